@@ -1,0 +1,436 @@
+"""What a run leaves behind, and where: the shapes of records and every path, spelt once.
+
+A sweep is a folder. Each file in it has one writer:
+
+    <sweep>/plan.json                       orchestrator      cells, rejections, bundles; what the sweep is
+    <sweep>/bundles/<bundle>/bundle.json    orchestrator      which attempts of which runs the bundle is to make
+    <sweep>/bundles/<bundle>/submission.json orchestrator     token and job id of its latest submission
+    <sweep>/bundles/<bundle>/cancel         orchestrator      its presence asks the supervisor to end
+    <sweep>/bundles/<bundle>/lock           launch.job        who supervises the bundle (pid, start time, boot)
+    <sweep>/bundles/<bundle>/allocations.jsonl launch.job     one line each time a supervisor took the bundle
+    <sweep>/queue.lock                      orchestrator.submit  that this host's queue lives
+    <sweep>/tracking/                       launch.track      what a later upload needs
+    <sweep>/runs/<run>/spec.json            orchestrator      the RunSpec
+    <sweep>/runs/<run>/attempts/<k>/        launch.job        made by it; a folder that exists is an attempt begun
+        events/rank<r>.jsonl                that rank         phases with memory, capture, proof, exceptions
+        metrics.jsonl                       rank 0            one object a step
+        environment.json                    rank 0            versions, code, hardware, digests
+        outcome.json                        launch.job        how it ended; a run without one has not ended
+        ranks.json                          launch.ranks      exit codes of ranks that failed, the first one first
+        logs/                               launcher and ranks, for people only
+
+Every event holds time (seconds since the epoch), kind, phase and step. Kinds: "enter" (a phase begins; the first one
+also holds the rank's pid), "phase" (it ended: memory, seconds), "capture" and "proof" (graphs: GraphStats), "note"
+(message), "exception" (type, message, traceback).
+
+Loading a record parses JSON and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Optional, get_args
+
+from launch.files import number, read_json, read_json_lines
+from launch.spec import RunSpec, spec_from_json
+
+Phase = Literal["init", "build", "warmup", "capture", "settle", "measure", "probe", "teardown"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+OutcomeName = Literal[
+    "COMPLETED", "CUDA_OOM", "HOST_OOM", "CAPTURE_FAILED", "NUMERIC", "HANG", "TEARDOWN_HANG", "CONFIG", "ENVIRONMENT",
+    "NODE_FAIL", "TIMEOUT", "PREEMPTED", "CANCELLED", "FAILED",
+]  # fmt: skip
+OUTCOMES: tuple[OutcomeName, ...] = get_args(OutcomeName)
+RESULTS_INTACT: tuple[OutcomeName, ...] = ("COMPLETED", "TEARDOWN_HANG")
+"""Outcomes after which every step of the run is on disk."""
+
+CellState = Literal["run", "rejected", "not_runnable"]
+
+
+# --- the plan -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a cell is not run: the rule's id, what it saw, the way out, and where the rule comes from."""
+
+    rule: str
+    message: str
+    remedy: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a recipe expects of a cell. ``phase`` None is any phase."""
+
+    outcome: OutcomeName = "COMPLETED"
+    phase: Optional[Phase] = None
+
+
+@dataclass(frozen=True)
+class Margins:
+    """What counts as equal: loss in absolute terms (nats), gradient norm relative to the eager value."""
+
+    loss: float = 1e-3
+    grad_norm: float = 1e-2
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a run is ended: after ``run_seconds``, or when its records have not grown for ``hang_seconds``. No digest
+    holds them, since they change nothing that a run computes."""
+
+    run_seconds: float = 1800.0
+    hang_seconds: float = 600.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One resolved configuration. ``label`` says in words what sets it apart in its sweep."""
+
+    cell_id: str
+    label: str
+    workload_id: str
+    task_id: str
+    spec: Mapping[str, Any]
+    state: CellState
+    reasons: tuple[Reason, ...]
+    expect: Expectation
+    run_ids: tuple[str, ...]
+    limits: Limits = Limits()
+
+    @property
+    def run_spec(self) -> RunSpec:
+        """The cell's spec, repeat 0."""
+        return spec_from_json(self.spec)
+
+    @property
+    def graphed(self) -> bool:
+        return bool(self.spec["cuda_graph"]["impl"] != "none")
+
+
+@dataclass(frozen=True)
+class PlannedBundle:
+    """The runs of one workload that share an allocation, in the order in which they are to run."""
+
+    bundle_id: str
+    workload_id: str
+    run_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sweep is: written by the orchestrator before anything is submitted."""
+
+    name: str
+    recipe: str
+    """The resolved recipe, as YAML."""
+    recipe_file: str
+    """The name of the file it came from, without its folder."""
+    margins: Margins
+    cells: tuple[Cell, ...]
+    bundles: tuple[PlannedBundle, ...]
+    tracking: Optional[Mapping[str, Any]] = None
+    """What launch.track is told of the sweep; None is no tracking."""
+
+    def cell_of_run(self) -> dict[str, Cell]:
+        return {run_id: cell for cell in self.cells for run_id in cell.run_ids}
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    content = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)}
+    content["margins"] = dataclasses.asdict(plan.margins)
+    content["cells"] = [_shallow(cell) | {
+        "reasons": [dataclasses.asdict(reason) for reason in cell.reasons],
+        "expect": dataclasses.asdict(cell.expect),
+        "limits": dataclasses.asdict(cell.limits),
+    } for cell in plan.cells]  # fmt: skip
+    content["bundles"] = [_shallow(bundle) for bundle in plan.bundles]
+    return content
+
+
+def plan_from_json(content: Mapping[str, Any]) -> Plan:
+    cells = tuple(
+        Cell(**cell | {
+            "reasons": tuple(Reason(**reason) for reason in cell["reasons"]),
+            "expect": Expectation(**cell["expect"]),
+            "run_ids": tuple(cell["run_ids"]),
+            "limits": Limits(**cell["limits"]),
+        })
+        for cell in content["cells"]
+    )  # fmt: skip
+    bundles = tuple(PlannedBundle(**bundle | {"run_ids": tuple(bundle["run_ids"])}) for bundle in content["bundles"])
+    return Plan(**dict(content) | {"margins": Margins(**content["margins"]), "cells": cells, "bundles": bundles})
+
+
+def _shallow(value: Any) -> dict[str, Any]:
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+
+
+@dataclass(frozen=True)
+class BundleOrder:
+    """What launch.job is told: make attempt k of run R, in this order, each within its limits.
+
+    An attempt whose folder exists is never made again, so that a bundle started twice does its work once.
+    """
+
+    bundle_id: str
+    workload_id: str
+    schedule: tuple[tuple[str, int], ...]
+    """(run_id, attempt) pairs."""
+    limits: Limits
+    slots: int
+    """CPU or GPU slots of the host that the bundle takes."""
+    slot_names: tuple[str, ...]
+    """All slots of the host: the identifiers of its visible GPUs, or cpu0, cpu1, ..."""
+    tracking: Optional[Mapping[str, Any]] = None
+    """What launch.track needs to follow a run; None is no tracking."""
+
+
+def order_to_json(order: BundleOrder) -> dict[str, Any]:
+    return dataclasses.asdict(order)
+
+
+def order_from_json(content: Mapping[str, Any]) -> BundleOrder:
+    schedule = tuple((str(run_id), int(attempt)) for run_id, attempt in content["schedule"])
+    limits = Limits(**content["limits"])
+    names = tuple(content["slot_names"])
+    return BundleOrder(**dict(content) | {"schedule": schedule, "limits": limits, "slot_names": names})
+
+
+# --- what a run writes ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One optimizer step. ``loss`` is the mean over the global batch (nats a token), ``grad_norm`` is before clipping."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    step_time_ms: float
+    tokens: int
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes at a phase's end. Peaks are over the phase. On a CPU the device figures are None, on a GPU none is.
+
+    ``device_outside`` is what the driver counts as used on the device beyond the allocator's reservation.
+    """
+
+    host_rss: int
+    host_peak_rss: int
+    allocated: Optional[int] = None
+    peak_allocated: Optional[int] = None
+    reserved: Optional[int] = None
+    peak_reserved: Optional[int] = None
+    graph_pool: Optional[int] = None
+    device_outside: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class GraphStats:
+    """What an engine says of its graphs; the evidence that what was captured is what ran.
+
+    ``replays`` counts replays since the capture, ``expected_replays`` what they must be if every step after the
+    capture ran from graphs. For torch_compile on a CPU a "graph" is a compiled frame and a "replay" its execution.
+    """
+
+    impl: str
+    effective_scope: tuple[str, ...] = ()
+    mechanism: str = ""
+    """In words, what the implementation is here: "compiled without CUDA graphs (CPU)"."""
+    graphs: int = 0
+    replays: int = 0
+    expected_replays: int = 0
+    recompilations: int = 0
+    capture_seconds: float = 0.0
+
+    @property
+    def proven(self) -> bool:
+        return self.graphs > 0 and self.replays == self.expected_replays > 0 and self.recompilations == 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended. ``failure_class`` and ``remedy`` are empty where it completed."""
+
+    outcome: OutcomeName
+    phase: Phase
+    allocation: str
+    started: float
+    ended: float
+    rank: Optional[int] = None
+    failure_class: str = ""
+    message: str = ""
+    remedy: str = ""
+    exit_code: Optional[int] = None
+
+    @property
+    def results_intact(self) -> bool:
+        return self.outcome in RESULTS_INTACT
+
+    def meets(self, expected: Expectation) -> bool:
+        return self.outcome == expected.outcome and expected.phase in (None, self.phase)
+
+
+def outcome_from_json(content: Mapping[str, Any]) -> Outcome:
+    return Outcome(**content)
+
+
+# --- where it stands ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AttemptPaths:
+    root: Path
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def outcome(self) -> Path:
+        return self.root / "outcome.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.root / "environment.json"
+
+    @property
+    def exits(self) -> Path:
+        return self.root / "ranks.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def spec(self) -> Path:
+        return self.root.parent.parent / "spec.json"
+
+    @property
+    def number(self) -> int:
+        return int(self.root.name)
+
+    def events(self, rank: int) -> Path:
+        return self.root / "events" / f"rank{rank}.jsonl"
+
+    def log(self, rank: int) -> Path:
+        return self.logs / f"rank{rank}.log"
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    root: Path
+
+    @property
+    def spec(self) -> Path:
+        return self.root / "spec.json"
+
+    def attempt(self, number: int) -> AttemptPaths:
+        return AttemptPaths(self.root / "attempts" / str(number))
+
+    def attempts(self) -> list[AttemptPaths]:
+        """Attempts begun, in order."""
+        try:
+            names = [entry.name for entry in (self.root / "attempts").iterdir() if entry.name.isdigit()]
+        except FileNotFoundError:
+            return []
+        return [self.attempt(number) for number in sorted(map(int, names))]
+
+
+@dataclass(frozen=True)
+class BundlePaths:
+    root: Path
+
+    @property
+    def order(self) -> Path:
+        return self.root / "bundle.json"
+
+    @property
+    def submission(self) -> Path:
+        return self.root / "submission.json"
+
+    @property
+    def cancel(self) -> Path:
+        return self.root / "cancel"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def allocations(self) -> Path:
+        return self.root / "allocations.jsonl"
+
+    @property
+    def sweep(self) -> SweepPaths:
+        return SweepPaths(self.root.parent.parent)
+
+
+@dataclass(frozen=True)
+class SweepPaths:
+    root: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def queue_lock(self) -> Path:
+        return self.root / "queue.lock"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report"
+
+    @property
+    def tracking(self) -> Path:
+        return self.root / "tracking"
+
+    def run(self, run_id: str) -> RunPaths:
+        return RunPaths(self.root / "runs" / run_id)
+
+    def bundle(self, bundle_id: str) -> BundlePaths:
+        return BundlePaths(self.root / "bundles" / bundle_id)
+
+
+# --- reading back ---------------------------------------------------------------------------------------------------
+
+
+def read_plan(sweep: SweepPaths) -> Plan:
+    return plan_from_json(read_json(sweep.plan))
+
+
+def read_spec(path: Path) -> RunSpec:
+    return spec_from_json(read_json(path))
+
+
+def read_outcome(attempt: AttemptPaths) -> Optional[Outcome]:
+    """How the attempt ended, or None where it has not."""
+    try:
+        return outcome_from_json(read_json(attempt.outcome))
+    except FileNotFoundError:
+        return None
+
+
+def read_metrics(attempt: AttemptPaths) -> Iterator[StepMetrics]:
+    for line in read_json_lines(attempt.metrics):
+        numbers = {key: number(line[key]) for key in ("loss", "grad_norm", "step_time_ms")}
+        yield StepMetrics(**line | numbers)
+
+
+def read_events(attempt: AttemptPaths, rank: int) -> Iterator[dict[str, Any]]:
+    return read_json_lines(attempt.events(rank))
+
+
+def graph_stats_from_json(content: Mapping[str, Any]) -> GraphStats:
+    return GraphStats(**dict(content) | {"effective_scope": tuple(content["effective_scope"])})

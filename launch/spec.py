@@ -1,0 +1,273 @@
+"""RunSpec: everything a run is told, as frozen dataclasses in plain Python.
+
+This module is a contract. The orchestrator writes a RunSpec, the job reads it, the analysis compares two of
+them; none of that may import torch. Fields carry the field's own names: the model section speaks Megatron-Core's
+TransformerConfig, the parallelism section its short forms.
+
+Three digests name what a run is:
+
+* ``run_id``: everything that determines the run, its repeat included;
+* ``workload_id``: what an eager and a graphed run must share to be compared (all but ``cuda_graph`` and ``repeat``);
+* ``task_id``: what makes cells rankable against each other (model mathematics, data, batch, precision, optimizer).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Optional, cast
+
+Device = Literal["cpu", "cuda"]
+EngineName = Literal["torch_native", "megatron"]
+GraphImpl = Literal["none", "torch_compile", "torch", "transformer_engine", "local", "full_iteration"]
+
+GRAPH_IMPLS: tuple[str, ...] = ("none", "torch_compile", "torch", "transformer_engine", "local", "full_iteration")
+GRAPH_SCOPES: tuple[str, ...] = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder-only transformer. ``num_moe_experts=0`` is a dense model; sizes are per layer, in elements."""
+
+    preset: str = ""
+    num_layers: int = 2
+    hidden_size: int = 64
+    num_attention_heads: int = 4
+    num_query_groups: int = 4
+    kv_channels: int = 16
+    ffn_hidden_size: int = 256
+    vocab_size: int = 256
+    activation: Literal["swiglu", "clamped_quick_gelu_glu"] = "swiglu"
+    norm_epsilon: float = 1e-6
+    qk_layernorm: bool = False
+    add_qkv_bias: bool = False
+    add_bias_linear: bool = False
+    tie_embeddings: bool = False
+    rotary_base: float = 10_000.0
+    rope_scaling: Literal["none", "llama3", "yarn"] = "none"
+    rope_scaling_factor: float = 1.0
+    rope_original_max_position: int = 0
+    rope_low_freq_factor: float = 1.0
+    rope_high_freq_factor: float = 4.0
+    rope_beta_fast: float = 32.0
+    rope_beta_slow: float = 1.0
+    window_size: int = 0
+    window_attn_skip_freq: int = 0
+    attention_sinks: bool = False
+    num_moe_experts: int = 0
+    moe_router_topk: int = 0
+    moe_ffn_hidden_size: int = 0
+    moe_layer_freq: int = 1
+    moe_router_order: Literal["softmax_then_topk", "topk_then_softmax"] = "softmax_then_topk"
+    moe_router_normalize_topk: bool = True
+    moe_aux_loss_coeff: float = 0.0
+    moe_z_loss_coeff: float = 0.0
+    moe_shared_expert_ffn_hidden_size: int = 0
+    moe_expert_capacity_factor: Optional[float] = None
+    moe_pad_expert_input_to_capacity: bool = False
+    init_std: float = 0.02
+
+    @property
+    def is_moe(self) -> bool:
+        return self.num_moe_experts > 0
+
+    @property
+    def has_dense_layers(self) -> bool:
+        """True where at least one layer has a plain MLP (Megatron: ``moe_layer_freq`` above 1)."""
+        return not self.is_moe or self.moe_layer_freq > 1
+
+    @property
+    def is_dropless(self) -> bool:
+        return self.is_moe and self.moe_expert_capacity_factor is None
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """Degrees of each kind of parallelism; ``tp * cp * pp * dp`` ranks in all."""
+
+    tp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    ep: int = 1
+    etp: int = 1
+    cp: int = 1
+    dp: int = 1
+    sequence_parallel: bool = False
+    schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
+    dispatcher: Literal["allgather", "alltoall"] = "alltoall"
+    distributed_optimizer: bool = False
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.cp * self.pp * self.dp
+
+
+@dataclass(frozen=True)
+class Training:
+    """The training loop: lengths in tokens, batches in sequences, rates per optimizer step."""
+
+    steps: int = 100
+    sequence_length: int = 128
+    micro_batch_size: int = 1
+    global_batch_size: int = 8
+    precision: Literal["fp32", "bf16"] = "fp32"
+    optimizer: Literal["adamw"] = "adamw"
+    learning_rate: float = 3e-4
+    min_learning_rate: float = 0.0
+    learning_rate_schedule: Literal["constant", "cosine"] = "cosine"
+    learning_rate_warmup_steps: int = 0
+    weight_decay: float = 0.01
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_epsilon: float = 1e-8
+    clip_grad: float = 1.0
+    recompute: Literal["none", "selective", "full"] = "none"
+    compile: Literal["none", "elementwise"] = "none"
+    attention_backend: Literal["auto", "sdpa"] = "auto"
+    cpu_offloading: bool = False
+    variable_sequence_lengths: bool = False
+    deterministic: bool = False
+    seed: int = 1234
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where tokens come from. ``text`` with no path reads the source of Python's own standard library, as bytes."""
+
+    kind: Literal["text", "synthetic"] = "text"
+    path: Optional[str] = None
+    packed_sequences: bool = False
+
+
+@dataclass(frozen=True)
+class CudaGraph:
+    """Which implementation captures what; an empty scope is the whole layer (or the whole model, or the whole step)."""
+
+    impl: GraphImpl = "none"
+    scope: tuple[str, ...] = ()
+    warmup_steps: int = 3
+
+    @property
+    def label(self) -> str:
+        return "eager" if self.impl == "none" else ".".join((self.impl, *self.scope))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where ranks live: ``nodes * ranks_per_node`` of them, each with ``threads_per_rank`` CPU threads."""
+
+    device: Device = "cpu"
+    nodes: int = 1
+    ranks_per_node: int = 1
+    threads_per_rank: int = 1
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run, fully resolved."""
+
+    engine: EngineName = "torch_native"
+    model: Model = field(default_factory=Model)
+    parallelism: Parallelism = field(default_factory=Parallelism)
+    training: Training = field(default_factory=Training)
+    data: Data = field(default_factory=Data)
+    cuda_graph: CudaGraph = field(default_factory=CudaGraph)
+    placement: Placement = field(default_factory=Placement)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    repeat: int = 0
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches a rank runs each step (gradient accumulation)."""
+        return self.training.global_batch_size // (self.training.micro_batch_size * self.parallelism.dp)
+
+    @property
+    def graphed(self) -> bool:
+        return self.cuda_graph.impl != "none"
+
+    @cached_property
+    def workload_id(self) -> str:
+        content = _identity(self)
+        del content["cuda_graph"]
+        # Warm-up is not a matter of graphs alone: a twin must share the window it is compared over.
+        content["warmup_steps"] = self.cuda_graph.warmup_steps
+        return digest(content)
+
+    @cached_property
+    def cell_id(self) -> str:
+        return f"{self.cuda_graph.label}-{digest(_identity(self))}"
+
+    @property
+    def run_id(self) -> str:
+        """Readable in squeue and in a tracker, unique by its digest: ``torch_compile-1a2b3c4d5e-r0``."""
+        return f"{self.cell_id}-r{self.repeat}"
+
+    @cached_property
+    def task_id(self) -> str:
+        model = _section(self.model)
+        del model["preset"]
+        layout_only = (
+            "micro_batch_size",
+            "recompute",
+            "compile",
+            "attention_backend",
+            "cpu_offloading",
+            "deterministic",
+        )
+        training = {k: v for k, v in _section(self.training).items() if k not in layout_only}
+        return digest({"model": model, "training": training, "data": _section(self.data)})
+
+
+def digest(content: object) -> str:
+    """Ten hexadecimal digits of the SHA-256 of ``content`` as canonical JSON."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _section(value: object) -> dict[str, Any]:
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(cast(Any, value))}
+
+
+def _identity(spec: RunSpec) -> dict[str, Any]:
+    """What determines a cell: all but the repeat, and but the preset's name, which is a label of what it expands to."""
+    content = spec_to_json(spec)
+    del content["repeat"], content["model"]["preset"]
+    return content
+
+
+def spec_to_json(spec: RunSpec) -> dict[str, Any]:
+    """``spec`` as plain JSON values, one mapping a section."""
+    content: dict[str, Any] = {name: _section(getattr(spec, name)) for name in SECTIONS}
+    content["cuda_graph"]["scope"] = list(spec.cuda_graph.scope)
+    return content | {"engine": spec.engine, "environment": dict(spec.environment), "repeat": spec.repeat}
+
+
+def spec_from_json(content: Mapping[str, Any]) -> RunSpec:
+    """The inverse of :func:`spec_to_json`.
+
+    Raises:
+        TypeError: a section holds a field that this version does not know.
+    """
+    sections = {name: cls(**content[name]) for name, cls in SECTIONS.items()}
+    graph = cast(CudaGraph, sections["cuda_graph"])
+    sections["cuda_graph"] = dataclasses.replace(graph, scope=tuple(graph.scope))
+    return RunSpec(
+        **cast(Any, sections),
+        engine=content["engine"],
+        environment=dict(content["environment"]),
+        repeat=content["repeat"],
+    )
+
+
+SECTIONS: Mapping[str, type] = {
+    "model": Model,
+    "parallelism": Parallelism,
+    "training": Training,
+    "data": Data,
+    "cuda_graph": CudaGraph,
+    "placement": Placement,
+}
