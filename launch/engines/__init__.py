@@ -1,0 +1,1 @@
+"""The engines: each trains the same RunSpec behind one protocol (base.py)."""

@@ -1,0 +1,69 @@
+"""The protocol between the training loop and an engine.
+
+The loop owns phases, timing and records; an engine owns the model and how it is captured. Implementations capture at
+different moments (between steps, inside a step, at the end of the first), so the engine says of each step what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+from launch.record import GraphStats
+from launch.spec import RunSpec
+
+StepKind = Literal["warmup", "capture", "steady"]
+"""What a step was: before the capture, the capture's own, or after it. An eager engine reports its warm-up steps as
+"warmup" and all others as "steady"."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """This process's place among the ranks. ``device`` is where its tensors live."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step leaves on the device: nothing here has been read by the host.
+
+    ``loss`` is the mean over the global batch, a float32 scalar of shape (), the same on every rank; ``grad_norm`` is
+    the global gradient norm before clipping, likewise. Both are the caller's own (never graph memory).
+    """
+
+    loss: torch.Tensor
+    grad_norm: torch.Tensor
+    kind: StepKind
+
+
+class Engine(Protocol):
+    """One model under training, on one rank."""
+
+    @property
+    def capture_step(self) -> int | None:
+        """The step in which graphs are captured, declared beforehand; None for an eager run."""
+
+    def step(self, batch: torch.Tensor) -> StepResult:
+        """One optimizer step.
+
+        Args:
+            batch: this rank's tokens, int64 of shape (micro-batches, micro-batch size, sequence length + 1).
+
+        Raises:
+            launch.errors.CaptureError: the capture this step was to make failed.
+        """
+
+    def graph_stats(self) -> GraphStats:
+        """Evidence of what was captured and what ran from it, so far."""
+
+    def close(self) -> None:
+        """Release graphs, before communicators are."""
+
+
+Build = Callable[[RunSpec, Mesh], Engine]

@@ -1,0 +1,63 @@
+"""One rank's events: phases with their memory, captures, proof, notes and exceptions. The one writer of its file."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from dataclasses import asdict
+from typing import Any, Optional
+
+import torch
+
+from launch import memory
+from launch.files import JsonLines
+from launch.record import AttemptPaths, GraphStats, Phase
+from launch.redact import redact
+
+
+class Recorder:
+    """Writes events/rank<r>.jsonl. Each event holds time (seconds since the epoch), kind, phase and step."""
+
+    def __init__(self, attempt: AttemptPaths, rank: int, device: torch.device) -> None:
+        self._lines = JsonLines(attempt.events(rank))
+        self._device = device
+        self._entered = time.monotonic()
+        self._peaks_reset = True
+        self.phase: Phase = "init"
+        self.step: Optional[int] = None
+        self._write("enter", pid=os.getpid())
+
+    def enter(self, phase: Phase, step: Optional[int] = None) -> None:
+        """End the phase at hand, with its memory, and begin ``phase``. Nothing happens where it is the phase at hand."""
+        self.step = step
+        if phase == self.phase:
+            return
+        self.leave()
+        self.phase = phase
+        self._write("enter")
+
+    def leave(self) -> None:
+        """The phase at hand has ended: write its memory and how long it took."""
+        self._write("phase", memory=asdict(memory.sample(self._device)), seconds=time.monotonic() - self._entered)
+        if self._peaks_reset and not memory.reset_peaks(self._device):
+            self._peaks_reset = False
+            self.note("host memory peaks cannot be reset here: they are the process's, not a phase's")
+        self._entered = time.monotonic()
+
+    def capture(self, stats: GraphStats) -> None:
+        self._write("capture", graphs=asdict(stats))
+
+    def proof(self, stats: GraphStats) -> None:
+        self._write("proof", graphs=asdict(stats))
+
+    def note(self, message: str) -> None:
+        self._write("note", message=redact(message))
+
+    def exception(self, error: BaseException) -> None:
+        """Record ``error`` with the phase it came in; its trace holds no private path."""
+        trace = "".join(traceback.format_exception(error))
+        self._write("exception", type=type(error).__name__, message=redact(str(error)), traceback=redact(trace))
+
+    def _write(self, kind: str, **content: Any) -> None:
+        self._lines.write({"time": time.time(), "kind": kind, "phase": self.phase, "step": self.step, **content})

@@ -1,0 +1,97 @@
+"""One rank of one run: ``python -m launch.worker ATTEMPT_FOLDER``, started by launch.ranks or by srun."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from launch.data import open_source
+from launch.engines.base import Build, Mesh
+from launch.environment import describe
+from launch.errors import EnvironmentFault, UnsupportedError
+from launch.files import write_json
+from launch.lifeline import die_with_parent
+from launch.loop import train
+from launch.metrics import Metrics
+from launch.record import AttemptPaths, read_spec
+from launch.recorder import Recorder
+from launch.spec import EngineName, RunSpec
+
+ENGINES: dict[EngineName, str] = {"torch_native": "launch.engines.torch_native.engine"}
+"""Where each engine's ``build`` stands; imported only when a run asks for it."""
+
+
+def main(arguments: list[str]) -> None:
+    attempt = AttemptPaths(Path(arguments[0]))
+    rank = int(os.environ["RANK"])
+    _redirect_output(attempt.log(rank))
+    spec = read_spec(attempt.spec)
+    mesh = Mesh(rank, int(os.environ["WORLD_SIZE"]), _device(spec))
+    recorder = Recorder(attempt, rank, mesh.device)
+    try:
+        run(spec, mesh, attempt, recorder)
+    except BaseException as error:
+        recorder.exception(error)
+        raise
+
+
+def run(spec: RunSpec, mesh: Mesh, attempt: AttemptPaths, recorder: Recorder) -> None:
+    """Set up, train, tear down. Results are on disk before the teardown begins."""
+    _set_up(spec, mesh)
+    source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
+    if mesh.rank == 0:
+        write_json(attempt.environment, describe(mesh.device, source.digest))
+    recorder.enter("build")
+    engine = _build_of(spec.engine)(spec, mesh)
+    train(spec, mesh, source, engine, recorder, Metrics(attempt, mesh.rank))
+    engine.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    recorder.leave()
+
+
+def _redirect_output(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    faulthandler.enable()
+
+
+def _device(spec: RunSpec) -> torch.device:
+    if spec.placement.device == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+
+
+def _set_up(spec: RunSpec, mesh: Mesh) -> None:
+    if mesh.world_size != spec.parallelism.world_size:
+        raise EnvironmentFault(
+            f"{mesh.world_size} ranks were started, but the layout needs {spec.parallelism.world_size}"
+        )
+    torch.set_num_threads(spec.placement.threads_per_rank)
+    if mesh.device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise EnvironmentFault("placement.device is 'cuda', but PyTorch finds no usable GPU here")
+        torch.cuda.set_device(mesh.device)
+    if mesh.world_size > 1:
+        dist.init_process_group("nccl" if mesh.device.type == "cuda" else "gloo")
+
+
+def _build_of(engine: EngineName) -> Build:
+    if engine not in ENGINES:
+        raise UnsupportedError(f"engine {engine!r} is not part of this version; it has: {', '.join(ENGINES)}")
+    build: Build = importlib.import_module(ENGINES[engine]).build
+    return build
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    main(sys.argv[1:])
