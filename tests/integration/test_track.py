@@ -1,0 +1,302 @@
+"""The tracker as a process, with the real wandb offline: what it delivers is read back with wandb's own reader."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.files import JsonLines, write_json
+from launch.record import AttemptPaths, Outcome, OutcomeName, Phase, StepMetrics, SweepPaths, read_metrics
+from launch.spec import CudaGraph, RunSpec, spec_to_json
+from launch.track import (
+    Tail,
+    TrackSettings,
+    run_summary,
+    settings_from_json,
+    tracker_id,
+    why_offline,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = TrackSettings(project="graphs", group="tiny_moe", tags=("cpu", "smoke"))
+KEY = "0123456789abcdef0123456789abcdef01234567"
+UNREACHABLE = "http://127.0.0.1:9"
+EAGER = RunSpec()
+GRAPHED = RunSpec(cuda_graph=CudaGraph(impl="torch_compile"))
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> AttemptPaths:
+    return begin(tmp_path / "sweep", GRAPHED)
+
+
+def begin(sweep: Path, spec: RunSpec) -> AttemptPaths:
+    run = SweepPaths(sweep).run(spec.run_id)
+    write_json(run.spec, spec_to_json(spec))
+    return run.attempt(1)
+
+
+def step_metrics(step: int) -> StepMetrics:
+    """Losses with digits that a float32 or a rounding would lose; the third step diverges."""
+    loss, grad_norm = (math.nan, math.inf) if step == 2 else (5 - step / 3, 1.1 * step)
+    phase: Phase = "warmup" if step == 0 else "measure"
+    return StepMetrics(step=step, loss=loss, grad_norm=grad_norm, step_time_ms=10.0 + step, tokens=64, phase=phase)
+
+
+def write_steps(attempt: AttemptPaths, steps: range) -> None:
+    with JsonLines(attempt.metrics) as lines:
+        for step in steps:
+            lines.write(dataclasses.asdict(step_metrics(step)))
+
+
+def write_outcome(attempt: AttemptPaths, name: OutcomeName = "COMPLETED", failure_class: str = "") -> None:
+    outcome = Outcome(name, "teardown", "local", 0.0, 1.0, failure_class=failure_class)
+    write_json(attempt.outcome, dataclasses.asdict(outcome))
+
+
+def start(attempt: AttemptPaths, settings: TrackSettings = SETTINGS, **environ: str) -> subprocess.Popen[str]:
+    """A tracker whose environment holds no W&B setting or key but ``environ``, and whose parent is alive."""
+    home = attempt.spec.parents[3]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "launch.track",
+            str(attempt.root),
+            "--settings",
+            json.dumps(dataclasses.asdict(settings)),
+        ],
+        env=inherited | {"HOME": str(home), "PYTHONPATH": str(ROOT)} | environ,
+        cwd=home,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(tracker: subprocess.Popen[str]) -> list[str]:
+    """The lines a tracker says until it ends by itself, with exit code 0."""
+    said = tracker.stdout.read() if tracker.stdout else ""
+    assert tracker.wait(timeout=10) == 0, said
+    if tracker.stdin:
+        tracker.stdin.close()
+    if tracker.stdout:
+        tracker.stdout.close()
+    return said.splitlines()
+
+
+def offline_files(attempt: AttemptPaths) -> list[Path]:
+    return sorted(SweepPaths(attempt.root.parents[3]).tracking.glob("wandb/offline-run-*/run-*.wandb"))
+
+
+def wandb_records(file: Path) -> list[dict[str, Any]]:
+    """The records in an offline file, as wandb's own reader prints them."""
+    reader = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
+    environ = os.environ | {"WANDB_ERROR_REPORTING": "false"}
+    printed = subprocess.run(reader, env=environ, capture_output=True, text=True, check=True).stdout
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+def history(records: list[dict[str, Any]]) -> dict[int, StepMetrics]:
+    """The steps in ``records`` by W&B's own step; non-finite numbers come from its reader as strings."""
+    names = [field.name for field in dataclasses.fields(StepMetrics)]
+    steps = {}
+    for item in (record["history"]["item"] for record in records if record["type"] == "history"):
+        numbers = {key: float(item[key]) for key in ("loss", "grad_norm", "step_time_ms")}
+        steps[item["_step"]] = StepMetrics(**{name: item[name] for name in names} | numbers)
+    return steps
+
+
+def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for record in records:
+        if record["type"] == "summary":
+            merged |= record["summary"]["update"]
+    return merged
+
+
+def test_a_finished_attempt_is_delivered_whole(attempt: AttemptPaths) -> None:
+    write_steps(attempt, range(6))
+    write_outcome(attempt)
+    said = finish(start(attempt))
+
+    assert [line for line in said if "offline" in line] == said and len(said) == 1
+    [file] = offline_files(attempt)
+    records = wandb_records(file)
+    assert repr(history(records)) == repr({step.step: step for step in read_metrics(attempt)})
+
+    [run] = [record["run"] for record in records if record["type"] == "run"]
+    config = run["config"]["update"]
+    assert {key: config[key] for key in spec_to_json(GRAPHED)} == spec_to_json(GRAPHED)
+    assert (config["run_id"], config["workload_id"], config["attempt"]) == (GRAPHED.run_id, GRAPHED.workload_id, 1)
+    assert (run["run_group"], run["job_type"], run["project"]) == ("tiny_moe", "graphed", "graphs")
+    assert run["tags"] == ["cpu", "smoke"]
+    metrics = [record["metric"] for record in records if record["type"] == "metric"]
+    assert {metric.get("glob_name"): metric.get("step_metric") for metric in metrics}["*"] == "step"
+
+    ended = summary(records)
+    assert (ended["outcome"], ended["phase"], ended["failure_class"]) == ("COMPLETED", "teardown", "")
+    assert ended["median_step_time_ms"] == 13.0
+    assert records[-1]["exit"]["exit_code"] == 0
+
+
+def test_a_failed_eager_run_is_shown_as_failed(tmp_path: Path) -> None:
+    attempt = begin(tmp_path / "sweep", EAGER)
+    write_outcome(attempt, "CUDA_OOM", failure_class="cuda_out_of_memory")
+    finish(start(attempt))
+
+    [file] = offline_files(attempt)
+    records = wandb_records(file)
+    assert summary(records)["failure_class"] == "cuda_out_of_memory"
+    assert next(record["run"]["job_type"] for record in records if record["type"] == "run") == "eager"
+    assert records[-1]["exit"]["exit_code"] == 1
+
+
+def test_a_killed_tracker_harms_nothing_and_a_second_one_delivers_all(attempt: AttemptPaths) -> None:
+    def grow() -> None:
+        for step in range(60):
+            write_steps(attempt, range(step, step + 1))
+            time.sleep(0.05)
+        write_outcome(attempt)
+
+    writer = threading.Thread(target=grow)
+    writer.start()
+    first = start(attempt)
+    wait_for(lambda: bool(offline_files(attempt)))
+    time.sleep(1.3)  # It reads once a second: now it holds steps that wandb has not written yet.
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    [cut_short] = offline_files(attempt)
+    assert writer.is_alive()
+
+    second = start(attempt)
+    writer.join()
+    finish(second)
+    [file] = offline_files(attempt)
+    assert file.name == cut_short.name and file != cut_short
+    assert list(history(wandb_records(file))) == list(range(60))
+    assert [metrics.step for metrics in read_metrics(attempt)] == list(range(60))
+    assert sorted(path.name for path in attempt.root.iterdir()) == ["metrics.jsonl", "outcome.json"]
+
+
+def test_a_dead_supervisor_ends_the_tracker_with_what_is_on_disk(attempt: AttemptPaths) -> None:
+    write_steps(attempt, range(4))
+    tracker = start(attempt)
+    wait_for(lambda: bool(offline_files(attempt)))
+    assert tracker.poll() is None and tracker.stdin is not None
+    tracker.stdin.close()
+    finish(tracker)
+
+    [file] = offline_files(attempt)
+    records = wandb_records(file)
+    assert list(history(records)) == [0, 1, 2, 3]
+    assert "outcome" not in summary(records)
+
+
+def test_an_unreachable_server_means_offline_and_the_key_reaches_no_file(attempt: AttemptPaths) -> None:
+    write_steps(attempt, range(2))
+    write_outcome(attempt)
+    said = finish(start(attempt, WANDB_API_KEY=KEY, WANDB_BASE_URL=UNREACHABLE))
+
+    assert len(said) == 1 and "offline" in said[0] and UNREACHABLE in said[0] and KEY not in said[0]
+    assert len(offline_files(attempt)) == 1
+    files = [path for path in attempt.spec.parents[3].rglob("*") if path.is_file()]
+    assert files and not [path for path in files if KEY.encode() in path.read_bytes()]
+
+
+def test_without_wandb_there_is_one_line(attempt: AttemptPaths, tmp_path: Path) -> None:
+    shadow = tmp_path / "shadow"
+    shadow.mkdir()
+    (shadow / "wandb.py").write_text("raise ModuleNotFoundError(\"No module named 'wandb'\", name='wandb')\n")
+    said = finish(start(attempt, PYTHONPATH=f"{shadow}{os.pathsep}{ROOT}"))
+    assert said == ["tracking: wandb is not installed; metrics stay in metrics.jsonl (pip install wandb)"]
+
+
+def test_an_error_of_wandb_is_one_line(attempt: AttemptPaths) -> None:
+    said = finish(start(attempt, dataclasses.replace(SETTINGS, mode="online")))
+    assert len(said) == 1 and "ended early" in said[0] and "No API key" in said[0]
+
+
+def test_importing_the_tracker_imports_neither_wandb_nor_torch() -> None:
+    question = "import sys, launch.track; sys.exit(bool({'wandb', 'torch'} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", question], cwd=ROOT, check=True)
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """A server that knows nothing, at its own address: any answer says that it can be reached."""
+    listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield f"http://127.0.0.1:{listening.server_port}"
+    listening.shutdown()
+    thread.join()
+    listening.server_close()
+
+
+def test_online_takes_a_key_and_a_server(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert "no API key" in (why_offline(server) or "")
+    (tmp_path / "netrc").write_text(f"machine {server.removeprefix('http://')} login user password {KEY}\n")
+    assert why_offline(server) is None
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    assert "cannot be reached" in (why_offline(UNREACHABLE) or "")
+
+
+def test_an_attempt_keeps_its_id_and_shares_it_with_no_other_sweep(tmp_path: Path) -> None:
+    first, second = (begin(tmp_path / name, GRAPHED) for name in ("mine", "yours"))
+    ids = {tracker_id(attempt, attempt.root.parents[3] / "tracking") for attempt in (first, second, first)}
+    assert len(ids) == 2 and all(name.startswith(GRAPHED.run_id) for name in ids)
+
+
+@given(cuts=st.lists(st.integers(0, 2000), max_size=8))
+def test_a_tail_gives_each_line_once_wherever_the_writer_was(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int]
+) -> None:
+    attempt = AttemptPaths(tmp_path_factory.mktemp("attempt"))
+    write_steps(attempt, range(12))
+    content = attempt.metrics.read_bytes()
+    attempt.metrics.unlink()
+    tail = Tail(attempt.metrics)
+    seen: list[dict[str, Any]] = []
+    for end in [*sorted(cuts), len(content)]:
+        seen += tail.read()
+        attempt.metrics.write_bytes(content[:end])
+    seen += tail.read()
+    assert repr(seen) == repr([dataclasses.asdict(step_metrics(step)) for step in range(12)])
+
+
+def test_a_median_among_nans_is_nan() -> None:
+    assert math.isnan(run_summary(None, [1.0, math.nan, 3.0])["median_step_time_ms"])
+    assert run_summary(None, []) == {}
+
+
+def test_settings_survive_json_and_refuse_an_unknown_mode() -> None:
+    assert settings_from_json(json.loads(json.dumps(dataclasses.asdict(SETTINGS)))) == SETTINGS
+    with pytest.raises(ValueError, match=r"mode='sometimes'.*offline"):
+        settings_from_json({"project": "graphs", "group": "tiny_moe", "mode": "sometimes"})
+
+
+def wait_for(condition: Any, seconds: float = 8.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
