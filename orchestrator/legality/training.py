@@ -1,0 +1,131 @@
+"""Training settings and data that cannot work, or after which nothing would be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Optional
+
+from launch.spec import RunSpec
+from orchestrator.legality.interval import ABOVE_ZERO, COUNT, POSITIVE, Interval, outside
+from orchestrator.legality.rule import ANY, ARITHMETIC, BOTH, CONFIG, MCORE, MCORE_016, MEGATRON, Rule, divides
+
+CAPTURE_STEPS, SETTLE_STEPS, LEAST_MEASURED_STEPS = 1, 2, 1
+BYTE_VALUES = 256
+
+SIZES: Mapping[str, Interval] = {
+    "steps": POSITIVE,
+    "sequence_length": POSITIVE,
+    "micro_batch_size": POSITIVE,
+    "global_batch_size": POSITIVE,
+    "learning_rate_warmup_steps": COUNT,
+    "seed": COUNT,
+}
+FRACTION = Interval(0, 1)
+RATES: Mapping[str, Interval] = {
+    "learning_rate": ABOVE_ZERO,
+    "min_learning_rate": COUNT,
+    "weight_decay": COUNT,
+    "adam_beta1": FRACTION,
+    "adam_beta2": FRACTION,
+    "adam_epsilon": ABOVE_ZERO,
+    "clip_grad": COUNT,
+}
+
+
+def sizes_out_of_range(spec: RunSpec) -> Optional[str]:
+    """Steps, lengths and batches are positive."""
+    return outside("training", spec.training, SIZES)
+
+
+def rates_out_of_range(spec: RunSpec) -> Optional[str]:
+    """Rates are finite and in range: learning rate and epsilon above 0, betas from 0 to below 1, none negative."""
+    return outside("training", spec.training, RATES)
+
+
+def rising_schedule(spec: RunSpec) -> Optional[str]:
+    """The learning rate ends no higher than it peaks, and has peaked when training ends."""
+    training = spec.training
+    falls = training.min_learning_rate <= training.learning_rate
+    if falls and training.learning_rate_warmup_steps <= max(training.steps, 0):
+        return None
+    return (
+        f"training.learning_rate={training.learning_rate:g}, min_learning_rate={training.min_learning_rate:g}, "
+        f"learning_rate_warmup_steps={training.learning_rate_warmup_steps}, steps={training.steps}"
+    )
+
+
+def batch_indivisible(spec: RunSpec) -> Optional[str]:
+    """micro_batch_size * dp divides the global batch."""
+    training, dp = spec.training, spec.parallelism.dp
+    if divides(training.micro_batch_size * dp, training.global_batch_size):
+        return None
+    return (
+        f"training.global_batch_size={training.global_batch_size} with micro_batch_size={training.micro_batch_size} "
+        f"and parallelism.dp={dp}"
+    )
+
+
+def offloading_with_others(spec: RunSpec) -> Optional[str]:
+    """CPU offloading goes neither with recomputation nor with pipeline stages."""
+    training, pp = spec.training, spec.parallelism.pp
+    if not training.cpu_offloading or (training.recompute == "none" and pp <= 1):
+        return None
+    return f"training.cpu_offloading=true with training.recompute={training.recompute} and parallelism.pp={pp}"
+
+
+def nothing_measured(spec: RunSpec) -> Optional[str]:
+    """A run lasts beyond its warm-up, the capture and two steps to settle; its eager twin is measured over the same."""
+    before = spec.cuda_graph.warmup_steps + CAPTURE_STEPS + SETTLE_STEPS
+    if spec.training.steps >= before + LEAST_MEASURED_STEPS:
+        return None
+    return (
+        f"training.steps={spec.training.steps}, but cuda_graph.warmup_steps={spec.cuda_graph.warmup_steps} + "
+        f"{CAPTURE_STEPS} capture + {SETTLE_STEPS} to settle take {before}"
+    )
+
+
+def bytes_beyond_vocabulary(spec: RunSpec) -> Optional[str]:
+    """Text is read as bytes: the vocabulary holds at least 256."""
+    if spec.data.kind != "text" or spec.model.vocab_size >= BYTE_VALUES:
+        return None
+    return f"data.kind=text with model.vocab_size={spec.model.vocab_size}"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "training.sizes", BOTH, ANY, sizes_out_of_range,
+        remedy="Correct the fields named.",
+        source=ARITHMETIC,
+    ),
+    Rule(
+        "training.rates", BOTH, ANY, rates_out_of_range,
+        remedy="Correct the fields named, or leave them out for their defaults.",
+        source="launch/spec.py Training; torch.optim.AdamW's own checks",
+    ),
+    Rule(
+        "training.schedule", BOTH, ANY, rising_schedule,
+        remedy="Lower min_learning_rate to learning_rate or less and learning_rate_warmup_steps to steps or fewer.",
+        source=ARITHMETIC,
+    ),
+    Rule(
+        "training.batch", BOTH, ANY, batch_indivisible,
+        remedy="Make global_batch_size a multiple of micro_batch_size * dp.",
+        source=f"{MCORE}num_microbatches_calculator.py:341",
+    ),
+    Rule(
+        "training.offloading", MEGATRON, MCORE_016, offloading_with_others,
+        remedy="Set training.cpu_offloading to false, or training.recompute to none and parallelism.pp to 1.",
+        source=f"{CONFIG}:1144, :1149",
+    ),
+    Rule(
+        "training.window", BOTH, ANY, nothing_measured,
+        remedy="Raise training.steps (100 beyond the capture give a sound comparison), or lower "
+        "cuda_graph.warmup_steps.",
+        source="docs/rules.md, Measured steps",
+    ),
+    Rule(
+        "training.vocabulary", BOTH, ANY, bytes_beyond_vocabulary,
+        remedy="Set model.vocab_size to 256 or more, or data.kind to synthetic.",
+        source="launch/spec.py Data",
+    ),
+)  # fmt: skip
