@@ -1,0 +1,41 @@
+# Two commands: `make demo` and `make test`. Each sets up its own virtual environment on first use.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check ci clean requirements
+
+demo: $(VENV)/installed
+	$(BIN)/python -m orchestrator sweep recipes/tiny_moe.yaml
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m "not gpu"
+
+check: $(VENV)/installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV)
+
+requirements:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo "Python 3.11 or later is needed, and $(PYTHON) is older: make PYTHON=python3.11 ..."; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
+	    || { echo "Python's venv is needed: apt-get install python3-venv python3-dev"; exit 1; }
+	@test -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" \
+	    || { echo "Python's headers are needed by torch.compile: apt-get install python3-dev"; exit 1; }
+	@command -v $${CXX:-g++} >/dev/null \
+	    || { echo "A C++ compiler is needed by torch.compile: apt-get install g++"; exit 1; }
+
+$(VENV)/installed: pyproject.toml | requirements
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/installed-dev: pyproject.toml $(VENV)/installed
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@

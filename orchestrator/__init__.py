@@ -1,0 +1,1 @@
+"""The orchestrator, on the login node: from a recipe to a plan, to jobs, to a report. It never imports torch."""

@@ -1,0 +1,196 @@
+"""What each verb does: load, decide, act, print."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Optional, TextIO
+
+from launch.files import dumps
+from launch.record import AttemptPaths, Plan, SweepPaths, plan_to_json, read_outcome
+from orchestrator import show
+from orchestrator.conduct import conduct
+from orchestrator.errors import SystemFault, wrong
+from orchestrator.host import Host, resolve_executor, this_host
+from orchestrator.plan import Policy, check_budget, gpu_hours, make_plan
+from orchestrator.recipe import load
+from orchestrator.state import read_states
+from orchestrator.store import Store, read_plan
+from orchestrator.sweep import expand, pick
+from orchestrator.watch import watch
+
+CANCEL_SECONDS = 30.0
+
+
+def sweep(options: argparse.Namespace) -> int:
+    with _messages(options):
+        executor, host = resolve_executor(options.executor), this_host()
+        planned = _plan(options, host)
+        show.plan_summary(planned)
+        paths = Store(options.store).write(planned)
+        code = conduct(paths, planned, host, "new", executor, wait=not options.no_wait)
+    _print_json(options, paths, planned)
+    return code
+
+
+def plan(options: argparse.Namespace) -> int:
+    planned = _plan(options, this_host())
+    if options.json:
+        print(dumps({**plan_to_json(planned), "gpu_hours": gpu_hours(planned)}, indent=1))
+    else:
+        show.plan(planned, gpu_hours(planned))
+    return 0
+
+
+def status(options: argparse.Namespace) -> int:
+    store = Store(options.store)
+    if options.sweep is None:
+        return _list(store, options.json)
+    paths = store.find(options.sweep)
+    planned = read_plan(paths)
+    if options.watch:
+        watch(paths, planned, restart_queue=False)
+    states = read_states(paths, planned)
+    if options.json:
+        print(dumps(show.states_to_json(planned, states), indent=1))
+    else:
+        show.states(planned, states)
+    return 0
+
+
+def report(options: argparse.Namespace) -> int:
+    from analysis.report import write_report
+
+    paths = Store(options.store).find(options.sweep)
+    made = write_report(paths)
+    if options.json:
+        print((paths.report / "report.json").read_text(), end="")
+    else:
+        show.report(paths)
+    return made.exit_code
+
+
+def logs(options: argparse.Namespace) -> int:
+    attempt = _attempt(_find_run(Store(options.store), options.run), options.attempt)
+    outcome = read_outcome(attempt)
+    rank = options.rank if options.rank is not None else outcome.rank if outcome and outcome.rank is not None else 0
+    path = attempt.log(rank) if attempt.log(rank).exists() else attempt.logs / "launcher.log"
+    if options.rank is not None and not attempt.log(rank).exists():
+        ranks = sorted(p.stem for p in attempt.logs.glob("rank*.log"))
+        raise wrong("--rank", f"rank {rank} left no log", f"there are: {', '.join(ranks) or 'none'}")
+    print(f"# {attempt.root.parent.parent.name}, attempt {attempt.number}, {path.name}")
+    print(path.read_text(errors="replace"), end="")
+    return 0
+
+
+def cancel(options: argparse.Namespace) -> int:
+    paths = Store(options.store).find(options.sweep)
+    planned = read_plan(paths)
+    before = read_states(paths, planned)
+    going = {run_id for run_id, state in before.items() if state.alive}
+    for bundle in planned.bundles:
+        if going.intersection(bundle.run_ids):
+            paths.bundle(bundle.bundle_id).cancel.touch()
+    _wait_until_quiet(paths, planned)
+    if options.json:
+        print(json.dumps({"cancelled": sorted(going)}))
+    else:
+        print(
+            f"cancelled {len(going)} runs of {planned.name}; finished runs are kept"
+            if going
+            else f"nothing of {planned.name} runs or waits"
+        )
+    return 0
+
+
+def resume(options: argparse.Namespace) -> int:
+    with _messages(options):
+        executor = resolve_executor(options.executor)
+        paths = Store(options.store).find(options.sweep)
+        planned = read_plan(paths)
+        policy: Policy = "failed" if options.failed else "unfinished"
+        code = conduct(paths, planned, this_host(), policy, executor, wait=not options.no_wait)
+    _print_json(options, paths, planned)
+    return code
+
+
+VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "sweep": sweep,
+    "plan": plan,
+    "status": status,
+    "report": report,
+    "logs": logs,
+    "cancel": cancel,
+    "resume": resume,
+}
+
+
+def _plan(options: argparse.Namespace, host: Host) -> Plan:
+    recipe = load(options.recipe, options.overrides)
+    planned = make_plan(recipe, pick(expand(recipe, host.device), options.only), host)
+    check_budget(gpu_hours(planned), options.max_gpu_hours)
+    return planned
+
+
+def _messages(options: argparse.Namespace) -> contextlib.redirect_stdout[TextIO]:
+    """Where messages for people go: away from standard output, where a program is to read that."""
+    return contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout)
+
+
+def _print_json(options: argparse.Namespace, paths: SweepPaths, planned: Plan) -> None:
+    """The report's JSON, or the runs' states where nobody waited for a report."""
+    if options.json and options.no_wait:
+        print(dumps(show.states_to_json(planned, read_states(paths, planned)), indent=1))
+    elif options.json:
+        print((paths.report / "report.json").read_text(), end="")
+
+
+def _list(store: Store, as_json: bool) -> int:
+    rows = []
+    for name in store.names():
+        paths = store.sweep(name)
+        rows.append((name, read_states(paths, read_plan(paths))))
+    if as_json:
+        print(dumps([{"sweep": name, "runs": show.counts(states)} for name, states in rows], indent=1))
+    else:
+        show.sweeps(rows, store.root)
+    return 0
+
+
+def _find_run(store: Store, beginning: str) -> Path:
+    found = sorted(path for name in store.names() for path in store.sweep(name).root.glob(f"runs/{beginning}*"))
+    exact = [path for path in found if path.name == beginning]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    if not found:
+        raise wrong("", f"no run {beginning!r} in {store.root}", "python -m orchestrator status SWEEP lists runs")
+    names = ", ".join(path.name for path in found[:8])
+    raise wrong("", f"{beginning!r} is the beginning of {len(found)} runs", f"write more of it: {names}")
+
+
+def _attempt(run: Path, number: Optional[int]) -> AttemptPaths:
+    attempts = {int(path.name): path for path in run.glob("attempts/*") if path.name.isdigit()}
+    chosen = number if number is not None else max(attempts, default=0)
+    if chosen not in attempts:
+        there = ", ".join(map(str, sorted(attempts))) or "none yet"
+        raise wrong(
+            "--attempt",
+            f"run {run.name} has no attempt {chosen}" if number else f"run {run.name} has not begun",
+            f"attempts: {there}",
+        )
+    return AttemptPaths(attempts[chosen])
+
+
+def _wait_until_quiet(paths: SweepPaths, planned: Plan) -> None:
+    deadline = time.monotonic() + CANCEL_SECONDS
+    while any(state.alive for state in read_states(paths, planned).values()):
+        if time.monotonic() > deadline:
+            raise SystemFault(
+                f"runs of {planned.name} have not ended {CANCEL_SECONDS:g} s after being asked to; see status {planned.name}"
+            )
+        time.sleep(0.2)

@@ -1,0 +1,49 @@
+"""Every error that ends a command, and the exit code it ends with.
+
+OrchestratorError        2  the system failed
+├── InputError           1  what the user wrote is wrong; every problem at once
+└── SystemFault          2  the host, the disk or the scheduler did not do what was asked of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with what the user wrote: where, what, and the way out."""
+
+    place: str
+    message: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.place}: {self.message}" if self.place else self.message
+        return f"{text}\n    {self.remedy}" if self.remedy else text
+
+
+class OrchestratorError(Exception):
+    """Base of the errors that a command reports without a traceback."""
+
+    exit_code = 2
+
+
+class InputError(OrchestratorError):
+    """The user's input is wrong."""
+
+    exit_code = 1
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = tuple(problems)
+
+
+class SystemFault(OrchestratorError):
+    """The system failed; the message says at what, and what to do."""
+
+
+def wrong(place: str, message: str, remedy: str = "") -> InputError:
+    """An :class:`InputError` of one problem."""
+    return InputError([Problem(place, message, remedy)])

@@ -1,0 +1,124 @@
+"""Following a sweep until nothing of it runs: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+
+from rich.live import Live
+from rich.table import Table
+
+from launch.record import Cell, Plan, SweepPaths
+from orchestrator import show
+from orchestrator.state import RunState, read_states
+from orchestrator.submit import has_pending, start_queue
+
+POLL_SECONDS = 0.5
+LOST_POLLS = 4
+"""Looks in a row that find work ordered and nobody alive to do it, before it counts as lost."""
+
+
+def watch(paths: SweepPaths, plan: Plan, *, restart_queue: bool) -> dict[str, RunState]:
+    """Show the sweep until nothing of it runs or waits; the value is the state of every run then.
+
+    ``restart_queue``: where this host's queue has died with work left, start another.
+    """
+    view = _LiveView(plan) if sys.stdout.isatty() else _LineView(plan)
+    quiet = 0
+    try:
+        while True:
+            states = read_states(paths, plan)
+            view.update(states)
+            # Between two runs, and while a queue starts, nothing may be alive for a moment.
+            quiet = 0 if any(state.alive for state in states.values()) else quiet + 1
+            if quiet >= LOST_POLLS:
+                return states
+            if quiet and restart_queue and has_pending(paths):
+                start_queue(paths)
+            time.sleep(POLL_SECONDS)
+    finally:
+        view.close()
+
+
+class _Progress:
+    """The share of a sweep that is done, and the time left from the steps that have been seen to pass."""
+
+    def __init__(self, cells: Mapping[str, Cell]) -> None:
+        self._cells = cells
+        self._begun = time.monotonic()
+        self._first = -1.0
+
+    def of(self, states: Mapping[str, RunState]) -> tuple[float, str]:
+        shares = [self._share(run_id, state) for run_id, state in states.items()]
+        done = sum(shares) / max(1, len(shares))
+        if self._first < 0:
+            self._first = done
+        gained, elapsed = done - self._first, time.monotonic() - self._begun
+        if gained <= 0 or elapsed < 5:
+            return done, "estimating the time left"
+        return done, f"about {_duration(elapsed / gained * (1 - done))} left"
+
+    def _share(self, run_id: str, state: RunState) -> float:
+        if state.finished or state.name == "INTERRUPTED":
+            return 1.0
+        steps: int = self._cells[run_id].spec["training"]["steps"]
+        return min(1.0, state.steps_done / max(1, steps))
+
+
+class _LineView:
+    """A line whenever a run changes its state: for logs and pipes."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._cells = plan.cell_of_run()
+        self._progress = _Progress(self._cells)
+        self._shown: dict[str, str] = {}
+
+    def update(self, states: Mapping[str, RunState]) -> None:
+        done, left = self._progress.of(states)
+        for run_id, state in states.items():
+            if self._shown.get(run_id) != state.name and state.name not in ("PLANNED", "QUEUED"):
+                message = f": {state.outcome.message}" if state.outcome and state.outcome.message else ""
+                label = self._cells[run_id].label
+                print(f"[{done:4.0%}, {left}] {state.name:10} {run_id}  {label}{message}", flush=True)
+            self._shown[run_id] = state.name
+
+    def close(self) -> None:
+        return None
+
+
+class _LiveView:
+    """A table that redraws itself, the runs that matter now first."""
+
+    MOST_ROWS = 20
+    ORDER: Mapping[str, int] = {"RUNNING": 0, "FAILED": 1, "COMPLETED": 2, "QUEUED": 3, "PLANNED": 3}
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._cells = plan.cell_of_run()
+        self._progress = _Progress(self._cells)
+        self._live = Live(refresh_per_second=4)
+        self._live.start()
+
+    def update(self, states: Mapping[str, RunState]) -> None:
+        done, left = self._progress.of(states)
+        table = Table(title=f"{self._plan.name}: {done:.0%}, {left}", caption=show.counted(states))
+        for heading in ("run", "cell", "state", "steps"):
+            table.add_column(heading, no_wrap=heading != "cell")
+        rows = sorted(states.items(), key=lambda item: self.ORDER.get(item[1].name, 1))
+        for run_id, state in rows[: self.MOST_ROWS]:
+            cell = self._cells[run_id]
+            steps = f"{show.done(state, cell)}/{cell.spec['training']['steps']}"
+            table.add_row(run_id, cell.label, state.name, steps)
+        if len(rows) > self.MOST_ROWS:
+            table.add_row("...", f"and {len(rows) - self.MOST_ROWS} more", "", "")
+        self._live.update(table)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
