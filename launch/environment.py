@@ -20,7 +20,7 @@ from launch.spec import digest
 
 PACKAGES = ("torch", "triton", "numpy", "transformer-engine", "megatron-core", "nvidia-nccl-cu13", "nvidia-cudnn-cu13")
 """Distributions whose versions may change a run's numbers or its speed."""
-SETTING_PREFIXES = ("NCCL_", "NVTE_", "TORCH_", "PYTORCH_", "CUDA_", "CUBLAS_", "OMP_", "MKL_", "GLOO_")
+SETTING_PREFIXES = ("NCCL_", "NVTE_", "TORCH_", "PYTORCH_", "CUDA_", "CUBLAS_", "OMP_", "MKL_", "ONEDNN_", "GLOO_")
 
 
 def describe(device: torch.device, data_digest: str) -> dict[str, Any]:

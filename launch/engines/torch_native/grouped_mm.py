@@ -1,0 +1,72 @@
+"""One matrix product an expert over tokens sorted by expert, with no shape that depends on the routing.
+
+On CUDA it is PyTorch's own ``grouped_mm``, whose offsets stay on the device. On a CPU that function takes neither
+float64 nor, once compiled, float32 (PyTorch 2.13), so a custom operator stands in: a loop that Dynamo does not look
+into. There the host is the device and reading offsets waits for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def grouped_mm(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Rows of ``x`` times their expert's matrix.
+
+    Args:
+        x: (rows, in), sorted by expert.
+        weight: (experts, in, out).
+        offsets: int32 of shape (experts,), where each expert's rows end; the last is ``rows``.
+
+    Returns:
+        (rows, out)
+    """
+    if x.device.type == "cpu":
+        product: torch.Tensor = _rows(x, weight, offsets)
+        return product
+    return nn.functional.grouped_mm(x, weight, offs=offsets)
+
+
+@torch.library.custom_op("launch::grouped_mm", mutates_args=(), device_types="cpu")
+def _rows(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty(x.shape[0], weight.shape[2])
+    start = 0
+    for expert, end in enumerate(offsets.tolist()):
+        torch.mm(x[start:end], weight[expert], out=out[start:end])
+        start = end
+    return out
+
+
+@torch.library.custom_op("launch::grouped_mm_weight_gradient", mutates_args=(), device_types="cpu")
+def _weight_gradient(x: torch.Tensor, gradient: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty(offsets.numel(), x.shape[1], gradient.shape[1])
+    start = 0
+    for expert, end in enumerate(offsets.tolist()):
+        torch.mm(x[start:end].t(), gradient[start:end], out=out[expert])
+        start = end
+    return out
+
+
+@_rows.register_fake
+def _(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[0], weight.shape[2])
+
+
+@_weight_gradient.register_fake
+def _(x: torch.Tensor, gradient: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(offsets.numel(), x.shape[1], gradient.shape[1])
+
+
+def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    x, weight, offsets = ctx.saved_tensors
+    return _rows(gradient, weight.transpose(1, 2), offsets), _weight_gradient(x, gradient, offsets), None
+
+
+_rows.register_autograd(_backward, setup_context=_save)

@@ -1,0 +1,101 @@
+"""What each engine can do in this version; all else is refused by name, before a run is submitted and again in the job.
+
+One table an engine: a row is a field, the values that the engine takes, and the way out for all others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from launch.record import Reason
+from launch.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One field of a spec, and when the engine takes it as it is."""
+
+    field: str
+    """Section and name, as a recipe spells it: ``parallelism.tp``."""
+    accepts: Callable[[Any, RunSpec], bool]
+    """Of the field's value and the whole spec."""
+    remedy: str
+
+    @property
+    def name(self) -> str:
+        return self.field.partition(".")[2]
+
+    def value(self, spec: RunSpec) -> Any:
+        section, _, name = self.field.partition(".")
+        return getattr(getattr(spec, section), name)
+
+
+def unsupported(spec: RunSpec) -> tuple[Reason, ...]:
+    """Why the engine that ``spec`` names cannot run it, one reason a field; empty where it can."""
+    if spec.engine not in LIMITS:
+        message = f"engine {spec.engine} is not part of this version"
+        return (Reason(f"{spec.engine}.engine", message, f"use one of: {', '.join(LIMITS)}"),)
+    return tuple(
+        Reason(f"{spec.engine}.{limit.name}", _message(limit, spec), limit.remedy)
+        for limit in LIMITS[spec.engine]
+        if not limit.accepts(limit.value(spec), spec)
+    )
+
+
+def _message(limit: Limit, spec: RunSpec) -> str:
+    value = limit.value(spec)
+    shown = list(value) if isinstance(value, tuple) else value
+    return (
+        f"{limit.field}={shown!r} with device {spec.placement.device!r} is beyond engine {spec.engine} in this version"
+    )
+
+
+def _only(field: str, allowed: Any, remedy: str = "") -> Limit:
+    spelt = json.dumps(allowed).strip('"')
+    return Limit(field, lambda value, spec: value == allowed, remedy or f"set {field}={spelt}")
+
+
+def _grouped_mm_width(width: int, spec: RunSpec) -> bool:
+    """CUDA's grouped_mm wants rows of whole 16 bytes: 8 elements of bfloat16."""
+    return not (spec.model.is_moe and spec.placement.device == "cuda") or width % 8 == 0
+
+
+TORCH_NATIVE: tuple[Limit, ...] = (
+    _only("model.activation", "swiglu"),
+    _only("model.add_qkv_bias", False),
+    _only("model.add_bias_linear", False),
+    _only("model.rope_scaling", "none"),
+    _only("model.window_size", 0),
+    _only("model.window_attn_skip_freq", 0),
+    _only("model.attention_sinks", False),
+    Limit("model.kv_channels", lambda channels, spec: channels % 2 == 0, "set an even one: RoPE rotates pairs"),
+    _only("model.moe_shared_expert_ffn_hidden_size", 0),
+    _only("model.moe_expert_capacity_factor", None, remedy="set model.moe_expert_capacity_factor=null (dropless)"),
+    _only("model.moe_pad_expert_input_to_capacity", False),
+    Limit("model.hidden_size", _grouped_mm_width, "set a multiple of 8, or placement.device=cpu"),
+    Limit("model.moe_ffn_hidden_size", _grouped_mm_width, "set a multiple of 8, or placement.device=cpu"),
+    *(_only(f"parallelism.{degree}", 1) for degree in ("tp", "pp", "vpp", "ep", "etp", "cp")),
+    _only("parallelism.sequence_parallel", False),
+    _only("parallelism.distributed_optimizer", False),
+    Limit(
+        "training.precision",
+        lambda precision, spec: precision == "bf16" or not spec.model.is_moe or spec.placement.device == "cpu",
+        "set training.precision=bf16: CUDA's grouped_mm has no fp32 kernel that leaves the host alone",
+    ),
+    _only("training.recompute", "none"),
+    _only("training.compile", "none"),
+    _only("training.cpu_offloading", False),
+    _only("training.variable_sequence_lengths", False),
+    _only("data.packed_sequences", False),
+    Limit(
+        "cuda_graph.impl",
+        lambda impl, spec: impl == "none" or (impl == "torch_compile" and spec.placement.device == "cpu"),
+        "set cuda_graph.impl=none, or torch_compile with placement.device=cpu",
+    ),
+    _only("cuda_graph.scope", (), remedy="set cuda_graph.scope=[]: torch_compile compiles the whole model"),
+)
+
+LIMITS: dict[str, tuple[Limit, ...]] = {"torch_native": TORCH_NATIVE}

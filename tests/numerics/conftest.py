@@ -1,0 +1,21 @@
+import os
+import warnings
+from collections.abc import Iterator
+
+# Some virtual machines advertise AMX and forbid it: oneDNN's bfloat16 products then die of an illegal instruction.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # importing Inductor warns of PyTorch's own deprecations
+    import torch._inductor.compile_fx
+
+
+@pytest.fixture(autouse=True)
+def process_settings() -> Iterator[None]:
+    """What an engine sets for its whole process must not reach the next test."""
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -1,0 +1,81 @@
+"""torch_compile on a CPU: the same numbers, and a proof that does not hold where it should not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from launch.engines.base import Mesh, StepResult
+from launch.engines.torch_native.engine import TorchNativeEngine, build
+from launch.errors import CaptureError
+from launch.spec import CudaGraph
+from tests.numerics.tiny import CPU, MOE, make_spec, train
+
+# Dynamo itself does so to trace a torch.autograd.Function (PyTorch 2.13).
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+ALONE = Mesh(0, 1, CPU)
+# A dense layer and a mixture of experts in one compilation.
+MODEL = replace(MOE, moe_layer_freq=2, moe_aux_loss_coeff=0.01)
+WARMUP, STEPS, MICRO_BATCHES = 2, 6, 4
+EAGER = make_spec(MODEL, steps=STEPS)
+COMPILED = replace(EAGER, cuda_graph=CudaGraph(impl="torch_compile", warmup_steps=WARMUP))
+
+
+@pytest.fixture(scope="module")
+def compiled() -> tuple[TorchNativeEngine, list[StepResult]]:
+    engine = build(COMPILED, ALONE)
+    assert engine.capture_step == WARMUP
+    return engine, train(engine, COMPILED)
+
+
+def test_compiled_steps_equal_eager_ones(compiled: tuple[TorchNativeEngine, list[StepResult]]) -> None:
+    expected = train(build(EAGER, ALONE), EAGER)
+    for step, (found, eager) in enumerate(zip(compiled[1], expected, strict=True)):
+        tolerance = 0.0 if step < WARMUP else 1e-5
+        torch.testing.assert_close(found.loss, eager.loss, rtol=tolerance, atol=0)
+        torch.testing.assert_close(found.grad_norm, eager.grad_norm, rtol=10 * tolerance, atol=0)
+
+
+def test_proof_counts_every_micro_batch_from_the_capture_on(
+    compiled: tuple[TorchNativeEngine, list[StepResult]],
+) -> None:
+    engine, results = compiled
+    assert [result.kind for result in results] == ["warmup", "warmup", "capture", "steady", "steady", "steady"]
+    stats = engine.graph_stats()
+    assert stats.proven
+    assert (stats.graphs, stats.replays, stats.recompilations) == (1, MICRO_BATCHES * (STEPS - WARMUP), 0)
+    assert stats.expected_replays == stats.replays
+    assert stats.capture_seconds > 0
+    assert stats.mechanism == "compiled by Inductor without CUDA graphs (CPU)"
+
+
+def test_recompilation_undoes_the_proof() -> None:
+    spec = make_spec(replace(MODEL, num_layers=1), graph=CudaGraph(impl="torch_compile", warmup_steps=0))
+    engine = build(spec, ALONE)
+    engine.step(torch.zeros(1, 1, 9, dtype=torch.int64))
+    assert engine.graph_stats().recompilations == 0
+    engine.step(torch.zeros(4, 2, 9, dtype=torch.int64))
+    assert engine.graph_stats().recompilations == 1
+    assert not engine.graph_stats().proven
+    engine.close()
+
+
+def test_eager_micro_batches_after_the_capture_undo_the_proof() -> None:
+    engine = build(replace(COMPILED, model=replace(MODEL, num_layers=1)), ALONE)
+    with torch.compiler.set_stance("force_eager"):
+        train(engine, COMPILED)
+    stats = engine.graph_stats()
+    assert (stats.replays, stats.expected_replays, stats.proven) == (0, MICRO_BATCHES * (STEPS - WARMUP), False)
+
+
+def test_failure_to_compile_is_a_capture_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    engine = build(replace(COMPILED, cuda_graph=CudaGraph(impl="torch_compile", warmup_steps=0)), ALONE)
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
+    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", False)
+    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)
+    with pytest.raises(CaptureError, match=r"cuda_graph\.impl='torch_compile'.*no-such-compiler"):
+        engine.step(torch.zeros(1, 1, 9, dtype=torch.int64))

@@ -1,0 +1,83 @@
+"""Whole steps of the engine: accumulation, data parallelism, precision, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+from launch.engines.base import Mesh
+from launch.engines.torch_native.engine import TorchNativeEngine, build
+from launch.errors import UnsupportedError
+from launch.spec import CudaGraph, RunSpec
+from tests.numerics.tiny import CPU, MOE, make_spec, train, train_rank
+
+ALONE = Mesh(0, 1, CPU)
+TOKENS = torch.randint(MOE.vocab_size, (4, 1, 9), generator=torch.Generator().manual_seed(5))
+
+
+def test_micro_batches_add_up_to_one_big_batch() -> None:
+    split, whole = make_spec(micro_batch_size=1), make_spec(micro_batch_size=4)
+    engines = [TorchNativeEngine(spec, ALONE, torch.float64) for spec in (split, whole)]
+    found, expected = (train(engine, spec) for engine, spec in zip(engines, (split, whole), strict=True))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.loss, other.loss, rtol=1e-6, atol=0)
+        torch.testing.assert_close(one.grad_norm, other.grad_norm, rtol=1e-6, atol=0)
+    torch.testing.assert_close(engines[0].decoder.state_dict(), engines[1].decoder.state_dict(), rtol=1e-9, atol=1e-10)
+
+
+def test_two_ranks_train_as_one(tmp_path: Path) -> None:
+    mp.spawn(train_rank, args=(make_spec(dp=2), tmp_path), nprocs=2)
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
+    torch.testing.assert_close(ranks[0], ranks[1], rtol=0, atol=0)
+
+    spec = make_spec(dp=1)
+    engine = TorchNativeEngine(spec, ALONE, torch.float64)
+    results = train(engine, spec)
+    torch.testing.assert_close(ranks[0]["loss"], torch.stack([r.loss for r in results]), rtol=1e-6, atol=0)
+    torch.testing.assert_close(ranks[0]["grad_norm"], torch.stack([r.grad_norm for r in results]), rtol=1e-6, atol=0)
+    torch.testing.assert_close(ranks[0]["weights"], dict(engine.decoder.state_dict()), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_training_repeats_bit_by_bit_and_learns(precision: str) -> None:
+    spec = make_spec(precision=precision, steps=40, learning_rate=3e-2, deterministic=True)
+    # One batch again and again, so that there is something to learn in random tokens.
+    first, second = (repeat(spec, TOKENS) for _ in range(2))
+    assert first == second
+    assert first[-1] < first[0] / 2
+
+
+def repeat(spec: RunSpec, tokens: torch.Tensor) -> list[float]:
+    engine = build(spec, ALONE)
+    return [engine.step(tokens).loss.item() for _ in range(spec.training.steps)]
+
+
+def test_reported_loss_leaves_the_router_out_but_gradients_do_not() -> None:
+    plain = build(make_spec(), ALONE).step(TOKENS)
+    weighted = build(make_spec(replace(MOE, moe_aux_loss_coeff=1.0, moe_z_loss_coeff=1.0)), ALONE).step(TOKENS)
+    assert plain.loss == weighted.loss
+    assert plain.grad_norm != weighted.grad_norm
+
+
+def test_results_are_the_callers_own() -> None:
+    spec = make_spec()
+    results = train(build(spec, ALONE), spec)
+    assert len({result.loss.data_ptr() for result in results}) == len(results)
+    assert len({result.grad_norm.item() for result in results}) == len(results)
+    assert [result.kind for result in results] == ["warmup", "warmup", "warmup", "steady"]
+    assert {(result.loss.dtype, result.loss.shape) for result in results} == {(torch.float32, torch.Size([]))}
+
+
+def test_deterministic_runs_ask_pytorch_for_it() -> None:
+    build(make_spec(deterministic=True), ALONE)
+    assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_refusal_names_every_field_at_fault() -> None:
+    spec = make_spec(replace(MOE, window_size=128), graph=CudaGraph(impl="full_iteration"))
+    with pytest.raises(UnsupportedError, match=r"model\.window_size=128.*cuda_graph\.impl='full_iteration'"):
+        build(spec, ALONE)

@@ -1,0 +1,126 @@
+"""Clipping, AdamW, the schedule and the master weights against plain formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from launch.engines.torch_native.optimizer import MainParameters, Optimizer, learning_rate
+from launch.spec import Training
+
+
+class Pair(nn.Module):
+    """A matrix, which decays, and a vector, which does not; the vector comes first to try the order."""
+
+    def __init__(self, dtype: torch.dtype, value: float = 1.0) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(torch.full((3,), value, dtype=dtype))
+        self.matrix = nn.Parameter(torch.full((2, 5), value, dtype=dtype))
+
+
+def in_order(main: MainParameters, pair: Pair, vector: torch.Tensor, matrix: torch.Tensor) -> list[torch.Tensor]:
+    return [vector if parameter is pair.vector else matrix for parameter in main.parameters]
+
+
+def test_clipped_adamw_equals_the_formula() -> None:
+    training = Training(
+        learning_rate=0.01, learning_rate_schedule="constant", weight_decay=0.1, clip_grad=0.5, adam_epsilon=1e-3
+    )
+    pair = Pair(torch.float64)
+    main = MainParameters(pair)
+    optimizer = Optimizer(main, training)
+    generator = torch.Generator().manual_seed(3)
+    values = {"vector": torch.ones(3, dtype=torch.float64), "matrix": torch.ones(2, 5, dtype=torch.float64)}
+    moments = {name: (torch.zeros_like(value), torch.zeros_like(value)) for name, value in values.items()}
+    for step in range(5):
+        scale = 10.0**-step  # the first steps are clipped, the last are not
+        drawn = {name: scale * torch.randn(v.shape, dtype=v.dtype, generator=generator) for name, v in values.items()}
+        main.accumulate(in_order(main, pair, drawn["vector"], drawn["matrix"]), 1.0)
+        norm = optimizer.step(step)
+
+        expected_norm = math.sqrt(sum(g.square().sum().item() for g in drawn.values()))
+        assert norm.item() == pytest.approx(expected_norm, rel=1e-12)
+        for name, gradient in drawn.items():
+            gradient = gradient * min(1.0, 0.5 / (expected_norm + 1e-6))
+            mean, square = moments[name]
+            mean = 0.9 * mean + 0.1 * gradient
+            square = 0.95 * square + 0.05 * gradient**2
+            moments[name] = (mean, square)
+            decay = 0.1 if name == "matrix" else 0.0
+            update = mean / (1 - 0.9 ** (step + 1)) / (torch.sqrt(square / (1 - 0.95 ** (step + 1))) + 1e-3)
+            values[name] = values[name] * (1 - 0.01 * decay) - 0.01 * update
+        # The rate is a float32 scalar on the device.
+        torch.testing.assert_close(pair.vector.detach(), values["vector"], rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(pair.matrix.detach(), values["matrix"], rtol=1e-7, atol=1e-9)
+
+
+def test_no_limit_leaves_gradients_alone() -> None:
+    rates = {"learning_rate": 0.5, "learning_rate_schedule": "constant", "weight_decay": 0.0, "adam_epsilon": 1.0}
+    pair = Pair(torch.float64)
+    main = MainParameters(pair)
+    optimizer = Optimizer(main, Training(**rates, clip_grad=0.0))
+    main.accumulate([torch.full_like(parameter, 100.0) for parameter in main.parameters], 1.0)
+    optimizer.step(0)
+    torch.testing.assert_close(pair.vector.detach(), torch.full((3,), 1 - 0.5 * 100 / 101, dtype=torch.float64))
+
+
+def test_updates_below_the_resolution_of_bfloat16_add_up() -> None:
+    training = Training(learning_rate=1e-4, learning_rate_schedule="constant", weight_decay=0.0)
+    pair = Pair(torch.bfloat16)
+    main = MainParameters(pair)
+    optimizer = Optimizer(main, training)
+    seen = []
+    for step in range(100):
+        main.accumulate([torch.ones_like(parameter) for parameter in main.parameters], 1.0)
+        optimizer.step(step)
+        seen.append(pair.matrix[0, 0].item())
+    assert seen[0] == 1.0  # one update is lost in the rounding of what the model computes with
+    assert seen[-1] == pytest.approx(0.99, abs=2**-9)  # a hundred are not
+    assert pair.matrix.dtype == torch.bfloat16
+
+
+def test_gradients_of_micro_batches_add_up_in_float32() -> None:
+    main = MainParameters(Pair(torch.bfloat16))
+    main.accumulate([torch.ones_like(parameter) for parameter in main.parameters], 1.0)
+    for _ in range(256):
+        main.accumulate([torch.full_like(parameter, 2.0**-9) for parameter in main.parameters], 1.0)
+    assert main.gradients.dtype == torch.float32
+    assert main.gradients.max().item() == 1.5  # in bfloat16 it would have stayed at 1
+
+
+def test_schedule_values() -> None:
+    training = Training(
+        steps=12,
+        learning_rate=1.0,
+        min_learning_rate=0.2,
+        learning_rate_warmup_steps=4,
+        learning_rate_schedule="cosine",
+    )
+    assert [learning_rate(training, step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert learning_rate(training, 8) == pytest.approx(0.6)
+    assert learning_rate(training, 12) == pytest.approx(0.2)
+    assert learning_rate(training, 1000) == pytest.approx(0.2)
+
+
+@given(
+    steps=st.integers(1, 200),
+    warmup=st.integers(0, 250),
+    schedule=st.sampled_from(["constant", "cosine"]),
+    step=st.integers(0, 400),
+)
+def test_rates_rise_through_the_warm_up_and_then_never_again(steps: int, warmup: int, schedule: str, step: int) -> None:
+    training = Training(
+        steps=steps,
+        learning_rate=1.0,
+        min_learning_rate=0.1,
+        learning_rate_warmup_steps=warmup,
+        learning_rate_schedule=schedule,  # type: ignore[arg-type]
+    )
+    now, after = learning_rate(training, step), learning_rate(training, step + 1)
+    assert 0 < now <= 1.0
+    assert now <= after if step < warmup else now >= after

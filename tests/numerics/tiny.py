@@ -1,0 +1,65 @@
+"""Small specs and whole short trainings, for the tests of this folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from launch.data import batch, open_source
+from launch.engines.base import Mesh, StepResult
+from launch.engines.torch_native.engine import TorchNativeEngine
+from launch.spec import CudaGraph, Data, Model, Parallelism, RunSpec, Training
+
+CPU = torch.device("cpu")
+
+MOE = Model(
+    num_layers=2,
+    hidden_size=16,
+    num_attention_heads=4,
+    num_query_groups=2,
+    kv_channels=4,
+    ffn_hidden_size=24,
+    vocab_size=31,
+    qk_layernorm=True,
+    num_moe_experts=4,
+    moe_router_topk=2,
+    moe_ffn_hidden_size=8,
+    init_std=0.2,
+)
+DENSE = dataclasses.replace(MOE, num_moe_experts=0, moe_router_topk=0, moe_ffn_hidden_size=0)
+
+
+def make_spec(model: Model = MOE, dp: int = 1, graph: CudaGraph | None = None, **training: Any) -> RunSpec:
+    settings = {"steps": 4, "sequence_length": 8, "global_batch_size": 4, "learning_rate": 1e-2}
+    return RunSpec(
+        model=model,
+        parallelism=Parallelism(dp=dp),
+        training=Training(**settings | training),
+        data=Data(kind="synthetic"),
+        cuda_graph=graph or CudaGraph(),
+    )
+
+
+def train(engine: TorchNativeEngine, spec: RunSpec, rank: int = 0) -> list[StepResult]:
+    source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
+    return [engine.step(batch(source, spec, step, rank)) for step in range(spec.training.steps)]
+
+
+def train_rank(rank: int, spec: RunSpec, folder: Path) -> None:
+    """One of dp processes: trains in float64 and leaves losses, gradient norms and weights in the folder."""
+    torch.set_num_threads(1)
+    world_size = spec.parallelism.dp
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)
+    engine = TorchNativeEngine(spec, Mesh(rank, world_size, CPU), torch.float64)
+    results = train(engine, spec, rank)
+    content = {
+        "loss": torch.stack([result.loss for result in results]),
+        "grad_norm": torch.stack([result.grad_norm for result in results]),
+        "weights": dict(engine.decoder.state_dict()),
+    }
+    torch.save(content, folder / f"rank{rank}.pt")
+    dist.destroy_process_group()

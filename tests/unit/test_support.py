@@ -1,0 +1,107 @@
+"""What torch_native refuses: every field that it would otherwise ignore."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from launch.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training, spec_from_json, spec_to_json
+from launch.support import unsupported
+
+MOE = Model(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=16)
+
+REFUSED = {
+    "model.activation": "clamped_quick_gelu_glu",
+    "model.add_qkv_bias": True,
+    "model.add_bias_linear": True,
+    "model.rope_scaling": "yarn",
+    "model.window_size": 128,
+    "model.attention_sinks": True,
+    "model.kv_channels": 15,
+    "model.moe_shared_expert_ffn_hidden_size": 64,
+    "model.moe_expert_capacity_factor": 1.0,
+    "model.moe_pad_expert_input_to_capacity": True,
+    "parallelism.tp": 2,
+    "parallelism.pp": 2,
+    "parallelism.vpp": 2,
+    "parallelism.ep": 2,
+    "parallelism.etp": 2,
+    "parallelism.cp": 2,
+    "parallelism.sequence_parallel": True,
+    "parallelism.distributed_optimizer": True,
+    "training.recompute": "full",
+    "training.compile": "elementwise",
+    "training.cpu_offloading": True,
+    "training.variable_sequence_lengths": True,
+    "data.packed_sequences": True,
+    "cuda_graph.impl": "full_iteration",
+    "cuda_graph.scope": ("attn",),
+}
+
+
+def with_field(spec: RunSpec, field: str, value: Any) -> RunSpec:
+    content = spec_to_json(spec)
+    section, name = field.split(".")
+    content[section] = {**content[section], name: value}
+    return spec_from_json(content)
+
+
+@pytest.mark.parametrize(("field", "value"), REFUSED.items())
+def test_refusal_names_the_field_its_value_and_the_way_out(field: str, value: Any) -> None:
+    (reason,) = unsupported(with_field(RunSpec(model=MOE), field, value))
+    assert reason.rule == f"torch_native.{field.split('.')[1]}"
+    shown = list(value) if isinstance(value, tuple) else value
+    assert f"{field}={shown!r}" in reason.message
+    assert reason.remedy
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RunSpec(),
+        RunSpec(model=dataclasses.replace(MOE, moe_layer_freq=2, moe_z_loss_coeff=1e-3), parallelism=Parallelism(dp=4)),
+        RunSpec(cuda_graph=CudaGraph(impl="torch_compile")),
+        RunSpec(training=Training(precision="bf16"), placement=Placement(device="cuda"), model=MOE),
+        RunSpec(training=Training(precision="fp32"), placement=Placement(device="cuda")),
+    ],
+)
+def test_what_it_can_do_is_not_refused(spec: RunSpec) -> None:
+    assert unsupported(spec) == ()
+
+
+@pytest.mark.parametrize(
+    ("spec", "rules"),
+    [
+        (RunSpec(cuda_graph=CudaGraph(impl="torch_compile")), ["torch_native.impl"]),
+        (RunSpec(model=MOE), ["torch_native.precision"]),
+        (
+            RunSpec(model=dataclasses.replace(MOE, moe_ffn_hidden_size=12), training=Training(precision="bf16")),
+            ["torch_native.moe_ffn_hidden_size"],
+        ),
+    ],
+)
+def test_some_limits_hold_on_cuda_alone(spec: RunSpec, rules: list[str]) -> None:
+    assert unsupported(spec) == ()
+    on_cuda = dataclasses.replace(spec, placement=Placement(device="cuda"))
+    assert [reason.rule for reason in unsupported(on_cuda)] == rules
+
+
+def test_all_reasons_come_at_once() -> None:
+    spec = with_field(with_field(RunSpec(), "parallelism.tp", 2), "model.window_size", 128)
+    assert {reason.rule for reason in unsupported(spec)} == {"torch_native.tp", "torch_native.window_size"}
+
+
+def test_an_engine_that_is_not_there_is_one_reason() -> None:
+    (reason,) = unsupported(RunSpec(engine="megatron"))
+    assert reason.message == "engine megatron is not part of this version"
+    assert "torch_native" in reason.remedy
+
+
+def test_remedies_are_spelt_as_a_recipe_spells_them() -> None:
+    wrong = {"parallelism.tp": 2, "model.add_qkv_bias": True, "model.moe_expert_capacity_factor": 1.0}
+    remedies = [unsupported(with_field(RunSpec(), field, value))[0].remedy for field, value in wrong.items()]
+    assert remedies[0] == "set parallelism.tp=1"
+    assert remedies[1] == "set model.add_qkv_bias=false"
+    assert remedies[2].startswith("set model.moe_expert_capacity_factor=null")
