@@ -1,0 +1,143 @@
+"""The content of report.json.
+
+    {"format": 1, "sweep": name, "recipe_file": name,
+     "exit_code": 0 | 2 | 3 | 4,
+     "summary": {"text", "verdicts": {word: cells}, "cells": {state: cells}, "unexpected": cells, "unfinished_runs"},
+     "margins": {"loss": nats, "grad_norm": relative},
+     "cells": [one object a cell of the plan that ran or was to run, in the plan's order:
+        {"cell_id", "label", "workload_id", "task_id", "impl", "scope", "effective_scope", "device",
+         "expect": {"outcome", "phase"}, "outcome", "unexpected", "unfinished",
+         "verdict": null | VERDICT, "max_loss_difference", "floor": null | FLOOR,
+         "memory": null | {"kind": "device" | "host", "peak", "added", "phases": [...]}   (bytes),
+         "speed": null | {"word", "ratio", "low", "high", "pairs", and on a GPU "eager_ms", "graphed_ms",
+                          "eager_tokens_per_second", "graphed_tokens_per_second"},
+         "replay": null | {"proven", "reason", "ranks", "stats": GraphStats},
+         "runs": [{"run_id", "repeat", "attempt", "attempts_begun", "status", "outcome": null | Outcome, "problems"}],
+         "pairs": [{"repeat", "eager_run", "graphed_run", "verdict": VERDICT, "ratio", "ratio_steps", "ratio_reason",
+                    "replay", "environment_differences"}]}],
+     "not_run": [{"cell_id", "label", "workload_id", "state", "reasons": [{"rule", "message", "remedy", "source"}]}],
+     "plots": {"drawn": {workload: [files]}, "left_out_workloads": [...], "left_out_cells": [...]},
+     "notes": {message: runs}, "provenance": {key: [[value, runs], ...]}, "recipe": YAML}
+
+VERDICT is {"word", "reason", "remedy", "evidence": null | {...}, "deviation": null | {"step", "metric", "size"}} with
+the fields of analysis.loss.Verdict; FLOOR is {"repeats", "loss", "grad_norm"}. NaN and the infinities are strings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from analysis.compare import CellResult
+from analysis.environment import provenance
+from analysis.load import Records, Run, attempts_of
+from analysis.pair import PairResult
+from analysis.selection import Selection
+from analysis.speedup import Speed
+from analysis.summary import Summary
+
+FORMAT = 1
+
+
+def content_of(
+    records: Records, results: Sequence[CellResult], summary: Summary, selection: Selection, files: dict[str, list[str]]
+) -> dict[str, Any]:
+    """report.json as plain values. ``files`` are the plots drawn, by workload."""
+    plan = records.plan
+    runs = [run for result in results for run in result.runs]
+    return {
+        "format": FORMAT,
+        "sweep": plan.name,
+        "recipe_file": plan.recipe_file,
+        "exit_code": summary.exit_code,
+        "summary": {key: value for key, value in dataclasses.asdict(summary).items() if key != "exit_code"},
+        "margins": dataclasses.asdict(plan.margins),
+        "cells": [_cell(result) for result in results if result.cell.state == "run"],
+        "not_run": [_not_run(result) for result in results if result.cell.state != "run"],
+        "plots": {
+            "drawn": files,
+            "left_out_workloads": list(selection.left_out_workloads),
+            "left_out_cells": list(selection.left_out_cells),
+        },
+        "notes": dict(sorted(Counter(note for a in attempts_of(runs) for note in sorted(set(a.notes))).items())),
+        "provenance": provenance([attempt.environment for attempt in attempts_of(runs)]),
+        "recipe": plan.recipe,
+    }
+
+
+def _cell(result: CellResult) -> dict[str, Any]:
+    cell, graph = result.cell, result.spec.cuda_graph
+    return {
+        "cell_id": cell.cell_id,
+        "label": cell.label,
+        "workload_id": cell.workload_id,
+        "task_id": cell.task_id,
+        "impl": graph.impl,
+        "scope": graph.scope,
+        "effective_scope": result.replay.stats.effective_scope if result.replay else None,
+        "device": result.spec.placement.device,
+        "expect": dataclasses.asdict(cell.expect),
+        "outcome": result.outcome,
+        "unexpected": result.unexpected,
+        "unfinished": result.unfinished,
+        "verdict": _fields(result.verdict),
+        "max_loss_difference": result.max_loss_difference,
+        "floor": _fields(result.floor),
+        "memory": _fields(result.memory) and {**_fields(result.memory), "peak": result.memory and result.memory.peak},
+        "speed": _speed(result.speed, result.spec.placement.device == "cuda"),
+        "replay": _fields(result.replay),
+        "runs": [_run(run) for run in result.runs],
+        "pairs": [_pair(pair) for pair in result.pairs],
+    }
+
+
+def _fields(value: Any) -> Any:
+    return None if value is None else dataclasses.asdict(value)
+
+
+def _speed(speed: Optional[Speed], on_gpu: bool) -> Any:
+    """Absolute figures are left out on a CPU, where they mean nothing."""
+    if speed is None:
+        return None
+    absolute = () if on_gpu else ("eager_ms", "graphed_ms", "eager_tokens_per_second", "graphed_tokens_per_second")
+    return {key: value for key, value in _fields(speed).items() if key not in absolute}
+
+
+def _run(run: Run) -> dict[str, Any]:
+    attempt = run.attempt
+    return {
+        "run_id": run.run_id,
+        "repeat": run.repeat,
+        "attempt": attempt.number if attempt else None,
+        "attempts_begun": run.begun,
+        "status": run.status,
+        "outcome": _fields(attempt.outcome) if attempt else None,
+        "problems": attempt.problems if attempt else (),
+    }
+
+
+def _pair(pair: PairResult) -> dict[str, Any]:
+    return {
+        "repeat": pair.repeat,
+        "eager_run": pair.eager.run_id if pair.eager else None,
+        "graphed_run": pair.graphed.run_id,
+        "verdict": _fields(pair.verdict),
+        "ratio": pair.speed.ratio,
+        "ratio_steps": pair.speed.steps,
+        "ratio_reason": pair.speed.reason,
+        "replay": pair.replay.summary if pair.replay else None,
+        "environment_differences": pair.differences,
+    }
+
+
+def _not_run(result: CellResult) -> dict[str, Any]:
+    cell = result.cell
+    return {
+        "cell_id": cell.cell_id,
+        "label": cell.label,
+        "workload_id": cell.workload_id,
+        "state": cell.state,
+        "reasons": [dataclasses.asdict(reason) for reason in cell.reasons],
+    }

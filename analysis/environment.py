@@ -1,0 +1,42 @@
+"""What runs ran on and with: where two environments differ, and what all runs of a sweep have in common."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def differences(eager: Mapping[str, Any], graphed: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where two environments differ, each as "key: value (eager), value (graphed)"."""
+    before, after = flat(eager), flat(graphed)
+    keys = sorted(before.keys() | after.keys())
+    return tuple(
+        f"{key}: {before.get(key, 'unset')} (eager), {after.get(key, 'unset')} (graphed)"
+        for key in keys
+        if before.get(key) != after.get(key)
+    )
+
+
+def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested mappings as one, with dotted keys; lists are joined by commas."""
+    values: dict[str, str] = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            values |= flat(value, f"{prefix}{key}.")
+        else:
+            values[f"{prefix}{key}"] = _listed(value) if isinstance(value, list) else str(value)
+    return values
+
+
+def _listed(values: Sequence[object]) -> str:
+    """Equal items once, with their number: "8 x NVIDIA H200"."""
+    return ", ".join(f"{count} x {item}" if count > 1 else item for item, count in Counter(map(str, values)).items())
+
+
+def provenance(environments: Sequence[Mapping[str, Any]]) -> dict[str, tuple[tuple[str, int], ...]]:
+    """For each key of ``environments``, its values with how many runs had each; "unset" where a run has none."""
+    flattened = [flat(environment) for environment in environments]
+    keys = sorted({key for environment in flattened for key in environment})
+    counts = {key: Counter(environment.get(key, "unset") for environment in flattened) for key in keys}
+    return {key: tuple(sorted(values.items())) for key, values in counts.items()}

@@ -1,0 +1,289 @@
+"""The report as markdown: the summary first, then what it rests on. Text only; nothing is decided here."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Optional
+
+from analysis import loss
+from analysis.compare import CellResult
+from analysis.deviation import Floor
+from analysis.environment import provenance
+from analysis.load import Records, Run, attempts_of
+from analysis.memory import KIND_WORDS
+from analysis.pair import PairResult
+from analysis.selection import MAXIMUM_WORKLOADS, Selection, workload_label
+from analysis.summary import Summary
+
+LONGEST_MESSAGE = 600
+"""Characters of a failure's message that are shown; report.json holds it whole."""
+PLOT_TITLES = {"loss": "Loss and its difference", "step_time": "Step times", "memory": "Memory by phase"}
+
+
+def render(
+    records: Records,
+    results: Sequence[CellResult],
+    summary: Summary,
+    selection: Selection,
+    files: Mapping[str, Sequence[str]],
+) -> str:
+    """The whole document. ``files`` are the plots drawn, by workload, relative to the report."""
+    ran = [result for result in results if result.cell.state == "run"]
+    parts = [
+        [f"# Validation report: {records.plan.name}", summary.text, f"Exit code {summary.exit_code}."],
+        _cells(ran, records),
+        _plots(selection, files),
+        _not_run("Cells that this host cannot run", [r for r in results if r.cell.state == "not_runnable"]),
+        _not_run("Rejected cells", [r for r in results if r.cell.state == "rejected"]),
+        _failures(ran),
+        _evidence(ran),
+        _provenance(records, ran),
+    ]
+    return "\n\n".join(block for part in parts for block in part) + "\n"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [list(header), ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(_cell_text(text) for text in line) + " |" for line in lines)
+
+
+def _cell_text(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|") or "-"
+
+
+def figure(value: float) -> str:
+    """A difference in three digits; what is not finite is said in words."""
+    if not math.isfinite(value):
+        return "not finite"
+    return "0" if value == 0 else f"{value:.2e}"
+
+
+def size(value: int) -> str:
+    """Bytes in MiB below one GiB, else in GiB."""
+    return f"{value / 2**20:.0f} MiB" if abs(value) < 2**30 else f"{value / 2**30:.2f} GiB"
+
+
+# --- cells ----------------------------------------------------------------------------------------------------------
+
+
+def _cells(ran: Sequence[CellResult], records: Records) -> list[str]:
+    if not ran:
+        return []
+    header = ("cell", "implementation (effective scope)", "outcome", "loss verdict", "max loss difference",
+              "memory peak (added)", "step time, eager / graphed", "proof of replay")  # fmt: skip
+    margins = records.plan.margins
+    how = (
+        f"A graphed run passes where it equals its eager twin to the bit after the capture (BITWISE), or where every "
+        f"step of {loss.MINIMUM_STEPS} or more is within the margins and eager repeats are too (EQUIVALENT): loss "
+        f"within {margins.loss:g} nats, gradient norm within {margins.grad_norm:.2%} of eager's. Anything that is "
+        "missing, not finite or not proven does not pass. An eager cell shows how far its own repeats are apart."
+    )
+    kinds = sorted({KIND_WORDS[result.memory.kind] for result in ran if result.memory})
+    memory = f"Memory is {' or '.join(kinds)}; what capture added is graphed minus eager at the end of phase measure."
+    return ["## Cells", table(header, map(_cell_row, ran)), how, *([memory] if kinds else [])]
+
+
+def _cell_row(result: CellResult) -> list[str]:
+    graph = result.spec.cuda_graph
+    return [
+        f"`{result.cell.label}`",
+        f"{graph.impl} ({_scope(result)}){_mechanism(result)}" if result.cell.graphed else "eager",
+        _outcome(result),
+        _verdict_word(result),
+        _difference(result),
+        _memory(result),
+        _speed(result),
+        result.replay.summary if result.replay else "-",
+    ]
+
+
+def _scope(result: CellResult) -> str:
+    scope = result.replay.stats.effective_scope if result.replay and result.replay.stats.graphs else None
+    if scope is None:
+        return "nothing captured"
+    return ", ".join(scope) or "whole"
+
+
+def _mechanism(result: CellResult) -> str:
+    return f": {result.replay.stats.mechanism}" if result.replay and result.replay.stats.mechanism else ""
+
+
+def _outcome(result: CellResult) -> str:
+    if result.unexpected:
+        expect = result.cell.expect
+        return f"**{result.outcome}** (unexpected; expected {expect.outcome}{_in_phase(expect.phase)})"
+    return result.outcome if result.cell.expect.outcome == "COMPLETED" else f"{result.outcome} (as expected)"
+
+
+def _in_phase(phase: Optional[str]) -> str:
+    return f" in {phase}" if phase else ""
+
+
+def _verdict_word(result: CellResult) -> str:
+    if result.verdict is not None:
+        return result.verdict.word if result.verdict.passes else f"**{result.verdict.word}**"
+    return "-" if result.cell.graphed else "reference"
+
+
+def _difference(result: CellResult) -> str:
+    if result.floor is not None:
+        return f"{figure(result.floor.loss)} over {result.floor.repeats} repeats"
+    return "-" if result.max_loss_difference is None else figure(result.max_loss_difference)
+
+
+def _memory(result: CellResult) -> str:
+    if result.memory is None:
+        return "-"
+    added = result.memory.added
+    sign = "+" if added is not None and added >= 0 else ""
+    return size(result.memory.peak) + (f" ({sign}{size(added)})" if added is not None else "")
+
+
+def _speed(result: CellResult) -> str:
+    """The word is for cells that pass: what computes something else is neither faster nor slower."""
+    if result.speed is None:
+        return "-"
+    passes = result.verdict is not None and result.verdict.passes
+    return f"{result.speed.summary} {result.speed.word}" if passes else result.speed.summary
+
+
+# --- plots ----------------------------------------------------------------------------------------------------------
+
+
+def _plots(selection: Selection, files: Mapping[str, Sequence[str]]) -> list[str]:
+    if not selection.drawn:
+        return []
+    blocks = ["## Plots"]
+    for workload, results in selection.drawn.items():
+        blocks.append(f"### `{workload_label(results)}` (workload {workload})")
+        blocks += [f"![{PLOT_TITLES[_kind(file)]}]({file})" for file in files[workload]]
+    if selection.left_out_workloads:
+        names = ", ".join(f"`{label}`" for label in selection.left_out_workloads)
+        blocks.append(f"At most {MAXIMUM_WORKLOADS} workloads are drawn, worst news first. Left out: {names}.")
+    if selection.left_out_cells:
+        names = ", ".join(f"`{label}`" for label in selection.left_out_cells)
+        blocks.append(f"Cells left out of their workload's plots: {names}.")
+    return blocks
+
+
+def _kind(file: str) -> str:
+    return file.rpartition("-")[2].removesuffix(".png")
+
+
+# --- what did not run, what failed ----------------------------------------------------------------------------------
+
+
+def _not_run(title: str, results: Sequence[CellResult]) -> list[str]:
+    if not results:
+        return []
+    rows = [
+        (f"`{result.cell.label}`", reason.rule, reason.message, reason.remedy, reason.source)
+        for result in results
+        for reason in result.cell.reasons
+    ]
+    return [f"## {title}", table(("cell", "rule", "why", "remedy", "source"), rows)]
+
+
+def _failures(ran: Sequence[CellResult]) -> list[str]:
+    lines = [_failure(result, run) for result in ran for run in result.runs if run.status != "COMPLETED"]
+    return ["## Failures", "\n".join(lines)] if lines else []
+
+
+def _failure(result: CellResult, run: Run) -> str:
+    who = f"`{result.cell.label}`, repeat {run.repeat}"
+    if run.attempt is None:
+        said = "no attempt has an outcome: interrupted, or still running" if run.begun else "never begun"
+        return f"- **{run.status}** {who}: {said}. Remedy: `python -m orchestrator resume --unfinished`."
+    outcome = run.attempt.outcome
+    rank = "" if outcome.rank is None else f", rank {outcome.rank}"
+    expected = " (as expected)" if outcome.meets(result.cell.expect) else ""
+    message = " ".join(outcome.message.split())
+    message = message if len(message) <= LONGEST_MESSAGE else message[:LONGEST_MESSAGE] + "... (whole in report.json)"
+    failure_class = f", class {outcome.failure_class}" if outcome.failure_class else ""
+    said = ". ".join(text.rstrip(".") for text in (message, f"Remedy: {outcome.remedy}" * bool(outcome.remedy)) if text)
+    where = f"in phase {outcome.phase}{rank}{failure_class}"
+    return f"- **{outcome.outcome}**{expected} {where}; {who}, attempt {run.attempt.number}: {said}."
+
+
+# --- evidence -------------------------------------------------------------------------------------------------------
+
+
+def _evidence(ran: Sequence[CellResult]) -> list[str]:
+    pairs = [(result, pair) for result in ran for pair in result.pairs]
+    notes = Counter(note for r in ran for a in attempts_of(r.runs) for note in sorted(set(a.notes)))
+    blocks = []
+    if pairs:
+        header = ("cell", "repeat", "attempts, eager / graphed", "verdict", "steps compared", "max loss difference",
+                  "max gradient norm difference", "eager against eager", "equal to the bit", "step time")  # fmt: skip
+        blocks = ["## Evidence", table(header, (_pair_row(result, pair) for result, pair in pairs)), *_reasons(pairs)]
+    if notes:
+        lines = (f"- {note} ({count} run{'s' if count > 1 else ''})" for note, count in sorted(notes.items()))
+        blocks += ["### Notes of the runs", "\n".join(lines)]
+    return blocks
+
+
+def _pair_row(result: CellResult, pair: PairResult) -> list[str]:
+    eager = pair.eager.attempt if pair.eager else None
+    attempts = " / ".join(str(attempt.number) if attempt else "none" for attempt in (eager, pair.graphed.attempt))
+    found = pair.verdict.evidence
+    shown = ["-"] * 5
+    if found:
+        shown = [
+            f"{found.first_step} to {found.last_step} ({found.steps})",
+            f"{figure(found.max_loss_difference)} at {found.max_loss_step}",
+            f"{figure(found.max_grad_norm_difference)} at {found.max_grad_norm_step}",
+            _floor(found.floor),
+            f"first {found.bitwise_prefix} of {found.last_step + 1} steps",
+        ]
+    return [f"`{result.cell.label}`", str(pair.repeat), attempts, pair.verdict.word, *shown, _pair_speed(result, pair)]
+
+
+def _floor(floor: Optional[Floor]) -> str:
+    if floor is None:
+        return "unknown"
+    return f"loss {figure(floor.loss)}, gradient norm {figure(floor.grad_norm)} ({floor.repeats} repeats)"
+
+
+def _pair_speed(result: CellResult, pair: PairResult) -> str:
+    speed = pair.speed
+    if speed.ratio is None:
+        return speed.reason
+    said = f"{speed.ratio:.3f}x over {speed.steps} steps"
+    if result.spec.placement.device == "cpu":
+        return said
+    tokens = f"{speed.eager_tokens_per_second:,.0f} / {speed.graphed_tokens_per_second:,.0f} tokens/s"
+    return f"{said}: {speed.eager_ms:.2f} / {speed.graphed_ms:.2f} ms, {tokens}"
+
+
+def _reasons(pairs: Sequence[tuple[CellResult, PairResult]]) -> list[str]:
+    lines = []
+    for result, pair in pairs:
+        who = f"`{result.cell.label}`, repeat {pair.repeat}"
+        if pair.verdict.reason:
+            remedy = f" To settle it: {pair.verdict.remedy}." if pair.verdict.remedy else ""
+            lines.append(f"- **{pair.verdict.word}** {who}: {_cell_text(pair.verdict.reason)}.{remedy}")
+        if pair.differences:
+            lines.append(f"- {who}: the environments differ. {_cell_text('; '.join(pair.differences))}.")
+    return ["\n".join(lines)] if lines else []
+
+
+# --- provenance -----------------------------------------------------------------------------------------------------
+
+
+def _provenance(records: Records, ran: Sequence[CellResult]) -> list[str]:
+    attempts = [attempt for result in ran for attempt in attempts_of(result.runs)]
+    blocks = ["## Provenance"]
+    if attempts:
+        values = provenance([attempt.environment for attempt in attempts])
+        rows = [(key, _value(found, len(attempts))) for key, found in values.items()]
+        blocks += [f"Over {len(attempts)} runs that have an outcome.", table(("what", "value"), rows)]
+    recipe = records.plan.recipe.rstrip("\n")
+    return [*blocks, f"Resolved recipe, from {records.plan.recipe_file}:", f"```yaml\n{recipe}\n```"]
+
+
+def _value(found: Sequence[tuple[str, int]], runs: int) -> str:
+    if len(found) == 1 and found[0][1] == runs:
+        return found[0][0]
+    return "; ".join(f"{value} ({count} run{'s' if count > 1 else ''})" for value, count in found)

@@ -1,0 +1,102 @@
+"""Memory by phase, and what capture added.
+
+On a GPU the figure is what nobody else can use: the allocator's reservation and what lies outside it (graph
+executables, communicators, the context). Peaks of allocated bytes alone mislead under replay, which allocates nothing.
+On a CPU it is the process's resident memory. All figures are bytes; a cell's are the maximum over ranks and repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Optional
+
+from analysis.load import Attempt
+from launch.record import PHASES, Memory, Phase
+from launch.spec import Device
+
+Kind = Literal["device", "host"]
+KIND_WORDS: dict[Kind, str] = {
+    "device": "GPU memory (reserved and outside the allocator)",
+    "host": "resident memory (CPU host)",
+}
+
+
+@dataclass(frozen=True)
+class PhasePeak:
+    """The peak of one phase; what it is made of is None on a CPU."""
+
+    phase: Phase
+    peak: int
+    peak_allocated: Optional[int]
+    graph_pool: Optional[int]
+    device_outside: Optional[int]
+
+
+@dataclass(frozen=True)
+class CellMemory:
+    """A cell's memory. ``added`` is graphed minus eager at the end of measure, the largest over ranks and pairs."""
+
+    kind: Kind
+    phases: tuple[PhasePeak, ...]
+    added: Optional[int]
+
+    @property
+    def peak(self) -> int:
+        return max(phase.peak for phase in self.phases)
+
+
+def cell_memory(
+    attempts: Sequence[Attempt], pairs: Sequence[tuple[Attempt, Attempt]], device: Device
+) -> Optional[CellMemory]:
+    """Memory of a cell's ``attempts``; ``pairs`` are (eager, graphed). None where no rank recorded any."""
+    kind: Kind = "device" if device == "cuda" else "host"
+    samples: dict[Phase, list[Memory]] = {}
+    for attempt in attempts:
+        for sample in attempt.memory:
+            samples.setdefault(sample.phase, []).append(sample.memory)
+    peaks = (_phase_peak(phase, samples[phase], kind) for phase in PHASES if phase in samples)
+    phases = tuple(peak for peak in peaks if peak is not None)
+    return CellMemory(kind, phases, _added(pairs, kind)) if phases else None
+
+
+def _phase_peak(phase: Phase, samples: Sequence[Memory], kind: Kind) -> Optional[PhasePeak]:
+    peak = _largest(_peak_bytes(sample, kind) for sample in samples)
+    if peak is None:
+        return None
+    return PhasePeak(
+        phase=phase,
+        peak=peak,
+        peak_allocated=_largest(sample.peak_allocated for sample in samples),
+        graph_pool=_largest(sample.graph_pool for sample in samples),
+        device_outside=_largest(sample.device_outside for sample in samples),
+    )
+
+
+def _largest(values: Iterable[Optional[int]]) -> Optional[int]:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _peak_bytes(memory: Memory, kind: Kind) -> Optional[int]:
+    return memory.host_peak_rss if kind == "host" else _sum(memory.peak_reserved, memory.device_outside)
+
+
+def _held_bytes(memory: Memory, kind: Kind) -> Optional[int]:
+    return memory.host_rss if kind == "host" else _sum(memory.reserved, memory.device_outside)
+
+
+def _sum(reserved: Optional[int], outside: Optional[int]) -> Optional[int]:
+    return None if reserved is None or outside is None else reserved + outside
+
+
+def _added(pairs: Sequence[tuple[Attempt, Attempt]], kind: Kind) -> Optional[int]:
+    differences = []
+    for eager, graphed in pairs:
+        before, after = _at_end_of_measure(eager, kind), _at_end_of_measure(graphed, kind)
+        differences += [after[rank] - before[rank] for rank in before.keys() & after.keys()]
+    return max(differences, default=None)
+
+
+def _at_end_of_measure(attempt: Attempt, kind: Kind) -> dict[int, int]:
+    held = {sample.rank: _held_bytes(sample.memory, kind) for sample in attempt.memory if sample.phase == "measure"}
+    return {rank: value for rank, value in held.items() if value is not None}

@@ -1,0 +1,115 @@
+"""What came of a sweep in a few sentences: counts by verdict, the worst news first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from analysis.compare import CellResult, exit_code
+from analysis.loss import WORDS, Word
+
+NAMED = 3
+"""How many cells a sentence names before it counts the rest."""
+CPU_NOTE = "Times here are of a CPU: they say nothing of CUDA graphs."
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Counts of a sweep's cells, and the same in words."""
+
+    verdicts: dict[Word, int]
+    cells: dict[str, int]
+    """How many cells ran, and how many were rejected or cannot run on this host: keys are launch.record.CellState."""
+    unexpected: int
+    unfinished_runs: int
+    exit_code: int
+    text: str
+
+
+def summarise(results: Sequence[CellResult]) -> Summary:
+    verdicts = Counter(result.verdict.word for result in results if result.verdict)
+    cells = Counter(str(result.cell.state) for result in results)
+    return Summary(
+        verdicts={word: verdicts[word] for word in reversed(WORDS) if verdicts[word]},
+        cells={state: cells[state] for state in ("run", "rejected", "not_runnable")},
+        unexpected=sum(result.unexpected for result in results),
+        unfinished_runs=sum(run.attempt is None for result in results for run in result.runs),
+        exit_code=exit_code(results),
+        text=" ".join(_sentences(results)),
+    )
+
+
+def _sentences(results: Sequence[CellResult]) -> list[str]:
+    ran = [result for result in results if result.cell.state == "run"]
+    if not ran:
+        return [f"Nothing was run: each of the {_count(len(results), 'cell')} is rejected or cannot run on this host."]
+    said = [
+        *(_failing(ran, word) for word in ("DIVERGED", "INCOMPARABLE")),
+        _outcomes(ran),
+        *(_failing(ran, word) for word in ("UNFINISHED", "INCONCLUSIVE")),
+        _passing(ran),
+        _expected_failures(ran),
+        _speed(ran),
+        _not_run(results),
+    ]
+    if all(result.spec.placement.device == "cpu" for result in ran):
+        said.append(CPU_NOTE)
+    return [sentence for sentence in said if sentence]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _named(results: Sequence[CellResult], details: Sequence[str]) -> str:
+    shown = [f"`{result.cell.label}`{detail}" for result, detail in zip(results[:NAMED], details[:NAMED], strict=True)]
+    rest = len(results) - NAMED
+    return "; ".join(shown) + (f"; and {rest} more" if rest > 0 else "")
+
+
+def _failing(ran: Sequence[CellResult], word: Word) -> str:
+    found = [result for result in ran if result.verdict and result.verdict.word == word]
+    if not found:
+        return ""
+    details = [f" ({result.verdict.reason})" if result.verdict else "" for result in found]
+    return f"**{_count(len(found), 'graphed cell')} {word}**: {_named(found, details)}."
+
+
+def _outcomes(ran: Sequence[CellResult]) -> str:
+    found = [result for result in ran if result.unexpected]
+    if not found:
+        return ""
+    details = [f" ended {result.outcome}, expected {result.cell.expect.outcome}" for result in found]
+    return f"**{_count(len(found), 'cell')} ended otherwise than expected**: {_named(found, details)}."
+
+
+def _passing(ran: Sequence[CellResult]) -> str:
+    graphed = [result for result in ran if result.cell.graphed]
+    if not graphed:
+        return "The sweep has no graphed cell that ran: there is nothing to compare."
+    counts = Counter(result.verdict.word for result in graphed if result.verdict and result.verdict.passes)
+    parts = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
+    return f"{sum(counts.values())} of {_count(len(graphed), 'graphed cell')} pass{f' ({parts})' if parts else ''}."
+
+
+def _expected_failures(ran: Sequence[CellResult]) -> str:
+    met = [r for r in ran if r.cell.expect.outcome != "COMPLETED" and not r.unexpected and not r.unfinished]
+    return f"{_count(len(met), 'cell')} failed as expected." if met else ""
+
+
+def _speed(ran: Sequence[CellResult]) -> str:
+    """The largest speed-up counts among cells that pass only: a wrong computation has no speed worth a word."""
+    passing = [result for result in ran if result.verdict and result.verdict.passes]
+    faster = [(r.speed.ratio, r.speed.summary, r.cell.label) for r in passing if r.speed and r.speed.word == "FASTER"]
+    if faster:
+        _, figure, label = max(faster, key=lambda item: item[0])
+        return f"Largest speed-up of a cell that passes: {figure}, `{label}`."
+    return "No cell that passes is shown to be faster than eager." if passing else ""
+
+
+def _not_run(results: Sequence[CellResult]) -> str:
+    counts = Counter(result.cell.state for result in results)
+    parts = [f"{_count(counts['rejected'], 'cell')} rejected by a rule"] if counts["rejected"] else []
+    parts += [f"{_count(counts['not_runnable'], 'cell')} not runnable on this host"] if counts["not_runnable"] else []
+    return f"Not run: {' and '.join(parts)}." if parts else ""

@@ -1,0 +1,266 @@
+"""A sweep folder as a finished sweep leaves it, written with the real record functions.
+
+Every number is a pure function of the spec, so that two calls write the same bytes. A caller changes what it wants to
+be different through ``edit``, which sees each attempt before it is written::
+
+    def late_nan(run: AttemptRecord) -> None:
+        if run.spec.graphed:
+            run.metrics[80]["loss"] = float("nan")
+
+    sweep = write_sweep(tmp_path, edit=late_nan)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from launch.files import JsonLines, write_json
+from launch.record import (
+    Cell,
+    Expectation,
+    GraphStats,
+    Margins,
+    Memory,
+    Outcome,
+    Phase,
+    Plan,
+    PlannedBundle,
+    Reason,
+    StepMetrics,
+    SweepPaths,
+    plan_to_json,
+)
+from launch.spec import CudaGraph, Device, GraphImpl, Parallelism, Placement, RunSpec, Training, spec_to_json
+
+STARTED = 1_760_000_000.0
+"""Unix seconds at which every attempt began."""
+SETTLE_STEPS = 2
+GIB = 1 << 30
+RECIPE = "name: written\nengine: torch_native\n"
+SPEEDUP = 1.25
+
+
+@dataclass
+class AttemptRecord:
+    """One attempt as it is to be written; ``outcome`` None is an attempt that has not ended.
+
+    ``begun`` False writes the run's spec and nothing else.
+    """
+
+    spec: RunSpec
+    metrics: list[dict[str, Any]]
+    events: dict[int, list[dict[str, Any]]]
+    environment: dict[str, Any]
+    outcome: Optional[Outcome]
+    number: int = 1
+    begun: bool = True
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A cell of the plan beside the ones that run: rejected, or not runnable on this host."""
+
+    spec: RunSpec
+    reasons: tuple[Reason, ...]
+    state: str = "rejected"
+
+
+def unchanged(run: AttemptRecord) -> None:
+    """The ``edit`` that leaves everything as it is."""
+
+
+def write_sweep(
+    root: Path,
+    *,
+    workloads: int = 1,
+    impls: Sequence[GraphImpl] = ("torch_compile",),
+    repeats: int = 2,
+    steps: int = 120,
+    ranks: int = 1,
+    device: Device = "cpu",
+    expect: Expectation = Expectation(),  # noqa: B008 (frozen)
+    extra: Sequence[Extra] = (),
+    edit: Callable[[AttemptRecord], None] = unchanged,
+) -> SweepPaths:
+    """A sweep of ``workloads`` times (eager and each of ``impls``) times ``repeats``; graphed twins agree to the bit.
+
+    ``expect`` holds for graphed cells.
+    """
+    sweep = SweepPaths(root)
+    cells, bundles = [], []
+    for workload in range(workloads):
+        specs = [workload_spec(workload, impl, steps, ranks, device) for impl in ("none", *impls)]
+        cells += [written_cell(spec, repeats, expect if spec.graphed else Expectation()) for spec in specs]
+        run_ids = tuple(dataclasses.replace(s, repeat=r).run_id for r in range(repeats) for s in specs)
+        bundles.append(PlannedBundle(f"bundle{workload:03d}", specs[0].workload_id, run_ids))
+        for repeat in range(repeats):
+            for spec in specs:
+                record = attempt_record(dataclasses.replace(spec, repeat=repeat), bundles[-1].bundle_id)
+                edit(record)
+                write_attempt(sweep, record)
+    cells += [_extra_cell(item) for item in extra]
+    plan = Plan("written", RECIPE, "written.yaml", Margins(), tuple(cells), tuple(bundles))
+    write_json(sweep.plan, plan_to_json(plan))
+    return sweep
+
+
+def workload_spec(workload: int, impl: GraphImpl, steps: int, ranks: int = 1, device: Device = "cpu") -> RunSpec:
+    """Workloads differ by their learning rate."""
+    return RunSpec(
+        training=Training(steps=steps, learning_rate=1e-3 * (workload + 1), global_batch_size=8 * ranks),
+        parallelism=Parallelism(dp=ranks),
+        placement=Placement(device=device, ranks_per_node=ranks),
+        cuda_graph=CudaGraph(impl=impl),
+    )
+
+
+def written_cell(spec: RunSpec, repeats: int, expect: Expectation = Expectation()) -> Cell:  # noqa: B008 (frozen)
+    return Cell(
+        cell_id=spec.cell_id,
+        label=f"{spec.cuda_graph.label}, lr {spec.training.learning_rate:g}",
+        workload_id=spec.workload_id,
+        task_id=spec.task_id,
+        spec=spec_to_json(spec),
+        state="run",
+        reasons=(),
+        expect=expect,
+        run_ids=tuple(dataclasses.replace(spec, repeat=repeat).run_id for repeat in range(repeats)),
+    )
+
+
+def _extra_cell(item: Extra) -> Cell:
+    cell = written_cell(item.spec, repeats=0)
+    return dataclasses.replace(cell, state=item.state, reasons=item.reasons)  # type: ignore[arg-type]
+
+
+def write_attempt(sweep: SweepPaths, record: AttemptRecord) -> None:
+    """The files of one attempt, beside its run's spec."""
+    run = sweep.run(record.spec.run_id)
+    write_json(run.spec, spec_to_json(record.spec))
+    if not record.begun:
+        return
+    attempt = run.attempt(record.number)
+    for rank, events in record.events.items():
+        with JsonLines(attempt.events(rank)) as lines:
+            for event in events:
+                lines.write(event)
+    with JsonLines(attempt.metrics) as lines:
+        for step in record.metrics:
+            lines.write(step)
+    write_json(attempt.environment, record.environment)
+    if record.outcome is not None:
+        write_json(attempt.outcome, dataclasses.asdict(record.outcome))
+
+
+def attempt_record(spec: RunSpec, allocation: str = "bundle000") -> AttemptRecord:
+    """A completed attempt of ``spec``."""
+    ranks = range(spec.parallelism.world_size)
+    return AttemptRecord(
+        spec=spec,
+        metrics=[dict(vars(step)) for step in step_metrics(spec)],
+        events={rank: _events(spec) for rank in ranks},
+        environment=environment(spec.placement.device),
+        outcome=Outcome("COMPLETED", "teardown", allocation, STARTED, STARTED + 60, exit_code=0),
+    )
+
+
+def phase_of(spec: RunSpec, step: int) -> Phase:
+    since = step - spec.cuda_graph.warmup_steps
+    if since < 0:
+        return "warmup"
+    if spec.graphed and since == 0:
+        return "capture"
+    return "settle" if since - spec.graphed < SETTLE_STEPS else "measure"
+
+
+def step_metrics(spec: RunSpec) -> list[StepMetrics]:
+    """A falling loss with the jitter of its workload, in float32; step times with the jitter of the run."""
+    training = spec.training
+    same = np.random.default_rng(int(spec.workload_id, 16))
+    own = np.random.default_rng(int(spec.cell_id[-10:], 16) + spec.repeat)
+    steps = np.arange(training.steps)
+    loss = (1.5 + 4.0 * np.exp(-steps / 40) + same.normal(0, 0.02, training.steps)).astype(np.float32)
+    norm = (0.8 + 2.0 * np.exp(-steps / 30) + same.normal(0, 0.03, training.steps)).astype(np.float32)
+    times = 20.0 / (SPEEDUP if spec.graphed else 1.0) * (1 + own.gamma(2.0, 0.01, training.steps))
+    tokens = training.global_batch_size * training.sequence_length
+    rows = zip(steps.tolist(), loss.tolist(), norm.tolist(), times.tolist(), strict=True)
+    return [StepMetrics(i, a, b, time if i else 10 * time, tokens, phase_of(spec, i)) for i, a, b, time in rows]
+
+
+def _events(spec: RunSpec) -> list[dict[str, Any]]:
+    writer = _EventWriter(spec)
+    warmup, steps = spec.cuda_graph.warmup_steps, spec.training.steps
+    writer.phase("init", None, 0.2)
+    writer.phase("build", None, 0.6)
+    writer.phase("warmup", 0, 1.0)
+    if spec.graphed:
+        writer.phase("capture", warmup, 1.2, graphs=_stats(spec, replays=0))
+    writer.phase("settle", warmup + spec.graphed, 1.1)
+    writer.phase("measure", warmup + spec.graphed + SETTLE_STEPS, 1.1)
+    writer.phase("probe", steps, 1.1)
+    if spec.graphed:
+        writer.write("proof", "probe", steps, graphs=dataclasses.asdict(_stats(spec, steps - warmup - 1)))
+    return writer.events
+
+
+def _stats(spec: RunSpec, replays: int) -> GraphStats:
+    on_cpu = spec.placement.device == "cpu"
+    return GraphStats(
+        impl=spec.cuda_graph.impl,
+        effective_scope=spec.cuda_graph.scope,
+        mechanism="compiled without CUDA graphs (CPU)" if on_cpu else "CUDA graphs",
+        graphs=4,
+        replays=4 * replays,
+        expected_replays=4 * replays,
+        capture_seconds=2.5,
+    )
+
+
+@dataclass
+class _EventWriter:
+    spec: RunSpec
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def write(self, kind: str, phase: Phase, step: Optional[int], **content: Any) -> None:
+        time = STARTED + len(self.events)
+        self.events.append({"time": time, "kind": kind, "phase": phase, "step": step, **content})
+
+    def phase(self, phase: Phase, step: Optional[int], share: float, graphs: Optional[GraphStats] = None) -> None:
+        self.write("enter", phase, step)
+        if graphs is not None:
+            self.write("capture", phase, step, graphs=dataclasses.asdict(graphs))
+        memory = memory_of(self.spec, share, graphs_held=self.spec.graphed and phase in ("settle", "measure", "probe"))
+        self.write("phase", phase, step, memory=dataclasses.asdict(memory), seconds=1.0)
+
+
+def memory_of(spec: RunSpec, share: float, graphs_held: bool = False) -> Memory:
+    """Memory of a process that uses ``share`` of 4 GiB, and a quarter of a GiB more where it holds graphs."""
+    held = math.floor(share * 4 * GIB) + (GIB // 4 if graphs_held else 0)
+    if spec.placement.device == "cpu":
+        return Memory(host_rss=held, host_peak_rss=held + GIB // 16)
+    return Memory(
+        host_rss=GIB, host_peak_rss=GIB, allocated=held - GIB // 8, peak_allocated=held, reserved=held + GIB // 8,
+        peak_reserved=held + GIB // 8, graph_pool=GIB // 4 if graphs_held else 0, device_outside=GIB // 2,
+    )  # fmt: skip
+
+
+def environment(device: Device) -> dict[str, Any]:
+    gpus = ["NVIDIA H200"] if device == "cuda" else []
+    return {
+        "versions": {"python": "3.11.9", "torch": "2.13.0", "numpy": "2.3.1"},
+        "code": {"commit": "0123456789abcdef0123456789abcdef01234567", "dirty": False, "digest": "c0de000001"},
+        "hardware": {
+            "hosts": ["host0"], "cpu": "Example CPU", "cpus": 2, "memory_bytes": 8 * GIB, "gpus": gpus,
+            "driver": "580.1" if gpus else None,
+        },
+        "settings": {"OMP_NUM_THREADS": "1"},
+        "data_digest": "da7a000001",
+        "digests": {"code": "c0de000001", "libraries": "11b0000001"},
+    }  # fmt: skip

@@ -1,0 +1,320 @@
+"""From the records of a sweep to verdicts, outcomes and exit codes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.compare import CellResult, compare, exit_code
+from analysis.load import load
+from launch.files import write_text
+from launch.record import Expectation, Outcome, Reason, SweepPaths, read_plan
+from tests.records import AttemptRecord, Extra, attempt_record, workload_spec, write_attempt, write_sweep
+
+Edit = Callable[[AttemptRecord], None]
+OOM = Outcome("CUDA_OOM", "capture", "bundle000", 0.0, 1.0, rank=0, failure_class="cuda_oom", remedy="capture less")
+
+
+def graphed_result(sweep: SweepPaths) -> CellResult:
+    return next(result for result in compare(load(sweep)) if result.cell.graphed)
+
+
+def for_graphed(change: Edit) -> Edit:
+    return lambda run: change(run) if run.spec.graphed else None
+
+
+def judged(root: Path, edit: Edit, **options: Any) -> CellResult:
+    return graphed_result(write_sweep(root, edit=edit, **options))
+
+
+def test_twins_that_agree_to_the_bit(tmp_path: Path) -> None:
+    results = compare(load(write_sweep(tmp_path)))
+    result = results[1]
+    assert result.verdict is not None
+    assert result.verdict.word == "BITWISE"
+    assert result.outcome == "COMPLETED"
+    assert result.replay is not None
+    assert result.replay.summary == "proven: 4 graphs, 464 of 464 replays"
+    assert exit_code(results) == 0
+
+
+def test_noise_within_the_margin_is_equivalent_and_worst_repeat_wins(tmp_path: Path) -> None:
+    def noise(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 1:
+            run.metrics[60]["loss"] += 2e-4
+
+    result = judged(tmp_path, noise)
+    assert [pair.verdict.word for pair in result.pairs] == ["BITWISE", "EQUIVALENT"]
+    assert result.verdict is not None
+    assert result.verdict.word == "EQUIVALENT"
+    assert result.max_loss_difference == pytest.approx(2e-4)
+
+
+def test_one_nan_in_one_repeat_of_the_graphed_cell_diverges(tmp_path: Path) -> None:
+    def nan(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 1:
+            run.metrics[80]["loss"] = float("nan")
+
+    result = judged(tmp_path, nan)
+    assert result.verdict is not None
+    assert (result.verdict.word, result.verdict.deviation and result.verdict.deviation.step) == ("DIVERGED", 80)
+    assert result.verdict.reason.startswith("repeat 1")
+
+
+def test_all_nan_on_both_sides_does_not_pass(tmp_path: Path) -> None:
+    def all_nan(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["loss"] = float("nan")
+
+    sweep = write_sweep(tmp_path, edit=all_nan)
+    assert graphed_result(sweep).verdict.word == "INCONCLUSIVE"  # type: ignore[union-attr]
+    assert exit_code(compare(load(sweep))) == 4
+
+
+def test_a_run_that_ended_at_its_nan_diverges_though_it_gives_no_proof(tmp_path: Path) -> None:
+    def stopped(run: AttemptRecord) -> None:
+        run.metrics[70]["loss"] = float("nan")
+        del run.metrics[71:]
+        run.events[0] = [event for event in run.events[0] if event["kind"] != "proof"]
+        run.outcome = Outcome("NUMERIC", "measure", "bundle000", 0.0, 1.0, rank=0, message="loss is nan at step 70")
+
+    result = judged(tmp_path, for_graphed(stopped))
+    assert result.verdict is not None
+    assert (result.verdict.word, result.unexpected) == ("DIVERGED", True)
+
+
+def shorten(run: AttemptRecord) -> None:
+    del run.metrics[100:]
+
+
+def renumber(run: AttemptRecord) -> None:
+    for step in run.metrics:
+        step["step"] += 1
+
+
+def other_code(run: AttemptRecord) -> None:
+    run.environment["digests"]["code"] = "other00000"
+
+
+def other_libraries(run: AttemptRecord) -> None:
+    run.environment["digests"]["libraries"] = "other00000"
+    run.environment["versions"]["torch"] = "2.12.1"
+
+
+def other_data(run: AttemptRecord) -> None:
+    run.environment["data_digest"] = "other00000"
+
+
+def no_digests(run: AttemptRecord) -> None:
+    run.environment["digests"] = {}
+
+
+def change_proof(**fields: Any) -> Edit:
+    def change(run: AttemptRecord) -> None:
+        for event in run.events[0]:
+            if event["kind"] == "proof":
+                event["graphs"] |= fields
+
+    return change
+
+
+def no_proof(run: AttemptRecord) -> None:
+    run.events[0] = [event for event in run.events[0] if event["kind"] != "proof"]
+
+
+def of_another_shape(run: AttemptRecord) -> None:
+    run.metrics[50] = {"step": 50}
+
+
+def not_a_number(run: AttemptRecord) -> None:
+    run.metrics[50]["loss"] = None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (shorten, "step"),
+        (renumber, "not expected"),
+        (other_code, "differ in code"),
+        (other_libraries, "versions.torch: 2.13.0 (eager), 2.12.1 (graphed)"),
+        (other_data, "differ in data"),
+        (no_digests, "no digest of code, libraries"),
+        (no_proof, "ended without giving proof"),
+        (change_proof(replays=10), "10 replays where 464 were expected"),
+        (change_proof(graphs=0, replays=0, expected_replays=0), "nothing was captured"),
+        (change_proof(replays=0, expected_replays=0), "0 replays where 0"),
+        (change_proof(recompilations=2), "2 recompilations"),
+        (change_proof(impl="none"), "captured with none"),
+        (of_another_shape, "metrics.jsonl cannot be read"),
+        (not_a_number, "metrics.jsonl cannot be read"),
+    ],
+)
+def test_pairs_that_cannot_be_compared(tmp_path: Path, change: Edit, said: str) -> None:
+    sweep = write_sweep(tmp_path, edit=for_graphed(change))
+    result = graphed_result(sweep)
+    assert result.verdict is not None
+    assert result.verdict.word == "INCOMPARABLE"
+    assert said in result.verdict.reason
+    assert result.verdict.remedy
+    assert result.speed is None
+    assert exit_code(compare(load(sweep))) == 3
+
+
+def test_every_rank_must_prove_its_replays(tmp_path: Path) -> None:
+    def silent_rank(run: AttemptRecord) -> None:
+        run.events[1] = [event for event in run.events[1] if event["kind"] != "proof"]
+
+    assert judged(tmp_path / "all", lambda run: None, ranks=2).verdict.word == "BITWISE"  # type: ignore[union-attr]
+    result = judged(tmp_path / "one", for_graphed(silent_rank), ranks=2)
+    assert result.verdict is not None
+    assert result.verdict.word == "INCOMPARABLE"
+    assert "rank 1" in result.verdict.reason
+
+
+def test_a_torn_last_line_is_a_missing_step(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path)
+    run_id = graphed_result(sweep).runs[0].run_id
+    metrics = sweep.run(run_id).attempt(1).metrics
+    metrics.write_bytes(metrics.read_bytes()[:-20])
+    result = graphed_result(sweep)
+    assert result.verdict is not None
+    assert result.verdict.word == "INCOMPARABLE"
+    assert "step 119 missing" in result.verdict.reason
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "environment.json", "events/rank0.jsonl"])
+def test_a_damaged_or_lost_record_is_incomparable(tmp_path: Path, name: str) -> None:
+    for content in (b'{"half": \n{"kind": "phase"}\n', None):
+        sweep = write_sweep(tmp_path / str(content is None))
+        path = sweep.run(graphed_result(sweep).runs[0].run_id).attempt(1).root / name
+        path.unlink() if content is None else path.write_bytes(content)
+        assert graphed_result(sweep).verdict.word == "INCOMPARABLE"  # type: ignore[union-attr]
+
+
+def test_a_spec_of_another_run_is_incomparable(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path)
+    first, second = graphed_result(sweep).runs
+    write_text(sweep.run(first.run_id).spec, sweep.run(second.run_id).spec.read_text())
+    result = graphed_result(sweep)
+    assert result.verdict is not None
+    assert f"spec.json is of run {second.run_id}" in result.verdict.reason
+
+
+def test_a_graphed_repeat_without_its_eager_repeat_is_incomparable(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path)
+    plan = read_plan(sweep)
+    records = load(sweep)
+    lone = dataclasses.replace(plan, cells=tuple(cell for cell in plan.cells if cell.graphed))
+    results = compare(dataclasses.replace(records, plan=lone))
+    assert results[0].verdict is not None
+    assert results[0].verdict.word == "INCOMPARABLE"
+    assert "no eager run" in results[0].verdict.reason
+    assert exit_code(results) == 3
+
+
+def test_a_later_attempt_counts_only_where_its_results_are_intact(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path)
+    spec = dataclasses.replace(workload_spec(0, "torch_compile", 120), repeat=0)
+    failed = attempt_record(spec)
+    failed.number, failed.outcome = 2, OOM
+    write_attempt(sweep, failed)
+    assert [run.attempt and run.attempt.number for run in graphed_result(sweep).runs] == [1, 1]
+    again = attempt_record(spec, allocation="another")
+    again.number = 10
+    write_attempt(sweep, again)
+    result = graphed_result(sweep)
+    assert [run.attempt and run.attempt.number for run in result.runs] == [10, 1]
+    assert result.pairs[0].speed.reason == "the runs were in different allocations"
+    assert result.speed is not None
+    assert (result.speed.pairs, result.speed.word) == (1, "INCONCLUSIVE")
+
+
+def failing(outcome: Outcome) -> Edit:
+    def fail(run: AttemptRecord) -> None:
+        run.outcome = outcome
+        del run.metrics[3:]
+
+    return fail
+
+
+def interrupted(run: AttemptRecord) -> None:
+    run.outcome = None
+
+
+def never_begun(run: AttemptRecord) -> None:
+    run.begun = False
+
+
+def diverge(run: AttemptRecord) -> None:
+    run.metrics[100]["loss"] += 1.0
+
+
+def eager_only(change: Edit) -> Edit:
+    return lambda run: None if run.spec.graphed else change(run)
+
+
+@pytest.mark.parametrize(
+    ("edit", "expect", "code"),
+    [
+        (lambda run: None, Expectation(), 0),
+        (for_graphed(diverge), Expectation(), 3),
+        (for_graphed(failing(OOM)), Expectation(), 3),
+        (for_graphed(failing(OOM)), Expectation("CUDA_OOM", "capture"), 0),
+        (for_graphed(failing(OOM)), Expectation("CUDA_OOM"), 0),
+        (for_graphed(failing(OOM)), Expectation("CUDA_OOM", "measure"), 3),
+        (lambda run: None, Expectation("CUDA_OOM"), 3),
+        (eager_only(failing(OOM)), Expectation(), 3),
+        (for_graphed(interrupted), Expectation(), 2),
+        (for_graphed(never_begun), Expectation(), 2),
+        (eager_only(interrupted), Expectation(), 2),
+        (lambda run: never_begun(run) if run.spec.repeat else None, Expectation(), 2),
+        (
+            lambda run: (diverge if run.spec.repeat else interrupted)(run) if run.spec.graphed else None,
+            Expectation(),
+            3,
+        ),
+    ],
+)
+def test_exit_codes(tmp_path: Path, edit: Edit, expect: Expectation, code: int) -> None:
+    assert exit_code(compare(load(write_sweep(tmp_path, edit=edit, expect=expect)))) == code
+
+
+def test_too_few_steps_and_one_repeat_are_inconclusive_only(tmp_path: Path) -> None:
+    def nudge(run: AttemptRecord) -> None:
+        if run.spec.graphed:
+            run.metrics[20]["loss"] += 1e-5
+
+    for name, options in (("short", {"steps": 60}), ("once", {"repeats": 1})):
+        results = compare(load(write_sweep(tmp_path / name, edit=nudge, **options)))  # type: ignore[arg-type]
+        assert results[1].verdict is not None
+        assert results[1].verdict.word == "INCONCLUSIVE"
+        assert exit_code(results) == 4
+
+
+def test_statuses_of_runs_that_never_ended(tmp_path: Path) -> None:
+    interrupted_result = judged(tmp_path / "a", for_graphed(interrupted))
+    assert (interrupted_result.outcome, interrupted_result.unfinished) == ("INTERRUPTED", True)
+    assert judged(tmp_path / "b", for_graphed(never_begun)).outcome == "NOT RUN"
+
+
+def test_a_teardown_that_hung_keeps_its_results_but_is_unexpected(tmp_path: Path) -> None:
+    def hang(run: AttemptRecord) -> None:
+        assert run.outcome is not None
+        run.outcome = dataclasses.replace(run.outcome, outcome="TEARDOWN_HANG")
+
+    result = judged(tmp_path, for_graphed(hang))
+    assert result.verdict is not None
+    assert (result.verdict.word, result.unexpected) == ("BITWISE", True)
+
+
+def test_cells_that_do_not_run_are_no_failure(tmp_path: Path) -> None:
+    reason = Reason("cuda.needed", "torch needs CUDA", "use a host with a GPU")
+    extra = [Extra(workload_spec(0, "torch", 120), (reason,), "not_runnable")]
+    results = compare(load(write_sweep(tmp_path, extra=extra)))
+    assert results[-1].verdict is None
+    assert exit_code(results) == 0
+    assert exit_code(compare(load(write_sweep(tmp_path / "none", workloads=0, extra=extra)))) == 0

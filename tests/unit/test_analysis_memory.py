@@ -1,0 +1,57 @@
+"""Memory of a cell: peaks by phase, what capture added, and which kind of memory it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis.compare import compare
+from analysis.load import load
+from launch.spec import Device
+from tests.records import GIB, AttemptRecord, write_sweep
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_capture_added_is_what_graphs_hold_at_the_end_of_measure(tmp_path: Path, device: Device) -> None:
+    eager, graphed = compare(load(write_sweep(tmp_path, device=device)))
+    assert eager.memory is not None
+    assert graphed.memory is not None
+    assert graphed.memory.kind == ("host" if device == "cpu" else "device")
+    assert graphed.memory.added == GIB // 4
+    assert eager.memory.added is None
+    assert "capture" not in [peak.phase for peak in eager.memory.phases]
+    assert graphed.memory.peak == max(peak.peak for peak in graphed.memory.phases)
+
+
+def test_device_memory_counts_what_lies_outside_the_allocator(tmp_path: Path) -> None:
+    _, graphed = compare(load(write_sweep(tmp_path, device="cuda")))
+    assert graphed.memory is not None
+    measure = next(peak for peak in graphed.memory.phases if peak.phase == "measure")
+    assert measure.peak_allocated is not None
+    assert measure.peak == measure.peak_allocated + GIB // 8 + GIB // 2
+    assert measure.graph_pool == GIB // 4
+
+
+def test_peaks_are_the_largest_of_ranks_and_repeats(tmp_path: Path) -> None:
+    def one_large_rank(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 1:
+            for event in run.events[1]:
+                if event["kind"] == "phase" and event["phase"] == "capture":
+                    event["memory"]["host_peak_rss"] = 100 * GIB
+
+    _, graphed = compare(load(write_sweep(tmp_path, ranks=2, edit=one_large_rank)))
+    assert graphed.memory is not None
+    assert graphed.memory.peak == 100 * GIB
+
+
+def test_a_run_that_died_in_capture_still_shows_the_phases_before(tmp_path: Path) -> None:
+    def died(run: AttemptRecord) -> None:
+        if run.spec.graphed:
+            kept = ("init", "build", "warmup")
+            run.events[0] = [event for event in run.events[0] if event["phase"] in kept]
+
+    _, graphed = compare(load(write_sweep(tmp_path, edit=died)))
+    assert graphed.memory is not None
+    assert [peak.phase for peak in graphed.memory.phases] == ["init", "build", "warmup"]
+    assert graphed.memory.added is None
