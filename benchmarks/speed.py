@@ -1,0 +1,123 @@
+"""How fast the orchestrator is: prints the table of the speed promises, each measured as a whole process.
+
+    python benchmarks/speed.py             all but the demo
+    python benchmarks/speed.py --demo      the demo too (minutes)
+
+Each row runs a command of the product, from Python's start to its end, several times over, and shows the median, the
+slowest, the peak memory of the process, and the promise beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+RECIPE = """\
+name: ten_thousand
+engine: torch_native
+model: {preset: tiny_dense}
+training: {steps: 120}
+repeats: 2
+sweep:
+  grid:
+    training.seed: [%s]
+    training.learning_rate: [1.0e-3, 2.0e-3, 3.0e-3, 4.0e-3, 5.0e-3]
+    training.precision: [fp32, bf16]
+    cuda_graph: [{impl: torch_compile}]
+"""
+"""250 seeds, 5 rates, 2 precisions, eager and compiled, 2 repeats: 10,000 runs."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One promise, and what was measured."""
+
+    name: str
+    seconds: tuple[float, ...]
+    peak_bytes: int
+    promise: str
+
+    def __str__(self) -> str:
+        median, slowest = statistics.median(self.seconds), max(self.seconds)
+        return f"{self.name:42} {median:8.2f} s {slowest:8.2f} s {self.peak_bytes / 2**20:7.0f} MiB   {self.promise}"
+
+
+def measure(name: str, promise: str, command: Sequence[str], repeats: int, before: Callable[[], None] = lambda: None) -> Row:
+    """Run ``command`` once to warm the disk's cache, then ``repeats`` times.
+
+    Raises:
+        RuntimeError: the command failed.
+    """
+    seconds, peak = [], 0
+    for turn in range(repeats + 1):
+        before()
+        begun = time.perf_counter()
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            errors = process.stderr.read()
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode not in (0, 3, 4):
+            raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}: {errors}")
+        if turn:
+            seconds.append(time.perf_counter() - begun)
+            peak = max(peak, usage.ru_maxrss * 1024)
+    return Row(name, tuple(seconds), peak, promise)
+
+
+def orchestrator(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "orchestrator", *arguments]
+
+
+def write_records(root: Path, workloads: int, steps: int) -> None:
+    """Four runs a workload. Another process writes them: Linux counts a parent's memory in its child's peak."""
+    code = f"from tests.records import write_sweep; from pathlib import Path; write_sweep(Path({str(root)!r}), workloads={workloads}, repeats=2, steps={steps})"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def rows(folder: Path, repeats: int) -> list[Row]:
+    recipe = folder / "ten_thousand.yaml"
+    recipe.write_text(RECIPE % ", ".join(map(str, range(250))))
+    status, report = folder / "status", folder / "report"
+    write_records(status / "many_runs", workloads=2500, steps=10)
+    write_records(report / "many_steps", workloads=250, steps=1000)
+    return [
+        measure("--help", "0.2 s", orchestrator("--help"), repeats),
+        measure("plan of 10,000 runs", "2 s", orchestrator("plan", str(recipe)), repeats),
+        measure("status of 10,000 recorded runs", "1 s", orchestrator("status", "many_runs", "--store", str(status)), repeats),
+        measure("report of 1,000 runs of 1,000 steps", "15 s, 2 GB", orchestrator("report", "many_steps", "--store", str(report)), repeats),
+    ]  # fmt: skip
+
+
+def demo(folder: Path) -> Row:
+    """The demo into an empty store; a second sweep of it is not measured."""
+    begun = time.perf_counter()
+    subprocess.run(orchestrator("sweep", "recipes/tiny_moe.yaml", "--store", str(folder / "demo")), cwd=ROOT, check=True)
+    seconds = time.perf_counter() - begun
+    return Row("demo (8 runs, two cores)", (seconds,), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024, "180 s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure the speed promises.")
+    parser.add_argument("--demo", action="store_true", help="measure the demo as well")
+    parser.add_argument("--repeats", type=int, default=5, help="counted runs of each command")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        measured = rows(Path(name), options.repeats) + ([demo(Path(name))] if options.demo else [])
+    print(f"{'':42} {'median':>10} {'slowest':>10} {'memory':>11}   promise")
+    print(*measured, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
