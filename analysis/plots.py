@@ -214,7 +214,7 @@ def _step_time(series: Sequence[Series]) -> Figure | None:
     if not eager:
         return None
     on_gpu = rows[0][0].result.spec.placement.device == "cuda"
-    unit, unit_name = (1.0, "ms") if on_gpu else (float(np.median(eager[0])), "CPU step time over eager's median")
+    unit, unit_name = (1.0, "ms") if on_gpu else (float(np.median(eager[0])), "CPU time over eager's median")
     height = 1.5 + 0.55 * len(rows)
     figure, (axes,) = _figure(1, height, (1,))
     figure.subplots_adjust(left=0.3, right=0.97, top=1 - 0.4 / height, bottom=0.6 / height)
@@ -224,7 +224,7 @@ def _step_time(series: Sequence[Series]) -> Figure | None:
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.grid(axis="y", visible=False)
     axes.set_title("Step time over the measured steps of all repeats")
-    axes.set_xlabel(f"{unit_name}; line: median, box: middle half, whiskers: 5% to 95%")
+    axes.set_xlabel(f"{unit_name}; line: median, box: half, whiskers: 5-95%")
     return figure
 
 

@@ -85,6 +85,7 @@ def write_sweep(
     steps: int = 120,
     ranks: int = 1,
     device: Device = "cpu",
+    deterministic: bool = False,
     expect: Expectation = Expectation(),  # noqa: B008 (frozen)
     extra: Sequence[Extra] = (),
     edit: Callable[[AttemptRecord], None] = unchanged,
@@ -96,7 +97,7 @@ def write_sweep(
     sweep = SweepPaths(root)
     cells, bundles = [], []
     for workload in range(workloads):
-        specs = [workload_spec(workload, impl, steps, ranks, device) for impl in ("none", *impls)]
+        specs = [workload_spec(workload, impl, steps, ranks, device, deterministic) for impl in ("none", *impls)]
         cells += [written_cell(spec, repeats, expect if spec.graphed else Expectation()) for spec in specs]
         run_ids = tuple(dataclasses.replace(s, repeat=r).run_id for r in range(repeats) for s in specs)
         bundles.append(PlannedBundle(f"bundle{workload:03d}", specs[0].workload_id, run_ids))
@@ -111,10 +112,13 @@ def write_sweep(
     return sweep
 
 
-def workload_spec(workload: int, impl: GraphImpl, steps: int, ranks: int = 1, device: Device = "cpu") -> RunSpec:
+def workload_spec(
+    workload: int, impl: GraphImpl, steps: int, ranks: int = 1, device: Device = "cpu", deterministic: bool = False
+) -> RunSpec:
     """Workloads differ by their learning rate."""
+    rate = 1e-3 * (workload + 1)
     return RunSpec(
-        training=Training(steps=steps, learning_rate=1e-3 * (workload + 1), global_batch_size=8 * ranks),
+        training=Training(steps=steps, learning_rate=rate, global_batch_size=8 * ranks, deterministic=deterministic),
         parallelism=Parallelism(dp=ranks),
         placement=Placement(device=device, ranks_per_node=ranks),
         cuda_graph=CudaGraph(impl=impl),

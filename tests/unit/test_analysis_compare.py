@@ -54,6 +54,17 @@ def test_noise_within_the_margin_is_equivalent_and_worst_repeat_wins(tmp_path: P
     assert result.max_loss_difference == pytest.approx(2e-4)
 
 
+def test_deterministic_mode_asks_for_equality_to_the_bit(tmp_path: Path) -> None:
+    def near(run: AttemptRecord) -> None:
+        run.metrics[60]["loss"] += 1e-6
+
+    found = judged(tmp_path / "near", for_graphed(near), deterministic=True)
+    assert found.verdict is not None and found.verdict.word == "DIVERGED"
+    assert found.verdict.deviation is not None and found.verdict.deviation.step == 60
+    same = graphed_result(write_sweep(tmp_path / "same", deterministic=True))
+    assert same.verdict is not None and same.verdict.word == "BITWISE"
+
+
 def test_one_nan_in_one_repeat_of_the_graphed_cell_diverges(tmp_path: Path) -> None:
     def nan(run: AttemptRecord) -> None:
         if run.spec.graphed and run.spec.repeat == 1:
