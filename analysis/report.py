@@ -1,4 +1,4 @@
-"""Writes the report of a sweep: markdown for people, JSON for programs, pictures for both.
+"""Writes the report of a sweep: markdown for people, JSON and a table of all steps for programs, pictures for both.
 
 It reads records and nothing else, and the same records give the same bytes: no date, no host name of the reader, no
 absolute path. What report.json holds is said in analysis/content.py.
@@ -16,6 +16,7 @@ from analysis.markdown import render
 from analysis.plots import draw
 from analysis.selection import Selection, select
 from analysis.summary import summarise
+from analysis.table import parquet_of, steps_table
 from launch.files import dumps, write_bytes, write_text
 from launch.record import Margins, SweepPaths
 
@@ -32,7 +33,7 @@ class Report:
 
 
 def write_report(sweep: SweepPaths) -> Report:
-    """Write <sweep>/report/report.md, report.json and plots/*.png.
+    """Write <sweep>/report/report.md, report.json, steps.parquet and plots/*.png.
 
     Raises:
         FileNotFoundError: the folder holds no plan.
@@ -43,6 +44,7 @@ def write_report(sweep: SweepPaths) -> Report:
     summary, selection = summarise(results), select(results)
     files = _write_plots(sweep.report, selection, records.plan.margins)
     markdown, json = sweep.report / "report.md", sweep.report / "report.json"
+    write_bytes(sweep.report / "steps.parquet", parquet_of(steps_table(records)))
     write_text(markdown, render(records, results, summary, selection, files))
     write_text(json, dumps(content_of(records, results, summary, selection, files), indent=1) + "\n")
     return Report(results, summary.exit_code, summary.text, markdown, json)
