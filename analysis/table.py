@@ -38,12 +38,12 @@ def parquet_of(table: pd.DataFrame) -> bytes:
 
 
 def _steps_of(cell: Cell, run: Run, attempt: Attempt) -> pd.DataFrame:
-    columns = {name: getattr(attempt.steps, name) for name in STEP_COLUMNS}
-    frame = pd.DataFrame(columns)
-    frame.insert(0, "attempt", attempt.number)
-    frame.insert(0, "repeat", run.repeat)
-    frame.insert(0, "graphed", cell.graphed)
-    frame.insert(0, "workload_id", cell.workload_id)
-    frame.insert(0, "cell", cell.label)
-    frame.insert(0, "run_id", run.run_id)
-    return frame
+    said = {
+        "run_id": run.run_id,
+        "cell": cell.label,
+        "workload_id": cell.workload_id,
+        "graphed": cell.graphed,
+        "repeat": run.repeat,
+        "attempt": attempt.number,
+    }
+    return pd.DataFrame(said | {name: getattr(attempt.steps, name) for name in STEP_COLUMNS})
