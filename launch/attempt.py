@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from launch.failures import Diagnosis, EndedBy, Evidence, RankException, RankExit, diagnose
-from launch.files import read_json
+from launch.files import RecordError, read_json
 from launch.process import start
-from launch.record import AttemptPaths, Limits, Outcome, Phase, read_events
+from launch.record import AttemptPaths, Limits, Outcome, read_events
 from launch.redact import redact
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0
-"""Between asking processes to end (or to print their stacks) and ending them."""
+"""Between asking processes to end and ending them."""
+STACKS_SECONDS = 1.0
+"""For ranks to print their stacks."""
 
 
 class Ranks:
@@ -34,23 +37,14 @@ class Ranks:
     def supervise(self, allocation: str, cancelled: Callable[[], bool]) -> Outcome:
         """Wait for the ranks, or end them when the time, their silence or ``cancelled`` says so."""
         ended_by = self._watch(cancelled)
+        # Before anything is ended here: what becomes of ranks after that is no cause.
+        events, exits = self._events(), self._exits()
         if ended_by == "hang":
-            self._print_stacks()
+            self._print_stacks(events)
         if ended_by != "itself":
             self._end_ranks()
-        diagnosis, exit_code = self._diagnose(ended_by), self._ranks.returncode
-        return Outcome(
-            diagnosis.outcome,
-            diagnosis.phase,
-            allocation,
-            self._started,
-            time.time(),
-            diagnosis.rank,
-            diagnosis.failure_class,
-            redact(diagnosis.message),
-            diagnosis.remedy,
-            exit_code,
-        )
+        diagnosis = diagnose(self._evidence(ended_by, events, exits))
+        return outcome_of(diagnosis, allocation, self._started, self._ranks.returncode)
 
     def _watch(self, cancelled: Callable[[], bool]) -> EndedBy:
         begun = last_sign = time.monotonic()
@@ -73,13 +67,25 @@ class Ranks:
         files = [self._attempt.metrics, *(self._attempt.root / "events").glob("rank*.jsonl")]
         return sum(path.stat().st_size for path in files if path.exists())
 
-    def _print_stacks(self) -> None:
+    def _events(self) -> dict[int, list[dict[str, Any]]]:
+        """What each rank has recorded, by rank, as far as it can be read."""
+        found: dict[int, list[dict[str, Any]]] = {}
+        for path in sorted((self._attempt.root / "events").glob("rank*.jsonl")):
+            rank = int(path.stem.removeprefix("rank"))
+            found[rank] = []
+            # The report names a record that is damaged; here it must not end the supervision.
+            with contextlib.suppress(RecordError):
+                found[rank].extend(read_events(self._attempt, rank))
+        return found
+
+    def _print_stacks(self, events: Mapping[int, list[dict[str, Any]]]) -> None:
         """SIGABRT makes each rank's faulthandler write its stack to the rank's log."""
-        for path in (self._attempt.root / "events").glob("rank*.jsonl"):
-            pid = next(read_events(self._attempt, _rank(path)), {}).get("pid")
+        for lines in events.values():
+            pid = lines[0].get("pid") if lines else None
             if pid is not None and _parent(pid) == self._ranks.pid:
                 os.kill(pid, signal.SIGABRT)
-        time.sleep(1.0)
+                os.kill(pid, signal.SIGCONT)  # a process that is stopped cannot print
+        time.sleep(STACKS_SECONDS)
 
     def _end_ranks(self) -> None:
         self._ranks.terminate()
@@ -89,35 +95,46 @@ class Ranks:
             self._ranks.kill()  # its ranks follow it (launch.lifeline)
             self._ranks.wait()
 
-    def _diagnose(self, ended_by: EndedBy) -> Diagnosis:
-        events = {_rank(p): list(read_events(self._attempt, _rank(p))) for p in sorted((self._attempt.root / "events").glob("rank*.jsonl"))}  # fmt: skip
-        phase: Phase = events[0][-1]["phase"] if events.get(0) else "init"
+    def _exits(self) -> tuple[RankExit, ...]:
+        try:
+            return tuple(RankExit(row["rank"], row["code"]) for row in read_json(self._attempt.exits))
+        except FileNotFoundError:
+            return ()
+
+    def _evidence(
+        self, ended_by: EndedBy, events: Mapping[int, list[dict[str, Any]]], exits: tuple[RankExit, ...]
+    ) -> Evidence:
         exceptions = tuple(
             RankException(rank, event["time"], event["phase"], event["type"], event["message"])
             for rank, lines in events.items()
             for event in lines
             if event["kind"] == "exception"
         )
-        try:
-            exits = tuple(RankExit(row["rank"], row["code"]) for row in read_json(self._attempt.exits))
-        except FileNotFoundError:
-            exits = ()
-        return diagnose(
-            Evidence(
-                ended_by,
-                self._ranks.returncode,
-                phase,
-                phase == "teardown",
-                exceptions,
-                exits,
-                oom_killed=_oom_kills() > self._oom_kills,
-                limit_seconds=self._limits.hang_seconds if ended_by == "hang" else self._limits.run_seconds,
-            )
+        return Evidence(
+            ended_by,
+            self._ranks.returncode,
+            {rank: lines[-1]["phase"] for rank, lines in events.items() if lines},
+            exceptions,
+            exits,
+            oom_killed=_oom_kills() > self._oom_kills,
+            limit_seconds=self._limits.hang_seconds if ended_by == "hang" else self._limits.run_seconds,
         )
 
 
-def _rank(path: Path) -> int:
-    return int(path.stem.removeprefix("rank"))
+def outcome_of(diagnosis: Diagnosis, allocation: str, started: float, exit_code: Optional[int] = None) -> Outcome:
+    """The record of an attempt that ends now."""
+    return Outcome(
+        diagnosis.outcome,
+        diagnosis.phase,
+        allocation,
+        started,
+        time.time(),
+        diagnosis.rank,
+        diagnosis.failure_class,
+        redact(diagnosis.message),
+        diagnosis.remedy,
+        exit_code,
+    )
 
 
 def _parent(pid: int) -> Optional[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Optional
 
@@ -38,17 +39,26 @@ class RankExit:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is known of an attempt that has ended."""
+    """All that is known of an attempt that has ended. What ranks said after the supervisor began to end them is not."""
 
     ended_by: EndedBy
     exit_code: int
-    phase: Phase
-    """The last phase that rank 0 entered."""
-    results_intact: bool
+    phases: Mapping[int, Phase]
+    """The last phase that each rank entered."""
     exceptions: tuple[RankException, ...] = ()
     exits: tuple[RankExit, ...] = ()
+    """Ranks that failed, the first one first."""
     oom_killed: bool = False
     limit_seconds: float = 0.0
+
+    @property
+    def phase(self) -> Phase:
+        return self.phases.get(0, "init")
+
+    @property
+    def results_intact(self) -> bool:
+        """Rank 0 writes metrics, and enters the teardown when the last of them is on disk."""
+        return self.phase == "teardown"
 
 
 @dataclass(frozen=True)
@@ -63,32 +73,56 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class FailureClass:
-    """One row of the table: which exception texts it covers, what the outcome is, and the way out."""
+    """One kind of failure: which exceptions ("Type: message") it covers, what the outcome is, and the way out."""
 
     name: str
-    pattern: str
     outcome: OutcomeName
     remedy: str
+    pattern: str = ""
 
 
-_SECONDARY = re.compile(r"Connection (closed|reset) by peer|DistBackendError|cudaErrorStreamCaptureInvalidated|SIGTERM")
+# What other ranks say when one has gone: consequences, not causes.
+_SECONDARY = re.compile(
+    r"Connection (closed|reset) by peer|DistBackendError|cudaErrorStreamCaptureInvalidated|SIGTERM|Broken pipe"
+)
 
-# Sorted by priority: the first row that matches "Type: message" names the class.
-FAILURE_CLASSES: tuple[FailureClass, ...] = (
-    FailureClass("UNSUPPORTED", r"^UnsupportedError:", "CONFIG", "change the setting named, or use an engine that has it"),
-    FailureClass("DATA", r"^DataError:", "CONFIG", "mend the data section of the recipe as the message says"),
-    FailureClass("NUMERIC", r"^NumericError:", "NUMERIC", "look at the eager twin at the same step: if it is finite, the capture changed the numbers; if not, lower training.learning_rate"),
-    FailureClass("CUDA_OOM", r"OutOfMemoryError|CUDA out of memory", "CUDA_OOM", "capture fewer modules, lower training.micro_batch_size, or raise parallelism.pp or tp"),
-    FailureClass("HOST_OOM", r"^MemoryError|DefaultCPUAllocator: can't allocate memory|DefaultCPUAllocator: not enough memory", "HOST_OOM", "give the job more host memory, or run fewer ranks on a node"),
-    FailureClass("COMPILER", r"InvalidCxxCompiler|No working C\+\+ compiler", "ENVIRONMENT", "install a C++ compiler (Debian: apt-get install g++)"),
-    FailureClass("IMPORT", r"^(ModuleNotFoundError|ImportError):|undefined symbol", "ENVIRONMENT", "install the package named into the environment that runs the job"),
-    FailureClass("ENVIRONMENT", r"^EnvironmentFault:", "ENVIRONMENT", "give the host what the message names"),
-    FailureClass("DISK_FULL", r"No space left on device|Disk quota exceeded", "ENVIRONMENT", "free space under the sweep's folder, then resume"),
-    FailureClass("CAPTURE", r"^CaptureError:", "CAPTURE_FAILED", "see the exception it names; a smaller scope narrows down the culprit"),
-    FailureClass("STREAM_CAPTURE", r"cudaErrorStreamCapture|operation not permitted when stream is capturing", "CAPTURE_FAILED", "the captured code synchronises with the host or leaves the capturing stream; docs/failures.md lists causes by code"),
-    FailureClass("ILLEGAL_ACCESS", r"illegal memory access|cudaErrorIllegalAddress", "FAILED", "a stale pointer: look for an input freed before replay; with expandable segments set NCCL_GRAPH_REGISTER=0"),
-    FailureClass("COMMUNICATION", r"Gloo|NCCL|ProcessGroup|collective", "FAILED", "see the log of the rank that failed first"),
+# Sorted by priority: the first row that matches names the class.
+EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
+    FailureClass("UNSUPPORTED", "CONFIG", "change the setting named, or use an engine that has it", r"^UnsupportedError:"),
+    FailureClass("DATA", "CONFIG", "mend the data section of the recipe as the message says", r"^DataError:"),
+    FailureClass("NUMERIC", "NUMERIC", "look at the eager twin at the same step: if it is finite, the capture changed the numbers; if not, lower training.learning_rate", r"^NumericError:"),
+    FailureClass("CUDA_OOM", "CUDA_OOM", "capture fewer modules, lower training.micro_batch_size, or raise parallelism.pp or tp", r"OutOfMemoryError|CUDA out of memory"),
+    FailureClass("HOST_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks on a node", r"^MemoryError|DefaultCPUAllocator: (can't allocate|not enough) memory"),
+    FailureClass("COMPILER", "ENVIRONMENT", "install a C++ compiler and Python's headers (Debian: apt-get install g++ python3-dev)", r"InvalidCxxCompiler|No working C\+\+ compiler|Python\.h: No such file"),
+    FailureClass("IMPORT", "ENVIRONMENT", "install the package named into the environment that runs the job", r"^(ModuleNotFoundError|ImportError):|undefined symbol"),
+    FailureClass("ENVIRONMENT", "ENVIRONMENT", "give the host what the message names", r"^EnvironmentFault:"),
+    FailureClass("DISK_FULL", "ENVIRONMENT", "free space under the sweep's folder, then resume", r"No space left on device|Disk quota exceeded"),
+    FailureClass("CAPTURE", "CAPTURE_FAILED", "see the exception it names; a smaller scope narrows down the culprit", r"^CaptureError:"),
+    FailureClass("STREAM_CAPTURE", "CAPTURE_FAILED", "the captured code synchronises with the host or leaves the capturing stream: look for .item(), .cpu() or a print of a tensor, or capture a smaller scope", r"cudaErrorStreamCapture|operation not permitted when stream is capturing"),
+    FailureClass("ILLEGAL_ACCESS", "FAILED", "a stale pointer: look for an input freed before replay; with expandable segments set NCCL_GRAPH_REGISTER=0", r"illegal memory access|cudaErrorIllegalAddress"),
+    FailureClass("COMMUNICATION", "FAILED", "see the log of the rank that failed first", r"Gloo|gloo|NCCL|ProcessGroup|collective|Connection (closed|reset) by peer"),
 )  # fmt: skip
+
+# How an attempt ends that no exception explains.
+CANCELLED = FailureClass("CANCELLED", "CANCELLED", "resume the sweep to run it again")
+TIMEOUT = FailureClass("TIMEOUT", "TIMEOUT", "raise resources.minutes_per_run, or lower training.steps")
+HANG = FailureClass("HANG", "HANG", "the logs hold every rank's stack at that moment; raise resources.hang_minutes if a step may take so long")  # fmt: skip
+TEARDOWN_HANG = FailureClass("TEARDOWN_HANG", "TEARDOWN_HANG", "delete graphs before process groups; the results count")
+TEARDOWN_CRASH = FailureClass("TEARDOWN_CRASH", "FAILED", "see the logs; every step's metrics are recorded")
+SPEC = FailureClass("SPEC", "CONFIG", "delete the run's spec.json and sweep again, which writes it anew")
+KERNEL_OOM = FailureClass("KERNEL_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks on a node")
+EXIT = FailureClass("EXIT", "FAILED", "see logs/launcher.log and the ranks' logs")
+SIGNALS: tuple[FailureClass, ...] = (
+    FailureClass("SIGKILL", "FAILED", "an operator or the kernel's memory killer: give the job more host memory, or ask who ended it"),
+    FailureClass("SIGSEGV", "FAILED", "a fault in native code: the rank's log holds the Python stack"),
+    FailureClass("SIGILL", "FAILED", "a library chose an instruction that this processor refuses, as virtual machines do that announce AMX: set environment.ONEDNN_MAX_CPU_ISA to AVX512_CORE_BF16 in the recipe"),
+    FailureClass("SIGNAL", "FAILED", "ended by another signal, whose name is the class: the rank's log may hold the Python stack"),
+)  # fmt: skip
+
+FAILURE_CLASSES: tuple[FailureClass, ...] = (
+    *EXCEPTION_CLASSES, CANCELLED, TIMEOUT, HANG, TEARDOWN_HANG, TEARDOWN_CRASH, SPEC, KERNEL_OOM, EXIT, *SIGNALS
+)  # fmt: skip
+"""Every class that a record may name, but for exceptions that no row covers: their class is their type."""
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -96,42 +130,59 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if evidence.results_intact:
         return _after_results(evidence)
     if evidence.ended_by == "cancel":
-        return Diagnosis(
-            "CANCELLED", evidence.phase, message="cancelled while it ran", remedy="resume it with --failed"
-        )
+        return _ended(CANCELLED, evidence.phase, "cancelled while it ran")
     exception = first_exception(evidence.exceptions)
+    if exception is not None and not _is_secondary(exception):
+        return _from_exception(exception)
+    if any(rank_exit.code < 0 for rank_exit in evidence.exits):
+        return _from_exit(evidence)
     if exception is not None:
         return _from_exception(exception)
     if evidence.ended_by == "deadline":
-        return Diagnosis("TIMEOUT", evidence.phase, None, "TIMEOUT", f"not finished after {evidence.limit_seconds:g} s",
-                         "raise resources.minutes_per_run, or lower training.steps")  # fmt: skip
+        return _ended(TIMEOUT, evidence.phase, f"not finished after {evidence.limit_seconds:g} s")
     if evidence.ended_by == "hang":
-        return Diagnosis("HANG", evidence.phase, None, "HANG", f"no sign of life for {evidence.limit_seconds:g} s",
-                         "the logs hold every rank's stack at that moment; raise resources.hang_minutes if a step may take so long")  # fmt: skip
+        return _ended(HANG, evidence.phase, f"no sign of life for {evidence.limit_seconds:g} s")
     return _from_exit(evidence)
+
+
+def without_spec(error: Exception) -> Diagnosis:
+    """Of an attempt whose spec cannot be read: nothing of it was started."""
+    return _ended(SPEC, "init", f"spec.json cannot be read: {type(error).__name__}: {error}")
 
 
 def first_exception(exceptions: tuple[RankException, ...]) -> Optional[RankException]:
     """The earliest exception that is not a consequence of another rank's; the earliest of all where each is."""
     ordered = sorted(exceptions, key=lambda exception: (exception.time, exception.rank))
-    primary = [e for e in ordered if not _SECONDARY.search(f"{e.type}: {e.message}")]
+    primary = [exception for exception in ordered if not _is_secondary(exception)]
     return next(iter(primary or ordered), None)
 
 
 def classify(type_name: str, message: str) -> Optional[FailureClass]:
     """The row of the table for an exception, None where none covers it."""
     text = f"{type_name}: {message}"
-    return next((row for row in FAILURE_CLASSES if re.search(row.pattern, text)), None)
+    return next((row for row in EXCEPTION_CLASSES if re.search(row.pattern, text)), None)
+
+
+def _is_secondary(exception: RankException) -> bool:
+    return bool(_SECONDARY.search(f"{exception.type}: {exception.message}"))
+
+
+def _ended(failure: FailureClass, phase: Phase, message: str, rank: Optional[int] = None) -> Diagnosis:
+    return Diagnosis(failure.outcome, phase, rank, failure.name, message, failure.remedy)
 
 
 def _after_results(evidence: Evidence) -> Diagnosis:
-    if evidence.ended_by == "itself" and evidence.exit_code == 0:
+    if evidence.ended_by == "cancel":
+        return Diagnosis("COMPLETED", "teardown", message="cancelled in its teardown, after its last result")
+    if evidence.ended_by != "itself":
+        return _ended(TEARDOWN_HANG, "teardown", "results are on disk, but the processes did not end")
+    exception, first = first_exception(evidence.exceptions), next(iter(evidence.exits), None)
+    if exception is not None:
+        return _ended(TEARDOWN_CRASH, "teardown", f"{exception.type}: {exception.message}", exception.rank)
+    if evidence.exit_code == 0:
         return Diagnosis("COMPLETED", "teardown")
-    if evidence.ended_by == "itself":
-        return Diagnosis("FAILED", "teardown", None, "TEARDOWN_CRASH", f"exit code {evidence.exit_code} after the results were on disk",
-                         "see the logs; every step's metrics are recorded")  # fmt: skip
-    return Diagnosis("TEARDOWN_HANG", "teardown", None, "TEARDOWN_HANG", "results are on disk, but the processes did not end",
-                     "delete graphs before process groups; the results count")  # fmt: skip
+    code, rank = (first.code, first.rank) if first else (evidence.exit_code, None)
+    return _ended(TEARDOWN_CRASH, "teardown", f"{_exit_words(code)} after the results were on disk", rank)
 
 
 def _from_exception(exception: RankException) -> Diagnosis:
@@ -140,28 +191,28 @@ def _from_exception(exception: RankException) -> Diagnosis:
     if row is None:
         outcome: OutcomeName = "CAPTURE_FAILED" if exception.phase == "capture" else "FAILED"
         return Diagnosis(outcome, exception.phase, exception.rank, exception.type, message, "see the rank's log")
-    return Diagnosis(row.outcome, exception.phase, exception.rank, row.name, message, row.remedy)
-
-
-_SIGNAL_REMEDIES = {
-    "SIGKILL": "an operator or the kernel's memory killer: give the job more host memory, or ask who ended it",
-    "SIGSEGV": "a fault in native code: the rank's log holds the Python stack",
-    "SIGILL": "a library chose an instruction that this processor refuses, as virtual machines do that announce AMX: "
-    "set environment.ONEDNN_MAX_CPU_ISA to AVX512_CORE_BF16 in the recipe",
-}
+    return _ended(row, exception.phase, message, exception.rank)
 
 
 def _from_exit(evidence: Evidence) -> Diagnosis:
-    worst = next(iter(evidence.exits), None)
-    rank = worst.rank if worst else None
-    code = worst.code if worst else evidence.exit_code
-    if evidence.oom_killed:
-        return Diagnosis("HOST_OOM", evidence.phase, rank, "HOST_OOM", "the kernel ended a process for want of host memory",
-                         "give the job more host memory, or run fewer ranks on a node")  # fmt: skip
-    if code < 0:
-        name = signal.Signals(-code).name
-        message = f"ended by {name}, which the supervisor did not send"
-        remedy = _SIGNAL_REMEDIES.get(name, "the rank's log holds the Python stack")
-        return Diagnosis("FAILED", evidence.phase, rank, name, message, remedy)
-    return Diagnosis("FAILED", evidence.phase, rank, "EXIT", f"exit code {code}, and no rank recorded an exception",
-                     "see logs/launcher.log")  # fmt: skip
+    """From exit codes alone. A rank that a signal ended comes before those that exited because it had gone."""
+    first = min(evidence.exits, key=lambda rank_exit: rank_exit.code >= 0, default=None)
+    rank, code = (first.rank, first.code) if first else (None, evidence.exit_code)
+    phase = evidence.phases.get(rank or 0, "init")
+    if code == -signal.SIGKILL and evidence.oom_killed:
+        return _ended(KERNEL_OOM, phase, "the kernel ended it for want of host memory", rank)
+    if code >= 0:
+        return _ended(EXIT, phase, f"{_exit_words(code)}, and no rank recorded an exception", rank)
+    name = _signal_name(code)
+    row = next(row for row in SIGNALS if row.name in (name, "SIGNAL"))
+    message = f"{_exit_words(code)}, which the supervisor did not send"
+    return Diagnosis(row.outcome, phase, rank, name, message, row.remedy)
+
+
+def _exit_words(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"ended by {_signal_name(code)}"
+
+
+def _signal_name(code: int) -> str:
+    """Real-time signals have numbers, but all between the first and the last have no name."""
+    return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"

@@ -17,8 +17,9 @@ from types import FrameType
 from typing import Optional
 
 from launch import slots
-from launch.attempt import Ranks
-from launch.files import JsonLines, read_json, read_json_lines, write_json
+from launch.attempt import Ranks, outcome_of
+from launch.failures import without_spec
+from launch.files import JsonLines, RecordError, read_json, read_json_lines, write_json
 from launch.lock import Lock, this_process
 from launch.process import Tracker
 from launch.record import AttemptPaths, BundleOrder, BundlePaths, order_from_json, read_spec
@@ -59,7 +60,12 @@ class Supervisor:
 
     def _make(self, attempt: AttemptPaths, allocation: str, slot_names: tuple[str, ...]) -> None:
         attempt.logs.mkdir(parents=True)
-        environment = rank_environment(read_spec(attempt.spec), slot_names)
+        try:
+            spec = read_spec(attempt.spec)
+        except (OSError, RecordError, KeyError, TypeError, ValueError) as error:
+            write_json(attempt.outcome, asdict(outcome_of(without_spec(error), allocation, time.time())))
+            return
+        environment = rank_environment(spec, slot_names)
         ranks = Ranks(attempt, self._order.limits, environment)
         if self._order.tracking is not None:
             self._trackers.append(Tracker(attempt, self._order.tracking, environment))

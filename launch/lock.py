@@ -11,6 +11,7 @@ import fcntl
 import os
 import socket
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Optional
 
@@ -33,19 +34,32 @@ def this_process() -> Owner:
 
 
 def is_alive(owner: Owner) -> bool:
-    """Whether that very process runs. On another host it cannot be seen, and is taken to be alive."""
-    if owner.host != socket.gethostname():
-        return True
-    return owner.boot == _boot() and _start_ticks(owner.pid) == owner.started
+    """Whether that very process runs. On another host it cannot be seen, and is taken to be alive.
+
+    The boot tells a reboot of this host, and it tells this host under a name that has changed.
+    """
+    if owner.boot != _boot():
+        return owner.host != socket.gethostname()
+    return _start_ticks(owner.pid) == owner.started
 
 
 def holder(path: Path) -> Optional[Owner]:
     """The living process that holds the lock at ``path``, None where there is none."""
+    owner = _last_owner(path)
+    return owner if owner is not None and is_alive(owner) else None
+
+
+def was_killed(path: Path) -> bool:
+    """Whether the process that held the lock at ``path`` ended without releasing it."""
+    owner = _last_owner(path)
+    return owner is not None and not is_alive(owner)
+
+
+def _last_owner(path: Path) -> Optional[Owner]:
     try:
-        owner = Owner(**read_json(path))
+        return Owner(**read_json(path))
     except (FileNotFoundError, RecordError, TypeError):
-        return None  # never taken, or its taker died between taking it and saying so
-    return owner if is_alive(owner) else None
+        return None  # never taken, released, or its taker died between taking it and saying so
 
 
 class Lock:
@@ -64,8 +78,9 @@ class Lock:
         except BlockingIOError:
             os.close(descriptor)
             return None
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, dumps(asdict(this_process())).encode())
+        content = dumps(asdict(this_process())).encode()
+        os.pwrite(descriptor, content, 0)  # over what a dead owner left: the file is never empty while it is held
+        os.ftruncate(descriptor, len(content))
         return Lock(descriptor)
 
     def release(self) -> None:
@@ -73,6 +88,7 @@ class Lock:
         os.close(self._descriptor)
 
 
+@cache
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,17 +19,29 @@ def is_secret_name(name: str) -> bool:
 
 
 def redact(text: str, environment: Mapping[str, str] = os.environ) -> str:
-    """``text`` without values of secret variables, and with paths told from the package, the library or home."""
-    for name, value in environment.items():
-        if is_secret_name(name) and len(value) >= _SHORTEST_SECRET:
-            text = text.replace(value, f"<{name}>")
-    places = {
-        str(Path(__file__).resolve().parent.parent): ".",
-        sys.prefix: "<python>",
-        sys.base_prefix: "<python>",
-        str(Path.home()): "~",
-    }
+    """``text`` without values of secret variables, and with paths told from the package, the library or home.
+
+    The working folder counts as private too: it is where sweeps are kept by default.
+    """
+    secrets = {value: f"<{name}>" for name, value in environment.items() if is_secret_name(name)}
+    for value in sorted(secrets, key=len, reverse=True):
+        if len(value) >= _SHORTEST_SECRET:
+            text = text.replace(value, secrets[value])
+    places = _places()
     for place in sorted(places, key=len, reverse=True):
-        if len(place) > 1:
-            text = text.replace(place, places[place])
+        # A whole path or its beginning, not a part of one: /usr in /usr/bin, but not in /data/usr or /usr2.
+        text = re.sub(rf"(?<![\w.~>-]){re.escape(place)}(?![\w-])", places[place], text)
     return text
+
+
+def _places() -> dict[str, str]:
+    """Folders that say whose machine it is, and what to write for them; the more telling name wins."""
+    places = {
+        str(Path.cwd()): ".",
+        tempfile.gettempdir(): "<tmp>",
+        os.path.expanduser("~"): "~",  # noqa: PTH111 (Path's fails where a container's user has no home)
+        sys.base_prefix: "<python>",
+        sys.prefix: "<python>",
+        str(Path(__file__).resolve().parent.parent): ".",
+    }
+    return {place: name for place, name in places.items() if len(place) > 1}

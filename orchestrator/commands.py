@@ -1,4 +1,7 @@
-"""What each verb does: load, decide, act, print."""
+"""What each verb does: load, decide, act, print.
+
+Imported above is what every verb needs; what only some need they import themselves, so that ``status`` answers at once.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,26 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Optional, TextIO
+from typing import TYPE_CHECKING, Optional, TextIO
 
 from launch.files import dumps
-from launch.record import AttemptPaths, Plan, SweepPaths, plan_to_json, read_outcome
+from launch.record import AttemptPaths, Plan, SweepPaths, plan_to_json
 from orchestrator import show
-from orchestrator.conduct import conduct
 from orchestrator.errors import SystemFault, wrong
-from orchestrator.host import Host, resolve_executor, this_host
-from orchestrator.plan import Policy, check_budget, gpu_hours, make_plan
-from orchestrator.recipe import load
-from orchestrator.state import read_states
-from orchestrator.store import Store, read_plan
-from orchestrator.sweep import expand, pick
-from orchestrator.watch import watch
+from orchestrator.state import live_runs, read_states, readable_outcome
+from orchestrator.store import Store, read_plan, writing
+
+if TYPE_CHECKING:
+    from orchestrator.host import Host
+    from orchestrator.plan import Policy
 
 CANCEL_SECONDS = 30.0
 
 
 def sweep(options: argparse.Namespace) -> int:
+    from orchestrator.conduct import conduct
+    from orchestrator.host import resolve_executor, this_host
+
     with _messages(options):
         executor, host = resolve_executor(options.executor), this_host()
         planned = _plan(options, host)
@@ -39,6 +43,9 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 def plan(options: argparse.Namespace) -> int:
+    from orchestrator.host import this_host
+    from orchestrator.plan import gpu_hours
+
     planned = _plan(options, this_host())
     if options.json:
         print(dumps({**plan_to_json(planned), "gpu_hours": gpu_hours(planned)}, indent=1))
@@ -54,7 +61,10 @@ def status(options: argparse.Namespace) -> int:
     paths = store.find(options.sweep)
     planned = read_plan(paths)
     if options.watch:
-        watch(paths, planned, restart_queue=False)
+        from orchestrator.watch import watch
+
+        with _messages(options):
+            watch(paths, planned, restart_queue=False)
     states = read_states(paths, planned)
     if options.json:
         print(dumps(show.states_to_json(planned, states), indent=1))
@@ -67,7 +77,9 @@ def report(options: argparse.Namespace) -> int:
     from analysis.report import write_report
 
     paths = Store(options.store).find(options.sweep)
-    made = write_report(paths)
+    read_plan(paths)  # says what is wrong with it, where it is damaged
+    with writing(paths):
+        made = write_report(paths)
     if options.json:
         print((paths.report / "report.json").read_text(), end="")
     else:
@@ -77,12 +89,16 @@ def report(options: argparse.Namespace) -> int:
 
 def logs(options: argparse.Namespace) -> int:
     attempt = _attempt(_find_run(Store(options.store), options.run), options.attempt)
-    outcome = read_outcome(attempt)
+    outcome = readable_outcome(attempt)
     rank = options.rank if options.rank is not None else outcome.rank if outcome and outcome.rank is not None else 0
-    path = attempt.log(rank) if attempt.log(rank).exists() else attempt.logs / "launcher.log"
-    if options.rank is not None and not attempt.log(rank).exists():
+    path = attempt.log(rank)
+    if options.rank is not None and not path.exists():
         ranks = sorted(p.stem for p in attempt.logs.glob("rank*.log"))
         raise wrong("--rank", f"rank {rank} left no log", f"there are: {', '.join(ranks) or 'none'}")
+    if not path.exists():
+        path = attempt.logs / "launcher.log"
+    if not path.exists():
+        raise wrong("", f"attempt {attempt.number} of {options.run} has left no log", "nothing of it was started")
     print(f"# {attempt.root.parent.parent.name}, attempt {attempt.number}, {path.name}")
     print(path.read_text(errors="replace"), end="")
     return 0
@@ -91,11 +107,11 @@ def logs(options: argparse.Namespace) -> int:
 def cancel(options: argparse.Namespace) -> int:
     paths = Store(options.store).find(options.sweep)
     planned = read_plan(paths)
-    before = read_states(paths, planned)
-    going = {run_id for run_id, state in before.items() if state.alive}
-    for bundle in planned.bundles:
-        if going.intersection(bundle.run_ids):
-            paths.bundle(bundle.bundle_id).cancel.touch()
+    going = set()
+    with writing(paths):
+        for bundle, run_ids in live_runs(paths):
+            going.update(run_ids)
+            bundle.cancel.touch()
     _wait_until_quiet(paths, planned)
     if options.json:
         print(json.dumps({"cancelled": sorted(going)}))
@@ -109,6 +125,9 @@ def cancel(options: argparse.Namespace) -> int:
 
 
 def resume(options: argparse.Namespace) -> int:
+    from orchestrator.conduct import conduct
+    from orchestrator.host import resolve_executor, this_host
+
     with _messages(options):
         executor = resolve_executor(options.executor)
         paths = Store(options.store).find(options.sweep)
@@ -131,6 +150,10 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
 
 
 def _plan(options: argparse.Namespace, host: Host) -> Plan:
+    from orchestrator.plan import check_budget, gpu_hours, make_plan
+    from orchestrator.recipe import load
+    from orchestrator.sweep import expand, pick
+
     recipe = load(options.recipe, options.overrides)
     planned = make_plan(recipe, pick(expand(recipe, host.device), options.only), host)
     check_budget(gpu_hours(planned), options.max_gpu_hours)
@@ -151,26 +174,34 @@ def _print_json(options: argparse.Namespace, paths: SweepPaths, planned: Plan) -
 
 
 def _list(store: Store, as_json: bool) -> int:
-    rows = []
+    rows, code = [], 0
     for name in store.names():
         paths = store.sweep(name)
-        rows.append((name, read_states(paths, read_plan(paths))))
+        try:
+            rows.append((name, read_states(paths, read_plan(paths))))
+        except SystemFault as fault:
+            print(f"error: {fault}", file=sys.stderr)
+            code = fault.exit_code
     if as_json:
         print(dumps([{"sweep": name, "runs": show.counts(states)} for name, states in rows], indent=1))
     else:
         show.sweeps(rows, store.root)
-    return 0
+    return code
 
 
-def _find_run(store: Store, beginning: str) -> Path:
-    found = sorted(path for name in store.names() for path in store.sweep(name).root.glob(f"runs/{beginning}*"))
-    exact = [path for path in found if path.name == beginning]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
-    if not found:
-        raise wrong("", f"no run {beginning!r} in {store.root}", "python -m orchestrator status SWEEP lists runs")
-    names = ", ".join(path.name for path in found[:8])
-    raise wrong("", f"{beginning!r} is the beginning of {len(found)} runs", f"write more of it: {names}")
+def _find_run(store: Store, wanted: str) -> Path:
+    """The folder of the run that ``wanted`` names: the beginning of its id, after its sweep's name and / if need be."""
+    sweep, _, beginning = wanted.rpartition("/")
+    names = [sweep] if sweep else store.names()
+    folders = [store.sweep(name).root / "runs" for name in names]
+    found = sorted(path for folder in folders if folder.is_dir() for path in folder.iterdir() if path.name.startswith(beginning))  # fmt: skip
+    chosen = [path for path in found if path.name == beginning] or found
+    if len(chosen) == 1:
+        return chosen[0]
+    if not chosen:
+        raise wrong("", f"no run {wanted!r} in {store.root}", "python -m orchestrator status SWEEP lists runs")
+    shown = ", ".join(f"{path.parent.parent.name}/{path.name}" for path in chosen[:8])
+    raise wrong("", f"{wanted!r} may be {len(chosen)} runs", f"write more of it: {shown}")
 
 
 def _attempt(run: Path, number: Optional[int]) -> AttemptPaths:
@@ -188,7 +219,7 @@ def _attempt(run: Path, number: Optional[int]) -> AttemptPaths:
 
 def _wait_until_quiet(paths: SweepPaths, planned: Plan) -> None:
     deadline = time.monotonic() + CANCEL_SECONDS
-    while any(state.alive for state in read_states(paths, planned).values()):
+    while any(True for _ in live_runs(paths)):
         if time.monotonic() > deadline:
             raise SystemFault(
                 f"runs of {planned.name} have not ended {CANCEL_SECONDS:g} s after being asked to; see status {planned.name}"

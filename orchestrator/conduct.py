@@ -10,8 +10,8 @@ from launch.record import Plan, SweepPaths
 from orchestrator import show
 from orchestrator.host import Host
 from orchestrator.plan import Policy, orders
-from orchestrator.state import RunState, read_states
-from orchestrator.store import write_orders
+from orchestrator.state import RunState, live_runs, newest_change, read_states
+from orchestrator.store import bundles, write_orders, writing
 from orchestrator.submit import run_in_foreground, start_queue
 from orchestrator.watch import watch
 
@@ -25,42 +25,57 @@ def conduct(
     """
     states = read_states(paths, plan)
     ordered = orders(plan, states, host, policy)
+    withdraw_others(paths, plan)
     write_orders(paths, ordered)
     show.ordered(states, ordered)
-    if executor == "debug":
-        run_in_foreground(paths)
-    elif ordered:
-        start_queue(paths)
-    if not wait:
-        show.next_commands(plan, read_states(paths, plan))
-        return 0
-    if ordered or any(state.alive for state in states.values()):
-        states = _follow(paths, plan)
-    code = _reported(paths, states)
-    if code is None:
-        # Only here: a sweep that has nothing to do answers without loading what draws plots.
-        from analysis.report import write_report
-
-        code = write_report(paths).exit_code
-    show.report(paths)
+    busy = bool(ordered) or any(state.alive for state in states.values())
+    try:
+        if executor == "debug":
+            run_in_foreground(paths)
+        elif busy:
+            start_queue(paths)
+        if busy and wait:
+            watch(paths, plan, restart_queue=executor == "local")
+    except KeyboardInterrupt:
+        if executor == "local":
+            show.left_running(plan)
+        raise
+    states = read_states(paths, plan)
+    code = _report(paths, states, anew=busy) if wait else 0
     show.next_commands(plan, states)
     return code
 
 
-def _follow(paths: SweepPaths, plan: Plan) -> dict[str, RunState]:
-    try:
-        return watch(paths, plan, restart_queue=True)
-    except KeyboardInterrupt:
-        show.left_running(plan)
-        raise
+def withdraw_others(paths: SweepPaths, plan: Plan) -> None:
+    """What an earlier plan ordered, and nobody lives to begin, is not to be taken up beside this plan's runs."""
+    kept = {paths.bundle(bundle.bundle_id) for bundle in plan.bundles}
+    kept.update(bundle for bundle, _ in live_runs(paths))
+    with writing(paths):
+        for bundle in bundles(paths):
+            if bundle not in kept:
+                bundle.order.unlink(missing_ok=True)
+
+
+def _report(paths: SweepPaths, states: Mapping[str, RunState], *, anew: bool) -> int:
+    """Show the report, written ``anew`` or where the one on disk is older than a run; the value is its exit code."""
+    code = None if anew else _reported(paths, states)
+    if code is None:
+        # Only here: a sweep that has nothing to do answers without loading what draws plots.
+        from analysis.report import write_report
+
+        with writing(paths):
+            code = write_report(paths).exit_code
+    show.report(paths)
+    return code
 
 
 def _reported(paths: SweepPaths, states: Mapping[str, RunState]) -> Optional[int]:
     """The exit code of the report on disk, None where there is none or something is newer than it."""
-    content = paths.report / "report.json"
-    if not content.exists():
+    report = paths.report / "report.json"
+    try:
+        written = report.stat().st_mtime
+        code = json.loads(report.read_bytes())["exit_code"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    newest = max([paths.plan.stat().st_mtime, *(s.outcome.ended for s in states.values() if s.outcome)])
-    if newest >= content.stat().st_mtime:
-        return None
-    return int(json.loads(content.read_text())["exit_code"])
+    newest = max(paths.plan.stat().st_mtime, newest_change(paths, states.values()))
+    return int(code) if newest < written else None

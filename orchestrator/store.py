@@ -6,15 +6,24 @@ again with other cells keeps every run that is on disk; the report speaks of the
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Optional
 
-from launch.files import RecordError, read_json, write_json
-from launch.record import BundleOrder, Plan, SweepPaths, order_to_json, plan_from_json, plan_to_json
+from launch.files import RecordError, dumps, read_json, write_json, write_text
+from launch.record import (
+    BundleOrder,
+    BundlePaths,
+    Plan,
+    SweepPaths,
+    order_from_json,
+    order_to_json,
+    plan_from_json,
+    plan_to_json,
+)
 from orchestrator.errors import SystemFault, wrong
-from orchestrator.schema import suggestion
 
 VARIABLE = "ORCHESTRATOR_STORE"
 
@@ -41,30 +50,42 @@ class Store:
         for sweep in (self.sweep(name), SweepPaths(Path(name))):
             if sweep.plan.is_file():
                 return sweep
-        names = self.names()
+        from orchestrator.schema import suggestion  # it loads OmegaConf, which status does without
+
         raise wrong(
             "",
             f"no sweep {name!r} in {self.root}",
-            suggestion(name, names, "python -m orchestrator sweep RECIPE makes one"),
+            suggestion(name, self.names(), "python -m orchestrator sweep RECIPE makes one"),
         )
 
     def write(self, plan: Plan) -> SweepPaths:
-        """Put ``plan`` on disk, with the spec of each of its runs.
+        """Put ``plan`` on disk, with the spec of each of its runs. A plan that is there already is left untouched.
 
         Raises:
             SystemFault: the store cannot be written to.
         """
         sweep = self.sweep(plan.name)
-        try:
+        with writing(sweep):
             _write_specs(sweep, plan)
-            content = plan_to_json(plan)
-            if not sweep.plan.exists() or read_json(sweep.plan) != content:
-                write_json(sweep.plan, content)
-        except OSError as error:
-            raise SystemFault(
-                f"{sweep.root}: cannot be written ({error.strerror}); choose another place with --store"
-            ) from error
+            content = dumps(plan_to_json(plan), indent=1) + "\n"
+            if not sweep.plan.exists() or sweep.plan.read_text(errors="replace") != content:
+                write_text(sweep.plan, content)
         return sweep
+
+
+@contextlib.contextmanager
+def writing(sweep: SweepPaths) -> Iterator[None]:
+    """Around whatever writes to ``sweep``.
+
+    Raises:
+        SystemFault: the disk is full, or may not be written to.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise SystemFault(
+            f"{sweep.root}: cannot be written ({error.strerror}); make room there, or choose another place with --store"
+        ) from error
 
 
 def read_plan(sweep: SweepPaths) -> Plan:
@@ -75,18 +96,48 @@ def read_plan(sweep: SweepPaths) -> Plan:
     """
     try:
         return plan_from_json(read_json(sweep.plan))
-    except (RecordError, KeyError, TypeError) as error:
+    except (RecordError, KeyError, TypeError, AttributeError) as error:
         raise SystemFault(
-            f"{sweep.plan}: not a plan of this version ({error}); run the sweep again to write it anew"
+            f"{sweep.plan}: not a plan of this version ({_reason(error)}); run the sweep again to write it anew"
+        ) from error
+
+
+def bundles(sweep: SweepPaths) -> list[BundlePaths]:
+    """Every bundle on disk, of this plan or of an earlier one."""
+    return [BundlePaths(path.parent) for path in sorted(sweep.root.glob("bundles/*/bundle.json"))]
+
+
+def read_order(bundle: BundlePaths) -> Optional[BundleOrder]:
+    """What the bundle's supervisor has been told, None where it has been told nothing.
+
+    Raises:
+        SystemFault: it is damaged, or written by another version.
+    """
+    try:
+        return order_from_json(read_json(bundle.order))
+    except FileNotFoundError:
+        return None
+    except (RecordError, KeyError, TypeError, ValueError) as error:
+        raise SystemFault(
+            f"{bundle.order}: not an order of this version ({_reason(error)}); delete it, then resume the sweep"
         ) from error
 
 
 def write_orders(sweep: SweepPaths, orders: Iterable[BundleOrder]) -> None:
-    """Tell each bundle's supervisor what to make; a cancellation from before is lifted."""
-    for order in orders:
-        bundle = sweep.bundle(order.bundle_id)
-        write_json(bundle.order, order_to_json(order))
-        bundle.cancel.unlink(missing_ok=True)
+    """Tell each bundle's supervisor what to make; a cancellation from before is lifted.
+
+    Raises:
+        SystemFault: the store cannot be written to.
+    """
+    with writing(sweep):
+        for order in orders:
+            bundle = sweep.bundle(order.bundle_id)
+            write_json(bundle.order, order_to_json(order))
+            bundle.cancel.unlink(missing_ok=True)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {error}"
 
 
 def _write_specs(sweep: SweepPaths, plan: Plan) -> None:

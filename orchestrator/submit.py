@@ -1,8 +1,8 @@
 """How bundles are started: the only module that knows submitit.
 
 On this host a queue of its own process starts them, so that a sweep goes on when the command that began it has gone.
-submitit's local executor starts each supervisor and is asked nothing afterwards: it reports every ending as FINISHED
-and has no queue, so what became of a bundle is read from its records alone.
+submitit's local executor starts each supervisor and is asked no more than whether the process that it started is still
+there: it reports every ending as FINISHED and has no queue, so what became of a bundle is read from its records alone.
 """
 
 from __future__ import annotations
@@ -12,54 +12,84 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import submitit
 
-from launch.files import read_json, write_json
+from launch.files import write_json
 from launch.job import supervise
 from launch.lock import Lock, holder
-from launch.record import BundleOrder, BundlePaths, SweepPaths, order_from_json
+from launch.record import BundleOrder, BundlePaths, SweepPaths
+from orchestrator.errors import OrchestratorError, SystemFault
+from orchestrator.store import bundles, read_order, writing
 
 POLL_SECONDS = 0.3
+MOST_LOAD = 0.05
+"""The share of one core that looking takes at most: on a CPU host the runs themselves are timed beside it."""
 START_SECONDS = 60.0
-"""How long a started supervisor may take to say that it lives."""
+"""How long a queue may take to say that it lives."""
 MOST_STARTS = 3
-"""How often a bundle is started by one queue: a supervisor that dies each time is not started for ever."""
+"""How often in a row a bundle is started without an attempt being begun, before the queue leaves it."""
+NO_TIMEOUT = 60 * 24 * 365
+"""Minutes. submitit would end a supervisor that waits for slots; launch.job times each run itself."""
 
 
 def start_queue(sweep: SweepPaths) -> None:
-    """Have this host's queue work on ``sweep``; nothing happens where it already does."""
+    """Have this host's queue work on ``sweep``; nothing happens where it already does.
+
+    Raises:
+        SystemFault: it did not start.
+    """
     if holder(sweep.queue_lock) is not None:
         return
-    sweep.root.mkdir(parents=True, exist_ok=True)
-    with open(sweep.root / "queue.log", "ab") as log:
-        subprocess.Popen(
+    with writing(sweep), open(sweep.root / "queue.log", "ab") as log:
+        queue = subprocess.Popen(
             [sys.executable, "-m", "orchestrator.submit", str(sweep.root)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (_source(), os.environ.get("PYTHONPATH"))))},
+            env=_environment(),
             start_new_session=True,
         )
-    _wait_for_queue(sweep)
+    _wait_for_queue(sweep, queue)
 
 
 def has_pending(sweep: SweepPaths) -> bool:
     """Whether an ordered attempt has not been begun, and no living supervisor is there to begin it."""
-    return any(_pending(sweep))
+    return any(bundle.unbegun and not bundle.alive for bundle in _open_bundles(sweep))
 
 
 def run_in_foreground(sweep: SweepPaths) -> None:
     """The debug executor: bundles one after another, their supervisors in the foreground."""
-    for bundle in _pending(sweep):
-        subprocess.run(
-            [sys.executable, "-m", "launch.job", str(bundle.root)],
-            env={**os.environ, "PYTHONPATH": _source()},
-            check=False,
-        )
+    for bundle in _open_bundles(sweep):
+        if not bundle.alive:
+            command = [sys.executable, "-m", "launch.job", str(bundle.paths.root)]
+            subprocess.run(command, env=_environment(), check=False)
+
+
+def _environment() -> dict[str, str]:
+    source = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def _wait_for_queue(sweep: SweepPaths, queue: subprocess.Popen[bytes]) -> None:
+    """Until the queue says that it lives, or has done everything and gone."""
+    deadline = time.monotonic() + START_SECONDS
+    while holder(sweep.queue_lock) is None:
+        code = queue.poll()
+        if code == 0:
+            return
+        if code is not None or time.monotonic() > deadline:
+            how = f"ended with exit code {code}" if code is not None else f"said nothing for {START_SECONDS:g} s"
+            raise SystemFault(f"the queue that starts runs {how}; {sweep.root / 'queue.log'} holds why")
+        time.sleep(0.05)
+
+
+# --- the queue's own process ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -72,93 +102,119 @@ class Start:
     time: float
 
 
+@dataclass(frozen=True)
+class _OpenBundle:
+    """A bundle with something to begin, or with a living supervisor."""
+
+    paths: BundlePaths
+    order: BundleOrder
+    alive: bool
+    unbegun: int
+    """Ordered attempts that nobody has begun; 0 where it is cancelled."""
+
+    @property
+    def name(self) -> str:
+        return self.paths.root.name
+
+    @property
+    def progress(self) -> tuple[object, ...]:
+        """Changes when an attempt is begun or another order is given."""
+        return (self.unbegun, self.order.schedule)
+
+
 class Queue:
     """Starts a sweep's bundles as slots of this host become free."""
 
     def __init__(self, sweep: SweepPaths) -> None:
         self._sweep = sweep
-        self._starts: dict[str, list[float]] = {}
+        self._jobs: dict[str, submitit.Job[Any]] = {}
+        self._tries: dict[str, list[tuple[object, ...]]] = {}
+        """By bundle, the progress at each start since there last was any."""
 
     def has_work(self) -> bool:
-        return any(self._may_start(bundle) for bundle in _pending(self._sweep))
+        busy, ready = self._look()
+        return bool(busy or ready)
 
     def drain(self) -> None:
-        """Until every ordered attempt has been begun, or cannot be."""
+        """Until every ordered attempt has been begun, or cannot be, and no supervisor lives."""
         while True:
-            pending = list(_pending(self._sweep))
-            busy = [bundle for bundle in pending if self._is_starting(bundle)] + list(_alive(self._sweep))
-            ready = [bundle for bundle in pending if self._may_start(bundle)]
+            begun = time.monotonic()
+            busy, ready = self._look()
             if not busy and not ready:
                 return
-            used = sum(_order(bundle).slots for bundle in busy)
+            used = sum(bundle.order.slots for bundle in busy)
             for bundle in ready:
-                order = _order(bundle)
-                if used + order.slots <= len(order.slot_names):
-                    self._start(bundle, order)
-                    used += order.slots
-            time.sleep(POLL_SECONDS)
+                # One that asks for more than there is starts alone, and its supervisor says so.
+                if not used or used + bundle.order.slots <= len(bundle.order.slot_names):
+                    self._start(bundle)
+                    used += bundle.order.slots
+            time.sleep(pause(POLL_SECONDS, time.monotonic() - begun))
 
-    def _may_start(self, bundle: BundlePaths) -> bool:
-        return not self._is_starting(bundle) and len(self._starts.get(bundle.root.name, ())) < MOST_STARTS
+    def _look(self) -> tuple[list[_OpenBundle], list[_OpenBundle]]:
+        """Bundles that take slots now, and those that may be started."""
+        found = list(_open_bundles(self._sweep))
+        busy = [bundle for bundle in found if bundle.alive or self._is_starting(bundle)]
+        ready = [bundle for bundle in found if bundle not in busy and bundle.unbegun and self._may_start(bundle)]
+        return busy, ready
 
-    def _is_starting(self, bundle: BundlePaths) -> bool:
-        starts = self._starts.get(bundle.root.name, [])
-        recent = bool(starts) and time.monotonic() - starts[-1] < START_SECONDS
-        return recent and holder(bundle.lock) is None
+    def _is_starting(self, bundle: _OpenBundle) -> bool:
+        job = self._jobs.get(bundle.name)
+        return job is not None and not job.done()
 
-    def _start(self, bundle: BundlePaths, order: BundleOrder) -> None:
-        executor = submitit.LocalExecutor(folder=self._sweep.root / "submitit")
-        minutes = 1 + len(order.schedule) * order.limits.run_seconds / 60
-        executor.update_parameters(timeout_min=int(minutes) * 2, name=order.bundle_id)
+    def _may_start(self, bundle: _OpenBundle) -> bool:
+        return self._tries.get(bundle.name, []).count(bundle.progress) < MOST_STARTS
+
+    def _start(self, bundle: _OpenBundle) -> None:
         token = secrets.token_hex(4)
-        job = executor.submit(supervise, str(bundle.root))
-        self._starts.setdefault(bundle.root.name, []).append(time.monotonic())
-        write_json(bundle.submission, asdict(Start(token, "local", str(job.job_id), time.time())))
+        # A folder for each start: submitit names files by process id, and would hand a job that of an earlier process.
+        executor = submitit.LocalExecutor(folder=self._sweep.root / "submitit" / token)
+        executor.update_parameters(timeout_min=NO_TIMEOUT, name=bundle.name)
+        job = executor.submit(supervise, str(bundle.paths.root))
+        self._jobs[bundle.name] = job
+        self._tries[bundle.name] = [t for t in self._tries.get(bundle.name, []) if t == bundle.progress]
+        self._tries[bundle.name].append(bundle.progress)
+        write_json(bundle.paths.submission, asdict(Start(token, "local", str(job.job_id), time.time())))
 
 
-def _pending(sweep: SweepPaths) -> Iterator[BundlePaths]:
-    """Bundles with an ordered attempt that nobody has begun, and no living supervisor."""
-    for path in sorted(sweep.root.glob("bundles/*/bundle.json")):
-        bundle = BundlePaths(path.parent)
-        if bundle.cancel.exists() or holder(bundle.lock) is not None:
+def pause(least: float, spent: float) -> float:
+    """Seconds to wait between looks that took ``spent`` seconds."""
+    return max(least, spent / MOST_LOAD)
+
+
+def _open_bundles(sweep: SweepPaths) -> Iterator[_OpenBundle]:
+    for paths in bundles(sweep):
+        order = read_order(paths)
+        if order is None:
             continue
-        if any(not sweep.run(run_id).attempt(number).root.exists() for run_id, number in _order(bundle).schedule):
-            yield bundle
+        alive = holder(paths.lock) is not None
+        unbegun = 0 if paths.cancel.exists() else _unbegun(sweep, order.schedule)
+        if alive or unbegun:
+            yield _OpenBundle(paths, order, alive, unbegun)
 
 
-def _alive(sweep: SweepPaths) -> Iterator[BundlePaths]:
-    for path in sweep.root.glob("bundles/*/bundle.json"):
-        if holder(path.parent / "lock") is not None:
-            yield BundlePaths(path.parent)
+def _unbegun(sweep: SweepPaths, schedule: Sequence[tuple[str, int]]) -> int:
+    return sum(not sweep.run(run_id).attempt(number).root.exists() for run_id, number in schedule)
 
 
-def _order(bundle: BundlePaths) -> BundleOrder:
-    return order_from_json(read_json(bundle.order))
-
-
-def _source() -> str:
-    return str(Path(__file__).resolve().parent.parent)
-
-
-def _wait_for_queue(sweep: SweepPaths) -> None:
-    """Until the queue says that it lives, or has nothing left to do and has gone."""
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and holder(sweep.queue_lock) is None and any(_pending(sweep)):
-        time.sleep(0.05)
-
-
-def main(folder: str) -> None:
-    """The queue's own process."""
+def main(folder: str) -> int:
+    """The queue's own process; the value is its exit code."""
     sweep = SweepPaths(Path(folder).resolve())
     queue = Queue(sweep)
-    # Whoever orders more looks for a living queue first. It may look just before this one goes, so look again after.
-    while queue.has_work():
-        lock = Lock.try_acquire(sweep.queue_lock)
-        if lock is None:
-            return
-        queue.drain()
-        lock.release()
+    try:
+        # Whoever orders more looks for a living queue first. It may look just before this one goes, so look again after.
+        while queue.has_work():
+            lock = Lock.try_acquire(sweep.queue_lock)
+            if lock is None:
+                return 0
+            try:
+                queue.drain()
+            finally:
+                lock.release()
+    except (OrchestratorError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    sys.exit(main(sys.argv[1]))

@@ -9,36 +9,45 @@ from collections.abc import Mapping
 from rich.live import Live
 from rich.table import Table
 
+from launch.lock import was_killed
 from launch.record import Cell, Plan, SweepPaths
 from orchestrator import show
 from orchestrator.state import RunState, read_states
-from orchestrator.submit import has_pending, start_queue
+from orchestrator.submit import has_pending, pause, start_queue
 
 POLL_SECONDS = 0.5
 LOST_POLLS = 4
 """Looks in a row that find work ordered and nobody alive to do it, before it counts as lost."""
+MOST_RESTARTS = 3
+"""How often one watch starts another queue in the place of one that was killed."""
 
 
 def watch(paths: SweepPaths, plan: Plan, *, restart_queue: bool) -> dict[str, RunState]:
     """Show the sweep until nothing of it runs or waits; the value is the state of every run then.
 
-    ``restart_queue``: where this host's queue has died with work left, start another.
+    ``restart_queue``: where this host's queue was killed with work left, start another.
     """
     view = _LiveView(plan) if sys.stdout.isatty() else _LineView(plan)
+    restarts = MOST_RESTARTS if restart_queue else 0
     quiet = 0
     try:
-        while True:
+        while quiet < LOST_POLLS:
+            begun = time.monotonic()
             states = read_states(paths, plan)
             view.update(states)
-            # Between two runs, and while a queue starts, nothing may be alive for a moment.
+            # While a queue starts, or takes the place of another, nothing may be alive for a moment.
             quiet = 0 if any(state.alive for state in states.values()) else quiet + 1
-            if quiet >= LOST_POLLS:
+            if quiet and not has_pending(paths):
                 return states
-            if quiet and restart_queue and has_pending(paths):
+            if quiet and restarts and was_killed(paths.queue_lock):
+                restarts -= 1
                 start_queue(paths)
-            time.sleep(POLL_SECONDS)
+            time.sleep(pause(POLL_SECONDS, time.monotonic() - begun))
     finally:
         view.close()
+    print(f"Some runs never began: each supervisor ended at once. {paths.root / 'queue.log'} and "
+          f"{paths.root / 'submitit'} hold why.")  # fmt: skip
+    return states
 
 
 class _Progress:

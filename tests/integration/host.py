@@ -1,0 +1,176 @@
+"""A host to test on: the command line as a process, supervisors, ranks and torch, over recipes that take seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from launch.lock import Owner
+from launch.record import AttemptPaths, Outcome, SweepPaths, read_events, read_outcome
+
+ROOT = Path(__file__).resolve().parents[2]
+SECRETS = {"WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567", "HF_TOKEN": "hf_not_to_be_written_anywhere"}
+
+STEPS = 800
+"""A second or two of steps: long enough to be caught in, short enough to be waited for."""
+MODEL = {
+    "num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "num_query_groups": 2, "kv_channels": 8,
+    "ffn_hidden_size": 32, "vocab_size": 256,
+}  # fmt: skip
+
+
+def recipe(name: str, *, steps: int = STEPS, graphed: bool = False, repeats: int = 1, **fields: Any) -> dict[str, Any]:
+    """Eager runs of a very small model, and compiled ones beside them where ``graphed``."""
+    training = {
+        "steps": steps, "sequence_length": 16, "micro_batch_size": 1, "global_batch_size": 2, "precision": "fp32",
+        "learning_rate": 1e-3,
+    } | fields.pop("training", {})  # fmt: skip
+    return {
+        "name": name,
+        "model": MODEL,
+        "training": training,
+        "cuda_graph": {"impl": "torch_compile" if graphed else "none"},
+        "wandb": {"mode": "disabled"},
+        "repeats": repeats,
+        **fields,
+        "resources": {"device": "cpu", **fields.get("resources", {})},
+    }
+
+
+class Host:
+    """A host of its own to everything started on it: its store, its slots (TMPDIR) and its home are nobody else's."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.folder = folder
+        self.store = folder / "store"
+        for name in ("tmp", "home"):
+            (folder / name).mkdir(parents=True)
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(folder / "home"),
+            "TMPDIR": str(folder / "tmp"),
+            "TORCHINDUCTOR_CACHE_DIR": str(cache),
+            **SECRETS,
+        }
+
+    def write(self, content: dict[str, Any]) -> str:
+        """A recipe's file, from its content (JSON is YAML)."""
+        path = self.folder / f"{content['name']}.yaml"
+        path.write_text(json.dumps(content))
+        return str(path)
+
+    def start(self, *arguments: str, limit_bytes: Optional[int] = None) -> subprocess.Popen[str]:
+        """``limit_bytes``: no file may grow beyond it, as on a disk that fills up."""
+        command = [sys.executable, "-m", "orchestrator", *arguments, "--store", str(self.store)]
+        if arguments[0] in ("sweep", "resume") and "--executor" not in arguments:
+            command += ["--executor", "local"]
+        return subprocess.Popen(command, cwd=self.folder, env=self.environment, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                preexec_fn=(lambda: _limit(limit_bytes)) if limit_bytes else None)  # fmt: skip
+
+    def begin(self, content: dict[str, Any], *arguments: str) -> tuple[subprocess.Popen[str], list[str]]:
+        """Start a sweep; its process and its run ids, in the order in which they are made."""
+        process = self.start("sweep", self.write(content), *arguments)
+        plan = self.sweep(content["name"]).plan
+        wait_until(lambda: plan.exists() or process.poll() is not None, 20, "a plan")
+        assert plan.exists(), process.communicate()
+        return process, list(self.states(content["name"]))
+
+    def run(
+        self, *arguments: str, seconds: float = 120, limit_bytes: Optional[int] = None
+    ) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments, limit_bytes=limit_bytes)
+        out, err = process.communicate(timeout=seconds)
+        assert "Traceback" not in out + err, out + err
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def sweep(self, name: str) -> SweepPaths:
+        return SweepPaths(self.store / name)
+
+    def states(self, name: str) -> dict[str, str]:
+        """By run id, in the order in which runs are made."""
+        content = json.loads(self.run("status", name, "--json").stdout)
+        return {row["run_id"]: row["state"] for row in content["runs"]}
+
+    def attempts(self, name: str) -> dict[str, list[int]]:
+        return {run: [a.number for a in self.sweep(name).run(run).attempts()] for run in self.states(name)}
+
+    def outcome(self, name: str, run_id: str) -> Outcome:
+        outcome = read_outcome(self.sweep(name).run(run_id).attempts()[-1])
+        assert outcome is not None
+        return outcome
+
+    # --- processes ---
+
+    def processes(self) -> dict[int, str]:
+        """Everything that runs on this host now, by process id."""
+        found = {}
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if folder.name.isdigit() and f"TMPDIR={self.folder / 'tmp'}".encode() in (
+                    (folder / "environ").read_bytes().split(b"\0")
+                ):
+                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return {pid: command for pid, command in found.items() if command}  # one that has ended has none
+
+    def process(self, module: str) -> int:
+        """The one process of ``python -m module``."""
+        (pid,) = (pid for pid, command in self.processes().items() if f"-m {module} " in command)
+        return pid
+
+    def supervisor(self, name: str) -> int:
+        """The process that supervises the sweep's bundle: launch.job, whoever started it."""
+        (lock,) = self.sweep(name).root.glob("bundles/*/lock")
+        return Owner(**json.loads(lock.read_text())).pid
+
+    def wait_for_step(self, name: str, run_id: str, attempt: int = 1) -> AttemptPaths:
+        """Until that attempt trains."""
+        paths = self.sweep(name).run(run_id).attempt(attempt)
+        wait_until(lambda: paths.metrics.exists() and paths.metrics.read_bytes().count(b"\n") > 5, 60, "a step")
+        return paths
+
+    def wait_for_nobody(self, seconds: float = 20) -> None:
+        wait_until(lambda: not self.processes(), seconds, "every process to end", self.processes)
+
+    def clear(self) -> None:
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _limit(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def rank_pid(attempt: AttemptPaths, rank: int = 0) -> int:
+    return int(next(read_events(attempt, rank))["pid"])
+
+
+def wait_until(
+    condition: Callable[[], bool], seconds: float, what: str, found: Optional[Callable[[], object]] = None
+) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}{f': {found()}' if found else ''}"
+        time.sleep(0.02)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A sweep that has ended: what its command printed, and its exit code."""
+
+    host: Host
+    name: str
+    out: str
+    code: int

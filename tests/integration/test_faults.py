@@ -1,0 +1,200 @@
+"""Whatever is killed, and whenever: no finished run is lost, nothing is made twice, nothing is left running, and the
+outcome says what happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from launch.lock import was_killed
+from launch.record import read_metrics
+from tests.integration.host import Host, rank_pid, recipe, wait_until
+
+
+def test_a_command_that_goes_away_leaves_its_sweep_to_the_next_one(host: Host) -> None:
+    """Ctrl-C, then kill -9 of the command and of the queue, while the first of two runs goes on."""
+    first, run_ids = host.begin(recipe("mini", steps=1500, repeats=2))
+    attempt = host.wait_for_step("mini", run_ids[0])
+    first.send_signal(signal.SIGINT)
+    out, err = first.communicate(timeout=10)
+    assert first.returncode == 130
+    assert "goes on without this command" in out and "status mini --watch" in out and "cancel mini" in out
+    assert "Traceback" not in err
+
+    path = str(host.folder / "mini.yaml")
+    second = host.start("sweep", path)
+    assert second.stdout is not None
+    assert any("2 already running or waiting, adopted" in second.stdout.readline() for _ in range(2))
+    second.kill()
+    second.communicate()
+    os.kill(host.process("orchestrator.submit"), signal.SIGKILL)
+    wait_until(lambda: was_killed(host.sweep("mini").queue_lock), 5, "the queue's end")
+    assert rank_pid(attempt) in host.processes()
+
+    done = host.run("sweep", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert host.states("mini") == dict.fromkeys(run_ids, "COMPLETED")
+    assert host.attempts("mini") == {run_id: [1] for run_id in run_ids}
+    host.wait_for_nobody()
+
+
+def test_a_supervisor_that_dies_takes_its_ranks_along_and_the_queue_goes_on(host: Host) -> None:
+    """And its tracker: nothing is left of either."""
+    sweep, (killed, later) = host.begin(recipe("mini", repeats=2, wandb={"mode": "offline"}))
+    attempt = host.wait_for_step("mini", killed)
+    os.kill(host.supervisor("mini"), signal.SIGKILL)
+    wait_until(lambda: rank_pid(attempt) not in host.processes(), 5, "the rank to die with its supervisor")
+    out, _ = sweep.communicate(timeout=60)
+    assert host.states("mini") == {killed: "INTERRUPTED", later: "COMPLETED"}, out
+    assert host.attempts("mini") == {killed: [1], later: [1]}
+    assert sweep.returncode == 2
+    host.wait_for_nobody()
+
+
+def test_a_dead_rank_ends_its_run_and_no_other(host: Host) -> None:
+    """SIGKILL, SIGSEGV, and a dead launch.ranks; the run after them is whole."""
+    sweep, (killed, faulted, orphaned, whole) = host.begin(recipe("mini", repeats=4))
+    os.kill(rank_pid(host.wait_for_step("mini", killed)), signal.SIGKILL)
+    crashed = host.wait_for_step("mini", faulted)
+    os.kill(rank_pid(crashed), signal.SIGSEGV)
+    left = host.wait_for_step("mini", orphaned)
+    os.kill(host.process("launch.ranks"), signal.SIGKILL)
+    wait_until(lambda: rank_pid(left) not in host.processes(), 5, "the rank to die with its launcher")
+    out, _ = sweep.communicate(timeout=60)
+
+    outcomes = {run_id: host.outcome("mini", run_id) for run_id in (killed, faulted, orphaned, whole)}
+    assert [outcome.outcome for outcome in outcomes.values()] == ["FAILED", "FAILED", "FAILED", "COMPLETED"]
+    assert [outcome.failure_class for outcome in outcomes.values()] == ["SIGKILL", "SIGSEGV", "SIGKILL", ""]
+    assert [outcome.rank for outcome in outcomes.values()] == [0, 0, None, None]
+    assert all(outcome.phase == "measure" for outcome in list(outcomes.values())[:3])
+    assert "Fatal Python error: Segmentation fault" in crashed.log(0).read_text()
+    assert sweep.returncode == 3, out
+    assert "Segmentation fault" in host.run("logs", faulted).stdout
+    host.wait_for_nobody()
+
+
+def test_a_run_that_hangs_or_takes_too_long_is_ended(host: Host) -> None:
+    points = [
+        {"training.seed": 1, "resources.hang_minutes": 0.2},
+        {"training.seed": 2, "training.steps": 10**6, "resources.minutes_per_run": 0.2},
+    ]
+    sweep, (stopped, slow) = host.begin(recipe("stuck", sweep={"points": points}))
+    attempt = host.wait_for_step("stuck", stopped)
+    os.kill(rank_pid(attempt), signal.SIGSTOP)
+    sweep.communicate(timeout=90)
+
+    hang, timeout = host.outcome("stuck", stopped), host.outcome("stuck", slow)
+    assert (hang.outcome, hang.phase, hang.message) == ("HANG", "measure", "no sign of life for 12 s")
+    assert "launch/loop.py" in attempt.log(0).read_text(), "a stack of the rank that hung"
+    assert (timeout.outcome, timeout.message) == ("TIMEOUT", "not finished after 12 s")
+    assert len(list(read_metrics(host.sweep("stuck").run(slow).attempt(1)))) > 0
+    assert sweep.returncode == 3
+    host.wait_for_nobody()
+
+
+def test_one_rank_of_two_that_dies_is_named(host: Host) -> None:
+    sweep, (run_id,) = host.begin(recipe("ranks", steps=10**6, parallelism={"dp": 2}))
+    attempt = host.wait_for_step("ranks", run_id)
+    os.kill(rank_pid(attempt, 1), signal.SIGKILL)
+    killed = time.time()
+    sweep.communicate(timeout=60)
+    outcome = host.outcome("ranks", run_id)
+    assert outcome.ended - killed < 30
+    assert (outcome.outcome, outcome.rank, outcome.failure_class) == ("FAILED", 1, "SIGKILL"), outcome
+    host.wait_for_nobody()
+
+
+def test_numbers_that_are_not_finite_end_a_run_and_may_be_expected(host: Host) -> None:
+    content = recipe("diverges", training={"learning_rate": 1e30})
+    unexpected = host.run("sweep", host.write(content))
+    (run_id,) = host.states("diverges")
+    outcome = host.outcome("diverges", run_id)
+    assert outcome.outcome == "NUMERIC" and "at step " in outcome.message and outcome.rank == 0
+    assert unexpected.returncode == 3
+    last = list(read_metrics(host.sweep("diverges").run(run_id).attempt(1)))[-1]
+    assert f"at step {last.step} " in outcome.message, "the step that was not finite is on disk"
+
+    expected = host.run("sweep", host.write(content | {"expect": {"outcome": "NUMERIC"}}))
+    assert expected.returncode == 0, expected.stdout
+    assert host.attempts("diverges") == {run_id: [1]}
+
+
+def test_cancel_ends_everything_and_another_sweep_never_ran_beside_it(host: Host) -> None:
+    """Two sweeps on one host, started without waiting: the second has the slot when the first is cancelled."""
+    first, second = host.write(recipe("one", repeats=2)), host.write(recipe("two"))
+    begun = time.monotonic()
+    assert host.run("sweep", first, "--no-wait").returncode == 0
+    (running, waiting) = host.states("one")
+    assert host.run("sweep", second, "--no-wait").returncode == 0
+    assert time.monotonic() - begun < 10, "it waited"
+    host.wait_for_step("one", running)
+    assert host.states("one") == {running: "RUNNING", waiting: "QUEUED"}
+    assert set(host.states("two").values()) == {"QUEUED"}
+
+    asked = time.monotonic()
+    cancelled = json.loads(host.run("cancel", "one", "--json").stdout)
+    assert set(cancelled["cancelled"]) == {running, waiting}
+    assert host.states("one") == {running: "CANCELLED", waiting: "CANCELLED"}
+    assert time.monotonic() - asked < 8
+    assert "nothing of one runs" in host.run("cancel", "one").stdout
+
+    wait_until(lambda: set(host.states("two").values()) == {"COMPLETED"}, 60, "the second sweep to end by itself")
+    ended = host.outcome("one", running).ended
+    assert all(host.outcome("two", run_id).started >= ended for run_id in host.states("two"))
+    host.wait_for_nobody()
+
+    resumed = host.run("resume", "one", "--executor", "debug")
+    assert resumed.returncode == 0, resumed.stdout
+    assert host.attempts("one") == {running: [1, 2], waiting: [1]}
+    assert host.states("one") == {running: "COMPLETED", waiting: "COMPLETED"}
+
+
+def test_a_supervisor_that_cannot_begin_is_not_started_for_ever(host: Host) -> None:
+    (host.folder / "tmp" / f"orchestrator-slots-{os.getuid()}").write_text("a file where slots are to be")
+    ended = host.run("sweep", host.write(recipe("mini")), seconds=60)
+    assert ended.returncode == 2
+    assert "never began" in ended.stdout
+    assert len(list((host.sweep("mini").root / "submitit").iterdir())) == 3
+    assert set(host.states("mini").values()) == {"PLANNED"}
+    host.wait_for_nobody()
+
+
+def test_a_damaged_spec_costs_one_run(host: Host) -> None:
+    sweep, (whole, damaged) = host.begin(recipe("mini", repeats=2))
+    host.wait_for_step("mini", whole)
+    host.sweep("mini").run(damaged).spec.write_text('{"model":')
+    sweep.communicate(timeout=60)
+    assert host.states("mini") == {whole: "COMPLETED", damaged: "CONFIG"}
+    outcome = host.outcome("mini", damaged)
+    assert outcome.message.startswith("spec.json cannot be read") and "delete" in outcome.remedy
+
+    host.sweep("mini").run(damaged).spec.unlink()
+    assert host.run("sweep", str(host.folder / "mini.yaml")).returncode == 3, "the failure is not made good unasked"
+    assert host.run("resume", "mini", "--failed").returncode == 0
+    assert host.attempts("mini") == {whole: [1], damaged: [1, 2]}
+
+
+@pytest.mark.usefixtures("finished")  # whose compiled code it finds
+def test_resume_makes_an_interrupted_run_again_beside_its_eager_twin(host: Host) -> None:
+    sweep, (eager, graphed) = host.begin(recipe("pair", graphed=True))
+    attempt = host.wait_for_step("pair", graphed)
+    kept = host.sweep("pair").run(eager).attempt(1).metrics.read_bytes()
+    os.kill(host.supervisor("pair"), signal.SIGKILL)
+    sweep.communicate(timeout=60)
+    host.wait_for_nobody()
+    assert not attempt.outcome.exists()
+    assert host.states("pair") == {eager: "COMPLETED", graphed: "INTERRUPTED"}
+
+    again = host.run("sweep", str(host.folder / "pair.yaml"))
+    assert "runs to begin" not in again.stdout and "resume pair" in again.stdout
+    assert host.attempts("pair") == {eager: [1], graphed: [1]}
+
+    resumed = host.run("resume", "pair")
+    assert host.states("pair") == {eager: "COMPLETED", graphed: "COMPLETED"}, resumed.stdout
+    assert host.attempts("pair") == {eager: [1, 2], graphed: [1, 2]}
+    assert host.outcome("pair", eager).allocation == host.outcome("pair", graphed).allocation
+    assert host.sweep("pair").run(eager).attempt(1).metrics.read_bytes() == kept

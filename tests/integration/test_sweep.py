@@ -1,0 +1,163 @@
+"""A sweep from its recipe to its report, and what a store answers and refuses afterwards."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.record import read_metrics, read_plan
+from tests.integration.host import ROOT, SECRETS, Finished, Host, recipe
+
+
+@pytest.fixture
+def copied(finished: Finished, host: Host) -> Host:
+    """A host whose store holds the finished sweep, to be damaged."""
+    shutil.copytree(finished.host.store, host.store)
+    shutil.copy(finished.host.folder / "pairs.yaml", host.folder)
+    return host
+
+
+def test_a_recipe_becomes_a_report(finished: Finished) -> None:
+    assert finished.code == 0, finished.out
+    host, sweep = finished.host, finished.host.sweep("pairs")
+    states = host.states("pairs")
+    assert set(states.values()) == {"COMPLETED"}
+    assert [run_id.split("-")[0] for run_id in states] == ["eager", "torch_compile"] * 2
+    assert {host.outcome("pairs", run_id).allocation for run_id in states} == {
+        f"{read_plan(sweep).bundles[0].bundle_id}.1"
+    }
+    starts = [host.outcome("pairs", run_id).started for run_id in states]
+    assert starts == sorted(starts), "eager and compiled runs take turns"
+    report = json.loads((sweep.report / "report.json").read_text())
+    assert report["exit_code"] == 0
+    assert "# Validation report: pairs" in finished.out and "report pairs" in finished.out
+    assert re.search(r"\[ *\d+%, .*\] COMPLETED  torch_compile-", finished.out), "progress, in plain lines"
+
+
+def test_records_are_whole(finished: Finished) -> None:
+    sweep = finished.host.sweep("pairs")
+    for run_id in finished.host.states("pairs"):
+        (attempt,) = sweep.run(run_id).attempts()
+        assert [metrics.step for metrics in read_metrics(attempt)] == list(range(120))
+        for path in (attempt.spec, attempt.environment, attempt.outcome, attempt.events(0), attempt.log(0)):
+            assert path.exists(), path
+    assert not list(sweep.root.rglob(".*.json.*")), "something written beside its place was left there"
+
+
+def test_every_run_is_ready_for_an_upload(finished: Finished) -> None:
+    runs = list((finished.host.sweep("pairs").tracking / "wandb").glob("offline-run-*"))
+    assert len(runs) == 4
+    assert all(len(list(run.glob("run-*.wandb"))) == 1 for run in runs)
+
+
+def test_a_second_sweep_does_nothing(finished: Finished) -> None:
+    host, sweep = finished.host, finished.host.sweep("pairs")
+    written = {path: path.stat().st_mtime_ns for path in sweep.root.rglob("*")}
+    begun = time.monotonic()
+    again = host.run("sweep", str(host.folder / "pairs.yaml"))
+    assert time.monotonic() - begun < 2
+    assert again.returncode == 0 and "4 on disk" in again.stdout and "to begin" not in again.stdout
+    assert {path: path.stat().st_mtime_ns for path in sweep.root.rglob("*")} == written
+    assert not host.processes()
+
+
+def test_no_secret_and_no_private_path_is_recorded(finished: Finished) -> None:
+    host = finished.host
+    places = [str(host.folder), str(ROOT), sys.prefix, str(Path.home()) + "/"]
+    for path in host.sweep("pairs").root.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert not [name for name, value in SECRETS.items() if value.encode() in content], path
+            if path.suffix in (".json", ".jsonl", ".md"):
+                assert not [place for place in places if place.encode() in content], path
+
+
+def test_a_store_answers(finished: Finished) -> None:
+    host = finished.host
+    status = host.run("status", "pairs").stdout
+    assert "pairs: 4 COMPLETED" in status and "120/120" in status
+    assert "pairs" in host.run("status").stdout
+    assert json.loads(host.run("status", "--json").stdout) == [{"sweep": "pairs", "runs": {"COMPLETED": 4}}]
+    assert host.run("status", "pairs", "--watch", seconds=5).returncode == 0
+    json.loads(host.run("status", "pairs", "--watch", "--json", seconds=5).stdout)
+    assert json.loads(host.run("cancel", "pairs", "--json").stdout) == {"cancelled": []}
+    run_id = next(iter(host.states("pairs")))
+    assert f"# {run_id}, attempt 1" in host.run("logs", run_id).stdout
+    assert f"# {run_id}, attempt 1" in host.run("logs", f"pairs/{run_id}").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["status", "pair"], "did you mean 'pairs'?"),
+        (["logs", "eager"], "may be 2 runs"),
+        (["logs", "no-such-run"], "no run 'no-such-run'"),
+        (["logs", "torch_compile", "--attempt", "2"], "may be 2 runs"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_right_one(finished: Finished, arguments: list[str], said: str) -> None:
+    answer = finished.host.run(*arguments)
+    assert answer.returncode == 1 and said in answer.stderr
+
+
+def test_a_torn_last_line_is_a_missing_step(copied: Host) -> None:
+    """As a crash of the machine leaves it. The run's outcome stays; its pair is not passed."""
+    run_id = next(run_id for run_id in copied.states("pairs") if run_id.startswith("torch_compile"))
+    metrics = copied.sweep("pairs").run(run_id).attempt(1).metrics
+    metrics.write_bytes(metrics.read_bytes()[:-20])
+    assert copied.run("report", "pairs").returncode == 3
+    assert "119" in (copied.sweep("pairs").report / "report.md").read_text()
+
+
+def test_a_damaged_plan_is_one_message_and_is_written_anew(copied: Host) -> None:
+    plan = copied.sweep("pairs").plan
+    whole = plan.read_text()
+    for damaged in (whole[:1000], "[]", "{}", "null"):
+        plan.write_text(damaged)
+        for command in (["status", "pairs"], ["status"], ["report", "pairs"], ["cancel", "pairs"], ["resume", "pairs"]):
+            answer = copied.run(*command)
+            assert answer.returncode == 2 and answer.stderr.startswith("error: "), command
+            assert answer.stderr.count("\n") == 1 and "plan.json" in answer.stderr
+    again = copied.run("sweep", str(copied.folder / "pairs.yaml"))
+    assert again.returncode == 0 and plan.read_text() == whole
+
+
+def test_a_damaged_order_is_one_message(copied: Host) -> None:
+    (order,) = copied.sweep("pairs").root.glob("bundles/*/bundle.json")
+    order.write_text('{"bundle_id": ')
+    answer = copied.run("sweep", str(copied.folder / "pairs.yaml"))
+    assert answer.returncode == 2 and "delete it, then resume" in answer.stderr
+    order.unlink()
+    assert copied.run("sweep", str(copied.folder / "pairs.yaml")).returncode == 0
+
+
+def test_a_damaged_outcome_is_none(copied: Host) -> None:
+    run_id = next(iter(copied.states("pairs")))
+    copied.sweep("pairs").run(run_id).attempt(1).outcome.write_text("{")
+    assert copied.states("pairs")[run_id] == "INTERRUPTED"
+    assert copied.run("logs", run_id).returncode == 0
+
+
+@pytest.mark.parametrize("store", ["a-file", "/sys/kernel/sweeps"])
+def test_a_store_that_cannot_be_made_is_one_message(host: Host, store: str) -> None:
+    (host.folder / "a-file").write_text("")
+    host.store = host.folder / store
+    _says_that_it_cannot_write(host)
+
+
+def test_a_full_store_is_one_message(host: Host) -> None:
+    _says_that_it_cannot_write(host, limit_bytes=500)
+
+
+def _says_that_it_cannot_write(host: Host, limit_bytes: int | None = None) -> None:
+    answer = host.run("sweep", host.write(recipe("mini")), limit_bytes=limit_bytes)
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("error: ") and answer.stderr.count("\n") == 1
+    assert "cannot be written" in answer.stderr and "--store" in answer.stderr
+    assert not host.processes()
