@@ -7,6 +7,7 @@ by accident; :func:`number` turns them back.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -48,11 +49,15 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(beside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    try:
+        with open(beside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -91,14 +96,21 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class JsonLines:
-    """The one writer of a growing file. Each line reaches the kernel before :meth:`write` returns."""
+    """The one writer of a growing file. Each line reaches the kernel before :meth:`write` returns.
+
+    Where only a part of a line could be written (a full disk), nothing is written after it: the torn line stays last.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "ab", buffering=0)
 
     def write(self, value: Mapping[str, Any]) -> None:
-        self._file.write((dumps(value) + "\n").encode())
+        line = (dumps(value) + "\n").encode()
+        written = self._file.write(line)
+        if written != len(line):
+            self._file.close()
+            raise OSError(errno.ENOSPC, f"only {written} of {len(line)} bytes of a line could be written")
 
     def __enter__(self) -> JsonLines:
         return self

@@ -18,7 +18,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, Optional, cast
 
 Device = Literal["cpu", "cuda"]
@@ -191,15 +191,15 @@ class RunSpec:
 
     @cached_property
     def workload_id(self) -> str:
-        content = _identity(self)
-        del content["cuda_graph"]
+        parts = _identity(self)
+        del parts["cuda_graph"]
         # Warm-up is not a matter of graphs alone: a twin must share the window it is compared over.
-        content["warmup_steps"] = self.cuda_graph.warmup_steps
-        return digest(content)
+        parts["warmup_steps"] = canonical(self.cuda_graph.warmup_steps)
+        return _digest_of(parts)
 
     @cached_property
     def cell_id(self) -> str:
-        return f"{self.cuda_graph.label}-{digest(_identity(self))}"
+        return f"{self.cuda_graph.label}-{_digest_of(_identity(self))}"
 
     @property
     def run_id(self) -> str:
@@ -208,35 +208,47 @@ class RunSpec:
 
     @cached_property
     def task_id(self) -> str:
-        model = _section(self.model)
-        del model["preset"]
-        layout_only = (
-            "micro_batch_size",
-            "recompute",
-            "compile",
-            "attention_backend",
-            "cpu_offloading",
-            "deterministic",
-        )
-        training = {k: v for k, v in _section(self.training).items() if k not in layout_only}
-        return digest({"model": model, "training": training, "data": _section(self.data)})
+        training = _section_text(self.training, LAYOUT_ONLY)
+        return _digest_of({"model": _section_text(self.model), "training": training, "data": _section_text(self.data)})
+
+
+LAYOUT_ONLY = ("micro_batch_size", "recompute", "compile", "attention_backend", "cpu_offloading", "deterministic")
+"""What of the training section changes how a task is run, and not the task."""
+
+
+def canonical(content: object) -> str:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
 
 def digest(content: object) -> str:
     """Ten hexadecimal digits of the SHA-256 of ``content`` as canonical JSON."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return _sha(canonical(content))
+
+
+def _digest_of(parts: Mapping[str, str]) -> str:
+    """The digest of an object whose members are canonical JSON already."""
+    return _sha("{" + ",".join(f'"{name}":{parts[name]}' for name in sorted(parts)) + "}")
+
+
+def _sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
+@lru_cache(maxsize=4096)
+def _section_text(section: object, without: tuple[str, ...] = ("preset",)) -> str:
+    """A section as canonical JSON. Sweeps of thousands of cells share few sections, and a cell takes three digests."""
+    return canonical({name: value for name, value in _section(section).items() if name not in without})
+
+
 def _section(value: object) -> dict[str, Any]:
-    return {f.name: getattr(value, f.name) for f in dataclasses.fields(cast(Any, value))}
+    return dict(vars(value))
 
 
-def _identity(spec: RunSpec) -> dict[str, Any]:
-    """What determines a cell: all but the repeat, and but the preset's name, which is a label of what it expands to."""
-    content = spec_to_json(spec)
-    del content["repeat"], content["model"]["preset"]
-    return content
+def _identity(spec: RunSpec) -> dict[str, str]:
+    """What determines a cell, as canonical JSON by section: all but the repeat, and but the preset's name, which is a
+    label of what it expands to."""
+    parts = {name: _section_text(getattr(spec, name)) for name in SECTIONS}
+    return parts | {"engine": canonical(spec.engine), "environment": canonical(dict(spec.environment))}
 
 
 def spec_to_json(spec: RunSpec) -> dict[str, Any]:

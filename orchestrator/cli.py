@@ -6,8 +6,10 @@ Nothing heavier than argparse is imported before a verb is known, so that --help
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, Optional
@@ -100,7 +102,11 @@ def _verb(verbs: argparse._SubParsersAction[_Parser], name: str, text: str, exam
 def _recipe_arguments(verb: _Parser) -> None:
     verb.add_argument("recipe", type=Path, help="a recipe (YAML)")
     verb.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="fields that replace the recipe's: training.steps=50"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="fields that replace the recipe's: training.steps=50; sweep=null leaves its axes out",
     )
     verb.add_argument(
         "--only",
@@ -109,7 +115,7 @@ def _recipe_arguments(verb: _Parser) -> None:
         metavar="key=value",
         help="pick cells: cuda_graph.impl=torch_compile (may be given again; all must hold)",
     )
-    verb.add_argument("--max-gpu-hours", type=float, metavar="H", help="refuse a plan that may take more")
+    verb.add_argument("--max-gpu-hours", type=_hours, metavar="H", help="refuse a plan that may take more")
 
 
 def _executor_arguments(verb: _Parser) -> None:
@@ -118,11 +124,31 @@ def _executor_arguments(verb: _Parser) -> None:
     verb.add_argument("--no-wait", action="store_true", help="submit and return")
 
 
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = math.nan
+    if not 0 <= hours < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of hours, 0 or more")
+    return hours
+
+
+def _parsed(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
+    """The command line. Overrides may stand anywhere, which argparse alone allows before the first option only."""
+    top = parser()
+    options, rest = top.parse_known_args(arguments)
+    if rest and ("overrides" not in options or any(text.startswith("-") for text in rest)):
+        top.error(f"unrecognized arguments: {' '.join(rest)} (see {top.prog} {options.verb} --help)")
+    return argparse.Namespace(**vars(options) | ({"overrides": [*options.overrides, *rest]} if rest else {}))
+
+
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run one command; the value is its exit code."""
+    from launch.files import RecordError
     from orchestrator.errors import OrchestratorError
 
-    options = parser().parse_args(arguments)
+    options = _parsed(arguments)
     try:
         from orchestrator import commands
 
@@ -130,17 +156,26 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     except OrchestratorError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:
+        raise
+    except (OSError, RecordError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return OrchestratorError.exit_code
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED
 
 
 def run() -> NoReturn:
-    """The process's whole life: a closed pipe downstream (``| head``) is an ordinary end."""
+    """The process's whole life: a closed pipe downstream (``| head``) is an ordinary end, and a fault of our own is the
+    system's, not the user's, which Python's exit code 1 would say."""
     try:
         code = main()
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except Exception:
+        traceback.print_exc()
+        code = 2
     sys.exit(code)

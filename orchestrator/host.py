@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -110,11 +111,12 @@ def _slurm_answers() -> bool:
 
 
 def _visible_gpus() -> tuple[str, ...]:
+    devices = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     visible: Optional[str] = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return tuple(part.strip() for part in visible.split(",") if part.strip() and part.strip() != "-1")
-    devices = sorted(int(p.name[6:]) for p in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", p.name))
-    return tuple(str(index) for index in range(len(devices)))
+    if visible is None or not devices:  # the variable may be set on a host that has no GPU
+        return tuple(str(index) for index in range(len(devices)))
+    names = (part.strip() for part in visible.split(","))
+    return tuple(itertools.takewhile(lambda name: name not in ("", "-1"), names))  # as CUDA reads it
 
 
 def _is_installed(package: str) -> bool:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Literal, Optional
 
 from launch.record import BundleOrder, Cell, Limits, Plan, PlannedBundle, Reason
@@ -43,7 +43,7 @@ def _judge(cell: ResolvedCell, recipe: Recipe, host: Host) -> tuple[Cell, bool]:
     state: Literal["run", "rejected", "not_runnable"] = (
         "rejected" if rejections else "not_runnable" if lacking else "run"
     )
-    runs = tuple(replace(cell.spec, repeat=repeat).run_id for repeat in range(recipe.repeats)) if state == "run" else ()
+    runs = tuple(f"{cell.spec.cell_id}-r{repeat}" for repeat in range(recipe.repeats)) if state == "run" else ()
     planned = Cell(
         cell.spec.cell_id,
         cell.label,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.record import BundleOrder, Cell, Plan, SweepPaths
+from launch.record import BundleOrder, Cell, Plan, Reason, SweepPaths
 from orchestrator.state import RunState
 
 COMMAND = "python -m orchestrator"
@@ -47,12 +47,16 @@ def _summary(planned: Plan) -> str:
 
 
 def _reasons(planned: Plan, state: str, heading: str) -> None:
-    chosen = [cell for cell in planned.cells if cell.state == state]
-    if chosen:
+    """Cells that are not run, those with the same reasons together."""
+    groups: dict[tuple[Reason, ...], list[str]] = {}
+    for cell in planned.cells:
+        if cell.state == state:
+            groups.setdefault(cell.reasons, []).append(cell.label)
+    if groups:
         print(f"\n{heading}")
-    for cell in chosen:
-        print(f"  {cell.label}")
-        for reason in cell.reasons:
+    for reasons, labels in groups.items():
+        print("\n".join(f"  {label}" for label in labels))
+        for reason in reasons:
             print(f"    [{reason.rule}] {reason.message}\n      way out: {reason.remedy}")
 
 

@@ -7,35 +7,36 @@ iteration and a comma-separated scope; later releases write ``cuda_graph_impl: f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-KEYS = {
-    "cuda_graph_impl": "impl",
-    "cuda_graph_scope": "scope",
-    "cuda_graph_modules": "scope",
-    "cuda_graph_warmup_steps": "warmup_steps",
-}
-_INNER = {**KEYS, "modules": "scope"}
+from launch.spec import GRAPH_SCOPES
+
+_WHERE = r"^(sweep\.grid\.|sweep\.points\[\d+\]\.)?"
+_FLAT = re.compile(_WHERE + r"cuda_graph_(impl|scope|modules|warmup_steps)(?![a-z_])")
+_MODULES = re.compile(_WHERE + r"(cuda_graph(?:\[\d+\])?)\.modules(?![a-z_])")
 
 
-def normalize_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """``tree`` with every graph setting under ``cuda_graph``, by its name there. Values are left as they are."""
-    plain = {key: value for key, value in tree.items() if key not in KEYS}
-    graph = plain.get("cuda_graph", {})
-    moved = {KEYS[key]: value for key, value in tree.items() if key in KEYS}
-    if not isinstance(graph, Mapping):
-        return plain
-    inner = {_INNER.get(str(key), str(key)): value for key, value in graph.items()} | moved
-    return plain | {"cuda_graph": inner} if inner else plain
+def canonical_place(place: str) -> str:
+    """The place of a field in this project's spelling: ``cuda_graph_modules`` stands at ``cuda_graph.scope``."""
+    nested = _FLAT.sub(r"\1cuda_graph.\2", place) if "cuda_graph_" in place else place
+    return _MODULES.sub(r"\1\2.scope", nested) if ".modules" in nested else nested
 
 
-def normalize_values(graph: Mapping[str, Any]) -> dict[str, Any]:
-    """A complete ``cuda_graph`` section in one vocabulary: the whole iteration is an implementation, not a scope."""
+def canonical_values(graph: Mapping[str, Any]) -> dict[str, Any]:
+    """A complete ``cuda_graph`` section in one vocabulary: the whole iteration is an implementation, not a scope, and
+    scopes stand in one order, since a scope is a set."""
     normal = dict(graph)
     scope = tuple(normal.get("scope", ()))
     if scope == ("full",):  # Megatron's default: the whole layer
         normal["scope"] = ()
-    if normal.get("impl") == "local" and scope == ("full_iteration",):
+    elif scope == ("full_iteration",) and normal.get("impl") == "local":
         normal["impl"], normal["scope"] = "full_iteration", ()
+    elif scope:
+        normal["scope"] = tuple(sorted(scope, key=_rank))
     return normal
+
+
+def _rank(name: str) -> int:
+    return GRAPH_SCOPES.index(name) if name in GRAPH_SCOPES else len(GRAPH_SCOPES)

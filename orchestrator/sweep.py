@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -11,12 +10,17 @@ from typing import Any, cast
 from launch.record import Expectation, Phase
 from launch.spec import CudaGraph, Data, Device, Model, Parallelism, Placement, RunSpec, Training
 from orchestrator.errors import wrong
-from orchestrator.recipe import Recipe, Resources, Tree
-from orchestrator.schema import suggestion
-from orchestrator.spelling import normalize_values
+from orchestrator.fields import FIELDS, HEAD, SCHEMAS, Resources
+from orchestrator.recipe import Recipe
+from orchestrator.schema import Schema, suggestion
+from orchestrator.spelling import canonical_place, canonical_values
+from orchestrator.written import Tree
 
 BEFORE_CAPTURE: tuple[Phase, ...] = ("init", "build", "warmup")
 """Phases that an eager twin goes through as well: what a recipe expects there, it expects of the twin too."""
+
+_WITHIN_A_WORKLOAD = ("cuda_graph.impl", "cuda_graph.scope", "resources.minutes_per_run", "resources.hang_minutes")
+"""What may set cells of one workload apart: said by a cell's graph label, or by nothing, since it changes no run."""
 
 
 @dataclass(frozen=True)
@@ -24,73 +28,99 @@ class ResolvedCell:
     """One configuration, before anyone has judged it."""
 
     spec: RunSpec
-    label: str
+    settings: tuple[str, ...]
+    """What sets its workload apart in the sweep: "precision=bf16"."""
     expect: Expectation
     resources: Resources
-    twin: bool
+    twin: bool = False
     """Whether it was added as the eager twin of graphed cells, rather than asked for."""
+
+    @property
+    def label(self) -> str:
+        return ", ".join((self.spec.cuda_graph.label, *self.settings))
 
 
 def expand(recipe: Recipe, device: Device) -> tuple[ResolvedCell, ...]:
     """Every cell of ``recipe``, each once: a workload's eager cell first, then its graphed cells in the recipe's order.
 
     ``device`` is what ``resources.device: auto`` stands for. Twins of graphed cells are added.
+
+    Raises:
+        InputError: two points of the sweep are one cell, yet expect different outcomes or have different time limits.
     """
     build = _Builder(recipe, device)
-    written = [build.cell(patches) for patches in itertools.product(*recipe.axes)]
-    labels = _Labels(recipe)
-    cells: dict[str, ResolvedCell] = {}
-    for cell, patches in zip(written, itertools.product(*recipe.axes), strict=True):
-        labelled = replace(cell, label=labels.of(cell.spec, patches))
-        if labelled.spec.graphed:
-            twin = _twin(labelled, labels.of(_eager(labelled.spec), patches))
-            cells.setdefault(twin.spec.cell_id, twin)
-            cells.setdefault(labelled.spec.cell_id, labelled)
-        else:
-            cells[labelled.spec.cell_id] = labelled  # asked for, even where it is a twin as well
-    return tuple(_eager_first(cells.values()))
+    workloads: dict[str, dict[str, ResolvedCell]] = {}
+    for patches in itertools.product(*recipe.axes):
+        cell = build.cell(patches)
+        present = workloads.setdefault(cell.spec.workload_id, {}).setdefault(cell.spec.cell_id, cell)
+        if (present.expect, present.resources) != (cell.expect, cell.resources):
+            message = f"two points are the same run ({cell.label}), but differ in expect or resources"
+            raise wrong(f"{recipe.file}: sweep", message, "write expect and time limits into points, one a run")
+    return tuple(itertools.chain.from_iterable(_eager_first(cells) for cells in workloads.values()))
+
+
+def _eager_first(workload: Mapping[str, ResolvedCell]) -> list[ResolvedCell]:
+    """The cells of one workload, with the eager twin where graphed cells have none."""
+    cells = sorted(workload.values(), key=lambda cell: cell.spec.graphed)
+    if not cells[-1].spec.graphed:
+        return cells
+    spec = replace(cells[-1].spec, cuda_graph=CudaGraph("none", (), cells[-1].spec.cuda_graph.warmup_steps))
+    if spec.cell_id in workload:
+        return cells
+    expect = next((cell.expect for cell in cells if cell.expect.phase in BEFORE_CAPTURE), Expectation())
+    return [replace(cells[-1], spec=spec, expect=expect, twin=True), *cells]
 
 
 def pick(cells: Sequence[ResolvedCell], selections: Sequence[str]) -> tuple[ResolvedCell, ...]:
     """The cells that every ``key=value`` of ``selections`` agrees with, and their eager twins.
 
     Raises:
-        InputError: a selection names no field, or no cell is left.
+        InputError: a selection names no field, holds no value of it, or no cell is left.
     """
-    wanted = [_parse_selection(selection) for selection in selections]
-    picked = [cell for cell in cells if all(_matches(cell.spec, key, value) for key, value in wanted)]
-    if wanted and not picked:
-        raise wrong(
-            "--only",
-            f"no cell has {' and '.join(selections)}",
-            f"cells: {'; '.join(cell.label for cell in cells[:12])}",
-        )
-    workloads = {cell.spec.workload_id for cell in picked if cell.spec.graphed}
-    kept = {cell.spec.cell_id for cell in picked}
-    return tuple(c for c in cells if c.spec.cell_id in kept or (not c.spec.graphed and c.spec.workload_id in workloads))
+    if not selections:
+        return tuple(cells)
+    wanted = [_selection(text) for text in selections]
+    picked = {c.spec.cell_id for c in cells if all(_value(c.spec, key) == value for key, value in wanted)}
+    if not picked:
+        there = {key: {str(_value(cell.spec, key)) for cell in cells} for key, _ in wanted}
+        values = "; ".join(f"{key} is {', '.join(sorted(values)[:12])}" for key, values in there.items())
+        raise wrong("--only", f"no cell has {' and '.join(selections)}", f"in this recipe {values}")
+    workloads = {cell.spec.workload_id for cell in cells if cell.spec.cell_id in picked and cell.spec.graphed}
+    asked = (replace(cell, twin=False) if cell.spec.cell_id in picked else cell for cell in cells)
+    return tuple(
+        c for c in asked if c.spec.cell_id in picked or (not c.spec.graphed and c.spec.workload_id in workloads)
+    )
 
 
-def _parse_selection(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
+_PLACEMENT = Schema(Placement, {})
+_SELECTABLE = {name: SCHEMAS[name] for name in ("model", "parallelism", "training", "data", "cuda_graph")}
+
+
+def _selection(text: str) -> tuple[str, Any]:
+    """``key=value`` as a field of a cell and a value of its type."""
+    written, equals, value = text.partition("=")
+    key = "model.preset" if written == "model" else canonical_place(written.strip())
     section, _, name = key.partition(".")
-    spec = RunSpec()
+    schema = HEAD if key == "engine" else {**_SELECTABLE, "placement": _PLACEMENT}.get(section)
     if not equals:
         raise wrong("--only", f"{text!r} is not of the form key=value", "--only cuda_graph.impl=torch_compile")
-    if not hasattr(spec, section) or (name and not hasattr(getattr(spec, section), name)):
-        known = ["engine", *(f"{s}.{n}" for s in _SWEPT for n in vars(getattr(spec, s)))]
-        raise wrong("--only", f"{key!r} names no field of a cell", suggestion(key, known, "see README, Recipes"))
-    return key, value
+    if schema is None or (name or key) not in schema.fields:
+        known = ["engine", *(f for f in FIELDS if f.partition(".")[0] in _SELECTABLE)]
+        raise wrong(
+            "--only", f"{written!r} names no field of a cell", suggestion(key, known, "docs/recipes.md has them")
+        )
+    try:
+        plain = value.strip().removeprefix("[").removesuffix("]") if schema.is_list(name or key) else value.strip()
+        converted = schema.convert(name or key, None if plain == "null" else plain)
+    except ValueError as error:
+        close = suggestion(value, schema.choices(name or key), "")
+        raise wrong("--only", f"{text}: {key} is {error}", close) from None
+    return key, canonical_values({"scope": converted})["scope"] if key == "cuda_graph.scope" else converted
 
 
-_SWEPT = ("model", "parallelism", "training", "data", "cuda_graph", "placement")
-
-
-def _matches(spec: RunSpec, key: str, value: str) -> bool:
+def _value(spec: RunSpec, key: str) -> Any:
     section, _, name = key.partition(".")
-    actual = getattr(spec, section)
-    actual = getattr(actual, name) if name else actual
-    text = ",".join(actual) if isinstance(actual, tuple) else str(actual)
-    return text.lower() == value.strip("[]").replace(" ", "").lower()
+    return getattr(getattr(spec, section), name) if name else getattr(spec, section)
 
 
 class _Builder:
@@ -99,9 +129,10 @@ class _Builder:
     def __init__(self, recipe: Recipe, device: Device) -> None:
         self._recipe = recipe
         self._device = device
-        self._sections: dict[tuple[type, str], Any] = {}
+        self._varying = _varying(recipe)
+        self._sections: dict[tuple[Any, ...], Any] = {}
 
-    def cell(self, patches: Iterable[Tree]) -> ResolvedCell:
+    def cell(self, patches: Sequence[Tree]) -> ResolvedCell:
         tree = _merge(self._recipe.base, patches)
         resources = self._section(Resources, tree.get("resources", {}))
         parallelism = self._parallelism(tree.get("parallelism", {}), resources)
@@ -111,14 +142,15 @@ class _Builder:
             parallelism=parallelism,
             training=self._section(Training, tree.get("training", {})),
             data=self._section(Data, tree.get("data", {})),
-            cuda_graph=self._section(CudaGraph, normalize_values(tree.get("cuda_graph", {}))),
+            cuda_graph=self._section(CudaGraph, canonical_values(tree.get("cuda_graph", {}))),
             placement=self._placement(parallelism, resources),
             environment=tree.get("environment", {}),
         )
-        return ResolvedCell(spec, "", self._section(Expectation, tree.get("expect", {})), resources, twin=False)
+        expect = self._section(Expectation, tree.get("expect", {}))
+        return ResolvedCell(spec, self._settings(patches), expect, resources)
 
     def _section(self, cls: type, values: Mapping[str, Any]) -> Any:
-        memo = (cls, json.dumps(values, sort_keys=True))
+        memo = (cls, *values.items())
         if memo not in self._sections:
             self._sections[memo] = cls(**values)
         return self._sections[memo]
@@ -133,29 +165,34 @@ class _Builder:
         others = layout.tp * layout.cp * layout.pp
         if "dp" in values or ranks == 0 or others < 1:
             return layout
-        return replace(layout, dp=max(1, ranks // others))
+        return cast(Parallelism, self._section(Parallelism, {**values, "dp": max(1, ranks // others)}))
 
     def _placement(self, layout: Parallelism, resources: Resources) -> Placement:
-        device = self._device if resources.device == "auto" else resources.device
-        ranks_per_node = resources.gpus_per_node or max(1, layout.world_size // max(1, resources.nodes))
-        return Placement(device, resources.nodes, ranks_per_node, resources.threads_per_rank)
+        values = {
+            "device": self._device if resources.device == "auto" else resources.device,
+            "nodes": resources.nodes,
+            "ranks_per_node": resources.gpus_per_node or max(1, layout.world_size // resources.nodes),
+            "threads_per_rank": resources.threads_per_rank,
+        }
+        return cast(Placement, self._section(Placement, values))
+
+    def _settings(self, patches: Iterable[Tree]) -> tuple[str, ...]:
+        settings = dict(itertools.chain.from_iterable(_fields(patch) for patch in patches))
+        return tuple(f"{key.rpartition('.')[2]}={value}" for key, value in settings.items() if key in self._varying)
 
 
-class _Labels:
-    """Words for what sets cells apart: the values of the axes that vary, graph settings aside."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        values: dict[str, set[str]] = {}
-        for axis in recipe.axes:
-            flat = [dict(_flatten(patch)) for patch in axis]
-            for key in {key for patch in flat for key in patch}:
-                values.setdefault(key, set()).update(str(patch.get(key)) for patch in flat)
-        self._varying = {k for k, v in values.items() if len(v) > 1 and k.split(".")[0] not in ("cuda_graph", "expect")}
-
-    def of(self, spec: RunSpec, patches: Iterable[Tree]) -> str:
-        settings = dict(itertools.chain.from_iterable(_flatten(patch) for patch in patches))
-        said = [f"{key.rpartition('.')[2]}={value}" for key, value in settings.items() if key in self._varying]
-        return ", ".join([spec.cuda_graph.label, *said])
+def _varying(recipe: Recipe) -> frozenset[str]:
+    """The fields that set workloads of ``recipe`` apart: those with more than one value, or only in some points."""
+    values: dict[str, set[Any]] = {}
+    for axis in recipe.axes:
+        points = [dict(_fields(patch)) for patch in axis]
+        for key in {key: None for point in points for key in point}:
+            values[key] = {point.get(key) for point in points}
+    return frozenset(
+        key
+        for key, several in values.items()
+        if len(several) > 1 and key not in _WITHIN_A_WORKLOAD and not key.startswith("expect.")
+    )
 
 
 def _merge(base: Tree, patches: Iterable[Tree]) -> Tree:
@@ -167,26 +204,9 @@ def _merge(base: Tree, patches: Iterable[Tree]) -> Tree:
     return tree
 
 
-def _flatten(tree: Tree) -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
+def _fields(patch: Tree) -> Iterator[tuple[str, Any]]:
+    for key, value in patch.items():
         if isinstance(value, dict):
             yield from ((f"{key}.{inner}", item) for inner, item in value.items())
         else:
             yield key, value
-
-
-def _eager(spec: RunSpec) -> RunSpec:
-    return replace(spec, cuda_graph=CudaGraph("none", (), spec.cuda_graph.warmup_steps))
-
-
-def _twin(cell: ResolvedCell, label: str) -> ResolvedCell:
-    expect = cell.expect if cell.expect.phase in BEFORE_CAPTURE else Expectation()
-    return ResolvedCell(_eager(cell.spec), label, expect, cell.resources, twin=True)
-
-
-def _eager_first(cells: Iterable[ResolvedCell]) -> list[ResolvedCell]:
-    """Cells by workload in order of first appearance; within one, the eager cell first."""
-    workloads: dict[str, list[ResolvedCell]] = {}
-    for cell in cells:
-        workloads.setdefault(cell.spec.workload_id, []).append(cell)
-    return [cell for group in workloads.values() for cell in sorted(group, key=lambda c: c.spec.graphed)]

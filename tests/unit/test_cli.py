@@ -1,0 +1,210 @@
+"""The command line: help, exit codes, and what a user reads when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.record import plan_from_json
+from orchestrator.cli import main
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+TINY = str(ROOT / "recipes" / "tiny_moe.yaml")
+VERBS = ("sweep", "plan", "status", "report", "logs", "cancel", "resume")
+HEAVY = ("torch", "pandas", "numpy", "omegaconf", "yaml", "submitit", "rich", "matplotlib", "wandb")
+
+
+def python(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=cwd, env=environment)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ORCHESTRATOR_STORE", raising=False)
+    return tmp_path
+
+
+# --- help -----------------------------------------------------------------------------------------------------------
+
+
+def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
+    """The promise is 0.2 s; half a second leaves room for a busy machine."""
+    seconds = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        done = python("-m", "orchestrator", "--help")
+        seconds.append(time.perf_counter() - begun)
+        assert done.returncode == 0
+    assert min(seconds) < 0.5
+    loaded = python("-X", "importtime", "-m", "orchestrator", "--help").stderr
+    modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in loaded.splitlines()}
+    assert "orchestrator" in modules
+    assert modules.isdisjoint(HEAVY)
+
+
+def test_a_plan_imports_neither_torch_nor_pandas() -> None:
+    code = f"import sys; from orchestrator.cli import main; main(['plan', {TINY!r}]); print(sorted(sys.modules))"
+    loaded = python("-c", code).stdout.splitlines()[-1]
+    assert "'orchestrator.plan'" in loaded
+    for module in ("torch", "pandas", "matplotlib", "wandb", "submitit"):
+        assert f"'{module}'" not in loaded
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_help_shows_an_example_and_the_exit_codes(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"] if verb else ["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    example = re.search(r"example:\n  python -m orchestrator (\w+)", text)
+    assert example is not None
+    assert example[1] in ((verb,) if verb else VERBS)
+    assert all(f"\n  {code}  " in text for code in range(5))
+
+
+def test_the_example_of_plan_works(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    example = re.search(r"example:\n  python -m orchestrator (plan .*)", capsys.readouterr().out)
+    assert example is not None
+    assert main(example[1].split()) == 0
+
+
+# --- plan -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_shipped_recipe_is_planned_and_says_what_is_not_run_and_why(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path, path: Path
+) -> None:
+    assert main(["plan", str(path), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    hours = content.pop("gpu_hours")
+    plan = plan_from_json(content)
+    assert hours >= 0
+    assert plan.name == path.stem
+
+    assert main(["plan", str(path)]) == 0
+    text = capsys.readouterr().out
+    ran, rejected, lacking = _parts(text)
+    for cell in plan.cells:
+        part = {"run": ran, "rejected": rejected, "not_runnable": lacking}[cell.state]
+        assert cell.label in part
+        assert all(f"[{reason.rule}] {reason.message}" in part and reason.remedy in part for reason in cell.reasons)
+        assert all(run_id in ran for run_id in cell.run_ids)
+    assert list(elsewhere.iterdir()) == []
+
+
+def _parts(text: str) -> tuple[str, str, str]:
+    before, _, lacking = text.partition("\nnot runnable on this host:\n")
+    ran, _, rejected = before.partition("\nrejected by a rule (cannot work anywhere):\n")
+    return ran, rejected, lacking
+
+
+def test_cells_with_the_same_reasons_are_listed_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", TINY, "sweep.grid.training.seed=[1,2,3]", "--only", "cuda_graph.impl=transformer_engine"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("[scope.moe_and_router]") == 1
+    assert text.count("\n  transformer_engine.") == 6
+
+
+def test_overrides_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    before = ["plan", TINY, "training.steps=50", "sweep=null", "--json", "--only", "cuda_graph.impl=none"]
+    after = ["plan", "--json", TINY, "training.steps=50", "--only", "cuda_graph.impl=none", "sweep=null"]
+    plans = []
+    for arguments in (before, after):
+        assert main(arguments) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    assert plans[0] == plans[1]
+    assert [cell["spec"]["training"]["steps"] for cell in plans[0]["cells"]] == [50]
+
+
+def test_a_budget_is_held(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", TINY, "resources.device=cpu", "--max-gpu-hours", "0"]) == 0
+    capsys.readouterr()
+
+
+# --- wrong input ----------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "plan nowhere.yaml": "nowhere.yaml: no such file",
+    "plan {tiny} repeats=0 training.step=5": "command line: repeats = 0: must be at least 1\n"
+    "    write a whole number, or leave it out for the default\n"
+    "command line: training.step = 5: no such field\n    did you mean 'steps'?\n",
+    "plan {tiny} --only cuda_graph.imp=none": "did you mean 'cuda_graph.impl'?",
+    "plan {tiny} --only training.seed=7": "no cell has training.seed=7",
+    "sweep {tiny} training=": "a section is a mapping",
+    "status nowhere": "no sweep 'nowhere'",
+    "report nowhere": "no sweep 'nowhere'",
+    "cancel nowhere": "no sweep 'nowhere'",
+    "resume nowhere": "no sweep 'nowhere'",
+    "logs nowhere": "no run 'nowhere'",
+}
+
+
+@pytest.mark.parametrize("command", WRONG)
+def test_wrong_input_is_exit_code_1_and_changes_nothing(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path, command: str
+) -> None:
+    assert main(command.format(tiny=TINY).split()) == 1
+    caught = capsys.readouterr()
+    assert WRONG[command] in caught.err
+    assert caught.err.startswith("error: ")
+    assert caught.out == ""
+    assert list(elsewhere.iterdir()) == []
+
+
+MISUSED = {
+    "": "the following arguments are required: VERB",
+    "plann": "invalid choice: 'plann'",
+    "plan": "the following arguments are required: recipe\n",
+    "plan {tiny} --onyl x": "unrecognized arguments: --onyl x (see python -m orchestrator plan --help)",
+    "status one two": "unrecognized arguments: two",
+    "plan {tiny} --max-gpu-hours -1": "'-1' is no number of hours, 0 or more",
+    "plan {tiny} --max-gpu-hours nan": "'nan' is no number of hours",
+    "plan {tiny} --max-gpu-hours inf": "'inf' is no number of hours",
+    "plan {tiny} --max-gpu-hours many": "'many' is no number of hours",
+    "sweep {tiny} --executor slrum": "invalid choice: 'slrum'",
+}
+
+
+@pytest.mark.parametrize("command", MISUSED)
+def test_misuse_is_exit_code_1_with_the_usage(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(command.format(tiny=TINY).split())
+    assert ended.value.code == 1
+    error = capsys.readouterr().err
+    assert error.startswith("usage: ")
+    assert MISUSED[command] in error
+
+
+# --- the process ----------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_goes_away_is_no_fault(tmp_path: Path) -> None:
+    seeds = ",".join(map(str, range(400)))
+    command = f"{sys.executable} -m orchestrator plan {TINY} 'sweep.grid.training.seed=[{seeds}]'"
+    script = f"set -o pipefail; {command} | head -1"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("tiny_moe: ")
+
+
+def test_a_fault_of_our_own_is_not_the_users(tmp_path: Path) -> None:
+    """Python's exit code of an uncaught exception is 1, which here says that the input is wrong."""
+    code = "import orchestrator.cli as c; c.main = lambda: 1 / 0; c.run()"
+    done = python("-c", code, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "ZeroDivisionError" in done.stderr
