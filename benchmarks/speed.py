@@ -53,7 +53,9 @@ class Row:
         return f"{self.name:42} {median:8.2f} s {slowest:8.2f} s {self.peak_bytes / 2**20:7.0f} MiB   {self.promise}"
 
 
-def measure(name: str, promise: str, command: Sequence[str], repeats: int, before: Callable[[], None] = lambda: None) -> Row:
+def measure(
+    name: str, promise: str, command: Sequence[str], repeats: int, before: Callable[[], None] = lambda: None
+) -> Row:
     """Run ``command`` once to warm the disk's cache, then ``repeats`` times.
 
     Raises:
@@ -63,7 +65,9 @@ def measure(name: str, promise: str, command: Sequence[str], repeats: int, befor
     for turn in range(repeats + 1):
         before()
         begun = time.perf_counter()
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as process:
             assert process.stderr is not None
             errors = process.stderr.read()
             _, status, usage = os.wait4(process.pid, 0)
@@ -103,9 +107,13 @@ def rows(folder: Path, repeats: int) -> list[Row]:
 def demo(folder: Path) -> Row:
     """The demo into an empty store; a second sweep of it is not measured."""
     begun = time.perf_counter()
-    subprocess.run(orchestrator("sweep", "recipes/tiny_moe.yaml", "--store", str(folder / "demo")), cwd=ROOT, check=True)
+    subprocess.run(
+        orchestrator("sweep", "recipes/tiny_moe.yaml", "--store", str(folder / "demo")), cwd=ROOT, check=True
+    )
     seconds = time.perf_counter() - begun
-    return Row("demo (8 runs, two cores)", (seconds,), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024, "180 s")
+    return Row(
+        "demo (8 runs, two cores)", (seconds,), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024, "180 s"
+    )
 
 
 def main() -> None:

@@ -46,22 +46,24 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, *, sync: bool = True) -> None:
+    """As :func:`write_text`. Without ``sync`` a power failure may still lose it: the caller sees to many at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(beside, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.replace(beside, path)
     except OSError:
         beside.unlink(missing_ok=True)
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_text(path, dumps(value, indent=1) + "\n")
+def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
+    write_bytes(path, (dumps(value, indent=1) + "\n").encode(), sync=sync)
 
 
 def read_json(path: Path) -> Any:

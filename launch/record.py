@@ -9,6 +9,8 @@ A sweep is a folder. Each file in it has one writer:
     <sweep>/bundles/<bundle>/lock           launch.job        who supervises the bundle (pid, start time, boot)
     <sweep>/bundles/<bundle>/allocations.jsonl launch.job     one line each time a supervisor took the bundle
     <sweep>/queue.lock                      orchestrator.submit  that this host's queue lives
+    <sweep>/queue.log, submitit/            orchestrator.submit  for people only
+    <sweep>/report/                         analysis.report   made from all the rest, at any time
     <sweep>/tracking/                       launch.track      what a later upload needs
     <sweep>/runs/<run>/spec.json            orchestrator      the RunSpec
     <sweep>/runs/<run>/attempts/<k>/        launch.job        made by it; a folder that exists is an attempt begun

@@ -75,8 +75,8 @@ TORCH_NATIVE: tuple[Limit, ...] = (
     _only("model.moe_shared_expert_ffn_hidden_size", 0),
     _only("model.moe_expert_capacity_factor", None, remedy="set model.moe_expert_capacity_factor=null (dropless)"),
     _only("model.moe_pad_expert_input_to_capacity", False),
-    Limit("model.hidden_size", _grouped_mm_width, "set a multiple of 8, or placement.device=cpu"),
-    Limit("model.moe_ffn_hidden_size", _grouped_mm_width, "set a multiple of 8, or placement.device=cpu"),
+    Limit("model.hidden_size", _grouped_mm_width, "set a multiple of 8, or resources.device=cpu"),
+    Limit("model.moe_ffn_hidden_size", _grouped_mm_width, "set a multiple of 8, or resources.device=cpu"),
     *(_only(f"parallelism.{degree}", 1) for degree in ("tp", "pp", "vpp", "ep", "etp", "cp")),
     _only("parallelism.sequence_parallel", False),
     _only("parallelism.distributed_optimizer", False),
@@ -93,7 +93,7 @@ TORCH_NATIVE: tuple[Limit, ...] = (
     Limit(
         "cuda_graph.impl",
         lambda impl, spec: impl == "none" or (impl == "torch_compile" and spec.placement.device == "cpu"),
-        "set cuda_graph.impl=none, or torch_compile with placement.device=cpu",
+        "set cuda_graph.impl=none, or torch_compile with resources.device=cpu",
     ),
     _only("cuda_graph.scope", (), remedy="set cuda_graph.scope=[]: torch_compile compiles the whole model"),
 )

@@ -18,6 +18,7 @@ from launch.files import dumps
 from launch.record import AttemptPaths, Plan, SweepPaths, plan_to_json
 from orchestrator import show
 from orchestrator.errors import SystemFault, wrong
+from orchestrator.next_steps import after
 from orchestrator.state import live_runs, read_states, readable_outcome
 from orchestrator.store import Store, read_plan, writing
 
@@ -70,14 +71,15 @@ def status(options: argparse.Namespace) -> int:
         print(dumps(show.states_to_json(planned, states), indent=1))
     else:
         show.states(planned, states)
+        show.next_commands(after(paths, planned, states))
     return 0
 
 
 def report(options: argparse.Namespace) -> int:
-    from analysis.report import write_report
-
     paths = Store(options.store).find(options.sweep)
     read_plan(paths)  # says what is wrong with it, where it is damaged
+    from analysis.report import write_report
+
     with writing(paths):
         made = write_report(paths)
     if options.json:
@@ -157,6 +159,8 @@ def _plan(options: argparse.Namespace, host: Host) -> Plan:
     recipe = load(options.recipe, options.overrides)
     planned = make_plan(recipe, pick(expand(recipe, host.device), options.only), host)
     check_budget(gpu_hours(planned), options.max_gpu_hours)
+    if recipe.cluster:
+        show.unused_cluster(recipe.cluster)
     return planned
 
 

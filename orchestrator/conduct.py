@@ -9,6 +9,7 @@ from typing import Literal, Optional
 from launch.record import Plan, SweepPaths
 from orchestrator import show
 from orchestrator.host import Host
+from orchestrator.next_steps import after, going
 from orchestrator.plan import Policy, orders
 from orchestrator.state import RunState, live_runs, newest_change, read_states
 from orchestrator.store import bundles, write_orders, writing
@@ -38,11 +39,11 @@ def conduct(
             watch(paths, plan, restart_queue=executor == "local")
     except KeyboardInterrupt:
         if executor == "local":
-            show.left_running(plan)
+            show.left_running(plan.name, going(paths, plan))
         raise
     states = read_states(paths, plan)
     code = _report(paths, states, anew=busy) if wait else 0
-    show.next_commands(plan, states)
+    show.next_commands(after(paths, plan, states))
     return code
 
 

@@ -42,6 +42,7 @@ class Head:
     name: str = ""
     engine: Literal["torch_native", "megatron"] = "torch_native"
     repeats: int = 2
+    cluster: str = ""
 
 
 SECTIONS: Mapping[str, type] = {
@@ -55,7 +56,7 @@ SECTIONS: Mapping[str, type] = {
     "resources": Resources,
     "wandb": Tracking,
 }
-NOT_SWEPT = ("name", "repeats", "equivalence", "wandb", "sweep")
+NOT_SWEPT = ("name", "repeats", "cluster", "equivalence", "wandb", "sweep")
 """What is one for the whole sweep, and so cannot be an axis."""
 _BOUNDS: Mapping[str, Mapping[str, Interval]] = {
     "equivalence": {"loss": COUNT, "grad_norm": COUNT},

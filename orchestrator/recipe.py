@@ -17,6 +17,7 @@ from orchestrator.errors import InputError
 from orchestrator.fields import HEAD, Head, Tracking
 from orchestrator.patch import NAME, Checker
 from orchestrator.written import Tree, read_written
+from orchestrator.yaml_lines import dump
 
 MOST_RUNS = 100_000
 """A sweep beyond it is a slip of the pen: its plan alone would be hundreds of megabytes."""
@@ -33,10 +34,12 @@ class Recipe:
     axes: tuple[tuple[Tree, ...], ...]
     """The sweep's axes: each a list of patches to ``base``; cells are their product."""
     repeats: int
+    cluster: str
+    """The profile of a Slurm cluster; this host's own executors have no use for one."""
     equivalence: Margins
     wandb: Tracking
     text: str
-    """The recipe with its overrides, as YAML."""
+    """The recipe with its overrides, as YAML; what its presets hold stands below it, as comments."""
     presets: Mapping[str, Tree]
     """The model presets that it names, by name."""
 
@@ -68,10 +71,19 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         base=base | {"engine": head.engine},
         axes=tuple(axes.values()),
         repeats=head.repeats,
+        cluster=head.cluster,
         equivalence=Margins(**equivalence),
         wandb=Tracking(**wandb),
-        text=written.text,
+        text=written.text + _presets_text(checker.presets),
         presets=checker.presets,
+    )
+
+
+def _presets_text(presets: Mapping[str, Tree]) -> str:
+    """What presets hold now: a file of another day may hold something else."""
+    return "".join(
+        f"# model preset {name}:\n" + "".join(f"#   {line}\n" for line in dump(preset).splitlines())
+        for name, preset in presets.items()
     )
 
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.files import number, read_json
 from launch.record import BundleOrder, Cell, Plan, Reason, SweepPaths
 from orchestrator.state import RunState
 
-COMMAND = "python -m orchestrator"
+MOST_ROWS = 40
+"""Cells that a terminal is shown; the report has all."""
 
 
 # --- plans ----------------------------------------------------------------------------------------------------------
+
+
+def unused_cluster(name: str) -> None:
+    sys.stderr.write(f"cluster {name!r} is left aside: profiles are for Slurm, to which this version does not submit\n")
 
 
 def plan_summary(planned: Plan) -> None:
@@ -25,8 +32,8 @@ def plan(planned: Plan, hours: float) -> None:
     """The whole plan: bundles with their runs in order, then what will not be run, and why."""
     plan_summary(planned)
     cells = planned.cell_of_run()
-    for number, bundle in enumerate(planned.bundles, 1):
-        print(f"\nbundle {number} of {len(planned.bundles)} ({bundle.bundle_id}), one allocation:")
+    for place, bundle in enumerate(planned.bundles, 1):
+        print(f"\nbundle {place} of {len(planned.bundles)} ({bundle.bundle_id}), one allocation:")
         for run_id in bundle.run_ids:
             print(f"  {run_id:44} {cells[run_id].label}")
     _reasons(planned, "rejected", "rejected by a rule (cannot work anywhere):")
@@ -96,7 +103,7 @@ def states_to_json(planned: Plan, states: Mapping[str, RunState]) -> dict[str, A
 
 
 def states(planned: Plan, current: Mapping[str, RunState]) -> None:
-    """A row a run, then the counts and what to type next."""
+    """A row a run, then the counts."""
     cells = planned.cell_of_run()
     for run_id, state in current.items():
         cell = cells[run_id]
@@ -108,12 +115,11 @@ def states(planned: Plan, current: Mapping[str, RunState]) -> None:
         )
         print(f"{run_id:44} {state.name:13} {steps:>11}  {cell.label}{note[:160]}")
     print(f"{planned.name}: {counted(current)}")
-    next_commands(planned, current)
 
 
 def sweeps(rows: Sequence[tuple[str, Mapping[str, RunState]]], root: Path) -> None:
     if not rows:
-        print(f"no sweeps in {root}; begin with: {COMMAND} sweep recipes/tiny_moe.yaml")
+        print(f"no sweeps in {root}; begin with: python -m orchestrator sweep recipes/tiny_moe.yaml")
     for name, current in rows:
         print(f"{name:32} {counted(current)}")
 
@@ -132,30 +138,37 @@ def done(state: RunState, cell: Cell) -> int:
 
 
 def report(paths: SweepPaths) -> None:
-    """The report's first paragraph and table, and where the whole stands."""
-    text = (paths.report / "report.md").read_text()
-    head = text.split("\n## ", 2)
-    print("\n" + head[0].strip())
+    """The report in short: its first paragraph, a row a cell, and where the whole stands."""
+    content = read_json(paths.report / "report.json")
+    print(f"\n{content['summary']['text']}\n".replace("`", ""))
+    rows: list[tuple[str, ...]] = [
+        ("cell", "outcome", "loss verdict", "largest difference", "eager / graphed step time")
+    ]
+    rows += [_report_row(cell) for cell in content["cells"]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows[: MOST_ROWS + 1]:
+        print("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
+    if len(rows) > MOST_ROWS + 1:
+        print(f"... and {len(rows) - MOST_ROWS - 1} more cells in the report")
     print(f"\nreport: {paths.report / 'report.md'}")
 
 
-def next_commands(planned: Plan, current: Mapping[str, RunState]) -> None:
-    """What to type next, given how things stand."""
-    names = {state.name for state in current.values()}
-    lines = []
-    if any(state.alive for state in current.values()):
-        lines += [f"{COMMAND} status {planned.name} --watch", f"{COMMAND} cancel {planned.name}"]
-    elif names & {"PLANNED", "INTERRUPTED", "CANCELLED"}:
-        lines.append(f"{COMMAND} resume {planned.name}")
-    failed = [state for state in current.values() if state.failed]
-    if failed:
-        lines += [f"{COMMAND} logs {failed[0].run_id}", f"{COMMAND} resume {planned.name} --failed"]
-    if any(state.finished for state in current.values()):
-        lines.append(f"{COMMAND} report {planned.name}")
+def _report_row(cell: Mapping[str, Any]) -> tuple[str, ...]:
+    verdict, speed, difference = cell["verdict"], cell["speed"], cell["max_loss_difference"]
+    word = verdict["word"] if verdict else "reference" if cell["impl"] == "none" else "-"
+    faster = "-"
+    if speed:
+        pairs = "pair" if speed["pairs"] == 1 else "pairs"
+        faster = f"{number(speed['ratio']):.2f}x over {speed['pairs']} {pairs}"
+    loss = "-" if difference is None else f"{number(difference):.2g}"
+    return (cell["label"], cell["outcome"] + (" (unexpected)" if cell["unexpected"] else ""), word, loss, faster)
+
+
+def next_commands(lines: Sequence[str]) -> None:
     print("next:" if lines else "", *(f"\n  {line}" for line in lines), sep="")
 
 
-def left_running(planned: Plan) -> None:
+def left_running(name: str, lines: Sequence[str]) -> None:
     """After Ctrl-C: what was begun goes on."""
-    print(f"\n{planned.name} goes on without this command. To follow it, or to end it:")
-    print(f"  {COMMAND} status {planned.name} --watch\n  {COMMAND} cancel {planned.name}")
+    print(f"\n{name} goes on without this command. To follow it, or to end it:")
+    print(*(f"  {line}" for line in lines), sep="\n")

@@ -69,6 +69,7 @@ class Store:
             _write_specs(sweep, plan)
             content = dumps(plan_to_json(plan), indent=1) + "\n"
             if not sweep.plan.exists() or sweep.plan.read_text(errors="replace") != content:
+                os.sync()  # once for all specs, before the plan that names them
                 write_text(sweep.plan, content)
         return sweep
 
@@ -145,4 +146,4 @@ def _write_specs(sweep: SweepPaths, plan: Plan) -> None:
         for repeat, run_id in enumerate(cell.run_ids):
             path = sweep.run(run_id).spec
             if not path.exists():
-                write_json(path, {**cell.spec, "repeat": repeat})
+                write_json(path, {**cell.spec, "repeat": repeat}, sync=False)

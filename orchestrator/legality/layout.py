@@ -178,7 +178,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "layout.world", BOTH, ANY, world_mismatch,
-        remedy="Leave parallelism.dp out so that it follows from the resources, or change the resources.",
+        remedy="Choose tp * cp * pp * dp equal to resources.nodes * resources.gpus_per_node; dp, left out, follows where it can.",
         source=f"{MCORE}parallel_state.py:738",
     ),
     Rule(
