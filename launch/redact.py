@@ -11,6 +11,8 @@ from pathlib import Path
 
 _SECRET_NAME = re.compile(r"(?i)(token|secret|passw|credential|api_?key|private_?key)")
 _SHORTEST_SECRET = 6
+_EVERYWHERE = ("/", "/usr", "/usr/local")
+"""Where a system's own Python lives; these tell nothing of anybody."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -44,4 +46,4 @@ def _places() -> dict[str, str]:
         sys.prefix: "<python>",
         str(Path(__file__).resolve().parent.parent): ".",
     }
-    return {place: name for place, name in places.items() if len(place) > 1}
+    return {place: name for place, name in places.items() if place not in _EVERYWHERE}

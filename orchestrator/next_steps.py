@@ -45,8 +45,9 @@ def going(sweep: SweepPaths, plan: Plan) -> list[str]:
 
 def _python() -> str:
     """This interpreter as a shell here would call it."""
-    named = shutil.which("python")
-    if named is not None and Path(named).absolute() == Path(sys.executable).absolute():
-        return "python"
+    for name in ("python", "python3"):
+        found = shutil.which(name)
+        if found is not None and Path(found).absolute() == Path(sys.executable).absolute():
+            return name
     near = os.path.relpath(sys.executable)
     return sys.executable if near.startswith("..") else near

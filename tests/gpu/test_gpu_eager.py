@@ -33,6 +33,7 @@ resources: {device: cuda, minutes_per_run: 3, hang_minutes: 2}
 """
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("model", [Model(), MOE], ids=["dense", "moe"])
 def test_a_step_makes_the_host_wait_for_nothing(model: Model) -> None:
     device = torch.device("cuda", 0)
