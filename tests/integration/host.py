@@ -77,7 +77,7 @@ class Host:
             command += ["--executor", "local"]
         return subprocess.Popen(command, cwd=self.folder, env=self.environment, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                preexec_fn=(lambda: _limit(limit_bytes)) if limit_bytes else None)  # fmt: skip
+                                preexec_fn=lambda: _as_on_a_terminal(limit_bytes))  # fmt: skip
 
     def begin(self, content: dict[str, Any], *arguments: str) -> tuple[subprocess.Popen[str], list[str]]:
         """Start a sweep; its process and its run ids, in the order in which they are made."""
@@ -149,8 +149,11 @@ class Host:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _limit(size: int) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+def _as_on_a_terminal(file_bytes: Optional[int]) -> None:
+    """In the child: what runs tests in the background may have it ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if file_bytes:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
 
 
 def rank_pid(attempt: AttemptPaths, rank: int = 0) -> int:
