@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import Optional
 
 from analysis import loss, memory, replay, speedup
-from analysis.deviation import Floor
-from analysis.load import Records, Run, attempts_of
+from analysis.deviation import Floor, finite_steps, incomplete
+from analysis.load import Attempt, Records, Run, attempts_of
 from analysis.pair import EagerSide, PairResult, compare_pair, eager_side
-from launch.record import Cell, Margins
+from launch.record import RESULTS_INTACT, Cell, Margins
 from launch.spec import RunSpec
 
 EXIT_PASS, EXIT_UNFINISHED, EXIT_FAILED, EXIT_INCONCLUSIVE = 0, 2, 3, 4
@@ -54,10 +54,31 @@ class CellResult:
         """Whether a run ended otherwise than the recipe expects of the cell."""
         return any(run.attempt and not run.attempt.outcome.meets(self.cell.expect) for run in self.runs)
 
+    @cached_property
+    def unsound(self) -> tuple[str, ...]:
+        """What is wrong with runs whose outcome says that every step is on disk; a cell with any does not pass."""
+        said = []
+        for run in self.runs:
+            if run.attempt is not None and run.attempt.outcome.results_intact:
+                wrong = unsound(run.attempt, self.spec.training.steps)
+                said += [f"{run.run_id}: {reason}" for reason in wrong]
+        return tuple(said)
+
     @property
     def max_loss_difference(self) -> Optional[float]:
         found = [pair.verdict.evidence.max_loss_difference for pair in self.pairs if pair.verdict.evidence]
         return max(found, default=None)
+
+
+def unsound(attempt: Attempt, steps: int) -> tuple[str, ...]:
+    """Why ``attempt`` is not what a completed run of ``steps`` steps leaves behind."""
+    gap = incomplete(attempt.steps, steps, "run")
+    finite = bool(finite_steps(attempt.steps).all())
+    return (
+        *attempt.problems,
+        *((gap,) if gap else ()),
+        *(() if finite else ("a loss or gradient norm is not finite",)),
+    )
 
 
 def exit_code(results: Sequence[CellResult]) -> int:
@@ -66,7 +87,7 @@ def exit_code(results: Sequence[CellResult]) -> int:
     Cells that were rejected, or cannot run on this host, are no failure.
     """
     words = {result.verdict.word for result in results if result.verdict}
-    if words & {"DIVERGED", "INCOMPARABLE"} or any(result.unexpected for result in results):
+    if words & {"DIVERGED", "INCOMPARABLE"} or any(result.unexpected or result.unsound for result in results):
         return EXIT_FAILED
     if "UNFINISHED" in words or any(result.unfinished for result in results):
         return EXIT_UNFINISHED
@@ -103,7 +124,7 @@ def _graphed_result(cell: Cell, runs: tuple[Run, ...], eager: EagerSide, margins
     pairs = tuple(compare_pair(run, eager, spec, margins) for run in runs)
     attempts = [(p.eager.attempt, p.graphed.attempt) for p in pairs if p.eager and p.verdict.word != "INCOMPARABLE"]
     proofs = [pair.replay for pair in pairs if pair.replay]
-    failed_as_expected = cell.expect.outcome != "COMPLETED" and all(
+    failed_as_expected = cell.expect.outcome not in RESULTS_INTACT and all(
         run.attempt is not None and run.attempt.outcome.meets(cell.expect) for run in runs
     )
     return CellResult(

@@ -6,7 +6,7 @@
      "margins": {"loss": nats, "grad_norm": relative},
      "cells": [one object a cell of the plan that ran or was to run, in the plan's order:
         {"cell_id", "label", "workload_id", "task_id", "impl", "scope", "effective_scope", "device",
-         "expect": {"outcome", "phase"}, "outcome", "unexpected", "unfinished",
+         "expect": {"outcome", "phase"}, "outcome", "unexpected", "unsound": [text], "unfinished",
          "verdict": null | VERDICT, "max_loss_difference", "floor": null | FLOOR,
          "memory": null | {"kind": "device" | "host", "peak", "added", "phases": [...]}   (bytes),
          "speed": null | {"word", "ratio", "low", "high", "pairs", and on a GPU "eager_ms", "graphed_ms",
@@ -81,6 +81,7 @@ def _cell(result: CellResult) -> dict[str, Any]:
         "expect": dataclasses.asdict(cell.expect),
         "outcome": result.outcome,
         "unexpected": result.unexpected,
+        "unsound": result.unsound,
         "unfinished": result.unfinished,
         "verdict": _fields(result.verdict),
         "max_loss_difference": result.max_loss_difference,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Optional
 
@@ -22,6 +22,7 @@ from launch.record import (
     GraphStats,
     Memory,
     Outcome,
+    OutcomeName,
     Phase,
     Plan,
     RunPaths,
@@ -39,7 +40,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
 
-_DAMAGE = (RecordError, OSError, KeyError, TypeError, ValueError, AttributeError)
+_DAMAGE = (RecordError, OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError)
 """What reading a damaged record raises: not JSON, unreadable, or JSON of another shape."""
 
 
@@ -98,6 +99,10 @@ class Attempt:
         return tuple(sorted((name, str(value)) for name, value in content.items() if value))
 
 
+SAYS_NOTHING: tuple[OutcomeName, ...] = ("CANCELLED", "PREEMPTED", "NODE_FAIL")
+"""Outcomes that tell of the scheduler or its user, and nothing of the run: an earlier attempt's result stands."""
+
+
 @dataclass(frozen=True)
 class Run:
     """A cell's repeat. ``attempt`` is the one to go by: see :func:`load_run`."""
@@ -107,6 +112,17 @@ class Run:
     begun: int
     """How many attempts were begun, with an outcome or without."""
     attempt: Optional[Attempt]
+    earlier: tuple[Attempt, ...] = ()
+    """Attempts before it whose results are intact; each may be the partner of a run of its own allocation."""
+
+    def beside(self, partner: Attempt) -> Run:
+        """This run by the attempt that shared ``partner``'s allocation, where one did and nothing has ended badly since."""
+        if self.attempt is None or not self.attempt.outcome.results_intact:
+            return self
+        shared = [a for a in self.earlier if a.outcome.allocation == partner.outcome.allocation]
+        if not shared or self.attempt.outcome.allocation == partner.outcome.allocation:
+            return self
+        return replace(self, attempt=shared[-1])
 
     @property
     def status(self) -> str:
@@ -146,7 +162,11 @@ def _load_cell(sweep: SweepPaths, cell: Cell) -> tuple[Run, ...]:
 
 
 def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:
-    """The run, by its latest attempt whose results are intact, else its latest attempt that has ended, else by none."""
+    """The run, by its latest attempt that has ended, else by none.
+
+    What ended for the scheduler's or the user's reasons says nothing, where an attempt before it ended of itself. A NaN
+    or a crash does say something, whatever came before it.
+    """
     attempts = paths.attempts()
     ended: list[tuple[AttemptPaths, Outcome]] = []
     for attempt in attempts:
@@ -158,8 +178,10 @@ def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:
             ended.append((attempt, outcome))
     if not ended:
         return Run(run_id, repeat, len(attempts), None)
-    chosen = max(ended, key=lambda item: (item[1].results_intact, item[0].number))
-    return Run(run_id, repeat, len(attempts), _load_attempt(*chosen, paths, run_id, spec.parallelism.world_size))
+    chosen = max(ended, key=lambda item: (item[1].outcome not in SAYS_NOTHING, item[0].number))
+    before = [item for item in ended if item[0].number < chosen[0].number and item[1].results_intact]
+    loaded = [_load_attempt(*item, paths, run_id, spec.parallelism.world_size) for item in (*before, chosen)]
+    return Run(run_id, repeat, len(attempts), loaded[-1], tuple(loaded[:-1]))
 
 
 def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: str, ranks: int) -> Attempt:
@@ -176,6 +198,8 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
     except _DAMAGE as error:
         problems.append(f"environment.json cannot be read: {_said(error)}")
     events = {rank: _read_events(paths, rank, problems) for rank in range(ranks)}
+    if outcome.results_intact and any(_is(event, "exception") for lines in events.values() for event in lines):
+        problems.append(f"a rank recorded an exception, though the outcome is {outcome.outcome}")
     return Attempt(
         number=paths.number,
         outcome=outcome,
@@ -212,7 +236,7 @@ def _is(event: Mapping[str, Any], kind: str) -> bool:
 
 def _read_events(paths: AttemptPaths, rank: int, problems: list[str]) -> list[dict[str, Any]]:
     try:
-        return list(read_json_lines(paths.events(rank)))
+        return [dict(event) for event in read_json_lines(paths.events(rank))]
     except _DAMAGE as error:
         problems.append(f"events of rank {rank} cannot be read: {_said(error)}")
         return []
@@ -221,9 +245,18 @@ def _read_events(paths: AttemptPaths, rank: int, problems: list[str]) -> list[di
 def _memory(events: Mapping[int, list[dict[str, Any]]], problems: list[str]) -> Iterable[PhaseMemory]:
     for rank, lines in events.items():
         try:
-            yield from [PhaseMemory(rank, e["phase"], Memory(**e["memory"])) for e in lines if _is(e, "phase")]
+            yield from [
+                PhaseMemory(rank, e["phase"], _checked(Memory(**e["memory"]))) for e in lines if _is(e, "phase")
+            ]
         except _DAMAGE as error:
             problems.append(f"memory of rank {rank} cannot be read: {_said(error)}")
+
+
+def _checked(memory: Memory) -> Memory:
+    for name, value in vars(memory).items():
+        if value is not None and type(value) is not int:
+            raise TypeError(f"{name} is {value!r}, not a number of bytes")
+    return memory
 
 
 def _graphs(events: Mapping[int, list[dict[str, Any]]], kind: str, problems: list[str]) -> dict[int, GraphStats]:

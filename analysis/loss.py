@@ -97,10 +97,20 @@ def judge(eager: Steps, graphed: Steps, spread: Optional[Spread], margins: Margi
     gap = incomplete(eager, expected_steps, "eager") or incomplete(graphed, expected_steps, "graphed")
     if gap and not (window and ended_together(window, eager, graphed)):
         return Verdict("INCOMPARABLE", gap, "run the pair again: a comparison needs every step of both")
+    if not _in_order(graphed):
+        reason = "the graphed run's phases are out of order: warm-up, one capture, then steps that replay"
+        return Verdict("INCOMPARABLE", reason, "run the pair again: its records are damaged")
     if window is None:
         remedy = f"set training.steps to {first + MINIMUM_STEPS} or more"
         return Verdict("INCOMPARABLE", f"no step ran after the capture (step {first - 1})", remedy)
     return _beyond(window, spread, margins) or _unsound(window, spread) or _within(window, spread, margins)
+
+
+def _in_order(graphed: Steps) -> bool:
+    """Whether the one capture stands where a capture does: else a window could begin wherever a record says."""
+    at = int(np.argmax(graphed.phase == "capture"))
+    before, after = graphed.phase[:at], graphed.phase[at + 1 :]
+    return bool((before == "warmup").all() and np.isin(after, ("settle", "measure")).all())
 
 
 def _diverged(window: Window, spread: Optional[Spread], deviation: Deviation) -> Verdict:

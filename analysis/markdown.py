@@ -111,6 +111,8 @@ def _mechanism(result: CellResult) -> str:
 
 
 def _outcome(result: CellResult) -> str:
+    if result.unsound:
+        return f"**{result.outcome}** (records unsound: {result.unsound[0]})"
     if result.unexpected:
         expect = result.cell.expect
         return f"**{result.outcome}** (unexpected; expected {expect.outcome}{_in_phase(expect.phase)})"

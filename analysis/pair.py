@@ -61,6 +61,9 @@ def compare_pair(graphed: Run, side: EagerSide, spec: RunSpec, margins: Margins)
         return result
     if eager.attempt is None or graphed.attempt is None or proof is None:
         return replace(result, verdict=_unfinished(eager, graphed))
+    eager = eager.beside(graphed.attempt)
+    assert eager.attempt is not None  # beside() gives a run that has one where this one does
+    result = replace(result, eager=eager)
     verdict = _unfit(eager.attempt, graphed.attempt)
     if verdict is None:
         verdict = _judge(eager.attempt, graphed.attempt, proof, side, spec, margins)
@@ -94,6 +97,8 @@ def _unfit(eager: Attempt, graphed: Attempt) -> Optional[loss.Verdict]:
     problems = [f"{side} run: {problem}" for side, attempt in sides for problem in attempt.problems]
     if problems:
         return loss.Verdict("INCOMPARABLE", "; ".join(problems), "run the pair again: its records are damaged")
+    if "capture" in eager.steps.phase or any(stats.impl != "none" for stats in eager.proofs.values()):
+        return loss.Verdict("INCOMPARABLE", "the eager run captured something", "see its records: it is no eager run")
     return _other_digests(eager, graphed)
 
 
@@ -107,7 +112,7 @@ def _other_digests(eager: Attempt, graphed: Attempt) -> Optional[loss.Verdict]:
     missing = [name for name in REQUIRED_DIGESTS if name not in before or name not in after]
     if missing:
         return loss.Verdict("INCOMPARABLE", f"no digest of {', '.join(missing)} was recorded", "run the pair again")
-    differing = [name for name in before if before[name] != after.get(name)]
+    differing = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
     if not differing:
         return None
     seen = [d for d in differences(eager.environment, graphed.environment) if d.startswith(_IDENTITY)]

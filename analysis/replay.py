@@ -37,13 +37,19 @@ def prove(attempt: Attempt, spec: RunSpec) -> Replay:
         if stats is None:
             captured = attempt.captures.get(rank, nothing)
             return Replay(False, f"rank {rank} ended without giving proof", captured, ranks)
-        reason = _doubt(stats, spec)
+        reason = _doubt(stats, spec, int((attempt.steps.step > _capture_step(attempt)).sum()))
         if reason:
             return Replay(False, f"rank {rank}: {reason}" if ranks > 1 else reason, stats, ranks)
     return Replay(True, "", attempt.proofs[0], ranks)
 
 
-def _doubt(stats: GraphStats, spec: RunSpec) -> str:
+def _capture_step(attempt: Attempt) -> int:
+    captured = attempt.steps.step[attempt.steps.phase == "capture"]
+    return int(captured[-1]) if len(captured) else -1
+
+
+def _doubt(stats: GraphStats, spec: RunSpec, steps: int) -> str:
+    """What speaks against ``stats``, given ``steps`` after the capture: each takes one replay or more."""
     if stats.impl != spec.cuda_graph.impl:
         return f"the engine captured with {stats.impl}, not with {spec.cuda_graph.impl}"
     if stats.graphs == 0:
@@ -52,6 +58,8 @@ def _doubt(stats: GraphStats, spec: RunSpec) -> str:
         return f"{stats.recompilations} recompilations after the capture"
     if not stats.proven:
         return f"{stats.replays} replays where {stats.expected_replays} were expected"
+    if stats.replays < steps:
+        return f"{stats.replays} replays in {steps} steps after the capture"
     return ""
 
 

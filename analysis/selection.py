@@ -45,6 +45,12 @@ def workload_label(results: Sequence[CellResult]) -> str:
 
 def _rank(result: CellResult) -> tuple[int, float]:
     """Smaller is worse news."""
-    severity = WORDS.index(result.verdict.word) if result.verdict else len(WORDS) if result.unexpected else -1
+    severity = (
+        WORDS.index(result.verdict.word)
+        if result.verdict
+        else len(WORDS)
+        if result.unexpected or result.unsound
+        else -1
+    )
     difference = result.max_loss_difference or 0.0
     return -severity, -difference if math.isfinite(difference) else -math.inf

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from analysis.compare import CellResult, exit_code
 from analysis.loss import WORDS, Word
+from launch.record import RESULTS_INTACT
 
 NAMED = 3
 """How many cells a sentence names before it counts the rest."""
@@ -47,6 +48,7 @@ def _sentences(results: Sequence[CellResult]) -> list[str]:
     said = [
         *(_failing(ran, word) for word in ("DIVERGED", "INCOMPARABLE")),
         _outcomes(ran),
+        _unsound(ran),
         *(_failing(ran, word) for word in ("UNFINISHED", "INCONCLUSIVE")),
         _passing(ran),
         _expected_failures(ran),
@@ -76,12 +78,23 @@ def _failing(ran: Sequence[CellResult], word: Word) -> str:
     return f"**{_count(len(found), 'graphed cell')} {word}**: {_named(found, details)}."
 
 
+def _unsound(ran: Sequence[CellResult]) -> str:
+    found = [result for result in ran if result.unsound]
+    details = [f" ({result.unsound[0]})" for result in found]
+    return f"**{_count(len(found), 'cell')} left unsound records**: {_named(found, details)}." if found else ""
+
+
 def _outcomes(ran: Sequence[CellResult]) -> str:
     found = [result for result in ran if result.unexpected]
     if not found:
         return ""
-    details = [f" ended {result.outcome}, expected {result.cell.expect.outcome}" for result in found]
+    details = [f" ended {result.outcome}, expected {_expected(result)}" for result in found]
     return f"**{_count(len(found), 'cell')} ended otherwise than expected**: {_named(found, details)}."
+
+
+def _expected(result: CellResult) -> str:
+    expect = result.cell.expect
+    return f"{expect.outcome} in {expect.phase}" if expect.phase else expect.outcome
 
 
 def _passing(ran: Sequence[CellResult]) -> str:
@@ -94,7 +107,7 @@ def _passing(ran: Sequence[CellResult]) -> str:
 
 
 def _expected_failures(ran: Sequence[CellResult]) -> str:
-    met = [r for r in ran if r.cell.expect.outcome != "COMPLETED" and not r.unexpected and not r.unfinished]
+    met = [r for r in ran if r.cell.expect.outcome not in RESULTS_INTACT and not r.unexpected and not r.unfinished]
     return f"{_count(len(met), 'cell')} failed as expected." if met else ""
 
 

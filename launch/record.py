@@ -435,4 +435,8 @@ def read_events(attempt: AttemptPaths, rank: int) -> Iterator[dict[str, Any]]:
 
 
 def graph_stats_from_json(content: Mapping[str, Any]) -> GraphStats:
+    """Raises TypeError where a count is no whole number, or a field is missing or unknown."""
+    for name in ("graphs", "replays", "expected_replays", "recompilations"):
+        if type(content[name]) is not int:
+            raise TypeError(f"{name} is {content[name]!r}, not a whole number")
     return GraphStats(**dict(content) | {"effective_scope": tuple(content["effective_scope"])})

@@ -16,6 +16,7 @@ from launch.record import Expectation, Outcome, Reason, SweepPaths, read_plan
 from tests.records import AttemptRecord, Extra, attempt_record, workload_spec, write_attempt, write_sweep
 
 Edit = Callable[[AttemptRecord], None]
+CANCELLED = Outcome("CANCELLED", "measure", "bundle000", 0.0, 1.0)
 OOM = Outcome("CUDA_OOM", "capture", "bundle000", 0.0, 1.0, rank=0, failure_class="cuda_oom", remedy="capture less")
 
 
@@ -83,7 +84,8 @@ def test_all_nan_on_both_sides_does_not_pass(tmp_path: Path) -> None:
 
     sweep = write_sweep(tmp_path, edit=all_nan)
     assert graphed_result(sweep).verdict.word == "INCONCLUSIVE"  # type: ignore[union-attr]
-    assert exit_code(compare(load(sweep))) == 4
+    # No run says COMPLETED after a NaN: a record that does is unsound, whatever the pair says.
+    assert exit_code(compare(load(sweep))) == 3
 
 
 def test_a_run_that_ended_at_its_nan_diverges_though_it_gives_no_proof(tmp_path: Path) -> None:
@@ -227,13 +229,15 @@ def test_a_graphed_repeat_without_its_eager_repeat_is_incomparable(tmp_path: Pat
     assert exit_code(results) == 3
 
 
-def test_a_later_attempt_counts_only_where_its_results_are_intact(tmp_path: Path) -> None:
+def test_a_later_attempt_counts_unless_the_scheduler_or_the_user_ended_it(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path)
     spec = dataclasses.replace(workload_spec(0, "torch_compile", 120), repeat=0)
-    failed = attempt_record(spec)
-    failed.number, failed.outcome = 2, OOM
-    write_attempt(sweep, failed)
-    assert [run.attempt and run.attempt.number for run in graphed_result(sweep).runs] == [1, 1]
+    for number, outcome, counts in ((2, CANCELLED, 1), (3, OOM, 3)):
+        later = attempt_record(spec)
+        later.number, later.outcome = number, outcome
+        write_attempt(sweep, later)
+        assert [run.attempt and run.attempt.number for run in graphed_result(sweep).runs] == [counts, 1]
+    assert exit_code(compare(load(sweep))) == 3, "a failure after a success is a failure"
     again = attempt_record(spec, allocation="another")
     again.number = 10
     write_attempt(sweep, again)
@@ -242,6 +246,57 @@ def test_a_later_attempt_counts_only_where_its_results_are_intact(tmp_path: Path
     assert result.pairs[0].speed.reason == "the runs were in different allocations"
     assert result.speed is not None
     assert (result.speed.pairs, result.speed.word) == (1, "INCONCLUSIVE")
+
+
+def test_each_graphed_run_meets_the_eager_attempt_of_its_own_allocation(tmp_path: Path) -> None:
+    """A twin made again for one graphed cell takes nothing from another that it ran beside before."""
+    sweep = write_sweep(tmp_path)
+    for repeat in range(2):
+        again = attempt_record(dataclasses.replace(workload_spec(0, "none", 120), repeat=repeat), allocation="later")
+        again.number = 2
+        other_code(again)
+        write_attempt(sweep, again)
+    result = graphed_result(sweep)
+    assert result.verdict is not None and result.verdict.word == "BITWISE"
+    assert result.speed is not None and result.speed.pairs == 2
+
+
+def mislabelled(run: AttemptRecord) -> None:
+    run.metrics[3]["phase"], run.metrics[118]["phase"] = "measure", "capture"
+
+
+def captured_eager(run: AttemptRecord) -> None:
+    run.metrics[3]["phase"] = "capture"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (for_graphed(mislabelled), "out of order"),
+        (for_graphed(change_proof(replays=1, expected_replays=1)), "1 replays in"),
+        (for_graphed(change_proof(graphs=0.5)), "not a whole number"),
+        (lambda run: None if run.spec.graphed else captured_eager(run), "the eager run captured"),
+    ],
+)
+def test_records_that_contradict_themselves_are_incomparable(tmp_path: Path, change: Edit, said: str) -> None:
+    found = judged(tmp_path, change).verdict
+    assert found is not None and found.word == "INCOMPARABLE" and said in found.reason
+
+
+def test_an_eager_cell_alone_is_not_believed_without_its_steps(tmp_path: Path) -> None:
+    for name, change in (("short", shorten), ("nan", lambda run: run.metrics[7].update(loss=float("nan")))):
+        sweep = write_sweep(tmp_path / name, impls=(), edit=change)
+        assert exit_code(compare(load(sweep))) == 3
+    assert exit_code(compare(load(write_sweep(tmp_path / "sound", impls=())))) == 0
+
+
+def test_expecting_a_hang_at_the_end_does_not_spare_the_comparison(tmp_path: Path) -> None:
+    def hung(run: AttemptRecord) -> None:
+        run.outcome = Outcome("TEARDOWN_HANG", "teardown", run.outcome.allocation if run.outcome else "", 0.0, 1.0)
+        run.metrics[80]["loss"] = float("nan")
+
+    found = judged(tmp_path, for_graphed(hung), expect=Expectation("TEARDOWN_HANG"))
+    assert found.verdict is not None and found.verdict.word == "DIVERGED"
 
 
 def failing(outcome: Outcome) -> Edit:
