@@ -8,6 +8,7 @@ A sweep is a folder. Each file in it has one writer:
     <sweep>/bundles/<bundle>/cancel         orchestrator      its presence asks the supervisor to end
     <sweep>/bundles/<bundle>/lock           launch.job        who supervises the bundle (pid, start time, boot)
     <sweep>/bundles/<bundle>/allocations.jsonl launch.job     one line each time a supervisor took the bundle
+    <sweep>/order.lock                      orchestrator      that a command is planning or cancelling
     <sweep>/queue.lock                      orchestrator.submit  that this host's queue lives
     <sweep>/queue.log, submitit/            orchestrator.submit  for people only
     <sweep>/report/                         analysis.report   made from all the rest, at any time
@@ -389,6 +390,10 @@ class SweepPaths:
     @property
     def queue_lock(self) -> Path:
         return self.root / "queue.lock"
+
+    @property
+    def order_lock(self) -> Path:
+        return self.root / "order.lock"
 
     @property
     def report(self) -> Path:

@@ -20,9 +20,12 @@ EXIT_CODES = """exit codes:
   2  the system failed, or a run was lost or never ran
   3  a verdict failed, an outcome was not the expected one, or a pair is INCOMPARABLE
   4  inconclusive only
+  130, 141  ended by Ctrl-C, or by a closed pipe before the answer was known
 Cells rejected by a rule and cells that this host cannot run are listed and are no failure.
 """
 
+CLOSED_PIPE = 141
+"""What shells report for a command whose reader went away before it had said how things are."""
 INTERRUPTED = 130
 """What shells report for a command ended by Ctrl-C."""
 
@@ -167,14 +170,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def run() -> NoReturn:
-    """The process's whole life: a closed pipe downstream (``| head``) is an ordinary end, and a fault of our own is the
-    system's, not the user's, which Python's exit code 1 would say."""
+    """The process's whole life. A closed pipe downstream (``| head``) never turns a failure into success, and a fault of
+    our own is the system's, not the user's, which Python's exit code 1 would say."""
+    code = CLOSED_PIPE
     try:
         code = main()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as it is where a shell closed it: ``>&-``
+            sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     except Exception:
         traceback.print_exc()
         code = 2

@@ -20,7 +20,7 @@ from orchestrator import show
 from orchestrator.errors import SystemFault, wrong
 from orchestrator.next_steps import after
 from orchestrator.state import live_runs, read_states, readable_outcome
-from orchestrator.store import Store, read_plan, writing
+from orchestrator.store import Store, ordering, read_plan, writing
 
 if TYPE_CHECKING:
     from orchestrator.host import Host
@@ -37,7 +37,7 @@ def sweep(options: argparse.Namespace) -> int:
         executor, host = resolve_executor(options.executor), this_host()
         planned = _plan(options, host)
         show.plan_summary(planned)
-        paths = Store(options.store).write(planned)
+        paths = Store(options.store).sweep(planned.name)
         code = conduct(paths, planned, host, "new", executor, wait=not options.no_wait)
     _print_json(options, paths, planned)
     return code
@@ -110,7 +110,7 @@ def cancel(options: argparse.Namespace) -> int:
     paths = Store(options.store).find(options.sweep)
     planned = read_plan(paths)
     going = set()
-    with writing(paths):
+    with ordering(paths), writing(paths):
         for bundle, run_ids in live_runs(paths):
             going.update(run_ids)
             bundle.cancel.touch()
@@ -215,7 +215,7 @@ def _attempt(run: Path, number: Optional[int]) -> AttemptPaths:
         there = ", ".join(map(str, sorted(attempts))) or "none yet"
         raise wrong(
             "--attempt",
-            f"run {run.name} has no attempt {chosen}" if number else f"run {run.name} has not begun",
+            f"run {run.name} has no attempt {chosen}" if number is not None else f"run {run.name} has not begun",
             f"attempts: {there}",
         )
     return AttemptPaths(attempts[chosen])

@@ -56,8 +56,9 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     swept = {place: fields.pop(place) for place in written.fields if place.partition(".")[0] == "sweep"}
     base = checker.patch(fields, lambda place: place)
     axes = read_axes(swept, checker)
+    named = "name" in base
     head = Head(**{key: base.pop(key) for key in HEAD.fields if key in base})
-    if head.name and not NAME.fullmatch(head.name):
+    if named and not NAME.fullmatch(head.name):
         remedy = "use up to 64 letters, digits, '.', '_', '-', a letter or digit first"
         checker.problem("name", head.name, "not usable as the name of a folder", remedy)
     _check_complete(written.fields, axes, checker)

@@ -67,8 +67,8 @@ def _reasons(planned: Plan, state: str, heading: str) -> None:
             print(f"    [{reason.rule}] {reason.message}\n      way out: {reason.remedy}")
 
 
-def ordered(states: Mapping[str, RunState], orders: Sequence[BundleOrder]) -> None:
-    """One line: what is begun now and what is kept."""
+def ordered(states: Mapping[str, RunState], orders: Sequence[BundleOrder], of_other_plans: int) -> None:
+    """One line: what is begun now and what is kept; another where earlier plans of this name made runs."""
     begun = sum(len(order.schedule) for order in orders)
     alive = sum(state.alive for state in states.values())
     kept = sum(state.finished and not state.alive for state in states.values())
@@ -76,6 +76,10 @@ def ordered(states: Mapping[str, RunState], orders: Sequence[BundleOrder]) -> No
     parts += [f"{alive} already running or waiting, adopted"] if alive else []
     parts += [f"{kept} on disk"] if kept else []
     print("; ".join(parts) if parts else "nothing to run")
+    if of_other_plans:
+        print(
+            f"{of_other_plans} runs of earlier plans of this name are kept, and are not in this plan nor in its report"
+        )
 
 
 # --- states ---------------------------------------------------------------------------------------------------------

@@ -73,7 +73,8 @@ def newest_change(sweep: SweepPaths, states: Iterable[RunState]) -> float:
 
 def _changed(sweep: SweepPaths, state: RunState) -> float:
     if state.outcome is not None:
-        return state.outcome.ended
+        metrics = sweep.run(state.run_id).attempt(state.next_attempt - 1).metrics
+        return max(state.outcome.ended, metrics.stat().st_mtime if metrics.exists() else 0.0)
     return _begun_at(sweep, state.run_id) / 1e9 if state.next_attempt > 1 else 0.0
 
 

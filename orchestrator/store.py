@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Optional
 
 from launch.files import RecordError, dumps, read_json, write_json, write_text
+from launch.lock import Lock
 from launch.record import (
     BundleOrder,
     BundlePaths,
@@ -26,6 +28,7 @@ from launch.record import (
 from orchestrator.errors import SystemFault, wrong
 
 VARIABLE = "ORCHESTRATOR_STORE"
+ORDER_SECONDS = 120.0
 
 
 class Store:
@@ -58,20 +61,50 @@ class Store:
             suggestion(name, self.names(), "python -m orchestrator sweep RECIPE makes one"),
         )
 
-    def write(self, plan: Plan) -> SweepPaths:
-        """Put ``plan`` on disk, with the spec of each of its runs. A plan that is there already is left untouched.
 
-        Raises:
-            SystemFault: the store cannot be written to.
-        """
-        sweep = self.sweep(plan.name)
-        with writing(sweep):
-            _write_specs(sweep, plan)
-            content = dumps(plan_to_json(plan), indent=1) + "\n"
-            if not sweep.plan.exists() or sweep.plan.read_text(errors="replace") != content:
-                os.sync()  # once for all specs, before the plan that names them
-                write_text(sweep.plan, content)
-        return sweep
+def write_plan(sweep: SweepPaths, plan: Plan) -> None:
+    """Put ``plan`` on disk, with the spec of each of its runs. A plan that is there already is left untouched.
+
+    Raises:
+        SystemFault: the store cannot be written to.
+    """
+    with writing(sweep):
+        _write_specs(sweep, plan)
+        if not is_planned(sweep, plan):
+            os.sync()  # once for all specs, before the plan that names them
+            write_text(sweep.plan, _plan_text(plan))
+
+
+def is_planned(sweep: SweepPaths, plan: Plan) -> bool:
+    """Whether ``plan`` is the one on disk."""
+    return sweep.plan.exists() and sweep.plan.read_text(errors="replace") == _plan_text(plan)
+
+
+def runs_of_other_plans(sweep: SweepPaths, plan: Plan) -> int:
+    """How many runs on disk an earlier plan of this name made, that ``plan`` does not hold."""
+    try:
+        return len(set(os.listdir(sweep.root / "runs")) - plan.cell_of_run().keys())
+    except FileNotFoundError:
+        return 0
+
+
+@contextlib.contextmanager
+def ordering(sweep: SweepPaths) -> Iterator[None]:
+    """One command at a time decides what becomes of a sweep: else two would order, or cancel, past each other.
+
+    Raises:
+        SystemFault: another command has not come to an end of it, or the store cannot be written to.
+    """
+    deadline = time.monotonic() + ORDER_SECONDS
+    with writing(sweep):
+        while (lock := Lock.try_acquire(sweep.order_lock)) is None:
+            if time.monotonic() > deadline:
+                raise SystemFault(f"another command has been planning {sweep.root} for {ORDER_SECONDS:g} s; try again")
+            time.sleep(0.05)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextlib.contextmanager
@@ -135,6 +168,10 @@ def write_orders(sweep: SweepPaths, orders: Iterable[BundleOrder]) -> None:
             bundle = sweep.bundle(order.bundle_id)
             write_json(bundle.order, order_to_json(order))
             bundle.cancel.unlink(missing_ok=True)
+
+
+def _plan_text(plan: Plan) -> str:
+    return dumps(plan_to_json(plan), indent=1) + "\n"
 
 
 def _reason(error: Exception) -> str:

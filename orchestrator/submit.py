@@ -67,7 +67,13 @@ def run_in_foreground(sweep: SweepPaths) -> None:
     for bundle in _open_bundles(sweep):
         if not bundle.alive:
             command = [sys.executable, "-m", "launch.job", str(bundle.paths.root)]
-            subprocess.run(command, env=_environment(), check=False)
+            supervisor = subprocess.Popen(command, env=_environment())
+            try:
+                supervisor.wait()
+            except KeyboardInterrupt:
+                supervisor.terminate()  # it ends its run, says that it was cancelled, and goes
+                supervisor.wait()
+                raise
 
 
 def _environment() -> dict[str, str]:

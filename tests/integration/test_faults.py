@@ -198,3 +198,15 @@ def test_resume_makes_an_interrupted_run_again_beside_its_eager_twin(host: Host)
     assert host.attempts("pair") == {eager: [1, 2], graphed: [1, 2]}
     assert host.outcome("pair", eager).allocation == host.outcome("pair", graphed).allocation
     assert host.sweep("pair").run(eager).attempt(1).metrics.read_bytes() == kept
+
+
+def test_a_sweep_that_runs_is_not_planned_anew(host: Host) -> None:
+    """Two plans of one name at once would judge each other's runs, and make them twice."""
+    first, run_ids = host.begin(recipe("mini", steps=1500, repeats=1))
+    host.wait_for_step("mini", run_ids[0])
+    other = host.run("sweep", host.write(recipe("mini", steps=1500, repeats=3)))
+    assert other.returncode == 1 and "is running by another plan" in other.stderr
+    assert host.run("cancel", "mini").returncode == 0
+    first.communicate(timeout=60)
+    assert [attempt.number for attempt in host.sweep("mini").run(run_ids[0]).attempts()] == [1]
+    assert host.states("mini") == {run_ids[0]: "CANCELLED"}

@@ -192,13 +192,13 @@ def test_misuse_is_exit_code_1_with_the_usage(capsys: pytest.CaptureFixture[str]
 # --- the process ----------------------------------------------------------------------------------------------------
 
 
-def test_a_reader_that_goes_away_is_no_fault(tmp_path: Path) -> None:
+def test_a_reader_that_goes_away_is_no_fault_and_no_success(tmp_path: Path) -> None:
     seeds = ",".join(map(str, range(400)))
     command = f"{sys.executable} -m orchestrator plan {TINY} 'sweep.grid.training.seed=[{seeds}]'"
     script = f"set -o pipefail; {command} | head -1"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (141, "")
     assert done.stdout.startswith("tiny_moe: ")
 
 

@@ -328,6 +328,11 @@ def test_a_name_is_the_name_of_a_folder(tmp_path: Path, name: str) -> None:
     assert problem.message == "not usable as the name of a folder"
 
 
+def test_an_empty_name_is_no_name(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, "name: ''\nmodel: tiny_dense\n")
+    assert "not usable as the name of a folder" in problem.message
+
+
 def test_a_bare_yes_is_no_name(tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, "name: yes\nmodel: tiny_dense\n")
     assert (problem.message, problem.remedy) == ("not text", "write it in quotes: 'True'")
