@@ -339,7 +339,7 @@ class RunPaths:
         return self.root / "spec.json"
 
     def attempt(self, number: int) -> AttemptPaths:
-        return AttemptPaths(self.root / "attempts" / str(number))
+        return AttemptPaths(self.root.joinpath("attempts", str(number)))
 
     def attempts(self) -> list[AttemptPaths]:
         """Attempts begun, in order."""
@@ -404,10 +404,10 @@ class SweepPaths:
         return self.root / "tracking"
 
     def run(self, run_id: str) -> RunPaths:
-        return RunPaths(self.root / "runs" / run_id)
+        return RunPaths(self.root.joinpath("runs", run_id))
 
     def bundle(self, bundle_id: str) -> BundlePaths:
-        return BundlePaths(self.root / "bundles" / bundle_id)
+        return BundlePaths(self.root.joinpath("bundles", bundle_id))
 
 
 # --- reading back ---------------------------------------------------------------------------------------------------
