@@ -61,6 +61,7 @@ def measure(
     Raises:
         RuntimeError: the command failed.
     """
+    os.sync()  # what was written to be read is not to be written back meanwhile
     seconds, peak = [], 0
     for turn in range(repeats + 1):
         before()
