@@ -431,8 +431,12 @@ def read_outcome(attempt: AttemptPaths) -> Optional[Outcome]:
 
 def read_metrics(attempt: AttemptPaths) -> Iterator[StepMetrics]:
     for line in read_json_lines(attempt.metrics):
-        numbers = {key: number(line[key]) for key in ("loss", "grad_norm", "step_time_ms")}
-        yield StepMetrics(**line | numbers)
+        yield StepMetrics(**step_from_json(line))
+
+
+def step_from_json(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of metrics.jsonl with numbers for the strings that NaN and the infinities are written as."""
+    return {**line, **{key: number(line[key]) for key in ("loss", "grad_norm", "step_time_ms")}}
 
 
 def read_events(attempt: AttemptPaths, rank: int) -> Iterator[dict[str, Any]]:

@@ -80,10 +80,6 @@ class Model:
         """True where at least one layer has a plain MLP (Megatron: ``moe_layer_freq`` above 1)."""
         return not self.is_moe or self.moe_layer_freq > 1
 
-    @property
-    def is_dropless(self) -> bool:
-        return self.is_moe and self.moe_expert_capacity_factor is None
-
 
 @dataclass(frozen=True)
 class Parallelism:

@@ -33,8 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from launch.files import number
-from launch.record import AttemptPaths, Outcome, SweepPaths, read_outcome, read_spec
+from launch.record import AttemptPaths, Outcome, SweepPaths, read_outcome, read_spec, step_from_json
 from launch.redact import redact
 from launch.spec import RunSpec, spec_to_json
 
@@ -142,8 +141,7 @@ class Tail:
             return
         self._offset += len(whole + newline)
         for line in whole.splitlines():
-            step = json.loads(line)
-            yield step | {key: number(step[key]) for key in ("loss", "grad_norm", "step_time_ms")}
+            yield step_from_json(json.loads(line))
 
 
 def _supervisor_is_gone(timeout: float) -> bool:

@@ -18,7 +18,6 @@ from launch.support import unsupported
 from orchestrator.errors import wrong
 
 ExecutorName = Literal["auto", "slurm", "local", "debug"]
-EXECUTORS: tuple[ExecutorName, ...] = ("auto", "slurm", "local", "debug")
 
 _ENGINE_PACKAGES = {"torch_native": (), "megatron": ("megatron-core", "transformer-engine")}
 

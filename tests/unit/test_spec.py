@@ -126,6 +126,4 @@ def test_derived_numbers() -> None:
     assert spec.parallelism.world_size == 48
     assert spec.num_microbatches == 2  # 8 sequences, 1 a micro-batch, 4 data parallel ranks
     assert not Model().is_moe
-    assert Model(num_moe_experts=2).is_dropless
-    assert not Model(num_moe_experts=2, moe_expert_capacity_factor=1.0).is_dropless
     assert Model(num_moe_experts=2, moe_layer_freq=2).has_dense_layers
