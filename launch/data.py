@@ -8,19 +8,18 @@ seed as its key and (step, index) as its counter.
 from __future__ import annotations
 
 import hashlib
-import sysconfig
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from launch.data_fields import check_fields
 from launch.errors import DataError
+from launch.indexed import IndexedPair, open_pair
 from launch.spec import Data, RunSpec
-
-BYTE_VALUES = 256
-TEXT_SUFFIXES = (".py", ".txt")
+from launch.text import Text, read_text
 
 
 class TokenSource(Protocol):
@@ -32,29 +31,48 @@ class TokenSource(Protocol):
         """Tokens of sequence ``index`` of the global batch of ``step``: int64 of shape (length,).
 
         Raises:
-            DataError: the source is shorter than ``length``.
+            DataError: the source is shorter than ``length``, or a token is not in the vocabulary.
         """
 
 
-@dataclass(frozen=True)
-class TextSource:
-    """Bytes of a text as tokens: each sequence is a stretch of it that begins anywhere."""
+@dataclass(frozen=True, eq=False)
+class StreamSource:
+    """Each sequence is a stretch of one stream of tokens that begins anywhere, across the borders of documents.
 
-    name: str
-    content: torch.Tensor
-    """uint8 of shape (bytes,)."""
-    digest: str
+    Megatron-Core's GPTDataset cuts its stream across documents likewise, there in steps of the sequence length.
+    """
+
+    stream: Text | IndexedPair
+    vocab_size: int
     seed: int
 
+    @property
+    def digest(self) -> str:
+        return self.stream.digest
+
     def sequence(self, step: int, index: int, length: int) -> torch.Tensor:
-        places = len(self.content) - length + 1
+        held = len(self.stream.tokens)
+        places = held - length + 1
         if places < 1:
             raise DataError(
-                f"{self.name} holds {len(self.content)} bytes, fewer than the {length} of one sequence; "
+                f"{self.stream.name} holds {held} tokens, fewer than the {length} of one sequence; "
                 f"use a longer text, or lower training.sequence_length"
             )
         start = int(_random(self.seed, step, index, 1)[0] % np.uint64(places))
-        return self.content[start : start + length].long()
+        tokens = np.array(self.stream.tokens[start : start + length], np.int64)
+        self._check_vocabulary(tokens, start)
+        return torch.from_numpy(tokens)
+
+    def _check_vocabulary(self, tokens: npt.NDArray[np.int64], start: int) -> None:
+        """Here and not on the device, where an index beyond the embedding is undefined or ends the process."""
+        outside = np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))
+        if outside.size:
+            place = int(outside[0])
+            raise DataError(
+                f"{self.stream.name} holds token {tokens[place]} at position {start + place}, which is not in the "
+                f"vocabulary of model.vocab_size={self.vocab_size}; set the model's vocabulary to that of the "
+                f"tokenizer which wrote the data, or name data for this one"
+            )
 
 
 @dataclass(frozen=True)
@@ -77,21 +95,16 @@ def open_source(data: Data, vocab_size: int, seed: int) -> TokenSource:
     """The source that ``data`` describes.
 
     Raises:
-        DataError: the path is not there, is empty or cannot be read, or ``vocab_size`` cannot hold a byte.
+        DataError: the fields do not fit each other or ``vocab_size``, or what they name is not there, is empty, cannot
+            be read or is damaged.
+        EnvironmentFault: the tokenizers library is needed and not installed.
     """
+    check_fields(data, vocab_size)
     if data.kind == "synthetic":
         return SyntheticSource(vocab_size, seed)
-    if vocab_size < BYTE_VALUES:
-        raise DataError(
-            f"data.kind='text' makes a token of each byte and needs {BYTE_VALUES} of them, but "
-            f"model.vocab_size={vocab_size}; set model.vocab_size={BYTE_VALUES} or more, or data.kind=synthetic"
-        )
-    name = f"data.path={data.path!r}" if data.path else "the source of Python's standard library"
-    content = b"".join(_read(name, path) for path in _text_files(name, data.path))
-    if not content:
-        raise DataError(f"{name} is empty; name a file with text in it, or leave data.path out")
-    tokens = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    return TextSource(name, tokens, hashlib.sha256(content).hexdigest(), seed)
+    if data.kind == "indexed" and data.path is not None:
+        return StreamSource(open_pair(data.path), vocab_size, seed)
+    return StreamSource(read_text(data, vocab_size), vocab_size, seed)
 
 
 def batch(source: TokenSource, spec: RunSpec, step: int, dp_rank: int) -> torch.Tensor:
@@ -107,26 +120,6 @@ def batch(source: TokenSource, spec: RunSpec, step: int, dp_rank: int) -> torch.
     return torch.stack(sequences).view(spec.num_microbatches, size, length)
 
 
-def _random(seed: int, step: int, index: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+def _random(seed: int, step: int, index: int, count: int) -> npt.NDArray[np.uint64]:
     # The lowest word counts the numbers drawn, so streams of different (step, index) never meet.
     return np.random.Philox(key=seed % 2**64, counter=[0, 0, index, step]).random_raw(count)
-
-
-def _text_files(name: str, path: str | None) -> list[Path]:
-    root = Path(path) if path else Path(sysconfig.get_path("stdlib"))
-    if root.is_file():
-        return [root]
-    if not root.is_dir():
-        raise DataError(f"{name} is neither a file nor a folder; mend the path, or leave it out")
-    suffixes = TEXT_SUFFIXES if path else (".py",)
-    files = sorted(file for file in root.iterdir() if file.suffix in suffixes and file.is_file())
-    if not files:
-        raise DataError(f"{name} holds no *{' or *'.join(suffixes)} file; name a file or a folder with such files")
-    return files
-
-
-def _read(name: str, path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{name} cannot be read: {error.strerror}: {path.name}; mend its permissions") from error

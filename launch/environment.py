@@ -18,7 +18,10 @@ from launch import memory
 from launch.redact import is_secret_name, redact
 from launch.spec import digest
 
-PACKAGES = ("torch", "triton", "numpy", "transformer-engine", "megatron-core", "nvidia-nccl-cu13", "nvidia-cudnn-cu13")
+PACKAGES = (
+    "torch", "triton", "numpy", "tokenizers", "transformer-engine", "megatron-core", "nvidia-nccl-cu13",
+    "nvidia-cudnn-cu13",
+)  # fmt: skip
 """Distributions whose versions may change a run's numbers or its speed."""
 SETTING_PREFIXES = ("NCCL_", "NVTE_", "TORCH_", "PYTORCH_", "CUDA_", "CUBLAS_", "OMP_", "MKL_", "ONEDNN_", "GLOO_")
 

@@ -3,6 +3,7 @@
 LaunchError
 ├── UnsupportedError   the engine cannot do what the spec asks; another setting or engine can
 ├── DataError          the data cannot be read as the spec asks
+├── CheckpointError    the weights cannot be read, or are those of another model
 ├── EnvironmentFault   the host or its software cannot run this at all
 ├── CaptureError       the capture of a graph failed; the result of a graphed run, not an accident
 └── NumericError       a loss or a gradient norm is NaN or infinite
@@ -21,6 +22,10 @@ class UnsupportedError(LaunchError):
 
 class DataError(LaunchError):
     """Data is missing, unreadable, or does not fit the model."""
+
+
+class CheckpointError(LaunchError):
+    """A checkpoint is missing, unreadable, or not one of the model that the recipe describes."""
 
 
 class EnvironmentFault(LaunchError):

@@ -90,6 +90,7 @@ _SECONDARY = re.compile(
 EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("UNSUPPORTED", "CONFIG", "change the setting named, or use an engine that has it", r"^UnsupportedError:"),
     FailureClass("DATA", "CONFIG", "mend the data section of the recipe as the message says", r"^DataError:"),
+    FailureClass("CHECKPOINT", "CONFIG", "mend model.weights, or the model section of the recipe, as the message says", r"^CheckpointError:"),
     FailureClass("NUMERIC", "NUMERIC", "look at the eager twin at the same step: if it is finite, the capture changed the numbers; if not, lower training.learning_rate", r"^NumericError:"),
     FailureClass("CUDA_OOM", "CUDA_OOM", "capture fewer modules, lower training.micro_batch_size, or raise parallelism.pp or tp", r"OutOfMemoryError|CUDA out of memory"),
     FailureClass("HOST_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks on a node", r"^MemoryError|DefaultCPUAllocator: (can't allocate|not enough) memory"),

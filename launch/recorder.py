@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Optional
 
@@ -44,6 +45,10 @@ class Recorder:
             self._peaks_reset = False
             self.note("host memory peaks cannot be reset here: they are the process's, not a phase's")
         self._entered = time.monotonic()
+
+    def choices(self, choices: Mapping[str, str]) -> None:
+        """What the engine chose where the spec left it open."""
+        self._write("choices", choices=dict(choices))
 
     def capture(self, stats: GraphStats) -> None:
         self._write("capture", graphs=asdict(stats))

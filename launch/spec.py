@@ -31,9 +31,13 @@ GRAPH_SCOPES: tuple[str, ...] = ("attn", "mlp", "moe", "moe_router", "moe_prepro
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder-only transformer. ``num_moe_experts=0`` is a dense model; sizes are per layer, in elements."""
+    """A decoder-only transformer. ``num_moe_experts=0`` is a dense model; sizes are per layer, in elements.
+
+    ``window_size`` counts the tokens that a windowed layer attends to, the token itself included.
+    """
 
     preset: str = ""
+    weights: str = "random"
     num_layers: int = 2
     hidden_size: int = 64
     num_attention_heads: int = 4
@@ -55,6 +59,7 @@ class Model:
     rope_high_freq_factor: float = 4.0
     rope_beta_fast: float = 32.0
     rope_beta_slow: float = 1.0
+    rope_truncate: bool = True
     window_size: int = 0
     window_attn_skip_freq: int = 0
     attention_sinks: bool = False
@@ -62,8 +67,11 @@ class Model:
     moe_router_topk: int = 0
     moe_ffn_hidden_size: int = 0
     moe_layer_freq: int = 1
+    moe_router_score_function: Literal["softmax", "sigmoid"] = "softmax"
     moe_router_order: Literal["softmax_then_topk", "topk_then_softmax"] = "softmax_then_topk"
     moe_router_normalize_topk: bool = True
+    moe_router_enable_expert_bias: bool = False
+    moe_router_bias_update_rate: float = 1e-3
     moe_aux_loss_coeff: float = 0.0
     moe_z_loss_coeff: float = 0.0
     moe_shared_expert_ffn_hidden_size: int = 0
@@ -111,6 +119,7 @@ class Training:
     micro_batch_size: int = 1
     global_batch_size: int = 8
     precision: Literal["fp32", "bf16"] = "fp32"
+    gradient_precision: Literal["fp32", "bf16"] = "fp32"
     optimizer: Literal["adamw"] = "adamw"
     learning_rate: float = 3e-4
     min_learning_rate: float = 0.0
@@ -123,7 +132,7 @@ class Training:
     clip_grad: float = 1.0
     recompute: Literal["none", "selective", "full"] = "none"
     compile: Literal["none", "elementwise"] = "none"
-    attention_backend: Literal["auto", "sdpa"] = "auto"
+    attention_backend: Literal["auto", "sdpa", "flex", "transformer_engine"] = "auto"
     cpu_offloading: bool = False
     variable_sequence_lengths: bool = False
     deterministic: bool = False
@@ -132,10 +141,16 @@ class Training:
 
 @dataclass(frozen=True)
 class Data:
-    """Where tokens come from. ``text`` with no path reads the source of Python's own standard library, as bytes."""
+    """Where tokens come from.
 
-    kind: Literal["text", "synthetic"] = "text"
+    ``text`` with no path reads the source of Python's own standard library, and with no tokenizer it reads bytes;
+    ``indexed`` is Megatron's pair of files, ``path`` without ``.bin`` and ``.idx``. ``eod_token`` ends a document.
+    """
+
+    kind: Literal["text", "indexed", "synthetic"] = "text"
     path: Optional[str] = None
+    tokenizer: Optional[str] = None
+    eod_token: Optional[int] = None
     packed_sequences: bool = False
 
 

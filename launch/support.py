@@ -59,37 +59,40 @@ def _only(field: str, allowed: Any, remedy: str = "") -> Limit:
 
 
 def _grouped_mm_width(width: int, spec: RunSpec) -> bool:
-    """CUDA's grouped_mm wants rows of whole 16 bytes: 8 elements of bfloat16."""
-    return not (spec.model.is_moe and spec.placement.device == "cuda") or width % 8 == 0
+    """CUDA's grouped_mm wants rows of whole 16 bytes: 8 elements of bfloat16. float32 is multiplied expert by expert."""
+    in_groups = spec.model.is_moe and spec.training.precision == "bf16" and spec.placement.device == "cuda"
+    return not in_groups or width % 8 == 0
+
+
+def _expresses(backend: str, spec: RunSpec) -> bool:
+    """Whether an attention backend expresses the model's layers on this device; auto chooses one that does."""
+    plain = spec.model.window_size == 0 and not spec.model.attention_sinks and not spec.data.packed_sequences
+    on_cuda = spec.placement.device == "cuda"
+    if backend == "transformer_engine":
+        return on_cuda and spec.training.precision == "bf16" and not spec.data.packed_sequences
+    return backend == "auto" or (plain if backend == "sdpa" else on_cuda)
 
 
 TORCH_NATIVE: tuple[Limit, ...] = (
-    _only("model.activation", "swiglu"),
-    _only("model.add_qkv_bias", False),
-    _only("model.add_bias_linear", False),
-    _only("model.rope_scaling", "none"),
-    _only("model.window_size", 0),
-    _only("model.window_attn_skip_freq", 0),
-    _only("model.attention_sinks", False),
     Limit("model.kv_channels", lambda channels, spec: channels % 2 == 0, "set an even one: RoPE rotates pairs"),
-    _only("model.moe_shared_expert_ffn_hidden_size", 0),
-    _only("model.moe_expert_capacity_factor", None, remedy="set model.moe_expert_capacity_factor=null (dropless)"),
-    _only("model.moe_pad_expert_input_to_capacity", False),
+    Limit(
+        "model.moe_expert_capacity_factor",
+        lambda factor, spec: factor is None or spec.model.moe_pad_expert_input_to_capacity,
+        "set model.moe_pad_expert_input_to_capacity=true, or model.moe_expert_capacity_factor=null (dropless)",
+    ),
     Limit("model.hidden_size", _grouped_mm_width, "set a multiple of 8, or resources.device=cpu"),
     Limit("model.moe_ffn_hidden_size", _grouped_mm_width, "set a multiple of 8, or resources.device=cpu"),
     *(_only(f"parallelism.{degree}", 1) for degree in ("tp", "pp", "vpp", "ep", "etp", "cp")),
     _only("parallelism.sequence_parallel", False),
     _only("parallelism.distributed_optimizer", False),
     Limit(
-        "training.precision",
-        lambda precision, spec: precision == "bf16" or not spec.model.is_moe or spec.placement.device == "cpu",
-        "set training.precision=bf16: CUDA's grouped_mm has no fp32 kernel that leaves the host alone",
+        "training.attention_backend",
+        _expresses,
+        "set training.attention_backend=auto: sdpa has neither windows, sinks nor packed documents, flex and "
+        "transformer_engine run on CUDA, and transformer_engine takes bf16 without packed documents",
     ),
-    _only("training.recompute", "none"),
-    _only("training.compile", "none"),
     _only("training.cpu_offloading", False),
     _only("training.variable_sequence_lengths", False),
-    _only("data.packed_sequences", False),
     Limit(
         "cuda_graph.impl",
         lambda impl, spec: impl == "none" or (impl == "torch_compile" and spec.placement.device == "cpu"),

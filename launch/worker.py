@@ -49,6 +49,7 @@ def run(spec: RunSpec, mesh: Mesh, attempt: AttemptPaths, recorder: Recorder) ->
         write_json(attempt.environment, describe(mesh.device, source.digest))
     recorder.enter("build")
     engine = _build_of(spec.engine)(spec, mesh)
+    recorder.choices(engine.choices)
     train(spec, mesh, source, engine, recorder, Metrics(attempt, mesh.rank))
     engine.close()
     if dist.is_initialized():

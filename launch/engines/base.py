@@ -6,7 +6,7 @@ different moments (between steps, inside a step, at the end of the first), so th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -48,6 +48,10 @@ class Engine(Protocol):
     @property
     def capture_step(self) -> int | None:
         """The step in which graphs are captured, declared beforehand; None for an eager run."""
+
+    @property
+    def choices(self) -> Mapping[str, str]:
+        """What the engine chose where the spec left it open, by name, for the record: which kernels attention uses."""
 
     def step(self, batch: torch.Tensor) -> StepResult:
         """One optimizer step.

@@ -55,11 +55,20 @@ def packed_sequences(spec: RunSpec) -> Optional[str]:
     return f"data.packed_sequences=true, but {scope_text(spec)} captures attention"
 
 
-def native_packed_full_iteration(spec: RunSpec) -> Optional[str]:
-    """On torch_native the whole step cannot be captured with packed sequences: their number changes every step."""
-    if not spec.data.packed_sequences or spec.cuda_graph.impl != "full_iteration":
+def native_packed_whole_model(spec: RunSpec) -> Optional[str]:
+    """On torch_native the whole model cannot be captured with packed sequences: their number changes every step."""
+    if not spec.data.packed_sequences or spec.cuda_graph.impl not in ("full_iteration", "torch_compile"):
         return None
-    return "data.packed_sequences=true, but cuda_graph.impl=full_iteration captures attention"
+    return f"data.packed_sequences=true, but cuda_graph.impl={spec.cuda_graph.impl} captures attention"
+
+
+def native_fp32_experts(spec: RunSpec) -> Optional[str]:
+    """Dropless experts inside a CUDA graph are bf16: in fp32 each is multiplied by itself, and the host reads how many
+    rows it has."""
+    on_cuda = spec.placement.device == "cuda" and spec.training.precision == "fp32"
+    if not (on_cuda and _captures_experts(spec)) or _is_drop_and_pad(spec.model):
+        return None
+    return f"{scope_text(spec)} captures the experts with training.precision=fp32"
 
 
 def full_recompute(spec: RunSpec) -> Optional[str]:
@@ -156,6 +165,12 @@ RULES: tuple[Rule, ...] = (
         source="torch.distributed.all_to_all_single takes its split sizes as Python integers",
     ),
     Rule(
+        "capture.native_fp32_experts", TORCH_NATIVE, ANY, native_fp32_experts,
+        remedy="Set training.precision to bf16, or drop and pad (moe_expert_capacity_factor and "
+        "moe_pad_expert_input_to_capacity: another task), or capture [attn, moe_router] only.",
+        source="torch.nn.functional.grouped_mm has no float32 kernel on CUDA that leaves offsets on the device",
+    ),
+    Rule(
         "capture.preprocess_sync", MEGATRON, MCORE_016, preprocess_sync,
         remedy="Set moe_pad_expert_input_to_capacity, or leave moe_expert_capacity_factor out, or capture no "
         "moe_preprocess.",
@@ -167,7 +182,7 @@ RULES: tuple[Rule, ...] = (
         source=f"{MCORE}transformer/transformer_layer.py:1020 (TE), transformer/cuda_graphs.py:243 (local)",
     ),
     Rule(
-        "capture.native_packed_full_iteration", TORCH_NATIVE, ANY, native_packed_full_iteration,
+        "capture.native_packed_whole_model", TORCH_NATIVE, ANY, native_packed_whole_model,
         remedy="Set data.packed_sequences to false, or capture [moe_router, moe_preprocess].",
         source="torch.cuda.graph: a replay repeats the shapes of the capture",
     ),

@@ -7,7 +7,7 @@ from typing import Optional
 
 from launch.spec import RunSpec
 from orchestrator.legality.interval import ABOVE_ZERO, COUNT, POSITIVE, Interval, outside
-from orchestrator.legality.rule import ANY, ARITHMETIC, BOTH, CONFIG, Rule, divides
+from orchestrator.legality.rule import ANY, ARITHMETIC, BOTH, CONFIG, MCORE, Rule, divides
 
 SIZES: Mapping[str, Interval] = {
     "num_layers": POSITIVE,
@@ -30,6 +30,11 @@ COEFFICIENTS: Mapping[str, Interval] = {
     "init_std": ABOVE_ZERO,
     "rotary_base": ABOVE_ZERO,
     "rope_scaling_factor": ABOVE_ZERO,
+    "rope_low_freq_factor": ABOVE_ZERO,
+    "rope_high_freq_factor": ABOVE_ZERO,
+    "rope_beta_fast": ABOVE_ZERO,
+    "rope_beta_slow": ABOVE_ZERO,
+    "moe_router_bias_update_rate": COUNT,
     "moe_aux_loss_coeff": COUNT,
     "moe_z_loss_coeff": COUNT,
 }
@@ -95,6 +100,35 @@ def scaling_without_original_length(spec: RunSpec) -> Optional[str]:
     return f"model.rope_scaling={model.rope_scaling} with model.rope_original_max_position=0"
 
 
+def scaling_without_range(spec: RunSpec) -> Optional[str]:
+    """Scaled rotary positions have a band between slow and fast pairs: high above low, beta_fast above beta_slow."""
+    model = spec.model
+    if model.rope_scaling == "llama3" and not model.rope_high_freq_factor > model.rope_low_freq_factor:
+        return f"rope_high_freq_factor={model.rope_high_freq_factor}, rope_low_freq_factor={model.rope_low_freq_factor}"
+    if model.rope_scaling == "yarn" and not (model.rope_beta_fast > model.rope_beta_slow and model.rotary_base > 1):
+        return (
+            f"rope_beta_fast={model.rope_beta_fast}, rope_beta_slow={model.rope_beta_slow}, "
+            f"rotary_base={model.rotary_base}"
+        )
+    return None
+
+
+def bias_without_sigmoid(spec: RunSpec) -> Optional[str]:
+    """The expert bias steers sigmoid scores."""
+    model = spec.model
+    if not model.moe_router_enable_expert_bias or model.moe_router_score_function == "sigmoid":
+        return None
+    return f"model.moe_router_enable_expert_bias=true with moe_router_score_function={model.moe_router_score_function}"
+
+
+def sigmoid_after_topk(spec: RunSpec) -> Optional[str]:
+    """Sigmoid scores come before the choice: topk_then_softmax has none."""
+    model = spec.model
+    if model.moe_router_score_function != "sigmoid" or model.moe_router_order == "softmax_then_topk":
+        return None
+    return f"model.moe_router_score_function=sigmoid with moe_router_order={model.moe_router_order}"
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "model.sizes", BOTH, ANY, sizes_out_of_range,
@@ -136,5 +170,20 @@ RULES: tuple[Rule, ...] = (
         "model.rope_scaling", BOTH, ANY, scaling_without_original_length,
         remedy="Set rope_original_max_position (8192 for Llama 3.1, 4096 for GPT-OSS), or rope_scaling to none.",
         source=ARITHMETIC,
+    ),
+    Rule(
+        "model.rope_range", BOTH, ANY, scaling_without_range,
+        remedy="Leave them out for their defaults (4 and 1 for llama3, 32 and 1 for yarn).",
+        source="launch/engines/torch_native/rotary.py",
+    ),
+    Rule(
+        "model.expert_bias", BOTH, ANY, bias_without_sigmoid,
+        remedy="Set moe_router_score_function to sigmoid, or moe_router_enable_expert_bias to false.",
+        source=f"{CONFIG} (aux-loss-free routing supports the sigmoid score function only)",
+    ),
+    Rule(
+        "model.sigmoid", BOTH, ANY, sigmoid_after_topk,
+        remedy="Set moe_router_order to softmax_then_topk, which is sigmoid_then_topk here.",
+        source=f"{MCORE}transformer/moe/moe_utils.py topk_routing_with_score_function",
     ),
 )  # fmt: skip

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Optional
 
+from launch.data_fields import check_fields
+from launch.errors import DataError
 from launch.spec import RunSpec
 from orchestrator.legality.interval import ABOVE_ZERO, COUNT, POSITIVE, Interval, outside
 from orchestrator.legality.rule import ANY, ARITHMETIC, BOTH, CONFIG, MCORE, MCORE_016, MEGATRON, Rule, divides
 
 CAPTURE_STEPS, SETTLE_STEPS, LEAST_MEASURED_STEPS = 1, 2, 1
-BYTE_VALUES = 256
 
 SIZES: Mapping[str, Interval] = {
     "steps": POSITIVE,
@@ -84,11 +85,22 @@ def nothing_measured(spec: RunSpec) -> Optional[str]:
     )
 
 
-def bytes_beyond_vocabulary(spec: RunSpec) -> Optional[str]:
-    """Text is read as bytes: the vocabulary holds at least 256."""
-    if spec.data.kind != "text" or spec.model.vocab_size >= BYTE_VALUES:
+def gradients_below_weights(spec: RunSpec) -> Optional[str]:
+    """Gradients are accumulated in bf16 only where the model computes in bf16."""
+    training = spec.training
+    if training.gradient_precision == "fp32" or training.precision == "bf16":
         return None
-    return f"data.kind=text with model.vocab_size={spec.model.vocab_size}"
+    return f"training.gradient_precision={training.gradient_precision} with training.precision={training.precision}"
+
+
+def data_does_not_fit(spec: RunSpec) -> Optional[str]:
+    """The data section's fields belong to its kind, and its tokens to the vocabulary: text without a tokenizer is bytes,
+    which need 256; packed documents need an end-of-document token."""
+    try:
+        check_fields(spec.data, spec.model.vocab_size)
+    except DataError as error:
+        return str(error)
+    return None
 
 
 RULES: tuple[Rule, ...] = (
@@ -124,8 +136,13 @@ RULES: tuple[Rule, ...] = (
         source="docs/rules.md, Measured steps",
     ),
     Rule(
-        "training.vocabulary", BOTH, ANY, bytes_beyond_vocabulary,
-        remedy="Set model.vocab_size to 256 or more, or data.kind to synthetic.",
-        source="launch/spec.py Data",
+        "training.gradient_precision", BOTH, ANY, gradients_below_weights,
+        remedy="Set training.gradient_precision to fp32, or training.precision to bf16.",
+        source="Megatron-LM's --accumulate-allreduce-grads-in-fp32, which is on for bf16 by default",
+    ),
+    Rule(
+        "training.data", BOTH, ANY, data_does_not_fit,
+        remedy="Mend the data section as the message says.",
+        source="launch/data_fields.py",
     ),
 )  # fmt: skip

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from launch.data import batch, open_source
 from launch.engines.base import Mesh
 from launch.engines.torch_native.engine import build
 from launch.record import PHASES, AttemptPaths, read_events, read_metrics
-from launch.spec import Model, Parallelism, Placement, RunSpec, Training
+from launch.spec import Model, Placement, RunSpec, Training
 
 pytestmark = pytest.mark.gpu
 
@@ -23,6 +25,23 @@ MOE = Model(
     num_layers=2, hidden_size=128, kv_channels=32, num_query_groups=2, qk_layernorm=True,
     num_moe_experts=8, moe_router_topk=2, moe_ffn_hidden_size=128, moe_aux_loss_coeff=1e-3,
 )  # fmt: skip
+GPT_OSS = Model(
+    num_layers=2, hidden_size=128, kv_channels=64, num_query_groups=2, activation="clamped_quick_gelu_glu",
+    add_bias_linear=True, window_size=32, window_attn_skip_freq=2, attention_sinks=True,
+    num_moe_experts=8, moe_router_topk=2, moe_ffn_hidden_size=128, moe_router_order="topk_then_softmax",
+)  # fmt: skip
+PADDED = replace(MOE, moe_expert_capacity_factor=1.25, moe_pad_expert_input_to_capacity=True)
+CASES = {
+    "dense": (Model(), {}),
+    "moe": (MOE, {}),
+    "moe, compiled": (MOE, {"compile": "elementwise"}),
+    "moe, recomputed": (MOE, {"recompute": "full"}),
+    "moe, attention recomputed, bf16 gradients": (MOE, {"recompute": "selective", "gradient_precision": "bf16"}),
+    "drop and pad": (PADDED, {}),
+    "gpt-oss": (GPT_OSS, {}),
+    "gpt-oss, compiled": (GPT_OSS, {"compile": "elementwise"}),
+    "gpt-oss, transformer_engine": (GPT_OSS, {"attention_backend": "transformer_engine"}),
+}
 RECIPE = """\
 name: gpu_eager
 model: {preset: tiny_moe}
@@ -33,14 +52,19 @@ resources: {device: cuda, minutes_per_run: 3, hang_minutes: 2}
 """
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-@pytest.mark.parametrize("model", [Model(), MOE], ids=["dense", "moe"])
-def test_a_step_makes_the_host_wait_for_nothing(model: Model) -> None:
+def spec_of(model: Model, **training: Any) -> RunSpec:
+    settings = {"steps": 8, "global_batch_size": 4, "micro_batch_size": 2, "precision": "bf16"} | training
+    return RunSpec(model=model, training=Training(**settings), placement=Placement(device="cuda"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Dynamo's and Transformer Engine's own
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("model", "training"), CASES.values(), ids=CASES.keys())
+def test_a_step_makes_the_host_wait_for_nothing(model: Model, training: dict[str, Any]) -> None:
     device = torch.device("cuda", 0)
-    training = Training(steps=8, global_batch_size=4, micro_batch_size=2, precision="bf16")
-    spec = RunSpec(model=model, training=training, parallelism=Parallelism(), placement=Placement(device="cuda"))
+    spec = spec_of(model, **training)
     engine = build(spec, Mesh(0, 1, device))
-    source = open_source(spec.data, model.vocab_size, training.seed)
+    source = open_source(spec.data, model.vocab_size, spec.training.seed)
     batches = [batch(source, spec, step, 0).to(device) for step in range(6)]
     engine.step(batches[0])
     torch.cuda.synchronize()
@@ -50,6 +74,27 @@ def test_a_step_makes_the_host_wait_for_nothing(model: Model) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(torch.isfinite(loss) for loss in losses)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "training",
+    [{"compile": "elementwise"}, {"recompute": "full"}, {"recompute": "selective"}, {"precision": "fp32"},
+     {"gradient_precision": "bf16"}, {"attention_backend": "transformer_engine"}],
+    ids=str,
+)  # fmt: skip
+def test_how_a_step_is_run_leaves_its_losses(training: dict[str, Any]) -> None:
+    device = torch.device("cuda", 0)
+    found, expected = (losses_of(spec_of(GPT_OSS, **settings), device) for settings in (training, {}))
+    # bfloat16 itself is off by about 4e-3 of a loss of 5.5 nats.
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-2)
+
+
+def losses_of(spec: RunSpec, device: torch.device) -> torch.Tensor:
+    engine = build(spec, Mesh(0, 1, device))
+    source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
+    return torch.stack([engine.step(batch(source, spec, step, 0).to(device)).loss for step in range(8)])
 
 
 def test_eager_cells_run_from_recipe_to_report(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import torch
 from launch.engines.torch_native.grouped_mm import grouped_mm
 from launch.engines.torch_native.model import Decoder, build_decoder
 from launch.engines.torch_native.weights import draw_weights
-from launch.spec import Model
+from launch.spec import Model, Training
 from tests.numerics import reference
-from tests.numerics.tiny import CPU, DENSE, MOE
+from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE
 
 MODELS = {
     "dense": DENSE,
@@ -25,6 +25,38 @@ MODELS = {
     "moe, router losses": replace(MOE, moe_aux_loss_coeff=0.1, moe_z_loss_coeff=0.1),
     "moe, every second layer": replace(MOE, num_layers=3, moe_layer_freq=2),
     "moe, one expert a token": replace(MOE, moe_router_topk=1, moe_router_normalize_topk=False),
+    "moe, sigmoid": replace(MOE, moe_router_score_function="sigmoid", moe_aux_loss_coeff=0.1),
+    "moe, expert bias": replace(MOE, moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True),
+    "moe, shared expert": replace(MOE, moe_shared_expert_ffn_hidden_size=12),
+    "moe, drop and pad": replace(MOE, moe_expert_capacity_factor=0.75, moe_pad_expert_input_to_capacity=True),
+    "moe, drop and pad with room to spare": replace(
+        MOE, moe_expert_capacity_factor=4.0, moe_pad_expert_input_to_capacity=True
+    ),
+    "biases": replace(DENSE, add_bias_linear=True),
+    "qkv biases": replace(DENSE, add_qkv_bias=True),
+    "llama 3 scaling": replace(
+        DENSE,
+        kv_channels=16,
+        rope_scaling="llama3",
+        rope_scaling_factor=8.0,
+        rope_original_max_position=64,
+        rotary_base=100.0,
+    ),
+    "yarn": replace(
+        DENSE,
+        kv_channels=16,
+        rope_scaling="yarn",
+        rope_scaling_factor=4.0,
+        rope_original_max_position=64,
+        rope_beta_fast=8.0,
+        rotary_base=100.0,
+    ),
+    "window": replace(DENSE, window_size=3),
+    "window on every other layer, sinks": replace(DENSE, window_size=2, window_attn_skip_freq=2, attention_sinks=True),
+    "gpt-oss": GPT_OSS,
+    "gpt-oss, drop and pad": replace(
+        GPT_OSS, moe_expert_capacity_factor=0.5, moe_pad_expert_input_to_capacity=True, num_layers=1
+    ),
 }
 
 
@@ -35,22 +67,63 @@ def tokens_for(model: Model, batch: int = 2, sequence: int = 6) -> torch.Tensor:
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
 def test_losses_and_gradients_equal_the_plain_formula(model: Model) -> None:
     decoder = build_decoder(model, 1, torch.float64, CPU)
-    for name, parameter in decoder.named_parameters():  # ones would hide a norm's weight that is not applied
-        if parameter.dim() == 1:
-            parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
-    tokens = tokens_for(model)
+    disturb(decoder)
+    compare(decoder, tokens_for(model), model)
+
+
+def disturb(decoder: Decoder) -> None:
+    """Norms of one, and biases and sinks of zero, would hide that they are not applied."""
+    with torch.no_grad():
+        for name, tensor in [*decoder.named_parameters(), *decoder.named_buffers()]:
+            if tensor.dim() == 1 or name.endswith("bias"):
+                tensor += 0.3 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(len(name)))
+
+
+def compare(decoder: Decoder, tokens: torch.Tensor, model: Model, eod_token: int | None = None) -> None:
     weights = dict(decoder.named_parameters())
-
     found = decoder(tokens)
-    expected = reference.losses(tokens, weights, model)
+    expected = reference.losses(tokens, weights | dict(decoder.named_buffers()), model, eod_token)
 
-    torch.testing.assert_close(tuple(found), expected, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close((found.objective, found.cross_entropy), expected, rtol=1e-11, atol=1e-11)
     gradients = torch.autograd.grad(found.objective, list(weights.values()))
     references = torch.autograd.grad(expected[0], list(weights.values()))
     for name, gradient, plain in zip(weights, gradients, references, strict=True):
         torch.testing.assert_close(
             gradient, plain, rtol=1e-9, atol=1e-11, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+def test_packed_documents_are_as_if_alone() -> None:
+    """Position and mask begin anew behind each end of a document, wherever it lies."""
+    model = replace(DENSE, window_size=4, window_attn_skip_freq=2)
+    end = 3
+    decoder = build_decoder(model, 1, torch.float64, CPU, Training(), end)
+    tokens = torch.tensor([[5, end, 7, 8, 9, end, end, 11], [1, 2, 4, 5, 6, 7, 8, end], [end, 2, 4, 5, 6, end, 8, 9]])
+    compare(decoder, tokens, model, end)
+
+
+@pytest.mark.parametrize("model", [MOE, replace(GPT_OSS, num_layers=2)], ids=["moe", "gpt-oss"])
+@pytest.mark.parametrize(
+    "training",
+    [Training(recompute="selective"), Training(recompute="full"), Training(compile="elementwise")],
+    ids=["selective", "full", "compiled"],
+)
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_how_a_step_is_run_changes_nothing(model: Model, training: Training) -> None:
+    decoder = build_decoder(model, 1, torch.float64, CPU, training)
+    disturb(decoder)
+    compare(decoder, tokens_for(model), model)
+
+
+def test_expert_biases_move_against_the_load() -> None:
+    model = replace(MOE, moe_router_enable_expert_bias=True, moe_router_bias_update_rate=0.25)
+    (router, _) = build_decoder(model, 1, torch.bfloat16, CPU).routers()
+    router.update_expert_bias(torch.tensor([8.0, 2.0, 5.0, 5.0]))
+    router.update_expert_bias(torch.tensor([8.0, 2.0, 6.0, 4.0]))
+    assert router.expert_bias is not None
+    assert router.expert_bias.tolist() == [-0.5, 0.5, -0.25, 0.25]
+    assert router.expert_bias.dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -30,6 +30,23 @@ MOE = Model(
     moe_ffn_hidden_size=8,
     init_std=0.2,
 )
+GPT_OSS = dataclasses.replace(
+    MOE,
+    num_layers=3,
+    qk_layernorm=False,
+    activation="clamped_quick_gelu_glu",
+    add_bias_linear=True,
+    rope_scaling="yarn",
+    rope_scaling_factor=4.0,
+    rope_original_max_position=64,
+    rope_truncate=False,
+    rotary_base=100.0,
+    window_size=3,
+    window_attn_skip_freq=2,
+    attention_sinks=True,
+    moe_router_order="topk_then_softmax",
+    init_std=2.0,  # so that the activation's clamps are met
+)
 DENSE = dataclasses.replace(MOE, num_moe_experts=0, moe_router_topk=0, moe_ffn_hidden_size=0)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,8 +17,26 @@ from launch.spec import Data, Parallelism, RunSpec, Training
 
 TEXT = open_source(Data(), 256, seed=1)
 SYNTHETIC = open_source(Data(kind="synthetic"), 1000, seed=1)
-SOURCES = st.sampled_from([TEXT, SYNTHETIC])
 STEPS = INDICES = st.integers(0, 2**40)
+
+
+def write_indexed(folder: Path, tokens: list[int]) -> str:
+    """One document of one sequence, as Megatron-Core's IndexedDataset."""
+    header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 4, 1, 2)
+    (folder / "corpus.idx").write_bytes(header + struct.pack("<iqqq", len(tokens), 0, 0, 1))
+    (folder / "corpus.bin").write_bytes(np.array(tokens, "<i4").tobytes())
+    return str(folder / "corpus")
+
+
+@pytest.fixture(scope="module", params=["text", "tokens", "indexed", "synthetic"])
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TokenSource:
+    folder = tmp_path_factory.mktemp("data")
+    if request.param == "tokens":
+        return open_source(Data(eod_token=999), 1000, seed=1)
+    if request.param == "indexed":
+        tokens = np.random.default_rng(1).integers(0, 1000, 5000).tolist()
+        return open_source(Data(kind="indexed", path=write_indexed(folder, tokens)), 1000, seed=1)
+    return TEXT if request.param == "text" else SYNTHETIC
 
 
 def spec_of(dp: int, micro_batch: int, micro_batches: int) -> RunSpec:
@@ -26,7 +46,7 @@ def spec_of(dp: int, micro_batch: int, micro_batches: int) -> RunSpec:
     return RunSpec(parallelism=Parallelism(dp=dp), training=training)
 
 
-@given(source=SOURCES, step=STEPS, index=INDICES, other=INDICES)
+@given(step=STEPS, index=INDICES, other=INDICES)
 def test_sequence_is_a_function_of_its_place(source: TokenSource, step: int, index: int, other: int) -> None:
     first = source.sequence(step, index, 64)
     source.sequence(step, other, 64)
@@ -34,13 +54,13 @@ def test_sequence_is_a_function_of_its_place(source: TokenSource, step: int, ind
     assert (first.dtype, first.shape) == (torch.int64, (64,))
 
 
-@given(source=SOURCES, places=st.lists(st.tuples(STEPS, INDICES), min_size=2, max_size=2, unique=True))
+@given(places=st.lists(st.tuples(STEPS, INDICES), min_size=2, max_size=2, unique=True))
 def test_places_have_sequences_of_their_own(source: TokenSource, places: list[tuple[int, int]]) -> None:
     first, second = (source.sequence(*place, 512) for place in places)
     assert not torch.equal(first, second)
 
 
-@given(source=SOURCES, dp=st.integers(1, 4), size=st.integers(1, 4), count=st.integers(1, 4), step=STEPS)
+@given(dp=st.integers(1, 4), size=st.integers(1, 4), count=st.integers(1, 4), step=STEPS)
 def test_every_layout_sees_the_same_global_batch(
     source: TokenSource, dp: int, size: int, count: int, step: int
 ) -> None:
@@ -91,6 +111,42 @@ def test_standard_library_is_a_text_of_its_own() -> None:
     assert len({bytes(TEXT.sequence(step, 0, 64)) for step in range(20)}) == 20
 
 
+def test_indexed_is_stretches_of_the_pair(tmp_path: Path) -> None:
+    path = write_indexed(tmp_path, list(range(1000, 1009)))
+    source = open_source(Data(kind="indexed", path=path, eod_token=1008, packed_sequences=True), 1009, 1)
+    stretches = {tuple(source.sequence(step, 0, 4).tolist()) for step in range(200)}
+    assert stretches == {tuple(range(start, start + 4)) for start in range(1000, 1006)}
+
+
+@pytest.mark.parametrize("wrong", [-1, 9, 2**31 - 1])
+def test_a_token_beyond_the_vocabulary_is_told_where_it_stands(wrong: int, tmp_path: Path) -> None:
+    data = Data(kind="indexed", path=write_indexed(tmp_path, [8, 0, wrong, wrong]))
+    source = open_source(data, 9, 1)
+    with pytest.raises(DataError, match=rf"holds token {wrong} at position 2, .* model\.vocab_size=9; set"):
+        source.sequence(0, 0, 4)
+    assert open_source(Data(kind="indexed", path=write_indexed(tmp_path, [8] * 4)), 9, 1).sequence(0, 0, 4).max() == 8
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (Data(kind="synthetic", path="x"), r"data\.path='x' is not used by data\.kind=synthetic; leave it out"),
+        (Data(kind="synthetic", tokenizer="x"), r"data\.tokenizer='x' is not used by data\.kind=synthetic; leave"),
+        (Data(kind="indexed", path="x", tokenizer="y"), r"data\.tokenizer='y' is not used by data\.kind=indexed"),
+        (Data(kind="indexed"), r"data\.kind=indexed reads the pair .*; set data\.path"),
+        (Data(path=""), r"data\.path='' names no file"),
+        (Data(tokenizer=""), r"data\.tokenizer='' names no file"),
+        (Data(eod_token=-1), r"data\.eod_token=-1 .* model\.vocab_size=300; set one of 0 to 299"),
+        (Data(eod_token=300), r"data\.eod_token=300 .* model\.vocab_size=300"),
+        (Data(kind="indexed", path="x", eod_token=300), r"data\.eod_token=300"),
+        (Data(kind="synthetic", packed_sequences=True), r"packed_sequences=true .*; set data\.eod_token"),
+    ],
+)
+def test_fields_that_do_not_fit_are_told_before_a_file_is_opened(data: Data, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        open_source(data, 300, 1)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -100,7 +156,7 @@ def test_standard_library_is_a_text_of_its_own() -> None:
         (lambda folder: open_source(Data(), 255, 1), r"data\.kind='text'.*model\.vocab_size=255"),
         (
             lambda folder: open_source(Data(path=str(folder / "few")), 256, 1).sequence(0, 0, 4),
-            "holds 3 bytes.* the 4 of",
+            "holds 3 tokens.* the 4 of",
         ),
     ],
     ids=["missing", "no text in the folder", "empty", "small vocabulary", "too short"],

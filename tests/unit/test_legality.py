@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.spec import SECTIONS, CudaGraph, Model, Parallelism, Placement, RunSpec, Training
+from launch.spec import SECTIONS, CudaGraph, Data, Model, Parallelism, Placement, RunSpec, Training
 from orchestrator.legality import RULES, as_markdown, illegal
 from orchestrator.recipe import load
 from orchestrator.sweep import expand
@@ -23,7 +23,9 @@ DENSE = Model(num_layers=4, num_attention_heads=8, num_query_groups=4)
 MOE = dataclasses.replace(DENSE, num_moe_experts=8, moe_router_topk=2, moe_ffn_hidden_size=64)
 PADDED = dataclasses.replace(MOE, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)
 MIXED = dataclasses.replace(MOE, moe_layer_freq=2)
+SCALED = dataclasses.replace(DENSE, rope_original_max_position=4096)
 BF16 = Training(precision="bf16")
+PACKED = Data(packed_sequences=True, eod_token=0)
 
 
 def spec(**changes: Any) -> RunSpec:
@@ -93,12 +95,19 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
         ),
     ),
     "capture.packed_sequences": (
-        graphed(TE, data__packed_sequences=True, **M),
-        graphed(TE, "attn", data__packed_sequences=True, **M),
-        graphed("local", "attn", data__packed_sequences=True, **M),
-        graphed("torch", "attn", data__packed_sequences=True),
+        graphed(TE, data=PACKED, **M),
+        graphed(TE, "attn", data=PACKED, **M),
+        graphed("local", "attn", data=PACKED, **M),
+        graphed("torch", "attn", data=PACKED),
     ),
-    "capture.native_packed_full_iteration": (graphed("full_iteration", data__packed_sequences=True),),
+    "capture.native_packed_whole_model": (
+        graphed("full_iteration", data=PACKED),
+        graphed("torch_compile", data=PACKED),
+    ),
+    "capture.native_fp32_experts": (
+        graphed("full_iteration", model=MOE, training__precision="fp32", placement=Placement(device="cuda")),
+        graphed("torch", "moe", model=MOE, training__precision="fp32", placement=Placement(device="cuda")),
+    ),
     "capture.full_recompute": (
         graphed(TE, "attn", training__recompute="full", **M),
         graphed("local", training__recompute="full", **M),
@@ -145,6 +154,15 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
     "model.capacity_factor": (spec(model=dataclasses.replace(MOE, moe_expert_capacity_factor=0.0)),),
     "model.padding": (spec(model=dataclasses.replace(MOE, moe_pad_expert_input_to_capacity=True)),),
     "model.rope_scaling": (spec(model__rope_scaling="yarn"),),
+    "model.rope_range": (
+        spec(model=dataclasses.replace(SCALED, rope_scaling="llama3", rope_high_freq_factor=1.0)),
+        spec(model=dataclasses.replace(SCALED, rope_scaling="yarn", rope_beta_fast=0.5)),
+        spec(model=dataclasses.replace(SCALED, rope_scaling="yarn", rotary_base=1.0)),
+    ),
+    "model.expert_bias": (spec(model=dataclasses.replace(MOE, moe_router_enable_expert_bias=True)),),
+    "model.sigmoid": (
+        spec(model=dataclasses.replace(MOE, moe_router_score_function="sigmoid", moe_router_order="topk_then_softmax")),
+    ),
     "layout.degrees": (spec(**on_ranks(1, ep=0)), spec(**on_ranks(1, etp=-1)), spec(parallelism__vpp=0)),
     "layout.places": (spec(placement__threads_per_rank=0),),
     "layout.world": (spec(placement__nodes=2), spec(parallelism__dp=2)),
@@ -202,13 +220,19 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
         spec(training__cpu_offloading=True, **on_ranks(2, pp=2), **M),
     ),
     "training.window": (spec(training__steps=6), spec(cuda_graph__warmup_steps=97)),
-    "training.vocabulary": (spec(model__vocab_size=255),),
+    "training.gradient_precision": (spec(training=Training(gradient_precision="bf16")),),
+    "training.data": (
+        spec(model__vocab_size=255),
+        spec(data=Data(packed_sequences=True)),
+        spec(data=Data(kind="synthetic", path="somewhere")),
+        spec(data=Data(eod_token=256)),
+    ),
 }
 
 LEGAL: Mapping[str, RunSpec] = {
     "eager": spec(),
     "eager with what graphs forbid": spec(
-        training__cpu_offloading=True, training__recompute="full", data__packed_sequences=True, environment=EXPANDABLE
+        training__cpu_offloading=True, training__recompute="full", data=PACKED, environment=EXPANDABLE
     ),
     "router scopes of a dropless mixture of experts": graphed(TE, "attn", "moe_router", "moe_preprocess", model=MOE, **M),
     "experts padded to capacity": graphed(TE, "moe", model=PADDED, **M),
@@ -219,8 +243,14 @@ LEGAL: Mapping[str, RunSpec] = {
     "whole step, dropless, one expert rank": graphed("full_iteration", model=MOE),
     "whole step, dropless, allgather": graphed("full_iteration", model=MOE, **on_ranks(2, ep=2, dispatcher="allgather")),
     "attention beside all-to-all": graphed("torch", "attn", "moe_router", model=MOE, **on_ranks(2, ep=2)),
-    "packed, attention outside": graphed(TE, "moe_router", "moe_preprocess", model=MOE, data__packed_sequences=True, **M),
-    "packed, whole step on megatron": graphed("full_iteration", data__packed_sequences=True, **M),
+    "packed, attention outside": graphed(TE, "moe_router", "moe_preprocess", model=MOE, data=PACKED, **M),
+    "packed, whole step on megatron": graphed("full_iteration", data=PACKED, **M),
+    "whole step, fp32 experts padded": graphed(
+        "full_iteration", model=PADDED, training__precision="fp32", placement=Placement(device="cuda")
+    ),
+    "sigmoid routing steered": spec(
+        model=dataclasses.replace(MOE, moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True)
+    ),
     "full recompute in a whole step": graphed("full_iteration", training__recompute="full", **M),
     "selective recompute in a scope": graphed(TE, "attn", training__recompute="selective", **M),
     "registration off": graphed(TE, "attn", environment=EXPANDABLE | {"NCCL_GRAPH_REGISTER": "0"}, **M),
@@ -282,7 +312,10 @@ def test_the_page_of_rules_is_current() -> None:
     assert page == as_markdown(), "run: python -m orchestrator.legality > docs/rules.md"
 
 
-REJECTED_ON_PURPOSE = {"tiny_moe.yaml": {"scope.moe_and_router"}, "gpt_oss_20b.yaml": {"capture.megatron_expert_sync"}}
+REJECTED_ON_PURPOSE = {
+    "tiny_moe.yaml": {"scope.moe_and_router", "capture.native_fp32_experts"},
+    "gpt_oss_20b.yaml": {"capture.megatron_expert_sync"},
+}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -305,6 +338,7 @@ BY_TYPE: Mapping[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
     "str": WORDS,
     "Optional[float]": st.none() | st.floats(),
+    "Optional[int]": st.none() | st.integers(-3, 300),
     "Optional[str]": st.none() | WORDS,
     "tuple[str, ...]": st.lists(WORDS, max_size=4).map(tuple),
     "GraphImpl": WORDS,

@@ -7,22 +7,16 @@ from typing import Any
 
 import pytest
 
-from launch.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training, spec_from_json, spec_to_json
+from launch.spec import CudaGraph, Data, Model, Parallelism, Placement, RunSpec, Training, spec_from_json, spec_to_json
 from launch.support import unsupported
 
 MOE = Model(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=16)
+SINKS = dataclasses.replace(MOE, attention_sinks=True, window_size=8)
+PACKED = Data(packed_sequences=True, eod_token=0)
 
 REFUSED = {
-    "model.activation": "clamped_quick_gelu_glu",
-    "model.add_qkv_bias": True,
-    "model.add_bias_linear": True,
-    "model.rope_scaling": "yarn",
-    "model.window_size": 128,
-    "model.attention_sinks": True,
     "model.kv_channels": 15,
-    "model.moe_shared_expert_ffn_hidden_size": 64,
     "model.moe_expert_capacity_factor": 1.0,
-    "model.moe_pad_expert_input_to_capacity": True,
     "parallelism.tp": 2,
     "parallelism.pp": 2,
     "parallelism.vpp": 2,
@@ -31,11 +25,9 @@ REFUSED = {
     "parallelism.cp": 2,
     "parallelism.sequence_parallel": True,
     "parallelism.distributed_optimizer": True,
-    "training.recompute": "full",
-    "training.compile": "elementwise",
+    "training.attention_backend": "flex",
     "training.cpu_offloading": True,
     "training.variable_sequence_lengths": True,
-    "data.packed_sequences": True,
     "cuda_graph.impl": "full_iteration",
     "cuda_graph.scope": ("attn",),
 }
@@ -64,7 +56,15 @@ def test_refusal_names_the_field_its_value_and_the_way_out(field: str, value: An
         RunSpec(model=dataclasses.replace(MOE, moe_layer_freq=2, moe_z_loss_coeff=1e-3), parallelism=Parallelism(dp=4)),
         RunSpec(cuda_graph=CudaGraph(impl="torch_compile")),
         RunSpec(training=Training(precision="bf16"), placement=Placement(device="cuda"), model=MOE),
-        RunSpec(training=Training(precision="fp32"), placement=Placement(device="cuda")),
+        RunSpec(training=Training(precision="fp32"), placement=Placement(device="cuda"), model=MOE),
+        RunSpec(training=Training(attention_backend="flex"), placement=Placement(device="cuda"), data=PACKED),
+        RunSpec(
+            training=Training(attention_backend="transformer_engine", precision="bf16"),
+            placement=Placement(device="cuda"),
+            model=SINKS,
+        ),
+        RunSpec(training=Training(recompute="full", compile="elementwise"), model=SINKS, data=PACKED),
+        RunSpec(model=dataclasses.replace(MOE, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)),
     ],
 )
 def test_what_it_can_do_is_not_refused(spec: RunSpec) -> None:
@@ -75,7 +75,6 @@ def test_what_it_can_do_is_not_refused(spec: RunSpec) -> None:
     ("spec", "rules"),
     [
         (RunSpec(cuda_graph=CudaGraph(impl="torch_compile")), ["torch_native.impl"]),
-        (RunSpec(model=MOE), ["torch_native.precision"]),
         (
             RunSpec(model=dataclasses.replace(MOE, moe_ffn_hidden_size=12), training=Training(precision="bf16")),
             ["torch_native.moe_ffn_hidden_size"],
@@ -88,9 +87,28 @@ def test_some_limits_hold_on_cuda_alone(spec: RunSpec, rules: list[str]) -> None
     assert [reason.rule for reason in unsupported(on_cuda)] == rules
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RunSpec(model=SINKS, training=Training(attention_backend="sdpa")),
+        RunSpec(data=PACKED, training=Training(attention_backend="sdpa")),
+        RunSpec(
+            data=PACKED,
+            training=Training(attention_backend="transformer_engine", precision="bf16"),
+            placement=Placement(device="cuda"),
+        ),
+        RunSpec(training=Training(attention_backend="transformer_engine"), placement=Placement(device="cuda")),
+    ],
+)
+def test_a_backend_that_cannot_express_the_layers_is_refused(spec: RunSpec) -> None:
+    assert [reason.rule for reason in unsupported(spec)] == ["torch_native.attention_backend"]
+    auto = dataclasses.replace(spec, training=dataclasses.replace(spec.training, attention_backend="auto"))
+    assert unsupported(auto) == ()
+
+
 def test_all_reasons_come_at_once() -> None:
-    spec = with_field(with_field(RunSpec(), "parallelism.tp", 2), "model.window_size", 128)
-    assert {reason.rule for reason in unsupported(spec)} == {"torch_native.tp", "torch_native.window_size"}
+    spec = with_field(with_field(RunSpec(), "parallelism.tp", 2), "training.cpu_offloading", True)
+    assert {reason.rule for reason in unsupported(spec)} == {"torch_native.tp", "torch_native.cpu_offloading"}
 
 
 def test_an_engine_that_is_not_there_is_one_reason() -> None:
@@ -100,8 +118,8 @@ def test_an_engine_that_is_not_there_is_one_reason() -> None:
 
 
 def test_remedies_are_spelt_as_a_recipe_spells_them() -> None:
-    wrong = {"parallelism.tp": 2, "model.add_qkv_bias": True, "model.moe_expert_capacity_factor": 1.0}
+    wrong = {"parallelism.tp": 2, "training.cpu_offloading": True, "model.moe_expert_capacity_factor": 1.0}
     remedies = [unsupported(with_field(RunSpec(), field, value))[0].remedy for field, value in wrong.items()]
     assert remedies[0] == "set parallelism.tp=1"
-    assert remedies[1] == "set model.add_qkv_bias=false"
-    assert remedies[2].startswith("set model.moe_expert_capacity_factor=null")
+    assert remedies[1] == "set training.cpu_offloading=false"
+    assert "model.moe_expert_capacity_factor=null" in remedies[2]

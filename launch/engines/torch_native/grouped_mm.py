@@ -1,8 +1,9 @@
 """One matrix product an expert over tokens sorted by expert, with no shape that depends on the routing.
 
-On CUDA it is PyTorch's own ``grouped_mm``, whose offsets stay on the device. On a CPU that function takes neither
-float64 nor, once compiled, float32 (PyTorch 2.13), so a custom operator stands in: a loop that Dynamo does not look
-into. There the host is the device and reading offsets waits for nothing.
+In bfloat16 on CUDA it is PyTorch's own ``grouped_mm``, whose offsets stay on the device. That function takes no other
+precision there without asking the host, and on a CPU neither float64 nor, once compiled, float32 (PyTorch 2.13); so a
+custom operator stands in: a loop over experts that Dynamo does not look into. It reads the offsets, for which on a CPU
+nothing waits; on CUDA the host does, and so such experts are not captured (docs/rules.md, capture.native_fp32_experts).
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ def grouped_mm(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> 
     Returns:
         (rows, out)
     """
-    if x.device.type == "cpu":
-        product: torch.Tensor = _rows(x, weight, offsets)
-        return product
-    return nn.functional.grouped_mm(x, weight, offs=offsets)
+    if x.device.type == "cuda" and x.dtype == torch.bfloat16:
+        return nn.functional.grouped_mm(x, weight, offs=offsets)
+    product: torch.Tensor = _rows(x, weight, offsets)
+    return product
 
 
-@torch.library.custom_op("launch::grouped_mm", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("launch::grouped_mm", mutates_args=())
 def _rows(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(x.shape[0], weight.shape[2])
     start = 0
@@ -40,7 +41,7 @@ def _rows(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch
     return out
 
 
-@torch.library.custom_op("launch::grouped_mm_weight_gradient", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("launch::grouped_mm_weight_gradient", mutates_args=())
 def _weight_gradient(x: torch.Tensor, gradient: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(offsets.numel(), x.shape[1], gradient.shape[1])
     start = 0

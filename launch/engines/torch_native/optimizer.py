@@ -1,4 +1,4 @@
-"""AdamW on fp32 master weights, with gradients accumulated in fp32 and clipped by their global norm.
+"""AdamW on fp32 master weights, with gradients accumulated in fp32 (or bf16) and clipped by their global norm.
 
 Masters and main gradients are one flat buffer each, so that the norm, the clipping, the all-reduce and the update are a
 few operations whatever the number of parameters, and a parameter is a view into it.
@@ -7,7 +7,9 @@ few operations whatever the number of parameters, and a parameter is a view into
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Optional
 
 import torch
 from torch import nn
@@ -17,27 +19,32 @@ from launch.spec import Training
 ALIGNMENT = 64
 """Elements each parameter's place is rounded up to: kernels want their operands on 128 bytes, in bfloat16 too."""
 
+CONVERTED_AT_ONCE = 2**26
+"""Gradients that are converted to the masters' precision at once."""
+
 
 class MainParameters:
-    """Master weights and main gradients of a module, both of at least float32, whose parameters become views.
+    """Master weights and main gradients of a module, whose parameters become views.
 
-    Where the module computes in the masters' own precision its parameters are views of the masters themselves.
+    Masters are of at least float32; where the module computes in their precision its parameters are views of the
+    masters themselves. Gradients are of ``gradient_dtype``, by default that of the masters.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        # Matrices come first: only they decay, and so each kind is one stretch of the buffer.
-        self.parameters = sorted(module.parameters(), key=lambda parameter: parameter.dim() < 2)
+    def __init__(self, module: nn.Module, gradient_dtype: Optional[torch.dtype] = None) -> None:
+        # What decays comes first, and so each kind is one stretch of the buffer.
+        named = sorted(module.named_parameters(), key=lambda pair: not _decays(*pair))
+        self.parameters = [parameter for _, parameter in named]
         first = self.parameters[0]
         dtype = torch.promote_types(first.dtype, torch.float32)
-        places = [math.ceil(p.numel() / ALIGNMENT) * ALIGNMENT for p in self.parameters]
-        self.matrices = sum(place for place, p in zip(places, self.parameters, strict=True) if p.dim() >= 2)
-        """Elements of the buffers that belong to matrices."""
-        self._compute = torch.zeros(sum(places), dtype=first.dtype, device=first.device)
+        self.decaying = sum(_place(parameter) for name, parameter in named if _decays(name, parameter))
+        """Elements of the buffers that weight decay is for."""
+        size = sum(_place(parameter) for parameter in self.parameters)
+        self._compute = torch.zeros(size, dtype=first.dtype, device=first.device)
         for view, parameter in zip(self._views(self._compute), self.parameters, strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
         self.weights = self._compute if first.dtype == dtype else self._compute.to(dtype)
-        self.gradients = torch.zeros_like(self.weights)
+        self.gradients = torch.zeros_like(self.weights, dtype=gradient_dtype or dtype)
         self._gradient_views = self._views(self.gradients)
 
     def accumulate(self, gradients: Sequence[torch.Tensor], scale: float) -> None:
@@ -53,8 +60,17 @@ class MainParameters:
         views, start = [], 0
         for parameter in self.parameters:
             views.append(flat[start : start + parameter.numel()].view(parameter.shape))
-            start += math.ceil(parameter.numel() / ALIGNMENT) * ALIGNMENT
+            start += _place(parameter)
         return views
+
+
+def _decays(name: str, parameter: torch.Tensor) -> bool:
+    """Matrices do. The experts' biases have two dimensions and are none."""
+    return parameter.dim() >= 2 and not name.endswith("bias")
+
+
+def _place(parameter: torch.Tensor) -> int:
+    return math.ceil(parameter.numel() / ALIGNMENT) * ALIGNMENT
 
 
 class Optimizer:
@@ -65,34 +81,74 @@ class Optimizer:
         self._training = training
         # On the device, so that a captured step reads the rate of the day.
         self._rate = torch.zeros((), device=main.weights.device)
-        matrices, vectors = _stretch(main, slice(None, main.matrices)), _stretch(main, slice(main.matrices, None))
-        self._adamw = torch.optim.AdamW(
-            [{"params": [matrices], "weight_decay": training.weight_decay}, {"params": [vectors], "weight_decay": 0.0}],
-            lr=self._rate,
-            betas=(training.adam_beta1, training.adam_beta2),
-            eps=training.adam_epsilon,
-            fused=True,
-        )
+        bounds = _bounds(main)
+        self._pieces = [
+            _Piece(main.weights[start:end], main.gradients[start:end], self._adamw_of(start < main.decaying))
+            for start, end in pairwise(bounds)
+        ]
 
     def step(self, step: int) -> torch.Tensor:
         """Clip, update, publish and clear the gradients. Returns their global norm before clipping, shape ()."""
         self._rate.fill_(learning_rate(self._training, step))
-        norm = clip(self._main.gradients, self._training.clip_grad)
-        self._adamw.step()
+        norm, scale = clipping(self._main.gradients, self._training.clip_grad)
+        for piece in self._pieces:
+            piece.step(scale)
         self._main.publish()
         self._main.gradients.zero_()
         return norm
 
+    def _adamw_of(self, decays: bool) -> Callable[[torch.Tensor], torch.optim.Optimizer]:
+        return lambda weights: torch.optim.AdamW(
+            [weights],
+            weight_decay=self._training.weight_decay if decays else 0.0,
+            lr=self._rate,
+            betas=(self._training.adam_beta1, self._training.adam_beta2),
+            eps=self._training.adam_epsilon,
+            fused=True,
+        )
 
-def clip(gradients: torch.Tensor, limit: float) -> torch.Tensor:
-    """Scale ``gradients`` down to a 2-norm of ``limit`` where theirs is larger; 0 is no limit. Returns their norm.
+
+class _Piece:
+    """A stretch of the buffers under one AdamW, whose kernel wants gradients in the precision of the weights."""
+
+    def __init__(
+        self,
+        weights: torch.Tensor,
+        gradients: torch.Tensor,
+        adamw_of: Callable[[torch.Tensor], torch.optim.Optimizer],
+    ) -> None:
+        self._weights = weights
+        self._gradients = gradients
+        self._adamw = adamw_of(weights)
+
+    def step(self, scale: Optional[torch.Tensor]) -> None:
+        gradients = self._gradients
+        same = gradients.dtype == self._weights.dtype
+        gradients = gradients if same else gradients.to(self._weights.dtype)
+        if scale is not None:
+            gradients.mul_(scale)
+        self._weights.grad = gradients
+        self._adamw.step()
+        self._weights.grad = None
+
+
+def _bounds(main: MainParameters) -> list[int]:
+    """Where pieces begin and end. Gradients of another precision are converted piece by piece: whole they would take
+    the memory that their precision saves."""
+    size, stride = len(main.weights), len(main.weights)
+    if main.gradients.dtype != main.weights.dtype:
+        stride = CONVERTED_AT_ONCE
+    starts = {*range(0, main.decaying, stride), *range(main.decaying, size, stride)}
+    return [*sorted(starts), size]
+
+
+def clipping(gradients: torch.Tensor, limit: float) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+    """The gradients' 2-norm, and what to multiply them by for it to be at most ``limit``; None for a limit of 0.
 
     The host does not wait for the norm (compare ``torch.nn.utils.clip_grad_norm_``, whose formula it is).
     """
-    norm: torch.Tensor = torch.linalg.vector_norm(gradients)
-    if limit > 0:
-        gradients.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
-    return norm
+    norm = torch.linalg.vector_norm(gradients, dtype=torch.promote_types(gradients.dtype, torch.float32))
+    return norm, (limit / (norm + 1e-6)).clamp(max=1.0) if limit > 0 else None
 
 
 def learning_rate(training: Training, step: int) -> float:
@@ -106,9 +162,3 @@ def learning_rate(training: Training, step: int) -> float:
         return top
     progress = min(1.0, (step - warmup) / max(1, training.steps - warmup))
     return bottom + (top - bottom) * (1 + math.cos(math.pi * progress)) / 2
-
-
-def _stretch(main: MainParameters, where: slice) -> torch.Tensor:
-    weights = main.weights[where]
-    weights.grad = main.gradients[where]
-    return weights

@@ -1,0 +1,17 @@
+"""The decoder that a preset builds has the parameters that its sizes say, biases, norms and sinks included."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from launch.engines.torch_native.model import Decoder
+from tests.presets import PRESETS, parameters, preset
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_decoder_has_as_many_parameters_as_its_preset(name: str) -> None:
+    model = preset(name)
+    with torch.device("meta"):
+        decoder = Decoder(model)
+    assert sum(parameter.numel() for parameter in decoder.parameters()) == parameters(model)
