@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
-import importlib.util
+import importlib.metadata
 import json
 import math
 import os
@@ -64,8 +64,7 @@ def contestants(spec: RunSpec, device: torch.device) -> list[Contestant]:
         Contestant("ours, eager", partial(our_step, spec, device)),
         Contestant("ours, compile: elementwise", partial(our_step, compiled, device)),
     ]
-    if importlib.util.find_spec("transformers") is None:
-        print("transformers is not installed: its rows are left out")
+    if transformers_version() is None:
         return entries
     entries += [
         Contestant("transformers", partial(their_step, spec, device)),
@@ -76,6 +75,13 @@ def contestants(spec: RunSpec, device: torch.device) -> list[Contestant]:
             Contestant("transformers, loop over experts", partial(their_step, spec, device, experts="eager"))
         )
     return entries
+
+
+def transformers_version() -> str | None:
+    try:
+        return importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def matrix_rate(device: torch.device, size: int = 8192) -> float:
@@ -225,10 +231,17 @@ def main() -> None:
     device = torch.device("cpu") if options.tiny else torch.device("cuda", 0)
     rate = None if options.tiny else matrix_rate(device)
     where = "CPU" if rate is None else f"{torch.cuda.get_device_name()}, bfloat16 8192^3 at {rate / 1e12:.0f} TFLOP/s"
-    print(f"PyTorch {torch.__version__}, {where}")
+    theirs = transformers_version()
+    print(f"PyTorch {torch.__version__}, transformers {theirs or 'not installed: its rows are left out'}, {where}")
     results = [run(name, options, device, rate) for name in STACKS if options.only in (None, name)]
     if options.json:
-        content = {"torch": torch.__version__, "device": where, "matrix_rate": rate, "stacks": results}
+        content = {
+            "torch": torch.__version__,
+            "transformers": theirs,
+            "device": where,
+            "matrix_rate": rate,
+            "stacks": results,
+        }
         options.json.write_text(json.dumps(content, indent=1))
 
 

@@ -83,6 +83,14 @@ class Model:
     def is_moe(self) -> bool:
         return self.num_moe_experts > 0
 
+    def window_of_layer(self, number: int) -> int:
+        """The window of layer ``number``, counted from 0; 0 where it sees the whole sequence.
+
+        Every ``window_attn_skip_freq``-th layer does (Megatron-Core, ``is_layer_window_attention``, counts from 1).
+        """
+        skip = self.window_attn_skip_freq
+        return 0 if skip and (number + 1) % skip == 0 else self.window_size
+
     @property
     def has_dense_layers(self) -> bool:
         """True where at least one layer has a plain MLP (Megatron: ``moe_layer_freq`` above 1)."""

@@ -45,14 +45,14 @@ def read_text(data: Data, vocab_size: int) -> Text:
             fit ``vocab_size``.
         EnvironmentFault: the tokenizers library is needed and not installed.
     """
-    name = f"data.path={data.path!r}" if data.path else "the source of Python's standard library"
+    name = _name(data)
     tokenizer = load_tokenizer(data.tokenizer, vocab_size) if data.tokenizer is not None else None
     as_bytes = tokenizer is None and (data.eod_token or 0) < BYTE_VALUES
     dtype = np.dtype(np.uint8 if as_bytes else np.int32)
     content = hashlib.sha256(f"{tokenizer.digest if tokenizer else 'bytes'} {data.eod_token}".encode())
     end = b"" if data.eod_token is None else np.array(data.eod_token, dtype).tobytes()
     stream = bytearray()
-    for files in _batches(name, data.path, content):
+    for files in _batches(name, text_files(data), content):
         for document in _encode(files, tokenizer):
             if len(document):
                 stream += np.asarray(document, dtype).tobytes() + end
@@ -61,11 +61,11 @@ def read_text(data: Data, vocab_size: int) -> Text:
     return Text(name, np.frombuffer(stream, dtype), content.hexdigest())
 
 
-def _batches(name: str, path: Optional[str], digest: hashlib._Hash) -> Iterator[dict[Path, bytes]]:
+def _batches(name: str, files: Sequence[Path], digest: hashlib._Hash) -> Iterator[dict[Path, bytes]]:
     """The content of all files, in batches of about ENCODED_TOGETHER bytes; ``digest`` takes in each of them."""
     batch: dict[Path, bytes] = {}
     held = 0
-    for file in _text_files(name, Path(path or sysconfig.get_path("stdlib")), TEXT_SUFFIXES if path else (".py",)):
+    for file in files:
         batch[file] = read_bytes(name, file)
         digest.update(hashlib.sha256(batch[file]).digest())
         held += len(batch[file])
@@ -75,7 +75,15 @@ def _batches(name: str, path: Optional[str], digest: hashlib._Hash) -> Iterator[
     yield batch
 
 
-def _text_files(name: str, root: Path, suffixes: Sequence[str]) -> list[Path]:
+def text_files(data: Data) -> list[Path]:
+    """The files that ``data`` names, in the order of their names.
+
+    Raises:
+        DataError: there is none, or the path cannot be looked at.
+    """
+    name = _name(data)
+    root = Path(data.path or sysconfig.get_path("stdlib"))
+    suffixes = TEXT_SUFFIXES if data.path else (".py",)
     try:
         if root.is_file():
             return [root]
@@ -105,3 +113,7 @@ def _decode(path: Path, content: bytes) -> str:
             f"{path} is not UTF-8: byte {error.start} is 0x{content[error.start]:02x} ({error.reason}); "
             f"convert the file, or leave data.tokenizer out to read bytes"
         ) from error
+
+
+def _name(data: Data) -> str:
+    return f"data.path={data.path!r}" if data.path else "the source of Python's standard library"

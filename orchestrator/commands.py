@@ -152,6 +152,7 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
 
 
 def _plan(options: argparse.Namespace, host: Host) -> Plan:
+    from orchestrator.inputs import check_inputs
     from orchestrator.plan import check_budget, gpu_hours, make_plan
     from orchestrator.recipe import load
     from orchestrator.sweep import expand, pick
@@ -159,6 +160,7 @@ def _plan(options: argparse.Namespace, host: Host) -> Plan:
     recipe = load(options.recipe, options.overrides)
     planned = make_plan(recipe, pick(expand(recipe, host.device), options.only), host)
     check_budget(gpu_hours(planned), options.max_gpu_hours)
+    check_inputs(planned)
     if recipe.cluster:
         show.unused_cluster(recipe.cluster)
     return planned

@@ -1,7 +1,7 @@
 """Where config.json, which lies beside a checkpoint, speaks of another model than the recipe does. Pure.
 
 A decoder with other mathematics than its weights were trained with fails nowhere and is wrong everywhere, so every
-value that has a field in the model section is compared. What config.json leaves out is not. Its keys are those of
+value that has a field in the model section is compared. What config.json leaves out is not, but for YaRN. Its keys are those of
 transformers' configuration classes.
 """
 
@@ -51,6 +51,8 @@ ROTARY_FIELDS: Mapping[str, Mapping[str, str]] = {
         "truncate": "rope_truncate",
     },
 }
+YARN_DEFAULTS: Config = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+"""What transformers takes where config.json leaves it out."""
 CONSTANTS: Mapping[str, object] = {"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0}
 """What the architectures that are read have in common, and the model section has therefore no field for."""
 
@@ -97,9 +99,10 @@ def _rotary(model: Model, config: Config) -> Iterator[str]:
     if model.rope_scaling != {"default": "none"}.get(found, found):
         yield f"model.rope_scaling={model.rope_scaling!r}, but config.json says rope_type={found!r}"
         return
-    yield from _compare(model, rotary, ROTARY_FIELDS[model.rope_scaling])
     if model.rope_scaling == "yarn":
+        rotary = {**YARN_DEFAULTS, **rotary}
         yield from _yarn_attention(model, rotary)
+    yield from _compare(model, rotary, ROTARY_FIELDS[model.rope_scaling])
 
 
 def _yarn_attention(model: Model, rotary: Config) -> Iterator[str]:
@@ -124,11 +127,7 @@ def _windows(model: Model, config: Config) -> Iterator[str]:
 
 
 def _windowed(model: Model) -> set[int]:
-    """Megatron-Core's is_layer_window_attention: with a frequency of n every n-th layer sees the whole sequence."""
-    if not model.window_size:
-        return set()
-    frequency = model.window_attn_skip_freq
-    return {number for number in range(model.num_layers) if not frequency or (number + 1) % frequency}
+    return {number for number in range(model.num_layers) if model.window_of_layer(number)}
 
 
 def _windowed_by(config: Config) -> set[int] | None:

@@ -58,7 +58,7 @@ def spec_of(model: Model, **training: Any) -> RunSpec:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Dynamo's and Transformer Engine's own
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
 @pytest.mark.parametrize(("model", "training"), CASES.values(), ids=CASES.keys())
 def test_a_step_makes_the_host_wait_for_nothing(model: Model, training: dict[str, Any]) -> None:
     device = torch.device("cuda", 0)
@@ -77,7 +77,7 @@ def test_a_step_makes_the_host_wait_for_nothing(model: Model, training: dict[str
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
 @pytest.mark.parametrize(
     "training",
     [{"compile": "elementwise"}, {"recompute": "full"}, {"recompute": "selective"}, {"precision": "fp32"},

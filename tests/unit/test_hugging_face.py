@@ -292,7 +292,12 @@ def test_every_other_value_is_named_with_both_sides(name: str, field: str, value
         ("llama3_8b", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_theta=10000.0"),
         ("llama3_8b", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type='linear'"),
         ("gpt_oss_20b", {"swiglu_limit": 9.0}, "swiglu_limit=7.0, but config.json says 9.0"),
-        ("gpt_oss_20b", {"rope_scaling": {"rope_type": "yarn", "attention_factor": 1.0}}, "attention_factor=1.0"),
+        (
+            "gpt_oss_20b",
+            {"rope_scaling": {"rope_type": "yarn", "truncate": False, "attention_factor": 1.0}},
+            "attention_factor=1.0",
+        ),
+        ("gpt_oss_20b", {"rope_scaling": {"rope_type": "yarn"}}, "truncate=True"),
     ],
 )
 def test_what_the_model_section_cannot_say_is_named_too(name: str, change: dict[str, Any], said: str) -> None:

@@ -47,15 +47,6 @@ def backend_of(choice: str, device: str, windowed_or_sinks: bool, packed: bool) 
     return "plain" if device == "cpu" else "flex"
 
 
-def window_of(model: Model, number: int) -> int:
-    """The window of layer ``number``, counted from 0; 0 where it sees the whole sequence.
-
-    Every ``window_attn_skip_freq``-th layer does (Megatron-Core, ``is_layer_window_attention``, which counts from 1).
-    """
-    skip = model.window_attn_skip_freq
-    return 0 if skip and (number + 1) % skip == 0 else model.window_size
-
-
 def block_masks(
     windows: set[int], length: int, documents: Optional[torch.Tensor], device: torch.device
 ) -> Mapping[int, BlockMask]:
@@ -68,7 +59,7 @@ class CoreAttention:
     """Causal attention of one layer, by the backend that expresses it."""
 
     def __init__(self, model: Model, number: int, choice: str, packed: bool) -> None:
-        self.window = window_of(model, number)
+        self.window = model.window_of_layer(number)
         self._model = model
         self._choice = choice
         self._packed = packed
@@ -213,7 +204,7 @@ def _dot_product_attention(model: Model, window: int) -> Any:
             f"training.attention_backend='transformer_engine' needs the package transformer-engine, which cannot be "
             f"imported here: {error}; install it, or set training.attention_backend=auto"
         ) from error
-    return DotProductAttention(
+    attention = DotProductAttention(
         num_attention_heads=model.num_attention_heads,
         kv_channels=model.kv_channels,
         num_gqa_groups=model.num_query_groups,
@@ -223,3 +214,6 @@ def _dot_product_attention(model: Model, window: int) -> Any:
         window_size=(window - 1, 0) if window else (-1, 0),
         softmax_type="learnable" if model.attention_sinks else "vanilla",
     )
+    if model.attention_sinks:
+        del attention.softmax_offset  # its own sinks; ours are handed in with each call
+    return attention

@@ -126,7 +126,7 @@ class _Piece:
         same = gradients.dtype == self._weights.dtype
         gradients = gradients if same else gradients.to(self._weights.dtype)
         if scale is not None:
-            gradients.mul_(scale)
+            torch._foreach_mul_([gradients], scale)  # in vectors, which mul_ with a tensor on the device is not
         self._weights.grad = gradients
         self._adamw.step()
         self._weights.grad = None

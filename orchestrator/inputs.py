@@ -1,0 +1,58 @@
+"""The files that runs will read, opened before anything is submitted: a job would refuse them one by one, hours later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from launch.errors import LaunchError
+from launch.hugging_face.checkpoint import open_checkpoint
+from launch.indexed import open_pair
+from launch.record import Plan
+from launch.spec import Data, Model, RunSpec
+from launch.text import text_files
+from launch.tokenizer import load_tokenizer
+from orchestrator.errors import InputError, Problem
+
+
+def check_inputs(plan: Plan) -> None:
+    """Open what the cells that will run name: headers and tokenizers are read, tensors and tokens are not.
+
+    Raises:
+        InputError: a file is missing, damaged or does not fit the model; all of them at once.
+    """
+    specs = [cell.run_spec for cell in plan.cells if cell.state == "run"]
+    opened = [
+        *(partial(_open_data, spec.data, spec.model.vocab_size) for spec in _distinct(specs, lambda s: s.data)),
+        *(partial(_open_weights, spec.model) for spec in _distinct(specs, lambda s: s.model)),
+    ]
+    refusals = dict.fromkeys(message for open_files in opened if (message := _refusal(open_files)))
+    if refusals:
+        raise InputError([Problem("", message) for message in refusals])
+
+
+def _open_data(data: Data, vocab_size: int) -> None:
+    if data.kind == "text":
+        text_files(data)
+    if data.kind == "indexed" and data.path is not None:
+        open_pair(data.path)
+    if data.tokenizer is not None:
+        load_tokenizer(data.tokenizer, vocab_size)
+
+
+def _open_weights(model: Model) -> None:
+    if model.weights != "random":
+        open_checkpoint(model)
+
+
+def _refusal(open_files: Callable[[], None]) -> str:
+    try:
+        open_files()
+    except LaunchError as error:
+        return str(error)
+    return ""
+
+
+def _distinct(specs: Iterable[RunSpec], section: Callable[[RunSpec], object]) -> Iterable[RunSpec]:
+    """One spec of each vocabulary and section: sweeps of thousands of cells share few."""
+    return {(spec.model.vocab_size, section(spec)): spec for spec in specs}.values()
