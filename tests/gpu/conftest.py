@@ -1,0 +1,11 @@
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def compiled_afresh() -> Iterator[None]:
+    """One process compiles the same functions for all tests, and Dynamo ends one that it has compiled too often."""
+    yield
+    torch.compiler.reset()
