@@ -93,7 +93,7 @@ class Attempt:
 
     @cached_property
     def digests(self) -> tuple[tuple[str, str], ...]:
-        """What must agree before two runs may be compared: code, libraries and data. Missing ones are left out."""
+        """What must agree before two runs may be compared: code, libraries, data and a checkpoint. Missing ones are left out."""
         digests = self.environment.get("digests")
         content = {**(digests if isinstance(digests, dict) else {}), "data": self.environment.get("data_digest")}
         return tuple(sorted((name, str(value)) for name, value in content.items() if value))
@@ -207,7 +207,7 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         memory=tuple(_memory(events, problems)),
         captures=_graphs(events, "capture", problems),
         proofs=_graphs(events, "proof", problems),
-        environment=environment,
+        environment={**environment, **_choices(events)},
         notes=tuple(str(event.get("message", "")) for rank in events for event in events[rank] if _is(event, "note")),
         problems=tuple(problems),
     )
@@ -257,6 +257,11 @@ def _checked(memory: Memory) -> Memory:
         if value is not None and type(value) is not int:
             raise TypeError(f"{name} is {value!r}, not a number of bytes")
     return memory
+
+
+def _choices(events: Mapping[int, list[dict[str, Any]]]) -> dict[str, Any]:
+    """What the engine chose where the spec left it open, as rank 0 recorded it: part of what a run ran with."""
+    return next(({"choices": event.get("choices")} for event in events.get(0, ()) if _is(event, "choices")), {})
 
 
 def _graphs(events: Mapping[int, list[dict[str, Any]]], kind: str, problems: list[str]) -> dict[int, GraphStats]:

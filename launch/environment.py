@@ -26,8 +26,8 @@ PACKAGES = (
 SETTING_PREFIXES = ("NCCL_", "NVTE_", "TORCH_", "PYTORCH_", "CUDA_", "CUBLAS_", "OMP_", "MKL_", "ONEDNN_", "GLOO_")
 
 
-def describe(device: torch.device, data_digest: str) -> dict[str, Any]:
-    """The content of environment.json."""
+def describe(device: torch.device, data_digest: str, weights_digest: Optional[str]) -> dict[str, Any]:
+    """The content of environment.json. ``weights_digest`` is that of a checkpoint; None for random weights."""
     versions = _versions()
     code = _code()
     return {
@@ -36,7 +36,8 @@ def describe(device: torch.device, data_digest: str) -> dict[str, Any]:
         "hardware": _hardware(device),
         "settings": _settings(os.environ),
         "data_digest": data_digest,
-        "digests": {"code": code["digest"], "libraries": digest(versions)},
+        "digests": {"code": code["digest"], "libraries": digest(versions)}
+        | ({"weights": weights_digest} if weights_digest else {}),
     }
 
 

@@ -11,7 +11,6 @@ Sequences lie in the ``.bin`` one behind the other, so the whole of it is one st
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import numpy.typing as npt
 
 from launch.data_fields import unreadable
 from launch.errors import DataError
+from launch.sampled_digest import sampled_digest
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -35,7 +35,6 @@ LENGTH, POINTER, BORDER = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<i8")
 CHUNK = 1 << 20
 """Entries of the index that are looked at together: an index of any size is checked in a few dozen MiB."""
 
-BLOCK_BYTES, BLOCKS = 1 << 20, 64
 WAY_OUT = "copy the pair again, or write it anew with Megatron's tools/preprocess_data.py"
 
 
@@ -54,28 +53,19 @@ class IndexedPair:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256, in hexadecimal digits, of the whole ``.idx``, and of the size and 64 blocks of the ``.bin``.
-
-        The blocks are of 1 MiB, evenly spaced from the first byte to the last (all of a file that is no larger): such
-        files have hundreds of GiB, which no run reads before its first step. A change that keeps the length of every
-        sequence and stays between the blocks is not seen.
+        """SHA-256, in hexadecimal digits, of the whole ``.idx``, and of the ``.bin`` as
+        :func:`launch.sampled_digest` takes it.
 
         Raises:
             DataError: a file can no longer be read.
         """
-        content = hashlib.sha256()
         try:
             with open(f"{self.path}.idx", "rb") as index:
-                content.update(hashlib.file_digest(index, "sha256").digest())
-            with open(f"{self.path}.bin", "rb") as tokens:
-                size = os.fstat(tokens.fileno()).st_size
-                content.update(struct.pack("<Q", size))
-                for start, count in _blocks(size):
-                    tokens.seek(start)
-                    content.update(tokens.read(count))
+                whole = hashlib.file_digest(index, "sha256").hexdigest()
+            sampled = sampled_digest(Path(f"{self.path}.bin"))
         except OSError as error:
             raise unreadable(self.name, Path(self.path), error) from error
-        return content.hexdigest()
+        return hashlib.sha256(f"{whole} {sampled}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -220,10 +210,3 @@ def _check_documents(index: _Index) -> None:
 def _chunks(count: int) -> Iterator[tuple[int, int]]:
     """(first, number) of each run of at most CHUNK entries among ``count``."""
     return ((first, min(CHUNK, count - first)) for first in range(0, count, CHUNK))
-
-
-def _blocks(size: int) -> Iterator[tuple[int, int]]:
-    """(start, bytes) of each block that the digest reads."""
-    if size <= BLOCKS * BLOCK_BYTES:
-        return iter([(0, size)])
-    return (((size - BLOCK_BYTES) * i // (BLOCKS - 1), BLOCK_BYTES) for i in range(BLOCKS))

@@ -16,6 +16,7 @@ from launch.engines.base import Build, Mesh
 from launch.environment import describe
 from launch.errors import EnvironmentFault, UnsupportedError
 from launch.files import write_json
+from launch.hugging_face.checkpoint import open_checkpoint
 from launch.lifeline import die_with_parent
 from launch.loop import train
 from launch.metrics import Metrics
@@ -46,7 +47,9 @@ def run(spec: RunSpec, mesh: Mesh, attempt: AttemptPaths, recorder: Recorder) ->
     _set_up(spec, mesh)
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
     if mesh.rank == 0:
-        write_json(attempt.environment, describe(mesh.device, source.digest))
+        random = spec.model.weights == "random"
+        weights_digest = None if random else open_checkpoint(spec.model).digest
+        write_json(attempt.environment, describe(mesh.device, source.digest, weights_digest))
     recorder.enter("build")
     engine = _build_of(spec.engine)(spec, mesh)
     recorder.choices(engine.choices)

@@ -5,6 +5,7 @@ Nothing here imports torch: a login node can tell what a job would refuse.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from launch.errors import CheckpointError
 from launch.hugging_face.config import disagreements
 from launch.hugging_face.header import Fault, Files, Tensor, read_files, read_object, unreadable
 from launch.hugging_face.layout import MXFP4_BLOCK, Entry, Expected, architecture_of, misfits, table
+from launch.sampled_digest import BLOCKS, sampled_digest
 from launch.spec import Model
 
 FLOATING = ("F64", "F32", "F16", "BF16")
@@ -29,6 +31,18 @@ class Checkpoint:
 
     entries: tuple[Entry, ...]
     files: Mapping[str, Path]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, in hexadecimal digits, of the files as :func:`launch.sampled_digest` takes them: 64 blocks in
+        all, and one of each where there are more files.
+
+        Raises:
+            OSError: a file can no longer be read.
+        """
+        files = sorted(set(self.files.values()))
+        blocks = max(1, BLOCKS // len(files))
+        return hashlib.sha256(" ".join(sampled_digest(file, blocks) for file in files).encode()).hexdigest()
 
 
 def open_checkpoint(model: Model) -> Checkpoint:

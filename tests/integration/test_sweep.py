@@ -36,6 +36,7 @@ def test_a_recipe_becomes_a_report(finished: Finished) -> None:
     assert starts == sorted(starts), "eager and compiled runs take turns"
     report = json.loads((sweep.report / "report.json").read_text())
     assert report["exit_code"] == 0
+    assert "| choices.attention_backend, full layers | sdpa |" in (sweep.report / "report.md").read_text()
     assert "EQUIVALENT" in finished.out and "report pairs" in finished.out
     assert re.search(r"\[ *\d+%, .*\] COMPLETED  torch_compile-", finished.out), "progress, in plain lines"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ import torch
 from launch.engines.base import Mesh, StepResult
 from launch.engines.torch_native.engine import TorchNativeEngine, build
 from launch.errors import CaptureError
-from launch.spec import CudaGraph
-from tests.numerics.tiny import CPU, MOE, make_spec, train
+from launch.spec import CudaGraph, Model
+from tests.numerics.tiny import CPU, GPT_OSS, MOE, make_spec, train
 
 # Dynamo itself does so to trace a torch.autograd.Function (PyTorch 2.13).
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -52,6 +53,35 @@ def test_proof_counts_every_micro_batch_from_the_capture_on(
     assert stats.mechanism == "compiled by Inductor without CUDA graphs (CPU)"
 
 
+@pytest.mark.parametrize(
+    ("model", "training"),
+    [
+        (replace(GPT_OSS, init_std=0.2), {"recompute": "selective", "compile": "elementwise"}),
+        (
+            replace(
+                MOE,
+                moe_router_score_function="sigmoid",
+                moe_router_enable_expert_bias=True,
+                moe_expert_capacity_factor=1.0,
+                moe_pad_expert_input_to_capacity=True,
+            ),
+            {"recompute": "full"},
+        ),
+    ],
+    ids=["gpt-oss", "drop and pad"],
+)
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_compiled_steps_equal_eager_ones_however_they_are_run(model: Model, training: dict[str, Any]) -> None:
+    eager = make_spec(replace(model, num_layers=1), steps=5, **training)
+    spec = replace(eager, cuda_graph=CudaGraph(impl="torch_compile", warmup_steps=2))
+    engine = build(spec, ALONE)
+    for found, expected in zip(train(engine, spec), train(build(eager, ALONE), eager), strict=True):
+        torch.testing.assert_close(found.loss, expected.loss, rtol=1e-4, atol=0)
+        torch.testing.assert_close(found.grad_norm, expected.grad_norm, rtol=1e-3, atol=0)
+    assert engine.graph_stats().proven
+    engine.close()
+
+
 def test_recompilation_undoes_the_proof() -> None:
     spec = make_spec(replace(MODEL, num_layers=1), graph=CudaGraph(impl="torch_compile", warmup_steps=0))
     engine = build(spec, ALONE)
@@ -71,11 +101,12 @@ def test_eager_micro_batches_after_the_capture_undo_the_proof() -> None:
     assert (stats.replays, stats.expected_replays, stats.proven) == (0, MICRO_BATCHES * (STEPS - WARMUP), False)
 
 
-def test_failure_to_compile_is_a_capture_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_to_compile_is_a_capture_error() -> None:
     torch._dynamo.reset()
     engine = build(replace(COMPILED, cuda_graph=CudaGraph(impl="torch_compile", warmup_steps=0)), ALONE)
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
-    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", False)
-    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)
-    with pytest.raises(CaptureError, match=r"cuda_graph\.impl='torch_compile'.*no-such-compiler"):
+    with (
+        torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",), "fx_graph_cache": False}),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+        pytest.raises(CaptureError, match=r"cuda_graph\.impl='torch_compile'.*no-such-compiler"),
+    ):
         engine.step(torch.zeros(1, 1, 9, dtype=torch.int64))

@@ -93,6 +93,28 @@ def test_gradients_of_micro_batches_add_up_in_float32() -> None:
     assert main.gradients.max().item() == 1.5  # in bfloat16 it would have stayed at 1
 
 
+def test_bfloat16_gradients_update_as_their_float32_values_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces smaller than a parameter, across the border of what decays."""
+    monkeypatch.setattr("launch.engines.torch_native.optimizer.CONVERTED_AT_ONCE", 100)
+    training = Training(learning_rate=0.01, clip_grad=0.5, weight_decay=0.1)
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+        module = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.Linear(20, 10)).to(torch.bfloat16)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view(parameter.shape))
+        main = MainParameters(module, dtype)
+        adamw = Optimizer(main, training)
+        norms = []
+        for step in range(3):
+            drawn = torch.Generator().manual_seed(step)
+            main.accumulate([torch.randn(p.shape, generator=drawn).to(p.dtype) for p in main.parameters], 0.5)
+            norms.append(adamw.step(step))
+        assert main.gradients.dtype == dtype
+        results.append((main.weights.clone(), torch.stack(norms)))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=0)
+
+
 def test_schedule_values() -> None:
     training = Training(
         steps=12,

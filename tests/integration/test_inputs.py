@@ -1,0 +1,76 @@
+"""Runs that read a checkpoint, a tokenizer and indexed data, and what is said of files that do not fit."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from launch.record import read_metrics
+from launch.spec import Model
+from tests.integration.host import MODEL, Host, recipe
+from tests.unit.test_hugging_face import shapes_of, write_file
+from tests.unit.test_indexed import write_pair
+
+TRAINING = {"steps": 8, "sequence_length": 8}
+
+
+@pytest.fixture
+def files(host: Host) -> Path:
+    """A checkpoint of zeros, a tokenizer of words, a text and an indexed pair."""
+    folder = host.folder
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "to": 1, "be": 2, "or": 3, "not": 4}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "text.txt").write_text("to be or not to be " * 50)
+    (folder / "checkpoint").mkdir()
+    write_file(folder / "checkpoint" / "model.safetensors", shapes_of(Model(**MODEL)))  # type: ignore[arg-type]
+    write_pair(folder, [list(range(200))] * 3, "uint16")
+    return folder
+
+
+def test_runs_train_from_a_checkpoint_on_tokenised_and_indexed_data(host: Host, files: Path) -> None:
+    points = [
+        {"data.kind": "text", "data.path": "text.txt", "data.tokenizer": "tokenizer.json", "data.eod_token": 0},
+        {"data.kind": "indexed", "data.path": "corpus", "data.eod_token": 199, "data.packed_sequences": True},
+    ]
+    model = MODEL | {"weights": "checkpoint"}
+    path = host.write(recipe("inputs", model=model, training=TRAINING, sweep={"points": points}))
+    done = host.run("sweep", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sweep = host.sweep("inputs")
+    digests = []
+    for run_id in host.states("inputs"):
+        (attempt,) = sweep.run(run_id).attempts()
+        # Weights of zero make every token as likely as any other, and no gradient moves them.
+        assert [step.loss for step in read_metrics(attempt)] == pytest.approx([math.log(256)] * 8)
+        digests.append(json.loads(attempt.environment.read_text()))
+    assert len({environment["data_digest"] for environment in digests}) == 2
+    assert len({environment["digests"]["weights"] for environment in digests}) == 1
+
+
+def test_files_that_do_not_fit_are_all_named_before_anything_runs(host: Host, files: Path) -> None:
+    (files / "checkpoint" / "config.json").write_text(json.dumps({"rope_theta": 5e5}))
+    (files / "corpus.idx").write_bytes((files / "corpus.idx").read_bytes()[:-1])
+    points = [
+        {"data.tokenizer": "tokenizer.json", "data.path": "nowhere.txt"},
+        {"data.tokenizer": "text.txt", "data.path": "text.txt"},
+        {"data.kind": "indexed", "data.path": "corpus"},
+    ]
+    model = MODEL | {"weights": "checkpoint"}
+    path = host.write(recipe("wrong", model=model, training=TRAINING, sweep={"points": points}))
+    for verb in ("plan", "sweep"):
+        done = host.run(verb, path)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        for said in (
+            "data.path='nowhere.txt' is neither a file nor a folder",
+            "data.tokenizer='text.txt' is not a tokenizer.json",
+            "data.path='corpus'",
+            "model.rotary_base=10000.0, but config.json says rope_theta=500000.0",
+        ):
+            assert said in done.stderr
+    assert not host.store.exists()
