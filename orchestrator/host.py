@@ -64,12 +64,20 @@ class Host:
         return tuple(reasons)
 
     def _lacks_packages(self, spec: RunSpec) -> tuple[Reason, ...]:
-        missing = [name for name in _ENGINE_PACKAGES[spec.engine] if name not in self.packages]
+        training = spec.training
+        needed = set(_ENGINE_PACKAGES[spec.engine])
+        if training.attention_backend == "transformer_engine":
+            needed.add("transformer-engine")
+        missing = sorted(needed - self.packages)
         reasons = []
         if missing:
-            message = f"engine {spec.engine} needs {', '.join(missing)}, not installed here"
+            message = (
+                f"engine {spec.engine} with training.attention_backend={training.attention_backend} needs "
+                f"{', '.join(missing)}, not installed here"
+            )
             reasons.append(Reason("host.packages", message, "pip install 'cuda-graph-orchestrator[gpu]' on a GPU host"))
-        if spec.cuda_graph.impl == "torch_compile" and spec.placement.device == "cpu" and not self.has_compiler:
+        compiles = spec.cuda_graph.impl == "torch_compile" or training.compile == "elementwise"
+        if compiles and spec.placement.device == "cpu" and not self.has_compiler:
             message = "torch.compile on a CPU needs a C++ compiler, and none is found (CXX, g++ or clang++)"
             reasons.append(Reason("host.compiler", message, "Debian: apt-get install g++"))
         return tuple(reasons)
