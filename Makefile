@@ -4,13 +4,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check ci clean requirements
+.PHONY: demo test test-exhaustive check ci clean requirements
 
 demo: $(VENV)/installed
 	$(BIN)/python -m orchestrator sweep recipes/tiny_moe.yaml
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m "not gpu"
+
+# Every legal parallel layout, where `make test` holds a pairwise cover of them: some ten thousand, in hours.
+test-exhaustive: $(VENV)/installed-dev
+	EXHAUSTIVE=1 $(BIN)/python -m pytest tests/numerics/test_layouts.py
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check

@@ -17,7 +17,8 @@ import yaml
 
 from launch.engines.base import Mesh
 from launch.engines.torch_native.engine import build
-from launch.engines.torch_native.optimizer import MainParameters, Optimizer
+from launch.engines.torch_native.main_parameters import MainParameters
+from launch.engines.torch_native.optimizer import Optimizer
 from launch.spec import Data, Model, Placement, RunSpec, Training
 
 PRESETS = Path(__file__).resolve().parent.parent / "recipes" / "models"

@@ -12,6 +12,7 @@ from launch.data import TokenSource, batch
 from launch.engines.base import Engine, Mesh, StepKind
 from launch.errors import CaptureError
 from launch.metrics import Metrics, PendingStep, StepTimer
+from launch.parallel_dims import ParallelDims
 from launch.record import Phase
 from launch.recorder import Recorder
 from launch.spec import RunSpec
@@ -28,6 +29,7 @@ def train(spec: RunSpec, mesh: Mesh, source: TokenSource, engine: Engine, record
         CaptureError: the engine captured in another step than it declared, or failed to capture.
     """
     tokens = spec.training.global_batch_size * spec.training.sequence_length
+    dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", mesh.rank)
     capture_step = engine.capture_step
     last_unsettled = spec.cuda_graph.warmup_steps - 1 if capture_step is None else capture_step
     for step in range(spec.training.steps):
@@ -35,7 +37,7 @@ def train(spec: RunSpec, mesh: Mesh, source: TokenSource, engine: Engine, record
         if phase != recorder.phase:
             metrics.flush()
         recorder.enter(phase, step)
-        tensors = batch(source, spec, step, mesh.rank).to(mesh.device)
+        tensors = batch(source, spec, step, dp_rank).to(mesh.device)
         timer = StepTimer(mesh.device)
         timer.begin()
         result = engine.step(tensors)

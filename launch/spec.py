@@ -227,12 +227,16 @@ class RunSpec:
 
     @cached_property
     def task_id(self) -> str:
-        training = _section_text(self.training, LAYOUT_ONLY)
+        model = self.model
+        # Drop-and-pad experts and the load-balancing loss are of a micro-batch, and its size is then the task's.
+        by_micro_batch = model.moe_aux_loss_coeff != 0 or model.moe_expert_capacity_factor is not None
+        training = _section_text(self.training, LAYOUT_ONLY[by_micro_batch:])
         return _digest_of({"model": _section_text(self.model), "training": training, "data": _section_text(self.data)})
 
 
 LAYOUT_ONLY = ("micro_batch_size", "recompute", "compile", "attention_backend", "cpu_offloading", "deterministic")
-"""What of the training section changes how a task is run, and not the task."""
+"""What of the training section changes how a task is run, and not the task; the first of it where no loss is of a
+micro-batch."""
 
 
 def canonical(content: object) -> str:

@@ -73,6 +73,12 @@ def _expresses(backend: str, spec: RunSpec) -> bool:
     return backend == "auto" or (plain if backend == "sdpa" else on_cuda)
 
 
+def _compiles_alone(impl: str, spec: RunSpec) -> bool:
+    """Whether what torch_compile compiles is a model that lies whole on its rank."""
+    layout = spec.parallelism
+    return impl != "torch_compile" or (layout.tp, layout.pp, layout.ep) == (1, 1, 1)
+
+
 TORCH_NATIVE: tuple[Limit, ...] = (
     Limit("model.kv_channels", lambda channels, spec: channels % 2 == 0, "set an even one: RoPE rotates pairs"),
     Limit(
@@ -82,9 +88,8 @@ TORCH_NATIVE: tuple[Limit, ...] = (
     ),
     Limit("model.hidden_size", _grouped_mm_width, "set a multiple of 8, or resources.device=cpu"),
     Limit("model.moe_ffn_hidden_size", _grouped_mm_width, "set a multiple of 8, or resources.device=cpu"),
-    *(_only(f"parallelism.{degree}", 1) for degree in ("tp", "pp", "vpp", "ep", "etp", "cp")),
-    _only("parallelism.sequence_parallel", False),
-    _only("parallelism.distributed_optimizer", False),
+    _only("parallelism.etp", 1),
+    _only("parallelism.cp", 1, remedy="set parallelism.cp=1, or engine=megatron"),
     Limit(
         "training.attention_backend",
         _expresses,
@@ -97,6 +102,11 @@ TORCH_NATIVE: tuple[Limit, ...] = (
         "cuda_graph.impl",
         lambda impl, spec: impl == "none" or (impl == "torch_compile" and spec.placement.device == "cpu"),
         "set cuda_graph.impl=none, or torch_compile with resources.device=cpu",
+    ),
+    Limit(
+        "cuda_graph.impl",
+        _compiles_alone,
+        "set cuda_graph.impl=none, or tp, pp and ep to 1: collectives break the graph",
     ),
     _only("cuda_graph.scope", (), remedy="set cuda_graph.scope=[]: torch_compile compiles the whole model"),
 )

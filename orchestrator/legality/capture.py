@@ -183,7 +183,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "capture.native_packed_whole_model", TORCH_NATIVE, ANY, native_packed_whole_model,
-        remedy="Set data.packed_sequences to false, or capture [moe_router, moe_preprocess].",
+        remedy="Set data.packed_sequences to false, or run eager cells alone.",
         source="torch.cuda.graph: a replay repeats the shapes of the capture",
     ),
     Rule(

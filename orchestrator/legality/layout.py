@@ -111,6 +111,14 @@ def layers_indivisible(spec: RunSpec) -> Optional[str]:
     return f"pp={layout.pp} * vpp={layout.vpp} does not divide model.num_layers={spec.model.num_layers}"
 
 
+def more_stages_than_layers(spec: RunSpec) -> Optional[str]:
+    """Every one of pp * vpp virtual stages has a layer."""
+    layout = spec.parallelism
+    if layout.pp * layout.vpp <= max(spec.model.num_layers, 1):
+        return None
+    return f"pp={layout.pp} * vpp={layout.vpp} with model.num_layers={spec.model.num_layers}"
+
+
 def interleaving_mismatch(spec: RunSpec) -> Optional[str]:
     """vpp above 1, pp above 1 and schedule interleaved go together."""
     layout = spec.parallelism
@@ -145,12 +153,14 @@ def moe_without_sequence_parallel(spec: RunSpec) -> Optional[str]:
 
 
 def sequence_indivisible(spec: RunSpec) -> Optional[str]:
-    """A sequence is cut in 2 * cp chunks of equal length, and a rank's part in tp where sequence_parallel is on."""
+    """A sequence is cut in 2 * cp chunks of equal length, and a rank's part in tp where sequence_parallel is on or experts
+    are (tensor-parallel ranks route a stretch each)."""
     layout, length = spec.parallelism, spec.training.sequence_length
+    split = layout.sequence_parallel or spec.model.is_moe
     if layout.cp < 1:
         return None
     fits_cp = layout.cp == 1 or divides(2 * layout.cp, length)
-    if fits_cp and (not layout.sequence_parallel or divides(layout.tp, length // layout.cp)):
+    if fits_cp and (not split or divides(layout.tp, length // layout.cp)):
         return None
     return (
         f"training.sequence_length={length} with parallelism.cp={layout.cp}, parallelism.tp={layout.tp}, "
@@ -217,9 +227,14 @@ RULES: tuple[Rule, ...] = (
         source=f"{MCORE}tensor_parallel/layers.py:842, tensor_parallel/utils.py:118",
     ),
     Rule(
-        "layout.layers", BOTH, ANY, layers_indivisible,
+        "layout.layers", MEGATRON, MCORE_016, layers_indivisible,
         remedy="Choose pp and vpp whose product divides num_layers.",
         source=f"{MCORE}transformer/transformer_block.py:157, {CONFIG.removeprefix(MCORE)}:1471",
+    ),
+    Rule(
+        "layout.stages", TORCH_NATIVE, ANY, more_stages_than_layers,
+        remedy="Lower pp or vpp, or choose a deeper model.",
+        source=ARITHMETIC,
     ),
     Rule(
         "layout.interleaving", BOTH, ANY, interleaving_mismatch,

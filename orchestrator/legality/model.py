@@ -114,11 +114,26 @@ def scaling_without_range(spec: RunSpec) -> Optional[str]:
 
 
 def bias_without_sigmoid(spec: RunSpec) -> Optional[str]:
-    """The expert bias steers sigmoid scores."""
+    """The expert bias steers sigmoid scores, of experts."""
     model = spec.model
-    if not model.moe_router_enable_expert_bias or model.moe_router_score_function == "sigmoid":
+    if not model.moe_router_enable_expert_bias or (model.is_moe and model.moe_router_score_function == "sigmoid"):
         return None
-    return f"model.moe_router_enable_expert_bias=true with moe_router_score_function={model.moe_router_score_function}"
+    return (
+        f"model.moe_router_enable_expert_bias=true with moe_router_score_function={model.moe_router_score_function} "
+        f"and num_moe_experts={model.num_moe_experts}"
+    )
+
+
+def router_without_gradient(spec: RunSpec) -> Optional[str]:
+    """The weight of a token's only expert is not normalised: it would be 1 whatever the router says."""
+    model = spec.model
+    normalised = model.moe_router_normalize_topk or model.moe_router_order == "topk_then_softmax"
+    if not model.is_moe or model.moe_router_topk != 1 or not normalised:
+        return None
+    return (
+        f"model.moe_router_topk=1 with moe_router_normalize_topk={str(model.moe_router_normalize_topk).lower()} and "
+        f"moe_router_order={model.moe_router_order}: the loss tells the router nothing"
+    )
 
 
 def sigmoid_after_topk(spec: RunSpec) -> Optional[str]:
@@ -178,8 +193,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "model.expert_bias", BOTH, ANY, bias_without_sigmoid,
-        remedy="Set moe_router_score_function to sigmoid, or moe_router_enable_expert_bias to false.",
+        remedy="Set moe_router_score_function to sigmoid in a model with experts, or moe_router_enable_expert_bias to "
+        "false.",
         source=f"{CONFIG} (aux-loss-free routing supports the sigmoid score function only)",
+    ),
+    Rule(
+        "model.router_gradient", BOTH, ANY, router_without_gradient,
+        remedy="Set moe_router_normalize_topk to false and moe_router_order to softmax_then_topk.",
+        source=f"{CONFIG}:1641; Switch Transformers, arXiv:2101.03961, section 2.1",
     ),
     Rule(
         "model.sigmoid", BOTH, ANY, sigmoid_after_topk,

@@ -15,9 +15,9 @@ import torch
 from launch.data import batch, open_source
 from launch.engines.base import Mesh
 from launch.engines.torch_native.engine import build
-from launch.engines.torch_native.model import build_decoder
 from launch.record import PHASES, AttemptPaths, read_events, read_metrics
 from launch.spec import Model, Placement, RunSpec, Training
+from tests.numerics.tiny import decoder_of
 
 pytestmark = pytest.mark.gpu
 
@@ -97,8 +97,8 @@ def test_how_a_step_is_run_leaves_its_losses(training: dict[str, Any]) -> None:
 def test_packed_documents_are_those_of_a_cpu() -> None:
     """Twenty micro-batches, each with other borders, from one compilation."""
     model, end = replace(GPT_OSS, vocab_size=64), 7
-    on_cpu = build_decoder(model, 1, torch.float32, torch.device("cpu"), Training(), end)
-    on_gpu = build_decoder(model, 1, torch.float32, torch.device("cuda", 0), Training(), end)
+    on_cpu = decoder_of(model, 1, torch.float32, torch.device("cpu"), Training(), end)
+    on_gpu = decoder_of(model, 1, torch.float32, torch.device("cuda", 0), Training(), end)
     on_gpu.load_state_dict(on_cpu.state_dict())
     tokens = torch.randint(64, (20, 2, 257), generator=torch.Generator().manual_seed(3))
     found = torch.stack([on_gpu(batch.cuda()).cross_entropy.detach().cpu() for batch in tokens])

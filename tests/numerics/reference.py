@@ -162,7 +162,8 @@ def experts(tokens: torch.Tensor, w: Weights, name: str, model: Model) -> tuple[
                 inner, bias = inner + w[f"{name}.gate_up_bias"][expert], w[f"{name}.down_bias"][expert]
             row = row + weights[expert] * (activation(inner, model) @ w[f"{name}.down"][expert] + bias)
         rows.append(row)
-    counts = torch.tensor([sum(e in weights for weights in chosen) for e in range(model.num_moe_experts)])
+    unsteered = [routes(row, None, model) for row in logits]
+    counts = torch.tensor([sum(e in weights for weights in unsteered) for e in range(model.num_moe_experts)])
     counts = counts.to(tokens.dtype)
     scores = torch.sigmoid(logits) if model.moe_router_score_function == "sigmoid" else torch.exp(logits)
     probabilities = scores / scores.sum(-1, keepdim=True)

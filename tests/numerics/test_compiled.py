@@ -85,7 +85,7 @@ def test_compiled_steps_equal_eager_ones_however_they_are_run(model: Model, trai
 def test_recompilation_undoes_the_proof() -> None:
     spec = make_spec(replace(MODEL, num_layers=1), graph=CudaGraph(impl="torch_compile", warmup_steps=0))
     engine = build(spec, ALONE)
-    engine.step(torch.zeros(1, 1, 9, dtype=torch.int64))
+    engine.step(torch.zeros(4, 1, 9, dtype=torch.int64))
     assert engine.graph_stats().recompilations == 0
     engine.step(torch.zeros(4, 2, 9, dtype=torch.int64))
     assert engine.graph_stats().recompilations == 1
@@ -109,4 +109,4 @@ def test_failure_to_compile_is_a_capture_error() -> None:
         torch._functorch.config.patch(enable_autograd_cache=False),
         pytest.raises(CaptureError, match=r"cuda_graph\.impl='torch_compile'.*no-such-compiler"),
     ):
-        engine.step(torch.zeros(1, 1, 9, dtype=torch.int64))
+        engine.step(torch.zeros(4, 1, 9, dtype=torch.int64))

@@ -27,7 +27,7 @@ def test_micro_batches_add_up_to_one_big_batch() -> None:
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.loss, other.loss, rtol=1e-6, atol=0)
         torch.testing.assert_close(one.grad_norm, other.grad_norm, rtol=1e-6, atol=0)
-    torch.testing.assert_close(engines[0].decoder.state_dict(), engines[1].decoder.state_dict(), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(engines[0].chunks[0].state_dict(), engines[1].chunks[0].state_dict(), rtol=1e-9, atol=1e-10)
 
 
 def test_two_ranks_train_as_one(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_two_ranks_train_as_one(tmp_path: Path) -> None:
     results = train(engine, spec)
     torch.testing.assert_close(ranks[0]["loss"], torch.stack([r.loss for r in results]), rtol=1e-6, atol=0)
     torch.testing.assert_close(ranks[0]["grad_norm"], torch.stack([r.grad_norm for r in results]), rtol=1e-6, atol=0)
-    torch.testing.assert_close(ranks[0]["weights"], dict(engine.decoder.state_dict()), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(ranks[0]["weights"], dict(engine.chunks[0].state_dict()), rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -102,7 +102,7 @@ def test_expert_biases_follow_the_load_of_the_whole_batch(tmp_path: Path) -> Non
     spec = make_spec(model)
     engine = TorchNativeEngine(spec, ALONE, torch.float64)
     train(engine, spec)
-    alone = engine.decoder.state_dict()
+    alone = engine.chunks[0].state_dict()
     biases = [name for name in alone if name.endswith("expert_bias")]
     assert len(biases) == 2
     for rank in range(2):

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from launch.engines.torch_native.blueprint import Blueprint
 from launch.engines.torch_native.grouped_mm import grouped_mm
-from launch.engines.torch_native.model import Decoder, build_decoder
+from launch.engines.torch_native.model import Decoder
 from launch.engines.torch_native.weights import draw_weights
 from launch.spec import Model, Training
 from tests.numerics import reference
-from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE
+from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, decoder_of
 
 MODELS = {
     "dense": DENSE,
@@ -26,7 +27,9 @@ MODELS = {
     "moe, every second layer": replace(MOE, num_layers=3, moe_layer_freq=2),
     "moe, one expert a token": replace(MOE, moe_router_topk=1, moe_router_normalize_topk=False),
     "moe, sigmoid": replace(MOE, moe_router_score_function="sigmoid", moe_aux_loss_coeff=0.1),
-    "moe, expert bias": replace(MOE, moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True),
+    "moe, expert bias": replace(
+        MOE, moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True, moe_aux_loss_coeff=0.1
+    ),
     "moe, shared expert": replace(MOE, moe_shared_expert_ffn_hidden_size=12),
     "moe, drop and pad": replace(MOE, moe_expert_capacity_factor=0.75, moe_pad_expert_input_to_capacity=True),
     "moe, drop and pad with room to spare": replace(
@@ -66,7 +69,7 @@ def tokens_for(model: Model, batch: int = 2, sequence: int = 6) -> torch.Tensor:
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
 def test_losses_and_gradients_equal_the_plain_formula(model: Model) -> None:
-    decoder = build_decoder(model, 1, torch.float64, CPU)
+    decoder = decoder_of(model, 1, torch.float64, CPU)
     disturb(decoder)
     compare(decoder, tokens_for(model), model)
 
@@ -97,7 +100,7 @@ def test_packed_documents_are_as_if_alone() -> None:
     """Position and mask begin anew behind each end of a document, wherever it lies."""
     model = replace(DENSE, window_size=4, window_attn_skip_freq=2)
     end = 3
-    decoder = build_decoder(model, 1, torch.float64, CPU, Training(), end)
+    decoder = decoder_of(model, 1, torch.float64, CPU, Training(), end)
     tokens = torch.tensor([[5, end, 7, 8, 9, end, end, 11], [1, 2, 4, 5, 6, 7, 8, end], [end, 2, 4, 5, 6, end, 8, 9]])
     compare(decoder, tokens, model, end)
 
@@ -111,14 +114,14 @@ def test_packed_documents_are_as_if_alone() -> None:
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_how_a_step_is_run_changes_nothing(model: Model, training: Training) -> None:
-    decoder = build_decoder(model, 1, torch.float64, CPU, training)
+    decoder = decoder_of(model, 1, torch.float64, CPU, training)
     disturb(decoder)
     compare(decoder, tokens_for(model), model)
 
 
 def test_expert_biases_move_against_the_load() -> None:
     model = replace(MOE, moe_router_enable_expert_bias=True, moe_router_bias_update_rate=0.25)
-    (router, _) = build_decoder(model, 1, torch.bfloat16, CPU).routers()
+    (router, _) = decoder_of(model, 1, torch.bfloat16, CPU).routers()
     router.update_expert_bias(torch.tensor([8.0, 2.0, 5.0, 5.0]))
     router.update_expert_bias(torch.tensor([8.0, 2.0, 6.0, 4.0]))
     assert router.expert_bias is not None
@@ -129,8 +132,8 @@ def test_expert_biases_move_against_the_load() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lower_precisions_compute_the_same_within_their_rounding(dtype: torch.dtype) -> None:
     tokens = tokens_for(MOE, batch=8, sequence=16)
-    exact = build_decoder(MOE, 1, torch.float64, CPU)(tokens).cross_entropy
-    rounded = build_decoder(MOE, 1, dtype, CPU)(tokens).cross_entropy
+    exact = decoder_of(MOE, 1, torch.float64, CPU)(tokens).cross_entropy
+    rounded = decoder_of(MOE, 1, dtype, CPU)(tokens).cross_entropy
     assert rounded.dtype == torch.float32
     assert abs(rounded.item() - exact.item()) < (1e-5 if dtype == torch.float32 else 5e-2)
 
@@ -155,28 +158,28 @@ def test_grouped_mm_is_a_well_formed_operator() -> None:
 
 
 def test_weights_depend_on_seed_and_name_alone() -> None:
-    decoder = build_decoder(MOE, 1, torch.float32, CPU)
+    decoder = decoder_of(MOE, 1, torch.float32, CPU)
     torch.manual_seed(99)
-    deeper = build_decoder(replace(MOE, num_layers=5, num_moe_experts=7), 1, torch.float32, CPU)
+    deeper = decoder_of(replace(MOE, num_layers=5, num_moe_experts=7), 1, torch.float32, CPU)
     torch.testing.assert_close(
-        decoder.layers[1].attention.qkv.weight, deeper.layers[1].attention.qkv.weight, rtol=0, atol=0
+        decoder.layers["1"].attention.qkv.weight, deeper.layers["1"].attention.qkv.weight, rtol=0, atol=0
     )
     # Expert 2 is expert 2 however many there are, so that expert parallelism can draw its own alone.
-    torch.testing.assert_close(decoder.layers[1].mlp.gate_up[2], deeper.layers[1].mlp.gate_up[2], rtol=0, atol=0)
-    reseeded = build_decoder(MOE, 2, torch.float32, CPU)
+    torch.testing.assert_close(decoder.layers["1"].mlp.gate_up[2], deeper.layers["1"].mlp.gate_up[2], rtol=0, atol=0)
+    reseeded = decoder_of(MOE, 2, torch.float32, CPU)
     assert not torch.equal(decoder.embedding.weight, reseeded.embedding.weight)
-    assert not torch.equal(decoder.layers[0].attention.qkv.weight, decoder.layers[1].attention.qkv.weight)
+    assert not torch.equal(decoder.layers["0"].attention.qkv.weight, decoder.layers["1"].attention.qkv.weight)
 
 
 def test_weights_do_not_depend_on_the_order_of_construction() -> None:
-    first, second = Decoder(MOE), Decoder(MOE)
+    first, second = Decoder(Blueprint(MOE)), Decoder(Blueprint(MOE))
     modules = dict(second.named_children())
     for name in reversed(modules):
         delattr(second, name)
     for name in reversed(modules):
         setattr(second, name, modules[name])
-    draw_weights(first, MOE, 1)
-    draw_weights(second, MOE, 1)
+    draw_weights(first, Blueprint(MOE), 1)
+    draw_weights(second, Blueprint(MOE), 1)
     assert list(first.state_dict()) != list(second.state_dict())
     torch.testing.assert_close(
         first.state_dict(), {name: second.state_dict()[name] for name in first.state_dict()}, rtol=0, atol=0
@@ -185,7 +188,7 @@ def test_weights_do_not_depend_on_the_order_of_construction() -> None:
 
 def test_first_weights_have_the_deviation_asked_for() -> None:
     wide = replace(MOE, hidden_size=256, vocab_size=256, init_std=0.02, num_layers=8)
-    decoder = build_decoder(wide, 1, torch.float32, CPU)
+    decoder = decoder_of(wide, 1, torch.float32, CPU)
     assert decoder.embedding.weight.std().item() == pytest.approx(0.02, rel=0.02)
-    assert decoder.layers[0].mlp.down.std().item() == pytest.approx(0.02 / 4, rel=0.05)
-    assert decoder.layers[0].attention.output.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
+    assert decoder.layers["0"].mlp.down.std().item() == pytest.approx(0.02 / 4, rel=0.05)
+    assert decoder.layers["0"].attention.output.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)

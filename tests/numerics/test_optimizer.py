@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from launch.engines.torch_native.optimizer import MainParameters, Optimizer, learning_rate
+from launch.engines.torch_native.main_parameters import MainParameters
+from launch.engines.torch_native.optimizer import Optimizer, learning_rate
 from launch.spec import Training
 
 
@@ -103,7 +104,7 @@ def test_bfloat16_gradients_update_as_their_float32_values_do(monkeypatch: pytes
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view(parameter.shape))
-        main = MainParameters(module, dtype)
+        main = MainParameters(module, gradient_dtype=dtype)
         adamw = Optimizer(main, training)
         norms = []
         for step in range(3):

@@ -28,11 +28,12 @@ from transformers import (
 )
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from launch.engines.torch_native.blueprint import Blueprint
 from launch.engines.torch_native.checkpoint import load_weights, unpack_mxfp4
-from launch.engines.torch_native.model import Decoder, build_decoder
+from launch.engines.torch_native.model import Decoder
 from launch.errors import CheckpointError
 from launch.spec import Model
-from tests.numerics.tiny import CPU
+from tests.numerics.tiny import CPU, decoder_of
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 SIZES |= {"vocab_size": 61, "rms_norm_eps": 1e-5}
@@ -174,7 +175,7 @@ def test_logits_loss_and_every_gradient_are_those_of_transformers(
         theirs.save_pretrained(tmp_path / "weights")
         output = theirs(tokens, labels=tokens)
         output.loss.backward()
-    decoder = build_decoder(replace(model, weights=str(tmp_path / "weights")), 1, dtype, CPU)
+    decoder = decoder_of(replace(model, weights=str(tmp_path / "weights")), 1, dtype, CPU)
     loss = decoder(tokens).cross_entropy
     gradients = torch.autograd.grad(loss, list(decoder.parameters()))
 
@@ -191,7 +192,7 @@ def gradients_of(theirs: PreTrainedModel, model: Model, dtype: torch.dtype, fold
         assert parameter.grad is not None
         parameter.data = parameter.grad
     theirs.save_pretrained(folder)
-    return build_decoder(replace(model, weights=str(folder)), 1, dtype, CPU)
+    return decoder_of(replace(model, weights=str(folder)), 1, dtype, CPU)
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -201,14 +202,14 @@ def test_a_checkpoint_in_shards_fills_the_decoder_in_its_own_precision(tmp_path:
     theirs = llama()
     theirs.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    decoder = Decoder(LLAMA).bfloat16()
-    load_weights(decoder, replace(LLAMA, weights=str(tmp_path)))
+    decoder = Decoder(Blueprint(LLAMA)).bfloat16()
+    load_weights(decoder, Blueprint(replace(LLAMA, weights=str(tmp_path))))
     attention, mlp = theirs.model.layers[3].self_attn, theirs.model.layers[3].mlp
     qkv = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
     exactly = {"rtol": 0, "atol": 0}
-    torch.testing.assert_close(decoder.layers[3].attention.qkv.weight.data, qkv.data.bfloat16(), **exactly)
+    torch.testing.assert_close(decoder.layers["3"].attention.qkv.weight.data, qkv.data.bfloat16(), **exactly)
     gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
-    torch.testing.assert_close(decoder.layers[3].mlp.gate_up.weight.data, gate_up.data.bfloat16(), **exactly)
+    torch.testing.assert_close(decoder.layers["3"].mlp.gate_up.weight.data, gate_up.data.bfloat16(), **exactly)
 
 
 def test_a_truncated_shard_is_refused(tmp_path: Path) -> None:
@@ -216,14 +217,14 @@ def test_a_truncated_shard_is_refused(tmp_path: Path) -> None:
     shard = min(tmp_path.glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match=f"{shard.name} is damaged"):
-        load_weights(Decoder(LLAMA), replace(LLAMA, weights=str(tmp_path)))
+        load_weights(Decoder(Blueprint(LLAMA)), Blueprint(replace(LLAMA, weights=str(tmp_path))))
 
 
 def test_a_model_with_another_rotary_base_is_refused(tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path)
     model = replace(LLAMA, rotary_base=10000.0, weights=str(tmp_path))
     with pytest.raises(CheckpointError, match=r"model.rotary_base=10000.0, but config.json says rope_theta=500.0"):
-        load_weights(Decoder(model), model)
+        load_weights(Decoder(Blueprint(model)), Blueprint(model))
 
 
 def test_mxfp4_is_unpacked_as_transformers_does() -> None:
@@ -245,9 +246,9 @@ def test_packed_experts_fill_the_decoder_as_their_unpacked_twin_does(tmp_path: P
         plain[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
         packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         del packed[name]
-    decoders = [Decoder(GPT_OSS), Decoder(GPT_OSS)]
+    decoders = [Decoder(Blueprint(GPT_OSS)), Decoder(Blueprint(GPT_OSS))]
     for decoder, tensors, file in zip(decoders, (plain, packed), ("plain", "packed"), strict=True):
         path = tmp_path / f"{file}.safetensors"
         save_file(tensors, path)
-        load_weights(decoder, replace(GPT_OSS, weights=str(path)))
+        load_weights(decoder, Blueprint(replace(GPT_OSS, weights=str(path))))
     torch.testing.assert_close(decoders[0].state_dict(), decoders[1].state_dict(), rtol=0, atol=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from launch.engines.torch_native.blueprint import Blueprint
 from launch.engines.torch_native.model import Decoder
 from tests.presets import PRESETS, parameters, preset
 
@@ -13,5 +14,5 @@ from tests.presets import PRESETS, parameters, preset
 def test_a_decoder_has_as_many_parameters_as_its_preset(name: str) -> None:
     model = preset(name)
     with torch.device("meta"):
-        decoder = Decoder(model)
+        decoder = Decoder(Blueprint(model))
     assert sum(parameter.numel() for parameter in decoder.parameters()) == parameters(model)

@@ -11,7 +11,10 @@ import torch.distributed as dist
 
 from launch.data import batch, open_source
 from launch.engines.base import Mesh, StepResult
+from launch.engines.torch_native.blueprint import Blueprint
+from launch.engines.torch_native.elementwise import Elementwise, compiled
 from launch.engines.torch_native.engine import TorchNativeEngine
+from launch.engines.torch_native.model import Decoder, build_decoder
 from launch.spec import CudaGraph, Data, Model, Parallelism, RunSpec, Training
 
 CPU = torch.device("cpu")
@@ -50,6 +53,20 @@ GPT_OSS = dataclasses.replace(
 DENSE = dataclasses.replace(MOE, num_moe_experts=0, moe_router_topk=0, moe_ffn_hidden_size=0)
 
 
+def decoder_of(
+    model: Model,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    training: Training | None = None,
+    eod_token: int | None = None,
+) -> Decoder:
+    """The whole decoder on one rank."""
+    training = training or Training()
+    elementwise = compiled() if training.compile == "elementwise" else Elementwise()
+    return build_decoder(Blueprint(model, training, eod_token, elementwise), seed, dtype, device)
+
+
 def make_spec(model: Model = MOE, dp: int = 1, graph: CudaGraph | None = None, **training: Any) -> RunSpec:
     settings = {"steps": 4, "sequence_length": 8, "global_batch_size": 4, "learning_rate": 1e-2}
     return RunSpec(
@@ -76,7 +93,7 @@ def train_rank(rank: int, spec: RunSpec, folder: Path) -> None:
     content = {
         "loss": torch.stack([result.loss for result in results]),
         "grad_norm": torch.stack([result.grad_norm for result in results]),
-        "weights": dict(engine.decoder.state_dict()),
+        "weights": dict(engine.chunks[0].state_dict()),
     }
     torch.save(content, folder / f"rank{rank}.pt")
     dist.destroy_process_group()

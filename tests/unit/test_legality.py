@@ -159,7 +159,18 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
         spec(model=dataclasses.replace(SCALED, rope_scaling="yarn", rope_beta_fast=0.5)),
         spec(model=dataclasses.replace(SCALED, rope_scaling="yarn", rotary_base=1.0)),
     ),
-    "model.expert_bias": (spec(model=dataclasses.replace(MOE, moe_router_enable_expert_bias=True)),),
+    "model.expert_bias": (
+        spec(model=dataclasses.replace(MOE, moe_router_enable_expert_bias=True)),
+        spec(model__moe_router_enable_expert_bias=True, model__moe_router_score_function="sigmoid"),
+    ),
+    "model.router_gradient": (
+        spec(model=dataclasses.replace(MOE, moe_router_topk=1)),
+        spec(
+            model=dataclasses.replace(
+                MOE, moe_router_topk=1, moe_router_normalize_topk=False, moe_router_order="topk_then_softmax"
+            )
+        ),
+    ),
     "model.sigmoid": (
         spec(model=dataclasses.replace(MOE, moe_router_score_function="sigmoid", moe_router_order="topk_then_softmax")),
     ),
@@ -181,8 +192,12 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
         spec(model=dataclasses.replace(MOE, moe_shared_expert_ffn_hidden_size=63), **on_ranks(2, tp=2)),
     ),
     "layout.layers": (
-        spec(model__num_layers=3, **on_ranks(2, pp=2)),
-        spec(model__num_layers=6, **on_ranks(2, pp=2, vpp=2, schedule="interleaved")),
+        spec(model__num_layers=3, **on_ranks(2, pp=2), **M),
+        spec(model__num_layers=6, **on_ranks(2, pp=2, vpp=2, schedule="interleaved"), **M),
+    ),
+    "layout.stages": (
+        spec(model__num_layers=1, **on_ranks(2, pp=2)),
+        spec(model__num_layers=3, **on_ranks(2, pp=2, vpp=2, schedule="interleaved")),
     ),
     "layout.interleaving": (
         spec(**on_ranks(2, pp=2, vpp=2)),
@@ -198,6 +213,7 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
     "layout.sequence_length": (
         spec(training__sequence_length=130, **on_ranks(2, cp=2)),
         spec(training__sequence_length=127, **on_ranks(2, tp=2, sequence_parallel=True)),
+        spec(model=MOE, training__sequence_length=127, **on_ranks(2, tp=2)),
     ),
     "layout.biased_experts": (
         spec(
@@ -259,6 +275,7 @@ LEGAL: Mapping[str, RunSpec] = {
     "no warm-up for torch_compile": spec(cuda_graph=CudaGraph("torch_compile", warmup_steps=0)),
     "shortest run": spec(training__steps=7),
     "more tensor ranks than query groups on megatron": spec(**on_ranks(8, tp=8), **M),
+    "layers that the stages do not divide": spec(model__num_layers=3, **on_ranks(2, pp=2)),
     "interleaved": spec(**on_ranks(2, pp=2, vpp=2, schedule="interleaved")),
     "mixture of experts with tensor parallelism": spec(model=MOE, **TP2_MOE, **M),
     "expert ranks across tensor and data ranks": spec(

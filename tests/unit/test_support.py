@@ -17,14 +17,8 @@ PACKED = Data(packed_sequences=True, eod_token=0)
 REFUSED = {
     "model.kv_channels": 15,
     "model.moe_expert_capacity_factor": 1.0,
-    "parallelism.tp": 2,
-    "parallelism.pp": 2,
-    "parallelism.vpp": 2,
-    "parallelism.ep": 2,
     "parallelism.etp": 2,
     "parallelism.cp": 2,
-    "parallelism.sequence_parallel": True,
-    "parallelism.distributed_optimizer": True,
     "training.attention_backend": "flex",
     "training.cpu_offloading": True,
     "training.variable_sequence_lengths": True,
@@ -106,9 +100,17 @@ def test_a_backend_that_cannot_express_the_layers_is_refused(spec: RunSpec) -> N
     assert unsupported(auto) == ()
 
 
+def test_a_model_that_lies_on_several_ranks_is_not_compiled_whole() -> None:
+    for degree in ("tp", "pp", "ep"):
+        layout = Parallelism(**{degree: 2})
+        (reason,) = unsupported(RunSpec(model=MOE, parallelism=layout, cuda_graph=CudaGraph(impl="torch_compile")))
+        assert reason.rule == "torch_native.impl"
+        assert unsupported(RunSpec(model=MOE, parallelism=layout)) == ()
+
+
 def test_all_reasons_come_at_once() -> None:
-    spec = with_field(with_field(RunSpec(), "parallelism.tp", 2), "training.cpu_offloading", True)
-    assert {reason.rule for reason in unsupported(spec)} == {"torch_native.tp", "torch_native.cpu_offloading"}
+    spec = with_field(with_field(RunSpec(), "parallelism.cp", 2), "training.cpu_offloading", True)
+    assert {reason.rule for reason in unsupported(spec)} == {"torch_native.cp", "torch_native.cpu_offloading"}
 
 
 def test_an_engine_that_is_not_there_is_one_reason() -> None:
@@ -118,8 +120,8 @@ def test_an_engine_that_is_not_there_is_one_reason() -> None:
 
 
 def test_remedies_are_spelt_as_a_recipe_spells_them() -> None:
-    wrong = {"parallelism.tp": 2, "training.cpu_offloading": True, "model.moe_expert_capacity_factor": 1.0}
+    wrong = {"parallelism.etp": 2, "training.cpu_offloading": True, "model.moe_expert_capacity_factor": 1.0}
     remedies = [unsupported(with_field(RunSpec(), field, value))[0].remedy for field, value in wrong.items()]
-    assert remedies[0] == "set parallelism.tp=1"
+    assert remedies[0] == "set parallelism.etp=1"
     assert remedies[1] == "set training.cpu_offloading=false"
     assert "model.moe_expert_capacity_factor=null" in remedies[2]

@@ -6,28 +6,33 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from launch.engines.torch_native.blueprint import Blueprint
 from launch.engines.torch_native.core_attention import CoreAttention, Positions
-from launch.engines.torch_native.elementwise import Elementwise
-from launch.spec import Model, Training
+from launch.engines.torch_native.norm import Norm
+from launch.engines.torch_native.sharding import Sharding
+from launch.engines.torch_native.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
 
 class Attention(nn.Module):
     """``num_attention_heads`` queries share ``num_query_groups`` keys and values."""
 
-    def __init__(self, model: Model, number: int, training: Training, elementwise: Elementwise, packed: bool) -> None:
+    def __init__(self, blueprint: Blueprint, number: int) -> None:
         super().__init__()
-        self.heads = (model.num_attention_heads, model.num_query_groups, model.num_query_groups)
+        model, tp = blueprint.model, blueprint.tp
+        heads = (model.num_attention_heads, model.num_query_groups, model.num_query_groups)
+        self.heads = tuple(count // tp.size for count in heads)
         self.channels = model.kv_channels
         self.epsilon = model.norm_epsilon
-        self.elementwise = elementwise
-        self.recompute = training.recompute == "selective"
-        qkv_bias = model.add_qkv_bias or model.add_bias_linear
-        self.qkv = nn.Linear(model.hidden_size, sum(self.heads) * self.channels, bias=qkv_bias)
-        self.core = CoreAttention(model, number, training.attention_backend, packed)
-        self.output = nn.Linear(self.heads[0] * self.channels, model.hidden_size, bias=model.add_bias_linear)
-        self.query_norm = _head_norm(model)
-        self.key_norm = _head_norm(model)
+        self.elementwise = blueprint.elementwise
+        self.recompute = blueprint.training.recompute == "selective"
+        widths = tuple(count * self.channels for count in heads)
+        self.qkv = ColumnParallelLinear(model.hidden_size, widths, model.add_qkv_bias or model.add_bias_linear, tp)
+        self.core = CoreAttention(model, number, blueprint.training.attention_backend, blueprint.packed, tp.size)
+        self.output = RowParallelLinear(widths[0], model.hidden_size, model.add_bias_linear, tp)
+        self.query_norm = Norm(model.kv_channels, tp.within) if model.qk_layernorm else None
+        self.key_norm = Norm(model.kv_channels, tp.within) if model.qk_layernorm else None
         self.sinks = nn.Parameter(torch.empty(self.heads[0])) if model.attention_sinks else None
+        self.shardings = {"sinks": Sharding("tp", 0)} if model.attention_sinks else {}
 
     def forward(self, x: torch.Tensor, positions: Positions) -> torch.Tensor:
         """(batch, sequence, hidden) -> the same."""
@@ -43,7 +48,3 @@ class Attention(nn.Module):
             mixed = self.core(*inputs)
         projected: torch.Tensor = self.output(mixed.flatten(-2))
         return projected
-
-
-def _head_norm(model: Model) -> nn.RMSNorm | None:
-    return nn.RMSNorm(model.kv_channels, model.norm_epsilon) if model.qk_layernorm else None

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from launch.engines.torch_native.blueprint import Blueprint
+from launch.engines.torch_native.sharding import Sharding, shardings_of
+from launch.engines.torch_native.weights import EMBEDDING, named_weights
 from launch.errors import EnvironmentFault
 from launch.hugging_face.checkpoint import Checkpoint, open_checkpoint
 from launch.hugging_face.layout import Entry
-from launch.spec import Model
 
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """E2M1 by its four bits, the sign first (OCP Microscaling Formats 1.0, section 5.3.3)."""
@@ -24,8 +26,8 @@ Open = Callable[[str], Any]
 
 
 @torch.no_grad()
-def load_weights(decoder: nn.Module, model: Model) -> None:
-    """Fill every parameter of ``decoder``, in its own precision and on its own device.
+def load_weights(decoder: nn.Module, blueprint: Blueprint) -> None:
+    """Fill every parameter of ``decoder``, or this rank's part of it, in its own precision and on its own device.
 
     No more is held beside the decoder than the tensors of one parameter.
 
@@ -33,12 +35,12 @@ def load_weights(decoder: nn.Module, model: Model) -> None:
         CheckpointError: the checkpoint cannot be read, or is not one of ``model``.
         EnvironmentFault: the safetensors package is not installed.
     """
-    checkpoint = open_checkpoint(model)
-    parameters = dict(decoder.named_parameters())
-    assert set(parameters) == {entry.parameter for entry in checkpoint.entries}
+    checkpoint = open_checkpoint(blueprint.model)
+    entries = {entry.parameter: entry for entry in checkpoint.entries}
+    shardings = shardings_of(decoder)
     with _opened(checkpoint) as tensors:
-        for entry in checkpoint.entries:
-            _fill(parameters[entry.parameter], entry, tensors)
+        for name, parameter in named_weights(decoder, blueprint.model).items():
+            _fill(parameter, entries[name], tensors, shardings.get(name, EMBEDDING), blueprint)
 
 
 def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -73,22 +75,26 @@ def _opened(checkpoint: Checkpoint) -> Iterator[Open]:
         yield tensor
 
 
-def _fill(parameter: torch.Tensor, entry: Entry, tensors: Open) -> None:
+def _fill(parameter: torch.Tensor, entry: Entry, tensors: Open, sharding: Sharding, blueprint: Blueprint) -> None:
     names = [tensor.name for tensor in entry.tensors]
+    group = blueprint.ep if sharding.axis == "ep" else blueprint.tp.group
     if entry.form == "rows":
-        parameter.copy_(torch.cat([tensors(name)[:] for name in names]))
+        parameter.copy_(sharding.take(torch.cat([tensors(name)[:] for name in names]), group))
     elif entry.form == "interleaved":
-        parameter.copy_(_halves(tensors(names[0])[:]))
-    elif entry.form == "experts":
-        share = len(names) // len(parameter)
-        for number, expert in enumerate(parameter):
-            rows = [tensors(name)[:] for name in names[number * share : (number + 1) * share]]
-            expert.copy_(torch.cat(rows).T)
+        parameter.copy_(sharding.take(_halves(tensors(names[0])[:]), group))
     else:
-        blocks, scales = (tensors(name) for name in names)
-        for number, expert in enumerate(parameter):
-            inputs_last = unpack_mxfp4(blocks[number].to(expert.device), scales[number].to(expert.device))
-            expert.copy_(_halves(inputs_last.T) if entry.form == "packed_interleaved" else inputs_last.T)
+        for number, expert in enumerate(parameter, start=group.rank * len(parameter)):
+            expert.copy_(_expert(entry, names, tensors, number, len(parameter) * group.size).to(expert.device))
+
+
+def _expert(entry: Entry, names: list[str], tensors: Open, number: int, experts: int) -> torch.Tensor:
+    """The matrix of one expert of all: (inputs, outputs)."""
+    if entry.form == "experts":
+        share = len(names) // experts
+        return torch.cat([tensors(name)[:] for name in names[number * share : (number + 1) * share]]).T
+    blocks, scales = (tensors(name) for name in names)
+    inputs_first = unpack_mxfp4(blocks[number], scales[number]).T
+    return _halves(inputs_first) if entry.form == "packed_interleaved" else inputs_first
 
 
 def _halves(pairs: torch.Tensor) -> torch.Tensor:

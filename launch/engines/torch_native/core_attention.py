@@ -58,11 +58,12 @@ def block_masks(
 class CoreAttention:
     """Causal attention of one layer, by the backend that expresses it."""
 
-    def __init__(self, model: Model, number: int, choice: str, packed: bool) -> None:
+    def __init__(self, model: Model, number: int, choice: str, packed: bool, tp: int = 1) -> None:
         self.window = model.window_of_layer(number)
         self._model = model
         self._choice = choice
         self._packed = packed
+        self._tp = tp
 
     def backend(self, device: torch.device) -> Backend:
         extras = bool(self.window) or self._model.attention_sinks
@@ -94,7 +95,7 @@ class CoreAttention:
 
     @cached_property
     def _transformer_engine(self) -> Any:
-        return _dot_product_attention(self._model, self.window)
+        return _dot_product_attention(self._model, self.window, self._tp)
 
 
 def plain_attention(
@@ -196,7 +197,7 @@ def _document_block_mask(window: int, documents: torch.Tensor) -> BlockMask:
     return cast(BlockMask, make(visible, size, None, length, length, device=str(documents.device)))
 
 
-def _dot_product_attention(model: Model, window: int) -> Any:
+def _dot_product_attention(model: Model, window: int, tp: int) -> Any:
     try:
         from transformer_engine.pytorch import DotProductAttention
     except ImportError as error:
@@ -205,9 +206,9 @@ def _dot_product_attention(model: Model, window: int) -> Any:
             f"imported here: {error}; install it, or set training.attention_backend=auto"
         ) from error
     attention = DotProductAttention(
-        num_attention_heads=model.num_attention_heads,
+        num_attention_heads=model.num_attention_heads // tp,
         kv_channels=model.kv_channels,
-        num_gqa_groups=model.num_query_groups,
+        num_gqa_groups=model.num_query_groups // tp,
         qkv_format="bshd",
         attn_mask_type="causal",
         # Positions seen before its own, and after.

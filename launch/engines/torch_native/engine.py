@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from launch.engines.base import Mesh, StepResult
-from launch.engines.torch_native.data_parallel import average
-from launch.engines.torch_native.graphs import Forward, make_graphs
-from launch.engines.torch_native.model import build_decoder
-from launch.engines.torch_native.optimizer import MainParameters, Optimizer
+from launch.engines.torch_native.blueprint import draw_blueprint
+from launch.engines.torch_native.data_parallel import average, total
+from launch.engines.torch_native.graphs import make_graphs
+from launch.engines.torch_native.main_parameters import MainParameters
+from launch.engines.torch_native.mesh import Group, ParallelMesh, make_mesh
+from launch.engines.torch_native.micro_batches import MicroBatches
+from launch.engines.torch_native.model import Decoder, build_decoder
+from launch.engines.torch_native.optimizer import Optimizer
+from launch.engines.torch_native.pipeline import Pipeline
+from launch.engines.torch_native.pipeline_schedule import layers_of
+from launch.engines.torch_native.sharding import shardings_of
 from launch.errors import UnsupportedError
+from launch.parallel_dims import ParallelDims
 from launch.record import GraphStats
 from launch.spec import RunSpec
 from launch.support import unsupported
@@ -24,15 +34,22 @@ class TorchNativeEngine:
 
     def __init__(self, spec: RunSpec, mesh: Mesh, dtype: torch.dtype | None = None) -> None:
         self._spec = spec
-        self._mesh = mesh
         self._step = 0
+        self.mesh = make_mesh(mesh, ParallelDims.of(spec.parallelism))
         dtype = dtype or PRECISIONS[spec.training.precision]
-        eod_token = spec.data.eod_token if spec.data.packed_sequences else None
-        self.decoder = build_decoder(spec.model, spec.training.seed, dtype, mesh.device, spec.training, eod_token)
-        gradient_dtype = torch.promote_types(dtype, PRECISIONS[spec.training.gradient_precision])
-        self._main = MainParameters(self.decoder, gradient_dtype)
+        self.chunks = _build_chunks(spec, self.mesh, dtype)
+        modules = nn.ModuleList(self.chunks)
+        self._main = MainParameters(
+            modules,
+            shardings_of(modules),
+            self.mesh,
+            torch.promote_types(dtype, PRECISIONS[spec.training.gradient_precision]),
+            distributed_optimizer=spec.parallelism.distributed_optimizer,
+            tied=_tied(self.chunks, self.mesh),
+        )
         self._optimizer = Optimizer(self._main, spec.training)
-        self._graphs = make_graphs(spec, self.decoder)
+        self._pipeline = _make_pipeline(spec, self.mesh, dtype)
+        self._graphs = make_graphs(spec, self.chunks[0])
 
     @property
     def capture_step(self) -> int | None:
@@ -40,15 +57,21 @@ class TorchNativeEngine:
 
     @property
     def choices(self) -> Mapping[str, str]:
-        backends = self.decoder.attention_backends()
+        backends: dict[str, str] = {}
+        for chunk in self.chunks:
+            backends |= chunk.attention_backends(self.mesh.device)
         return {f"attention_backend, {layers}": backend for layers, backend in backends.items()}
 
     def step(self, batch: torch.Tensor) -> StepResult:
-        with self._graphs.step(self._step) as (forward, kind):
-            loss, choices = self._accumulate(forward, batch)
-        average(self._mesh, self._main.gradients, loss)
+        with self._graphs.step(self._step) as (whole, kind):
+            micro_batches = MicroBatches(batch, self.chunks, whole, self._main)
+            self._pipeline.run(micro_batches.forward, micro_batches.backward)
+            self._main.finish()
+        loss = micro_batches.loss
+        total(self.mesh.pp, loss)  # zero but on the last stage
+        average(self.mesh.dp, loss)
         norm = self._optimizer.step(self._step)
-        self._balance(choices)
+        self._balance(micro_batches.choices)
         self._step += 1
         return StepResult(loss.float(), norm.float(), kind)
 
@@ -58,33 +81,47 @@ class TorchNativeEngine:
     def close(self) -> None:
         self._graphs.close()
 
-    def _accumulate(self, forward: Forward, batch: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Add the mean gradients of all micro-batches to the main gradients.
-
-        What is differentiated holds the router's losses too; what is returned does not.
-
-        Returns:
-            The mean cross-entropy, and of each micro-batch how many tokens chose each expert.
-        """
-        share = 1.0 / len(batch)
-        loss = torch.zeros((), device=self._mesh.device, dtype=self._main.weights.dtype)
-        choices = []
-        for tokens in batch:
-            losses = forward(tokens)
-            self._main.accumulate(torch.autograd.grad(losses.objective, self._main.parameters), share)
-            loss.add_(losses.cross_entropy.detach(), alpha=share)
-            if losses.choices is not None:
-                choices.append(losses.choices)
-        return loss, choices
-
-    def _balance(self, choices: list[torch.Tensor]) -> None:
+    def _balance(self, choices: Mapping[int, torch.Tensor]) -> None:
         """Move the routers' biases against the load of the whole step, where the model has them."""
         if not self._spec.model.moe_router_enable_expert_bias:
             return
-        total = torch.stack(choices).sum(0).float()
-        average(self._mesh, total)
-        for router, of_layer in zip(self.decoder.routers(), total, strict=True):
-            router.update_expert_bias(of_layer)
+        for number, of_layers in choices.items():
+            load = of_layers.float()
+            total(self.mesh.tp, load)
+            total(self.mesh.dp, load)
+            for router, of_layer in zip(self.chunks[number].routers(), load, strict=True):
+                router.update_expert_bias(of_layer)
+
+
+def _build_chunks(spec: RunSpec, mesh: ParallelMesh, dtype: torch.dtype) -> list[Decoder]:
+    """This rank's virtual stages: the whole model where there is no pipeline."""
+    layout = spec.parallelism
+    stages = layers_of(spec.model.num_layers, layout.pp, layout.vpp)
+    blueprint = draw_blueprint(spec, mesh)
+    return [
+        build_decoder(blueprint, spec.training.seed, dtype, mesh.device, stages[chunk * layout.pp + mesh.pp.rank])
+        for chunk in range(layout.vpp)
+    ]
+
+
+def _make_pipeline(spec: RunSpec, mesh: ParallelMesh, dtype: torch.dtype) -> Pipeline:
+    layout, training = spec.parallelism, spec.training
+    length = training.sequence_length // (layout.tp if layout.sequence_parallel else 1)
+    shape = (training.micro_batch_size, length, spec.model.hidden_size)
+    return Pipeline(mesh, layout.schedule, layout.vpp, spec.num_microbatches, shape, dtype)
+
+
+def _tied(chunks: list[Decoder], mesh: ParallelMesh) -> dict[str, Group]:
+    """The embedding that is also the output layer, where a pipeline holds it at both ends. A collective call."""
+    if not chunks[0].blueprint.model.tie_embeddings or mesh.pp.size == 1:
+        return {}
+    ends = Group()
+    for pipeline in mesh.dims.groups("pp"):
+        process_group = dist.new_group([pipeline[0], pipeline[-1]], group_desc="tied embeddings")
+        if mesh.world.rank in (pipeline[0], pipeline[-1]):
+            ends = Group(int(mesh.world.rank == pipeline[-1]), 2, process_group)
+    first = {"0.embedding.weight": ends} if chunks[0].is_first else {}
+    return first | ({f"{len(chunks) - 1}.head.weight": ends} if chunks[-1].is_last else {})
 
 
 def build(spec: RunSpec, mesh: Mesh) -> TorchNativeEngine:

@@ -6,19 +6,20 @@ import torch
 from torch import nn
 
 from launch.engines.torch_native.elementwise import Elementwise
+from launch.engines.torch_native.tensor_parallel import ColumnParallelLinear, RowParallelLinear, TensorParallel
 from launch.spec import Model
 
 
 class Mlp(nn.Module):
     """A gated activation between two projections. ``width`` is that of the activation."""
 
-    def __init__(self, model: Model, width: int, elementwise: Elementwise) -> None:
+    def __init__(self, model: Model, width: int, elementwise: Elementwise, tp: TensorParallel) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(model.hidden_size, 2 * width, bias=model.add_bias_linear)
-        self.down = nn.Linear(width, model.hidden_size, bias=model.add_bias_linear)
+        self.gate_up = ColumnParallelLinear(model.hidden_size, (width, width), model.add_bias_linear, tp)
+        self.down = RowParallelLinear(width, model.hidden_size, model.add_bias_linear, tp)
         self.activation = getattr(elementwise, model.activation)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., hidden) -> the same."""
+        """(batch, sequence, hidden) -> the same."""
         changed: torch.Tensor = self.down(self.activation(self.gate_up(x)))
         return changed

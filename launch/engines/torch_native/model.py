@@ -9,15 +9,20 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from launch.engines.torch_native.attention import Attention
+from launch.engines.torch_native.blueprint import Blueprint
 from launch.engines.torch_native.checkpoint import load_weights
 from launch.engines.torch_native.core_attention import Positions, block_masks
-from launch.engines.torch_native.elementwise import Elementwise, compiled
 from launch.engines.torch_native.mlp import Mlp
 from launch.engines.torch_native.moe import MixtureOfExperts, Routed
+from launch.engines.torch_native.norm import Norm
 from launch.engines.torch_native.rotary import rotary_tables
 from launch.engines.torch_native.router import Router
+from launch.engines.torch_native.tensor_parallel import (
+    ColumnParallelLinear,
+    VocabParallelEmbedding,
+    vocab_parallel_cross_entropy,
+)
 from launch.engines.torch_native.weights import draw_weights
-from launch.spec import Model, Training
 
 
 class Losses(NamedTuple):
@@ -34,16 +39,21 @@ class Losses(NamedTuple):
 
 
 class Layer(nn.Module):
-    def __init__(self, model: Model, number: int, training: Training, elementwise: Elementwise, packed: bool) -> None:
+    def __init__(self, blueprint: Blueprint, number: int) -> None:
         super().__init__()
+        model, beside = blueprint.model, blueprint.tp.beside
         # Megatron-Core: with a frequency of n every n-th layer from the first on is a mixture of experts.
         mixture = model.is_moe and number % model.moe_layer_freq == 0
         self.epsilon = model.norm_epsilon
-        self.elementwise = elementwise
-        self.attention_norm = nn.RMSNorm(model.hidden_size, model.norm_epsilon)
-        self.attention = Attention(model, number, training, elementwise, packed)
-        self.mlp_norm = nn.RMSNorm(model.hidden_size, model.norm_epsilon)
-        self.mlp = MixtureOfExperts(model, elementwise) if mixture else Mlp(model, model.ffn_hidden_size, elementwise)
+        self.elementwise = blueprint.elementwise
+        self.attention_norm = Norm(model.hidden_size, beside)
+        self.attention = Attention(blueprint, number)
+        self.mlp_norm = Norm(model.hidden_size, beside)
+        self.mlp = (
+            MixtureOfExperts(blueprint)
+            if mixture
+            else Mlp(model, model.ffn_hidden_size, blueprint.elementwise, blueprint.tp)
+        )
 
     def forward(self, x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, Optional[Routed]]:
         """(batch, sequence, hidden) -> the same, and what the experts' router says, None of a dense layer."""
@@ -57,26 +67,30 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """``eod_token`` ends a document, where documents are packed: the token after it is at position 0 and sees none
-    before it. None: a sequence is one document."""
+    """A stretch of layers, with the embedding before the first and the head behind the last; by default all of it.
 
-    def __init__(self, model: Model, training: Training | None = None, eod_token: Optional[int] = None) -> None:
+    Layers keep the numbers, and so the names, that they have in the whole.
+    """
+
+    def __init__(self, blueprint: Blueprint, numbers: Optional[range] = None) -> None:
         super().__init__()
-        training = training or Training()
-        elementwise = compiled() if training.compile == "elementwise" else Elementwise()
-        self.model = model
-        self.eod_token = eod_token
-        self.elementwise = elementwise
-        self.recompute = training.recompute == "full"
-        self.embedding = nn.Embedding(model.vocab_size, model.hidden_size)
-        layers = [
-            Layer(model, number, training, elementwise, eod_token is not None) for number in range(model.num_layers)
-        ]
-        self.layers = nn.ModuleList(layers)
-        self.cores = [layer.attention.core for layer in layers]
-        self.final_norm = nn.RMSNorm(model.hidden_size, model.norm_epsilon)
-        self.head = nn.Linear(model.hidden_size, model.vocab_size, bias=False)
-        if model.tie_embeddings:
+        model = blueprint.model
+        numbers = range(model.num_layers) if numbers is None else numbers
+        self.blueprint = blueprint
+        self.is_first, self.is_last = numbers.start == 0, numbers.stop == model.num_layers
+        layers = {str(number): Layer(blueprint, number) for number in numbers}
+        self.layers = nn.ModuleDict(layers)
+        self.cores = [layer.attention.core for layer in layers.values()]
+        if self.is_first:
+            self.embedding = VocabParallelEmbedding(model.vocab_size, model.hidden_size, blueprint.tp)
+        if self.is_last:
+            self.final_norm = Norm(model.hidden_size, blueprint.tp.beside)
+            self.head = ColumnParallelLinear(model.hidden_size, (model.vocab_size,), False, blueprint.tp)
+        self.tie()
+
+    def tie(self) -> None:
+        """Make head and embedding one parameter where the model says so and both are here."""
+        if self.blueprint.model.tie_embeddings and self.is_first and self.is_last:
             self.head.weight = self.embedding.weight
 
     def forward(self, tokens: torch.Tensor) -> Losses:
@@ -85,63 +99,74 @@ class Decoder(nn.Module):
         Args:
             tokens: int64 of shape (batch, sequence + 1).
         """
-        x, routed = self._decode(tokens[:, :-1])
-        cross_entropy = self.elementwise.cross_entropy(self.head(x), tokens[:, 1:])
-        objective = cross_entropy
-        for one in routed:
-            objective = objective + one.loss
-        choices = torch.stack([one.choices for one in routed]) if routed else None
-        return Losses(objective, cross_entropy, choices)
+        x, routed = self.decode(tokens)
+        return self.losses(x, routed, tokens)
+
+    def losses(self, x: torch.Tensor, routed: list[Routed], tokens: torch.Tensor) -> Losses:
+        """From what :meth:`decode` returns, where it holds the last layer."""
+        if self.blueprint.tp.size == 1:
+            cross_entropy = self.blueprint.elementwise.cross_entropy(self.head(x), tokens[:, 1:])
+        else:
+            cross_entropy = vocab_parallel_cross_entropy(self.head(x), tokens[:, 1:], self.blueprint.tp.group)
+        return Losses(sum((one.loss for one in routed), cross_entropy), cross_entropy, choices_of(routed))
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """int64 of shape (batch, sequence) -> (batch, sequence, vocabulary)"""
-        logits: torch.Tensor = self.head(self._decode(tokens)[0])
+        """int64 of shape (batch, sequence) -> (batch, sequence, this rank's stretch of the vocabulary)"""
+        # The last token is predicted nothing from, and so it is put there twice.
+        logits: torch.Tensor = self.head(self.decode(torch.cat((tokens, tokens[:, -1:]), dim=1))[0])
         return logits
 
     def routers(self) -> list[Router]:
         """In order of the layers that have one."""
         return [module for module in self.modules() if isinstance(module, Router)]
 
-    def attention_backends(self) -> dict[str, str]:
+    def attention_backends(self, device: torch.device) -> dict[str, str]:
         """By kind of layer ("full layers", "layers of window 128"), the backend of its attention."""
-        device = self.head.weight.device
         return {
             f"layers of window {core.window}" if core.window else "full layers": core.backend(device)
             for core in self.cores
         }
 
-    def _decode(self, tokens: torch.Tensor) -> tuple[torch.Tensor, list[Routed]]:
-        x = self.embedding(tokens)
-        positions = self._positions(tokens, torch.promote_types(x.dtype, torch.float32))
+    def decode(self, tokens: torch.Tensor, x: Optional[torch.Tensor] = None) -> tuple[torch.Tensor, list[Routed]]:
+        """Through these layers, and the last norm behind the last.
+
+        Args:
+            tokens: int64 of shape (batch, sequence + 1); the last is no input.
+            x: what the layers before gave, (batch, sequence or this rank's stretch of it, hidden); None at the first.
+        """
+        inputs = tokens[:, :-1]
+        x = self.embedding(inputs) if x is None else x
+        positions = self._positions(inputs, torch.promote_types(x.dtype, torch.float32))
         routings = []
-        for layer in self.layers:
-            if self.recompute:
+        for layer in self.layers.values():
+            if self.blueprint.training.recompute == "full":
                 x, routed = checkpoint(layer, x, positions, use_reentrant=False, preserve_rng_state=False)
             else:
                 x, routed = layer(x, positions)
             if routed is not None:
                 routings.append(routed)
-        return self.elementwise.rms_norm(x, self.final_norm.weight, self.model.norm_epsilon), routings
+        if self.is_last:
+            x = self.blueprint.elementwise.rms_norm(x, self.final_norm.weight, self.blueprint.model.norm_epsilon)
+        return x, routings
 
     def _positions(self, tokens: torch.Tensor, dtype: torch.dtype) -> Positions:
         place = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
         documents = None
-        if self.eod_token is not None:
-            first = torch.nn.functional.pad(tokens[:, :-1] == self.eod_token, (1, 0))
+        if self.blueprint.eod_token is not None:
+            first = torch.nn.functional.pad(tokens[:, :-1] == self.blueprint.eod_token, (1, 0))
             documents = first.cumsum(1)
             place = place - torch.where(first, place, 0).cummax(1).values
         windows = {core.window for core in self.cores if core.backend(tokens.device) == "flex"}
         masks = block_masks(windows, tokens.shape[1], documents, tokens.device)
-        return Positions(rotary_tables(self.model, place, dtype), documents, masks)
+        return Positions(rotary_tables(self.blueprint.model, place, dtype), documents, masks)
+
+
+def choices_of(routed: list[Routed]) -> Optional[torch.Tensor]:
+    return torch.stack([one.choices for one in routed]) if routed else None
 
 
 def build_decoder(
-    model: Model,
-    seed: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    training: Training | None = None,
-    eod_token: Optional[int] = None,
+    blueprint: Blueprint, seed: int, dtype: torch.dtype, device: torch.device, numbers: Optional[range] = None
 ) -> Decoder:
     """A decoder on ``device`` with its first weights. ``dtype`` is that of weights and activations.
 
@@ -149,15 +174,14 @@ def build_decoder(
         launch.errors.CheckpointError: ``model.weights`` names a checkpoint that does not fit.
     """
     with torch.device("meta"):  # no memory and no random numbers spent on weights that are drawn over
-        decoder = Decoder(model, training, eod_token)
+        decoder = Decoder(blueprint, numbers)
     # Ties survive neither to_empty nor to(dtype) on the meta device in every version; they are made again.
     decoder = decoder.to(dtype).to_empty(device=device)
-    if model.tie_embeddings:
-        decoder.head.weight = decoder.embedding.weight
+    decoder.tie()
     for router in decoder.routers():
         router.reset_expert_bias()
-    if model.weights == "random":
-        draw_weights(decoder, model, seed)
+    if blueprint.model.weights == "random":
+        draw_weights(decoder, blueprint, seed)
     else:
-        load_weights(decoder, model)
+        load_weights(decoder, blueprint)
     return decoder

@@ -7,7 +7,13 @@ from typing import NamedTuple, Optional
 import torch
 from torch import nn
 
+from launch.engines.torch_native import collectives
+from launch.engines.torch_native.mesh import Group
+from launch.engines.torch_native.tensor_parallel import TensorParallel
 from launch.spec import Model
+
+TINY = 1e-20
+"""Keeps sums of scores that have all underflowed from dividing by nothing, as in Megatron-Core."""
 
 
 class Routing(NamedTuple):
@@ -18,9 +24,9 @@ class Routing(NamedTuple):
     experts: torch.Tensor
     """int64 of shape (T, topk)."""
     loss: torch.Tensor
-    """The router's own losses, a scalar."""
+    """The router's own losses over these tokens, a scalar; the sum over a tensor-parallel group is the loss."""
     choices: torch.Tensor
-    """How many tokens chose each expert: int64 of shape (experts,)."""
+    """How many of these tokens chose each expert: int64 of shape (experts,)."""
 
 
 class Router(nn.Module):
@@ -32,12 +38,14 @@ class Router(nn.Module):
 
     expert_bias: Optional[torch.Tensor]
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, tp: TensorParallel) -> None:
         super().__init__()
         self.model = model
+        self.tp = tp
         self.weight = nn.Parameter(torch.empty(model.num_moe_experts, model.hidden_size))
         self.bias = nn.Parameter(torch.empty(model.num_moe_experts)) if model.add_bias_linear else None
         self.register_buffer("expert_bias", None)
+        self.shardings = {name: tp.within for name, _ in self.named_parameters()}
 
     def reset_expert_bias(self) -> None:
         """In float32 whatever the weights are in: an update is smaller than what bfloat16 resolves."""
@@ -50,8 +58,9 @@ class Router(nn.Module):
         bias = None if self.bias is None else self.bias.to(dtype)
         logits = nn.functional.linear(x.to(dtype), self.weight.to(dtype), bias)
         weights, experts = choose(logits, self.model, self.expert_bias)
-        choices = torch.zeros_like(logits, dtype=torch.int64).scatter(1, experts, 1).sum(0)
-        return Routing(weights, experts, router_loss(logits, choices, self.model), choices)
+        choices = count_choices(experts, logits)
+        unsteered = choices if self.expert_bias is None else count_choices(choose(logits, self.model, None)[1], logits)
+        return Routing(weights, experts, router_loss(logits, unsteered, self.model, self.tp.group), choices)
 
     @torch.no_grad()
     def update_expert_bias(self, choices: torch.Tensor) -> None:
@@ -80,23 +89,32 @@ def choose(
         experts = (scores + expert_bias).topk(topk, dim=-1).indices
         weights = scores.gather(-1, experts)
     if model.moe_router_normalize_topk:
-        weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights / (weights.sum(-1, keepdim=True) + TINY)
     return weights, experts
 
 
-def router_loss(logits: torch.Tensor, choices: torch.Tensor, model: Model) -> torch.Tensor:
+def count_choices(experts: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """How many tokens chose each expert: int64 of shape (experts,)."""
+    return torch.zeros_like(logits, dtype=torch.int64).scatter(1, experts, 1).sum(0)
+
+
+def router_loss(logits: torch.Tensor, choices: torch.Tensor, model: Model, group: Group) -> torch.Tensor:
     """The load-balancing loss and the z-loss (Zoph et al., ST-MoE, arXiv:2202.08906, equation 5), each times its
-    coefficient."""
+    coefficient: this rank's share of those over all tokens of the group.
+
+    ``choices`` are those without an expert bias, as in Megatron-Core's ``compute_routing_scores_for_aux_loss``.
+    """
     loss = logits.new_zeros(())
     if model.moe_aux_loss_coeff:
         if model.moe_router_score_function == "softmax":
             probabilities = logits.softmax(-1)
         else:
             scores = logits.sigmoid()
-            probabilities = scores / scores.sum(-1, keepdim=True)
-        loss = loss + model.moe_aux_loss_coeff * load_balancing_loss(probabilities, choices)
+            probabilities = scores / (scores.sum(-1, keepdim=True) + TINY)
+        everybodys = collectives.reduce(choices, group)
+        loss = loss + model.moe_aux_loss_coeff * load_balancing_loss(probabilities, everybodys) / group.size
     if model.moe_z_loss_coeff:
-        loss = loss + model.moe_z_loss_coeff * logits.logsumexp(-1).square().mean()
+        loss = loss + model.moe_z_loss_coeff * logits.logsumexp(-1).square().mean() / group.size
     return loss
 
 

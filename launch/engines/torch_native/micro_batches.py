@@ -1,0 +1,78 @@
+"""The micro-batches of one step on one rank: forward and backward through its chunks, in whatever order they come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
+
+import torch
+
+from launch.engines.torch_native.graphs import Forward
+from launch.engines.torch_native.main_parameters import MainParameters
+from launch.engines.torch_native.model import Decoder, choices_of
+
+
+class _Forwarded(NamedTuple):
+    """What a backward pass begins from: outputs, of which the first's gradient may come from the next stage, and the
+    activation that the previous stage waits for the gradient of."""
+
+    outputs: list[torch.Tensor]
+    activation: Optional[torch.Tensor]
+
+
+class MicroBatches:
+    """
+    Args:
+        batch: int64 of shape (micro-batches, micro-batch size, sequence + 1).
+        whole: what runs a chunk that is the whole model, which may be captured.
+    """
+
+    def __init__(self, batch: torch.Tensor, chunks: Sequence[Decoder], whole: Forward, main: MainParameters) -> None:
+        self._batch = batch
+        self._chunks = chunks
+        self._whole = whole
+        self._main = main
+        self._forwarded: dict[tuple[int, int], _Forwarded] = {}
+        self.loss = torch.zeros((), device=batch.device, dtype=main.weights.dtype)
+        """The mean cross-entropy over all micro-batches, on the rank that holds the head; zero on others. What is
+        differentiated holds the routers' losses too."""
+        self.choices: dict[int, torch.Tensor] = {}
+        """By chunk, how many of this rank's tokens chose each expert: int64 of shape (layers with experts, experts)."""
+
+    def forward(self, chunk: int, number: int, activation: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+        """Micro-batch ``number`` through ``chunk``; returns the activation for the next stage, None from the last."""
+        decoder, tokens = self._chunks[chunk], self._batch[number]
+        if activation is not None:
+            activation.requires_grad_()
+        sent = None
+        if decoder.is_first and decoder.is_last:
+            losses = self._whole(tokens)
+        else:
+            x, routed = decoder.decode(tokens, activation)
+            if not decoder.is_last:
+                outputs = [x, *(one.loss for one in routed)]
+                self._count(chunk, choices_of(routed))
+                sent = x.detach()
+            else:
+                losses = decoder.losses(x, routed, tokens)
+        if decoder.is_last:
+            self.loss.add_(losses.cross_entropy.detach(), alpha=1 / len(self._batch))
+            self._count(chunk, losses.choices)
+            outputs = [losses.objective]
+        self._forwarded[chunk, number] = _Forwarded(outputs, activation)
+        return sent
+
+    def backward(self, chunk: int, number: int, gradient: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+        """Add to the main gradients; returns the gradient of the activation that came from the stage before."""
+        outputs, activation = self._forwarded.pop((chunk, number))
+        parameters = list(self._chunks[chunk].parameters())
+        inputs = parameters if activation is None else [*parameters, activation]
+        gradients = [gradient, *([None] * (len(outputs) - 1))]
+        with self._main.accumulating(1 / len(self._batch), last=number == len(self._batch) - 1):
+            found = torch.autograd.grad(outputs, inputs, gradients)
+        return None if activation is None else found[-1]
+
+    def _count(self, chunk: int, choices: Optional[torch.Tensor]) -> None:
+        if choices is not None:
+            so_far = self.choices.get(chunk)
+            self.choices[chunk] = choices if so_far is None else so_far + choices

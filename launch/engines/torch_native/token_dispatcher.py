@@ -1,0 +1,133 @@
+"""How tokens reach the ranks of their experts and come back: within a rank, or over an expert-parallel group.
+
+E experts lie on ep ranks, E / ep each, in order. T tokens of width H are this rank's own, k the experts that each
+chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from launch.engines.torch_native import collectives
+from launch.engines.torch_native.dispatch import Layout, Moves, capacity_of, dropless, of_some_experts, padded
+from launch.engines.torch_native.elementwise import Elementwise
+from launch.engines.torch_native.mesh import Group
+from launch.engines.torch_native.router import Routing
+from launch.spec import Model
+
+Experts = Callable[[torch.Tensor, torch.Tensor, Layout], torch.Tensor]
+"""Rows (R, H), their weights (R,) and their layout -> rows (R, H)."""
+
+
+class TokenDispatcher(Protocol):
+    def __call__(self, tokens: torch.Tensor, routing: Routing, experts: Experts) -> torch.Tensor:
+        """(T, H) -> (T, H): each token's weighted sum over its experts."""
+
+
+class LocalDispatcher:
+    """Every expert is on this rank."""
+
+    def __init__(self, model: Model, elementwise: Elementwise) -> None:
+        self._model = model
+        self._elementwise = elementwise
+
+    def __call__(self, tokens: torch.Tensor, routing: Routing, experts: Experts) -> torch.Tensor:
+        moves = Moves(_own_layout(self._model, routing), self._elementwise)
+        rows = experts(moves.spread(tokens), moves.spread_weights(routing.weights), moves.layout)
+        return moves.combine(rows)
+
+
+class AllGatherDispatcher:
+    """Every rank is sent all tokens, takes the rows of its own experts, and all results are summed up.
+
+    All shapes are known beforehand and the host reads nothing: the layer can be captured whole. Memory: ep * T tokens
+    and ep * T * min(k, E / ep) rows, the most that a rank's experts can be chosen, instead of T * k. Traffic a rank and
+    direction: (ep - 1) * T * H elements to gather and as many to reduce-scatter, whatever k is.
+    """
+
+    def __init__(self, model: Model, elementwise: Elementwise, group: Group) -> None:
+        self._model = model
+        self._elementwise = elementwise
+        self._group = group
+        self._count = model.num_moe_experts // group.size
+
+    def __call__(self, tokens: torch.Tensor, routing: Routing, experts: Experts) -> torch.Tensor:
+        group = self._group
+        everybodys = collectives.gather(tokens, group, 0)
+        weights = collectives.gather(routing.weights, group, 0)
+        chosen = collectives.gather(self._kept(routing), group, 0)
+        layout = of_some_experts(chosen, group.rank * self._count, self._count)
+        moves = Moves(layout, self._elementwise)
+        rows = experts(moves.spread(everybodys), moves.spread_weights(weights), layout)
+        return collectives.reduce_scatter(moves.combine(rows), group, 0)
+
+    def _kept(self, routing: Routing) -> torch.Tensor:
+        """The experts of each token; beyond the last one where it found no room."""
+        layout = _own_layout(self._model, routing)
+        if layout.capacity is None:
+            return routing.experts
+        return torch.where(layout.rows < len(layout.choices), routing.experts, self._model.num_moe_experts)
+
+
+class AllToAllDispatcher:
+    """Every row is sent to its expert's rank and back.
+
+    Dropless, ranks first tell each other how many rows they send, and the host reads it to size what is received: one
+    synchronisation a layer, so that the expert part cannot be captured (the router and the layout can). Padded to
+    capacity all counts are known and nothing is read. Memory: the rows that arrive, about T * k where the load is even
+    (padded: E / ep * ep * capacity). Traffic a rank and direction: about T * k * H * (ep - 1) / ep elements there and as
+    many back.
+    """
+
+    def __init__(self, model: Model, elementwise: Elementwise, group: Group) -> None:
+        self._model = model
+        self._elementwise = elementwise
+        self._group = group
+        self._count = model.num_moe_experts // group.size
+
+    def __call__(self, tokens: torch.Tensor, routing: Routing, experts: Experts) -> torch.Tensor:
+        moves = Moves(_own_layout(self._model, routing), self._elementwise)
+        # What every rank sends to every expert of this rank: (ep, E / ep).
+        arriving = self._arriving(moves.layout, routing)
+        per_rank = moves.layout.capacity
+        if per_rank is None:
+            sent = routing.choices.view(self._group.size, -1).sum(1).tolist()
+            received = arriving.sum(1).tolist()
+        else:
+            sent = received = [per_rank * self._count] * self._group.size
+        rows = collectives.exchange(moves.spread(tokens), self._group, sent, received)
+        weights = collectives.exchange(moves.spread_weights(routing.weights), self._group, sent, received)
+        here = Moves(self._layout_here(arriving, sum(received), per_rank), self._elementwise)
+        done = experts(here.spread(rows), here.spread_weights(weights.unsqueeze(1)), here.layout)
+        return moves.combine(collectives.exchange(here.combine(done), self._group, received, sent))
+
+    def _arriving(self, layout: Layout, routing: Routing) -> torch.Tensor:
+        if layout.capacity is not None:
+            return torch.full((self._group.size, self._count), layout.capacity, device=routing.choices.device)
+        counts = [self._count] * self._group.size
+        return collectives.exchange(routing.choices, self._group, counts, counts).view(self._group.size, -1)
+
+    def _layout_here(self, arriving: torch.Tensor, rows: int, capacity: int | None) -> Layout:
+        """Rows come sorted by rank, then by expert; experts want them sorted by expert."""
+        numbers = torch.arange(self._count, device=arriving.device).repeat(self._group.size)
+        experts = torch.repeat_interleave(numbers, arriving.flatten(), output_size=rows).unsqueeze(1)
+        layout = dropless(experts, arriving.sum(0))
+        return layout if capacity is None else layout._replace(capacity=capacity * self._group.size)
+
+
+def make_dispatcher(model: Model, elementwise: Elementwise, group: Group, kind: str) -> TokenDispatcher:
+    """``kind`` is ``parallelism.dispatcher``; where the experts are all here there is nothing to choose."""
+    if group.size == 1:
+        return LocalDispatcher(model, elementwise)
+    return (AllGatherDispatcher if kind == "allgather" else AllToAllDispatcher)(model, elementwise, group)
+
+
+def _own_layout(model: Model, routing: Routing) -> Layout:
+    """Of this rank's tokens over all experts."""
+    capacity = capacity_of(model, len(routing.experts))
+    if capacity is None:
+        return dropless(routing.experts, routing.choices)
+    return padded(routing.weights, routing.experts, routing.choices, capacity)

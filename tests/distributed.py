@@ -1,0 +1,190 @@
+"""Functions run on every rank of a world, on gloo, in worker processes that the whole test session keeps::
+
+    losses = workers(4).run(train_rank, spec)  # one result a rank
+
+A function is a module's own (found by its name in the worker), and best not of a test module, whose imports every worker
+would make. What it returns are plain values and tensors. Each call has process groups of its own, made anew, so that none
+inherits what another left; that costs milliseconds, and a process with torch in it seconds.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Optional
+
+import torch
+import torch.distributed as dist
+
+SECONDS = 60.0
+"""What a call may take."""
+GRACE_SECONDS = 5.0
+"""Between the first rank's failure and the end of those that still wait for it."""
+PRELOADED = ("pytest", "launch.engines.torch_native.engine", "launch.data", __name__)
+HOST = "127.0.0.1"
+
+
+class RankError(RuntimeError):
+    """A rank raised, died or did not come back; ``rank`` is the first that did."""
+
+    def __init__(self, rank: int, world_size: int, said: str) -> None:
+        super().__init__(f"rank {rank} of {world_size}: {said}")
+        self.rank = rank
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The session's first ``world_size`` worker processes."""
+
+    world_size: int
+
+    def run(self, function: Callable[..., Any], *arguments: Any, seconds: float = SECONDS) -> list[Any]:
+        """The results of ``function(*arguments)`` on each rank, tensors on the CPU.
+
+        Raises:
+            RankError: with the traceback of the rank that failed first. None is left waiting for it.
+        """
+        try:
+            _POOL.begin(self.world_size, function, arguments, seconds)
+            answers = _POOL.answers(self.world_size, seconds)
+        except BaseException:
+            _POOL.clear()  # an answer that nobody took would be taken for that of the next call
+            raise
+        if len(answers) < self.world_size or any(answer.lost for answer in answers.values()):
+            _POOL.clear()
+        # A process that has gone is the cause of what the others say, and is noticed after them.
+        failed = [(not answer.lost, answer.time, rank) for rank, answer in answers.items() if answer.error]
+        missing = [rank for rank in range(self.world_size) if rank not in answers]
+        silent = f"no answer from {missing} of ranks within {seconds:g} s" if missing else ""
+        if failed:
+            *_, rank = min(failed)
+            raise RankError(rank, self.world_size, answers[rank].error + silent)
+        if missing:
+            raise RankError(missing[0], self.world_size, silent)
+        return [answers[rank].value for rank in range(self.world_size)]
+
+
+def workers(world_size: int) -> Workers:
+    return Workers(world_size)
+
+
+@dataclass(frozen=True)
+class _Call:
+    number: int
+    world_size: int
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Answer:
+    time: float
+    value: Any = None
+    error: str = ""
+    lost: bool = False
+    """The process has gone."""
+
+
+@dataclass(frozen=True)
+class _Worker:
+    process: BaseProcess
+    connection: Connection
+
+    def answer(self) -> _Answer:
+        try:
+            packed = self.connection.recv_bytes()
+        except (EOFError, ConnectionResetError):
+            self.process.join()
+            return _Answer(time.time(), error=f"its process ended with {self.process.exitcode}", lost=True)
+        return _Answer(**torch.load(io.BytesIO(packed), map_location="cpu"))
+
+
+class _Pool:
+    """Grows to the largest world asked for. Ended with the session, its processes being daemons."""
+
+    def __init__(self) -> None:
+        self._workers: list[_Worker] = []
+        self._store: Optional[dist.TCPStore] = None
+        self._calls = 0
+
+    def begin(self, world_size: int, function: Callable[..., Any], arguments: tuple[Any, ...], seconds: float) -> None:
+        if not all(worker.process.is_alive() for worker in self._workers):
+            self.clear()
+        self._grow(world_size)
+        self._calls += 1
+        for worker in self._workers[:world_size]:
+            worker.connection.send(_Call(self._calls, world_size, function, arguments, seconds))
+
+    def answers(self, world_size: int, seconds: float) -> dict[int, _Answer]:
+        """By rank, as far as they come in time; ranks that a failed one leaves waiting have less."""
+        waiting = {worker.connection: rank for rank, worker in enumerate(self._workers[:world_size])}
+        deadline = time.monotonic() + seconds
+        answers: dict[int, _Answer] = {}
+        while waiting and (ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))):
+            for connection in ready:
+                rank = waiting.pop(connection)  # type: ignore[call-overload]
+                answers[rank] = self._workers[rank].answer()
+                if answers[rank].error:
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        return answers
+
+    def clear(self) -> None:
+        for worker in self._workers:
+            worker.process.kill()
+            worker.process.join()
+            worker.connection.close()
+        self._workers.clear()
+
+    def _grow(self, world_size: int) -> None:
+        if self._store is None:
+            self._store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        # Of a server that has imported torch once, workers are forks: they start at once and share its memory.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(PRELOADED))
+        for rank in range(len(self._workers), world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, self._store.port, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._workers.append(_Worker(process, ours))
+
+
+_POOL = _Pool()
+
+
+def _serve(rank: int, port: int, connection: Connection) -> None:
+    """A worker's life: calls, until the session has gone."""
+    torch.set_num_threads(1)
+    store = dist.TCPStore(HOST, port, is_master=False, wait_for_workers=False)
+    while True:
+        try:
+            call = connection.recv()
+        except EOFError:
+            return
+        packed = io.BytesIO()
+        torch.save(_answered(call, rank, store, connection), packed)
+        connection.send_bytes(packed.getbuffer())
+
+
+def _answered(call: _Call, rank: int, store: dist.Store, connection: Connection) -> dict[str, Any]:
+    # Groups give up before the session does: their error says where the rank stood.
+    limit = timedelta(seconds=call.seconds * 0.8)
+    own = dist.PrefixStore(str(call.number), store)
+    dist.init_process_group("gloo", store=own, rank=rank, world_size=call.world_size, timeout=limit)
+    try:
+        content = {"value": call.function(*call.arguments)}
+        dist.barrier()  # a rank that leaves early would cut the others off
+    except Exception:
+        content = {"error": traceback.format_exc()}
+    content["time"] = time.time()
+    dist.destroy_process_group()
+    torch.use_deterministic_algorithms(False)
+    return content

@@ -1,0 +1,202 @@
+"""Layouts to train in: every legal combination of the options of parallelism, over small models.
+
+A layout is compared with one process that trains on the same micro-batches: their sequences are the same whatever dp is
+(launch.data.batch), and the auxiliary loss of a micro-batch is over its own sequences.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from launch.data import batch, open_source
+from launch.engines.base import Mesh
+from launch.engines.torch_native.engine import TorchNativeEngine
+from launch.parallel_dims import ParallelDims
+from launch.spec import Data, Model, Parallelism, RunSpec, Training
+from tests.numerics.tiny import DENSE, GPT_OSS, MOE
+
+MOST_RANKS = 8
+MICRO_BATCH_SIZE = 2
+
+MIXTURE = replace(MOE, vocab_size=32, moe_aux_loss_coeff=0.1, moe_z_loss_coeff=0.01)
+MODELS: dict[str, Model] = {
+    "dense": replace(DENSE, vocab_size=32, num_query_groups=4),
+    "tied": replace(DENSE, vocab_size=32, tie_embeddings=True, add_qkv_bias=True),
+    "moe": MIXTURE,
+    # Weights that meet the activation's clamps, but do not blow rounding up within three steps.
+    "gpt_oss": replace(GPT_OSS, vocab_size=32, init_std=1.0),
+    "shared": replace(MIXTURE, moe_shared_expert_ffn_hidden_size=12, moe_layer_freq=2),
+    "balanced": replace(
+        MIXTURE,
+        moe_router_score_function="sigmoid",
+        moe_router_enable_expert_bias=True,
+        moe_router_bias_update_rate=0.1,
+    ),
+    "padded": replace(MIXTURE, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True),
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    model: str = "dense"
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    dp: int = 1
+    schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
+    dispatcher: Literal["allgather", "alltoall"] = "alltoall"
+    sequence_parallel: bool = False
+    distributed_optimizer: bool = False
+    recompute: Literal["none", "full"] = "none"
+    micro_batches: int = 1
+    """Of each rank."""
+    uneven: bool = False
+    """One layer more than the stages could share evenly."""
+
+    def __str__(self) -> str:
+        """What is not at its default: ``moe-tp2-sequence_parallel``."""
+        words = [self.model]
+        for field in dataclasses.fields(self)[1:]:
+            value = getattr(self, field.name)
+            if value != field.default:
+                name = f"{field.name}_" if isinstance(value, str) else field.name
+                words.append(name if value is True else f"{name}{value}")
+        return "-".join(words)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        return tuple(vars(self).values())
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    @property
+    def vpp(self) -> int:
+        return 2 if self.schedule == "interleaved" else 1
+
+    @property
+    def layers(self) -> int:
+        """At least three: one has neighbours on both sides, and models of two kinds of layers have both."""
+        stages = self.pp * self.vpp
+        even = {1: 3, 2: 2 if self.uneven else 4}.get(stages, stages)
+        return even + self.uneven
+
+    @property
+    def cost(self) -> int:
+        """What it takes to train in, about."""
+        return self.world_size * self.layers * self.micro_batches
+
+    @property
+    def task(self) -> tuple[str, int, int]:
+        """What is trained, however it is laid out: model, layers, and micro-batches of all ranks."""
+        return self.model, self.layers, self.micro_batches * self.dp
+
+    @property
+    def spec(self) -> RunSpec:
+        parallelism = Parallelism(
+            tp=self.tp,
+            pp=self.pp,
+            vpp=self.vpp,
+            ep=self.ep,
+            dp=self.dp,
+            sequence_parallel=self.sequence_parallel,
+            schedule=self.schedule,
+            dispatcher=self.dispatcher,
+            distributed_optimizer=self.distributed_optimizer,
+        )
+        spec = spec_of(*self.task)
+        return replace(spec, parallelism=parallelism, training=replace(spec.training, recompute=self.recompute))
+
+    @property
+    def legal(self) -> bool:
+        return self.world_size <= MOST_RANKS and self._fits_the_model and self._is_spelt_one_way
+
+    @property
+    def _fits_the_model(self) -> bool:
+        model = MODELS[self.model]
+        padded = model.moe_pad_expert_input_to_capacity  # to the capacity of a rank's tokens, of which tp leaves fewer
+        return (
+            model.num_query_groups % self.tp == 0
+            and (self.tp * self.dp) % self.ep == 0
+            and (self.tp == 1 or not padded)
+            and (self.schedule != "interleaved" or (self.pp > 1 and self.micro_batches % self.pp == 0))
+        )
+
+    @property
+    def _is_spelt_one_way(self) -> bool:
+        """Whether options that change nothing here are at their defaults."""
+        moe = MODELS[self.model].is_moe
+        replicas = self.dp * (self.tp if moe else 1)  # of parameters whose optimizer can be sharded
+        return (
+            (moe or self.ep == 1)
+            and (self.ep > 1 or self.dispatcher == "alltoall")
+            and (self.pp > 1 or (self.schedule == "1f1b" and self.micro_batches < 4 and not self.uneven))
+            and (self.tp > 1 or not self.sequence_parallel)
+            and (replicas > 1 or not self.distributed_optimizer)
+        )
+
+
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "model": tuple(MODELS),
+    "tp": (1, 2, 4),
+    "pp": (1, 2, 4),
+    "ep": (1, 2, 4),
+    "dp": (1, 2, 4),
+    "schedule": ("1f1b", "gpipe", "interleaved"),
+    "dispatcher": ("allgather", "alltoall"),
+    "sequence_parallel": (False, True),
+    "distributed_optimizer": (False, True),
+    "recompute": ("none", "full"),
+    "micro_batches": (1, 3, 4),
+    "uneven": (False, True),
+}
+
+
+def legal_layouts() -> Iterator[Layout]:
+    """Of more than one rank."""
+    for values in product(*OPTIONS.values()):
+        layout = Layout(*values)
+        if layout.world_size > 1 and layout.legal:
+            yield layout
+
+
+def spec_of(model: str, layers: int, micro_batches: int) -> RunSpec:
+    """Of one process."""
+    training = Training(
+        steps=3,
+        sequence_length=8,
+        micro_batch_size=MICRO_BATCH_SIZE,
+        global_batch_size=MICRO_BATCH_SIZE * micro_batches,
+        learning_rate=1e-2,
+    )
+    return RunSpec(
+        model=replace(MODELS[model], num_layers=layers), training=training, data=Data(kind="synthetic")
+    )
+
+
+def train_rank(spec: RunSpec, dtype: torch.dtype | None, device: str = "cpu") -> dict[str, Any]:
+    """Train on this rank: losses and gradient norms of shape (steps,), and by name the whole model's parameters before
+    and after. ``dtype`` is what the engine is told to hold."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    place = torch.device(device, rank) if device == "cuda" else torch.device(device)
+    engine = TorchNativeEngine(spec, Mesh(rank, spec.parallelism.world_size, place), dtype)
+    source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
+    dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", rank)
+    first = {name: parameter.clone() for name, parameter in engine.whole_parameters().items()}
+    results = [engine.step(batch(source, spec, step, dp_rank).to(place)) for step in range(spec.training.steps)]
+    trained = {
+        "loss": torch.stack([result.loss for result in results]),
+        "grad_norm": torch.stack([result.grad_norm for result in results]),
+        "first": first,
+        "last": engine.whole_parameters(),
+    }
+    engine.close()
+    return trained

@@ -1,0 +1,70 @@
+"""Every parallel layout trains the model that one process trains: losses, gradient norms, gathered parameters.
+
+The suite holds a pairwise cover of the options; with the variable EXHAUSTIVE set (`make test-exhaustive`), all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+
+from launch.spec import RunSpec
+from tests.distributed import workers
+from tests.numerics.layouts import Layout, legal_layouts, spec_of, train_rank
+from tests.pairwise import cover
+
+EXHAUSTIVE = bool(os.environ.get("EXHAUSTIVE"))
+ROUNDED = [
+    Layout("dense", tp=4, sequence_parallel=True, micro_batches=3),
+    Layout("tied", tp=2, pp=2, micro_batches=3),
+    Layout("moe", tp=2, ep=4, dp=2, sequence_parallel=True),
+    Layout("shared", ep=2, dp=2, dispatcher="allgather", distributed_optimizer=True),
+    Layout("gpt_oss", pp=2, dp=2, uneven=True),
+]
+"""Tried in float32 too."""
+
+
+def layouts() -> Sequence[Layout]:
+    legal = sorted(legal_layouts(), key=lambda layout: layout.cost)
+    return legal if EXHAUSTIVE else [legal[number] for number in cover([layout.values for layout in legal])]
+
+
+@cache
+def alone(task: tuple[str, int, int]) -> dict[str, Any]:
+    return train_rank(spec_of(*task), torch.float64)
+
+
+@pytest.mark.parametrize("layout", layouts(), ids=str)
+def test_trains_as_one_process_does(layout: Layout) -> None:
+    expected = alone(layout.task)
+    for rank, found in enumerate(workers(layout.world_size).run(train_rank, layout.spec, torch.float64)):
+        for what, absolute in (("first", 0.0), ("loss", 0.0), ("grad_norm", 0.0), ("last", 1e-10)):
+            said = partial("{} of rank {}: {}".format, what, rank)
+            torch.testing.assert_close(found[what], expected[what], rtol=1e-9, atol=absolute, msg=said)
+
+
+@pytest.mark.parametrize("layout", ROUNDED, ids=str)
+def test_losses_and_gradients_in_float32(layout: Layout) -> None:
+    """Sums in another order round otherwise: to 1e-6 of a loss and 1e-5 of a parameter's largest gradient, beside what
+    is lost where a gradient is had as the difference of two parameters."""
+    expected = train_rank(descending(spec_of(*layout.task)), torch.float32)
+    for found in workers(layout.world_size).run(train_rank, descending(layout.spec), torch.float32):
+        torch.testing.assert_close(found["loss"], expected["loss"], rtol=1e-6, atol=0)
+        torch.testing.assert_close(found["grad_norm"], expected["grad_norm"], rtol=1e-5, atol=0)
+        for name, before in expected["first"].items():
+            gradient, other = (before - trained["last"][name] for trained in (expected, found))
+            absolute = 1e-5 * gradient.abs().max().item() + 1e-6
+            torch.testing.assert_close(other, gradient, rtol=0, atol=absolute, msg=partial("{}: {}".format, name))
+
+
+def descending(spec: RunSpec) -> RunSpec:
+    """One step that subtracts the gradient g: the first of Adam is rate * g / (abs(g) + epsilon)."""
+    rates = {"learning_rate": 1e5, "adam_epsilon": 1e5, "weight_decay": 0.0, "clip_grad": 0.0}
+    training = replace(spec.training, steps=1, learning_rate_schedule="constant", **rates)
+    return replace(spec, training=training)

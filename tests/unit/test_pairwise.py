@@ -1,0 +1,23 @@
+"""The cover of tests: nothing that can be met is left out."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.pairwise import cover, pairs
+
+
+@given(st.integers(1, 4).flatmap(lambda width: st.lists(st.tuples(*[st.integers(0, 3)] * width), min_size=1)))
+def test_a_cover_holds_every_pair_of_values_that_any_case_holds(cases: list[tuple[int, ...]]) -> None:
+    chosen = [cases[number] for number in cover(cases)]
+    assert {pair for case in chosen for pair in pairs(case)} == {pair for case in cases for pair in pairs(case)}
+
+
+def test_a_cover_is_small_and_takes_what_comes_first() -> None:
+    cases = list(product(range(3), repeat=6))
+    chosen = cover(cases)
+    assert len(chosen) <= 20 < len(cases), "9 is the least for three values"
+    assert chosen[0] == 0 and chosen == cover(cases)

@@ -1,0 +1,83 @@
+"""Ranks over the kinds of parallelism: Megatron-Core's order, and what holds in any."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+
+from launch.errors import UnsupportedError
+from launch.parallel_dims import AXES, ParallelDims
+from launch.spec import Parallelism
+
+LAYOUTS = [
+    ParallelDims(tp, dp, pp, ep)
+    for tp, dp, pp, ep in product(range(1, 17), repeat=4)
+    if tp * dp * pp <= 16 and (tp * dp) % ep == 0
+]
+
+
+@pytest.fixture(scope="module")
+def rank_generator() -> Callable[..., Any]:
+    """Importing megatron-core without Transformer Engine warns of what it does without."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core.parallel_state import RankGenerator
+    generator: Callable[..., Any] = RankGenerator
+    return generator
+
+
+def test_groups_are_megatron_cores(rank_generator: Callable[..., Any]) -> None:
+    """As its initialize_model_parallel makes them, experts without tensor parallelism of their own."""
+    order = "tp-cp-ep-dp-pp"
+    for dims in LAYOUTS:
+        dense = rank_generator(tp=dims.tp, ep=1, dp=dims.dp, pp=dims.pp, cp=1, order=order)
+        experts = rank_generator(tp=1, ep=dims.ep, dp=dims.expert_dp, pp=dims.pp, cp=1, order=order)
+        for axis, generator, token in (
+            ("tp", dense, "tp"),
+            ("dp", dense, "dp"),
+            ("pp", dense, "pp"),
+            ("ep", experts, "ep"),
+            ("expert_dp", experts, "dp"),
+            ("pp", experts, "pp"),
+        ):
+            assert {*dims.groups(axis)} == {tuple(group) for group in generator.get_ranks(token)}, (dims, axis)
+
+
+def test_every_rank_is_in_one_group_of_each_axis_at_its_place() -> None:
+    for dims, axis in product(LAYOUTS, AXES):
+        groups = dims.groups(axis)
+        assert sorted(rank for group in groups for rank in group) == list(range(dims.world_size))
+        assert {len(group) for group in groups} == {dims.size(axis)}
+        for group in groups:
+            assert list(group) == sorted(group)
+            assert [dims.rank_in(axis, rank) for rank in group] == list(range(len(group)))
+            assert {dims.group(axis, rank) for rank in group} == {group}
+
+
+def test_ranks_of_a_stage_are_told_apart_by_their_places() -> None:
+    """Once as dense layers see them, and once as experts do."""
+    for dims, axes in product(LAYOUTS, (("tp", "dp", "pp"), ("ep", "expert_dp", "pp"))):
+        places = {tuple(dims.rank_in(axis, rank) for axis in axes) for rank in range(dims.world_size)}
+        assert len(places) == dims.world_size
+
+
+def test_degrees_come_from_a_spec() -> None:
+    assert ParallelDims.of(Parallelism(tp=2, pp=3, ep=4, dp=2)) == ParallelDims(tp=2, dp=2, pp=3, ep=4)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "said"),
+    [
+        (Parallelism(cp=2), r"parallelism\.cp=2 .*set 1"),
+        (Parallelism(etp=2), r"parallelism\.etp=2 .*set 1"),
+        (Parallelism(tp=2, dp=3, ep=4), r"parallelism\.ep=4 .*tp=2 \* dp=3"),
+        (Parallelism(pp=4, ep=2), r"parallelism\.ep=2 .*tp=1 \* dp=1"),
+    ],
+)
+def test_refuses_what_ranks_cannot_form(parallelism: Parallelism, said: str) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        ParallelDims.of(parallelism)
