@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from launch.data_fields import check_fields
+from launch.data_fields import check_fields, check_length
 from launch.errors import DataError
 from launch.indexed import IndexedPair, open_pair
 from launch.spec import Data, RunSpec
@@ -52,12 +52,8 @@ class StreamSource:
 
     def sequence(self, step: int, index: int, length: int) -> torch.Tensor:
         held = len(self.stream.tokens)
+        check_length(self.stream.name, held, length)
         places = held - length + 1
-        if places < 1:
-            raise DataError(
-                f"{self.stream.name} holds {held} tokens, fewer than the {length} of one sequence; "
-                f"use a longer text, or lower training.sequence_length"
-            )
         start = int(_random(self.seed, step, index, 1)[0] % np.uint64(places))
         tokens = np.array(self.stream.tokens[start : start + length], np.int64)
         self._check_vocabulary(tokens, start)

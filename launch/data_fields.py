@@ -34,6 +34,19 @@ def check_fields(data: Data, vocab_size: int) -> None:
         )
 
 
+def check_length(name: str, held: int, length: int) -> None:
+    """Check that a stream of ``held`` tokens has a sequence of ``length``.
+
+    Raises:
+        DataError: it does not.
+    """
+    if held < length:
+        raise DataError(
+            f"{name} holds {held} tokens, fewer than the {length} of one sequence; use a longer text, or lower "
+            f"training.sequence_length"
+        )
+
+
 def read_bytes(name: str, path: Path) -> bytes:
     """The content of ``path``; ``name`` is the field that leads to it, and its value.
 
@@ -44,6 +57,8 @@ def read_bytes(name: str, path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise unreadable(name, path, error) from error
+    except ValueError as error:  # of the path: a NUL character, or one that no file system can spell
+        raise DataError(f"{name} names no file ({error}); mend the path") from error
 
 
 def unreadable(name: str, path: Path, error: OSError) -> DataError:
@@ -62,5 +77,7 @@ def _check_used(data: Data) -> None:
             raise DataError(f"data.{field}={value!r} is not used by data.kind={data.kind}; leave it out")
         if value == "":
             raise DataError(f"data.{field}='' names no file; name one, or leave it out")
+        if value is not None and "\0" in value:
+            raise DataError(f"data.{field}={value!r} names no file: no path holds a NUL character; mend the path")
     if data.kind == "indexed" and data.path is None:
         raise DataError("data.kind=indexed reads the pair data.path.bin and data.path.idx; set data.path")

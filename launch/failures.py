@@ -91,6 +91,7 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("UNSUPPORTED", "CONFIG", "change the setting named, or use an engine that has it", r"^UnsupportedError:"),
     FailureClass("DATA", "CONFIG", "mend the data section of the recipe as the message says", r"^DataError:"),
     FailureClass("CHECKPOINT", "CONFIG", "mend model.weights, or the model section of the recipe, as the message says", r"^CheckpointError:"),
+    FailureClass("SAFETENSORS", "CONFIG", "a file of model.weights changed after it was checked: let nothing write there while runs start, or copy it again", r"^SafetensorError:"),
     FailureClass("NUMERIC", "NUMERIC", "look at the eager twin at the same step: if it is finite, the capture changed the numbers; if not, lower training.learning_rate", r"^NumericError:"),
     FailureClass("CUDA_OOM", "CUDA_OOM", "capture fewer modules, lower training.micro_batch_size, or raise parallelism.pp or tp", r"OutOfMemoryError|CUDA out of memory"),
     FailureClass("HOST_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks on a node", r"^MemoryError|DefaultCPUAllocator: (can't allocate|not enough) memory"),
@@ -116,6 +117,7 @@ EXIT = FailureClass("EXIT", "FAILED", "see logs/launcher.log and the ranks' logs
 SIGNALS: tuple[FailureClass, ...] = (
     FailureClass("SIGKILL", "FAILED", "an operator or the kernel's memory killer: give the job more host memory, or ask who ended it"),
     FailureClass("SIGSEGV", "FAILED", "a fault in native code: the rank's log holds the Python stack"),
+    FailureClass("SIGBUS", "FAILED", "a memory-mapped file was shortened while it was read, or its disk is at fault: look at data.path and model.weights"),
     FailureClass("SIGILL", "FAILED", "a library chose an instruction that this processor refuses, as virtual machines do that announce AMX: set environment.ONEDNN_MAX_CPU_ISA to AVX512_CORE_BF16 in the recipe"),
     FailureClass("SIGNAL", "FAILED", "ended by another signal, whose name is the class: the rank's log may hold the Python stack"),
 )  # fmt: skip

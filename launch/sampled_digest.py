@@ -10,12 +10,12 @@ from pathlib import Path
 BLOCK_BYTES, BLOCKS = 1 << 20, 64
 
 
-def sampled_digest(path: Path, blocks: int = BLOCKS) -> str:
-    """SHA-256, in hexadecimal digits, of the size of a file and of ``blocks`` blocks of it.
+def sampled_digest(path: Path) -> str:
+    """SHA-256, in hexadecimal digits, of the size of a file and of 64 blocks of it.
 
-    The blocks are of 1 MiB, evenly spaced from the first byte to the last (all of a file that is no larger): data and
-    checkpoints have hundreds of GiB, which no run reads before its first step. A change that keeps the size and stays
-    between the blocks is not seen.
+    The blocks are of 1 MiB, evenly spaced from the first byte to the last (all of a file that is no larger): data have
+    hundreds of GiB, which no run reads before its first step. A change that keeps the size and stays between the blocks
+    is not seen.
 
     Raises:
         OSError: the file cannot be read.
@@ -24,15 +24,15 @@ def sampled_digest(path: Path, blocks: int = BLOCKS) -> str:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         content.update(struct.pack("<Q", size))
-        for start, count in _sampled(size, blocks):
+        for start, count in _sampled(size):
             file.seek(start)
             content.update(file.read(count))
     return content.hexdigest()
 
 
-def _sampled(size: int, blocks: int) -> list[tuple[int, int]]:
+def _sampled(size: int) -> list[tuple[int, int]]:
     """(start, bytes) of each block."""
-    if size <= blocks * BLOCK_BYTES:
+    if size <= BLOCKS * BLOCK_BYTES:
         return [(0, size)]
     last = size - BLOCK_BYTES
-    return [(last * i // max(1, blocks - 1), BLOCK_BYTES) for i in range(blocks)]
+    return [(last * i // (BLOCKS - 1), BLOCK_BYTES) for i in range(BLOCKS)]

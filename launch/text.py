@@ -51,14 +51,24 @@ def read_text(data: Data, vocab_size: int) -> Text:
     dtype = np.dtype(np.uint8 if as_bytes else np.int32)
     content = hashlib.sha256(f"{tokenizer.digest if tokenizer else 'bytes'} {data.eod_token}".encode())
     end = b"" if data.eod_token is None else np.array(data.eod_token, dtype).tobytes()
-    stream = bytearray()
+    stream, read = bytearray(), 0
     for files in _batches(name, text_files(data), content):
+        read += sum(map(len, files.values()))
         for document in _encode(files, tokenizer):
             if len(document):
                 stream += np.asarray(document, dtype).tobytes() + end
     if not stream:
-        raise DataError(f"{name} is empty; name a file with text in it, or leave data.path out")
+        raise _without_tokens(name, read, tokenizer)
     return Text(name, np.frombuffer(stream, dtype), content.hexdigest())
+
+
+def _without_tokens(name: str, read: int, tokenizer: Optional[LocalTokenizer]) -> DataError:
+    if tokenizer is None or not read:
+        return DataError(f"{name} is empty; name a file with text in it, or leave data.path out")
+    return DataError(
+        f"{tokenizer.name} makes no token of the {read} bytes of {name}; "
+        f"name a tokenizer that covers the text, or leave data.tokenizer out"
+    )
 
 
 def _batches(name: str, files: Sequence[Path], digest: hashlib._Hash) -> Iterator[dict[Path, bytes]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,12 +31,8 @@ class LocalTokenizer:
         Raises:
             DataError: the tokenizer has no token for a part of a text.
         """
-        try:
+        with _refusing(f"{self.name} cannot encode the text", "name a tokenizer that covers it, or leave it out"):
             encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        except Exception as error:  # the library has no type of its own: it raises Exception itself
-            raise DataError(
-                f"{self.name} cannot encode the text: {error}; name a tokenizer that covers it, or leave it out"
-            ) from error
         return [encoding.ids for encoding in encodings]
 
 
@@ -55,16 +52,24 @@ def load_tokenizer(path: str, vocab_size: int) -> LocalTokenizer:
         ) from error
     name = f"data.tokenizer={path!r}"
     content = read_bytes(name, Path(path))
-    try:
+    with _refusing(f"{name} is not a tokenizer.json", "name the file that tokenizers' Tokenizer.save writes"):
         tokenizer = Tokenizer.from_buffer(content)
-    except ValueError as error:
-        raise DataError(
-            f"{name} is not a tokenizer.json ({error}); name the file that tokenizers' Tokenizer.save writes"
-        ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _check_vocabulary(name, tokenizer, vocab_size)
     return LocalTokenizer(name, hashlib.sha256(content).hexdigest(), tokenizer)
+
+
+@contextmanager
+def _refusing(found: str, remedy: str) -> Iterator[None]:
+    """The library has no type of its own: it raises ValueError, Exception itself, and where its Rust code panics a
+    BaseException, whose stack Rust has then written to stderr."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise DataError(f"{found}: {error}; {remedy}") from error
 
 
 def _check_vocabulary(name: str, tokenizer: Tokenizer, vocab_size: int) -> None:

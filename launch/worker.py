@@ -22,7 +22,7 @@ from launch.loop import train
 from launch.metrics import Metrics
 from launch.record import AttemptPaths, read_spec
 from launch.recorder import Recorder
-from launch.spec import EngineName, RunSpec
+from launch.spec import EngineName, Model, RunSpec
 
 ENGINES: dict[EngineName, str] = {"torch_native": "launch.engines.torch_native.engine"}
 """Where each engine's ``build`` stands; imported only when a run asks for it."""
@@ -47,9 +47,7 @@ def run(spec: RunSpec, mesh: Mesh, attempt: AttemptPaths, recorder: Recorder) ->
     _set_up(spec, mesh)
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
     if mesh.rank == 0:
-        random = spec.model.weights == "random"
-        weights_digest = None if random else open_checkpoint(spec.model).digest
-        write_json(attempt.environment, describe(mesh.device, source.digest, weights_digest))
+        write_json(attempt.environment, describe(mesh.device, source.digest, _weights_digest(spec.model, recorder)))
     recorder.enter("build")
     engine = _build_of(spec.engine)(spec, mesh)
     recorder.choices(engine.choices)
@@ -58,6 +56,19 @@ def run(spec: RunSpec, mesh: Mesh, attempt: AttemptPaths, recorder: Recorder) ->
     if dist.is_initialized():
         dist.destroy_process_group()
     recorder.leave()
+
+
+def _weights_digest(model: Model, recorder: Recorder) -> str | None:
+    """Of a checkpoint; None of random weights."""
+    if model.weights == "random":
+        return None
+    checkpoint = open_checkpoint(model)
+    if not checkpoint.has_config:
+        recorder.note(
+            "no config.json lies beside model.weights: heads, rotary positions, windows and epsilon are the recipe's "
+            "word alone"
+        )
+    return checkpoint.digest
 
 
 def _redirect_output(path: Path) -> None:
@@ -82,6 +93,9 @@ def _set_up(spec: RunSpec, mesh: Mesh) -> None:
         )
     torch.set_num_threads(spec.placement.threads_per_rank)
     if mesh.device.type == "cuda":
+        if mesh.world_size > 1:
+            # Loading a kernel waits for all transfers under way, of which one may wait for this rank.
+            os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
         if not torch.cuda.is_available():
             raise EnvironmentFault("placement.device is 'cuda', but PyTorch finds no usable GPU here")
         torch.cuda.set_device(mesh.device)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from launch.data_fields import check_length
 from launch.errors import LaunchError
 from launch.hugging_face.checkpoint import open_checkpoint
 from launch.indexed import open_pair
 from launch.record import Plan
-from launch.spec import Data, Model, RunSpec
+from launch.spec import Model, RunSpec
 from launch.text import text_files
 from launch.tokenizer import load_tokenizer
 from orchestrator.errors import InputError, Problem
@@ -23,21 +24,23 @@ def check_inputs(plan: Plan) -> None:
     """
     specs = [cell.run_spec for cell in plan.cells if cell.state == "run"]
     opened = [
-        *(partial(_open_data, spec.data, spec.model.vocab_size) for spec in _distinct(specs, lambda s: s.data)),
-        *(partial(_open_weights, spec.model) for spec in _distinct(specs, lambda s: s.model)),
+        *(partial(_open_data, spec) for spec in _distinct(specs, _data_and_its_use)),
+        *(partial(_open_weights, spec.model) for spec in _distinct(specs, lambda spec: spec.model)),
     ]
     refusals = dict.fromkeys(message for open_files in opened if (message := _refusal(open_files)))
     if refusals:
         raise InputError([Problem("", message) for message in refusals])
 
 
-def _open_data(data: Data, vocab_size: int) -> None:
+def _open_data(spec: RunSpec) -> None:
+    data = spec.data
     if data.kind == "text":
         text_files(data)
     if data.kind == "indexed" and data.path is not None:
-        open_pair(data.path)
+        pair = open_pair(data.path)
+        check_length(pair.name, len(pair.tokens), spec.training.sequence_length + 1)
     if data.tokenizer is not None:
-        load_tokenizer(data.tokenizer, vocab_size)
+        load_tokenizer(data.tokenizer, spec.model.vocab_size)
 
 
 def _open_weights(model: Model) -> None:
@@ -53,6 +56,10 @@ def _refusal(open_files: Callable[[], None]) -> str:
     return ""
 
 
-def _distinct(specs: Iterable[RunSpec], section: Callable[[RunSpec], object]) -> Iterable[RunSpec]:
-    """One spec of each vocabulary and section: sweeps of thousands of cells share few."""
-    return {(spec.model.vocab_size, section(spec)): spec for spec in specs}.values()
+def _data_and_its_use(spec: RunSpec) -> object:
+    return spec.data, spec.model.vocab_size, spec.training.sequence_length
+
+
+def _distinct(specs: Iterable[RunSpec], what: Callable[[RunSpec], object]) -> Iterable[RunSpec]:
+    """One spec of each: sweeps of thousands of cells share few."""
+    return {what(spec): spec for spec in specs}.values()

@@ -59,15 +59,8 @@ class Workers:
             raise
         if len(answers) < self.world_size or any(answer.lost for answer in answers.values()):
             _POOL.clear()
-        # A process that has gone is the cause of what the others say, and is noticed after them.
-        failed = [(not answer.lost, answer.time, rank) for rank, answer in answers.items() if answer.error]
-        missing = [rank for rank in range(self.world_size) if rank not in answers]
-        silent = f"no answer from {missing} of ranks within {seconds:g} s" if missing else ""
-        if failed:
-            *_, rank = min(failed)
-            raise RankError(rank, self.world_size, answers[rank].error + silent)
-        if missing:
-            raise RankError(missing[0], self.world_size, silent)
+        if failure := _failure(answers, self.world_size, seconds):
+            raise failure
         return [answers[rank].value for rank in range(self.world_size)]
 
 
@@ -91,6 +84,17 @@ class _Answer:
     error: str = ""
     lost: bool = False
     """The process has gone."""
+
+
+def _failure(answers: dict[int, _Answer], world_size: int, seconds: float) -> Optional[RankError]:
+    """The first rank's. A process that has gone is the cause of what others say, and is noticed after them."""
+    silent = [rank for rank in range(world_size) if rank not in answers]
+    said = f"no answer from ranks {silent} (a call has {seconds:g} s)" if silent else ""
+    failed = [(not answer.lost, answer.time, rank) for rank, answer in answers.items() if answer.error]
+    if failed:
+        *_, rank = min(failed)
+        return RankError(rank, world_size, answers[rank].error + said)
+    return RankError(silent[0], world_size, said) if silent else None
 
 
 @dataclass(frozen=True)

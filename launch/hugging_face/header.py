@@ -1,64 +1,42 @@
-"""What the safetensors files of a checkpoint hold, from their headers alone: no tensor is read, and no library is used.
+"""What a safetensors file holds, from its header alone: no tensor is read, and no library is used.
 
-The format: eight bytes of length, little-endian, a JSON object of that length, and the tensors' bytes
-(https://github.com/huggingface/safetensors#format). The index of a checkpoint in shards maps names to files.
+The format: eight bytes of length, little-endian, a JSON object of that length, and the tensors' bytes, one tensor
+behind the other (https://github.com/huggingface/safetensors#format). What the library refuses is refused here.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 LENGTH_BYTES = 8
+LIMIT = 100_000_000
+"""Bytes of the longest header that the library reads (safetensors/src/tensor.rs, MAX_HEADER_SIZE)."""
 
-
-class Fault(NamedTuple):
-    """One thing that is wrong with a checkpoint, and the way out."""
-
-    found: str
-    remedy: str
+BITS: Mapping[str, int] = {
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+    "I32": 32, "U32": 32, "F32": 32,
+    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+"""Of one element of each type (safetensors/src/tensor.rs, Dtype::bitsize)."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """``dtype`` as safetensors spells it: F64, F32, BF16, U8."""
+    """``dtype`` as safetensors spells it: F64, F32, BF16, U8. Its ``size`` bytes begin at byte ``start`` of the file."""
 
     file: Path
     shape: tuple[int, ...]
     dtype: str
-
-
-@dataclass(frozen=True)
-class Files:
-    """All that could be read. ``unread`` are the tensors that the index puts into files at fault."""
-
-    tensors: Mapping[str, Tensor]
-    faults: tuple[Fault, ...] = ()
-    unread: frozenset[str] = frozenset()
-
-
-def read_files(path: Path) -> Files:
-    """The tensors of ``path``: a .safetensors file, or a folder that holds model.safetensors or shards with an index.
-
-    As in transformers, model.safetensors comes before the index where a folder holds both.
-    """
-    try:
-        names = {file.name for file in path.iterdir()} if path.is_dir() else None
-    except OSError as error:
-        return Files({}, (unreadable("the folder", error),))
-    if names is None:
-        return _read_single(path)
-    if SINGLE in names:
-        return _read_single(path / SINGLE)
-    if INDEX in names:
-        return _read_shards(path)
-    remedy = "pickled .bin files are not read: write the checkpoint anew with save_pretrained"
-    return Files({}, (Fault(f"the folder holds neither {SINGLE} nor {INDEX}", remedy),))
+    start: int
+    size: int
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -68,74 +46,69 @@ def read_object(path: Path) -> dict[str, Any]:
         ValueError: there is none.
         OSError: the file cannot be read.
     """
-    content = json.loads(path.read_bytes())
-    if not isinstance(content, dict):
-        raise ValueError("not a JSON object")
-    return content
+    return _object(path.read_bytes())
 
 
-def unreadable(name: str, error: OSError | ValueError) -> Fault:
-    """The fault of a file or folder. What ``error`` says of paths is left out: they may be private."""
-    if isinstance(error, OSError):
-        remedy = "give the job's user the right to read it, or name another path"
-        return Fault(f"{name} cannot be read ({error.strerror})", remedy)
-    return Fault(f"{name} is damaged ({error})", "copy or download it again")
-
-
-def _read_single(path: Path) -> Files:
-    try:
-        return Files(_read_header(path))
-    except FileNotFoundError:
-        remedy = f"name a folder that holds {SINGLE} or {INDEX}, or a .safetensors file"
-        return Files({}, (Fault(f"{path.name} is not there", remedy),))
-    except (OSError, ValueError) as error:
-        return Files({}, (unreadable(path.name, error),))
-
-
-def _read_shards(folder: Path) -> Files:
-    try:
-        shards = _weight_map(folder / INDEX)
-    except (OSError, ValueError) as error:
-        return Files({}, (unreadable(INDEX, error),))
-    tensors: dict[str, Tensor] = {}
-    broken: dict[str, Fault] = {}
-    for shard in sorted(set(shards.values())):
-        try:
-            tensors |= _read_header(folder / shard)
-        except FileNotFoundError:
-            broken[shard] = Fault(f"{shard}, which {INDEX} names, is not there", "copy or download it again")
-        except (OSError, ValueError) as error:
-            broken[shard] = unreadable(shard, error)
-    unread = frozenset(name for name, shard in shards.items() if shard in broken)
-    return Files(tensors, tuple(broken.values()), unread)
-
-
-def _weight_map(path: Path) -> dict[str, str]:
-    shards = read_object(path).get("weight_map")
-    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
-        raise ValueError("its weight_map does not map names to files")
-    return shards
-
-
-def _read_header(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file.
+def read_header(path: Path) -> dict[str, Tensor]:
+    """The tensors of one file, by name.
 
     Raises:
-        ValueError: it is no safetensors file, or shorter than its header says.
+        ValueError: it is no safetensors file, or its tensors do not fill it from the header to its end.
         OSError: it cannot be read.
     """
     with open(path, "rb") as file:
-        size = path.stat().st_size
+        size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-        if size < LENGTH_BYTES or LENGTH_BYTES + length > size:
+        begin = LENGTH_BYTES + length
+        if size < LENGTH_BYTES or begin > size:
             raise ValueError(f"no safetensors header fits into its {size} bytes")
-        content = json.loads(file.read(length))
-    try:
-        header = {name: value for name, value in content.items() if name != "__metadata__"}
-        tensors = {name: Tensor(path, tuple(value["shape"]), value["dtype"]) for name, value in header.items()}
-        end = LENGTH_BYTES + length + max((value["data_offsets"][1] for value in header.values()), default=0)
-    except (AttributeError, KeyError, TypeError, IndexError) as error:
-        raise ValueError("its header is not that of a safetensors file") from error
-    if size < end:
-        raise ValueError(f"{size} bytes long, but its header speaks of {end}")
+        if length > LIMIT:
+            raise ValueError(f"its header has {length} bytes, and {LIMIT} at most are read")
+        content = _object(file.read(length))
+    if not _is_metadata(content.pop("__metadata__", None)):
+        raise ValueError("its __metadata__ does not map names to texts")
+    tensors = {name: _tensor(path, begin, name, described) for name, described in content.items()}
+    _check_places(tensors, begin, size)
     return tensors
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(content.decode("utf-8"))
+    except RecursionError as error:
+        raise ValueError("its JSON is nested too deeply") from error
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
+
+
+def _is_metadata(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and all(isinstance(text, str) for text in value.values()))
+
+
+def _tensor(path: Path, begin: int, name: str, described: Any) -> Tensor:
+    match described:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, end]}:
+            counts = (*shape, start, end)
+        case _:
+            raise ValueError(f"its header does not give the dtype, shape and data_offsets of {name!r}")
+    if dtype not in BITS:
+        raise ValueError(f"{name!r} is of the type {dtype!r}, which safetensors does not have")
+    # bool is a kind of int, but true is no size
+    if not all(type(count) is int and 0 <= count < 1 << 63 for count in counts):
+        raise ValueError(f"shape and data_offsets of {name!r} are not whole numbers from 0 on")
+    bits = math.prod(shape) * BITS[dtype]
+    if bits != (end - start) * 8:
+        raise ValueError(f"{name!r} has {end - start} bytes, but {shape} {dtype} takes {bits / 8:g}")
+    return Tensor(path, tuple(shape), dtype, begin + start, end - start)
+
+
+def _check_places(tensors: Mapping[str, Tensor], begin: int, size: int) -> None:
+    """The tensors must lie one behind the other, from the end of the header to the end of the file."""
+    end = begin
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size)):
+        if tensor.start != end:
+            raise ValueError(f"{name!r} begins at byte {tensor.start}, but what lies before it ends at {end}")
+        end += tensor.size
+    if size != end:
+        raise ValueError(f"{size} bytes long, but its header speaks of {end}")

@@ -1,3 +1,4 @@
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -8,4 +9,6 @@ import torch
 def compiled_afresh() -> Iterator[None]:
     """One process compiles the same functions for all tests, and Dynamo ends one that it has compiled too often."""
     yield
-    torch.compiler.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it imports Inductor, which warns of PyTorch's own deprecations
+        torch.compiler.reset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +46,7 @@ NORM_TOLERANCE = 5e-2
 
 def train_on_gpu(rank: int, spec: RunSpec, folder: Path) -> None:
     """One of the processes of ``spec``: leaves its losses and gradient norms in the folder."""
+    os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # as launch.worker does
     torch.cuda.set_device(rank)
     rendezvous = f"file://{folder}/rendezvous"
     world_size = spec.parallelism.world_size
@@ -65,9 +67,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("parallelism", LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_four_gpus_train_as_one_does(
-    parallelism: Parallelism, alone: dict[str, torch.Tensor], tmp_path: Path
-) -> None:
+def test_four_gpus_train_as_one_does(parallelism: Parallelism, alone: dict[str, torch.Tensor], tmp_path: Path) -> None:
     found = torch.cuda.device_count()
     assert found >= GPUS, f"{GPUS} GPUs are needed, and this host has {found}: deselect with -k 'not four_gpus'"
     spec = replace(ALONE, parallelism=parallelism, placement=Placement(device="cuda", ranks_per_node=GPUS))

@@ -54,11 +54,16 @@ def test_runs_train_from_a_checkpoint_on_tokenised_and_indexed_data(host: Host, 
 
 def test_files_that_do_not_fit_are_all_named_before_anything_runs(host: Host, files: Path) -> None:
     (files / "checkpoint" / "config.json").write_text(json.dumps({"rope_theta": 5e5}))
+    for suffix in (".bin", ".idx"):
+        write_pair(files, [[1, 2, 3]])
+        (files / f"corpus{suffix}").rename(files / f"short{suffix}")
+    write_pair(files, [list(range(200))])
     (files / "corpus.idx").write_bytes((files / "corpus.idx").read_bytes()[:-1])
     points = [
         {"data.tokenizer": "tokenizer.json", "data.path": "nowhere.txt"},
         {"data.tokenizer": "text.txt", "data.path": "text.txt"},
         {"data.kind": "indexed", "data.path": "corpus"},
+        {"data.kind": "indexed", "data.path": "short"},
     ]
     model = MODEL | {"weights": "checkpoint"}
     path = host.write(recipe("wrong", model=model, training=TRAINING, sweep={"points": points}))
@@ -70,6 +75,7 @@ def test_files_that_do_not_fit_are_all_named_before_anything_runs(host: Host, fi
             "data.path='nowhere.txt' is neither a file nor a folder",
             "data.tokenizer='text.txt' is not a tokenizer.json",
             "data.path='corpus'",
+            "data.path='short' holds 3 tokens, fewer than the 9 of one sequence",
             "model.rotary_base=10000.0, but config.json says rope_theta=500000.0",
         ):
             assert said in done.stderr

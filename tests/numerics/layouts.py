@@ -21,6 +21,7 @@ from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.parallel_dims import ParallelDims
 from launch.spec import Data, Model, Parallelism, RunSpec, Training
 from tests.numerics.tiny import DENSE, GPT_OSS, MOE
+from tests.numerics.whole_parameters import whole_parameters
 
 MOST_RANKS = 8
 MICRO_BATCH_SIZE = 2
@@ -134,7 +135,7 @@ class Layout:
     def _is_spelt_one_way(self) -> bool:
         """Whether options that change nothing here are at their defaults."""
         moe = MODELS[self.model].is_moe
-        replicas = self.dp * (self.tp if moe else 1)  # of parameters whose optimizer can be sharded
+        replicas = max(self.dp, self.tp * self.dp // self.ep if moe else 1)  # of dense parameters, and of experts
         return (
             (moe or self.ep == 1)
             and (self.ep > 1 or self.dispatcher == "alltoall")
@@ -177,9 +178,7 @@ def spec_of(model: str, layers: int, micro_batches: int) -> RunSpec:
         global_batch_size=MICRO_BATCH_SIZE * micro_batches,
         learning_rate=1e-2,
     )
-    return RunSpec(
-        model=replace(MODELS[model], num_layers=layers), training=training, data=Data(kind="synthetic")
-    )
+    return RunSpec(model=replace(MODELS[model], num_layers=layers), training=training, data=Data(kind="synthetic"))
 
 
 def train_rank(spec: RunSpec, dtype: torch.dtype | None, device: str = "cpu") -> dict[str, Any]:
@@ -190,13 +189,13 @@ def train_rank(spec: RunSpec, dtype: torch.dtype | None, device: str = "cpu") ->
     engine = TorchNativeEngine(spec, Mesh(rank, spec.parallelism.world_size, place), dtype)
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
     dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", rank)
-    first = {name: parameter.clone() for name, parameter in engine.whole_parameters().items()}
+    first = whole_parameters(engine)
     results = [engine.step(batch(source, spec, step, dp_rank).to(place)) for step in range(spec.training.steps)]
     trained = {
         "loss": torch.stack([result.loss for result in results]),
         "grad_norm": torch.stack([result.grad_norm for result in results]),
         "first": first,
-        "last": engine.whole_parameters(),
+        "last": whole_parameters(engine),
     }
     engine.close()
     return trained

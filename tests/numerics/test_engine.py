@@ -27,7 +27,9 @@ def test_micro_batches_add_up_to_one_big_batch() -> None:
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.loss, other.loss, rtol=1e-6, atol=0)
         torch.testing.assert_close(one.grad_norm, other.grad_norm, rtol=1e-6, atol=0)
-    torch.testing.assert_close(engines[0].chunks[0].state_dict(), engines[1].chunks[0].state_dict(), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(
+        engines[0].chunks[0].state_dict(), engines[1].chunks[0].state_dict(), rtol=1e-9, atol=1e-10
+    )
 
 
 def test_two_ranks_train_as_one(tmp_path: Path) -> None:

@@ -65,6 +65,13 @@ def test_losses_and_gradients_in_float32(layout: Layout) -> None:
 
 def descending(spec: RunSpec) -> RunSpec:
     """One step that subtracts the gradient g: the first of Adam is rate * g / (abs(g) + epsilon)."""
-    rates = {"learning_rate": 1e5, "adam_epsilon": 1e5, "weight_decay": 0.0, "clip_grad": 0.0}
-    training = replace(spec.training, steps=1, learning_rate_schedule="constant", **rates)
+    training = replace(
+        spec.training,
+        steps=1,
+        learning_rate=1e5,
+        adam_epsilon=1e5,
+        learning_rate_schedule="constant",
+        weight_decay=0.0,
+        clip_grad=0.0,
+    )
     return replace(spec, training=training)

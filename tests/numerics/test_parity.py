@@ -32,6 +32,7 @@ from launch.engines.torch_native.blueprint import Blueprint
 from launch.engines.torch_native.checkpoint import load_weights, unpack_mxfp4
 from launch.engines.torch_native.model import Decoder
 from launch.errors import CheckpointError
+from launch.hugging_face.config import ROTARY_DEFAULTS, YARN_DEFAULTS
 from launch.spec import Model
 from tests.numerics.tiny import CPU, decoder_of
 
@@ -225,6 +226,50 @@ def test_a_model_with_another_rotary_base_is_refused(tmp_path: Path) -> None:
     model = replace(LLAMA, rotary_base=10000.0, weights=str(tmp_path))
     with pytest.raises(CheckpointError, match=r"model.rotary_base=10000.0, but config.json says rope_theta=500.0"):
         load_weights(Decoder(Blueprint(model)), Blueprint(model))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e39], ids=["nan", "inf", "-inf", "1e39"])
+@pytest.mark.parametrize(
+    "name", ["model.layers.2.mlp.experts.4.up_proj.weight", "model.layers.1.self_attn.k_proj.weight"]
+)
+def test_weights_that_are_not_finite_are_refused_by_name(name: str, value: float, tmp_path: Path) -> None:
+    """1e39 is finite in the float64 that the file holds, and not in the float32 of the decoder."""
+    theirs = qwen3_moe(torch.float32)
+    theirs.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors[name] = tensors[name].double()
+    tensors[name][-1, -1] = value
+    save_file(tensors, file)
+    model = replace(QWEN3_MOE, weights=str(file))
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(
+        CheckpointError, match=rf"infinite numbers, read in float32, in {name}; copy or download it again"
+    ):
+        load_weights(Decoder(Blueprint(model)), Blueprint(model))
+
+
+def test_a_scale_of_mxfp4_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    theirs = gpt_oss()
+    theirs.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        tensors[f"{name}_blocks"] = torch.full((experts, outputs, inputs // 32, 16), 0x11, dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.full((experts, outputs, inputs // 32), 127, dtype=torch.uint8)
+    tensors["model.layers.3.mlp.experts.down_proj_scales"][5, 0, 0] = 255
+    save_file(tensors, tmp_path / "model.safetensors")
+    model = replace(GPT_OSS, weights=str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"in model\.layers\.3\.mlp\.experts\.down_proj_blocks, .*_scales; copy"):
+        load_weights(Decoder(Blueprint(model)), Blueprint(model))
+
+
+def test_gpt_oss_has_the_rotary_positions_of_transformers_where_its_configuration_has_none() -> None:
+    assert GptOssConfig().rope_parameters == {
+        **YARN_DEFAULTS,
+        **ROTARY_DEFAULTS["gpt_oss"],
+        "rope_theta": 150000.0,
+    }
 
 
 def test_mxfp4_is_unpacked_as_transformers_does() -> None:

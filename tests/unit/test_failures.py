@@ -55,6 +55,7 @@ def said(rank: int, time: float, type_name: str, message: str, phase: Phase = "m
         ("ModuleNotFoundError", "No module named 'transformer_engine'", "IMPORT"),
         ("OSError", "libnccl.so.2: undefined symbol: ncclCommWindowRegister", "IMPORT"),
         ("OSError", "[Errno 28] No space left on device", "DISK_FULL"),
+        ("SafetensorError", "Error while deserializing header: incomplete metadata, file not fully covered", "SAFETENSORS"),
         ("NumericError", "loss is nan at step 3 (phase measure)", "NUMERIC"),
         ("RuntimeError", CLOSED, "COMMUNICATION"),
     ],
@@ -149,6 +150,12 @@ def test_exits_without_a_word(code: int, name: str, word: str) -> None:
     found = diagnose(ended(code=1, exits=(RankExit(0, code),)))
     assert (found.outcome, found.failure_class) == ("FAILED", name)
     assert word in found.message and found.remedy
+
+
+def test_a_bus_error_points_at_the_files_that_are_mapped() -> None:
+    found = diagnose(ended(exits=(RankExit(2, -signal.SIGBUS),)))
+    assert (found.failure_class, found.rank) == ("SIGBUS", 2)
+    assert "data.path" in found.remedy and "model.weights" in found.remedy
 
 
 def test_a_launcher_that_was_killed_names_no_rank() -> None:

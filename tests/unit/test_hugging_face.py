@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launch.errors import CheckpointError
 from launch.hugging_face.checkpoint import open_checkpoint
 from launch.hugging_face.config import disagreements
+from launch.hugging_face.digest import digest_of_all
+from launch.hugging_face.header import read_header
 from launch.hugging_face.layout import misfits, table
 from launch.spec import Model
 from tests.presets import parameters, preset
@@ -90,8 +93,8 @@ def test_a_whole_checkpoint_is_opened_as_file_folder_and_shards(model: Model, tm
     write_shards(tmp_path / "shards", shapes)
     for path in (tmp_path / "model.safetensors", tmp_path, tmp_path / "shards"):
         checkpoint = open_checkpoint(replace(model, weights=str(path)))
-        assert checkpoint.files.keys() == shapes.keys()
-        assert all(file.is_file() for file in checkpoint.files.values())
+        assert checkpoint.tensors.keys() == shapes.keys()
+        assert all(tensor.file.is_file() for tensor in checkpoint.tensors.values())
 
 
 def test_what_no_decoder_needs_is_no_surplus(tmp_path: Path) -> None:
@@ -216,6 +219,171 @@ def test_a_model_of_no_architecture_is_refused_by_field(model: Model, field: str
     assert field in refusal(model, tmp_path)
 
 
+# --- headers and shards -----------------------------------------------------------------------------------------------
+
+dtypes = st.sampled_from(["F32", "BF16", "U8", "F4", "BOOL", "F8_E4M3", "X7"])
+numbers = st.integers(-1, 6) | st.sampled_from([True, 1.0, "1", None, 1 << 62, 1 << 64])
+described = st.fixed_dictionaries(
+    {"dtype": dtypes, "shape": st.lists(numbers, max_size=3), "data_offsets": st.lists(numbers, min_size=1, max_size=3)}
+)
+
+
+@st.composite
+def headers(draw: st.DrawFn) -> tuple[Any, int]:
+    """A header and the bytes after it: in order, but for what is drawn over it."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name in draw(st.permutations(["a", "b", "c"])):
+        shape, dtype = draw(st.lists(st.integers(0, 4), max_size=3)), draw(st.sampled_from(["F32", "BF16", "U8"]))
+        start, end = end, end + math.prod(shape) * {"F32": 4, "BF16": 2, "U8": 1}[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    metadata = st.sampled_from([None, {}, {"format": "pt"}, {"format": 1}, [], "pt"])
+    changed = {"a": described, "__metadata__": metadata, "d": st.just([0, 0]) | described}
+    header |= draw(st.fixed_dictionaries({}, optional=changed))
+    return header, end + draw(st.sampled_from([0, 0, 0, 1, -1]))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=400)
+@given(drawn=headers())
+def test_a_header_is_refused_where_the_library_refuses_it(drawn: tuple[Any, int], tmp_path: Path) -> None:
+    header, size = drawn
+    text = json.dumps(header).encode()
+    content = len(text).to_bytes(8, "little") + text + bytes(max(0, size))
+    (tmp_path / "a.safetensors").write_bytes(content)
+    try:
+        expected = {name: (tuple(told["shape"]), told["dtype"]) for name, told in safetensors.deserialize(content)}
+    except safetensors.SafetensorError:
+        with pytest.raises(ValueError):
+            read_header(tmp_path / "a.safetensors")
+    else:
+        found = read_header(tmp_path / "a.safetensors")
+        assert {name: (tensor.shape, tensor.dtype) for name, tensor in found.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "trailing", "said"),
+    [
+        ([0, 8], [8, 16], 1, "bytes long, but its header speaks of"),
+        ([0, 8], [4, 12], 4, "'b' begins at byte "),
+        ([0, 8], [9, 17], 1, "'b' begins at byte "),
+        ([0, 12], [12, 20], 0, "'a' has 12 bytes, but [2] F32 takes 8"),
+    ],
+    ids=["trailing", "overlap", "gap", "size"],
+)
+def test_tensors_that_do_not_fill_their_file_are_told(
+    a: list[int], b: list[int], trailing: int, said: str, tmp_path: Path
+) -> None:
+    header = {name: {"dtype": "F32", "shape": [2], "data_offsets": place} for name, place in {"a": a, "b": b}.items()}
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(b[1] + trailing))
+    message = refusal(DENSE, tmp_path)
+    assert "model.safetensors is damaged (" in message
+    assert said in message
+
+
+def test_json_that_is_nested_deeply_is_damaged(tmp_path: Path) -> None:
+    deep = b'{"a":' * 100_000
+    (tmp_path / "model.safetensors").write_bytes(len(deep).to_bytes(8, "little") + deep)
+    (tmp_path / "config.json").write_bytes(deep)
+    message = refusal(DENSE, tmp_path)
+    assert "model.safetensors is damaged (its JSON is nested too deeply); " in message
+    assert "config.json is damaged (its JSON is nested too deeply); " in message
+
+
+def test_a_tensor_in_two_shards_or_in_another_than_the_index_says_is_told_with_its_files(tmp_path: Path) -> None:
+    one, _two, three = write_shards(tmp_path, shapes_of(DENSE))
+    index = tmp_path / "model.safetensors.index.json"
+    shards = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": shards | {"model.norm.weight": one}}))
+    assert shards["model.norm.weight"] != one
+    message = refusal(DENSE, tmp_path)
+    astray = f"model.norm.weight in {shards['model.norm.weight']}, not {one}; "
+    assert f"tensors in another file than model.safetensors.index.json says (1): {astray}" in message
+    index.write_text(json.dumps({"weight_map": shards}))
+    held = {name: shape for name, shape in shapes_of(DENSE).items() if shards[name] == three}
+    write_file(tmp_path / three, held | {"model.embed_tokens.weight": (31, 16)})
+    message = refusal(DENSE, tmp_path)
+    assert shards["model.embed_tokens.weight"] == one
+    assert f"tensors in more than one file (1): model.embed_tokens.weight in {one} and {three}; write" in message
+
+
+@pytest.mark.parametrize("change", ["bytes", "shape", "dtype"])
+def test_a_head_of_its_own_is_not_tied(change: str, tmp_path: Path) -> None:
+    model, file = replace(DENSE, tie_embeddings=True), tmp_path / "model.safetensors"
+    shapes = {"lm_head.weight": (31, 16), **shapes_of(model)}
+    write_file(file, shapes)
+    open_checkpoint(replace(model, weights=str(tmp_path)))
+    if change == "bytes":
+        overwrite(file, "lm_head.weight", 31 * 16 * 4 - 1)
+    if change == "shape":
+        write_file(file, shapes | {"lm_head.weight": (16, 31)})
+    if change == "dtype":
+        write_file(file, shapes, **{"lm_head.weight": "F8_E4M3"})
+    message = refusal(model, tmp_path)
+    assert message.endswith(
+        ": model.tie_embeddings=true, but lm_head.weight differs from model.embed_tokens.weight; "
+        "set model.tie_embeddings=false"
+    )
+
+
+def test_a_path_that_holds_a_nul_is_told() -> None:
+    with pytest.raises(
+        CheckpointError, match=r"model\.weights='a\\x00b': no path holds a NUL character; mend the path"
+    ):
+        open_checkpoint(replace(DENSE, weights="a\0b"))
+
+
+# --- the digest -------------------------------------------------------------------------------------------------------
+
+
+def overwrite(file: Path, name: str, position: int) -> None:
+    with open(file, "r+b") as content:
+        content.seek(read_header(file)[name].start + position)
+        content.write(b"\x01")
+
+
+def digest_of_file(file: Path) -> str:
+    return digest_of_all(read_header(file))
+
+
+def test_the_digest_sees_any_byte_of_a_small_tensor_however_large_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    large, router = 40 << 20, 1 << 20
+    write_file(file, {"up": (large,), "router": (router // 4,), "down": (large,)}, up="U8", down="U8")
+    before = digest_of_file(file)
+    assert digest_of_file(file) == before
+    for name, position in (("router", 0), ("router", 12345), ("router", router - 1), ("up", 0), ("up", large // 2)):
+        overwrite(file, name, position)
+        before, changed = digest_of_file(file), before
+        assert before != changed, (name, position)
+    overwrite(file, "down", large - 1)
+    assert digest_of_file(file) != before
+
+
+def test_the_digest_sees_names_types_and_shapes_and_not_the_shards(tmp_path: Path) -> None:
+    variants: list[tuple[Shapes, dict[str, str]]] = [
+        ({"a": (8, 2), "b": (4,)}, {}),
+        ({"a": (2, 8), "b": (4,)}, {}),
+        ({"a": (8, 2), "c": (4,)}, {}),
+        ({"a": (8, 2), "b": (16,)}, {"b": "U8"}),
+    ]
+    digests = set()
+    for shapes, types in variants:
+        write_file(tmp_path / "a.safetensors", shapes, **types)
+        digests.add(digest_of_file(tmp_path / "a.safetensors"))
+    assert len(digests) == len(variants)
+
+    write_file(tmp_path / "model.safetensors", shapes_of(DENSE))
+    whole = open_checkpoint(replace(DENSE, weights=str(tmp_path))).digest
+    (tmp_path / "shards").mkdir()
+    files = write_shards(tmp_path / "shards", shapes_of(DENSE))
+    shards = open_checkpoint(replace(DENSE, weights=str(tmp_path / "shards")))
+    assert shards.digest == whole
+    (tmp_path / "shards" / files[1]).unlink()
+    with pytest.raises(CheckpointError, match=rf"{files[1]} cannot be read \(No such file"):
+        _ = shards.digest
+
+
 # --- config.json ------------------------------------------------------------------------------------------------------
 
 # What the published config.json of each model says, training and generation left out.
@@ -303,6 +471,87 @@ def test_every_other_value_is_named_with_both_sides(name: str, field: str, value
 def test_what_the_model_section_cannot_say_is_named_too(name: str, change: dict[str, Any], said: str) -> None:
     (text,) = disagreements(preset(name), PUBLISHED[name] | change)
     assert said in text
+
+
+@pytest.mark.parametrize(
+    ("change", "model_type", "said"),
+    [
+        (
+            {"rope_scaling": "yarn", "rope_scaling_factor": 4.0},
+            "qwen3",
+            "model.rope_scaling='yarn', but config.json says",
+        ),
+        ({"rope_scaling": "llama3", "rope_scaling_factor": 4.0}, "qwen3", "model.rope_scaling='llama3', but config"),
+        ({}, "llama", "model.qk_layernorm=True, but config.json says model_type='llama', which does not normalise"),
+        (
+            {"qk_layernorm": False},
+            "qwen3",
+            "model.qk_layernorm=False, but config.json says model_type='qwen3', which nor",
+        ),
+    ],
+)
+def test_a_model_type_says_what_its_configuration_leaves_out(
+    change: dict[str, Any], model_type: str, said: str
+) -> None:
+    model = replace(DENSE, qk_layernorm=True)
+    assert disagreements(model, {"model_type": "qwen3"}) == ()
+    (text,) = disagreements(replace(model, **change), {"model_type": model_type})
+    assert said in text
+
+
+def test_gpt_oss_without_rotary_scaling_is_that_of_transformers() -> None:
+    config = {key: value for key, value in PUBLISHED["gpt_oss_20b"].items() if key != "rope_scaling"}
+    assert disagreements(preset("gpt_oss_20b"), config) == ()
+    (text,) = disagreements(replace(preset("gpt_oss_20b"), rope_scaling="none"), config)
+    assert "rope_type='yarn'" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("gpt_oss_20b", {"layer_types": 5}, "layer_types=5, which is no list of names"),
+        ("gpt_oss_20b", {"layer_types": [["sliding_attention"]] * 24}, "layer_types=[["),
+        ("llama3_8b", {"rope_scaling": [1]}, "rope_scaling=[1], which is no JSON object"),
+        ("llama3_8b", {"rope_scaling": "linear"}, "rope_scaling='linear', which is no JSON object"),
+        ("llama3_8b", {"rope_parameters": False}, "rope_parameters=False, which is no JSON object"),
+        ("llama3_8b", {"rope_scaling": {"rope_type": ["default"]}}, "rope_type=['default']"),
+        ("llama3_8b", {"model_type": {"llama": 1}}, "model_type={'llama': 1}"),
+        ("llama3_8b", {"num_hidden_layers": "32"}, "num_hidden_layers='32'"),
+        ("llama3_8b", {"partial_rotary_factor": True}, "partial_rotary_factor=True"),
+        ("gpt_oss_20b", {"rope_scaling": PUBLISHED["gpt_oss_20b"]["rope_scaling"] | {"attention_factor": "1"}}, "='1'"),
+        ("gpt_oss_20b", {"rope_scaling": PUBLISHED["gpt_oss_20b"]["rope_scaling"] | {"attention_factor": 9**999}}, "=1942079"),
+    ],
+)  # fmt: skip
+def test_values_of_another_type_are_told_in_words(name: str, change: dict[str, Any], said: str) -> None:
+    (text,) = disagreements(preset(name), PUBLISHED[name] | change)
+    assert said in text
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["yarn", "llama", "default", ""]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+ROTARY_KEYS = ["rope_type", "type", "rope_theta", "factor", "attention_factor", "mscale", "mscale_all_dim"]
+
+
+@settings(max_examples=400)
+@given(name=st.sampled_from(list(PUBLISHED)), data=st.data())
+def test_whatever_a_configuration_holds_it_is_compared(name: str, data: st.DataObject) -> None:
+    keys = [*PUBLISHED[name], "rope_parameters", "partial_rotary_factor", "layer_types", "use_sliding_window"]
+    change = data.draw(st.dictionaries(st.sampled_from(keys), JSON, max_size=3))
+    rotary = PUBLISHED[name]["rope_scaling"] or {}
+    inside = rotary | data.draw(st.dictionaries(st.sampled_from([*ROTARY_KEYS, *rotary]), JSON, max_size=3))
+    for config in (PUBLISHED[name] | change, PUBLISHED[name] | {"rope_scaling": inside}):
+        assert all("config.json" in text for text in disagreements(preset(name), config))
+
+
+def test_a_checkpoint_tells_whether_a_config_lies_beside(tmp_path: Path) -> None:
+    write_file(tmp_path / "model.safetensors", shapes_of(DENSE))
+    model = replace(DENSE, weights=str(tmp_path))
+    assert not open_checkpoint(model).has_config
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 16}))
+    assert open_checkpoint(model).has_config
 
 
 def test_config_beside_a_checkpoint_is_part_of_the_one_message(tmp_path: Path) -> None:

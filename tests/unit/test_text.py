@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors, trainers
 
+from launch.data_fields import check_fields
 from launch.errors import DataError
 from launch.spec import Data
 from launch.text import read_text
@@ -131,18 +132,23 @@ def test_vocabulary_must_hold_the_largest_token(tmp_path: Path) -> None:
 
 
 EMPTY = json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}).encode()
+PANICKING = json.dumps(
+    json.loads(word_tokenizer().to_str()) | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
+).encode()
+"""Rust panics on it, and what it raises in Python is no Exception."""
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"is not a tokenizer\.json \(.*; name the file"),
+        (b"", r"is not a tokenizer\.json: .*; name the file"),
         (b"\xff\xfe\x00", r"is not a tokenizer\.json"),
         (b'{"model_type": "llama", "vocab_size": 32000}', r"is not a tokenizer\.json"),
         (word_tokenizer().to_str().encode()[:-20], r"is not a tokenizer\.json"),
+        (PANICKING, r"is not a tokenizer\.json: .*precompiled_charsmap.*; name the file"),
         (EMPTY, r"has no token; name a tokenizer"),
     ],
-    ids=["empty", "binary", "another JSON", "truncated", "untrained"],
+    ids=["empty", "binary", "another JSON", "truncated", "panicking", "untrained"],
 )
 def test_what_is_no_tokenizer_is_told(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
@@ -155,6 +161,34 @@ def test_a_tokenizer_without_a_token_for_the_text_is_told(tmp_path: Path) -> Non
     tokenizer = Tokenizer(models.WordLevel({"the": 0}, unk_token="[UNK]"))
     with pytest.raises(DataError, match=r"cannot encode the text: .*UNK.*; name a tokenizer that covers it"):
         read_text(corpus(tmp_path, "the cat", tokenizer=tokenizer), 8)
+
+
+def test_text_of_which_a_tokenizer_makes_no_token_is_not_called_empty(tmp_path: Path) -> None:
+    data = corpus(tmp_path, " \n", "   ", tokenizer=word_tokenizer())
+    with pytest.raises(DataError, match=r"tokenizer\.json' makes no token of the 5 bytes of data\.path=.*; name a tok"):
+        read_text(data, 8)
+    (tmp_path / "empty.txt").touch()
+    for tokenizer in (None, data.tokenizer):
+        with pytest.raises(DataError, match=r"empty\.txt' is empty; name a file with text"):
+            read_text(Data(path=str(tmp_path / "empty.txt"), tokenizer=tokenizer), 8)
+
+
+@pytest.mark.parametrize("path", ["a\0b", "a\ud800b"], ids=["NUL", "half a character"])
+def test_what_no_path_can_be_is_told(path: str, tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("the cat")
+    for field, data in {"path": Data(path=path), "tokenizer": Data(path=str(text), tokenizer=path)}.items():
+        with pytest.raises(DataError) as caught:
+            read_text(data, 256)
+        assert str(caught.value).startswith(f"data.{field}={path!r} ") and "mend the path" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "data", [Data(path="a\0b"), Data("indexed", path="a\0b"), Data(tokenizer="a\0b")], ids=["text", "indexed", "json"]
+)
+def test_a_path_with_a_nul_is_refused_before_it_is_opened(data: Data) -> None:
+    with pytest.raises(DataError, match=r"='a\\x00b' names no file: no path holds a NUL character; mend the path"):
+        check_fields(data, 256)
 
 
 def test_files_that_cannot_be_read_are_told_by_path_and_reason(tmp_path: Path) -> None:

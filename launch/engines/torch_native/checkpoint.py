@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from launch.hugging_face.layout import Entry
 
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """E2M1 by its four bits, the sign first (OCP Microscaling Formats 1.0, section 5.3.3)."""
-E8M0_BIAS = 127
+E8M0_BIAS, E8M0_NAN = 127, 255
 
 Open = Callable[[str], Any]
 """A tensor's name -> its safetensors slice, of which an index reads a part."""
@@ -32,7 +33,7 @@ def load_weights(decoder: nn.Module, blueprint: Blueprint) -> None:
     No more is held beside the decoder than the tensors of one parameter.
 
     Raises:
-        CheckpointError: the checkpoint cannot be read, or is not one of ``model``.
+        CheckpointError: the checkpoint cannot be read, is not one of the model, or holds numbers that are not finite.
         EnvironmentFault: the safetensors package is not installed.
     """
     checkpoint = open_checkpoint(blueprint.model)
@@ -41,18 +42,22 @@ def load_weights(decoder: nn.Module, blueprint: Blueprint) -> None:
     with _opened(checkpoint) as tensors:
         for name, parameter in named_weights(decoder, blueprint.model).items():
             _fill(parameter, entries[name], tensors, shardings.get(name, EMBEDDING), blueprint)
+            # Both ends of the range are NaN where one number is, and nothing of the parameter's size is held beside it.
+            if not torch.stack(parameter.aminmax()).isfinite().all():
+                names = _not_finite(entries[name], tensors, parameter.dtype)
+                raise checkpoint.not_finite(names, str(parameter.dtype).removeprefix("torch."))
 
 
 def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """The float32 numbers of uint8 ``blocks`` (..., blocks, 16) and ``scales`` (..., blocks): (..., 32 * blocks).
 
-    A byte holds two E2M1 numbers, the first in its low half; a scale is the exponent of two, plus 127
+    A byte holds two E2M1 numbers, the first in its low half; a scale is the exponent of two, plus 127, and 255 is NaN
     (OCP Microscaling Formats 1.0, section 5).
     """
     values = torch.tensor(FP4_VALUES, device=blocks.device)
     numbers = torch.stack((values[(blocks & 0xF).int()], values[(blocks >> 4).int()]), dim=-1)
     scaled = torch.ldexp(numbers.flatten(-2), scales.int().unsqueeze(-1) - E8M0_BIAS)
-    return scaled.flatten(-2)
+    return scaled.masked_fill_((scales == E8M0_NAN).unsqueeze(-1), math.nan).flatten(-2)
 
 
 @contextmanager
@@ -67,7 +72,7 @@ def _opened(checkpoint: Checkpoint) -> Iterator[Open]:
     with ExitStack() as stack:
 
         def tensor(name: str) -> Any:
-            path = checkpoint.files[name]
+            path = checkpoint.tensors[name].file
             if path not in files:
                 files[path] = stack.enter_context(safe_open(path, framework="pt"))
             return files[path].get_slice(name)
@@ -95,6 +100,12 @@ def _expert(entry: Entry, names: list[str], tensors: Open, number: int, experts:
     blocks, scales = (tensors(name) for name in names)
     inputs_first = unpack_mxfp4(blocks[number], scales[number]).T
     return _halves(inputs_first) if entry.form == "packed_interleaved" else inputs_first
+
+
+def _not_finite(entry: Entry, tensors: Open, dtype: torch.dtype) -> list[str]:
+    """The tensors to blame for a parameter; all of them where they are MXFP4, whose bytes are finite by themselves."""
+    names = [tensor.name for tensor in entry.tensors]
+    return [name for name in names if not tensors(name)[:].to(dtype).isfinite().all()] or names
 
 
 def _halves(pairs: torch.Tensor) -> torch.Tensor:

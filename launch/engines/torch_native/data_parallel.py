@@ -16,8 +16,9 @@ class Reduction:
     """Replaces gradients by their sums over ranks, once a step; of a sharded bucket only in the part this rank owns.
 
     Buckets go in one order on all ranks, whatever order their gradients come in: that in which the last gradient of each
-    is expected. Those whose gradient is a sum itself go when all others have gone: tensor-parallel groups share norms,
-    biases and routers, which are small, and an embedding's gradient comes last anyhow.
+    is expected. Those whose gradient is a sum itself go when the backward pass has ended: pipeline stages end theirs one
+    after another, and one that waited in its own for the others' share of an embedding would keep them from beginning.
+    What tensor-parallel groups share (norms, biases, routers) is small.
 
     The sums of more than two ranks depend in their last bits on how parameters are cut into buckets, since a collective
     adds in an order that depends on the place in its buffer.

@@ -19,6 +19,7 @@ from launch.engines.torch_native.model import Decoder, build_decoder
 from launch.engines.torch_native.optimizer import Optimizer
 from launch.engines.torch_native.pipeline import Pipeline
 from launch.engines.torch_native.pipeline_schedule import layers_of
+from launch.engines.torch_native.rehearsal import rehearse
 from launch.engines.torch_native.sharding import shardings_of
 from launch.errors import UnsupportedError
 from launch.parallel_dims import ParallelDims
@@ -48,7 +49,11 @@ class TorchNativeEngine:
             tied=_tied(self.chunks, self.mesh),
         )
         self._optimizer = Optimizer(self._main, spec.training)
-        self._pipeline = _make_pipeline(spec, self.mesh, dtype)
+        shape = _shape_between_stages(spec)
+        if mesh.world_size > 1 and mesh.device.type == "cuda":
+            rehearse(spec, self.chunks, shape, dtype)
+        layout = spec.parallelism
+        self._pipeline = Pipeline(self.mesh, layout.schedule, layout.vpp, spec.num_microbatches, shape, dtype)
         self._graphs = make_graphs(spec, self.chunks[0])
 
     @property
@@ -104,11 +109,11 @@ def _build_chunks(spec: RunSpec, mesh: ParallelMesh, dtype: torch.dtype) -> list
     ]
 
 
-def _make_pipeline(spec: RunSpec, mesh: ParallelMesh, dtype: torch.dtype) -> Pipeline:
+def _shape_between_stages(spec: RunSpec) -> tuple[int, ...]:
+    """(batch, sequence or a rank's stretch of it, hidden)"""
     layout, training = spec.parallelism, spec.training
     length = training.sequence_length // (layout.tp if layout.sequence_parallel else 1)
-    shape = (training.micro_batch_size, length, spec.model.hidden_size)
-    return Pipeline(mesh, layout.schedule, layout.vpp, spec.num_microbatches, shape, dtype)
+    return training.micro_batch_size, length, spec.model.hidden_size
 
 
 def _tied(chunks: list[Decoder], mesh: ParallelMesh) -> dict[str, Group]:

@@ -50,7 +50,7 @@ class MicroBatches:
         else:
             x, routed = decoder.decode(tokens, activation)
             if not decoder.is_last:
-                outputs = [x, *(one.loss for one in routed)]
+                outputs = [x, *(one.loss for one in routed if one.loss.requires_grad)]
                 self._count(chunk, choices_of(routed))
                 sent = x.detach()
             else:

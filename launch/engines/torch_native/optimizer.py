@@ -28,7 +28,7 @@ class Optimizer:
         self._training = training
         # On the device, so that a captured step reads the rate of the day.
         self._rate = torch.zeros((), device=main.weights.device)
-        self._counted = torch.tensor([1 / stretch.copies for stretch in main.stretches]).to(main.weights)
+        self._counted = main.weights.new_tensor([1 / stretch.copies for stretch in main.stretches])
         most = len(main.weights) if main.gradients.dtype == main.weights.dtype else CONVERTED_AT_ONCE
         self._pieces = [
             _Piece(slices, self._adamw([weights for weights, _ in slices], decays))

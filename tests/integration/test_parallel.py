@@ -1,0 +1,65 @@
+"""Ranks that hold parts of one model, as runs of the command line: they train what one process trains, and one that fails
+ends its run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import yaml
+
+from launch.record import read_metrics, read_plan
+from tests.integration.host import ROOT, Host, rank_pid, recipe
+
+LAYOUTS: list[dict[str, Any]] = [
+    {"tp": 1},
+    {"tp": 2, "sequence_parallel": True},
+    {"pp": 2},
+    {"dp": 2, "ep": 2},
+]
+
+
+def test_the_shipped_recipe_has_the_same_losses_in_every_layout(host: Host) -> None:
+    """In its layouts of up to two ranks, over its first steps."""
+    content = yaml.safe_load((ROOT / "recipes" / "tiny_parallel.yaml").read_text())
+    axes = content["sweep"]["grid"]
+    assert all(layout in axes["parallelism"] for layout in LAYOUTS)
+    axes["parallelism"] = LAYOUTS
+    content["training"]["steps"] = 8
+    done = host.run("sweep", host.write(content), seconds=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    sweep = host.sweep("tiny_parallel")
+    cells = read_plan(sweep).cells
+    assert len(cells) == len(LAYOUTS) and len({cell.task_id for cell in cells}) == 1
+    alone, *parallel = (list(read_metrics(sweep.run(cell.run_ids[0]).attempt(1))) for cell in cells)
+    assert len(alone) == 8 and alone[0].loss - alone[-1].loss > 0.1
+    for steps in parallel:
+        # float32 resolves 5e-7 of such a loss; whoever adds up in another order is a few of them off.
+        assert [step.loss for step in steps] == pytest.approx([step.loss for step in alone], abs=1e-5)
+        assert [step.grad_norm for step in steps] == pytest.approx([step.grad_norm for step in alone], rel=1e-3)
+    host.wait_for_nobody()
+
+
+@pytest.mark.parametrize(
+    ("layout", "number", "said"),
+    [({"tp": 2}, signal.SIGKILL, "ended by SIGKILL"), ({"pp": 2}, signal.SIGINT, "KeyboardInterrupt")],
+    ids=["tp=2, killed", "pp=2, an exception"],
+)
+def test_a_rank_that_fails_mid_step_ends_the_run_and_is_named(
+    layout: dict[str, int], number: signal.Signals, said: str, host: Host
+) -> None:
+    model = {**recipe("ranks")["model"], "num_layers": 2}
+    sweep, (run_id,) = host.begin(recipe("ranks", steps=10**6, parallelism=layout) | {"model": model})
+    attempt = host.wait_for_step("ranks", run_id)
+    os.kill(rank_pid(attempt, 1), number)
+    failed = time.time()
+    sweep.communicate(timeout=60)
+    outcome = host.outcome("ranks", run_id)
+    assert outcome.ended - failed < 30
+    assert (outcome.outcome, outcome.rank) == ("FAILED", 1), outcome
+    assert said in outcome.message and outcome.failure_class in said
+    host.wait_for_nobody()

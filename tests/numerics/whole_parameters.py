@@ -1,0 +1,37 @@
+"""The parameters of the whole model, gathered from all ranks."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from launch.engines.torch_native.collectives import all_gather_single
+from launch.engines.torch_native.engine import TorchNativeEngine
+from launch.engines.torch_native.mesh import Group
+from launch.engines.torch_native.sharding import shardings_of
+from launch.engines.torch_native.weights import named_weights
+
+
+def whole_parameters(engine: TorchNativeEngine) -> dict[str, torch.Tensor]:
+    """By their names in one process, on the CPU. A collective call: every rank has all of them."""
+    gathered: dict[str, torch.Tensor] = {}
+    for chunk in engine.chunks:
+        shardings = list(shardings_of(chunk).values())
+        weights = named_weights(chunk, chunk.blueprint.model)
+        for (name, parameter), sharding in zip(weights.items(), shardings, strict=True):
+            group = engine.mesh.ep if sharding.axis == "ep" else engine.mesh.tp
+            gathered[name] = sharding.join(_parts(parameter.detach(), group)).cpu()
+    if engine.mesh.pp.size > 1:
+        stages: list[dict[str, torch.Tensor]] = [{}] * engine.mesh.pp.size
+        dist.all_gather_object(stages, gathered, group=engine.mesh.pp.process_group)
+        for stage in stages:
+            gathered |= stage
+    return gathered
+
+
+def _parts(tensor: torch.Tensor, group: Group) -> list[torch.Tensor]:
+    if group.size == 1:
+        return [tensor.clone()]
+    parts = tensor.new_empty(group.size, *tensor.shape)
+    all_gather_single(parts.view(-1), tensor.contiguous().view(-1), group=group.process_group)
+    return list(parts)
