@@ -16,6 +16,7 @@
          "pairs": [{"repeat", "eager_run", "graphed_run", "verdict": VERDICT, "ratio", "ratio_steps", "ratio_reason",
                     "replay", "environment_differences"}]}],
      "not_run": [{"cell_id", "label", "workload_id", "state", "reasons": [{"rule", "message", "remedy", "source"}]}],
+     "tasks": [[{"label", "first_loss", "last_loss", "steps", "loss_difference", "loss_step", "grad_norm_difference"}]],
      "plots": {"drawn": {workload: [files]}, "left_out_workloads": [...], "left_out_cells": [...]},
      "notes": {message: runs}, "provenance": {key: [[value, runs], ...]}, "recipe": YAML}
 
@@ -37,12 +38,18 @@ from analysis.pair import PairResult
 from analysis.selection import Selection
 from analysis.speedup import Speed
 from analysis.summary import Summary
+from analysis.task import Trained
 
 FORMAT = 1
 
 
 def content_of(
-    records: Records, results: Sequence[CellResult], summary: Summary, selection: Selection, files: dict[str, list[str]]
+    records: Records,
+    results: Sequence[CellResult],
+    summary: Summary,
+    selection: Selection,
+    trained: Sequence[Sequence[Trained]],
+    files: dict[str, list[str]],
 ) -> dict[str, Any]:
     """report.json as plain values. ``files`` are the plots drawn, by workload."""
     plan = records.plan
@@ -56,6 +63,7 @@ def content_of(
         "margins": dataclasses.asdict(plan.margins),
         "cells": [_cell(result) for result in results if result.cell.state == "run"],
         "not_run": [_not_run(result) for result in results if result.cell.state != "run"],
+        "tasks": [[dataclasses.asdict(cell) for cell in task] for task in trained],
         "plots": {
             "drawn": files,
             "left_out_workloads": list(selection.left_out_workloads),

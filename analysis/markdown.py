@@ -16,6 +16,7 @@ from analysis.memory import KIND_WORDS
 from analysis.pair import PairResult
 from analysis.selection import MAXIMUM_WORKLOADS, Selection, workload_label
 from analysis.summary import Summary
+from analysis.task import Trained
 
 LONGEST_MESSAGE = 600
 """Characters of a failure's message that are shown; report.json holds it whole."""
@@ -27,6 +28,7 @@ def render(
     results: Sequence[CellResult],
     summary: Summary,
     selection: Selection,
+    trained: Sequence[Sequence[Trained]],
     files: Mapping[str, Sequence[str]],
 ) -> str:
     """The whole document. ``files`` are the plots drawn, by workload, relative to the report."""
@@ -34,6 +36,7 @@ def render(
     parts = [
         [f"# Validation report: {records.plan.name}", summary.text, f"Exit code {summary.exit_code}."],
         _cells(ran, records),
+        _tasks(trained),
         _plots(selection, files),
         _not_run("Cells that this host cannot run", [r for r in results if r.cell.state == "not_runnable"]),
         _not_run("Rejected cells", [r for r in results if r.cell.state == "rejected"]),
@@ -104,6 +107,28 @@ def _scope(result: CellResult) -> str:
     if scope is None:
         return "nothing captured"
     return ", ".join(scope) or "whole"
+
+
+def _tasks(trained: Sequence[Sequence[Trained]]) -> list[str]:
+    """Eager cells that should train the same, beside each other."""
+    if not trained:
+        return []
+    header = ("eager cell", "first loss", "last loss", "largest loss difference", "largest gradient norm difference")
+    how = (
+        "Cells of one task compute the same in another layout, engine or way. Differences are from the first cell of "
+        "each table, over all steps that both have; they are no verdict, since sums in another order round otherwise."
+    )
+    return ["## The same task in several ways", how, *(table(header, map(_trained_row, task)) for task in trained)]
+
+
+def _trained_row(cell: Trained) -> list[str]:
+    return [
+        f"`{cell.label}`",
+        f"{cell.first_loss:.6f}",
+        f"{cell.last_loss:.6f}",
+        f"{figure(cell.loss_difference)} at {cell.loss_step} of {cell.steps} steps",
+        f"{cell.grad_norm_difference:.2g}" if math.isfinite(cell.grad_norm_difference) else "not finite",
+    ]
 
 
 def _mechanism(result: CellResult) -> str:

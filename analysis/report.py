@@ -17,6 +17,7 @@ from analysis.plots import draw
 from analysis.selection import Selection, select
 from analysis.summary import summarise
 from analysis.table import parquet_of, steps_table
+from analysis.task import trained_alike
 from launch.files import dumps, write_bytes, write_text
 from launch.record import Margins, SweepPaths
 
@@ -42,11 +43,12 @@ def write_report(sweep: SweepPaths) -> Report:
     records = load(sweep)
     results = compare(records)
     summary, selection = summarise(results), select(results)
+    trained = trained_alike(results)
     files = _write_plots(sweep.report, selection, records.plan.margins)
     markdown, json = sweep.report / "report.md", sweep.report / "report.json"
     write_bytes(sweep.report / "steps.parquet", parquet_of(steps_table(records)))
-    write_text(markdown, render(records, results, summary, selection, files))
-    write_text(json, dumps(content_of(records, results, summary, selection, files), indent=1) + "\n")
+    write_text(markdown, render(records, results, summary, selection, trained, files))
+    write_text(json, dumps(content_of(records, results, summary, selection, trained, files), indent=1) + "\n")
     return Report(results, summary.exit_code, summary.text, markdown, json)
 
 
