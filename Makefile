@@ -4,17 +4,29 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-exhaustive check ci clean requirements
+.PHONY: demo test test-exhaustive test-slurm slurm-up slurm-down check ci clean requirements
 
 demo: $(VENV)/installed
 	$(BIN)/python -m orchestrator sweep recipes/tiny_moe.yaml
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu and not slurm"
 
 # Every legal parallel layout, where `make test` holds a pairwise cover of them: some ten thousand, in hours.
 test-exhaustive: $(VENV)/installed-dev
 	EXHAUSTIVE=1 $(BIN)/python -m pytest tests/numerics/test_layouts.py
+
+# On a real Slurm cluster of four nodes, brought up on this host: docs/slurm.md.
+test-slurm: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m slurm
+
+# The same cluster, to work with.
+SLURM_FOLDER ?= /tmp/slurm-$(shell id -un)
+slurm-up: requirements
+	@$(PYTHON) -m tests.slurm.cluster up $(SLURM_FOLDER)
+
+slurm-down: requirements
+	@$(PYTHON) -m tests.slurm.cluster down $(SLURM_FOLDER)
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check

@@ -1,0 +1,206 @@
+"""What the cluster's daemons read, and the commands that start them: text, made from a folder and free ports.
+
+Slurm 22.05 as Debian builds it. Four slurmd share one host, each a node of eight GPUs whose device files are links to
+/dev/null (Slurm rejects a count without ``File=``, and sets CUDA_VISIBLE_DEVICES for devices alone, not for plain files). Sizes are claims (``config_overrides``): nothing is pinned or reserved.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import random
+import secrets
+import shutil
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.files import write_json
+
+CLUSTER_NAME = "test"
+NODES = ("node1", "node2", "node3", "node4")
+GPUS_A_NODE = 8
+CPUS_A_NODE = 16
+MEMORY_A_NODE = 64000  # MB
+MEMORY_A_CPU = 4000  # MB, of a job that asks for none: without it a job takes the whole node's
+
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurmdbd", "munge", "mariadb-server")
+PROGRAMS = (
+    "munged", "mariadbd", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd",
+    "sacctmgr", "sacct", "sinfo", "squeue", "sbatch", "srun", "scancel", "scontrol",
+)  # fmt: skip
+PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])  # daemons: not on a user's own
+
+LONGEST_SOCKET = 107  # bytes of a path in sockaddr_un, less its closing zero
+
+
+class ClusterError(Exception):
+    """The cluster cannot be brought up, or a command on it failed."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    database: int
+    accounting: int
+    controller: int
+    nodes: tuple[int, ...]
+
+
+def check_packages() -> None:
+    """Raise :class:`ClusterError` with the line that installs what this host lacks."""
+    missing = [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
+    if missing:
+        raise ClusterError(
+            f"the Slurm cluster needs {', '.join(missing)}, not found on {PATH}; on Debian:\n"
+            f"    apt-get install --no-install-recommends {' '.join(PACKAGES)}"
+        )
+
+
+def free_ports() -> Ports:
+    """Ports on which nothing listens, below those that the kernel gives to outgoing connections (32768 and on)."""
+    probes = [_bound() for _ in range(3 + len(NODES))]
+    numbers = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return Ports(numbers[0], numbers[1], numbers[2], tuple(numbers[3:]))
+
+
+def _bound() -> socket.socket:
+    while True:
+        probe = socket.socket()
+        try:
+            probe.bind(("", random.SystemRandom().randrange(10000, 32000)))
+            return probe
+        except OSError:
+            probe.close()
+
+
+def write(folder: Path, ports: Ports) -> None:
+    """The whole configuration into ``folder``, which is made, and belongs to this user alone."""
+    if len(os.fsencode(folder / "mariadb.socket")) > LONGEST_SOCKET:
+        raise ClusterError(f"the path of a socket in {folder} is over {LONGEST_SOCKET} bytes; use a shorter folder")
+    for name in ("log", "run", "state", "gpus", "cgroup", "tmp", "daemons", *(f"spool.{node}" for node in NODES)):
+        (folder / name).mkdir(parents=True)
+    for gpu in range(GPUS_A_NODE):
+        (folder / "gpus" / f"gpu{gpu}").symlink_to("/dev/null")
+    password = secrets.token_hex(16)
+    _write_private(folder / "munge.key", secrets.token_bytes(128))
+    _write_private(folder / "slurmdbd.conf", _slurmdbd_conf(folder, ports, password).encode())
+    _write_private(folder / "accounting.sql", _accounting_sql(password).encode())
+    write_json(folder / "daemons.json", _daemons(folder, ports))
+    (folder / "slurm.conf").write_text(_slurm_conf(folder, ports))
+    (folder / "gres.conf").write_text(
+        f"NodeName={','.join(NODES)} Name=gpu File={folder}/gpus/gpu[0-{GPUS_A_NODE - 1}]\n"
+    )
+    # slurmd starts a cgroup plugin though nothing here uses one: version 2 wants controllers delegated to it, version
+    # 1 is content with an empty mount point.
+    (folder / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={folder}/cgroup\n")
+
+
+def install_database(folder: Path) -> list[str]:
+    return ["mariadb-install-db", "--no-defaults", f"--datadir={folder}/database", f"--user={_user()}",
+            "--auth-root-authentication-method=socket", "--skip-test-db", *_SMALL_DATABASE]  # fmt: skip
+
+
+def _daemons(folder: Path, ports: Ports) -> dict[str, list[str]]:
+    """By name, the command of each in the foreground, in the order in which they need each other."""
+    munged = ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.socket",
+              f"--pid-file={folder}/run/munged.pid", f"--seed-file={folder}/munge.seed",
+              f"--log-file={folder}/log/munged.log"]  # fmt: skip
+    mariadbd = ["mariadbd", "--no-defaults", f"--user={_user()}", f"--datadir={folder}/database",
+                f"--tmpdir={folder}/tmp", f"--socket={folder}/mariadb.socket", f"--pid-file={folder}/run/mariadbd.pid",
+                f"--port={ports.database}", "--bind-address=127.0.0.1", "--skip-name-resolve",
+                f"--init-file={folder}/accounting.sql", *_SMALL_DATABASE]  # fmt: skip
+    nodes = {node: ["slurmd", "-D", "-N", node] for node in NODES}
+    return {"munged": munged, "mariadbd": mariadbd, "slurmdbd": ["slurmdbd", "-D"],
+            "slurmctld": ["slurmctld", "-D"], **nodes}  # fmt: skip
+
+
+_SMALL_DATABASE = (
+    "--innodb-log-file-size=8M", "--innodb-buffer-pool-size=32M", "--innodb-flush-log-at-trx-commit=0",
+    "--innodb-lock-wait-timeout=900",
+)  # fmt: skip
+
+
+def _slurm_conf(folder: Path, ports: Ports) -> str:
+    nodes = "\n".join(
+        f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={CPUS_A_NODE} "
+        f"RealMemory={MEMORY_A_NODE} Gres=gpu:{GPUS_A_NODE} State=UNKNOWN"
+        for node, port in zip(NODES, ports.nodes, strict=True)
+    )
+    return f"""\
+ClusterName={CLUSTER_NAME}
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={ports.controller}
+SlurmUser={_user()}
+SlurmdUser={_user()}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldPidFile={folder}/run/slurmctld.pid
+SlurmdPidFile={folder}/run/slurmd.%n.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdLogFile={folder}/log/%n.log
+SlurmdParameters=config_overrides
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU={MEMORY_A_CPU}
+GresTypes=gpu
+# Seconds, short: a test waits for them. The main scheduler and the backfill one look again at once, a job that is
+# cancelled has KillWait from SIGTERM to SIGKILL, a slurmd that does not answer is DOWN after SlurmdTimeout.
+SchedulerParameters=batch_sched_delay=0,sched_interval=5,bf_interval=2
+KillWait=3
+SlurmdTimeout=20
+# 1: a node comes back by itself if it was away, not if scontrol took it down.
+ReturnToService=1
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={ports.accounting}
+AccountingStoragePass={folder}/munge.socket
+AccountingStorageTRES=gres/gpu
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=1
+JobAcctGatherParams=OverMemoryKill
+{nodes}
+PartitionName=gpu Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def _slurmdbd_conf(folder: Path, ports: Ports, password: str) -> str:
+    return f"""\
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={ports.accounting}
+SlurmUser={_user()}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+LogFile={folder}/log/slurmdbd.log
+PidFile={folder}/run/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={ports.database}
+StorageUser=slurm
+StoragePass={password}
+StorageLoc=accounting
+"""
+
+
+def _accounting_sql(password: str) -> str:
+    return f"""\
+CREATE USER IF NOT EXISTS slurm@127.0.0.1 IDENTIFIED BY '{password}';
+GRANT ALL ON accounting.* TO slurm@127.0.0.1;
+"""
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
+def _user() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
