@@ -260,8 +260,15 @@ def _checked(memory: Memory) -> Memory:
 
 
 def _choices(events: Mapping[int, list[dict[str, Any]]]) -> dict[str, Any]:
-    """What the engine chose where the spec left it open, as rank 0 recorded it: part of what a run ran with."""
-    return next(({"choices": event.get("choices")} for event in events.get(0, ()) if _is(event, "choices")), {})
+    """What the engine chose where the spec left it open, as all ranks recorded it: part of what a run ran with. Where
+    ranks chose otherwise, all that they chose."""
+    found: dict[str, set[str]] = {}
+    for lines in events.values():
+        for event in lines:
+            if _is(event, "choices") and isinstance(event.get("choices"), dict):
+                for name, choice in event["choices"].items():
+                    found.setdefault(str(name), set()).add(str(choice))
+    return {"choices": {name: ", ".join(sorted(found[name])) for name in sorted(found)}} if found else {}
 
 
 def _graphs(events: Mapping[int, list[dict[str, Any]]], kind: str, problems: list[str]) -> dict[int, GraphStats]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Literal, Optional
 
@@ -198,8 +198,9 @@ def _from_exception(exception: RankException) -> Diagnosis:
 
 
 def _from_exit(evidence: Evidence) -> Diagnosis:
-    """From exit codes alone. A rank that a signal ended comes before those that exited because it had gone."""
-    first = min(evidence.exits, key=lambda rank_exit: rank_exit.code >= 0, default=None)
+    """From exit codes alone, of the rank that is most likely the cause; the earliest of equals."""
+    said = {exception.rank for exception in evidence.exceptions}
+    first = min(evidence.exits, key=lambda rank_exit: _consequence(rank_exit, said), default=None)
     rank, code = (first.rank, first.code) if first else (None, evidence.exit_code)
     phase = evidence.phases.get(rank or 0, "init")
     if code == -signal.SIGKILL and evidence.oom_killed:
@@ -210,6 +211,16 @@ def _from_exit(evidence: Evidence) -> Diagnosis:
     row = next(row for row in SIGNALS if row.name in (name, "SIGNAL"))
     message = f"{_exit_words(code)}, which the supervisor did not send"
     return Diagnosis(row.outcome, phase, rank, name, message, row.remedy)
+
+
+def _consequence(rank_exit: RankExit, said: Set[int]) -> int:
+    """How likely an exit is a consequence of another rank's: torchrun ends those that are left by SIGTERM, and who said
+    something has said that another had gone."""
+    if rank_exit.code == -signal.SIGTERM:
+        return 2
+    if rank_exit.code >= 0:
+        return 3 if rank_exit.rank in said else 1
+    return 0
 
 
 def _exit_words(code: int) -> str:

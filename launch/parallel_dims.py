@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launch.errors import UnsupportedError
-from launch.spec import Parallelism
+from launch.spec import Parallelism, RunSpec
 
 Axis = Literal["tp", "dp", "pp", "ep", "expert_dp"]
 AXES: tuple[Axis, ...] = ("tp", "dp", "pp", "ep", "expert_dp")
@@ -70,3 +70,33 @@ class ParallelDims:
     def _stride(self, axis: Axis) -> int:
         """How far apart the ranks of a group are."""
         return {"tp": 1, "dp": self.tp, "pp": self.tp * self.dp, "ep": 1, "expert_dp": self.ep}[axis]
+
+
+def misfits(spec: RunSpec) -> tuple[str, ...]:
+    """Why the model and the batch cannot be laid out as ``spec`` says, with the numbers; empty where they can.
+
+    The rules of docs/rules.md say the same before a run is submitted; here a job looks for itself.
+    """
+    model, layout, training = spec.model, spec.parallelism, spec.training
+    widths = {"num_attention_heads": layout.tp, "num_query_groups": layout.tp, "vocab_size": layout.tp}
+    if model.has_dense_layers:
+        widths["ffn_hidden_size"] = layout.tp
+    if model.is_moe:
+        widths |= {"moe_shared_expert_ffn_hidden_size": layout.tp, "num_moe_experts": layout.ep}
+    wrong = [
+        f"model.{name}={getattr(model, name)} over {degree} ranks"
+        for name, degree in widths.items()
+        if getattr(model, name) % degree
+    ]
+    if (layout.sequence_parallel or model.is_moe) and training.sequence_length % layout.tp:
+        wrong.append(f"training.sequence_length={training.sequence_length} over tp={layout.tp} ranks")
+    if layout.pp * layout.vpp > model.num_layers:
+        wrong.append(f"model.num_layers={model.num_layers} over pp={layout.pp} * vpp={layout.vpp} virtual stages")
+    interleaved = layout.schedule == "interleaved"
+    if (layout.vpp > 1) != interleaved or (interleaved and layout.pp < 2):
+        wrong.append(f"parallelism.schedule={layout.schedule} with pp={layout.pp} and vpp={layout.vpp}")
+    if training.global_batch_size % (training.micro_batch_size * layout.dp):
+        wrong.append(f"training.global_batch_size={training.global_batch_size} over dp={layout.dp} ranks")
+    elif interleaved and spec.num_microbatches % layout.pp:
+        wrong.append(f"{spec.num_microbatches} micro-batches interleaved over pp={layout.pp}")
+    return tuple(wrong)

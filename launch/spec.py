@@ -228,10 +228,12 @@ class RunSpec:
     @cached_property
     def task_id(self) -> str:
         model = self.model
-        # Drop-and-pad experts and the load-balancing loss are of a micro-batch, and its size is then the task's.
-        by_micro_batch = model.moe_aux_loss_coeff != 0 or model.moe_expert_capacity_factor is not None
-        training = _section_text(self.training, LAYOUT_ONLY[by_micro_batch:])
-        return _digest_of({"model": _section_text(self.model), "training": training, "data": _section_text(self.data)})
+        # Drop-and-pad experts and the load-balancing loss are of a micro-batch, and its size is then the task's;
+        # capacity is of the stretch of it that a tensor-parallel rank routes.
+        drops = model.moe_expert_capacity_factor is not None
+        training = _section_text(self.training, LAYOUT_ONLY[drops or model.moe_aux_loss_coeff != 0 :])
+        parts = {"model": _section_text(model), "training": training, "data": _section_text(self.data)}
+        return _digest_of(parts | ({"tp": canonical(self.parallelism.tp)} if drops else {}))
 
 
 LAYOUT_ONLY = ("micro_batch_size", "recompute", "compile", "attention_backend", "cpu_offloading", "deterministic")

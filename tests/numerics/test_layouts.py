@@ -49,6 +49,25 @@ def test_trains_as_one_process_does(layout: Layout) -> None:
             torch.testing.assert_close(found[what], expected[what], rtol=1e-9, atol=absolute, msg=said)
 
 
+@pytest.mark.parametrize(
+    ("layout", "training"),
+    [
+        (Layout("moe", ep=2, dp=2, micro_batches=3), {"compile": "elementwise"}),
+        (Layout("gpt_oss", tp=2, pp=2, sequence_parallel=True), {"recompute": "selective"}),
+        (Layout("moe", ep=4, dp=8, dispatcher="allgather"), {}),
+        (Layout("dense", pp=8, micro_batches=3), {}),
+    ],
+    ids=str,
+)
+def test_ways_to_run_a_step_and_the_largest_degrees(layout: Layout, training: dict[str, Any]) -> None:
+    """Beside the cover: what its options leave out."""
+    expected = alone(layout.task)
+    spec = replace(layout.spec, training=replace(layout.spec.training, **training))
+    for found in workers(layout.world_size).run(train_rank, spec, torch.float64, seconds=180):
+        for what in ("loss", "grad_norm", "last"):
+            torch.testing.assert_close(found[what], expected[what], rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("layout", ROUNDED, ids=str)
 def test_losses_and_gradients_in_float32(layout: Layout) -> None:
     """Sums in another order round otherwise: to 1e-6 of a loss and 1e-5 of a parameter's largest gradient, beside what

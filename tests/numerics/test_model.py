@@ -119,6 +119,19 @@ def test_how_a_step_is_run_changes_nothing(model: Model, training: Training) -> 
     compare(decoder, tokens_for(model), model)
 
 
+def test_recomputation_saves_what_it_is_to_save() -> None:
+    saved = {}
+    for recompute in ("none", "selective", "full"):
+        training = Training(recompute=recompute)  # type: ignore[arg-type]
+        decoder = decoder_of(replace(DENSE, window_size=4, num_layers=4), 1, torch.float32, CPU, training)
+        held: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, held=held: held.append(x.numel()) or x, lambda x: x):
+            decoder(tokens_for(DENSE, sequence=32))
+        saved[recompute] = sum(held)
+    assert saved["full"] < saved["none"] / 4
+    assert saved["full"] < saved["selective"] < saved["none"]
+
+
 def test_expert_biases_move_against_the_load() -> None:
     model = replace(MOE, moe_router_enable_expert_bias=True, moe_router_bias_update_rate=0.25)
     (router, _) = decoder_of(model, 1, torch.bfloat16, CPU).routers()

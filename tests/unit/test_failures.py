@@ -142,6 +142,16 @@ def test_the_kernel_is_blamed_only_for_what_it_kills() -> None:
     assert (faulted.outcome, faulted.failure_class) == ("FAILED", "SIGSEGV")
 
 
+def test_a_rank_that_left_without_a_word_comes_before_those_that_were_ended_for_it() -> None:
+    ended_for_it = tuple(RankExit(rank, -signal.SIGTERM) for rank in range(3))
+    found = diagnose(ended(exits=(*ended_for_it, RankExit(3, 3))))
+    assert (found.rank, found.failure_class) == (3, "EXIT")
+    # Who was ended by SIGTERM itself comes before those that say that it had gone.
+    gone = (said(1, 1.0, "RuntimeError", CLOSED),)
+    found = diagnose(ended(exceptions=gone, exits=(RankExit(1, 1), RankExit(0, -signal.SIGTERM))))
+    assert (found.rank, found.failure_class) == (0, "SIGTERM")
+
+
 @pytest.mark.parametrize(
     ("code", "name", "word"),
     [(-4, "SIGILL", "SIGILL"), (-7, "SIGBUS", "SIGBUS"), (-40, "signal 40", "signal 40"), (3, "EXIT", "exit code 3")],

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from launch.errors import UnsupportedError
-from launch.parallel_dims import AXES, ParallelDims
-from launch.spec import Parallelism
+from launch.parallel_dims import AXES, ParallelDims, misfits
+from launch.spec import Model, Parallelism, RunSpec, Training
 
 LAYOUTS = [
     ParallelDims(tp, dp, pp, ep)
@@ -81,3 +81,29 @@ def test_degrees_come_from_a_spec() -> None:
 def test_refuses_what_ranks_cannot_form(parallelism: Parallelism, said: str) -> None:
     with pytest.raises(UnsupportedError, match=said):
         ParallelDims.of(parallelism)
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "training", "said"),
+    [
+        ({}, {"tp": 3}, {}, "num_attention_heads=4 over 3 ranks"),
+        ({"vocab_size": 257}, {"tp": 2}, {}, "vocab_size=257 over 2 ranks"),
+        ({"num_moe_experts": 6, "moe_router_topk": 1}, {"ep": 4, "dp": 4}, {}, "num_moe_experts=6 over 4 ranks"),
+        ({}, {"pp": 4}, {}, "num_layers=2 over pp=4"),
+        ({}, {"pp": 2, "vpp": 2}, {}, "schedule=1f1b with pp=2 and vpp=2"),
+        (
+            {"num_layers": 4},
+            {"pp": 2, "vpp": 2, "schedule": "interleaved"},
+            {"global_batch_size": 3},
+            "3 micro-batches",
+        ),
+        ({}, {"tp": 2, "sequence_parallel": True}, {"sequence_length": 127}, "sequence_length=127 over tp=2"),
+        ({}, {"dp": 3}, {}, "global_batch_size=8 over dp=3"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_said_with_its_numbers(
+    model: dict[str, Any], layout: dict[str, Any], training: dict[str, Any], said: str
+) -> None:
+    spec = RunSpec(model=Model(**model), parallelism=Parallelism(**layout), training=Training(**training))
+    assert said in "; ".join(misfits(spec))
+    assert misfits(RunSpec()) == ()

@@ -18,6 +18,7 @@ from launch.spec import (
     Model,
     Parallelism,
     RunSpec,
+    Training,
     digest,
     spec_from_json,
     spec_to_json,
@@ -68,6 +69,18 @@ def test_each_field_counts_where_it_matters(section: str, name: str) -> None:
     assert (spec.run_id == same.run_id) == ((section, name) in NOT_OF_THE_RUN)
     assert (spec.workload_id == same.workload_id) == (graph_alone or (section, name) in NOT_OF_THE_RUN)
     assert (spec.task_id == same.task_id) == ((section, name) not in OF_THE_TASK)
+
+
+def test_what_drops_tokens_is_a_task_of_the_layout_that_it_drops_them_by() -> None:
+    experts = Model(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=16)
+    balanced = dataclasses.replace(experts, moe_aux_loss_coeff=0.01)
+    dropping = dataclasses.replace(experts, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)
+    for model, by_size, by_tp in ((experts, False, False), (balanced, True, False), (dropping, True, True)):
+        spec = RunSpec(model=model)
+        larger = dataclasses.replace(spec, training=Training(micro_batch_size=2))
+        split = dataclasses.replace(spec, parallelism=Parallelism(tp=2))
+        assert (larger.task_id != spec.task_id) == by_size
+        assert (split.task_id != spec.task_id) == by_tp
 
 
 def test_engine_environment_and_repeat() -> None:

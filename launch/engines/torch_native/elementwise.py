@@ -110,10 +110,17 @@ class Elementwise:
     cross_entropy: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = cross_entropy
 
 
+OF_ROWS = ("weighted_swiglu", "weighted_clamped_quick_gelu_glu", "gather_sum")
+"""Functions of rows, whose number differs from layer to layer where the all-to-all dispatcher brings them."""
+
+
 def compiled() -> Elementwise:
-    """Every function compiled for the shapes it meets; Inductor is imported with the first call."""
+    """Every function compiled for the shapes it meets; those of rows for any number of them once it has changed. Inductor
+    is imported with the first call."""
     functions: dict[str, Any] = {
-        field.name: torch.compile(cast(Any, field.default), fullgraph=True, dynamic=False)
+        field.name: torch.compile(
+            cast(Any, field.default), fullgraph=True, dynamic=None if field.name in OF_ROWS else False
+        )
         for field in fields(Elementwise)
     }
     return Elementwise(**functions)

@@ -22,7 +22,7 @@ from launch.engines.torch_native.pipeline_schedule import layers_of
 from launch.engines.torch_native.rehearsal import rehearse
 from launch.engines.torch_native.sharding import shardings_of
 from launch.errors import UnsupportedError
-from launch.parallel_dims import ParallelDims
+from launch.parallel_dims import ParallelDims, misfits
 from launch.record import GraphStats
 from launch.spec import RunSpec
 from launch.support import unsupported
@@ -39,6 +39,9 @@ class TorchNativeEngine:
         self.mesh = make_mesh(mesh, ParallelDims.of(spec.parallelism))
         dtype = dtype or PRECISIONS[spec.training.precision]
         self.chunks = _build_chunks(spec, self.mesh, dtype)
+        shape = _shape_between_stages(spec)
+        if mesh.world_size > 1 and mesh.device.type == "cuda":
+            rehearse(spec, self.chunks, shape, dtype)
         modules = nn.ModuleList(self.chunks)
         self._main = MainParameters(
             modules,
@@ -49,9 +52,6 @@ class TorchNativeEngine:
             tied=_tied(self.chunks, self.mesh),
         )
         self._optimizer = Optimizer(self._main, spec.training)
-        shape = _shape_between_stages(spec)
-        if mesh.world_size > 1 and mesh.device.type == "cuda":
-            rehearse(spec, self.chunks, shape, dtype)
         layout = spec.parallelism
         self._pipeline = Pipeline(self.mesh, layout.schedule, layout.vpp, spec.num_microbatches, shape, dtype)
         self._graphs = make_graphs(spec, self.chunks[0])
@@ -137,6 +137,10 @@ def build(spec: RunSpec, mesh: Mesh) -> TorchNativeEngine:
     """
     if reasons := unsupported(spec):
         raise UnsupportedError("; ".join(f"{reason.message}: {reason.remedy}" for reason in reasons))
+    if wrong := misfits(spec):
+        raise UnsupportedError(
+            f"the layout does not fit: {', '.join(wrong)}; see docs/rules.md for the way out of each"
+        )
     if spec.training.deterministic:
         torch.use_deterministic_algorithms(True)
     return TorchNativeEngine(spec, mesh)

@@ -4,7 +4,8 @@ A kernel that is launched for the first time is loaded, and cuDNN plans and Trit
 waits until the device is idle. If a receive is under way then, whose sender waits for this rank, both wait for ever
 (CUDA programming guide, lazy loading, "concurrent execution"; seen on H200s with a pipeline of two). launch.worker has
 CUDA load the kernels of libraries when it starts; what is made on the way is made here. Nothing is kept: no gradient is
-added up, and nothing random is drawn from the run's own generators.
+added up, and nothing random is drawn from the run's own generators. It comes before masters and main gradients are
+there, so that gradients held whole take no more memory than these will.
 """
 
 from __future__ import annotations
@@ -35,3 +36,4 @@ def rehearse(spec: RunSpec, chunks: Sequence[Decoder], shape: tuple[int, ...], d
         output = chunk.losses(y, routed, tokens).objective if chunk.is_last else y.sum()
         torch.autograd.grad(output, list(chunk.parameters()))
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()

@@ -59,7 +59,9 @@ class Router(nn.Module):
         logits = nn.functional.linear(x.to(dtype), self.weight.to(dtype), bias)
         weights, experts = choose(logits, self.model, self.expert_bias)
         choices = count_choices(experts, logits)
-        unsteered = choices if self.expert_bias is None else count_choices(choose(logits, self.model, None)[1], logits)
+        unsteered = choices
+        if self.expert_bias is not None and self.model.moe_aux_loss_coeff:
+            unsteered = count_choices(choose(logits, self.model, None)[1], logits)
         return Routing(weights, experts, router_loss(logits, unsteered, self.model, self.tp.group), choices)
 
     @torch.no_grad()

@@ -66,9 +66,9 @@ class AllGatherDispatcher:
 
     def _kept(self, routing: Routing) -> torch.Tensor:
         """The experts of each token; beyond the last one where it found no room."""
-        layout = _own_layout(self._model, routing)
-        if layout.capacity is None:
+        if self._model.moe_expert_capacity_factor is None:
             return routing.experts
+        layout = _own_layout(self._model, routing)
         return torch.where(layout.rows < len(layout.choices), routing.experts, self._model.num_moe_experts)
 
 
@@ -94,8 +94,8 @@ class AllToAllDispatcher:
         arriving = self._arriving(moves.layout, routing)
         per_rank = moves.layout.capacity
         if per_rank is None:
-            sent = routing.choices.view(self._group.size, -1).sum(1).tolist()
-            received = arriving.sum(1).tolist()
+            leaving = routing.choices.view(self._group.size, -1)
+            sent, received = torch.stack((leaving.sum(1), arriving.sum(1))).tolist()
         else:
             sent = received = [per_rank * self._count] * self._group.size
         rows = collectives.exchange(moves.spread(tokens), self._group, sent, received)
