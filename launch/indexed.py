@@ -54,7 +54,7 @@ class IndexedPair:
     @cached_property
     def digest(self) -> str:
         """SHA-256, in hexadecimal digits, of the whole ``.idx``, and of the ``.bin`` as
-        :func:`launch.sampled_digest` takes it.
+        :func:`launch.sampled_digest.sampled_digest` takes it.
 
         Raises:
             DataError: a file can no longer be read.

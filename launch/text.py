@@ -37,8 +37,7 @@ class Text:
 def read_text(data: Data, vocab_size: int) -> Text:
     """The text that ``data`` describes, file by file in the order of their names.
 
-    ``data.eod_token`` follows each document, which is a file; one without a token is left out, and so is its end
-    (Megatron's tools/preprocess_data.py does the same).
+    ``data.eod_token`` follows each document, which is a file; one without a token is left out, and so is its end.
 
     Raises:
         DataError: a file cannot be read or is not UTF-8, there is no token in all of them, or the tokenizer does not

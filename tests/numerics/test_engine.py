@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 from launch.engines.base import Mesh
 from launch.engines.torch_native.engine import TorchNativeEngine, build
 from launch.errors import UnsupportedError
 from launch.spec import CudaGraph, RunSpec
+from tests.distributed import workers
 from tests.numerics.tiny import CPU, MOE, make_spec, train, train_rank
 
 ALONE = Mesh(0, 1, CPU)
@@ -32,17 +31,13 @@ def test_micro_batches_add_up_to_one_big_batch() -> None:
     )
 
 
-def test_two_ranks_train_as_one(tmp_path: Path) -> None:
-    mp.spawn(train_rank, args=(make_spec(dp=2), tmp_path), nprocs=2)
-    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
-    torch.testing.assert_close(ranks[0], ranks[1], rtol=0, atol=0)
-
-    spec = make_spec(dp=1)
-    engine = TorchNativeEngine(spec, ALONE, torch.float64)
-    results = train(engine, spec)
-    torch.testing.assert_close(ranks[0]["loss"], torch.stack([r.loss for r in results]), rtol=1e-6, atol=0)
-    torch.testing.assert_close(ranks[0]["grad_norm"], torch.stack([r.grad_norm for r in results]), rtol=1e-6, atol=0)
-    torch.testing.assert_close(ranks[0]["weights"], dict(engine.chunks[0].state_dict()), rtol=1e-9, atol=1e-10)
+def test_two_ranks_train_as_one() -> None:
+    first, second = workers(2).run(train_rank, make_spec(dp=2))
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    alone = train_rank(make_spec(dp=1))
+    for what in ("loss", "grad_norm"):
+        torch.testing.assert_close(first[what], alone[what], rtol=1e-6, atol=0)
+    torch.testing.assert_close(first["weights"], alone["weights"], rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -97,21 +92,16 @@ def test_how_a_step_is_run_leaves_its_losses(training: dict[str, Any]) -> None:
     assert expected[0] - expected[-1] > 0.3
 
 
-def test_expert_biases_follow_the_load_of_the_whole_batch(tmp_path: Path) -> None:
+def test_expert_biases_follow_the_load_of_the_whole_batch() -> None:
     model = replace(MOE, moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True)
     model = replace(model, moe_router_bias_update_rate=0.1)
-    mp.spawn(train_rank, args=(make_spec(model, dp=2), tmp_path), nprocs=2)
-    spec = make_spec(model)
-    engine = TorchNativeEngine(spec, ALONE, torch.float64)
-    train(engine, spec)
-    alone = engine.chunks[0].state_dict()
+    alone = train_rank(make_spec(model))["weights"]
     biases = [name for name in alone if name.endswith("expert_bias")]
     assert len(biases) == 2
-    for rank in range(2):
-        found = torch.load(tmp_path / f"rank{rank}.pt")["weights"]
+    for rank in workers(2).run(train_rank, make_spec(model, dp=2)):
         for name in biases:
-            torch.testing.assert_close(found[name], alone[name], rtol=0, atol=0)
-            assert found[name].abs().max() > 0.05
+            torch.testing.assert_close(rank["weights"][name], alone[name], rtol=0, atol=0)
+            assert rank["weights"][name].abs().max() > 0.05
 
 
 def test_deterministic_runs_ask_pytorch_for_it() -> None:

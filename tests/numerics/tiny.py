@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,17 +82,13 @@ def train(engine: TorchNativeEngine, spec: RunSpec, rank: int = 0) -> list[StepR
     return [engine.step(batch(source, spec, step, rank)) for step in range(spec.training.steps)]
 
 
-def train_rank(rank: int, spec: RunSpec, folder: Path) -> None:
-    """One of dp processes: trains in float64 and leaves losses, gradient norms and weights in the folder."""
-    torch.set_num_threads(1)
-    world_size = spec.parallelism.dp
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)
-    engine = TorchNativeEngine(spec, Mesh(rank, world_size, CPU), torch.float64)
+def train_rank(spec: RunSpec) -> dict[str, Any]:
+    """One of dp ranks: losses and gradient norms of shape (steps,), and what it holds after training in float64."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    engine = TorchNativeEngine(spec, Mesh(rank, spec.parallelism.dp, CPU), torch.float64)
     results = train(engine, spec, rank)
-    content = {
+    return {
         "loss": torch.stack([result.loss for result in results]),
         "grad_norm": torch.stack([result.grad_norm for result in results]),
         "weights": dict(engine.chunks[0].state_dict()),
     }
-    torch.save(content, folder / f"rank{rank}.pt")
-    dist.destroy_process_group()

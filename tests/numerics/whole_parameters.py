@@ -8,7 +8,6 @@ import torch.distributed as dist
 from launch.engines.torch_native.collectives import all_gather_single
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.engines.torch_native.mesh import Group
-from launch.engines.torch_native.sharding import shardings_of
 from launch.engines.torch_native.weights import named_weights
 
 
@@ -16,9 +15,7 @@ def whole_parameters(engine: TorchNativeEngine) -> dict[str, torch.Tensor]:
     """By their names in one process, on the CPU. A collective call: every rank has all of them."""
     gathered: dict[str, torch.Tensor] = {}
     for chunk in engine.chunks:
-        shardings = list(shardings_of(chunk).values())
-        weights = named_weights(chunk, chunk.blueprint.model)
-        for (name, parameter), sharding in zip(weights.items(), shardings, strict=True):
+        for name, (parameter, sharding) in named_weights(chunk, chunk.blueprint.model).items():
             group = engine.mesh.ep if sharding.axis == "ep" else engine.mesh.tp
             gathered[name] = sharding.join(_parts(parameter.detach(), group)).cpu()
     if engine.mesh.pp.size > 1:

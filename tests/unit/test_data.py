@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
@@ -20,7 +22,7 @@ SYNTHETIC = open_source(Data(kind="synthetic"), 1000, seed=1)
 STEPS = INDICES = st.integers(0, 2**40)
 
 
-def write_indexed(folder: Path, tokens: list[int]) -> str:
+def write_indexed(folder: Path, tokens: Sequence[int] | npt.NDArray[np.int64]) -> str:
     """One document of one sequence, as Megatron-Core's IndexedDataset."""
     header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 4, 1, 2)
     (folder / "corpus.idx").write_bytes(header + struct.pack("<iqqq", len(tokens), 0, 0, 1))
@@ -34,7 +36,8 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if request.param == "tokens":
         return open_source(Data(eod_token=999), 1000, seed=1)
     if request.param == "indexed":
-        tokens = np.random.default_rng(1).integers(0, 1000, 5000).tolist()
+        # So many that two places drawn at random hardly ever begin at the same token.
+        tokens = np.random.default_rng(1).integers(0, 1000, 2**22)
         return open_source(Data(kind="indexed", path=write_indexed(folder, tokens)), 1000, seed=1)
     return TEXT if request.param == "text" else SYNTHETIC
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from launch.engines.torch_native.blueprint import Blueprint
-from launch.engines.torch_native.sharding import Sharding, shardings_of
-from launch.engines.torch_native.weights import EMBEDDING, named_weights
+from launch.engines.torch_native.sharding import Sharding
+from launch.engines.torch_native.weights import named_weights
 from launch.errors import EnvironmentFault
 from launch.hugging_face.checkpoint import Checkpoint, open_checkpoint
 from launch.hugging_face.layout import Entry
@@ -38,10 +38,9 @@ def load_weights(decoder: nn.Module, blueprint: Blueprint) -> None:
     """
     checkpoint = open_checkpoint(blueprint.model)
     entries = {entry.parameter: entry for entry in checkpoint.entries}
-    shardings = shardings_of(decoder)
     with _opened(checkpoint) as tensors:
-        for name, parameter in named_weights(decoder, blueprint.model).items():
-            _fill(parameter, entries[name], tensors, shardings.get(name, EMBEDDING), blueprint)
+        for name, (parameter, sharding) in named_weights(decoder, blueprint.model).items():
+            _fill(parameter, entries[name], tensors, sharding, blueprint)
             # Both ends of the range are NaN where one number is, and nothing of the parameter's size is held beside it.
             if not torch.stack(parameter.aminmax()).isfinite().all():
                 names = _not_finite(entries[name], tensors, parameter.dtype)

@@ -6,7 +6,8 @@ All shapes are known beforehand but those of :func:`exchange`, and none reads an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional, cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -17,79 +18,62 @@ from launch.engines.torch_native.mesh import Group
 all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+Way = Callable[[torch.Tensor, Group], torch.Tensor]
+
 
 def copy(x: torch.Tensor, group: Group) -> torch.Tensor:
     """``x``, which all ranks hold; its gradient is the sum of theirs."""
-    return _apply(_Linear, x, group, _same, _sum)
+    return _apply(x, group, _same, _sum)
 
 
 def reduce(x: torch.Tensor, group: Group) -> torch.Tensor:
     """The sum over all ranks, which all then hold; each has its whole gradient."""
-    return _apply(_Linear, x, group, _sum, _same)
+    return _apply(x, group, _sum, _same)
 
 
 def gather(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
     """The parts of all ranks in order along ``dim``. The gradient of a part is the sum of what all ranks have for it."""
-    return _apply(_Along, x, group, dim, _all_gather, _reduce_scatter)
+    return _apply(x, group, partial(_all_gather, dim=dim), partial(_reduce_scatter, dim=dim))
 
 
 def reduce_scatter(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
     """This rank's part along ``dim`` of the sum over all ranks."""
-    return _apply(_Along, x, group, dim, _reduce_scatter, _all_gather)
+    return _apply(x, group, partial(_reduce_scatter, dim=dim), partial(_all_gather, dim=dim))
 
 
 def split(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
     """This rank's part along ``dim`` of ``x``, which all ranks hold, each with the whole gradient."""
-    return _apply(_Along, x, group, dim, _part, _all_gather)
+    return _apply(x, group, partial(_part, dim=dim), partial(_all_gather, dim=dim))
 
 
 def join(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
     """The parts of all ranks, which all then hold, each with the whole gradient: the transpose of :func:`split`."""
-    return _apply(_Along, x, group, dim, _all_gather, _part)
+    return _apply(x, group, partial(_all_gather, dim=dim), partial(_part, dim=dim))
 
 
 def exchange(x: torch.Tensor, group: Group, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
     """Rows to every rank and from every rank: the first ``sent[0]`` rows go to rank 0, and so on."""
-    return _apply(_Exchange, x, group, list(sent), list(received))
+    there = partial(_all_to_all, sent=list(sent), received=list(received))
+    return _apply(x, group, there, partial(_all_to_all, sent=list(received), received=list(sent)))
 
 
-def _apply(function: type[torch.autograd.Function], x: torch.Tensor, group: Group, *arguments: object) -> torch.Tensor:
-    if group.size == 1:
-        return x
-    return cast(torch.Tensor, cast(Any, function).apply(x, group, *arguments))
+class _Collective(torch.autograd.Function):
+    """One way for activations, and its transpose for gradients."""
 
-
-class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group, there: Any, back: Any) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, group: Group, there: Way, back: Way) -> torch.Tensor:
         ctx.group, ctx.back = group, back
-        return cast(torch.Tensor, there(x, group))
+        return there(x, group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Optional[torch.Tensor], ...]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         return ctx.back(gradients[0], ctx.group), None, None, None
 
 
-class _Along(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group, dim: int, there: Any, back: Any) -> torch.Tensor:
-        ctx.group, ctx.dim, ctx.back = group, dim, back
-        return cast(torch.Tensor, there(x, group, dim))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Optional[torch.Tensor], ...]:
-        return ctx.back(gradients[0], ctx.group, ctx.dim), None, None, None, None
-
-
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group, sent: list[int], received: list[int]) -> torch.Tensor:
-        ctx.group, ctx.sent, ctx.received = group, sent, received
-        return _all_to_all(x, group, sent, received)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Optional[torch.Tensor], ...]:
-        return _all_to_all(gradients[0], ctx.group, ctx.received, ctx.sent), None, None, None
+def _apply(x: torch.Tensor, group: Group, there: Way, back: Way) -> torch.Tensor:
+    if group.size == 1:
+        return x
+    return cast(torch.Tensor, cast(Any, _Collective).apply(x, group, there, back))
 
 
 def _same(x: torch.Tensor, group: Group) -> torch.Tensor:

@@ -22,7 +22,7 @@ def rotary_tables(model: Model, positions: torch.Tensor, dtype: torch.dtype) -> 
     """
     angles = positions.to(torch.float64).unsqueeze(-1) * frequencies(model, positions.device)
     factor = attention_factor(model)
-    return tuple((factor * table).to(dtype).unsqueeze(2) for table in (angles.cos(), angles.sin()))  # type: ignore[return-value]
+    return (factor * angles.cos()).to(dtype).unsqueeze(2), (factor * angles.sin()).to(dtype).unsqueeze(2)
 
 
 def frequencies(model: Model, device: torch.device) -> torch.Tensor:

@@ -8,7 +8,7 @@ pair. Activations are of shape (batch, sequence, ...).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ SEQUENCE = 1
 class TensorParallel:
     """How activations enter and leave a pair of products."""
 
-    group: Group = Group()  # noqa: RUF009 - it is frozen
+    group: Group = field(default_factory=Group)
     sequence_parallel: bool = False
 
     @property

@@ -7,6 +7,7 @@ chooses.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -27,19 +28,20 @@ class TokenDispatcher(Protocol):
         """(T, H) -> (T, H): each token's weighted sum over its experts."""
 
 
+@dataclass(frozen=True)
 class LocalDispatcher:
     """Every expert is on this rank."""
 
-    def __init__(self, model: Model, elementwise: Elementwise) -> None:
-        self._model = model
-        self._elementwise = elementwise
+    model: Model
+    elementwise: Elementwise
 
     def __call__(self, tokens: torch.Tensor, routing: Routing, experts: Experts) -> torch.Tensor:
-        moves = Moves(_own_layout(self._model, routing), self._elementwise)
+        moves = Moves(_own_layout(self.model, routing), self.elementwise)
         rows = experts(moves.spread(tokens), moves.spread_weights(routing.weights), moves.layout)
         return moves.combine(rows)
 
 
+@dataclass(frozen=True)
 class AllGatherDispatcher:
     """Every rank is sent all tokens, takes the rows of its own experts, and all results are summed up.
 
@@ -48,30 +50,29 @@ class AllGatherDispatcher:
     direction: (ep - 1) * T * H elements to gather and as many to reduce-scatter, whatever k is.
     """
 
-    def __init__(self, model: Model, elementwise: Elementwise, group: Group) -> None:
-        self._model = model
-        self._elementwise = elementwise
-        self._group = group
-        self._count = model.num_moe_experts // group.size
+    model: Model
+    elementwise: Elementwise
+    group: Group
 
     def __call__(self, tokens: torch.Tensor, routing: Routing, experts: Experts) -> torch.Tensor:
-        group = self._group
+        group, count = self.group, self.model.num_moe_experts // self.group.size
         everybodys = collectives.gather(tokens, group, 0)
         weights = collectives.gather(routing.weights, group, 0)
         chosen = collectives.gather(self._kept(routing), group, 0)
-        layout = of_some_experts(chosen, group.rank * self._count, self._count)
-        moves = Moves(layout, self._elementwise)
+        layout = of_some_experts(chosen, group.rank * count, count)
+        moves = Moves(layout, self.elementwise)
         rows = experts(moves.spread(everybodys), moves.spread_weights(weights), layout)
         return collectives.reduce_scatter(moves.combine(rows), group, 0)
 
     def _kept(self, routing: Routing) -> torch.Tensor:
         """The experts of each token; beyond the last one where it found no room."""
-        if self._model.moe_expert_capacity_factor is None:
+        if self.model.moe_expert_capacity_factor is None:
             return routing.experts
-        layout = _own_layout(self._model, routing)
-        return torch.where(layout.rows < len(layout.choices), routing.experts, self._model.num_moe_experts)
+        layout = _own_layout(self.model, routing)
+        return torch.where(layout.rows < len(layout.choices), routing.experts, self.model.num_moe_experts)
 
 
+@dataclass(frozen=True)
 class AllToAllDispatcher:
     """Every row is sent to its expert's rank and back.
 
@@ -82,40 +83,42 @@ class AllToAllDispatcher:
     many back.
     """
 
-    def __init__(self, model: Model, elementwise: Elementwise, group: Group) -> None:
-        self._model = model
-        self._elementwise = elementwise
-        self._group = group
-        self._count = model.num_moe_experts // group.size
+    model: Model
+    elementwise: Elementwise
+    group: Group
 
     def __call__(self, tokens: torch.Tensor, routing: Routing, experts: Experts) -> torch.Tensor:
-        moves = Moves(_own_layout(self._model, routing), self._elementwise)
+        moves = Moves(_own_layout(self.model, routing), self.elementwise)
         # What every rank sends to every expert of this rank: (ep, E / ep).
         arriving = self._arriving(moves.layout, routing)
         per_rank = moves.layout.capacity
         if per_rank is None:
-            leaving = routing.choices.view(self._group.size, -1)
+            leaving = routing.choices.view(self.group.size, -1)
             sent, received = torch.stack((leaving.sum(1), arriving.sum(1))).tolist()
         else:
-            sent = received = [per_rank * self._count] * self._group.size
-        rows = collectives.exchange(moves.spread(tokens), self._group, sent, received)
-        weights = collectives.exchange(moves.spread_weights(routing.weights), self._group, sent, received)
-        here = Moves(self._layout_here(arriving, sum(received), per_rank), self._elementwise)
+            sent = received = [per_rank * self._count] * self.group.size
+        rows = collectives.exchange(moves.spread(tokens), self.group, sent, received)
+        weights = collectives.exchange(moves.spread_weights(routing.weights), self.group, sent, received)
+        here = Moves(self._layout_here(arriving, sum(received), per_rank), self.elementwise)
         done = experts(here.spread(rows), here.spread_weights(weights.unsqueeze(1)), here.layout)
-        return moves.combine(collectives.exchange(here.combine(done), self._group, received, sent))
+        return moves.combine(collectives.exchange(here.combine(done), self.group, received, sent))
+
+    @property
+    def _count(self) -> int:
+        return self.model.num_moe_experts // self.group.size
 
     def _arriving(self, layout: Layout, routing: Routing) -> torch.Tensor:
         if layout.capacity is not None:
-            return torch.full((self._group.size, self._count), layout.capacity, device=routing.choices.device)
-        counts = [self._count] * self._group.size
-        return collectives.exchange(routing.choices, self._group, counts, counts).view(self._group.size, -1)
+            return torch.full((self.group.size, self._count), layout.capacity, device=routing.choices.device)
+        counts = [self._count] * self.group.size
+        return collectives.exchange(routing.choices, self.group, counts, counts).view(self.group.size, -1)
 
     def _layout_here(self, arriving: torch.Tensor, rows: int, capacity: int | None) -> Layout:
         """Rows come sorted by rank, then by expert; experts want them sorted by expert."""
-        numbers = torch.arange(self._count, device=arriving.device).repeat(self._group.size)
+        numbers = torch.arange(self._count, device=arriving.device).repeat(self.group.size)
         experts = torch.repeat_interleave(numbers, arriving.flatten(), output_size=rows).unsqueeze(1)
         layout = dropless(experts, arriving.sum(0))
-        return layout if capacity is None else layout._replace(capacity=capacity * self._group.size)
+        return layout if capacity is None else layout._replace(capacity=capacity * self.group.size)
 
 
 def make_dispatcher(model: Model, elementwise: Elementwise, group: Group, kind: str) -> TokenDispatcher:

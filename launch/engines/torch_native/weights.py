@@ -14,8 +14,6 @@ from launch.engines.torch_native.mesh import Group
 from launch.engines.torch_native.sharding import Sharding, shardings_of
 from launch.spec import Model
 
-EMBEDDING = Sharding("tp", 0)
-"""Of the embedding and the head, one of which may bear the other's name."""
 INTO_RESIDUAL = ("attention.output.weight", "mlp.down.weight", "mlp.down", "mlp.shared.down.weight")
 """Projections that add to the residual stream; their deviation shrinks with depth (GPT-2, Megatron-LM)."""
 
@@ -24,8 +22,7 @@ INTO_RESIDUAL = ("attention.output.weight", "mlp.down.weight", "mlp.down", "mlp.
 def draw_weights(module: nn.Module, blueprint: Blueprint, seed: int) -> None:
     """Norms become one, biases and sinks zero, all else normal with deviation ``init_std``; experts are drawn one by one,
     each by its name. A part of a parameter is that part of the whole."""
-    shardings = shardings_of(module)
-    for name, parameter in named_weights(module, blueprint.model).items():
+    for name, (parameter, sharding) in named_weights(module, blueprint.model).items():
         if name.endswith("norm.weight"):
             parameter.fill_(1.0)
         elif name.endswith(("bias", "sinks")):
@@ -37,13 +34,14 @@ def draw_weights(module: nn.Module, blueprint: Blueprint, seed: int) -> None:
             if parameter.dim() == 3:
                 _draw_experts(parameter, name, seed, deviation, blueprint.ep)
             else:
-                _draw(parameter, name, seed, deviation, shardings.get(name, EMBEDDING), blueprint.tp.group)
+                _draw(parameter, name, seed, deviation, sharding, blueprint.tp.group)
 
 
-def named_weights(module: nn.Module, model: Model) -> dict[str, nn.Parameter]:
+def named_weights(module: nn.Module, model: Model) -> dict[str, tuple[nn.Parameter, Sharding]]:
     """Parameters by their name in the whole model, where a tied head is the embedding."""
     tied = {"head.weight": "embedding.weight"} if model.tie_embeddings else {}
-    return {tied.get(name, name): parameter for name, parameter in module.named_parameters()}
+    shardings = shardings_of(module)
+    return {tied.get(name, name): (parameter, shardings[name]) for name, parameter in module.named_parameters()}
 
 
 def _draw(parameter: torch.Tensor, name: str, seed: int, deviation: float, sharding: Sharding, tp: Group) -> None:
