@@ -9,7 +9,9 @@ from functools import cached_property
 from typing import Optional
 
 from analysis import loss, memory, replay, speedup
+from analysis.capture import Captured, cell_captured
 from analysis.deviation import Floor, finite_steps, incomplete
+from analysis.limit import Limit, cell_limit
 from analysis.load import Attempt, Records, Run, attempts_of
 from analysis.pair import EagerSide, PairResult, compare_pair, eager_side
 from launch.record import RESULTS_INTACT, Cell, Margins
@@ -29,6 +31,9 @@ class CellResult:
     memory: Optional[memory.CellMemory] = None
     speed: Optional[speedup.Speed] = None
     replay: Optional[replay.Replay] = None
+    captured: Optional[Captured] = None
+    limit: Optional[Limit] = None
+    """For a graphed cell on GPUs."""
     floor: Optional[Floor] = None
     """For an eager cell: how far its repeats are apart over the whole run."""
 
@@ -134,6 +139,8 @@ def _graphed_result(cell: Cell, runs: tuple[Run, ...], eager: EagerSide, margins
         verdict=None if failed_as_expected or not pairs else _combined(pairs),
         memory=memory.cell_memory(attempts_of(runs), [(e, g) for e, g in attempts if e and g], spec.placement.device),
         speed=speedup.cell_speed([pair.speed for pair in pairs]),
+        captured=cell_captured(attempts_of(runs)),
+        limit=cell_limit(pairs, spec.parallelism.world_size) if spec.placement.device == "cuda" else None,
         replay=replay.worst(proofs) if proofs else None,
     )
 

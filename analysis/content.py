@@ -11,7 +11,13 @@
          "memory": null | {"kind": "device" | "host", "peak", "added", "phases": [...]}   (bytes),
          "speed": null | {"word", "ratio", "low", "high", "pairs", and on a GPU "eager_ms", "graphed_ms",
                           "eager_tokens_per_second", "graphed_tokens_per_second"},
-         "replay": null | {"proven", "reason", "ranks", "stats": GraphStats},
+         "replay": null | {"proven", "reason", "ranks", "stats": GraphStats, and on a GPU "bare_ranks", "launches_seen"},
+         and of a graphed cell on a GPU
+         "captured": null | {"graphs", "seconds"},
+         "limit": {"reason", "eager": null | {"step_ms", "busy_ms", "computing_ms", "host_ms", "kernels"},
+                   "graphed": null | {"step_ms", "host_ms", "kernels", "graph_launches"},
+                   "launch_bound", "largest_speedup", "largest_speedup_computing", "times_busy", "times_computing",
+                   "attained", "bound": null | analysis.limit.Bound},
          "runs": [{"run_id", "repeat", "attempt", "attempts_begun", "status", "outcome": null | Outcome, "problems"}],
          "pairs": [{"repeat", "eager_run", "graphed_run", "verdict": VERDICT, "ratio", "ratio_steps", "ratio_reason",
                     "replay", "environment_differences"}]}],
@@ -33,8 +39,10 @@ from typing import Any, Optional
 
 from analysis.compare import CellResult
 from analysis.environment import provenance
+from analysis.limit import Limit
 from analysis.load import Records, Run, attempts_of
 from analysis.pair import PairResult
+from analysis.replay import Replay
 from analysis.selection import Selection
 from analysis.speedup import Speed
 from analysis.summary import Summary
@@ -96,7 +104,8 @@ def _cell(result: CellResult) -> dict[str, Any]:
         "floor": _fields(result.floor),
         "memory": _fields(result.memory) and {**_fields(result.memory), "peak": result.memory and result.memory.peak},
         "speed": _speed(result.speed, result.spec.placement.device == "cuda"),
-        "replay": _fields(result.replay),
+        "replay": _replay(result.replay, result.spec.placement.device == "cuda"),
+        **({"captured": _fields(result.captured), "limit": _limit(result.limit)} if result.limit else {}),
         "runs": [_run(run) for run in result.runs],
         "pairs": [_pair(pair) for pair in result.pairs],
     }
@@ -112,6 +121,29 @@ def _speed(speed: Optional[Speed], on_gpu: bool) -> Any:
         return None
     absolute = () if on_gpu else ("eager_ms", "graphed_ms", "eager_tokens_per_second", "graphed_tokens_per_second")
     return {key: value for key, value in _fields(speed).items() if key not in absolute}
+
+
+def _replay(replay: Optional[Replay], on_gpu: bool) -> Any:
+    """Launches are of CUDA graphs, and left out on a CPU."""
+    if replay is None or on_gpu:
+        return _fields(replay)
+    content = _fields(replay)
+    del content["bare_ranks"], content["launches_seen"], content["stats"]["launches_per_step"]
+    return content
+
+
+def _limit(limit: Limit) -> dict[str, Any]:
+    eager = limit.eager
+    return {
+        **_fields(limit),
+        "launch_bound": eager and eager.launch_bound,
+        "largest_speedup": eager and eager.largest_speedup,
+        "largest_speedup_computing": eager and eager.largest_speedup_computing,
+        "times_busy": limit.times_busy,
+        "times_computing": limit.times_computing,
+        "attained": limit.attained,
+        "bound": limit.bound,
+    }
 
 
 def _run(run: Run) -> dict[str, Any]:

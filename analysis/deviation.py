@@ -12,7 +12,7 @@ from typing import Optional
 
 import numpy as np
 
-from analysis.load import Booleans, Floats, Integers, Metric, Steps
+from analysis.steps import Booleans, Floats, Integers, Metric, Steps
 
 METRIC_NAMES: dict[Metric, str] = {"loss": "loss", "grad_norm": "gradient norm"}
 

@@ -6,80 +6,46 @@ Nothing is judged here and nothing is filled in. A record that is damaged or mis
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Optional
+from typing import Any, Optional
 
-import numpy as np
-from numpy.typing import NDArray
-
-from launch.files import RecordError, number, read_json, read_json_lines
+from analysis.events import (
+    DAMAGE,
+    PhaseMemory,
+    choices_of,
+    is_of,
+    last_of_kind,
+    memory_of,
+    notes_of,
+    read_events,
+    said,
+)
+from analysis.steps import Steps, no_steps, read_steps
+from launch.files import number, read_json
+from launch.findings import Inspection, inspection_from_json
+from launch.paths import AttemptPaths, RunPaths, SweepPaths
 from launch.record import (
-    AttemptPaths,
     Cell,
     GraphStats,
-    Memory,
     Outcome,
     OutcomeName,
-    Phase,
     Plan,
-    RunPaths,
-    SweepPaths,
+    Probe,
     graph_stats_from_json,
+    probe_from_json,
     read_outcome,
     read_plan,
     read_spec,
 )
 from launch.spec import RunSpec
 
-Metric = Literal["loss", "grad_norm"]
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Booleans = NDArray[np.bool_]
-
-_DAMAGE = (RecordError, OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError)
-"""What reading a damaged record raises: not JSON, unreadable, or JSON of another shape."""
-
-
-@dataclass(frozen=True)
-class Steps:
-    """A run's metrics in the order in which they were written; every array has shape (steps on disk,).
-
-    ``loss`` is in nats a token, ``grad_norm`` is before clipping, times are in milliseconds.
-    """
-
-    step: Integers
-    loss: Floats
-    grad_norm: Floats
-    step_time_ms: Floats
-    tokens: Integers
-    phase: NDArray[np.str_]
-
-    def __len__(self) -> int:
-        return len(self.step)
-
-    def of(self, metric: Metric) -> Floats:
-        return self.loss if metric == "loss" else self.grad_norm
-
-    def take(self, which: Booleans | Integers | slice) -> Steps:
-        return Steps(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
-
-
-@dataclass(frozen=True)
-class PhaseMemory:
-    """One rank's memory at the end of one phase."""
-
-    rank: int
-    phase: Phase
-    memory: Memory
-
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt of a run. ``captures`` and ``proofs`` are by rank; ``notes`` are what ranks remarked."""
+    """One attempt of a run. ``captures``, ``proofs``, ``probes`` and ``inspections`` are by rank; ``notes`` are what ranks
+    remarked."""
 
     number: int
     outcome: Outcome
@@ -87,6 +53,8 @@ class Attempt:
     memory: tuple[PhaseMemory, ...]
     captures: Mapping[int, GraphStats]
     proofs: Mapping[int, GraphStats]
+    probes: Mapping[int, Probe]
+    inspections: Mapping[int, Inspection]
     environment: Mapping[str, Any]
     notes: tuple[str, ...]
     problems: tuple[str, ...]
@@ -101,6 +69,10 @@ class Attempt:
 
 SAYS_NOTHING: tuple[OutcomeName, ...] = ("CANCELLED", "PREEMPTED", "NODE_FAIL")
 """Outcomes that tell of the scheduler or its user, and nothing of the run: an earlier attempt's result stands."""
+
+
+def _says_nothing(outcome: Outcome) -> bool:
+    return outcome.outcome in SAYS_NOTHING or outcome.infrastructure
 
 
 @dataclass(frozen=True)
@@ -172,13 +144,13 @@ def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:
     for attempt in attempts:
         try:
             outcome = read_outcome(attempt)
-        except _DAMAGE:
+        except DAMAGE:
             continue  # An outcome that cannot be read is none: the run counts as not ended.
         if outcome is not None:
             ended.append((attempt, outcome))
     if not ended:
         return Run(run_id, repeat, len(attempts), None)
-    chosen = max(ended, key=lambda item: (item[1].outcome not in SAYS_NOTHING, item[0].number))
+    chosen = max(ended, key=lambda item: (not _says_nothing(item[1]), item[0].number))
     before = [item for item in ended if item[0].number < chosen[0].number and item[1].results_intact]
     loaded = [_load_attempt(*item, paths, run_id, spec.parallelism.world_size) for item in (*before, chosen)]
     return Run(run_id, repeat, len(attempts), loaded[-1], tuple(loaded[:-1]))
@@ -190,25 +162,27 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
     steps = no_steps()
     try:
         steps = read_steps(paths)
-    except _DAMAGE as error:
-        problems.append(f"metrics.jsonl cannot be read: {_said(error)}")
+    except DAMAGE as error:
+        problems.append(f"metrics.jsonl cannot be read: {said(error)}")
     environment: Mapping[str, Any] = {}
     try:
         environment = dict(read_json(paths.environment))
-    except _DAMAGE as error:
-        problems.append(f"environment.json cannot be read: {_said(error)}")
-    events = {rank: _read_events(paths, rank, problems) for rank in range(ranks)}
-    if outcome.results_intact and any(_is(event, "exception") for lines in events.values() for event in lines):
+    except DAMAGE as error:
+        problems.append(f"environment.json cannot be read: {said(error)}")
+    events = read_events(paths, ranks, problems)
+    if outcome.results_intact and any(is_of(event, "exception") for lines in events.values() for event in lines):
         problems.append(f"a rank recorded an exception, though the outcome is {outcome.outcome}")
     return Attempt(
         number=paths.number,
         outcome=outcome,
         steps=steps,
-        memory=tuple(_memory(events, problems)),
-        captures=_graphs(events, "capture", problems),
-        proofs=_graphs(events, "proof", problems),
-        environment={**environment, **_choices(events)},
-        notes=tuple(str(event.get("message", "")) for rank in events for event in events[rank] if _is(event, "note")),
+        memory=tuple(memory_of(events, problems)),
+        captures=last_of_kind(events, "capture", _graph_stats, problems),
+        proofs=last_of_kind(events, "proof", _graph_stats, problems),
+        probes=last_of_kind(events, "probe", _probe, problems),
+        inspections=last_of_kind(events, "inspection", _inspection, problems),
+        environment={**environment, **choices_of(events)},
+        notes=notes_of(events),
         problems=tuple(problems),
     )
 
@@ -216,106 +190,22 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
 def _check_spec(run: RunPaths, run_id: str, problems: list[str]) -> None:
     try:
         found = read_spec(run.spec).run_id
-    except _DAMAGE as error:
-        problems.append(f"spec.json cannot be read: {_said(error)}")
+    except DAMAGE as error:
+        problems.append(f"spec.json cannot be read: {said(error)}")
         return
     if found != run_id:
         problems.append(f"spec.json is of run {found}, not of {run_id}")
 
 
-def _said(error: Exception) -> str:
-    """The error in words that hold no path of this machine."""
-    if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
-    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
+def _graph_stats(event: Mapping[str, Any]) -> GraphStats:
+    # Records from before there were captures on CUDA do not know of launches, and a CPU has none.
+    stats = graph_stats_from_json({"launches_per_step": 0, **event["graphs"]})
+    return replace(stats, capture_seconds=number(stats.capture_seconds))
 
 
-def _is(event: Mapping[str, Any], kind: str) -> bool:
-    return event.get("kind") == kind
+def _probe(event: Mapping[str, Any]) -> Probe:
+    return probe_from_json(event["probe"])
 
 
-def _read_events(paths: AttemptPaths, rank: int, problems: list[str]) -> list[dict[str, Any]]:
-    try:
-        return [dict(event) for event in read_json_lines(paths.events(rank))]
-    except _DAMAGE as error:
-        problems.append(f"events of rank {rank} cannot be read: {_said(error)}")
-        return []
-
-
-def _memory(events: Mapping[int, list[dict[str, Any]]], problems: list[str]) -> Iterable[PhaseMemory]:
-    for rank, lines in events.items():
-        try:
-            yield from [
-                PhaseMemory(rank, e["phase"], _checked(Memory(**e["memory"]))) for e in lines if _is(e, "phase")
-            ]
-        except _DAMAGE as error:
-            problems.append(f"memory of rank {rank} cannot be read: {_said(error)}")
-
-
-def _checked(memory: Memory) -> Memory:
-    for name, value in vars(memory).items():
-        if value is not None and type(value) is not int:
-            raise TypeError(f"{name} is {value!r}, not a number of bytes")
-    return memory
-
-
-def _choices(events: Mapping[int, list[dict[str, Any]]]) -> dict[str, Any]:
-    """What the engine chose where the spec left it open, as all ranks recorded it: part of what a run ran with. Where
-    ranks chose otherwise, all that they chose."""
-    found: dict[str, set[str]] = {}
-    for lines in events.values():
-        for event in lines:
-            if _is(event, "choices") and isinstance(event.get("choices"), dict):
-                for name, choice in event["choices"].items():
-                    found.setdefault(str(name), set()).add(str(choice))
-    return {"choices": {name: ", ".join(sorted(found[name])) for name in sorted(found)}} if found else {}
-
-
-def _graphs(events: Mapping[int, list[dict[str, Any]]], kind: str, problems: list[str]) -> dict[int, GraphStats]:
-    """The last such event of each rank that has one."""
-    found = {}
-    for rank, lines in events.items():
-        try:
-            for event in lines:
-                if _is(event, kind):
-                    found[rank] = graph_stats_from_json(event["graphs"])
-        except _DAMAGE as error:
-            problems.append(f"{kind} of rank {rank} cannot be read: {_said(error)}")
-    return found
-
-
-def read_steps(paths: AttemptPaths) -> Steps:
-    """The whole lines of metrics.jsonl; none where there is no such file.
-
-    Raises:
-        RecordError: a line before the last is not JSON.
-        KeyError, TypeError, ValueError: a line is JSON of another shape.
-    """
-    try:
-        whole = paths.metrics.read_bytes().rpartition(b"\n")[0]
-    except FileNotFoundError:
-        return no_steps()
-    try:
-        # One call of the parser for the whole file is four times as fast as one a line.
-        lines = json.loads(b"[" + whole.replace(b"\n", b",") + b"]")
-    except ValueError:
-        lines = list(read_json_lines(paths.metrics))
-    return Steps(
-        step=np.array([_integer(line["step"]) for line in lines], dtype=np.int64),
-        loss=np.array([number(line["loss"]) for line in lines], dtype=np.float64),
-        grad_norm=np.array([number(line["grad_norm"]) for line in lines], dtype=np.float64),
-        step_time_ms=np.array([number(line["step_time_ms"]) for line in lines], dtype=np.float64),
-        tokens=np.array([_integer(line["tokens"]) for line in lines], dtype=np.int64),
-        phase=np.array([str(line["phase"]) for line in lines], dtype="U8"),
-    )
-
-
-def _integer(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{value!r} where an integer belongs")
-    return value
-
-
-def no_steps() -> Steps:
-    integers, floats = np.empty(0, np.int64), np.empty(0, np.float64)
-    return Steps(integers, floats, floats, floats, integers, np.empty(0, "U8"))
+def _inspection(event: Mapping[str, Any]) -> Inspection:
+    return inspection_from_json(event["inspection"])

@@ -39,7 +39,7 @@ from analysis.deviation import (
     shared_steps,
     window_of,
 )
-from analysis.load import Metric, Steps
+from analysis.steps import Metric, Steps
 from launch.record import Margins
 
 Word = Literal["BITWISE", "EQUIVALENT", "INCONCLUSIVE", "UNFINISHED", "INCOMPARABLE", "DIVERGED"]

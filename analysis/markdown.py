@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Optional
 
 from analysis import loss
 from analysis.compare import CellResult
-from analysis.deviation import Floor
 from analysis.environment import provenance
 from analysis.load import Records, Run, attempts_of
+from analysis.markdown_blocks import figure, size, table
+from analysis.markdown_evidence import evidence
+from analysis.markdown_graphs import captures, limits
 from analysis.memory import KIND_WORDS
-from analysis.pair import PairResult
 from analysis.selection import MAXIMUM_WORKLOADS, Selection, workload_label
 from analysis.summary import Summary
 from analysis.task import Trained
@@ -36,36 +36,17 @@ def render(
     parts = [
         [f"# Validation report: {records.plan.name}", summary.text, f"Exit code {summary.exit_code}."],
         _cells(ran, records),
+        limits(ran),
+        captures(ran),
         _tasks(trained),
         _plots(selection, files),
         _not_run("Cells that this host cannot run", [r for r in results if r.cell.state == "not_runnable"]),
         _not_run("Rejected cells", [r for r in results if r.cell.state == "rejected"]),
         _failures(ran),
-        _evidence(ran),
+        evidence(ran),
         _provenance(records, ran),
     ]
     return "\n\n".join(block for part in parts for block in part) + "\n"
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [list(header), ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(_cell_text(text) for text in line) + " |" for line in lines)
-
-
-def _cell_text(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|") or "-"
-
-
-def figure(value: float) -> str:
-    """A difference in three digits; what is not finite is said in words."""
-    if not math.isfinite(value):
-        return "not finite"
-    return "0" if value == 0 else f"{value:.2e}"
-
-
-def size(value: int) -> str:
-    """Bytes in MiB below one GiB, else in GiB."""
-    return f"{value / 2**20:.0f} MiB" if abs(value) < 2**30 else f"{value / 2**30:.2f} GiB"
 
 
 # --- cells ----------------------------------------------------------------------------------------------------------
@@ -232,68 +213,6 @@ def _failure(result: CellResult, run: Run) -> str:
     said = ". ".join(text.rstrip(".") for text in (message, f"Remedy: {outcome.remedy}" * bool(outcome.remedy)) if text)
     where = f"in phase {outcome.phase}{rank}{failure_class}"
     return f"- **{outcome.outcome}**{expected} {where}; {who}, attempt {run.attempt.number}: {said}."
-
-
-# --- evidence -------------------------------------------------------------------------------------------------------
-
-
-def _evidence(ran: Sequence[CellResult]) -> list[str]:
-    pairs = [(result, pair) for result in ran for pair in result.pairs]
-    notes = Counter(note for r in ran for a in attempts_of(r.runs) for note in sorted(set(a.notes)))
-    blocks = []
-    if pairs:
-        header = ("cell", "repeat", "attempts, eager / graphed", "verdict", "steps compared", "max loss difference",
-                  "max gradient norm difference", "eager against eager", "equal to the bit", "step time")  # fmt: skip
-        blocks = ["## Evidence", table(header, (_pair_row(result, pair) for result, pair in pairs)), *_reasons(pairs)]
-    if notes:
-        lines = (f"- {note} ({count} run{'s' if count > 1 else ''})" for note, count in sorted(notes.items()))
-        blocks += ["### Notes of the runs", "\n".join(lines)]
-    return blocks
-
-
-def _pair_row(result: CellResult, pair: PairResult) -> list[str]:
-    eager = pair.eager.attempt if pair.eager else None
-    attempts = " / ".join(str(attempt.number) if attempt else "none" for attempt in (eager, pair.graphed.attempt))
-    found = pair.verdict.evidence
-    shown = ["-"] * 5
-    if found:
-        shown = [
-            f"{found.first_step} to {found.last_step} ({found.steps})",
-            f"{figure(found.max_loss_difference)} at {found.max_loss_step}",
-            f"{figure(found.max_grad_norm_difference)} at {found.max_grad_norm_step}",
-            _floor(found.floor),
-            f"first {found.bitwise_prefix} of {found.last_step + 1} steps",
-        ]
-    return [f"`{result.cell.label}`", str(pair.repeat), attempts, pair.verdict.word, *shown, _pair_speed(result, pair)]
-
-
-def _floor(floor: Optional[Floor]) -> str:
-    if floor is None:
-        return "unknown"
-    return f"loss {figure(floor.loss)}, gradient norm {figure(floor.grad_norm)} ({floor.repeats} repeats)"
-
-
-def _pair_speed(result: CellResult, pair: PairResult) -> str:
-    speed = pair.speed
-    if speed.ratio is None:
-        return speed.reason
-    said = f"{speed.ratio:.3f}x over {speed.steps} steps"
-    if result.spec.placement.device == "cpu":
-        return said
-    tokens = f"{speed.eager_tokens_per_second:,.0f} / {speed.graphed_tokens_per_second:,.0f} tokens/s"
-    return f"{said}: {speed.eager_ms:.2f} / {speed.graphed_ms:.2f} ms, {tokens}"
-
-
-def _reasons(pairs: Sequence[tuple[CellResult, PairResult]]) -> list[str]:
-    lines = []
-    for result, pair in pairs:
-        who = f"`{result.cell.label}`, repeat {pair.repeat}"
-        if pair.verdict.reason:
-            remedy = f" To settle it: {pair.verdict.remedy}." if pair.verdict.remedy else ""
-            lines.append(f"- **{pair.verdict.word}** {who}: {_cell_text(pair.verdict.reason)}.{remedy}")
-        if pair.differences:
-            lines.append(f"- {who}: the environments differ. {_cell_text('; '.join(pair.differences))}.")
-    return ["\n".join(lines)] if lines else []
 
 
 # --- provenance -----------------------------------------------------------------------------------------------------

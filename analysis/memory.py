@@ -43,7 +43,13 @@ class CellMemory:
 
     @property
     def peak(self) -> int:
-        return max(phase.peak for phase in self.phases)
+        """The largest of phases; on a GPU of those up to the last timed step, since the profiler of the probe holds
+        device memory of its own from then on."""
+        training = [p.peak for p in self.phases if self.kind == "host" or p.phase not in ("probe", "teardown")]
+        return max(training or [phase.peak for phase in self.phases])
+
+    def of(self, phase: Phase) -> Optional[PhasePeak]:
+        return next((found for found in self.phases if found.phase == phase), None)
 
 
 def cell_memory(

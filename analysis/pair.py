@@ -9,7 +9,8 @@ from typing import Optional
 from analysis import loss, replay, speedup
 from analysis.deviation import Spread, incomplete, spread_of
 from analysis.environment import differences
-from analysis.load import Attempt, Run, Steps, attempts_of
+from analysis.load import Attempt, Run, attempts_of
+from analysis.steps import Steps
 from launch.record import Cell, Margins
 from launch.spec import RunSpec
 
@@ -99,6 +100,8 @@ def _unfit(eager: Attempt, graphed: Attempt) -> Optional[loss.Verdict]:
         return loss.Verdict("INCOMPARABLE", "; ".join(problems), "run the pair again: its records are damaged")
     if "capture" in eager.steps.phase or any(stats.impl != "none" for stats in eager.proofs.values()):
         return loss.Verdict("INCOMPARABLE", "the eager run captured something", "see its records: it is no eager run")
+    if any(probe.graph_launches for probe in eager.probes.values()):
+        return loss.Verdict("INCOMPARABLE", "the eager run launched CUDA graphs", "see its records: it is no eager run")
     return _other_digests(eager, graphed)
 
 

@@ -22,8 +22,9 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.compare import CellResult
 from analysis.deviation import absolute_loss_difference
-from analysis.load import Floats, Integers, Steps, attempts_of
+from analysis.load import attempts_of
 from analysis.memory import KIND_WORDS
+from analysis.steps import Floats, Integers, Steps
 from launch.record import PHASES, Margins
 
 MAXIMUM_CELLS = 6

@@ -19,7 +19,8 @@ from analysis.summary import summarise
 from analysis.table import parquet_of, steps_table
 from analysis.task import trained_alike
 from launch.files import dumps, write_bytes, write_text
-from launch.record import Margins, SweepPaths
+from launch.paths import SweepPaths
+from launch.record import Margins
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from typing import Literal, Optional
 
 import numpy as np
 
-from analysis.load import Attempt, Floats, Integers, Steps
+from analysis.load import Attempt
+from analysis.steps import Floats, Integers, Steps
 
 SpeedWord = Literal["FASTER", "SLOWER", "NEUTRAL", "INCONCLUSIVE"]
 BAND = 0.01

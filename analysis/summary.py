@@ -53,6 +53,7 @@ def _sentences(results: Sequence[CellResult]) -> list[str]:
         _passing(ran),
         _expected_failures(ran),
         _speed(ran),
+        _nearest(ran),
         _not_run(results),
     ]
     if all(result.spec.placement.device == "cpu" for result in ran):
@@ -119,6 +120,20 @@ def _speed(ran: Sequence[CellResult]) -> str:
         _, figure, label = max(faster, key=lambda item: item[0])
         return f"Largest speed-up of a cell that passes: {figure}, `{label}`."
     return "No cell that passes is shown to be faster than eager." if passing else ""
+
+
+def _nearest(ran: Sequence[CellResult]) -> str:
+    """How near the best cell on GPUs is to what its eager twin's device needs, of those that pass and run its kernels."""
+    limits = [(r.limit, r.cell.label) for r in ran if r.limit and r.verdict and r.verdict.passes]
+    found = [
+        (limit.times_busy, name)
+        for limit, name in limits
+        if limit.times_busy is not None and limit.bound != "other kernels"
+    ]
+    if not found:
+        return ""
+    times, label = min(found)
+    return f"Nearest to the limit: `{label}`, whose step takes {times:.2f} times the busy time of its eager twin."
 
 
 def _not_run(results: Sequence[CellResult]) -> str:

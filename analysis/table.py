@@ -7,7 +7,8 @@ from dataclasses import fields
 
 import pandas as pd
 
-from analysis.load import Attempt, Records, Run, Steps
+from analysis.load import Attempt, Records, Run
+from analysis.steps import Steps
 from launch.record import Cell
 
 WORDS = ("run_id", "cell", "workload_id", "phase")

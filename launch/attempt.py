@@ -2,126 +2,110 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Optional
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Optional, Protocol
 
-from launch.failures import Diagnosis, EndedBy, Evidence, RankException, RankExit, diagnose
-from launch.files import RecordError, read_json
-from launch.process import start
-from launch.record import AttemptPaths, Limits, Outcome, read_events
+from launch.evidence import events_of, exceptions_of, phases_of, record_bytes
+from launch.failures import Diagnosis, EndedBy, Evidence, RankExit, blames_infrastructure, diagnose
+from launch.files import write_json
+from launch.paths import AttemptPaths
+from launch.record import Limits, Outcome
 from launch.redact import redact
 
 POLL_SECONDS = 0.1
-GRACE_SECONDS = 5.0
-"""Between asking processes to end and ending them."""
-STACKS_SECONDS = 1.0
-"""For ranks to print their stacks."""
+SUSPENDED_SECONDS = 5.0
+"""Between two looks: a job that was suspended, as under PreemptMode=SUSPEND, and not a busy host."""
 
 
-class Ranks:
-    """The ranks of one attempt, under launch.ranks."""
+class Ranks(Protocol):
+    """Ranks that have been started: on this host (launch/local.py), or as a step of a Slurm job (launch/step.py)."""
 
-    def __init__(self, attempt: AttemptPaths, limits: Limits, environment: Mapping[str, str]) -> None:
-        self._attempt = attempt
-        self._limits = limits
-        self._started = time.time()
-        self._oom_kills = _oom_kills()
-        self._ranks = start("launch.ranks", (str(attempt.root),), environment, attempt.logs / "launcher.log")
+    def poll(self) -> Optional[int]:
+        """The exit code of what started them, or minus a signal; None while they run."""
 
-    def supervise(self, allocation: str, cancelled: Callable[[], bool]) -> Outcome:
-        """Wait for the ranks, or end them when the time, their silence or ``cancelled`` says so."""
-        ended_by = self._watch(cancelled)
-        # Before anything is ended here: what becomes of ranks after that is no cause.
-        events, exits = self._events(), self._exits()
-        if ended_by == "hang":
-            self._print_stacks(events)
-        if ended_by != "itself":
-            self._end_ranks()
-        diagnosis = diagnose(self._evidence(ended_by, events, exits))
-        return outcome_of(diagnosis, allocation, self._started, self._ranks.returncode)
+    def exits(self) -> tuple[RankExit, ...]:
+        """Ranks that failed, the first one first."""
 
-    def _watch(self, cancelled: Callable[[], bool]) -> EndedBy:
-        begun = last_sign = time.monotonic()
-        size = -1
-        while self._ranks.poll() is None:
-            time.sleep(POLL_SECONDS)
-            now = time.monotonic()
-            if (grown := self._record_bytes()) != size:
-                size, last_sign = grown, now
-            if cancelled():
-                return "cancel"
-            if now - begun > self._limits.run_seconds:
-                return "deadline"
-            if now - last_sign > self._limits.hang_seconds:
-                return "hang"
-        return "itself"
+    def print_stacks(self) -> None:
+        """Have each rank write the stacks of its threads to its log."""
 
-    def _record_bytes(self) -> int:
-        """Bytes in the files that ranks write: the run's heartbeat."""
-        files = [self._attempt.metrics, *(self._attempt.root / "events").glob("rank*.jsonl")]
-        return sum(path.stat().st_size for path in files if path.exists())
+    def end(self) -> None:
+        """End what ranks there are; none is left when this returns."""
 
-    def _events(self) -> dict[int, list[dict[str, Any]]]:
-        """What each rank has recorded, by rank, as far as it can be read."""
-        found: dict[int, list[dict[str, Any]]] = {}
-        for path in sorted((self._attempt.root / "events").glob("rank*.jsonl")):
-            rank = int(path.stem.removeprefix("rank"))
-            found[rank] = []
-            # The report names a record that is damaged; here it must not end the supervision.
-            with contextlib.suppress(RecordError):
-                found[rank].extend(read_events(self._attempt, rank))
-        return found
+    def ask_scheduler(self, evidence: Evidence) -> Evidence:
+        """``evidence`` with what the scheduler knows beyond it."""
 
-    def _print_stacks(self, events: Mapping[int, list[dict[str, Any]]]) -> None:
-        """SIGABRT makes each rank's faulthandler write its stack to the rank's log."""
-        for lines in events.values():
-            pid = lines[0].get("pid") if lines else None
-            if pid is not None and _parent(pid) == self._ranks.pid:
-                os.kill(pid, signal.SIGABRT)
-                os.kill(pid, signal.SIGCONT)  # a process that is stopped cannot print
-        time.sleep(STACKS_SECONDS)
-
-    def _end_ranks(self) -> None:
-        self._ranks.terminate()
-        try:
-            self._ranks.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._ranks.kill()  # its ranks follow it (launch.lifeline)
-            self._ranks.wait()
-
-    def _exits(self) -> tuple[RankExit, ...]:
-        try:
-            return tuple(RankExit(row["rank"], row["code"]) for row in read_json(self._attempt.exits))
-        except FileNotFoundError:
-            return ()
-
-    def _evidence(
-        self, ended_by: EndedBy, events: Mapping[int, list[dict[str, Any]]], exits: tuple[RankExit, ...]
-    ) -> Evidence:
-        exceptions = tuple(
-            RankException(rank, event["time"], event["phase"], event["type"], event["message"])
-            for rank, lines in events.items()
-            for event in lines
-            if event["kind"] == "exception"
-        )
-        return Evidence(
-            ended_by,
-            self._ranks.returncode,
-            {rank: lines[-1]["phase"] for rank, lines in events.items() if lines},
-            exceptions,
-            exits,
-            oom_killed=_oom_kills() > self._oom_kills,
-            limit_seconds=self._limits.hang_seconds if ended_by == "hang" else self._limits.run_seconds,
-        )
+    def where(self, diagnosis: Diagnosis) -> str:
+        """The node that failed, or on which the rank that failed ran; "" where that is not known."""
 
 
-def outcome_of(diagnosis: Diagnosis, allocation: str, started: float, exit_code: Optional[int] = None) -> Outcome:
+def see_through(
+    attempt: AttemptPaths,
+    ranks: Ranks,
+    limits: Limits,
+    allocation: str,
+    asked: Callable[[], Optional[EndedBy]],
+) -> None:
+    """Wait for ``ranks``, or end them when the time, their silence or ``asked`` says so, and write the outcome.
+
+    None is written where Slurm ends the job and does not say why: the orchestrator will, once it knows.
+    """
+    started = time.time()
+    ended_by = _watch(attempt, ranks, limits, asked)
+    # Before anything is ended here: what becomes of ranks after that is no cause.
+    evidence = ranks.ask_scheduler(_evidence(attempt, ranks, limits, ended_by))
+
+    def write_outcome() -> None:
+        diagnosis = diagnose(evidence)
+        outcome = outcome_of(diagnosis, allocation, started, ranks.poll(), ranks.where(diagnosis))
+        write_json(attempt.outcome, asdict(outcome))
+
+    if evidence.ended_by == "job" and evidence.job_state:
+        write_outcome()  # at once: seconds are left
+    if evidence.ended_by == "hang":
+        ranks.print_stacks()
+    ranks.end()
+    if evidence.ended_by != "job":
+        write_outcome()
+
+
+def _watch(attempt: AttemptPaths, ranks: Ranks, limits: Limits, asked: Callable[[], Optional[EndedBy]]) -> EndedBy:
+    begun = last_sign = now = time.monotonic()
+    size = -1
+    while ranks.poll() is None:
+        time.sleep(POLL_SECONDS)
+        before, now = now, time.monotonic()
+        if now - before > SUSPENDED_SECONDS:
+            # Nobody ran, this process included: the time counts for no limit, and ranks begin again to be waited for.
+            begun, last_sign = begun + now - before, now
+        if (grown := record_bytes(attempt)) != size:
+            size, last_sign = grown, now
+        if (asked_by := asked()) is not None:
+            return asked_by
+        if now - begun > limits.run_seconds:
+            return "deadline"
+        if now - last_sign > limits.hang_seconds:
+            return "hang"
+    return "itself"
+
+
+def _evidence(attempt: AttemptPaths, ranks: Ranks, limits: Limits, ended_by: EndedBy) -> Evidence:
+    events = events_of(attempt)
+    return Evidence(
+        ended_by,
+        ranks.poll() or 0,
+        phases_of(events),
+        exceptions_of(events),
+        ranks.exits(),
+        limit_seconds=limits.hang_seconds if ended_by == "hang" else limits.run_seconds,
+    )
+
+
+def outcome_of(
+    diagnosis: Diagnosis, allocation: str, started: float, exit_code: Optional[int] = None, node: str = ""
+) -> Outcome:
     """The record of an attempt that ends now."""
     return Outcome(
         diagnosis.outcome,
@@ -134,21 +118,6 @@ def outcome_of(diagnosis: Diagnosis, allocation: str, started: float, exit_code:
         redact(diagnosis.message),
         diagnosis.remedy,
         exit_code,
+        node,
+        blames_infrastructure(diagnosis.outcome, diagnosis.failure_class),
     )
-
-
-def _parent(pid: int) -> Optional[int]:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-
-
-def _oom_kills() -> int:
-    """Processes that the kernel has ended for want of memory in this control group (cgroup v2); 0 where unknown."""
-    try:
-        group = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
-        rows = Path(f"/sys/fs/cgroup{group}/memory.events").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(row.split()[1]) for row in rows if row.startswith("oom_kill "))

@@ -6,6 +6,7 @@ LaunchError
 ├── CheckpointError    the weights cannot be read, or are those of another model
 ├── EnvironmentFault   the host or its software cannot run this at all
 ├── CaptureError       the capture of a graph failed; the result of a graphed run, not an accident
+├── ReplayError        a graph was to run on something else than what it was captured with
 └── NumericError       a loss or a gradient norm is NaN or infinite
 """
 
@@ -34,6 +35,10 @@ class EnvironmentFault(LaunchError):
 
 class CaptureError(LaunchError):
     """Graphs could not be captured."""
+
+
+class ReplayError(LaunchError):
+    """An input of a graph is not what was captured."""
 
 
 class NumericError(LaunchError):

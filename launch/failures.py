@@ -1,8 +1,9 @@
 """From what was seen of an attempt to its outcome: class, phase, first failing rank and remedy. Pure.
 
-What is seen: exceptions that ranks recorded, exit codes of ranks, the phase that each had entered, and whether the
-supervisor ended the attempt itself. The first exception in time is the cause; what other ranks say after it (a closed
-connection, a cancelled collective) is a consequence and is passed over.
+What is seen: exceptions that ranks recorded, exit codes of ranks, the phase that each had entered, whether the
+supervisor ended the attempt itself, and what Slurm says where ranks do not explain their end. The first exception in
+time is the cause; what other ranks say after it (a closed connection, a cancelled collective) is a consequence and is
+passed over.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Literal, Optional
 
-from launch.record import OutcomeName, Phase
+from launch import failure_classes as table
+from launch.failure_classes import FailureClass, classify
+from launch.job_state import OUTCOME_OF_STATE
+from launch.record import Outcome, OutcomeName, Phase
 
-EndedBy = Literal["itself", "cancel", "deadline", "hang"]
+EndedBy = Literal["itself", "cancel", "deadline", "hang", "job"]
+"""Who ended an attempt; "job" is Slurm, which ends the whole job."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,11 @@ class RankExit:
 
     rank: int
     code: int
+    time: Optional[float] = None
+    """In seconds since the epoch, None where nobody noted it."""
+    node: str = ""
+    oom_killed: bool = False
+    """Whether the kernel's memory killer struck where it ran, while it ran."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +53,17 @@ class Evidence:
 
     ended_by: EndedBy
     exit_code: int
+    """Of what started the ranks; 0 where that had not ended."""
     phases: Mapping[int, Phase]
     """The last phase that each rank entered."""
     exceptions: tuple[RankException, ...] = ()
     exits: tuple[RankExit, ...] = ()
     """Ranks that failed, the first one first."""
-    oom_killed: bool = False
     limit_seconds: float = 0.0
+    job_state: str = ""
+    """Of the attempt's job, where that has ended."""
+    over_memory: str = ""
+    """In words, the memory of the attempt's step where Slurm ended it for that."""
 
     @property
     def phase(self) -> Phase:
@@ -59,6 +73,12 @@ class Evidence:
     def results_intact(self) -> bool:
         """Rank 0 writes metrics, and enters the teardown when the last of them is on disk."""
         return self.phase == "teardown"
+
+    @property
+    def exits_of_their_own(self) -> tuple[RankExit, ...]:
+        """Without ranks that were ended (SIGTERM) because another had failed before them (srun --kill-on-bad-exit)."""
+        first = min((e.time for e in self.exits if e.time is not None), default=0.0)
+        return tuple(e for e in self.exits if e.code != -signal.SIGTERM or e.time is None or e.time <= first)
 
 
 @dataclass(frozen=True)
@@ -71,61 +91,10 @@ class Diagnosis:
     remedy: str = ""
 
 
-@dataclass(frozen=True)
-class FailureClass:
-    """One kind of failure: which exceptions ("Type: message") it covers, what the outcome is, and the way out."""
-
-    name: str
-    outcome: OutcomeName
-    remedy: str
-    pattern: str = ""
-
-
 # What other ranks say when one has gone: consequences, not causes.
 _SECONDARY = re.compile(
     r"Connection (closed|reset) by peer|DistBackendError|cudaErrorStreamCaptureInvalidated|SIGTERM|Broken pipe"
 )
-
-# Sorted by priority: the first row that matches names the class.
-EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
-    FailureClass("UNSUPPORTED", "CONFIG", "change the setting named, or use an engine that has it", r"^UnsupportedError:"),
-    FailureClass("DATA", "CONFIG", "mend the data section of the recipe as the message says", r"^DataError:"),
-    FailureClass("CHECKPOINT", "CONFIG", "mend model.weights, or the model section of the recipe, as the message says", r"^CheckpointError:"),
-    FailureClass("SAFETENSORS", "CONFIG", "a file of model.weights changed after it was checked: let nothing write there while runs start, or copy it again", r"^SafetensorError:"),
-    FailureClass("NUMERIC", "NUMERIC", "look at the eager twin at the same step: if it is finite, the capture changed the numbers; if not, lower training.learning_rate", r"^NumericError:"),
-    FailureClass("CUDA_OOM", "CUDA_OOM", "capture fewer modules, lower training.micro_batch_size, or raise parallelism.pp or tp", r"OutOfMemoryError|CUDA out of memory"),
-    FailureClass("HOST_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks on a node", r"^MemoryError|DefaultCPUAllocator: (can't allocate|not enough) memory"),
-    FailureClass("COMPILER", "ENVIRONMENT", "install a C++ compiler and Python's headers (Debian: apt-get install g++ python3-dev)", r"InvalidCxxCompiler|No working C\+\+ compiler|Python\.h: No such file"),
-    FailureClass("IMPORT", "ENVIRONMENT", "install the package named into the environment that runs the job", r"^(ModuleNotFoundError|ImportError):|undefined symbol"),
-    FailureClass("ENVIRONMENT", "ENVIRONMENT", "give the host what the message names", r"^EnvironmentFault:"),
-    FailureClass("DISK_FULL", "ENVIRONMENT", "free space under the sweep's folder, then resume", r"No space left on device|Disk quota exceeded"),
-    FailureClass("CAPTURE", "CAPTURE_FAILED", "see the exception it names; a smaller scope narrows down the culprit", r"^CaptureError:"),
-    FailureClass("STREAM_CAPTURE", "CAPTURE_FAILED", "the captured code synchronises with the host or leaves the capturing stream: look for .item(), .cpu() or a print of a tensor, or capture a smaller scope", r"cudaErrorStreamCapture|operation not permitted when stream is capturing"),
-    FailureClass("ILLEGAL_ACCESS", "FAILED", "a stale pointer: look for an input freed before replay; with expandable segments set NCCL_GRAPH_REGISTER=0", r"illegal memory access|cudaErrorIllegalAddress"),
-    FailureClass("COMMUNICATION", "FAILED", "see the log of the rank that failed first", r"Gloo|gloo|NCCL|ProcessGroup|collective|Connection (closed|reset) by peer"),
-)  # fmt: skip
-
-# How an attempt ends that no exception explains.
-CANCELLED = FailureClass("CANCELLED", "CANCELLED", "resume the sweep to run it again")
-TIMEOUT = FailureClass("TIMEOUT", "TIMEOUT", "raise resources.minutes_per_run, or lower training.steps")
-HANG = FailureClass("HANG", "HANG", "the logs hold every rank's stack at that moment; raise resources.hang_minutes if a step may take so long")  # fmt: skip
-TEARDOWN_HANG = FailureClass("TEARDOWN_HANG", "TEARDOWN_HANG", "delete graphs before process groups; the results count")
-TEARDOWN_CRASH = FailureClass("TEARDOWN_CRASH", "FAILED", "see the logs; every step's metrics are recorded")
-SPEC = FailureClass("SPEC", "CONFIG", "delete the run's spec.json and sweep again, which writes it anew")
-KERNEL_OOM = FailureClass("KERNEL_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks on a node")
-EXIT = FailureClass("EXIT", "FAILED", "see logs/launcher.log and the ranks' logs")
-SIGNALS: tuple[FailureClass, ...] = (
-    FailureClass("SIGKILL", "FAILED", "an operator or the kernel's memory killer: give the job more host memory, or ask who ended it"),
-    FailureClass("SIGSEGV", "FAILED", "a fault in native code: the rank's log holds the Python stack"),
-    FailureClass("SIGBUS", "FAILED", "a memory-mapped file was shortened while it was read, or its disk is at fault: look at data.path and model.weights"),
-    FailureClass("SIGILL", "FAILED", "a library chose an instruction that this processor refuses, as virtual machines do that announce AMX: set environment.ONEDNN_MAX_CPU_ISA to AVX512_CORE_BF16 in the recipe"),
-    FailureClass("SIGNAL", "FAILED", "ended by another signal, whose name is the class: the rank's log may hold the Python stack"),
-)  # fmt: skip
-
-FAILURE_CLASSES: tuple[FailureClass, ...] = (
-    *EXCEPTION_CLASSES, CANCELLED, TIMEOUT, HANG, TEARDOWN_HANG, TEARDOWN_CRASH, SPEC, KERNEL_OOM, EXIT, *SIGNALS
-)  # fmt: skip
-"""Every class that a record may name, but for exceptions that no row covers: their class is their type."""
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -133,24 +102,53 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if evidence.results_intact:
         return _after_results(evidence)
     if evidence.ended_by == "cancel":
-        return _ended(CANCELLED, evidence.phase, "cancelled while it ran")
+        return _ended(table.CANCELLED, evidence.phase, "cancelled while it ran")
     exception = first_exception(evidence.exceptions)
-    if exception is not None and not _is_secondary(exception):
+    if exception is not None and not _is_consequence(exception, evidence):
         return _from_exception(exception)
-    if any(rank_exit.code < 0 for rank_exit in evidence.exits):
-        return _from_exit(evidence)
-    if exception is not None:
-        return _from_exception(exception)
-    if evidence.ended_by == "deadline":
-        return _ended(TIMEOUT, evidence.phase, f"not finished after {evidence.limit_seconds:g} s")
-    if evidence.ended_by == "hang":
-        return _ended(HANG, evidence.phase, f"no sign of life for {evidence.limit_seconds:g} s")
-    return _from_exit(evidence)
+    if evidence.ended_by == "job":
+        return ended_by_job(evidence.job_state, evidence.phase)
+    return _without_cause(evidence, exception)
+
+
+def is_explained(evidence: Evidence) -> bool:
+    """Whether the attempt itself says why it ended. Where it does not, Slurm may have ended it."""
+    if evidence.ended_by == "job":
+        return False
+    exception = first_exception(evidence.exceptions)
+    completed = evidence.results_intact and evidence.exit_code == 0
+    return evidence.ended_by != "itself" or completed or (exception is not None and not _is_communication(exception))
 
 
 def without_spec(error: Exception) -> Diagnosis:
     """Of an attempt whose spec cannot be read: nothing of it was started."""
-    return _ended(SPEC, "init", f"spec.json cannot be read: {type(error).__name__}: {error}")
+    return _ended(table.SPEC, "init", f"spec.json cannot be read: {type(error).__name__}: {error}")
+
+
+def ended_by_job(state: str, phase: Phase, message: str = "") -> Diagnosis:
+    """Of an attempt in ``phase`` whose job ended in ``state``, and that nobody else ended.
+
+    ``state`` is one of Slurm's (launch/job_state.py), "REQUEUED" of a job that was put back into the queue under the
+    attempt, or "GONE" of one of which squeue and sacct know nothing any more.
+
+    Raises:
+        ValueError: a job in ``state`` has not ended.
+    """
+    if state not in _OF_STATE:
+        raise ValueError(f"a job in state {state!r} has not ended")
+    if phase == "teardown":
+        return Diagnosis("COMPLETED", phase, message=f"its job ended ({state}) in its teardown, after its last result")
+    failure, words = _OF_STATE[state]
+    return _ended(failure, phase, message or words)
+
+
+def is_infrastructure(outcome: Outcome) -> bool:
+    """Whether nodes, network or scheduler caused ``outcome``: only such a run is made again by itself."""
+    return blames_infrastructure(outcome.outcome, outcome.failure_class)
+
+
+def blames_infrastructure(outcome: OutcomeName, failure_class: str) -> bool:
+    return outcome in ("NODE_FAIL", "PREEMPTED") or failure_class in _INFRASTRUCTURE
 
 
 def first_exception(exceptions: tuple[RankException, ...]) -> Optional[RankException]:
@@ -160,14 +158,37 @@ def first_exception(exceptions: tuple[RankException, ...]) -> Optional[RankExcep
     return next(iter(primary or ordered), None)
 
 
-def classify(type_name: str, message: str) -> Optional[FailureClass]:
-    """The row of the table for an exception, None where none covers it."""
-    text = f"{type_name}: {message}"
-    return next((row for row in EXCEPTION_CLASSES if re.search(row.pattern, text)), None)
+_INFRASTRUCTURE = frozenset(row.name for row in table.FAILURE_CLASSES if row.infrastructure)
+_OF_OUTCOME: dict[OutcomeName, FailureClass] = {
+    "CANCELLED": table.CANCELLED,
+    "FAILED": table.SUPERVISOR,
+    "HOST_OOM": table.STEP_MEMORY,
+    "NODE_FAIL": table.NODE_FAIL,
+    "PREEMPTED": table.PREEMPTED,
+    "TIMEOUT": table.JOB_TIMEOUT,
+}
+_OF_STATE: dict[str, tuple[FailureClass, str]] = {
+    **{state: (_OF_OUTCOME[outcome], f"its job ended as {state}") for state, outcome in OUTCOME_OF_STATE.items()},
+    "REQUEUED": (table.REQUEUED, "its job was put back into the queue, and began again"),
+    "GONE": (table.JOB_GONE, "its job left the queue, and neither squeue nor sacct knows how it ended"),
+}
 
 
 def _is_secondary(exception: RankException) -> bool:
-    return bool(_SECONDARY.search(f"{exception.type}: {exception.message}"))
+    """Ranks fail to reach one that has gone, and one that was never there: a cause only where nothing else is known."""
+    row = classify(exception.type, exception.message, exception.phase)
+    setup = row is not None and row.name == "COMMUNICATOR_SETUP"
+    return setup or bool(_SECONDARY.search(f"{exception.type}: {exception.message}"))
+
+
+def _is_communication(exception: RankException) -> bool:
+    row = classify(exception.type, exception.message, exception.phase)
+    return _is_secondary(exception) or (row is not None and row.name == "COMMUNICATION")
+
+
+def _is_consequence(exception: RankException, evidence: Evidence) -> bool:
+    """Where Slurm ended the job, ranks on other nodes may say anything of those that went before them."""
+    return _is_communication(exception) if evidence.ended_by == "job" else _is_secondary(exception)
 
 
 def _ended(failure: FailureClass, phase: Phase, message: str, rank: Optional[int] = None) -> Diagnosis:
@@ -177,19 +198,39 @@ def _ended(failure: FailureClass, phase: Phase, message: str, rank: Optional[int
 def _after_results(evidence: Evidence) -> Diagnosis:
     if evidence.ended_by == "cancel":
         return Diagnosis("COMPLETED", "teardown", message="cancelled in its teardown, after its last result")
+    if evidence.ended_by == "job":
+        return ended_by_job(evidence.job_state, "teardown")
     if evidence.ended_by != "itself":
-        return _ended(TEARDOWN_HANG, "teardown", "results are on disk, but the processes did not end")
+        return _ended(table.TEARDOWN_HANG, "teardown", "results are on disk, but the processes did not end")
     exception, first = first_exception(evidence.exceptions), next(iter(evidence.exits), None)
     if exception is not None:
-        return _ended(TEARDOWN_CRASH, "teardown", f"{exception.type}: {exception.message}", exception.rank)
+        return _ended(table.TEARDOWN_CRASH, "teardown", f"{exception.type}: {exception.message}", exception.rank)
     if evidence.exit_code == 0:
         return Diagnosis("COMPLETED", "teardown")
     code, rank = (first.code, first.rank) if first else (evidence.exit_code, None)
-    return _ended(TEARDOWN_CRASH, "teardown", f"{_exit_words(code)} after the results were on disk", rank)
+    return _ended(table.TEARDOWN_CRASH, "teardown", f"{_exit_words(code)} after the results were on disk", rank)
+
+
+def _without_cause(evidence: Evidence, consequence: Optional[RankException]) -> Diagnosis:
+    """Of an attempt in which no rank said what was wrong; at most what it made of another's end."""
+    if evidence.over_memory:
+        return _ended(table.STEP_MEMORY, evidence.phase, evidence.over_memory)
+    said = _said(evidence)
+    if any(rank_exit.code < 0 or rank_exit.rank not in said for rank_exit in evidence.exits_of_their_own):
+        return _from_exit(evidence)
+    if consequence is not None:
+        return _from_exception(consequence)
+    if evidence.ended_by != "itself" and not evidence.phases:
+        return _ended(table.LAUNCH, "init", f"no rank began within {evidence.limit_seconds:g} s")
+    if evidence.ended_by == "deadline":
+        return _ended(table.TIMEOUT, evidence.phase, f"not finished after {evidence.limit_seconds:g} s")
+    if evidence.ended_by == "hang":
+        return _ended(table.HANG, evidence.phase, f"no sign of life for {evidence.limit_seconds:g} s")
+    return _from_exit(evidence)
 
 
 def _from_exception(exception: RankException) -> Diagnosis:
-    row = classify(exception.type, exception.message)
+    row = classify(exception.type, exception.message, exception.phase)
     message = f"{exception.type}: {exception.message}"
     if row is None:
         outcome: OutcomeName = "CAPTURE_FAILED" if exception.phase == "capture" else "FAILED"
@@ -199,18 +240,24 @@ def _from_exception(exception: RankException) -> Diagnosis:
 
 def _from_exit(evidence: Evidence) -> Diagnosis:
     """From exit codes alone, of the rank that is most likely the cause; the earliest of equals."""
-    said = {exception.rank for exception in evidence.exceptions}
-    first = min(evidence.exits, key=lambda rank_exit: _consequence(rank_exit, said), default=None)
+    said = _said(evidence)
+    first = min(evidence.exits_of_their_own, key=lambda rank_exit: _consequence(rank_exit, said), default=None)
     rank, code = (first.rank, first.code) if first else (None, evidence.exit_code)
     phase = evidence.phases.get(rank or 0, "init")
-    if code == -signal.SIGKILL and evidence.oom_killed:
-        return _ended(KERNEL_OOM, phase, "the kernel ended it for want of host memory", rank)
+    if code == -signal.SIGKILL and first is not None and first.oom_killed:
+        return _ended(table.KERNEL_OOM, phase, "the kernel ended it for want of host memory", rank)
+    if code >= 0 and first is None and not evidence.phases:
+        return _ended(table.LAUNCH, phase, f"{_exit_words(code)} before any rank began")
     if code >= 0:
-        return _ended(EXIT, phase, f"{_exit_words(code)}, and no rank recorded an exception", rank)
+        return _ended(table.EXIT, phase, f"{_exit_words(code)}, and no rank recorded an exception", rank)
     name = _signal_name(code)
-    row = next(row for row in SIGNALS if row.name in (name, "SIGNAL"))
+    row = next(row for row in table.SIGNALS if row.name in (name, "SIGNAL"))
     message = f"{_exit_words(code)}, which the supervisor did not send"
     return Diagnosis(row.outcome, phase, rank, name, message, row.remedy)
+
+
+def _said(evidence: Evidence) -> Set[int]:
+    return {exception.rank for exception in evidence.exceptions}
 
 
 def _consequence(rank_exit: RankExit, said: Set[int]) -> int:

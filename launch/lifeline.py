@@ -10,7 +10,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 PARENT = "LAUNCH_PARENT_PID"
-"""The variable that tells a process whose child it is to be. Slurm's steps have none: Slurm ends them itself."""
+"""The variable that tells a process whose child it is to be. A task of a Slurm step has none: Slurm ends it."""
 
 
 def die_with_parent() -> None:

@@ -8,11 +8,15 @@ clocks); ``measure`` is what speed is read from.
 
 from __future__ import annotations
 
+import torch
+
 from launch.data import TokenSource, batch
 from launch.engines.base import Engine, Mesh, StepKind
 from launch.errors import CaptureError
+from launch.inspection import INSPECTED_STEPS, inspect
 from launch.metrics import Metrics, PendingStep, StepTimer
 from launch.parallel_dims import ParallelDims
+from launch.probe import probe
 from launch.record import Phase
 from launch.recorder import Recorder
 from launch.spec import RunSpec
@@ -32,12 +36,16 @@ def train(spec: RunSpec, mesh: Mesh, source: TokenSource, engine: Engine, record
     dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", mesh.rank)
     capture_step = engine.capture_step
     last_unsettled = spec.cuda_graph.warmup_steps - 1 if capture_step is None else capture_step
+
+    def tokens_of(step: int) -> torch.Tensor:
+        return batch(source, spec, step, dp_rank).to(mesh.device)
+
     for step in range(spec.training.steps):
         phase = phase_of(step, capture_step, last_unsettled)
         if phase != recorder.phase:
             metrics.flush()
         recorder.enter(phase, step)
-        tensors = batch(source, spec, step, dp_rank).to(mesh.device)
+        tensors = tokens_of(step)
         timer = StepTimer(mesh.device)
         timer.begin()
         result = engine.step(tensors)
@@ -50,6 +58,11 @@ def train(spec: RunSpec, mesh: Mesh, source: TokenSource, engine: Engine, record
     metrics.flush()
     recorder.enter("probe", spec.training.steps)
     recorder.proof(engine.graph_stats())
+    if mesh.device.type == "cuda":
+        recorder.probe(probe(lambda step: engine.step(tokens_of(step)), spec.training.steps))
+    if spec.inspect:
+        further = range(spec.training.steps, spec.training.steps + INSPECTED_STEPS)
+        recorder.inspection(inspect(engine.step, [tokens_of(step) for step in further]))
     recorder.enter("teardown", spec.training.steps)
 
 

@@ -12,7 +12,8 @@ import torch
 
 from launch.errors import NumericError
 from launch.files import JsonLines
-from launch.record import AttemptPaths, Phase, StepMetrics
+from launch.paths import AttemptPaths
+from launch.record import Phase, StepMetrics
 
 
 class StepTimer:

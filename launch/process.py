@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.lifeline import PARENT
-from launch.record import AttemptPaths
+from launch.paths import AttemptPaths
 
 
 def start(

@@ -16,7 +16,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launch.files import write_json
 from launch.lifeline import PARENT, die_with_parent
-from launch.record import AttemptPaths, read_spec
+from launch.paths import AttemptPaths
+from launch.record import read_spec
 
 
 def main(arguments: list[str]) -> int:

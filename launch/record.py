@@ -1,30 +1,9 @@
-"""What a run leaves behind, and where: the shapes of records and every path, spelt once.
-
-A sweep is a folder. Each file in it has one writer:
-
-    <sweep>/plan.json                       orchestrator      cells, rejections, bundles; what the sweep is
-    <sweep>/bundles/<bundle>/bundle.json    orchestrator      which attempts of which runs the bundle is to make
-    <sweep>/bundles/<bundle>/submission.json orchestrator     token and job id of its latest submission
-    <sweep>/bundles/<bundle>/cancel         orchestrator      its presence asks the supervisor to end
-    <sweep>/bundles/<bundle>/lock           launch.job        who supervises the bundle (pid, start time, boot)
-    <sweep>/bundles/<bundle>/allocations.jsonl launch.job     one line each time a supervisor took the bundle
-    <sweep>/order.lock                      orchestrator      that a command is planning or cancelling
-    <sweep>/queue.lock                      orchestrator.submit  that this host's queue lives
-    <sweep>/queue.log, submitit/            orchestrator.submit  for people only
-    <sweep>/report/                         analysis.report   made from all the rest, at any time
-    <sweep>/tracking/                       launch.track      what a later upload needs
-    <sweep>/runs/<run>/spec.json            orchestrator      the RunSpec
-    <sweep>/runs/<run>/attempts/<k>/        launch.job        made by it; a folder that exists is an attempt begun
-        events/rank<r>.jsonl                that rank         phases with memory, capture, proof, exceptions
-        metrics.jsonl                       rank 0            one object a step
-        environment.json                    rank 0            versions, code, hardware, digests
-        outcome.json                        launch.job        how it ended; a run without one has not ended
-        ranks.json                          launch.ranks      exit codes of ranks that failed, the first one first
-        logs/                               launcher and ranks, for people only
+"""What a run leaves behind: the shapes of records, spelt once. launch/paths.py says where they stand.
 
 Every event holds time (seconds since the epoch), kind, phase and step. Kinds: "enter" (a phase begins; the first one
-also holds the rank's pid), "phase" (it ended: memory, seconds), "capture" and "proof" (graphs: GraphStats), "note"
-(message), "exception" (type, message, traceback).
+also holds the rank's pid), "phase" (it ended: memory, seconds), "choices" (what the engine chose), "capture" and "proof"
+(graphs: GraphStats), "probe" (Probe), "inspection" (launch.findings.Inspection), "note" (message), "exception" (type,
+message, traceback).
 
 Loading a record parses JSON and nothing else.
 """
@@ -32,12 +11,15 @@ Loading a record parses JSON and nothing else.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Optional, get_args
 
 from launch.files import number, read_json, read_json_lines
+from launch.paths import AttemptPaths, SweepPaths
 from launch.spec import RunSpec, spec_from_json
 
 Phase = Literal["init", "build", "warmup", "capture", "settle", "measure", "probe", "teardown"]
@@ -140,8 +122,16 @@ class Plan:
     bundles: tuple[PlannedBundle, ...]
     tracking: Optional[Mapping[str, Any]] = None
     """What launch.track is told of the sweep; None is no tracking."""
+    scheduler: Literal["host", "slurm"] = "host"
+    """Whom cells were judged against: the host that planned, or a Slurm cluster."""
+    cluster: str = ""
+    """The profile of that cluster, by name; its content is the site's, and stays out of records."""
 
-    def cell_of_run(self) -> dict[str, Cell]:
+    def cell_of_run(self) -> Mapping[str, Cell]:
+        return self._cell_of_run
+
+    @cached_property
+    def _cell_of_run(self) -> dict[str, Cell]:
         return {run_id: cell for cell in self.cells for run_id in cell.run_ids}
 
 
@@ -173,37 +163,6 @@ def plan_from_json(content: Mapping[str, Any]) -> Plan:
 
 def _shallow(value: Any) -> dict[str, Any]:
     return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-
-
-@dataclass(frozen=True)
-class BundleOrder:
-    """What launch.job is told: make attempt k of run R, in this order, each within its limits.
-
-    An attempt whose folder exists is never made again, so that a bundle started twice does its work once.
-    """
-
-    bundle_id: str
-    workload_id: str
-    schedule: tuple[tuple[str, int], ...]
-    """(run_id, attempt) pairs."""
-    limits: Limits
-    slots: int
-    """CPU or GPU slots of the host that the bundle takes."""
-    slot_names: tuple[str, ...]
-    """All slots of the host: the identifiers of its visible GPUs, or cpu0, cpu1, ..."""
-    tracking: Optional[Mapping[str, Any]] = None
-    """What launch.track needs to follow a run; None is no tracking."""
-
-
-def order_to_json(order: BundleOrder) -> dict[str, Any]:
-    return dataclasses.asdict(order)
-
-
-def order_from_json(content: Mapping[str, Any]) -> BundleOrder:
-    schedule = tuple((str(run_id), int(attempt)) for run_id, attempt in content["schedule"])
-    limits = Limits(**content["limits"])
-    names = tuple(content["slot_names"])
-    return BundleOrder(**dict(content) | {"schedule": schedule, "limits": limits, "slot_names": names})
 
 
 # --- what a run writes ----------------------------------------------------------------------------------------------
@@ -255,10 +214,28 @@ class GraphStats:
     expected_replays: int = 0
     recompilations: int = 0
     capture_seconds: float = 0.0
+    launches_per_step: int = 0
+    """CUDA graph launches that a step takes if all of it that was captured runs from graphs; 0 where there are none."""
 
     @property
     def proven(self) -> bool:
         return self.graphs > 0 and self.replays == self.expected_replays > 0 and self.recompilations == 0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the profiler saw of some steps after the timed ones, on one rank; means over those steps.
+
+    ``busy_ms`` is the union of the intervals in which the device worked, ``computing_ms`` that without the kernels that
+    communicate, which also wait. ``host_ms`` is what the host took to enqueue a step onto an idle device, without the
+    profiler.
+    """
+
+    graph_launches: float
+    kernels: float
+    busy_ms: float
+    computing_ms: float
+    host_ms: float
 
 
 @dataclass(frozen=True)
@@ -275,6 +252,10 @@ class Outcome:
     message: str = ""
     remedy: str = ""
     exit_code: Optional[int] = None
+    node: str = ""
+    """Where the rank that failed first ran, as Slurm names it; empty where nobody knows, or there is no Slurm."""
+    infrastructure: bool = False
+    """Whether nodes, network or scheduler caused it: such an ending says nothing of the run."""
 
     @property
     def results_intact(self) -> bool:
@@ -286,128 +267,6 @@ class Outcome:
 
 def outcome_from_json(content: Mapping[str, Any]) -> Outcome:
     return Outcome(**content)
-
-
-# --- where it stands ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class AttemptPaths:
-    root: Path
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.jsonl"
-
-    @property
-    def outcome(self) -> Path:
-        return self.root / "outcome.json"
-
-    @property
-    def environment(self) -> Path:
-        return self.root / "environment.json"
-
-    @property
-    def exits(self) -> Path:
-        return self.root / "ranks.json"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def spec(self) -> Path:
-        return self.root.parent.parent / "spec.json"
-
-    @property
-    def number(self) -> int:
-        return int(self.root.name)
-
-    def events(self, rank: int) -> Path:
-        return self.root / "events" / f"rank{rank}.jsonl"
-
-    def log(self, rank: int) -> Path:
-        return self.logs / f"rank{rank}.log"
-
-
-@dataclass(frozen=True)
-class RunPaths:
-    root: Path
-
-    @property
-    def spec(self) -> Path:
-        return self.root / "spec.json"
-
-    def attempt(self, number: int) -> AttemptPaths:
-        return AttemptPaths(self.root.joinpath("attempts", str(number)))
-
-    def attempts(self) -> list[AttemptPaths]:
-        """Attempts begun, in order."""
-        try:
-            names = [entry.name for entry in (self.root / "attempts").iterdir() if entry.name.isdigit()]
-        except FileNotFoundError:
-            return []
-        return [self.attempt(number) for number in sorted(map(int, names))]
-
-
-@dataclass(frozen=True)
-class BundlePaths:
-    root: Path
-
-    @property
-    def order(self) -> Path:
-        return self.root / "bundle.json"
-
-    @property
-    def submission(self) -> Path:
-        return self.root / "submission.json"
-
-    @property
-    def cancel(self) -> Path:
-        return self.root / "cancel"
-
-    @property
-    def lock(self) -> Path:
-        return self.root / "lock"
-
-    @property
-    def allocations(self) -> Path:
-        return self.root / "allocations.jsonl"
-
-    @property
-    def sweep(self) -> SweepPaths:
-        return SweepPaths(self.root.parent.parent)
-
-
-@dataclass(frozen=True)
-class SweepPaths:
-    root: Path
-
-    @property
-    def plan(self) -> Path:
-        return self.root / "plan.json"
-
-    @property
-    def queue_lock(self) -> Path:
-        return self.root / "queue.lock"
-
-    @property
-    def order_lock(self) -> Path:
-        return self.root / "order.lock"
-
-    @property
-    def report(self) -> Path:
-        return self.root / "report"
-
-    @property
-    def tracking(self) -> Path:
-        return self.root / "tracking"
-
-    def run(self, run_id: str) -> RunPaths:
-        return RunPaths(self.root.joinpath("runs", run_id))
-
-    def bundle(self, bundle_id: str) -> BundlePaths:
-        return BundlePaths(self.root.joinpath("bundles", bundle_id))
 
 
 # --- reading back ---------------------------------------------------------------------------------------------------
@@ -445,7 +304,15 @@ def read_events(attempt: AttemptPaths, rank: int) -> Iterator[dict[str, Any]]:
 
 def graph_stats_from_json(content: Mapping[str, Any]) -> GraphStats:
     """Raises TypeError where a count is no whole number, or a field is missing or unknown."""
-    for name in ("graphs", "replays", "expected_replays", "recompilations"):
+    for name in ("graphs", "replays", "expected_replays", "recompilations", "launches_per_step"):
         if type(content[name]) is not int:
             raise TypeError(f"{name} is {content[name]!r}, not a whole number")
     return GraphStats(**dict(content) | {"effective_scope": tuple(content["effective_scope"])})
+
+
+def probe_from_json(content: Mapping[str, Any]) -> Probe:
+    """Raises TypeError or ValueError where a figure is no number from 0 on, or a field is missing or unknown."""
+    for name, value in content.items():
+        if type(value) not in (int, float) or not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} is {value!r}, not a number from 0 on")
+    return Probe(**content)

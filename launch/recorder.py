@@ -13,7 +13,9 @@ import torch
 
 from launch import memory
 from launch.files import JsonLines
-from launch.record import AttemptPaths, GraphStats, Phase
+from launch.findings import Inspection
+from launch.paths import AttemptPaths
+from launch.record import GraphStats, Phase, Probe
 from launch.redact import redact
 
 
@@ -56,13 +58,33 @@ class Recorder:
     def proof(self, stats: GraphStats) -> None:
         self._write("proof", graphs=asdict(stats))
 
+    def probe(self, probe: Probe) -> None:
+        self._write("probe", probe=asdict(probe))
+
+    def inspection(self, inspection: Inspection) -> None:
+        self._write("inspection", inspection=asdict(inspection))
+
     def note(self, message: str) -> None:
         self._write("note", message=redact(message))
 
     def exception(self, error: BaseException) -> None:
         """Record ``error`` with the phase it came in; its trace holds no private path."""
         trace = "".join(traceback.format_exception(error))
-        self._write("exception", type=type(error).__name__, message=redact(str(error)), traceback=redact(trace))
+        cause = broken_by(error)
+        self._write("exception", type=type(cause).__name__, message=redact(str(cause)), traceback=redact(trace))
 
     def _write(self, kind: str, **content: Any) -> None:
         self._lines.write({"time": time.time(), "kind": kind, "phase": self.phase, "step": self.step, **content})
+
+
+def broken_by(error: BaseException) -> BaseException:
+    """``error``, or what it was raised over where it comes of ending a capture: torch.cuda.graph ends one that an
+    exception leaves, and CUDA refuses that in its turn (901, or 904 of streams that were not joined yet)."""
+    while error.__context__ is not None and _raised_in(error) == "capture_end":
+        error = error.__context__
+    return error
+
+
+def _raised_in(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return frames[-1].name if frames else ""

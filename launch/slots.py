@@ -38,6 +38,8 @@ def acquire(names: Sequence[str], count: int, give_up: Callable[[], bool]) -> Op
     """
     if count > len(names):
         raise ValueError(f"{count} slots asked for, but this host has {len(names)}: {', '.join(names)}")
+    if count == 0:
+        return Slots((), [])  # in an allocation of Slurm's
     while not give_up():
         slots = _try_acquire(names, count)
         if slots is not None:

@@ -9,6 +9,8 @@ Three digests name what a run is:
 * ``run_id``: everything that determines the run, its repeat included;
 * ``workload_id``: what an eager and a graphed run must share to be compared (all but ``cuda_graph`` and ``repeat``);
 * ``task_id``: what makes cells rankable against each other (model mathematics, data, batch, precision, optimizer).
+
+A fault on purpose belongs to all three.
 """
 
 from __future__ import annotations
@@ -19,13 +21,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Literal, Optional, cast
+from typing import Any, Literal, Optional, cast, get_args
 
 Device = Literal["cpu", "cuda"]
 EngineName = Literal["torch_native", "megatron"]
 GraphImpl = Literal["none", "torch_compile", "torch", "transformer_engine", "local", "full_iteration"]
+FaultKind = Literal[
+    "none", "exception", "nan", "hang", "segfault", "host_kill",
+    "item_in_capture", "background_thread", "unjoined_stream", "legacy_stream", "unregistered_generator",
+    "oom_eager", "oom_capture", "oom_replay",
+    "input_freed", "dynamic_shape", "frozen_scalar", "missing_attention_backend",
+]  # fmt: skip
 
-GRAPH_IMPLS: tuple[str, ...] = ("none", "torch_compile", "torch", "transformer_engine", "local", "full_iteration")
+GRAPH_IMPLS: tuple[GraphImpl, ...] = get_args(GraphImpl)
 GRAPH_SCOPES: tuple[str, ...] = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
 
 
@@ -169,10 +177,27 @@ class CudaGraph:
     impl: GraphImpl = "none"
     scope: tuple[str, ...] = ()
     warmup_steps: int = 3
+    optimizer: bool = False
+    """Whether full_iteration captures clipping and the optimizer too."""
 
     @property
     def label(self) -> str:
-        return "eager" if self.impl == "none" else ".".join((self.impl, *self.scope))
+        if self.impl == "none":
+            return "eager"
+        return ".".join((self.impl, *self.scope, *(("optimizer",) if self.optimizer else ())))
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a run is to fail by, on purpose (launch/faults.py). ``step`` is an optimizer step, counted from 0; what
+    happens in a capture happens in the capture's own step, whatever this one is."""
+
+    kind: FaultKind = "none"
+    step: int = 5
+
+    @property
+    def is_set(self) -> bool:
+        return self.kind != "none"
 
 
 @dataclass(frozen=True)
@@ -196,8 +221,12 @@ class RunSpec:
     data: Data = field(default_factory=Data)
     cuda_graph: CudaGraph = field(default_factory=CudaGraph)
     placement: Placement = field(default_factory=Placement)
+    fault: Fault = field(default_factory=Fault)
     environment: Mapping[str, str] = field(default_factory=dict)
     repeat: int = 0
+    inspect: bool = False
+    """Whether steps after the timed ones are looked at closely (launch/inspection.py). No digest holds it, since it changes
+    nothing that a run computes."""
 
     @property
     def num_microbatches(self) -> int:
@@ -233,7 +262,8 @@ class RunSpec:
         drops = model.moe_expert_capacity_factor is not None
         training = _section_text(self.training, LAYOUT_ONLY[drops or model.moe_aux_loss_coeff != 0 :])
         parts = {"model": _section_text(model), "training": training, "data": _section_text(self.data)}
-        return _digest_of(parts | ({"tp": canonical(self.parallelism.tp)} if drops else {}))
+        parts |= {"tp": canonical(self.parallelism.tp)} if drops else {}
+        return _digest_of(parts | _fault_part(self))
 
 
 LAYOUT_ONLY = ("micro_batch_size", "recompute", "compile", "attention_backend", "cpu_offloading", "deterministic")
@@ -272,15 +302,23 @@ def _section(value: object) -> dict[str, Any]:
 def _identity(spec: RunSpec) -> dict[str, str]:
     """What determines a cell, as canonical JSON by section: all but the repeat, and but the preset's name, which is a
     label of what it expands to."""
-    parts = {name: _section_text(getattr(spec, name)) for name in SECTIONS}
+    parts = {name: _section_text(getattr(spec, name)) for name in SECTIONS} | _fault_part(spec)
     return parts | {"engine": canonical(spec.engine), "environment": canonical(dict(spec.environment))}
+
+
+def _fault_part(spec: RunSpec) -> dict[str, str]:
+    """Nothing where no fault is asked for, so that a run is known by what it was known by before there were any."""
+    return {"fault": _section_text(spec.fault)} if spec.fault.is_set else {}
 
 
 def spec_to_json(spec: RunSpec) -> dict[str, Any]:
     """``spec`` as plain JSON values, one mapping a section."""
     content: dict[str, Any] = {name: _section(getattr(spec, name)) for name in SECTIONS}
     content["cuda_graph"]["scope"] = list(spec.cuda_graph.scope)
-    return content | {"engine": spec.engine, "environment": dict(spec.environment), "repeat": spec.repeat}
+    if spec.fault.is_set:
+        content["fault"] = _section(spec.fault)
+    further = {"environment": dict(spec.environment), "repeat": spec.repeat, "inspect": spec.inspect}
+    return content | {"engine": spec.engine, **further}
 
 
 def spec_from_json(content: Mapping[str, Any]) -> RunSpec:
@@ -295,8 +333,10 @@ def spec_from_json(content: Mapping[str, Any]) -> RunSpec:
     return RunSpec(
         **cast(Any, sections),
         engine=content["engine"],
+        fault=Fault(**content.get("fault", {})),
         environment=dict(content["environment"]),
         repeat=content["repeat"],
+        inspect=content.get("inspect", False),  # specs on disk may be older than it
     )
 
 

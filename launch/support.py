@@ -100,15 +100,14 @@ TORCH_NATIVE: tuple[Limit, ...] = (
     _only("training.variable_sequence_lengths", False),
     Limit(
         "cuda_graph.impl",
-        lambda impl, spec: impl == "none" or (impl == "torch_compile" and spec.placement.device == "cpu"),
-        "set cuda_graph.impl=none, or torch_compile with resources.device=cpu",
+        lambda impl, spec: impl in ("none", "torch_compile") or spec.placement.device == "cuda",
+        "set cuda_graph.impl=none or torch_compile, or resources.device=cuda",
     ),
     Limit(
         "cuda_graph.impl",
         _compiles_alone,
         "set cuda_graph.impl=none, or tp, pp and ep to 1: collectives break the graph",
     ),
-    _only("cuda_graph.scope", (), remedy="set cuda_graph.scope=[]: torch_compile compiles the whole model"),
 )
 
 LIMITS: dict[str, tuple[Limit, ...]] = {"torch_native": TORCH_NATIVE}

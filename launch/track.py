@@ -33,7 +33,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from launch.record import AttemptPaths, Outcome, SweepPaths, read_outcome, read_spec, step_from_json
+from launch.paths import AttemptPaths, SweepPaths
+from launch.record import Outcome, read_outcome, read_spec, step_from_json
 from launch.redact import redact
 from launch.spec import RunSpec, spec_to_json
 

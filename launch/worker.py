@@ -1,10 +1,11 @@
-"""One rank of one run: ``python -m launch.worker ATTEMPT_FOLDER``, started by launch.ranks or by srun."""
+"""One rank of one run: ``python -m launch.worker ATTEMPT_FOLDER``, started by launch.ranks or by launch.rank."""
 
 from __future__ import annotations
 
 import faulthandler
 import importlib
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -15,12 +16,14 @@ from launch.data import open_source
 from launch.engines.base import Build, Mesh
 from launch.environment import describe
 from launch.errors import EnvironmentFault, UnsupportedError
+from launch.faults import FaultyEngine
 from launch.files import write_json
 from launch.hugging_face.checkpoint import open_checkpoint
 from launch.lifeline import die_with_parent
 from launch.loop import train
 from launch.metrics import Metrics
-from launch.record import AttemptPaths, read_spec
+from launch.paths import AttemptPaths
+from launch.record import read_spec
 from launch.recorder import Recorder
 from launch.spec import EngineName, Model, RunSpec
 
@@ -50,6 +53,9 @@ def run(spec: RunSpec, mesh: Mesh, attempt: AttemptPaths, recorder: Recorder) ->
         write_json(attempt.environment, describe(mesh.device, source.digest, _weights_digest(spec.model, recorder)))
     recorder.enter("build")
     engine = _build_of(spec.engine)(spec, mesh)
+    if spec.fault.is_set:
+        recorder.note(f"asked to fail on purpose: fault.kind={spec.fault.kind}, fault.step={spec.fault.step}")
+        engine = FaultyEngine(engine, spec.fault, mesh.device)
     recorder.choices(engine.choices)
     train(spec, mesh, source, engine, recorder, Metrics(attempt, mesh.rank))
     engine.close()
@@ -78,12 +84,18 @@ def _redirect_output(path: Path) -> None:
     os.dup2(log, 2)
     os.close(log)
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # the supervisor asks for stacks before it ends ranks that hang
 
 
 def _device(spec: RunSpec) -> torch.device:
     if spec.placement.device == "cpu":
         return torch.device("cpu")
-    return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    if spec.parallelism.world_size > 1:
+        # Loading a kernel waits for all transfers under way, of which one may wait for this rank.
+        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    local_rank = int(os.environ["LOCAL_RANK"])
+    # A site may show each task its own GPU alone.
+    return torch.device("cuda", 0 if torch.cuda.device_count() == 1 else local_rank)
 
 
 def _set_up(spec: RunSpec, mesh: Mesh) -> None:
@@ -93,14 +105,24 @@ def _set_up(spec: RunSpec, mesh: Mesh) -> None:
         )
     torch.set_num_threads(spec.placement.threads_per_rank)
     if mesh.device.type == "cuda":
-        if mesh.world_size > 1:
-            # Loading a kernel waits for all transfers under way, of which one may wait for this rank.
-            os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
         if not torch.cuda.is_available():
             raise EnvironmentFault("placement.device is 'cuda', but PyTorch finds no usable GPU here")
+        check_devices(int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count())
         torch.cuda.set_device(mesh.device)
     if mesh.world_size > 1:
         dist.init_process_group("nccl" if mesh.device.type == "cuda" else "gloo")
+
+
+def check_devices(ranks: int, visible: int) -> None:
+    """Each of a node's ``ranks`` sees a GPU for each of them, or its own alone.
+
+    Raises:
+        EnvironmentFault: it sees another number of them.
+    """
+    if visible < ranks and visible != 1:
+        raise EnvironmentFault(
+            f"{ranks} ranks run on this node, and each sees {visible} GPUs: it has to see {ranks}, or one of its own"
+        )
 
 
 def _build_of(engine: EngineName) -> Build:

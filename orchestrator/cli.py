@@ -21,7 +21,7 @@ EXIT_CODES = """exit codes:
   3  a verdict failed, an outcome was not the expected one, or a pair is INCOMPARABLE
   4  inconclusive only
   130, 141  ended by Ctrl-C, or by a closed pipe before the answer was known
-Cells rejected by a rule and cells that this host cannot run are listed and are no failure.
+Cells rejected by a rule, and cells that this host or this cluster cannot run, are listed and are no failure.
 """
 
 CLOSED_PIPE = 141
@@ -43,15 +43,20 @@ def parser() -> argparse.ArgumentParser:
         verbs, "sweep", "run a recipe's cells and write the report", "sweep recipes/tiny_moe.yaml training.steps=50"
     )
     _recipe_arguments(sweep)
-    _executor_arguments(sweep)
-    _recipe_arguments(
-        _verb(
-            verbs,
-            "plan",
-            "show what sweep would do, and do nothing",
-            "plan recipes/gpt_oss_20b.yaml --only cuda_graph.impl=transformer_engine",
-        )
+    plan = _verb(
+        verbs,
+        "plan",
+        "show what sweep would do, and do nothing",
+        "plan recipes/gpt_oss_20b.yaml --only cuda_graph.impl=transformer_engine",
     )
+    _recipe_arguments(plan)
+    advise = _verb(
+        verbs,
+        "advise",
+        "run a recipe's eager cells for a minute, and say whether graphs can help and which to sweep",
+        "advise recipes/launch_bound.yaml",
+    )
+    _recipe_arguments(advise)
     status = _verb(verbs, "status", "show the state of a sweep's runs, or list all sweeps", "status tiny_moe --watch")
     status.add_argument("sweep", nargs="?", help="name of a sweep; all sweeps are listed without one")
     status.add_argument("--watch", action="store_true", help="go on showing until nothing runs any more")
@@ -63,15 +68,29 @@ def parser() -> argparse.ArgumentParser:
     logs.add_argument("run", help="a run's id, or enough of its beginning to tell it apart")
     logs.add_argument("--rank", type=int, help="this rank's log")
     logs.add_argument("--attempt", type=int, help="this attempt's log rather than the latest one's")
-    cancel = _verb(verbs, "cancel", "end everything of a sweep that runs or waits", "cancel tiny_moe")
+    logs.add_argument("--follow", action="store_true", help="go on printing until the attempt has ended")
+    cancel = _verb(
+        verbs,
+        "cancel",
+        "end everything of a sweep that runs or waits, or chosen runs",
+        "cancel tiny_moe eager-1a2b3c4d5e-r0",
+    )
     cancel.add_argument("sweep", help="name of a sweep")
+    cancel.add_argument(
+        "runs", nargs="*", metavar="run", help="a run's id, or enough of its beginning; all without one"
+    )
     resume = _verb(verbs, "resume", "take up a sweep that did not finish", "resume tiny_moe --failed")
     resume.add_argument("sweep", help="name of a sweep")
     resume.add_argument(
-        "--unfinished", action="store_true", help="runs that never began, were interrupted or cancelled (the default)"
+        "--unfinished",
+        action="store_true",
+        help="runs that never began, were interrupted or cancelled, or whose infrastructure failed (the default)",
     )
     resume.add_argument("--failed", action="store_true", help="these, and runs whose outcome was not the expected one")
-    _executor_arguments(resume)
+    for verb in (sweep, plan, advise, resume):
+        _target_arguments(verb)
+    for verb in (sweep, resume):
+        verb.add_argument("--no-wait", action="store_true", help="submit and return")
     for verb in verbs.choices.values():
         verb.add_argument(
             "--store",
@@ -121,10 +140,11 @@ def _recipe_arguments(verb: _Parser) -> None:
     verb.add_argument("--max-gpu-hours", type=_hours, metavar="H", help="refuse a plan that may take more")
 
 
-def _executor_arguments(verb: _Parser) -> None:
+def _target_arguments(verb: _Parser) -> None:
     verb.add_argument("--executor", choices=("auto", "slurm", "local", "debug"), default="auto",
                       help="auto: Slurm where it answers, else local; debug: one bundle after another, in the foreground")  # fmt: skip
-    verb.add_argument("--no-wait", action="store_true", help="submit and return")
+    verb.add_argument("--cluster", metavar="NAME",
+                      help="profile of the Slurm cluster, instead of the one that the recipe names (docs/clusters.md)")  # fmt: skip
 
 
 def _hours(text: str) -> float:

@@ -1,18 +1,27 @@
-"""Seeing a sweep through: order what may be begun, start it, follow it, report."""
+"""Seeing a sweep through: order what may be begun, hand it over, follow it, report."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Literal, Optional
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Optional
 
-from launch.record import Plan, SweepPaths
+from launch.order import BundleOrder
+from launch.paths import SweepPaths
+from launch.record import Plan
 from orchestrator import show
+from orchestrator.cluster import Cluster
 from orchestrator.errors import wrong
-from orchestrator.host import Host
+from orchestrator.executor import Executor
 from orchestrator.next_steps import after, going
-from orchestrator.plan import Policy, orders
-from orchestrator.state import RunState, live_runs, newest_change, read_states
+from orchestrator.plan import Policy, Target, orders
+from orchestrator.postmortem import bury
+from orchestrator.queue import run_in_foreground, start_queue
+from orchestrator.retry import Retry, nodes_to_avoid
+from orchestrator.slurm import Jobs, Scheduler
+from orchestrator.slurm_queue import ask, enqueue
+from orchestrator.state import RunState, live_runs, newest_change, open_submissions, read_states
 from orchestrator.store import (
     bundles,
     is_planned,
@@ -22,63 +31,121 @@ from orchestrator.store import (
     write_plan,
     writing,
 )
-from orchestrator.submit import run_in_foreground, start_queue
 from orchestrator.watch import watch
+
+_OF_ONE_HOST = tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm")))
+"""Folders that each host usually has for itself."""
 
 
 def conduct(
-    paths: SweepPaths, plan: Plan, host: Host, policy: Policy, executor: Literal["local", "debug"], *, wait: bool
+    paths: SweepPaths,
+    plan: Plan,
+    target: Target,
+    policy: Policy,
+    executor: Executor,
+    *,
+    wait: bool,
+    conclude: Optional[Callable[[SweepPaths], int]] = None,
 ) -> int:
     """Carry out what ``policy`` allows of ``plan``; the value is the exit code.
 
-    Without waiting it is 0 once the host's queue has taken the work. With nothing to do it is what the report says.
+    Without waiting it is 0 once Slurm, or this host's queue, has taken the work. With nothing to do it is what the
+    report says, or what stands in its place: ``conclude``.
     """
+    scheduler = Scheduler()
     with ordering(paths):
-        busy = _order(paths, plan, host, policy)
+        jobs = ask(paths, scheduler)  # whatever the executor: an earlier plan of this name may have jobs
+        busy = _order(paths, plan, target, policy, jobs, watched=wait)
         if busy and executor == "local":
             start_queue(paths)
+    retry = Retry(paths, plan, target, scheduler) if isinstance(target, Cluster) and wait else None
     try:
         if executor == "debug":
             run_in_foreground(paths)
         if busy and wait:
-            watch(paths, plan, restart_queue=executor == "local")
+            _follow(paths, plan, target, executor, scheduler, retry)
     except KeyboardInterrupt:
-        if executor == "local":
-            show.left_running(plan.name, going(paths, plan))
-        else:
+        if executor == "debug":
             show.next_commands(after(paths, plan, read_states(paths, plan)))
+        else:
+            show.left_running(plan.name, going(paths, plan))
         raise
-    states = read_states(paths, plan)
-    code = _report(paths, states, anew=busy) if wait else 0
+    states = _buried(paths, plan, scheduler.look(open_submissions(paths)))
+    code = 0
+    if wait:
+        code = _report(paths, states, anew=busy) if conclude is None else conclude(paths)
     show.next_commands(after(paths, plan, states))
     return code
 
 
-def _order(paths: SweepPaths, plan: Plan, host: Host, policy: Policy) -> bool:
-    """Put ``plan`` on disk and order what may be begun; the value is whether anything runs or is to run.
+def _follow(
+    paths: SweepPaths, plan: Plan, target: Target, executor: Executor, scheduler: Scheduler, retry: Optional[Retry]
+) -> None:
+    if isinstance(target, Cluster):
+        watch(paths, plan, restart_queue=False, scheduler=scheduler, tend=retry,
+              max_pending_minutes=target.profile.max_pending_minutes)  # fmt: skip
+    else:
+        watch(paths, plan, restart_queue=executor == "local")
+
+
+def _order(paths: SweepPaths, plan: Plan, target: Target, policy: Policy, jobs: Jobs, *, watched: bool) -> bool:
+    """Put ``plan`` on disk and hand over what may be begun; the value is whether anything runs or is to run.
 
     Raises:
         InputError: the sweep runs by another plan. Two plans at once would judge each other's runs.
     """
-    live = sum(len(run_ids) for _, run_ids in live_runs(paths))
+    live = sum(len(run_ids) for _, run_ids in live_runs(paths, jobs))
     if live and not is_planned(paths, plan):
         message = f"sweep {plan.name!r} is running by another plan ({live} runs run or wait)"
         raise wrong(
             "", message, f"wait for it, cancel it ({going(paths, plan)[1]}), or name this one otherwise: name=..."
         )
     write_plan(paths, plan)
-    states = read_states(paths, plan)
-    ordered = orders(plan, states, host, policy)
-    withdraw_others(paths, plan)
-    write_orders(paths, ordered)
+    states = _buried(paths, plan, jobs)
+    ordered = orders(plan, states, target, policy)
+    if isinstance(target, Cluster) and watched:
+        # What an earlier command that watched would have begun again, had it lived.
+        ordered = _joined(ordered, orders(plan, states, target, "infrastructure"))
+    _withdraw_others(paths, plan, jobs)
+    _hand_over(paths, plan, ordered, states, target, jobs)
     show.ordered(states, ordered, runs_of_other_plans(paths, plan))
     return bool(ordered) or any(state.alive for state in states.values())
 
 
-def withdraw_others(paths: SweepPaths, plan: Plan) -> None:
+def _joined(first: Sequence[BundleOrder], second: Sequence[BundleOrder]) -> tuple[BundleOrder, ...]:
+    """Of two orders for one bundle the longer one."""
+    joined = {order.bundle_id: order for order in first}
+    for order in second:
+        joined[order.bundle_id] = max(order, joined.get(order.bundle_id, order), key=lambda order: len(order.schedule))
+    return tuple(joined.values())
+
+
+def _hand_over(
+    paths: SweepPaths, plan: Plan, ordered: Sequence[BundleOrder], states: Mapping[str, RunState], target: Target,
+    jobs: Jobs,
+) -> None:  # fmt: skip
+    if not isinstance(target, Cluster):
+        write_orders(paths, ordered)
+    elif ordered:
+        if "%" in str(paths.root.absolute()):
+            message = f"{paths.root}: holds %, which sbatch takes for the beginning of a job's number"
+            raise wrong("--store", message, "name another folder, or another sweep: name=...")
+        if any(paths.root.resolve().is_relative_to(folder) for folder in _OF_ONE_HOST):
+            show.unshared_store(paths)
+        exclude = nodes_to_avoid(states, ordered, target)
+        show.left_aside(enqueue(paths, plan, ordered, target, jobs, exclude))
+
+
+def _buried(paths: SweepPaths, plan: Plan, jobs: Jobs) -> Mapping[str, RunState]:
+    """The state of every run, once attempts that died with their job have an outcome on disk."""
+    states = read_states(paths, plan, jobs)
+    return read_states(paths, plan, jobs) if bury(paths, states) else states
+
+
+def _withdraw_others(paths: SweepPaths, plan: Plan, jobs: Jobs) -> None:
     """What an earlier plan ordered, and nobody lives to begin, is not to be taken up beside this plan's runs."""
     kept = {paths.bundle(bundle.bundle_id) for bundle in plan.bundles}
-    kept.update(bundle for bundle, _ in live_runs(paths))
+    kept.update(bundle for bundle, _ in live_runs(paths, jobs))
     with writing(paths):
         for bundle in bundles(paths):
             if bundle not in kept:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Optional
 
 from launch.record import Expectation, Margins
-from launch.spec import CudaGraph, Data, Model, Parallelism, Training
+from launch.spec import CudaGraph, Data, Fault, Model, Parallelism, Training
 from orchestrator.legality.interval import ABOVE_ZERO, COUNT, POSITIVE, Interval
 from orchestrator.schema import Schema, suggestion
 from orchestrator.spelling import canonical_place
@@ -51,6 +52,7 @@ SECTIONS: Mapping[str, type] = {
     "training": Training,
     "data": Data,
     "cuda_graph": CudaGraph,
+    "fault": Fault,
     "expect": Expectation,
     "equivalence": Margins,
     "resources": Resources,
@@ -82,10 +84,12 @@ def is_field(key: str) -> bool:
 
 
 def meant(place: str, known: Iterable[str]) -> str:
-    """The way out for an unknown field: a field of this name elsewhere, else one of ``known`` that is close."""
-    name = canonical_place(place).rpartition(".")[2]
+    """The way out for an unknown field: one of ``known`` but for a letter, else a field of this name elsewhere, else
+    one of ``known`` that is close."""
+    name, known = canonical_place(place).rpartition(".")[2], list(known)
     elsewhere = [field for field in FIELDS if field.rpartition(".")[2] == name]
-    return f"did you mean {elsewhere[0]!r}?" if elsewhere else suggestion(name, known)
+    slip = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+    return f"did you mean {elsewhere[0]!r}?" if elsewhere and not slip else suggestion(name, known)
 
 
 def way_out(schema: Schema, key: str, value: Any) -> str:

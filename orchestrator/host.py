@@ -6,20 +6,28 @@ import itertools
 import os
 import re
 import shutil
-import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, Optional
+from typing import ClassVar, Literal, Optional
 
-from launch.record import Reason
+from launch.order import Step
+from launch.record import Cell, Reason
 from launch.spec import Device, RunSpec
 from launch.support import unsupported
-from orchestrator.errors import wrong
-
-ExecutorName = Literal["auto", "slurm", "local", "debug"]
 
 _ENGINE_PACKAGES = {"torch_native": (), "megatron": ("megatron-core", "transformer-engine")}
+
+
+@dataclass(frozen=True)
+class Placing:
+    """How ranks are placed: what of launch.order.BundleOrder the target of a plan decides, and the run does not."""
+
+    slots: int
+    slot_names: tuple[str, ...]
+    step: Optional[Step] = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -31,18 +39,26 @@ class Host:
     cpus: int
     packages: frozenset[str]
     has_compiler: bool
+    scheduler: ClassVar[Literal["host"]] = "host"
+    cluster_name: ClassVar[str] = ""
 
     @property
     def device(self) -> Device:
         return "cuda" if self.gpus else "cpu"
 
-    def slot_names(self, device: Device) -> tuple[str, ...]:
+    def placing(self, spec: RunSpec) -> Placing:
         """The slots that bundles queue for. A CPU host is one slot: runs timed side by side would time each other."""
-        return self.gpus if device == "cuda" else ("cpu",)
+        on_gpus = spec.placement.device == "cuda"
+        return Placing(spec.placement.ranks_per_node, self.gpus) if on_gpus else Placing(1, ("cpu",))
 
     def lacks(self, spec: RunSpec) -> tuple[Reason, ...]:
         """Why this host cannot run ``spec`` itself, none where it can."""
-        return (*self._lacks_devices(spec), *self._lacks_packages(spec), *unsupported(spec))
+        software = (*lacks_packages(spec, self.packages), *self._lacks_compiler(spec))
+        return (*self._lacks_devices(spec), *lacks_gpu_for_graphs(spec), *software, *unsupported(spec))
+
+    def lacks_time(self, runs: Sequence[Cell]) -> tuple[Reason, ...]:
+        """A host gives a bundle as long as its runs may take."""
+        return ()
 
     def _lacks_devices(self, spec: RunSpec) -> tuple[Reason, ...]:
         placement = spec.placement
@@ -58,63 +74,50 @@ class Host:
         if placement.device == "cuda" and placement.ranks_per_node > len(self.gpus):
             message = f"{placement.ranks_per_node} GPUs are needed, and this host has {len(self.gpus)}"
             reasons.append(Reason("host.gpus", message, "run it on a host with so many, or lower the layout's degrees"))
-        if placement.device == "cpu" and spec.cuda_graph.impl not in ("none", "torch_compile"):
-            message = f"cuda_graph.impl={spec.cuda_graph.impl} captures CUDA graphs, and this run is on a CPU"
-            reasons.append(Reason("host.cuda", message, "run it on a host with a GPU"))
         return tuple(reasons)
 
-    def _lacks_packages(self, spec: RunSpec) -> tuple[Reason, ...]:
-        training = spec.training
-        needed = set(_ENGINE_PACKAGES[spec.engine])
-        if training.attention_backend == "transformer_engine":
-            needed.add("transformer-engine")
-        missing = sorted(needed - self.packages)
-        reasons = []
-        if missing:
-            message = (
-                f"engine {spec.engine} with training.attention_backend={training.attention_backend} needs "
-                f"{', '.join(missing)}, not installed here"
-            )
-            reasons.append(Reason("host.packages", message, "pip install 'cuda-graph-orchestrator[gpu]' on a GPU host"))
-        compiles = spec.cuda_graph.impl == "torch_compile" or training.compile == "elementwise"
-        if compiles and spec.placement.device == "cpu" and not self.has_compiler:
-            message = "torch.compile on a CPU needs a C++ compiler, and none is found (CXX, g++ or clang++)"
-            reasons.append(Reason("host.compiler", message, "Debian: apt-get install g++"))
-        return tuple(reasons)
+    def _lacks_compiler(self, spec: RunSpec) -> tuple[Reason, ...]:
+        compiles = spec.cuda_graph.impl == "torch_compile" or spec.training.compile == "elementwise"
+        if self.has_compiler or spec.placement.device != "cpu" or not compiles:
+            return ()
+        message = "torch.compile on a CPU needs a C++ compiler, and none is found (CXX, g++ or clang++)"
+        return (Reason("host.compiler", message, "Debian: apt-get install g++"),)
+
+
+def lacks_gpu_for_graphs(spec: RunSpec) -> tuple[Reason, ...]:
+    """Why graphs are not captured in ``spec``, wherever it runs: it runs on a CPU."""
+    if spec.placement.device != "cpu" or spec.cuda_graph.impl in ("none", "torch_compile"):
+        return ()
+    message = f"cuda_graph.impl={spec.cuda_graph.impl} captures CUDA graphs, and this run is on a CPU"
+    return (Reason("host.cuda", message, "run it on a host with a GPU"),)
+
+
+def lacks_packages(spec: RunSpec, installed: frozenset[str]) -> tuple[Reason, ...]:
+    """What ``spec`` imports beyond this project's own requirements and is not ``installed``."""
+    backend = spec.training.attention_backend
+    needed = {*_ENGINE_PACKAGES[spec.engine], *(("transformer-engine",) if backend == "transformer_engine" else ())}
+    missing = sorted(needed - installed)
+    if not missing:
+        return ()
+    message = (
+        f"engine {spec.engine} with training.attention_backend={backend} needs {', '.join(missing)}, not installed here"
+    )
+    return (Reason("host.packages", message, "pip install 'cuda-graph-orchestrator[gpu]' on a GPU host"),)
 
 
 def this_host() -> Host:
-    packages = {"megatron-core", "transformer-engine"}
     compilers = (os.environ.get("CXX", "g++"), "g++", "clang++")
     return Host(
         _visible_gpus(),
         len(os.sched_getaffinity(0)),
-        frozenset(name for name in packages if _is_installed(name)),
+        installed_packages(),
         any(shutil.which(compiler) for compiler in compilers),
     )
 
 
-def resolve_executor(name: ExecutorName) -> Literal["local", "debug"]:
-    """The executor that ``name`` stands for here.
-
-    Raises:
-        InputError: it is Slurm, which this version does not submit to.
-    """
-    slurm = _slurm_answers()
-    if name == "slurm" or (name == "auto" and slurm):
-        found = "Slurm answers on this host" if slurm else "no Slurm answers on this host"
-        raise wrong("--executor", f"{name}: this version does not submit to Slurm ({found})",
-                    "--executor local runs the sweep on this host")  # fmt: skip
-    return "debug" if name == "debug" else "local"
-
-
-def _slurm_answers() -> bool:
-    if shutil.which("sbatch") is None:
-        return False
-    try:
-        return subprocess.run(["sinfo", "--noheader"], capture_output=True, timeout=10).returncode == 0
-    except (FileNotFoundError, subprocess.TimeoutExpired):
-        return False
+def installed_packages() -> frozenset[str]:
+    """Of those that only some runs need, the ones that this interpreter finds."""
+    return frozenset(name for name in ("megatron-core", "transformer-engine") if _is_installed(name))
 
 
 def _visible_gpus() -> tuple[str, ...]:

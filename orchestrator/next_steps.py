@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from launch.record import Plan, SweepPaths
+from launch.paths import SweepPaths
+from launch.record import Plan
 from orchestrator.state import RunState
 from orchestrator.store import Store
 
@@ -18,7 +20,7 @@ def command(verb: str, sweep: SweepPaths) -> str:
     words = [_python(), "-m", "orchestrator", verb]
     store = sweep.root.parent
     if store != Store().root:
-        words += ["--store", str(store)]
+        words += ["--store", shlex.quote(str(store))]
     return " ".join(words)
 
 

@@ -81,15 +81,9 @@ class Checker:
             self.problem(place, value, str(error), way_out(schema, key, value))
 
     def _variable(self, into: Tree, name: str, value: Any, place: str) -> None:
-        if not name:
-            self.problem(place, value, "a mapping of variables to values", "environment: {NCCL_GRAPH_REGISTER: '0'}")
-        elif not _VARIABLE.fullmatch(name):
-            self.problem(place, value, "no name of an environment variable", "letters, digits and '_'")
-        elif is_secret_name(name):
-            remedy = "set it in the shell that runs the orchestrator"
-            self.problem(place, "***", "looks like a secret, and recipes are recorded", remedy)
-        elif isinstance(value, bool) or not isinstance(value, (str, int, float)) or "\0" in str(value):
-            self.problem(place, value, "not the text of a variable", "write it in quotes")
+        flaw = flaw_of_variable(name, value)
+        if flaw:
+            self.problem(place, *flaw)
         else:
             into.setdefault("environment", {})[name] = str(value)
 
@@ -109,6 +103,23 @@ class Checker:
         checker = Checker(found, written.source)
         self.presets[name] = checker.preset(written)
         self.problems += (*written.problems, *checker.problems)
+
+
+def flaw_of_variable(name: str, value: Any) -> Optional[tuple[Any, str, str]]:
+    """Why an environment variable is not taken: its value as it may be shown, what is wrong, and the way out."""
+    if not name:
+        return value, "a mapping of variables to values", "environment: {NCCL_GRAPH_REGISTER: '0'}"
+    if not _VARIABLE.fullmatch(name):
+        return value, "no name of an environment variable", "letters, digits and '_'"
+    if is_secret_name(name):
+        return (
+            "***",
+            "looks like a secret, and what is written here is recorded",
+            "set it in the shell that runs the orchestrator",
+        )
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or "\0" in str(value):
+        return value, "not the text of a variable", "write it in quotes"
+    return None
 
 
 def find_preset(name: str, recipe: Path) -> Optional[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Optional
@@ -17,7 +18,9 @@ from orchestrator.legality.interval import Interval
 WIDEST = 2**63
 """Whole numbers below it, and above its negative, are what a signed 64-bit integer holds."""
 
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list of words"}
+_INTERPOLATION = re.compile(r"(\\*)\$\{")
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list of words",
+          dict: "a mapping of names to text"}  # fmt: skip
 
 
 class Schema:
@@ -73,7 +76,7 @@ class Schema:
         if value == MISSING or not _has_sense(value, self._types[key] is bool):
             raise refused
         try:
-            OmegaConf.update(self._scratch, key, value)
+            OmegaConf.update(self._scratch, key, _literal(value))
             converted = self._scratch[key]
         except OmegaConfBaseException:
             raise refused from None
@@ -84,9 +87,16 @@ class Schema:
             raise ValueError("not a finite number")
         if isinstance(value, int) and not -WIDEST < value < WIDEST:
             raise ValueError("beyond 64 bits")
-        if key in self._bounds and value not in self._bounds[key]:
+        if value is not None and key in self._bounds and value not in self._bounds[key]:
             raise ValueError(f"must be {self._bounds[key]}")
         return value
+
+
+def _literal(value: Any) -> Any:
+    """``value`` without interpolations: those of a recipe have been resolved before, and a profile's are the shell's."""
+    if isinstance(value, list):
+        return [_literal(item) for item in value]
+    return _INTERPOLATION.sub(r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def _has_sense(value: Any, takes_bool: bool) -> bool:

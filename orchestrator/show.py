@@ -6,21 +6,32 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from launch.files import number, read_json
-from launch.record import BundleOrder, Cell, Plan, Reason, SweepPaths
+from launch.order import BundleOrder
+from launch.paths import SweepPaths
+from launch.record import Cell, Plan, Reason
+from orchestrator.batch_script import LANE, RUN, TOKEN, BatchScript
+from orchestrator.show_jobs import doubts, faults, job_of, job_to_json, obstacles
+from orchestrator.slurm import Jobs
 from orchestrator.state import RunState
 
 MOST_ROWS = 40
 """Cells that a terminal is shown; the report has all."""
+MOST_SCRIPTS = 3
+"""Batch scripts that a terminal is shown; ``plan --json`` has all."""
 
 
 # --- plans ----------------------------------------------------------------------------------------------------------
 
 
 def unused_cluster(name: str) -> None:
-    sys.stderr.write(f"cluster {name!r} is left aside: profiles are for Slurm, to which this version does not submit\n")
+    sys.stderr.write(f"cluster {name!r} is left aside: profiles are for Slurm, and runs are made on this host\n")
+
+
+def outage(words: str) -> None:
+    sys.stderr.write(f"{words}: runs are made on this host\n")
 
 
 def plan_summary(planned: Plan) -> None:
@@ -28,16 +39,17 @@ def plan_summary(planned: Plan) -> None:
     print(f"{planned.name}: {_summary(planned)}")
 
 
-def plan(planned: Plan, hours: float) -> None:
-    """The whole plan: bundles with their runs in order, then what will not be run, and why."""
+def plan(planned: Plan, hours: float, scripts: Sequence[BatchScript] = ()) -> None:
+    """The whole plan: bundles with their runs in order, what Slurm will be given, then what will not be run, and why."""
     plan_summary(planned)
     cells = planned.cell_of_run()
     for place, bundle in enumerate(planned.bundles, 1):
         print(f"\nbundle {place} of {len(planned.bundles)} ({bundle.bundle_id}), one allocation:")
         for run_id in bundle.run_ids:
             print(f"  {run_id:44} {cells[run_id].label}")
+    _batch_scripts(scripts)
     _reasons(planned, "rejected", "rejected by a rule (cannot work anywhere):")
-    _reasons(planned, "not_runnable", "not runnable on this host:")
+    _reasons(planned, "not_runnable", f"not runnable on this {_where(planned)}:")
     if hours:
         print(f"\nat most {hours:.2f} GPU hours, every run to its time limit")
 
@@ -47,10 +59,33 @@ def _summary(planned: Plan) -> str:
     runs = sum(len(cell.run_ids) for cell in planned.cells)
     parts = [f"{states['run']} cells to run ({runs} runs in {len(planned.bundles)} bundles)"]
     if states["not_runnable"]:
-        parts.append(f"{states['not_runnable']} not runnable on this host")
+        parts.append(f"{states['not_runnable']} not runnable on this {_where(planned)}")
     if states["rejected"]:
         parts.append(f"{states['rejected']} rejected by a rule")
     return ", ".join(parts)
+
+
+def _where(planned: Plan) -> str:
+    return "cluster" if planned.scheduler == "slurm" else "host"
+
+
+def _batch_scripts(scripts: Sequence[BatchScript]) -> None:
+    for place, script in enumerate(scripts[:MOST_SCRIPTS], 1):
+        calls = f" by {script.calls} calls of sbatch" if script.calls > 1 else ""
+        print(
+            f"\n--- batch script {place} of {len(scripts)}, for {_bundles(script)}{calls} ---\n{script.text.rstrip()}"
+        )
+        print(f"\n--- in which each run's ranks are started by ---\n{script.srun}")
+    left = scripts[MOST_SCRIPTS:]
+    if left:
+        print(f"\n... and {len(left)} more batch scripts, for {_bundles(*left)}: plan --json has all")
+    if scripts:
+        print(f"\n{TOKEN} is each submission's own, {RUN} each run's; {LANE} counts from 0")
+
+
+def _bundles(*scripts: BatchScript) -> str:
+    count = sum(len(script.bundles) for script in scripts)
+    return "1 bundle" if count == 1 else f"{count} bundles"
 
 
 def _reasons(planned: Plan, state: str, heading: str) -> None:
@@ -82,6 +117,35 @@ def ordered(states: Mapping[str, RunState], orders: Sequence[BundleOrder], of_ot
         )
 
 
+def unshared_store(paths: SweepPaths) -> None:
+    sys.stderr.write(
+        f"{paths.root} is in a folder that each host usually has for itself: unless this cluster's nodes see it, no run "
+        "will begin; --store names another\n"
+    )
+
+
+def cancelled(planned: Plan, count: int, *, chosen: bool) -> None:
+    if count:
+        print(f"cancelled {count} {'run' if count == 1 else 'runs'} of {planned.name}; finished runs are kept")
+    else:
+        print(f"nothing {'of these runs' if chosen else f'of {planned.name}'} runs or waits")
+
+
+def retried(orders: Sequence[BundleOrder], avoided: Sequence[str]) -> None:
+    """What is made again after a failure of the infrastructure."""
+    left_aside(avoided)
+    print(f"{sum(len(order.schedule) for order in orders)} runs to begin again")
+
+
+def left_aside(nodes: Sequence[str]) -> None:
+    if nodes:
+        print(f"not on {', '.join(nodes)}: the infrastructure failed there")
+
+
+def not_retried(why: str) -> None:
+    sys.stderr.write(f"runs that are to be made again are not submitted yet: {why}\n")
+
+
 # --- states ---------------------------------------------------------------------------------------------------------
 
 
@@ -89,7 +153,7 @@ def counts(states: Mapping[str, RunState]) -> dict[str, int]:
     return dict(sorted(Counter(str(state.name) for state in states.values()).items()))
 
 
-def states_to_json(planned: Plan, states: Mapping[str, RunState]) -> dict[str, Any]:
+def states_to_json(planned: Plan, states: Mapping[str, RunState], jobs: Optional[Jobs] = None) -> dict[str, Any]:
     cells = planned.cell_of_run()
     rows = [
         {
@@ -100,10 +164,11 @@ def states_to_json(planned: Plan, states: Mapping[str, RunState]) -> dict[str, A
             "steps": cells[run_id].spec["training"]["steps"],
             "expected": state.expected,
             "message": state.outcome.message if state.outcome else "",
+            "job": job_to_json(state.job),
         }
         for run_id, state in states.items()
     ]
-    return {"sweep": planned.name, "counts": counts(states), "runs": rows}
+    return {"sweep": planned.name, "counts": counts(states), "runs": rows, "fault": jobs.fault if jobs else ""}
 
 
 def states(planned: Plan, current: Mapping[str, RunState]) -> None:
@@ -112,13 +177,21 @@ def states(planned: Plan, current: Mapping[str, RunState]) -> None:
     for run_id, state in current.items():
         cell = cells[run_id]
         steps = f"{done(state, cell)}/{cell.spec['training']['steps']}"
-        note = (
-            f"  {state.outcome.failure_class}: {state.outcome.message}"
-            if state.outcome and state.outcome.message
-            else ""
-        )
-        print(f"{run_id:44} {state.name:13} {steps:>11}  {cell.label}{note[:160]}")
+        print(f"{run_id:44} {state.name:13} {steps:>11}  {cell.label}{_note(state)[:160]}")
     print(f"{planned.name}: {counted(current)}")
+
+
+def _note(state: RunState) -> str:
+    if state.outcome is not None and state.outcome.message:
+        return f"  {state.outcome.failure_class}: {state.outcome.message}"
+    job = job_of(state)
+    return f"  {job}" if job else ""
+
+
+def slurm(jobs: Optional[Jobs], current: Mapping[str, RunState]) -> None:
+    """What is amiss with Slurm, or with jobs in its queue; nothing where it was not asked."""
+    for line in () if jobs is None else (*faults(jobs), *doubts(jobs), *obstacles(current)):
+        print(line)
 
 
 def sweeps(rows: Sequence[tuple[str, Mapping[str, RunState]]], root: Path) -> None:
@@ -166,6 +239,12 @@ def _report_row(cell: Mapping[str, Any]) -> tuple[str, ...]:
         faster = f"{number(speed['ratio']):.2f}x over {speed['pairs']} {pairs}"
     loss = "-" if difference is None else f"{number(difference):.2g}"
     return (cell["label"], cell["outcome"] + (" (unexpected)" if cell["unexpected"] else ""), word, loss, faster)
+
+
+def advice(paths: SweepPaths) -> None:
+    """The advice as it stands on disk."""
+    path = paths.report / "advice.md"
+    print(f"\n{path.read_text()}\nadvice: {path}")
 
 
 def next_commands(lines: Sequence[str]) -> None:

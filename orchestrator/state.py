@@ -1,17 +1,24 @@
-"""What a run is doing, told from what stands on disk."""
+"""What a run is doing, told in this order from what stands on disk, from squeue, and from sacct."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal, Optional, Union
 
+from launch.failures import is_infrastructure
 from launch.files import RecordError
 from launch.lock import holder
-from launch.record import AttemptPaths, BundlePaths, Expectation, Outcome, OutcomeName, Plan, SweepPaths, read_outcome
+from launch.paths import AttemptPaths, BundlePaths, SweepPaths
+from launch.record import Expectation, Outcome, OutcomeName, Plan, read_outcome
+from orchestrator.job_listing import Job
+from orchestrator.postmortem import outcome_of_job, remains_of
+from orchestrator.slurm import Jobs
 from orchestrator.store import bundles, read_order
+from orchestrator.submission import Submission, read_submissions
+from orchestrator.supervision import Supervision, begun_at, handed_over
 
 StateName = Union[OutcomeName, Literal["PLANNED", "QUEUED", "RUNNING", "INTERRUPTED"]]
 
@@ -29,6 +36,14 @@ class RunState:
     expected: bool = True
     """Whether the outcome is what the recipe expects; True where there is none yet."""
     steps_done: int = 0
+    recorded: bool = True
+    """Whether the outcome is on disk. One that is not was found out from Slurm (orchestrator/postmortem.py)."""
+    job: Optional[Job] = None
+    """Of the bundle's latest submission to Slurm."""
+    abandoned: bool = False
+    """Whether its next attempt was ordered, and its job has ended without beginning it."""
+    launches: int = 0
+    """Of one that is abandoned: how often the bundle was handed to Slurm since any of its attempts was begun."""
 
     @property
     def finished(self) -> bool:
@@ -39,31 +54,56 @@ class RunState:
         return self.outcome is not None and not self.expected
 
 
-def read_states(sweep: SweepPaths, plan: Plan) -> dict[str, RunState]:
-    """The state of every run of ``plan``, in its order.
+def read_states(sweep: SweepPaths, plan: Plan, jobs: Optional[Jobs] = None) -> dict[str, RunState]:
+    """The state of every run of ``plan``, in its order. ``jobs`` is what Slurm says; None where nobody asked it.
 
     Raises:
         SystemFault: an order on disk is damaged.
     """
     expectations = {run_id: cell.expect for cell in plan.cells for run_id in cell.run_ids}
-    queue_lives = holder(sweep.queue_lock) is not None
+    queue_lives, handed = holder(sweep.queue_lock) is not None, handed_over(sweep, jobs)
     states: dict[str, RunState] = {}
     for bundle in plan.bundles:
-        supervision = _Supervision(sweep.bundle(bundle.bundle_id), queue_lives)
+        paths = sweep.bundle(bundle.bundle_id)
+        supervision = Supervision(paths, queue_lives, handed.get(bundle.bundle_id), bundle.run_ids)
         for run_id in bundle.run_ids:
             states[run_id] = _state(sweep, run_id, expectations[run_id], supervision)
     return states
 
 
-def live_runs(sweep: SweepPaths) -> Iterator[tuple[BundlePaths, list[str]]]:
+def read_state(bundle: BundlePaths, run_id: str, jobs: Optional[Jobs] = None) -> RunState:
+    """The state of one run of ``bundle``, but for what is expected of it."""
+    sweep = bundle.sweep
+    handed = handed_over(sweep, jobs).get(bundle.root.name)
+    supervision = Supervision(bundle, holder(sweep.queue_lock) is not None, handed)
+    return _state(sweep, run_id, Expectation(), supervision)
+
+
+def live_runs(sweep: SweepPaths, jobs: Optional[Jobs] = None) -> Iterator[tuple[BundlePaths, list[str]]]:
     """Runs that run or wait, by bundle; bundles that only an earlier plan knew are among them."""
-    queue_lives = holder(sweep.queue_lock) is not None
+    queue_lives, handed = holder(sweep.queue_lock) is not None, handed_over(sweep, jobs)
     for paths in bundles(sweep):
-        supervision = _Supervision(paths, queue_lives)
+        supervision = Supervision(paths, queue_lives, handed.get(paths.root.name))
         states = (_state(sweep, run_id, Expectation(), supervision) for run_id in supervision.ordered)
         alive = [state.run_id for state in states if state.alive]
         if alive:
             yield paths, alive
+
+
+def open_submissions(sweep: SweepPaths) -> list[Submission]:
+    """Submissions of bundles of which an ordered attempt has no outcome: those whose jobs are worth asking about."""
+    submissions = read_submissions(sweep)
+    unsettled = {
+        bundle
+        for bundle in {bundle for submission in submissions for bundle in submission.bundles}
+        if _is_unsettled(sweep, sweep.bundle(bundle))
+    }
+    return [submission for submission in submissions if not unsettled.isdisjoint(submission.bundles)]
+
+
+def _is_unsettled(sweep: SweepPaths, bundle: BundlePaths) -> bool:
+    order = read_order(bundle)
+    return order is not None and not all(sweep.run(run).attempt(k).outcome.exists() for run, k in order.schedule)
 
 
 def newest_change(sweep: SweepPaths, states: Iterable[RunState]) -> float:
@@ -75,53 +115,58 @@ def _changed(sweep: SweepPaths, state: RunState) -> float:
     if state.outcome is not None:
         metrics = sweep.run(state.run_id).attempt(state.next_attempt - 1).metrics
         return max(state.outcome.ended, metrics.stat().st_mtime if metrics.exists() else 0.0)
-    return _begun_at(sweep, state.run_id) / 1e9 if state.next_attempt > 1 else 0.0
+    return begun_at(sweep, state.run_id) / 1e9 if state.next_attempt > 1 else 0.0
 
 
-@dataclass(frozen=True)
-class _Supervision:
-    """What is known of a run's bundle; of most bundles in a large store little is asked, and no more is read."""
-
-    bundle: BundlePaths
-    queue_lives: bool
-
-    @cached_property
-    def since(self) -> Optional[int]:
-        """When the living supervisor took the bundle, in ns since the epoch; None where none lives."""
-        return self.bundle.lock.stat().st_mtime_ns if holder(self.bundle.lock) is not None else None
-
-    @cached_property
-    def cancelled(self) -> bool:
-        return self.bundle.cancel.exists()
-
-    @cached_property
-    def ordered(self) -> Mapping[str, int]:
-        """The attempt that is ordered, by run."""
-        order = read_order(self.bundle)
-        return dict(order.schedule) if order else {}
-
-    def waits(self, run_id: str, begun: int) -> bool:
-        """Whether an attempt after ``begun`` has been ordered and somebody lives who will begin it."""
-        lives = self.queue_lives or self.since is not None
-        return lives and not self.cancelled and self.ordered.get(run_id, 0) > begun
-
-
-def _state(sweep: SweepPaths, run_id: str, expect: Expectation, supervision: _Supervision) -> RunState:
+def _state(sweep: SweepPaths, run_id: str, expect: Expectation, supervision: Supervision) -> RunState:
     latest = _latest_attempt(sweep, run_id)
     begun = latest[0] if latest else 0
+    job = supervision.job
     if supervision.waits(run_id, begun):
-        return RunState(run_id, "QUEUED", begun + 1, alive=True)
+        return RunState(run_id, "QUEUED", begun + 1, alive=True, job=job)
+    state = _of_attempt(sweep, run_id, latest, expect, supervision)
+    if not supervision.has_abandoned(run_id, begun):
+        return replace(state, job=job)
+    return replace(state, job=job, abandoned=True, launches=supervision.launches)
+
+
+def _of_attempt(
+    sweep: SweepPaths,
+    run_id: str,
+    latest: Optional[tuple[int, AttemptPaths]],
+    expect: Expectation,
+    supervision: Supervision,
+) -> RunState:
     if latest is None:
-        return RunState(run_id, "CANCELLED" if supervision.cancelled else "PLANNED", 1)
-    attempt = latest[1]
+        return RunState(run_id, "CANCELLED" if supervision.cancelled(run_id) else "PLANNED", 1)
+    number, attempt = latest
     outcome = readable_outcome(attempt)
-    if outcome is not None:
-        # Where it completed, the plan knows how many steps there are; nothing need be counted.
-        steps = 0 if outcome.results_intact else _steps_done(attempt)
-        return RunState(run_id, outcome.outcome, begun + 1, False, outcome, outcome.meets(expect), steps)
-    # A supervisor that lives works on what it began itself, and not on what one before it left behind.
-    alive = supervision.since is not None and _begun_at(sweep, run_id) >= supervision.since
-    return RunState(run_id, "RUNNING" if alive else "INTERRUPTED", begun + 1, alive, steps_done=_steps_done(attempt))
+    if outcome is None:
+        return _of_open_attempt(sweep, run_id, number, attempt, expect, supervision)
+    if supervision.handed is not None and is_infrastructure(outcome) and supervision.cancelled(run_id):
+        return RunState(run_id, "CANCELLED", number + 1)  # it would have been made again unasked
+    # Where it completed, the plan knows how many steps there are; nothing need be counted.
+    steps = 0 if outcome.results_intact else _steps_done(attempt)
+    return RunState(run_id, outcome.outcome, number + 1, False, outcome, outcome.meets(expect), steps)
+
+
+def _of_open_attempt(
+    sweep: SweepPaths, run_id: str, number: int, attempt: AttemptPaths, expect: Expectation, supervision: Supervision
+) -> RunState:
+    """Of an attempt without an outcome."""
+    begun, steps = begun_at(sweep, run_id), _steps_done(attempt)
+    if not supervision.on_slurm or supervision.handed is None:
+        # A supervisor that lives works on what it began itself, and not on what one before it left behind.
+        alive = supervision.since is not None and begun >= supervision.since
+        return RunState(run_id, "RUNNING" if alive else "INTERRUPTED", number + 1, alive, steps_done=steps)
+    if supervision.ordered.get(run_id) != number:
+        return RunState(run_id, "INTERRUPTED", number + 1, steps_done=steps)  # of a job before the latest
+    taken_again = begun < supervision.taken
+    if supervision.lives and not taken_again:
+        return RunState(run_id, "RUNNING", number + 1, alive=True, steps_done=steps)
+    job = replace(supervision.handed.job, state="REQUEUED") if taken_again else supervision.handed.job
+    outcome = outcome_of_job(job, remains_of(supervision.bundle, attempt, begun / 1e9), time.time())
+    return RunState(run_id, outcome.outcome, number + 1, False, outcome, outcome.meets(expect), steps, recorded=False)
 
 
 def _latest_attempt(sweep: SweepPaths, run_id: str) -> Optional[tuple[int, AttemptPaths]]:
@@ -131,11 +176,6 @@ def _latest_attempt(sweep: SweepPaths, run_id: str) -> Optional[tuple[int, Attem
     except FileNotFoundError:
         return None
     return (max(numbers), run.attempt(max(numbers))) if numbers else None
-
-
-def _begun_at(sweep: SweepPaths, run_id: str) -> int:
-    """When the latest attempt was begun, in ns since the epoch: the folder of attempts changes then and only then."""
-    return (sweep.run(run_id).root / "attempts").stat().st_mtime_ns
 
 
 def readable_outcome(attempt: AttemptPaths) -> Optional[Outcome]:

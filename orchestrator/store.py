@@ -9,22 +9,17 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
+from launch.cancellation import read_cancellation
 from launch.files import RecordError, dumps, read_json, write_json, write_text
 from launch.lock import Lock
-from launch.record import (
-    BundleOrder,
-    BundlePaths,
-    Plan,
-    SweepPaths,
-    order_from_json,
-    order_to_json,
-    plan_from_json,
-    plan_to_json,
-)
+from launch.order import BundleOrder, order_from_json, order_to_json
+from launch.paths import BundlePaths, SweepPaths
+from launch.record import Plan, plan_from_json, plan_to_json
 from orchestrator.errors import SystemFault, wrong
 
 VARIABLE = "ORCHESTRATOR_STORE"
@@ -72,12 +67,16 @@ def write_plan(sweep: SweepPaths, plan: Plan) -> None:
         _write_specs(sweep, plan)
         if not is_planned(sweep, plan):
             os.sync()  # once for all specs, before the plan that names them
-            write_text(sweep.plan, _plan_text(plan))
+            write_text(sweep.plan, "".join(_lines(plan)))
 
 
 def is_planned(sweep: SweepPaths, plan: Plan) -> bool:
     """Whether ``plan`` is the one on disk."""
-    return sweep.plan.exists() and sweep.plan.read_text(errors="replace") == _plan_text(plan)
+    try:
+        with open(sweep.plan, errors="replace", newline="\n") as file:
+            return all(there == line for there, line in zip_longest(file, _lines(plan)))
+    except FileNotFoundError:
+        return False
 
 
 def runs_of_other_plans(sweep: SweepPaths, plan: Plan) -> int:
@@ -157,8 +156,8 @@ def read_order(bundle: BundlePaths) -> Optional[BundleOrder]:
         ) from error
 
 
-def write_orders(sweep: SweepPaths, orders: Iterable[BundleOrder]) -> None:
-    """Tell each bundle's supervisor what to make; a cancellation from before is lifted.
+def write_orders(sweep: SweepPaths, orders: Sequence[BundleOrder]) -> None:
+    """Tell each bundle's supervisor what to make; a cancellation of those runs from before is lifted.
 
     Raises:
         SystemFault: the store cannot be written to.
@@ -166,12 +165,42 @@ def write_orders(sweep: SweepPaths, orders: Iterable[BundleOrder]) -> None:
     with writing(sweep):
         for order in orders:
             bundle = sweep.bundle(order.bundle_id)
-            write_json(bundle.order, order_to_json(order))
-            bundle.cancel.unlink(missing_ok=True)
+            kept = _cancelled_before(bundle) - dict(order.schedule).keys()
+            write_json(bundle.order, order_to_json(order), sync=False)
+            if kept:
+                write_json(bundle.cancel, sorted(kept), sync=False)
+            else:
+                bundle.cancel.unlink(missing_ok=True)
+        if orders:
+            os.sync()  # once for all
 
 
-def _plan_text(plan: Plan) -> str:
-    return dumps(plan_to_json(plan), indent=1) + "\n"
+def _cancelled_before(bundle: BundlePaths) -> set[str]:
+    """Runs that ``cancel`` ended before."""
+    cancellation = read_cancellation(bundle)
+    if cancellation is None or cancellation.run_ids:
+        return set(cancellation.run_ids) if cancellation else set()
+    order = read_order(bundle)
+    return {run_id for run_id, _ in order.schedule} if order else set()
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    """plan.json, each cell and each bundle on a line: one of ten thousand runs is never in memory a second time."""
+    content = plan_to_json(plan)
+    cells, bundles = content.pop("cells"), content.pop("bundles")
+    yield "{\n"
+    for name, value in content.items():
+        yield f"{dumps(name)}: {dumps(value)},\n"
+    yield from _list("cells", cells, ",\n")
+    yield from _list("bundles", bundles, "\n")
+    yield "}\n"
+
+
+def _list(name: str, values: Sequence[Any], end: str) -> Iterator[str]:
+    yield f"{dumps(name)}: [\n"
+    for place, value in enumerate(values, start=1):
+        yield dumps(value) + (",\n" if place < len(values) else "\n")
+    yield f"]{end}"
 
 
 def _reason(error: Exception) -> str:

@@ -1,226 +1,195 @@
-"""How bundles are started: the only module that knows submitit.
+"""The only module that knows submitit.
 
-On this host a queue of its own process starts them, so that a sweep goes on when the command that began it has gone.
-submitit's local executor starts each supervisor and is asked no more than whether the process that it started is still
-there: it reports every ending as FINISHED and has no queue, so what became of a bundle is read from its records alone.
+submitit starts supervisors and is asked nothing about how they end: it reports every ending as FINISHED, and of several
+tasks it knows one. What became of a bundle is read from its records, and from Slurm.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
-import secrets
+import re
+import shlex
 import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import submitit
+from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmissionError, JobPaths
 
-from launch.files import write_json
 from launch.job import supervise
-from launch.lock import Lock, holder
-from launch.record import BundleOrder, BundlePaths, SweepPaths
-from orchestrator.errors import OrchestratorError, SystemFault
-from orchestrator.store import bundles, read_order, writing
+from launch.paths import BundlePaths
+from orchestrator.errors import SystemFault
+from orchestrator.job_request import JobRequest
+from orchestrator.profile import Profile
 
-POLL_SECONDS = 0.3
-MOST_LOAD = 0.05
-"""The share of one core that looking takes at most: on a CPU host the runs themselves are timed beside it."""
-START_SECONDS = 60.0
-"""How long a queue may take to say that it lives."""
-MOST_STARTS = 3
-"""How often in a row a bundle is started without an attempt being begun, before the queue leaves it."""
 NO_TIMEOUT = 60 * 24 * 365
 """Minutes. submitit would end a supervisor that waits for slots; launch.job times each run itself."""
+SIGNAL_SECONDS = 60
+"""How long before its time limit a job is sent SIGUSR2."""
+SOURCE = Path(__file__).resolve().parent.parent
+
+_SUPERVISOR_STEP = (
+    "--nodes=1", "--relative=0", "--ntasks=1", "--ntasks-per-node=1", "--cpus-per-task=1", "--overlap", "--mpi=none",
+    "--export=ALL",
+)  # fmt: skip
+"""srun's options for the supervisor: one process on the job's first node, beside which the steps of runs start."""
 
 
-def start_queue(sweep: SweepPaths) -> None:
-    """Have this host's queue work on ``sweep``; nothing happens where it already does.
+_UNSURE = re.compile("timed out|zero bytes", re.IGNORECASE)
+"""sbatch's words where its request was sent and no answer came."""
+
+
+class Refused(Exception):
+    """sbatch did not submit. The text is its own words; ``certain`` is whether there is no job then."""
+
+    def __init__(self, words: str, *, certain: bool) -> None:
+        super().__init__(words)
+        self.certain = certain
+
+
+class LocalJob:
+    """A supervisor that was started on this host."""
+
+    def __init__(self, job: submitit.Job[Any]) -> None:
+        self._job = job
+        self.job_id = str(job.job_id)
+
+    def is_starting(self) -> bool:
+        """Whether the process that was started is still there."""
+        return not self._job.done()
+
+
+def start_here(bundle: BundlePaths, token: str) -> LocalJob:
+    """Start the bundle's supervisor on this host."""
+    # A folder for each start: submitit names files by process id, and would hand a job that of an earlier process.
+    executor = submitit.LocalExecutor(folder=bundle.sweep.root / "submitit" / token)
+    executor.update_parameters(timeout_min=NO_TIMEOUT, name=bundle.root.name)
+    return LocalJob(executor.submit(supervise, str(bundle.root)))
+
+
+def batch_script(
+    folder: Path, request: JobRequest, profile: Profile, name: str, count: int, *, lane: bool, exclude: Sequence[str]
+) -> str:
+    """The text that sbatch is given for ``count`` bundles, whose files are in ``folder``. It touches no disk.
+
+    ``lane``: one element at a time, and none beside another job called ``name``. ``exclude`` names nodes.
+    """
+    executor = _executor(folder, request, profile, name, count, lane=lane, exclude=exclude)
+    if count > 1:
+        executor.parameters["map_count"] = count
+    return executor._make_submission_file_text(executor._submitit_command_str, "")
+
+
+def submit_bundles(
+    folder: Path, bundles: Sequence[BundlePaths], request: JobRequest, profile: Profile, name: str, *,
+    lane: bool, exclude: Sequence[str],
+) -> str:  # fmt: skip
+    """Have Slurm start the supervisors of ``bundles`` by one call of sbatch; the value is the job's id.
 
     Raises:
-        SystemFault: it did not start.
+        Refused: sbatch said no, or did not say what became of it.
     """
-    if holder(sweep.queue_lock) is not None:
-        return
-    with writing(sweep), open(sweep.root / "queue.log", "ab") as log:
-        queue = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.submit", str(sweep.root)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=_environment(),
-            start_new_session=True,
-        )
-    _wait_for_queue(sweep, queue)
-
-
-def has_pending(sweep: SweepPaths) -> bool:
-    """Whether an ordered attempt has not been begun, and no living supervisor is there to begin it."""
-    return any(bundle.unbegun and not bundle.alive for bundle in _open_bundles(sweep))
-
-
-def run_in_foreground(sweep: SweepPaths) -> None:
-    """The debug executor: bundles one after another, their supervisors in the foreground."""
-    for bundle in _open_bundles(sweep):
-        if not bundle.alive:
-            command = [sys.executable, "-m", "launch.job", str(bundle.paths.root)]
-            supervisor = subprocess.Popen(command, env=_environment())
-            try:
-                supervisor.wait()
-            except KeyboardInterrupt:
-                supervisor.terminate()  # it ends its run, says that it was cancelled, and goes
-                supervisor.wait()
-                raise
-
-
-def _environment() -> dict[str, str]:
-    source = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": path}
-
-
-def _wait_for_queue(sweep: SweepPaths, queue: subprocess.Popen[bytes]) -> None:
-    """Until the queue says that it lives, or has done everything and gone."""
-    deadline = time.monotonic() + START_SECONDS
-    while holder(sweep.queue_lock) is None:
-        code = queue.poll()
-        if code == 0:
-            return
-        if code is not None or time.monotonic() > deadline:
-            how = f"ended with exit code {code}" if code is not None else f"said nothing for {START_SECONDS:g} s"
-            raise SystemFault(f"the queue that starts runs {how}; {sweep.root / 'queue.log'} holds why")
-        time.sleep(0.05)
-
-
-# --- the queue's own process ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Start:
-    """One start of a bundle's supervisor, as bundles/<id>/submission.json holds it."""
-
-    token: str
-    executor: str
-    job_id: str
-    time: float
-
-
-@dataclass(frozen=True)
-class _OpenBundle:
-    """A bundle with something to begin, or with a living supervisor."""
-
-    paths: BundlePaths
-    order: BundleOrder
-    alive: bool
-    unbegun: int
-    """Ordered attempts that nobody has begun; 0 where it is cancelled."""
-
-    @property
-    def name(self) -> str:
-        return self.paths.root.name
-
-    @property
-    def progress(self) -> tuple[object, ...]:
-        """Changes when an attempt is begun or another order is given."""
-        return (self.unbegun, self.order.schedule)
-
-
-class Queue:
-    """Starts a sweep's bundles as slots of this host become free."""
-
-    def __init__(self, sweep: SweepPaths) -> None:
-        self._sweep = sweep
-        self._jobs: dict[str, submitit.Job[Any]] = {}
-        self._tries: dict[str, list[tuple[object, ...]]] = {}
-        """By bundle, the progress at each start since there last was any."""
-
-    def has_work(self) -> bool:
-        busy, ready = self._look()
-        return bool(busy or ready)
-
-    def drain(self) -> None:
-        """Until every ordered attempt has been begun, or cannot be, and no supervisor lives."""
-        while True:
-            begun = time.monotonic()
-            busy, ready = self._look()
-            if not busy and not ready:
-                return
-            used = sum(bundle.order.slots for bundle in busy)
-            for bundle in ready:
-                # One that asks for more than there is starts alone, and its supervisor says so.
-                if not used or used + bundle.order.slots <= len(bundle.order.slot_names):
-                    self._start(bundle)
-                    used += bundle.order.slots
-            time.sleep(pause(POLL_SECONDS, time.monotonic() - begun))
-
-    def _look(self) -> tuple[list[_OpenBundle], list[_OpenBundle]]:
-        """Bundles that take slots now, and those that may be started."""
-        found = list(_open_bundles(self._sweep))
-        busy = [bundle for bundle in found if bundle.alive or self._is_starting(bundle)]
-        ready = [bundle for bundle in found if bundle not in busy and bundle.unbegun and self._may_start(bundle)]
-        return busy, ready
-
-    def _is_starting(self, bundle: _OpenBundle) -> bool:
-        job = self._jobs.get(bundle.name)
-        return job is not None and not job.done()
-
-    def _may_start(self, bundle: _OpenBundle) -> bool:
-        return self._tries.get(bundle.name, []).count(bundle.progress) < MOST_STARTS
-
-    def _start(self, bundle: _OpenBundle) -> None:
-        token = secrets.token_hex(4)
-        # A folder for each start: submitit names files by process id, and would hand a job that of an earlier process.
-        executor = submitit.LocalExecutor(folder=self._sweep.root / "submitit" / token)
-        executor.update_parameters(timeout_min=NO_TIMEOUT, name=bundle.name)
-        job = executor.submit(supervise, str(bundle.paths.root))
-        self._jobs[bundle.name] = job
-        self._tries[bundle.name] = [t for t in self._tries.get(bundle.name, []) if t == bundle.progress]
-        self._tries[bundle.name].append(bundle.progress)
-        write_json(bundle.paths.submission, asdict(Start(token, "local", str(job.job_id), time.time())))
-
-
-def pause(least: float, spent: float) -> float:
-    """Seconds to wait between looks that took ``spent`` seconds."""
-    return max(least, spent / MOST_LOAD)
-
-
-def _open_bundles(sweep: SweepPaths) -> Iterator[_OpenBundle]:
-    for paths in bundles(sweep):
-        order = read_order(paths)
-        if order is None:
-            continue
-        alive = holder(paths.lock) is not None
-        unbegun = 0 if paths.cancel.exists() else _unbegun(sweep, order.schedule)
-        if alive or unbegun:
-            yield _OpenBundle(paths, order, alive, unbegun)
-
-
-def _unbegun(sweep: SweepPaths, schedule: Sequence[tuple[str, int]]) -> int:
-    return sum(not sweep.run(run_id).attempt(number).root.exists() for run_id, number in schedule)
-
-
-def main(folder: str) -> int:
-    """The queue's own process; the value is its exit code."""
-    sweep = SweepPaths(Path(folder).resolve())
-    queue = Queue(sweep)
+    executor = _executor(folder, request, profile, name, len(bundles), lane=lane, exclude=exclude)
     try:
-        # Whoever orders more looks for a living queue first. It may look just before this one goes, so look again after.
-        while queue.has_work():
-            lock = Lock.try_acquire(sweep.queue_lock)
-            if lock is None:
-                return 0
-            try:
-                queue.drain()
-            finally:
-                lock.release()
-    except (OrchestratorError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    return 0
+        # submitit prints what sbatch said, and raises it as well.
+        with _undisturbed(profile), contextlib.redirect_stderr(io.StringIO()), executor.batch():
+            jobs = [executor.submit(supervise, str(bundle.root.absolute())) for bundle in bundles]
+    except (FailedJobError, FailedSubmissionError) as error:
+        raise _refused(error) from error
+    return str(jobs[0].job_id).partition("_")[0]
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+def _refused(error: Exception) -> Refused:
+    lines = (line.removeprefix("sbatch: ").removeprefix("error: ") for line in str(error).splitlines())
+    words = "; ".join(line for line in lines if line)
+    ended = error.__cause__
+    by_itself = isinstance(ended, subprocess.CalledProcessError) and ended.returncode > 0
+    return Refused(words or f"no word ({ended})", certain=by_itself and not _UNSURE.search(words))
+
+
+def put_in_place(folder: Path, bundles: Sequence[BundlePaths], job_id: str) -> None:
+    """What submitit does once sbatch has answered, for a job whose submitter died before: the files that supervisors
+    wait for (a minute at most) get the names by which they are looked for."""
+    for index, bundle in enumerate(bundles):
+        path = JobPaths(folder, job_id if len(bundles) == 1 else f"{job_id}_{index}").submitted_pickle
+        if not path.exists():
+            start = DelayedSubmission(supervise, str(bundle.root.absolute()))
+            beside = path.with_name(f".{path.name}.{os.getpid()}")
+            start.dump(beside)
+            beside.replace(path)
+
+
+def _executor(
+    folder: Path, request: JobRequest, profile: Profile, name: str, count: int, *, lane: bool, exclude: Sequence[str]
+) -> submitit.SlurmExecutor:
+    try:
+        executor = submitit.SlurmExecutor(folder)
+    except RuntimeError as error:  # its only complaint
+        raise SystemFault("srun is not on PATH here, while jobs are started by it; load Slurm's commands") from error
+    executor.update_parameters(
+        job_name=name,
+        nodes=request.nodes,
+        ntasks_per_node=request.ranks_per_node,
+        cpus_per_task=request.cpus_per_rank,
+        time=request.minutes,
+        partition=profile.partition,
+        account=profile.account,
+        qos=profile.qos,
+        constraint=profile.constraint,
+        mem=profile.mem,
+        exclusive=profile.exclusive or None,
+        exclude=",".join([*exclude, *filter(None, [profile.sbatch.get("exclude")])]) or None,
+        dependency="singleton" if lane else None,
+        array_parallelism=1 if lane else count,
+        signal_delay_s=SIGNAL_SECONDS,
+        wckey=profile.wckey,  # None leaves it out; submitit's own default is one that a site may not know
+        # After the site's own lines, which may load another Python's modules.
+        setup=[*profile.setup, f'export PYTHONPATH={shlex.quote(str(SOURCE))}"${{PYTHONPATH:+:$PYTHONPATH}}"'],
+        srun_args=_SUPERVISOR_STEP,
+        additional_parameters={**_gpus(request, profile), **_further(profile)},
+    )
+    return executor
+
+
+def _gpus(request: JobRequest, profile: Profile) -> dict[str, str]:
+    if not request.gpus_per_node or profile.gpus == "none":
+        return {}
+    kind = f"{profile.gpu_type}:" if profile.gpu_type else ""
+    if profile.gpus == "gres":
+        return {"gres": f"gpu:{kind}{request.gpus_per_node}"}
+    return {"gpus_per_node": f"{kind}{request.gpus_per_node}"}
+
+
+def _further(profile: Profile) -> dict[str, Any]:
+    """Attempts are this program's own: a job that Slurm began again would find its runs begun, and make none."""
+    options: dict[str, Any] = {"no_requeue": True}
+    if profile.reservation is not None:
+        options["reservation"] = profile.reservation
+    for name, value in profile.sbatch.items():
+        if name != "exclude":  # added to the nodes that failed
+            options[name.replace("-", "_")] = value or True  # as submitit spells them
+    return options
+
+
+@contextlib.contextmanager
+def _undisturbed(profile: Profile) -> Iterator[None]:
+    """What the shell sets for sbatch (SBATCH_TIMELIMIT, SBATCH_JOB_NAME) would go before the script: it is taken away,
+    but for choices that ``profile`` leaves open. Where this command itself runs in a job of Slurm's, sbatch and the new
+    job are not told of that one's size, its step and its devices."""
+    kept = {"SLURM_CONF", *(f"SBATCH_{name.upper()}" for name in LEFT_OPEN if getattr(profile, name) is None)}
+    others = _OF_A_JOB if "SLURM_JOB_ID" in os.environ else ("SBATCH_",)
+    hidden = {name: value for name, value in os.environ.items() if name.startswith(others) and name not in kept}
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+LEFT_OPEN = ("account", "constraint", "partition", "qos", "reservation", "wckey")
+"""Fields that the shell's SBATCH_ACCOUNT and so on stand for where a profile leaves them out."""
+_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_", "PMI_", "PMIX_", "CUDA_VISIBLE_DEVICES")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from launch.record import Expectation, Phase
-from launch.spec import CudaGraph, Data, Device, Model, Parallelism, Placement, RunSpec, Training
+from launch.spec import CudaGraph, Data, Device, Fault, Model, Parallelism, Placement, RunSpec, Training
 from orchestrator.errors import wrong
 from orchestrator.fields import FIELDS, HEAD, SCHEMAS, Resources
 from orchestrator.recipe import Recipe
@@ -19,7 +19,13 @@ from orchestrator.written import Tree
 BEFORE_CAPTURE: tuple[Phase, ...] = ("init", "build", "warmup")
 """Phases that an eager twin goes through as well: what a recipe expects there, it expects of the twin too."""
 
-_WITHIN_A_WORKLOAD = ("cuda_graph.impl", "cuda_graph.scope", "resources.minutes_per_run", "resources.hang_minutes")
+_WITHIN_A_WORKLOAD = (
+    "cuda_graph.impl",
+    "cuda_graph.scope",
+    "cuda_graph.optimizer",
+    "resources.minutes_per_run",
+    "resources.hang_minutes",
+)
 """What may set cells of one workload apart: said by a cell's graph label, or by nothing, since it changes no run."""
 
 
@@ -93,7 +99,7 @@ def pick(cells: Sequence[ResolvedCell], selections: Sequence[str]) -> tuple[Reso
 
 
 _PLACEMENT = Schema(Placement, {})
-_SELECTABLE = {name: SCHEMAS[name] for name in ("model", "parallelism", "training", "data", "cuda_graph")}
+_SELECTABLE = {name: SCHEMAS[name] for name in ("model", "parallelism", "training", "data", "cuda_graph", "fault")}
 
 
 def _selection(text: str) -> tuple[str, Any]:
@@ -144,6 +150,7 @@ class _Builder:
             data=self._section(Data, tree.get("data", {})),
             cuda_graph=self._section(CudaGraph, canonical_values(tree.get("cuda_graph", {}))),
             placement=self._placement(parallelism, resources),
+            fault=self._section(Fault, tree.get("fault", {})),
             environment=tree.get("environment", {}),
         )
         expect = self._section(Expectation, tree.get("expect", {}))

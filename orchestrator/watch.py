@@ -5,15 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from typing import Optional, Union
 
 from rich.live import Live
 from rich.table import Table
 
 from launch.lock import was_killed
-from launch.record import Cell, Plan, SweepPaths
-from orchestrator import show
+from launch.paths import SweepPaths
+from launch.record import Cell, Plan
+from orchestrator import show, show_jobs
+from orchestrator.queue import has_pending, pause, start_queue
+from orchestrator.slurm import Scheduler
+from orchestrator.slurm_watch import Patience, Tend, follow
 from orchestrator.state import RunState, read_states
-from orchestrator.submit import has_pending, pause, start_queue
 
 POLL_SECONDS = 0.5
 LOST_POLLS = 4
@@ -22,31 +26,51 @@ MOST_RESTARTS = 3
 """How often one watch starts another queue in the place of one that was killed."""
 
 
-def watch(paths: SweepPaths, plan: Plan, *, restart_queue: bool) -> dict[str, RunState]:
+def watch(
+    paths: SweepPaths,
+    plan: Plan,
+    *,
+    restart_queue: bool,
+    scheduler: Optional[Scheduler] = None,
+    tend: Optional[Tend] = None,
+    max_pending_minutes: Optional[float] = None,
+) -> dict[str, RunState]:
     """Show the sweep until nothing of it runs or waits; the value is the state of every run then.
 
-    ``restart_queue``: where this host's queue was killed with work left, start another.
+    ``restart_queue``: where this host's queue was killed with work left, start another. ``scheduler`` is Slurm, for a
+    sweep whose bundles are its jobs; ``tend`` submits what is to be made again, and is called after each new look at it;
+    ``max_pending_minutes`` is how long a job may wait while this command tends the sweep.
     """
     view = _LiveView(plan) if sys.stdout.isatty() else _LineView(plan)
-    restarts = MOST_RESTARTS if restart_queue else 0
-    quiet = 0
     try:
-        while quiet < LOST_POLLS:
-            begun = time.monotonic()
-            states = read_states(paths, plan)
-            view.update(states)
-            # While a queue starts, or takes the place of another, nothing may be alive for a moment.
-            quiet = 0 if any(state.alive for state in states.values()) else quiet + 1
-            if quiet and not has_pending(paths):
-                return states
-            if quiet and restarts and was_killed(paths.queue_lock):
-                restarts -= 1
-                start_queue(paths)
-            time.sleep(pause(POLL_SECONDS, time.monotonic() - begun))
+        if scheduler is not None:
+            return follow(paths, plan, view, scheduler, tend, Patience(max_pending_minutes))
+        return _follow_host(paths, plan, view, restart_queue)
     finally:
         view.close()
-    print(f"Some runs never began: each supervisor ended at once. {paths.root / 'queue.log'} and "
-          f"{paths.root / 'submitit'} hold why.")  # fmt: skip
+
+
+def _follow_host(
+    paths: SweepPaths, plan: Plan, view: Union[_LineView, _LiveView], restart_queue: bool
+) -> dict[str, RunState]:
+    restarts = MOST_RESTARTS if restart_queue else 0
+    quiet = 0
+    while quiet < LOST_POLLS:
+        begun = time.monotonic()
+        states = read_states(paths, plan)
+        view.update(states)
+        # While a queue starts, or takes the place of another, nothing may be alive for a moment.
+        quiet = 0 if any(state.alive for state in states.values()) else quiet + 1
+        if quiet and not has_pending(paths):
+            return states
+        if quiet and restarts and was_killed(paths.queue_lock):
+            restarts -= 1
+            start_queue(paths)
+        time.sleep(pause(POLL_SECONDS, time.monotonic() - begun))
+    view.say(
+        f"Some runs never began: each supervisor ended at once. {paths.root / 'queue.log'} and "
+        f"{paths.root / 'submitit'} hold why."
+    )
     return states
 
 
@@ -92,6 +116,9 @@ class _LineView:
                 print(f"[{done:4.0%}, {left}] {state.name:10} {run_id}  {label}{message}", flush=True)
             self._shown[run_id] = state.name
 
+    def say(self, line: str) -> None:
+        print(line, flush=True)
+
     def close(self) -> None:
         return None
 
@@ -112,16 +139,21 @@ class _LiveView:
     def update(self, states: Mapping[str, RunState]) -> None:
         done, left = self._progress.of(states)
         table = Table(title=f"{self._plan.name}: {done:.0%}, {left}", caption=show.counted(states))
-        for heading in ("run", "cell", "state", "steps"):
-            table.add_column(heading, no_wrap=heading != "cell")
+        headings = ["run", "cell", "state", "steps", *(["job"] if self._plan.scheduler == "slurm" else [])]
+        for heading in headings:
+            table.add_column(heading, no_wrap=heading not in ("cell", "job"))
         rows = sorted(states.items(), key=lambda item: self.ORDER.get(item[1].name, 1))
         for run_id, state in rows[: self.MOST_ROWS]:
             cell = self._cells[run_id]
             steps = f"{show.done(state, cell)}/{cell.spec['training']['steps']}"
-            table.add_row(run_id, cell.label, state.name, steps)
+            row = (run_id, cell.label, state.name, steps, show_jobs.job_of(state))
+            table.add_row(*row[: len(headings)])
         if len(rows) > self.MOST_ROWS:
-            table.add_row("...", f"and {len(rows) - self.MOST_ROWS} more", "", "")
+            table.add_row("...", f"and {len(rows) - self.MOST_ROWS} more")
         self._live.update(table)
+
+    def say(self, line: str) -> None:
+        self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self._live.stop()

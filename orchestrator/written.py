@@ -47,7 +47,7 @@ class Source:
             return COMMAND_LINE
         around = place
         while around and around not in self._all_lines:
-            around = re.sub(r"(\[\d+\]|(^|\.)[^.\[\]]*)$", "", around)
+            around = around[: max(around.rfind("."), around.rfind("["), 0)]
         return f"{self.file}:{self._all_lines[around]}" if around else self.file
 
     @cached_property

@@ -16,7 +16,7 @@ import yaml
 from orchestrator.errors import InputError, Problem, wrong
 from orchestrator.schema import suggestion
 
-EXAMPLES = "recipes/ and recipes/models/ hold examples"
+EXAMPLES = "recipes/, recipes/models/ and clusters/ hold examples"
 MOST_NESTED = 50
 MOST_VALUES = 1_000_000
 """Aliases counted as often as they stand: a few lines of them can stand for billions of values."""

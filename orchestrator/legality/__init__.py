@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from launch.record import Reason
 from launch.spec import RunSpec
-from orchestrator.legality import capture, layout, model, scope, training
+from orchestrator.legality import capture, fault, layout, model, scope, training
 from orchestrator.legality.rule import Rule
 
 TABLES: Mapping[str, tuple[Rule, ...]] = {
@@ -18,6 +18,7 @@ TABLES: Mapping[str, tuple[Rule, ...]] = {
     "Model": model.RULES,
     "Layout": layout.RULES,
     "Training and data": training.RULES,
+    "Failures on purpose": fault.RULES,
 }
 RULES: tuple[Rule, ...] = tuple(rule for table in TABLES.values() for rule in table)
 

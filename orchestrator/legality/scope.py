@@ -48,6 +48,14 @@ def scope_not_taken(spec: RunSpec) -> Optional[str]:
     return f"{scope_text(spec)}: {spec.cuda_graph.impl} takes no scope"
 
 
+def optimizer_not_captured(spec: RunSpec) -> Optional[str]:
+    """Only torch_native's full_iteration captures the optimizer."""
+    captures = spec.engine == "torch_native" and spec.cuda_graph.impl == "full_iteration"
+    if not spec.cuda_graph.optimizer or captures:
+        return None
+    return f"cuda_graph.optimizer=true with engine={spec.engine}, cuda_graph.impl={spec.cuda_graph.impl}"
+
+
 def duplicate_scope(spec: RunSpec) -> Optional[str]:
     """No scope is named twice."""
     twice = [name for name, count in Counter(spec.cuda_graph.scope).items() if count > 1]
@@ -137,6 +145,11 @@ RULES: tuple[Rule, ...] = (
         "scope.not_taken", BOTH, ANY, scope_not_taken,
         remedy="Leave cuda_graph.scope out, or use torch, transformer_engine or local.",
         source=f"{CONFIG}:1738; {MCORE}pipeline_parallel/schedules.py:693 (scopes beside full_iteration)",
+    ),
+    Rule(
+        "scope.optimizer", BOTH, ANY, optimizer_not_captured,
+        remedy="Set cuda_graph.optimizer to false, or use full_iteration with engine torch_native.",
+        source=f"{MCORE}full_cuda_graph.py:94 (captures forward and backward; the optimizer runs after it)",
     ),
     Rule(
         "scope.duplicate", BOTH, ANY, duplicate_scope,

@@ -15,7 +15,8 @@ import torch
 from launch.data import batch, open_source
 from launch.engines.base import Mesh
 from launch.engines.torch_native.engine import build
-from launch.record import PHASES, AttemptPaths, read_events, read_metrics
+from launch.paths import AttemptPaths
+from launch.record import PHASES, read_events, read_metrics
 from launch.spec import Model, Placement, RunSpec, Training
 from tests.numerics.tiny import decoder_of
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 from launch.lock import Owner
-from launch.record import AttemptPaths, Outcome, SweepPaths, read_events, read_outcome
+from launch.paths import AttemptPaths, SweepPaths
+from launch.record import Outcome, read_events, read_outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRETS = {"WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567", "HF_TOKEN": "hf_not_to_be_written_anywhere"}
@@ -50,6 +51,8 @@ def recipe(name: str, *, steps: int = STEPS, graphed: bool = False, repeats: int
 class Host:
     """A host of its own to everything started on it: its store, its slots (TMPDIR) and its home are nobody else's."""
 
+    executor = "local"
+
     def __init__(self, folder: Path, cache: Path) -> None:
         self.folder = folder
         self.store = folder / "store"
@@ -74,7 +77,7 @@ class Host:
         """``limit_bytes``: no file may grow beyond it, as on a disk that fills up."""
         command = [sys.executable, "-m", "orchestrator", *arguments, "--store", str(self.store)]
         if arguments[0] in ("sweep", "resume") and "--executor" not in arguments:
-            command += ["--executor", "local"]
+            command += ["--executor", self.executor]
         return subprocess.Popen(command, cwd=self.folder, env=self.environment, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                 preexec_fn=lambda: _as_on_a_terminal(limit_bytes))  # fmt: skip

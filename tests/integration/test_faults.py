@@ -31,7 +31,7 @@ def test_a_command_that_goes_away_leaves_its_sweep_to_the_next_one(host: Host) -
     assert any("2 already running or waiting, adopted" in second.stdout.readline() for _ in range(2))
     second.kill()
     second.communicate()
-    os.kill(host.process("orchestrator.submit"), signal.SIGKILL)
+    os.kill(host.process("orchestrator.queue"), signal.SIGKILL)
     wait_until(lambda: was_killed(host.sweep("mini").queue_lock), 5, "the queue's end")
     assert rank_pid(attempt) in host.processes()
 
@@ -151,6 +151,22 @@ def test_cancel_ends_everything_and_another_sweep_never_ran_beside_it(host: Host
     assert resumed.returncode == 0, resumed.stdout
     assert host.attempts("one") == {running: [1, 2], waiting: [1]}
     assert host.states("one") == {running: "COMPLETED", waiting: "COMPLETED"}
+
+
+def test_chosen_runs_are_cancelled_and_the_others_go_on(host: Host) -> None:
+    """Of a bundle that runs the run that has not begun, all of a bundle that waits, and the run at hand."""
+    content = recipe("some", steps=10**6, repeats=2, sweep={"grid": {"training.seed": [1, 2]}})
+    assert host.run("sweep", host.write(content), "--no-wait").returncode == 0
+    running, behind, *waiting = host.states("some")
+    host.wait_for_step("some", running)
+    assert host.run("cancel", "some", "eager").returncode == 1, "which of four"
+    assert json.loads(host.run("cancel", "some", behind, *waiting, "--json").stdout)["cancelled"] == sorted(
+        [behind, *waiting]
+    )
+    assert host.states("some") == {running: "RUNNING"} | dict.fromkeys([behind, *waiting], "CANCELLED")
+    assert host.run("cancel", "some", running).returncode == 0
+    host.wait_for_nobody()
+    assert host.attempts("some") == {running: [1], behind: [], waiting[0]: [], waiting[1]: []}
 
 
 def test_a_supervisor_that_cannot_begin_is_not_started_for_ever(host: Host) -> None:

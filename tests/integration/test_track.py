@@ -21,7 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.files import JsonLines, write_json
-from launch.record import AttemptPaths, Outcome, OutcomeName, Phase, StepMetrics, SweepPaths, read_metrics
+from launch.paths import AttemptPaths, SweepPaths
+from launch.record import Outcome, OutcomeName, Phase, StepMetrics, read_metrics
 from launch.spec import CudaGraph, RunSpec, spec_to_json
 from launch.track import (
     Tail,

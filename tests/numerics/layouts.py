@@ -177,6 +177,8 @@ def spec_of(model: str, layers: int, micro_batches: int) -> RunSpec:
         micro_batch_size=MICRO_BATCH_SIZE,
         global_batch_size=MICRO_BATCH_SIZE * micro_batches,
         learning_rate=1e-2,
+        # A key's bias has no gradient but rounding: at 1e-8 Adam would make steps of 1e-10 of it.
+        adam_epsilon=1e-6,
     )
     return RunSpec(model=replace(MODELS[model], num_layers=layers), training=training, data=Data(kind="synthetic"))
 

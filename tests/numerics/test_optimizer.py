@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from launch.engines.torch_native import fused
 from launch.engines.torch_native.main_parameters import MainParameters
 from launch.engines.torch_native.optimizer import Optimizer, learning_rate
 from launch.spec import Training
@@ -114,6 +115,32 @@ def test_bfloat16_gradients_update_as_their_float32_values_do(monkeypatch: pytes
         assert main.gradients.dtype == dtype
         results.append((main.weights.clone(), torch.stack(norms)))
     torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_one_pass_updates_as_separate_operators_do(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients that a step's first micro-batch overwrites, and AdamW with clipping and rounding in it, in pieces."""
+    monkeypatch.setattr(fused, "LARGE", 100)
+    monkeypatch.setattr(fused, "AT_ONCE", 300)
+    results = []
+    for compile, add in (("none", None), ("elementwise", fused.FusedAccumulation())):
+        module = nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 10)).to(dtype)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view(parameter.shape))
+        main = MainParameters(module, add=add)
+        training = Training(learning_rate=0.01, clip_grad=0.5, weight_decay=0.1, compile=compile)
+        optimizer, norms = Optimizer(main, training), []
+        for step in range(3):
+            for micro_batch in range(2):
+                inputs = torch.randn(5, 30, generator=torch.Generator().manual_seed(2 * step + micro_batch)).to(dtype)
+                with main.accumulating(0.5, first=micro_batch == 0, last=micro_batch == 1):
+                    torch.autograd.grad(module(inputs).square().sum(), list(module.parameters()))
+            main.finish()
+            norms.append(optimizer.step(step))
+        results.append((main.weights.clone(), torch.stack(norms), *(p.detach().clone() for p in module.parameters())))
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+    torch.testing.assert_close(results[0], results[1], rtol=tolerance, atol=tolerance)
 
 
 def test_schedule_values() -> None:

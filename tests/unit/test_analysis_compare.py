@@ -12,11 +12,13 @@ import pytest
 from analysis.compare import CellResult, compare, exit_code
 from analysis.load import load
 from launch.files import write_text
-from launch.record import Expectation, Outcome, Reason, SweepPaths, read_plan
+from launch.paths import SweepPaths
+from launch.record import Expectation, Outcome, Reason, read_plan
 from tests.records import AttemptRecord, Extra, attempt_record, workload_spec, write_attempt, write_sweep
 
 Edit = Callable[[AttemptRecord], None]
 CANCELLED = Outcome("CANCELLED", "measure", "bundle000", 0.0, 1.0)
+NO_LAUNCH = Outcome("ENVIRONMENT", "init", "bundle000", 0.0, 1.0, failure_class="LAUNCH", infrastructure=True)
 OOM = Outcome("CUDA_OOM", "capture", "bundle000", 0.0, 1.0, rank=0, failure_class="cuda_oom", remedy="capture less")
 
 
@@ -229,10 +231,10 @@ def test_a_graphed_repeat_without_its_eager_repeat_is_incomparable(tmp_path: Pat
     assert exit_code(results) == 3
 
 
-def test_a_later_attempt_counts_unless_the_scheduler_or_the_user_ended_it(tmp_path: Path) -> None:
+def test_a_later_attempt_counts_unless_infrastructure_or_the_user_ended_it(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path)
     spec = dataclasses.replace(workload_spec(0, "torch_compile", 120), repeat=0)
-    for number, outcome, counts in ((2, CANCELLED, 1), (3, OOM, 3)):
+    for number, outcome, counts in ((2, CANCELLED, 1), (3, NO_LAUNCH, 1), (4, OOM, 4)):
         later = attempt_record(spec)
         later.number, later.outcome = number, outcome
         write_attempt(sweep, later)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.deviation import Spread, spread_of
-from analysis.load import Floats, Metric, Steps
 from analysis.loss import MINIMUM_STEPS, WORDS, Verdict, judge, worst
+from analysis.steps import Floats, Metric, Steps
 from launch.record import Margins
 
 CAPTURE = 3

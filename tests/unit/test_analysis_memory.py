@@ -55,3 +55,14 @@ def test_a_run_that_died_in_capture_still_shows_the_phases_before(tmp_path: Path
     assert graphed.memory is not None
     assert [peak.phase for peak in graphed.memory.phases] == ["init", "build", "warmup"]
     assert graphed.memory.added is None
+
+
+def test_what_the_profiler_holds_is_no_memory_of_the_run(tmp_path: Path) -> None:
+    def profiled(run: AttemptRecord) -> None:
+        for event in run.events[0]:
+            if event["kind"] == "phase" and event["phase"] == "probe":
+                event["memory"]["device_outside"] = 100 * GIB
+
+    _, graphed = compare(load(write_sweep(tmp_path, device="cuda", edit=profiled)))
+    assert graphed.memory is not None
+    assert graphed.memory.peak < 10 * GIB

@@ -14,7 +14,8 @@ import pytest
 
 from analysis.report import write_report
 from analysis.selection import MAXIMUM_WORKLOADS
-from launch.record import Expectation, Outcome, Reason, SweepPaths
+from launch.paths import SweepPaths
+from launch.record import Expectation, Outcome, Reason
 from launch.spec import Device
 from tests.records import AttemptRecord, Extra, workload_spec, write_sweep
 

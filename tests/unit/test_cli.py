@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from launch.record import plan_from_json
+from launch.record import Margins, Plan, plan_from_json
+from orchestrator import show
+from orchestrator.batch_script import BatchScript
 from orchestrator.cli import main
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 TINY = str(ROOT / "recipes" / "tiny_moe.yaml")
-VERBS = ("sweep", "plan", "status", "report", "logs", "cancel", "resume")
+VERBS = ("sweep", "plan", "advise", "status", "report", "logs", "cancel", "resume")
 HEAVY = ("torch", "pandas", "numpy", "omegaconf", "yaml", "submitit", "rich", "matplotlib", "wandb")
 
 
@@ -91,6 +93,7 @@ def test_every_shipped_recipe_is_planned_and_says_what_is_not_run_and_why(
     assert main(["plan", str(path), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     hours = content.pop("gpu_hours")
+    assert content.pop("batch_scripts") == []
     plan = plan_from_json(content)
     assert hours >= 0
     assert plan.name == path.stem
@@ -104,6 +107,16 @@ def test_every_shipped_recipe_is_planned_and_says_what_is_not_run_and_why(
         assert all(f"[{reason.rule}] {reason.message}" in part and reason.remedy in part for reason in cell.reasons)
         assert all(run_id in ran for run_id in cell.run_ids)
     assert list(elsewhere.iterdir()) == []
+
+
+def test_of_many_batch_scripts_a_terminal_is_shown_a_few(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = Plan("x", "", "x.yaml", Margins(), (), (), scheduler="slurm")
+    scripts = [BatchScript(f"#SBATCH --nodes={n}\n", ("a", "b"), n, f"srun {n}") for n in range(1, 7)]
+    show.plan(plan, 0.0, scripts)
+    text = capsys.readouterr().out
+    assert [n for n in range(1, 7) if f"--nodes={n}\n" in text and f"srun {n}\n" in text] == [1, 2, 3]
+    assert "--- batch script 2 of 6, for 2 bundles by 2 calls of sbatch ---\n#SBATCH" in text
+    assert "... and 3 more batch scripts, for 6 bundles" in text
 
 
 def _parts(text: str) -> tuple[str, str, str]:
@@ -145,6 +158,9 @@ WRONG = {
     "plan {tiny} --only cuda_graph.imp=none": "did you mean 'cuda_graph.impl'?",
     "plan {tiny} --only training.seed=7": "no cell has training.seed=7",
     "sweep {tiny} training=": "a section is a mapping",
+    "plan {tiny} --executor local --cluster x": "--cluster: x: profiles are for Slurm",
+    "advise {tiny} --only training.seed=7": "no cell has training.seed=7",
+    "advise nowhere.yaml": "nowhere.yaml: no such file",
     "status nowhere": "no sweep 'nowhere'",
     "report nowhere": "no sweep 'nowhere'",
     "cancel nowhere": "no sweep 'nowhere'",
@@ -175,6 +191,8 @@ MISUSED = {
     "plan {tiny} --max-gpu-hours nan": "'nan' is no number of hours",
     "plan {tiny} --max-gpu-hours inf": "'inf' is no number of hours",
     "plan {tiny} --max-gpu-hours many": "'many' is no number of hours",
+    "advise": "the following arguments are required: recipe\n",
+    "advise {tiny} --no-wait": "unrecognized arguments: --no-wait (see python -m orchestrator advise --help)",
     "sweep {tiny} --executor slrum": "invalid choice: 'slrum'",
 }
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.spec import SECTIONS, CudaGraph, Data, Model, Parallelism, Placement, RunSpec, Training
+from launch.spec import SECTIONS, CudaGraph, Data, Fault, Model, Parallelism, Placement, RunSpec, Training
 from orchestrator.legality import RULES, as_markdown, illegal
 from orchestrator.recipe import load
 from orchestrator.sweep import expand
@@ -58,12 +58,17 @@ TE = "transformer_engine"
 TP2_MOE = on_ranks(2, tp=2, sequence_parallel=True)
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"}
 M = {"engine": "megatron"}
+ON_CUDA = Placement(device="cuda")
 
 VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
     "scope.impl_unknown": (graphed("transfomer_engine"), graphed("cudagraph", **M)),
     "scope.impl_engine": (graphed("local"), graphed("torch", **M), graphed("torch_compile", **M)),
     "scope.unknown": (graphed(TE, "atn"), graphed(TE, "full_iteration", **M)),
     "scope.not_taken": (graphed("none", "attn"), graphed("torch_compile", "attn"), graphed("full_iteration", "mlp")),
+    "scope.optimizer": (
+        dataclasses.replace(graphed("torch"), cuda_graph=CudaGraph("torch", optimizer=True)),
+        dataclasses.replace(graphed("full_iteration", **M), cuda_graph=CudaGraph("full_iteration", optimizer=True)),
+    ),
     "scope.duplicate": (graphed(TE, "attn", "attn"),),
     "scope.moe_and_router": (
         graphed(TE, "moe", "moe_router", model=MOE),
@@ -243,6 +248,17 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
         spec(data=Data(kind="synthetic", path="somewhere")),
         spec(data=Data(eod_token=256)),
     ),
+    "fault.step": (
+        spec(fault=Fault("nan", 0)),
+        spec(fault=Fault("hang", 100)),
+        spec(fault=Fault("dynamic_shape", 3), placement=ON_CUDA),
+        graphed("full_iteration", fault=Fault("input_freed", 3), placement=ON_CUDA),
+    ),
+    "fault.device": (spec(fault=Fault("oom_eager")), graphed("full_iteration", fault=Fault("item_in_capture"))),
+    "fault.hooks": (
+        graphed("torch_compile", fault=Fault("item_in_capture"), placement=ON_CUDA),
+        graphed("torch_compile", fault=Fault("frozen_scalar"), placement=ON_CUDA),
+    ),
 }
 
 LEGAL: Mapping[str, RunSpec] = {
@@ -274,6 +290,11 @@ LEGAL: Mapping[str, RunSpec] = {
     "an allocator that no CPU run meets": graphed("torch_compile", environment=EXPANDABLE),
     "no warm-up for torch_compile": spec(cuda_graph=CudaGraph("torch_compile", warmup_steps=0)),
     "shortest run": spec(training__steps=7),
+    "a fault that is not set": spec(fault=Fault("none", -1)),
+    "a fault of any device": graphed("torch_compile", fault=Fault("nan", 1)),
+    "a fault of the first replay after the capture's own": graphed(
+        "full_iteration", fault=Fault("oom_replay", 4), placement=ON_CUDA
+    ),
     "more tensor ranks than query groups on megatron": spec(**on_ranks(8, tp=8), **M),
     "layers that the stages do not divide": spec(model__num_layers=3, **on_ranks(2, pp=2)),
     "interleaved": spec(**on_ranks(2, pp=2, vpp=2, schedule="interleaved")),
@@ -382,6 +403,7 @@ SPECS = st.builds(
         st.sampled_from(["expandable_segments:True", "0", "1", "", ",:,"]),
     ),
     repeat=st.just(0),
+    fault=st.builds(Fault, st.sampled_from(["none", "nan", "oom_replay", "frozen_scalar", "nonsense"]), INTEGERS),
     **{name: arbitrary(section) for name, section in SECTIONS.items()},
 )
 

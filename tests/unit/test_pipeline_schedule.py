@@ -18,6 +18,7 @@ from launch.engines.torch_native.pipeline_schedule import (
     Schedule,
     actions,
     edges,
+    in_flight_by_chunk,
     layers_of,
 )
 
@@ -217,3 +218,21 @@ def test_layers_are_all_placed_in_order_and_evenly(stages: int, chunks: int, mor
 def test_too_few_layers_are_refused_with_the_numbers() -> None:
     with pytest.raises(ValueError, match=r"num_layers=7 .* pp=4 \* vpp=2 = 8 virtual stages"):
         layers_of(7, 4, 2)
+
+
+@given(plans())
+def test_as_many_buffers_as_are_in_flight_serve_all_micro_batches_in_turn(plan: Plan) -> None:
+    """Micro-batch m uses buffer m modulo their number, from its forward to its backward; one fewer would not do."""
+    for stage in range(plan.stages):
+        most = in_flight_by_chunk(plan.of(stage))
+        alive: dict[int, set[int]] = defaultdict(set)
+        peaks = [0] * len(most)
+        for action in plan.of(stage):
+            if action.kind == "forward":
+                used = {micro_batch % most[action.chunk] for micro_batch in alive[action.chunk]}
+                assert action.micro_batch % most[action.chunk] not in used
+                alive[action.chunk].add(action.micro_batch)
+                peaks[action.chunk] = max(peaks[action.chunk], len(alive[action.chunk]))
+            else:
+                alive[action.chunk].remove(action.micro_batch)
+        assert peaks == most

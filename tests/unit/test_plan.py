@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -14,22 +15,31 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launch.files import dumps
+from launch.order import Step, order_from_json, order_to_json
 from launch.record import OUTCOMES, Outcome, Plan, plan_from_json, plan_to_json
 from launch.spec import RunSpec, spec_from_json
+from orchestrator.cluster import Cluster
 from orchestrator.errors import InputError
 from orchestrator.fields import FIELDS, SCHEMAS
 from orchestrator.host import Host
-from orchestrator.plan import Policy, check_budget, gpu_hours, make_plan, orders
+from orchestrator.job_listing import Job
+from orchestrator.partition import Nodes, Partition
+from orchestrator.plan import MOST_ATTEMPTS, Policy, Target, check_budget, gpu_hours, make_plan, orders
+from orchestrator.postmortem import MOST_LAUNCHES
+from orchestrator.profile import Profile
 from orchestrator.recipe import load
 from orchestrator.state import RunState, StateName
 from orchestrator.sweep import expand, pick
 
 CPU_HOST = Host((), 2, frozenset(), has_compiler=True)
 GPU_HOST = Host(("0", "1"), 8, frozenset(), has_compiler=True)
+ALIKE = Nodes(4, cpus=16, megabytes=64000, features=frozenset({"h100", "ib"}), gpus={"h100": 8})
+BATCH = Partition("batch", True, "UP", 240.0, 1, 3, (ALIKE, Nodes(1, cpus=64, megabytes=512000)))
+CLUSTER = Cluster(Profile("site"), (BATCH,), 1001, frozenset())
 COMPILED = {"cuda_graph.impl": ["torch_compile"]}
 
 
-def plan(folder: Path, *, host: Host = CPU_HOST, only: Sequence[str] = (), **fields: Any) -> Plan:
+def plan(folder: Path, *, host: Target = CPU_HOST, only: Sequence[str] = (), **fields: Any) -> Plan:
     path = folder / "r.yaml"
     path.write_text(yaml.safe_dump({"name": "x", "model": "tiny_moe", **fields}, sort_keys=False))
     recipe = load(path)
@@ -78,6 +88,115 @@ def test_what_a_host_lacks(tmp_path: Path) -> None:
     assert "host.nodes" in lacking(CPU_HOST, parallelism={"dp": 2}, resources={"nodes": 2})
     assert "host.packages" in lacking(GPU_HOST, engine="megatron", training={"precision": "bf16"})
     assert not lacking(CPU_HOST, sweep={"grid": COMPILED})
+
+
+def cluster(partition: Partition = BATCH, **fields: Any) -> Cluster:
+    return dataclasses.replace(CLUSTER, profile=Profile("site", **fields), partitions=(partition,))
+
+
+TWO_NODES: Mapping[str, Any] = {
+    "resources": {"nodes": 2, "gpus_per_node": 8, "device": "cuda"},
+    "training": {"precision": "bf16", "global_batch_size": 96},
+}
+LACKING: Mapping[str, tuple[Cluster, dict[str, Any], str, str]] = {
+    # cluster, fields of the recipe (beside two nodes of eight GPUs), the reason and what it says
+    "enough": (cluster(), {}, "", ""),
+    "a feature that is there": (cluster(constraint="h100"), {}, "", ""),
+    "an expression of features is Slurm's to judge": (cluster(constraint="h100&nvl"), {}, "", ""),
+    "a partition that is down": (
+        cluster(dataclasses.replace(BATCH, state="DOWN")), {}, "cluster.partition", "partition batch is DOWN"),
+    "more nodes than there are": (
+        cluster(), {"resources.nodes": 6}, "cluster.nodes", "6 nodes are needed, and partition batch has 4 that are"),
+    "more CPU nodes than there are": (
+        cluster(), {"resources": {"nodes": 6, "gpus_per_node": 1, "device": "cpu"}}, "cluster.nodes", "6 nodes are needed, and partition batch has 5"),
+    "more nodes than a job may have": (
+        cluster(), {"resources.nodes": 4}, "cluster.nodes", "4 nodes are needed, and partition batch gives a job 1 at least and 3 at most"),
+    "fewer nodes than a job must have": (
+        cluster(dataclasses.replace(BATCH, min_nodes=3)), {}, "cluster.nodes", "gives a job 3 at least"),
+    "a feature that no node has": (
+        cluster(constraint="a100"), {}, "cluster.nodes", "there is no node in partition batch with feature a100"),
+    "more GPUs than a node has": (
+        cluster(), {"resources": {"nodes": 1, "gpus_per_node": 16, "device": "cuda"}}, "cluster.gpus", "16 GPUs a node are needed, and nodes of partition batch have 8"),
+    "GPUs of another type": (
+        cluster(gpu_type="a100"), {}, "cluster.gpus", "8 GPUs of type a100 a node are needed, and nodes of partition batch have 0"),
+    "more CPUs than a node has": (
+        cluster(cpus_per_task=12), {}, "cluster.cpus", "96 CPUs a node are needed, and nodes of partition batch have 64"),
+    "more CPUs than a node with GPUs has": (
+        cluster(cpus_per_task=4), {}, "cluster.nodes", "partition batch has 0 that are large enough"),
+    "more memory than a node has": (
+        cluster(mem="1T"), {}, "cluster.memory", "1,048,576 MB of memory a node are needed, and nodes of partition batch have 512,000"),
+    "more nodes than the profile allows": (
+        cluster(max_nodes=1), {}, "cluster.max_nodes", "2 nodes are needed, and the profile lets a sweep hold 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LACKING)
+def test_what_a_cluster_lacks_is_said_with_both_numbers(tmp_path: Path, case: str) -> None:
+    target, fields, rule, message = LACKING[case]
+    tree = dict(TWO_NODES)
+    for place, value in fields.items():
+        section, _, name = place.partition(".")
+        tree[section] = {**tree[section], name: value} if name else value
+    (cell,) = plan(tmp_path, host=target, **tree).cells
+    assert [reason.rule for reason in cell.reasons] == ([rule] if rule else []), cell.reasons
+    assert cell.state == ("not_runnable" if rule else "run")
+    assert all(message in reason.message and reason.remedy for reason in cell.reasons)
+
+
+def test_of_several_partitions_one_that_has_what_is_needed_is_enough(tmp_path: Path) -> None:
+    down = dataclasses.replace(BATCH, name="other", state="DOWN")
+    both = dataclasses.replace(CLUSTER, partitions=(down, BATCH))
+    assert [cell.state for cell in plan(tmp_path, host=both).cells] == ["run"]
+    neither = dataclasses.replace(CLUSTER, partitions=(down, dataclasses.replace(down, name="third")))
+    assert [r.message for c in plan(tmp_path, host=neither).cells for r in c.reasons] == [
+        "partition other is DOWN: no job starts in it"
+    ]
+
+
+def test_packages_are_looked_for_unless_ranks_have_a_python_of_their_own(tmp_path: Path) -> None:
+    def rules(target: Cluster) -> set[str]:
+        fields: dict[str, Any] = {**TWO_NODES, "engine": "megatron"}
+        return {reason.rule for cell in plan(tmp_path, host=target, **fields).cells for reason in cell.reasons}
+
+    assert "host.packages" in rules(CLUSTER)
+    assert "host.packages" not in rules(dataclasses.replace(CLUSTER, packages=None))
+
+
+def test_a_bundle_for_which_no_allocation_lasts_is_not_runnable_as_a_whole(tmp_path: Path) -> None:
+    """Four runs of an hour, a minute each between them and ten to start: 254 minutes, of 240."""
+    fields: dict[str, Any] = {
+        "sweep": {"grid": {**COMPILED, "training.seed": [1, 2]}},
+        "resources": {"device": "cpu", "minutes_per_run": 60},
+    }
+    found = plan(tmp_path, host=CLUSTER, **fields)
+    assert not found.bundles
+    # The eager twins serve nobody any more.
+    assert [(cell.label, cell.run_ids) for cell in found.cells] == [
+        ("torch_compile, seed=1", ()),
+        ("torch_compile, seed=2", ()),
+    ]
+    for cell in found.cells:
+        (reason,) = cell.reasons
+        assert reason.rule == "cluster.time"
+        assert (
+            "4 runs of 60 minutes" in reason.message
+            and "254 minutes" in reason.message
+            and "240 at most" in reason.message
+        )
+    fields["resources"] = {"device": "cpu", "minutes_per_run": 56}
+    assert [len(bundle.run_ids) for bundle in plan(tmp_path, host=CLUSTER, **fields).bundles] == [4, 4]
+
+
+def test_auto_is_cuda_where_slurm_knows_of_gpus(tmp_path: Path) -> None:
+    assert CLUSTER.device == "cuda"
+    without = dataclasses.replace(BATCH, nodes=(dataclasses.replace(ALIKE, gpus={}),))
+    assert cluster(without).device == "cpu"
+
+
+def test_a_plan_says_what_it_was_judged_against(tmp_path: Path) -> None:
+    on_cluster, on_host = plan(tmp_path, host=CLUSTER), plan(tmp_path)
+    assert (on_cluster.scheduler, on_cluster.cluster) == ("slurm", "site")
+    assert (on_host.scheduler, on_host.cluster) == ("host", "")
 
 
 # --- bundles --------------------------------------------------------------------------------------------------------
@@ -201,6 +320,7 @@ def test_a_plan_beyond_its_budget_is_refused_with_both_numbers(most: float) -> N
 
 # State of each run, in a bundle of two repeats: eager 0, compiled 0, eager 1, compiled 1.
 #   . planned   + completed as expected   ! ended otherwise   i interrupted   c cancelled   r running
+#   n its node failed   a ordered, and its job ended before it began
 STATES: Mapping[str, tuple[StateName, bool, bool]] = {  # name, ended, expected
     ".": ("PLANNED", False, True),
     "+": ("COMPLETED", True, True),
@@ -208,6 +328,7 @@ STATES: Mapping[str, tuple[StateName, bool, bool]] = {  # name, ended, expected
     "i": ("INTERRUPTED", False, True),
     "c": ("CANCELLED", False, True),
     "r": ("RUNNING", False, True),
+    "n": ("NODE_FAIL", True, False),
 }
 ORDERS: list[tuple[str, str, str, str]] = [
     # states, and what each policy attempts: new, unfinished, failed (x: attempted)
@@ -227,6 +348,8 @@ ORDERS: list[tuple[str, str, str, str]] = [
     ("cccc", "", "xxxx", "xxxx"),
     ("+!i+", "", "  xx", "xxxx"),
     ("+r!.", "", "", ""),  # a living supervisor is not interfered with
+    ("+n++", "", "xx", "xx"),  # what the infrastructure ended counts as interrupted
+    ("+n!+", "", "xx", "xxxx"),
 ]
 
 
@@ -235,7 +358,8 @@ def test_the_retry_policy(tmp_path: Path, states: str, new: str, unfinished: str
     found = plan(tmp_path, sweep={"grid": COMPILED})
     (bundle,) = found.bundles
     known = {run: state(run, sign) for run, sign in zip(bundle.run_ids, states, strict=True)}
-    for policy, expected in zip(get_args(Policy), (new, unfinished, failed), strict=True):
+    policies: tuple[Policy, ...] = ("new", "unfinished", "failed")
+    for policy, expected in zip(policies, (new, unfinished, failed), strict=True):
         made = orders(found, known, CPU_HOST, policy)
         wanted = [run for run, sign in zip(bundle.run_ids, expected.ljust(4), strict=True) if sign == "x"]
         assert [run for order in made for run, _ in order.schedule] == wanted, policy
@@ -244,9 +368,76 @@ def test_the_retry_policy(tmp_path: Path, states: str, new: str, unfinished: str
 
 
 def state(run: str, sign: str, attempt: int = 3) -> RunState:
+    if sign == "a":
+        return RunState(run, "PLANNED", attempt, job=Job("7", "x", "NODE_FAIL"), abandoned=True, launches=1)
     name, ended, expected = STATES[sign]
     outcome = Outcome(cast(Any, name), "measure", "a", 0.0, 1.0) if ended else None
     return RunState(run, name, attempt, sign == "r", outcome, expected)
+
+
+UNASKED: list[tuple[str, str]] = [
+    # states, and what a command that watches begins again by itself (x)
+    ("....", ""),  # nobody has asked for these yet
+    ("aaaa", "xxxx"),
+    ("++aa", "  xx"),
+    ("+n++", "xx"),  # its eager twin beside it
+    ("n+++", "xx"),
+    ("n!++", "x"),  # a failure of its own is a result: not made again, as a partner neither
+    ("!n++", " x"),
+    ("+!!+", ""),
+    ("+nc.", "xx"),
+    ("ci++", ""),
+    ("+ann", "xxxx"),
+    ("rnaa", ""),
+]
+
+
+@pytest.mark.parametrize(("signs", "expected"), UNASKED)
+def test_only_what_the_infrastructure_ended_is_made_again_unasked(tmp_path: Path, signs: str, expected: str) -> None:
+    found = plan(tmp_path, sweep={"grid": COMPILED})
+    runs = found.bundles[0].run_ids
+    known = {run: state(run, sign, attempt=2) for run, sign in zip(runs, signs, strict=True)}
+    made = orders(found, known, CLUSTER, "infrastructure")
+    wanted = [run for run, sign in zip(runs, expected.ljust(4), strict=True) if sign == "x"]
+    assert [pair for order in made for pair in order.schedule] == [(run, known[run].next_attempt) for run in wanted]
+
+
+def test_unasked_a_run_is_made_and_submitted_so_often_and_no_more(tmp_path: Path) -> None:
+    found = plan(tmp_path)
+    (run, other) = found.bundles[0].run_ids
+
+    def made_again(**fields: Any) -> bool:
+        known = {run: dataclasses.replace(state(run, "n", 2), **fields), other: state(other, "+")}
+        return bool(orders(found, known, CLUSTER, "infrastructure"))
+
+    assert made_again(next_attempt=MOST_ATTEMPTS)
+    assert not made_again(next_attempt=MOST_ATTEMPTS + 1)
+    assert made_again(abandoned=True, launches=MOST_LAUNCHES - 1)
+    assert not made_again(abandoned=True, launches=MOST_LAUNCHES)
+    assert not made_again(expected=True)
+    assert not made_again(outcome=Outcome("ENVIRONMENT", "init", "", 0.0, 1.0, failure_class="LAUNCH")), "given up"
+
+
+@PROPERTY
+@given(signs=st.text(st.sampled_from(".+!icna"), min_size=6, max_size=6), data=st.data())
+def test_retries_unasked_come_to_an_end_whatever_fails(tmp_path: Path, signs: str, data: st.DataObject) -> None:
+    found = plan(tmp_path, repeats=3, sweep={"grid": COMPILED})
+    runs = found.bundles[0].run_ids
+    known = {run: state(run, sign, attempt=2) for run, sign in zip(runs, signs, strict=True)}
+    results = {run for run, sign in zip(runs, signs, strict=True) if sign == "!"}
+    for _ in range(2 * MOST_ATTEMPTS * MOST_LAUNCHES * len(runs)):
+        made = orders(found, known, CLUSTER, "infrastructure")
+        if not made:
+            return
+        assert results.isdisjoint(run for run, _ in made[0].schedule)
+        for run, number in made[0].schedule:
+            ending = data.draw(st.sampled_from("nna!+"))
+            if ending == "a":
+                known[run] = dataclasses.replace(known[run], abandoned=True, launches=known[run].launches + 1)
+            else:
+                known[run] = state(run, ending, number + 1)
+            results |= {run} if ending == "!" else set()
+    raise AssertionError(f"not over: {known}")
 
 
 def test_a_retried_graphed_run_takes_its_eager_twin_and_no_other_graphed_run(tmp_path: Path) -> None:
@@ -296,7 +487,32 @@ def test_an_order_takes_the_slots_and_limits_of_its_cells(tmp_path: Path) -> Non
     assert (order.slots, order.slot_names) == (2, ("0", "1"))
 
 
-def planned_orders(found: Plan, host: Host) -> tuple[Any, ...]:
+def test_an_order_for_a_cluster_says_how_ranks_start(tmp_path: Path) -> None:
+    profile = Profile(
+        "site", mpi="pmix", cpus_per_task=2, environment={"NCCL_X": "1"}, srun=("--cpu-bind=none",),
+        container_image="img", container_mounts=("/data:/data:ro",),
+    )  # fmt: skip
+    target = dataclasses.replace(CLUSTER, profile=profile, folders=("/code", "/store"))
+    (order,) = planned_orders(plan(tmp_path, host=target, **TWO_NODES), target)
+    assert (order.slots, order.slot_names, order.environment) == (0, (), {"NCCL_X": "1"})
+    mounts = "--container-mounts=/code:/code,/store:/store,/data:/data:ro"
+    arguments = ("--mpi=pmix", "--container-image=img", mounts, "--cpu-bind=none")
+    assert order.step == Step(2, 8, 2, "python3", arguments)
+    assert order_from_json(json.loads(dumps(order_to_json(order)))) == order
+    (plain,) = planned_orders(plan(tmp_path, host=CLUSTER), CLUSTER)
+    assert plain.step == Step(1, 1, 1, sys.executable, ("--mpi=none",))
+
+
+def test_what_was_planned_is_not_ordered_of_a_cluster_that_cannot_hold_it(tmp_path: Path) -> None:
+    found = plan(tmp_path, host=CLUSTER)
+    drained, brief = dataclasses.replace(BATCH, state="DRAIN"), dataclasses.replace(BATCH, max_minutes=30.0)
+    with pytest.raises(InputError, match="partition batch is DRAIN"):
+        planned_orders(found, cluster(drained))
+    with pytest.raises(InputError, match="an allocation of 72 minutes, and partition batch gives 30 at most"):
+        planned_orders(found, cluster(brief))
+
+
+def planned_orders(found: Plan, host: Target) -> tuple[Any, ...]:
     return orders(found, {run: state(run, ".", 1) for run in found.cell_of_run()}, host, "new")
 
 

@@ -243,6 +243,9 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("r.yaml:3: sweep.points", "sets cuda_graph.impl, and so does sweep.grid.cuda_graph", "keep"),
         ],
     ),
+    "an empty key, and one that looks like an index": (
+        '"": {"]": 1}\n', [("r.yaml: .] = 1", "no such field", "known")],
+    ),
     "control characters": (
         '"\\e[31mred": 4\n', [("r.yaml:3: \\x1b[31mred = 4", "no such field", "known")],
     ),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from launch.spec import (
     SECTIONS,
     CudaGraph,
+    Fault,
     GraphImpl,
     Model,
     Parallelism,
@@ -81,6 +82,17 @@ def test_what_drops_tokens_is_a_task_of_the_layout_that_it_drops_them_by() -> No
         split = dataclasses.replace(spec, parallelism=Parallelism(tp=2))
         assert (larger.task_id != spec.task_id) == by_size
         assert (split.task_id != spec.task_id) == by_tp
+
+
+def test_a_fault_counts_everywhere_where_it_is_set_and_nowhere_else() -> None:
+    none, spec = RunSpec(fault=Fault("none", 7)), RunSpec()
+    assert (none.run_id, none.workload_id, none.task_id) == (spec.run_id, spec.workload_id, spec.task_id)
+    assert spec_to_json(none) == spec_to_json(spec) and "fault" not in spec_to_json(spec)
+    faults = [RunSpec(fault=Fault("nan", 7)), RunSpec(fault=Fault("nan", 8)), RunSpec(fault=Fault("hang", 7))]
+    for name in ("run_id", "workload_id", "task_id"):
+        assert len({getattr(value, name) for value in (spec, *faults)}) == 4
+    for value in faults:
+        assert spec_from_json(json.loads(json.dumps(spec_to_json(value)))) == value
 
 
 def test_engine_environment_and_repeat() -> None:

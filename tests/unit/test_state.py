@@ -1,4 +1,4 @@
-"""States of runs, told from what stands on disk, with locks held by this very process."""
+"""States of runs, told from what stands on disk, with locks held by this very process, and from what Slurm says."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from typing import Optional
 
 import pytest
 
-from launch.files import write_json
+from launch.files import JsonLines, write_json
+from launch.job_state import OUTCOME_OF_STATE, RUNNING, WAITING
 from launch.lock import Lock, this_process
-from launch.record import BundleOrder, BundlePaths, Limits, Outcome, Plan, SweepPaths, order_to_json, read_plan
+from launch.order import BundleOrder, Step, order_to_json
+from launch.paths import BundlePaths, SweepPaths
+from launch.record import Limits, Outcome, Plan, read_plan
 from orchestrator.errors import SystemFault
-from orchestrator.state import live_runs, newest_change, read_states
+from orchestrator.job_listing import GONE, UNHEARD, Job
+from orchestrator.slurm import Jobs
+from orchestrator.state import RunState, live_runs, newest_change, open_submissions, read_state, read_states
+from orchestrator.submission import Submission, write_submission
 from tests.records import AttemptRecord, write_sweep
 
 
@@ -31,10 +37,10 @@ class Sweep:
         self.run_ids = planned.run_ids
         self.bundle: BundlePaths = self.paths.bundle(planned.bundle_id)
 
-    def order(self, *schedule: tuple[int, int]) -> None:
+    def order(self, *schedule: tuple[int, int], step: Optional[Step] = None) -> None:
         """``schedule``: (index of the run, attempt)."""
         pairs = tuple((self.run_ids[run], attempt) for run, attempt in schedule)
-        order = BundleOrder(self.bundle.root.name, "workload", pairs, Limits(), 1, ("cpu",))
+        order = BundleOrder(self.bundle.root.name, "workload", pairs, Limits(), 1, ("cpu",), step=step)
         write_json(self.bundle.order, order_to_json(order))
 
     def begin(self, run: int, attempt: int = 1, outcome: Optional[str] = None) -> None:
@@ -44,10 +50,26 @@ class Sweep:
             record = Outcome(outcome, "measure", "a", 1.0, time.time())  # type: ignore[arg-type]
             write_json(paths.outcome, dataclasses.asdict(record))
 
-    def states(self) -> list[str]:
-        states = read_states(self.paths, self.plan)
+    def states(self, **jobs: str) -> list[str]:
+        """``jobs``: the state of job 12 as ``j12``; without any, Slurm is not asked."""
+        return [state.name + ("*" if state.alive else "") for state in self.all(**jobs)]
+
+    def all(self, **jobs: str) -> list[RunState]:
+        known = {name[1:]: Job(name[1:], "token", state) for name, state in jobs.items()}
+        states = read_states(self.paths, self.plan, Jobs(known) if jobs else None)
         assert tuple(states) == self.run_ids
-        return [state.name + ("*" if state.alive else "") for state in states.values()]
+        return list(states.values())
+
+    def submit(self, job_id: Optional[str], *schedule: tuple[int, int], ago: float = 0.0) -> None:
+        """Order it and hand it to Slurm, or have nobody know whether that came to pass."""
+        self.order(*schedule, step=Step(1, 2, 1, "python"))
+        submission = Submission(f"token-{job_id}", "token", (self.bundle.root.name,), time.time() - ago, "host", job_id)
+        write_submission(self.paths, submission)
+
+    def take(self, job: str = "12") -> None:
+        """As a supervisor does that Slurm has started."""
+        with JsonLines(self.bundle.allocations) as lines:
+            lines.write({"allocation": 1, "time": time.time(), "job": job, "nodes": ["node1"]})
 
 
 @pytest.fixture
@@ -158,3 +180,156 @@ def test_what_changed_last(sweep: Sweep) -> None:
 
 def test_sweep_paths_alone_tell_nothing(tmp_path: Path) -> None:
     assert list(live_runs(SweepPaths(tmp_path / "nowhere"))) == []
+
+
+# --- under Slurm ----------------------------------------------------------------------------------------------------
+
+LIVING = sorted({*WAITING, *RUNNING, UNHEARD, "A_STATE_TO_COME"})
+
+
+@pytest.mark.parametrize("job", LIVING)
+def test_while_its_job_lives_a_run_waits_or_runs(sweep: Sweep, job: str) -> None:
+    """Whatever the lock says: it was taken on a node. A state that nobody knows ends nothing."""
+    sweep.submit("12", (0, 1), (1, 1), (2, 1), (3, 1))
+    assert sweep.states(j12=job) == ["QUEUED*"] * 4
+    sweep.take()
+    sweep.begin(0, outcome="COMPLETED")
+    sweep.begin(1)
+    assert sweep.states(j12=job) == ["COMPLETED", "RUNNING*", "QUEUED*", "QUEUED*"]
+    kill(taken(sweep.bundle.lock), sweep.bundle.lock)
+    assert sweep.states(j12=job) == ["COMPLETED", "RUNNING*", "QUEUED*", "QUEUED*"]
+    assert all(state.job is not None and state.job.job_id == "12" for state in sweep.all(j12=job))
+
+
+@pytest.mark.parametrize("job", sorted(OUTCOME_OF_STATE))
+def test_when_its_job_has_ended_a_run_has_ended_or_will_not_begin(sweep: Sweep, job: str) -> None:
+    sweep.submit("12", (0, 1), (1, 1), (2, 1))
+    sweep.take()
+    write_json(sweep.bundle.lock, dataclasses.asdict(dataclasses.replace(this_process(), host="node1", boot="its own")))
+    sweep.begin(0, outcome="COMPLETED")
+    sweep.begin(1)
+    unbegun = "CANCELLED" if job in ("CANCELLED", "REVOKED") else "PLANNED"
+    assert sweep.states(j12=job) == ["COMPLETED", OUTCOME_OF_STATE[job], unbegun, unbegun]
+    completed, ended, abandoned, _ = sweep.all(j12=job)
+    assert completed.recorded and not ended.recorded and ended.outcome is not None
+    assert not sweep.paths.run(sweep.run_ids[1]).attempt(1).outcome.exists(), "looking changes nothing"
+    assert abandoned.abandoned and not completed.abandoned and not ended.abandoned
+    assert abandoned.launches == 0, "it was launched, and got somewhere"
+
+
+def test_without_a_word_from_slurm_what_was_handed_over_goes_on(sweep: Sweep) -> None:
+    sweep.submit("12", (0, 1), (1, 1))
+    sweep.take()
+    sweep.begin(0)
+    states = read_states(sweep.paths, sweep.plan, Jobs(fault="squeue has not answered"))
+    assert [state.name for state in states.values()] == ["RUNNING", "QUEUED", "PLANNED", "PLANNED"]
+
+
+def test_a_submission_that_may_never_have_come_to_pass_is_none(sweep: Sweep) -> None:
+    sweep.submit(None, (0, 1))
+    assert sweep.states(j12="RUNNING")[0] == "PLANNED"
+
+
+def test_launches_are_counted_from_the_last_attempt_that_was_begun(sweep: Sweep) -> None:
+    sweep.submit("11", (0, 1), (1, 1), ago=100)
+    assert [state.launches for state in sweep.all(j11="NODE_FAIL")] == [1, 1, 0, 0]
+    sweep.submit("12", (0, 1), (1, 1), ago=50)
+    assert [state.launches for state in sweep.all(j11="NODE_FAIL", j12="FAILED")] == [2, 2, 0, 0]
+    assert [state.launches for state in sweep.all(j11="NODE_FAIL", j12="PENDING")] == [0, 0, 0, 0]
+    sweep.begin(0)
+    assert [state.launches for state in sweep.all(j11="NODE_FAIL", j12="FAILED")] == [0, 0, 0, 0]
+    sweep.submit("13", (1, 1), ago=-50)
+    assert [state.launches for state in sweep.all(j13="FAILED", j12="FAILED", j11="FAILED")] == [0, 1, 0, 0]
+
+
+def test_of_two_jobs_of_one_bundle_the_one_that_lives_counts(sweep: Sweep) -> None:
+    """An sbatch that was believed dead came through: its job finds the bundle taken, and ends."""
+    sweep.submit("11", (0, 1), ago=10)
+    sweep.submit("12", (0, 1))
+    sweep.take("11")
+    sweep.begin(0)
+    assert sweep.states(j11="RUNNING", j12="COMPLETED")[0] == "RUNNING*"
+    assert sweep.states(j11="TIMEOUT", j12="COMPLETED")[0] == "FAILED"
+
+
+def test_an_id_that_slurm_gave_twice_is_the_later_job_s(sweep: Sweep) -> None:
+    """The controller was killed and forgot the first one. Both are of one lane, and have its name."""
+    sweep.submit("12", (0, 1), ago=10)
+    other = Submission("token-other", "token", ("bundle-other",), time.time(), "host", "12")
+    write_submission(sweep.paths, other)
+    assert sweep.states(j12="RUNNING")[0] == "PLANNED"
+
+
+def test_an_attempt_of_an_earlier_order_is_interrupted(sweep: Sweep) -> None:
+    sweep.submit("11", (0, 1), ago=10)
+    sweep.begin(0)
+    sweep.submit("12", (1, 1))
+    assert sweep.states(j11="NODE_FAIL", j12="RUNNING")[:2] == ["INTERRUPTED", "QUEUED*"]
+    sweep.submit("12", (0, 2), (1, 1))
+    assert sweep.states(j11="NODE_FAIL", j12="RUNNING")[:2] == ["QUEUED*", "QUEUED*"]
+
+
+@pytest.mark.parametrize("job", ["RUNNING", "COMPLETED"])
+def test_what_a_job_had_begun_when_it_was_requeued_has_ended(sweep: Sweep, job: str) -> None:
+    sweep.submit("12", (0, 1), (1, 1))
+    sweep.take()
+    sweep.begin(0)
+    assert sweep.states(j12="PENDING")[0] == "RUNNING*", "squeue may not have heard yet that it runs"
+    time.sleep(0.05)  # file systems keep time in ticks
+    sweep.take()
+    first, second, *_ = sweep.all(j12=job)
+    assert first.outcome is not None and first.outcome.failure_class == "REQUEUED" and not first.alive
+    assert second.name == ("QUEUED" if job == "RUNNING" else "PLANNED")
+
+
+def test_what_was_cancelled_is_not_made_again_unasked(sweep: Sweep) -> None:
+    """A node failed under one run, and then somebody cancelled: by the command, or the job that was to make it again."""
+    sweep.begin(0, outcome="NODE_FAIL")
+    sweep.begin(1, outcome="NUMERIC")
+    sweep.submit("12", (0, 2), (1, 2), (2, 1))
+    assert sweep.states(j12="NODE_FAIL")[:3] == ["NODE_FAIL", "NUMERIC", "PLANNED"]
+    assert sweep.states(j12="CANCELLED")[:3] == ["CANCELLED", "NUMERIC", "CANCELLED"]
+    write_json(sweep.bundle.cancel, [sweep.run_ids[0]])
+    assert sweep.states(j12="NODE_FAIL")[:3] == ["CANCELLED", "NUMERIC", "PLANNED"]
+    assert sweep.states(j12="PENDING")[:3] == ["CANCELLED", "QUEUED*", "QUEUED*"]
+    write_json(sweep.bundle.cancel, None)
+    assert sweep.states(j12="PENDING")[:3] == ["CANCELLED", "NUMERIC", "CANCELLED"]
+
+
+def test_what_the_host_took_over_is_the_host_s(sweep: Sweep) -> None:
+    sweep.submit("12", (0, 1), ago=10)
+    sweep.order((0, 1), (1, 1))
+    assert sweep.states(j12="NODE_FAIL")[:2] == ["PLANNED", "PLANNED"]
+    taken(sweep.bundle.lock)
+    assert sweep.states(j12="NODE_FAIL")[:2] == ["QUEUED*", "QUEUED*"]
+    sweep.begin(0)
+    assert sweep.states(j12="NODE_FAIL")[:2] == ["RUNNING*", "QUEUED*"]
+
+
+def test_live_runs_know_jobs(sweep: Sweep) -> None:
+    sweep.submit("12", (0, 1), (1, 1))
+    sweep.take()
+    sweep.begin(0, outcome="COMPLETED")
+    assert list(live_runs(sweep.paths)) == []
+    assert list(live_runs(sweep.paths, Jobs({"12": Job("12", "token", "PENDING")}))) == [
+        (sweep.bundle, [sweep.run_ids[1]])
+    ]
+    assert list(live_runs(sweep.paths, Jobs({"12": Job("12", "token", GONE)}))) == []
+
+
+def test_slurm_is_asked_only_about_what_it_may_still_say_something_of(sweep: Sweep) -> None:
+    assert open_submissions(sweep.paths) == []
+    sweep.submit("12", (0, 1), (1, 1))
+    sweep.begin(0, outcome="COMPLETED")
+    assert [submission.job_id for submission in open_submissions(sweep.paths)] == ["12"]
+    sweep.begin(1, outcome="NUMERIC")
+    assert open_submissions(sweep.paths) == []
+
+
+def test_one_run_alone_is_told_as_among_all(sweep: Sweep) -> None:
+    sweep.submit("12", (0, 1), (1, 1))
+    sweep.take()
+    sweep.begin(0)
+    jobs = Jobs({"12": Job("12", "token", "RUNNING")})
+    states = read_states(sweep.paths, sweep.plan, jobs)
+    assert [read_state(sweep.bundle, run_id, jobs) for run_id in sweep.run_ids] == list(states.values())

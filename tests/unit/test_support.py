@@ -23,7 +23,6 @@ REFUSED = {
     "training.cpu_offloading": True,
     "training.variable_sequence_lengths": True,
     "cuda_graph.impl": "full_iteration",
-    "cuda_graph.scope": ("attn",),
 }
 
 
@@ -49,6 +48,9 @@ def test_refusal_names_the_field_its_value_and_the_way_out(field: str, value: An
         RunSpec(),
         RunSpec(model=dataclasses.replace(MOE, moe_layer_freq=2, moe_z_loss_coeff=1e-3), parallelism=Parallelism(dp=4)),
         RunSpec(cuda_graph=CudaGraph(impl="torch_compile")),
+        RunSpec(cuda_graph=CudaGraph(impl="torch_compile"), placement=Placement(device="cuda")),
+        RunSpec(cuda_graph=CudaGraph(impl="torch", scope=("attn",)), placement=Placement(device="cuda")),
+        RunSpec(cuda_graph=CudaGraph(impl="full_iteration"), placement=Placement(device="cuda")),
         RunSpec(training=Training(precision="bf16"), placement=Placement(device="cuda"), model=MOE),
         RunSpec(training=Training(precision="fp32"), placement=Placement(device="cuda"), model=MOE),
         RunSpec(training=Training(attention_backend="flex"), placement=Placement(device="cuda"), data=PACKED),
@@ -68,7 +70,6 @@ def test_what_it_can_do_is_not_refused(spec: RunSpec) -> None:
 @pytest.mark.parametrize(
     ("spec", "rules"),
     [
-        (RunSpec(cuda_graph=CudaGraph(impl="torch_compile")), ["torch_native.impl"]),
         (
             RunSpec(model=dataclasses.replace(MOE, moe_ffn_hidden_size=12), training=Training(precision="bf16")),
             ["torch_native.moe_ffn_hidden_size"],

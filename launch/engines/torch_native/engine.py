@@ -10,11 +10,11 @@ from torch import nn
 
 from launch.engines.base import Mesh, StepResult
 from launch.engines.torch_native.blueprint import draw_blueprint
-from launch.engines.torch_native.data_parallel import average, total
+from launch.engines.torch_native.fused import FusedAccumulation
 from launch.engines.torch_native.graphs import make_graphs
+from launch.engines.torch_native.iteration import Iteration
 from launch.engines.torch_native.main_parameters import MainParameters
 from launch.engines.torch_native.mesh import Group, ParallelMesh, make_mesh
-from launch.engines.torch_native.micro_batches import MicroBatches
 from launch.engines.torch_native.model import Decoder, build_decoder
 from launch.engines.torch_native.optimizer import Optimizer
 from launch.engines.torch_native.pipeline import Pipeline
@@ -34,7 +34,6 @@ class TorchNativeEngine:
     """``dtype`` is what weights and activations are held in; by default what ``training.precision`` says."""
 
     def __init__(self, spec: RunSpec, mesh: Mesh, dtype: torch.dtype | None = None) -> None:
-        self._spec = spec
         self._step = 0
         self.mesh = make_mesh(mesh, ParallelDims.of(spec.parallelism))
         dtype = dtype or PRECISIONS[spec.training.precision]
@@ -43,18 +42,21 @@ class TorchNativeEngine:
         if mesh.world_size > 1 and mesh.device.type == "cuda":
             rehearse(spec, self.chunks, shape, dtype)
         modules = nn.ModuleList(self.chunks)
-        self._main = MainParameters(
+        self.main_parameters = MainParameters(
             modules,
             shardings_of(modules),
             self.mesh,
             torch.promote_types(dtype, PRECISIONS[spec.training.gradient_precision]),
             distributed_optimizer=spec.parallelism.distributed_optimizer,
             tied=_tied(self.chunks, self.mesh),
+            add=FusedAccumulation() if spec.training.compile == "elementwise" else None,
         )
-        self._optimizer = Optimizer(self._main, spec.training)
+        self._optimizer = Optimizer(self.main_parameters, spec.training)
         layout = spec.parallelism
-        self._pipeline = Pipeline(self.mesh, layout.schedule, layout.vpp, spec.num_microbatches, shape, dtype)
-        self._graphs = make_graphs(spec, self.chunks[0])
+        pipeline = Pipeline(self.mesh, layout.schedule, layout.vpp, spec.num_microbatches, shape, dtype)
+        self._graphs = make_graphs(
+            spec, Iteration(self.mesh, self.chunks, self.main_parameters, self._optimizer, pipeline)
+        )
 
     @property
     def capture_step(self) -> int | None:
@@ -68,34 +70,16 @@ class TorchNativeEngine:
         return {f"attention_backend, {layers}": backend for layers, backend in backends.items()}
 
     def step(self, batch: torch.Tensor) -> StepResult:
-        with self._graphs.step(self._step) as (whole, kind):
-            micro_batches = MicroBatches(batch, self.chunks, whole, self._main)
-            self._pipeline.run(micro_batches.forward, micro_batches.backward)
-            self._main.finish()
-        loss = micro_batches.loss
-        total(self.mesh.pp, loss)  # zero but on the last stage
-        average(self.mesh.dp, loss)
-        norm = self._optimizer.step(self._step)
-        self._balance(micro_batches.choices)
+        self._optimizer.set_rate(self._step)
+        ran = self._graphs.run(self._step, batch)
         self._step += 1
-        return StepResult(loss.float(), norm.float(), kind)
+        return StepResult(ran.loss.float(), ran.grad_norm.float(), ran.kind)
 
     def graph_stats(self) -> GraphStats:
         return self._graphs.stats()
 
     def close(self) -> None:
         self._graphs.close()
-
-    def _balance(self, choices: Mapping[int, torch.Tensor]) -> None:
-        """Move the routers' biases against the load of the whole step, where the model has them."""
-        if not self._spec.model.moe_router_enable_expert_bias:
-            return
-        for number, of_layers in choices.items():
-            load = of_layers.float()
-            total(self.mesh.tp, load)
-            total(self.mesh.dp, load)
-            for router, of_layer in zip(self.chunks[number].routers(), load, strict=True):
-                router.update_expert_bias(of_layer)
 
 
 def _build_chunks(spec: RunSpec, mesh: ParallelMesh, dtype: torch.dtype) -> list[Decoder]:
@@ -143,4 +127,6 @@ def build(spec: RunSpec, mesh: Mesh) -> TorchNativeEngine:
         )
     if spec.training.deterministic:
         torch.use_deterministic_algorithms(True)
+        # It would fill all memory before it is written, for nothing that is read.
+        setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 - it is not in its type
     return TorchNativeEngine(spec, mesh)

@@ -6,7 +6,7 @@ of parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +35,13 @@ class Stretch:
     gradients: torch.Tensor
 
 
+Add = Callable[[torch.Tensor, torch.Tensor, float, bool], None]
+
+
+def _add(into: torch.Tensor, gradient: torch.Tensor, scale: float, first: bool) -> None:
+    into.add_(gradient, alpha=scale)
+
+
 class MainParameters:
     """Master weights and main gradients of a module, or of all a rank's modules in one that holds them.
 
@@ -51,6 +58,8 @@ class MainParameters:
         tied: by its name, the group of a parameter that other pipeline stages hold too, this rank's stage included: an
             embedding that is also the output layer. The gradients of all are summed.
         bucket_elements: how many gradients are reduced at once, at least.
+        add: (main gradient, gradient, share, whether it is the step's first) adds the share of a gradient; None adds to
+            what was cleared.
     """
 
     def __init__(
@@ -63,6 +72,7 @@ class MainParameters:
         distributed_optimizer: bool = False,
         tied: Mapping[str, Group] = {},
         bucket_elements: int = BUCKET_ELEMENTS,
+        add: Optional[Add] = None,
     ) -> None:
         # In the order in which a backward pass comes by them.
         named = list(reversed(list(module.named_parameters())))
@@ -78,7 +88,9 @@ class MainParameters:
         self._buckets = cut(places, [kinds[i] for i in order], bucket_elements, distributed_optimizer)
         self._allocate(torch.promote_types(first.dtype, torch.float32), gradient_dtype)
         self._reduction = Reduction(self.gradients, self._buckets, order, [named[i][0] for i in order])
-        self._accumulation = _Accumulation(self._gradient_views, self._reduction, first.new_zeros(()))
+        self._accumulation = _Accumulation(self._gradient_views, self._reduction, first.new_zeros(()), add or _add)
+        self.is_cleared = add is None
+        """Whether main gradients are to be cleared between steps."""
         for number, parameter in enumerate(self.parameters):
             parameter.register_hook(partial(self._accumulation.take, number))
 
@@ -102,18 +114,21 @@ class MainParameters:
             stretch.weights.copy_(stretch.compute)
 
     @contextmanager
-    def accumulating(self, share: float, last: bool = False) -> Iterator[None]:
+    def accumulating(self, share: float, first: bool = False, last: bool = False) -> Iterator[None]:
         """Within it, ``torch.autograd.grad`` adds ``share`` times the gradient of every parameter it is asked for, as
         soon as it has it, and returns zeros in its place, so that it need not hold the gradients of a whole model.
 
         Args:
+            first: these parameters had none yet in this step.
             last: these parameters get no more gradients in this step: they are reduced over ranks while the backward
                 pass goes on. Where it is never said, ``finish`` reduces all.
 
         Raises:
             RuntimeError: from the backward pass, of a parameter that had its last gradient of the step already.
         """
-        self._accumulation.scale, self._accumulation.last = share / self.mesh.dims.dp, last
+        self._accumulation.scale = share / self.mesh.dims.dp
+        self._accumulation.first, self._accumulation.last = first, last
+        self._accumulation.stream = torch.cuda.current_stream() if self.gradients.is_cuda else None
         try:
             yield
         finally:
@@ -131,6 +146,10 @@ class MainParameters:
         """Round the masters to what the module computes with. A collective call."""
         if self.weights is not self._compute:
             torch._foreach_copy_([s.compute for s in self.stretches], [s.weights for s in self.stretches])
+        self.gather()
+
+    def gather(self) -> None:
+        """Give what this rank has updated of the compute weights to those that hold them too. A collective call."""
         gather_owned(self._compute, self._buckets)
 
     def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
@@ -149,22 +168,28 @@ class _Accumulation:
     would wait for the garbage collector.
     """
 
-    def __init__(self, views: Sequence[torch.Tensor], reduction: Reduction, zero: torch.Tensor) -> None:
+    def __init__(self, views: Sequence[torch.Tensor], reduction: Reduction, zero: torch.Tensor, add: Add) -> None:
+        self._add = add
         self._views = views
         self._reduction = reduction
         self._zero = zero
         self.scale: Optional[float] = None
         """None while hooks do nothing."""
-        self.last = False
+        self.first = self.last = False
+        self.stream: Optional[torch.cuda.Stream] = None
+        """On which the pass runs; None on a CPU."""
 
     def take(self, number: int, gradient: torch.Tensor) -> Optional[torch.Tensor]:
         # Autograd calls it as a hook of the tensor, with the sum over all uses of a parameter. A hook of its
         # AccumulateGrad node would run on the stream that the node was made on, which breaks a capture.
         if self.scale is None:
             return None
-        self._views[number].add_(gradient, alpha=self.scale)
-        if self.last:
-            self._reduction.ready(number)
+        # Autograd calls it on the stream on which the parameter was first used, and one that was captured keeps that of
+        # its capture: what is added there a reduction begun on another stream would not wait for.
+        with torch.cuda.stream(self.stream):
+            self._add(self._views[number], gradient, self.scale, self.first)
+            if self.last:
+                self._reduction.ready(number)
         return self._zero.expand_as(gradient)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Optional
 
 import torch
 
-from launch.engines.torch_native.graphs import Forward
 from launch.engines.torch_native.main_parameters import MainParameters
-from launch.engines.torch_native.model import Decoder, choices_of
+from launch.engines.torch_native.model import Decoder, Losses, RunLayer, choices_of
 
 
 class _Forwarded(NamedTuple):
@@ -24,13 +23,22 @@ class MicroBatches:
     """
     Args:
         batch: int64 of shape (micro-batches, micro-batch size, sequence + 1).
-        whole: what runs a chunk that is the whole model, which may be captured.
+        whole: what runs a chunk that is the whole model.
+        graphed: (chunk, micro-batch) -> by its name, what runs in the place of a layer.
     """
 
-    def __init__(self, batch: torch.Tensor, chunks: Sequence[Decoder], whole: Forward, main: MainParameters) -> None:
+    def __init__(
+        self,
+        batch: torch.Tensor,
+        chunks: Sequence[Decoder],
+        whole: Callable[[torch.Tensor], Losses],
+        graphed: Callable[[int, int], Mapping[str, RunLayer]],
+        main: MainParameters,
+    ) -> None:
         self._batch = batch
         self._chunks = chunks
         self._whole = whole
+        self._graphed = graphed
         self._main = main
         self._forwarded: dict[tuple[int, int], _Forwarded] = {}
         self.loss = torch.zeros((), device=batch.device, dtype=main.weights.dtype)
@@ -45,10 +53,11 @@ class MicroBatches:
         if activation is not None:
             activation.requires_grad_()
         sent = None
-        if decoder.is_first and decoder.is_last:
+        graphed = self._graphed(chunk, number)
+        if decoder.is_first and decoder.is_last and not graphed:
             losses = self._whole(tokens)
         else:
-            x, routed = decoder.decode(tokens, activation)
+            x, routed = decoder.decode(tokens, activation, graphed)
             if not decoder.is_last:
                 outputs = [x, *(one.loss for one in routed if one.loss.requires_grad)]
                 self._count(chunk, choices_of(routed))
@@ -68,11 +77,12 @@ class MicroBatches:
         parameters = list(self._chunks[chunk].parameters())
         inputs = parameters if activation is None else [*parameters, activation]
         gradients = [gradient, *([None] * (len(outputs) - 1))]
-        with self._main.accumulating(1 / len(self._batch), last=number == len(self._batch) - 1):
+        with self._main.accumulating(1 / len(self._batch), first=number == 0, last=number == len(self._batch) - 1):
             found = torch.autograd.grad(outputs, inputs, gradients)
         return None if activation is None else found[-1]
 
     def _count(self, chunk: int, choices: Optional[torch.Tensor]) -> None:
         if choices is not None:
             so_far = self.choices.get(chunk)
-            self.choices[chunk] = choices if so_far is None else so_far + choices
+            # A copy: what a graph has given is overwritten when it runs again.
+            self.choices[chunk] = choices.clone() if so_far is None else so_far + choices

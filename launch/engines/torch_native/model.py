@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Optional, cast
 
 import torch
 from torch import nn
@@ -57,13 +58,24 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, Optional[Routed]]:
         """(batch, sequence, hidden) -> the same, and what the experts' router says, None of a dense layer."""
+        return self.feed(*self.attend(x, positions))
+
+    def attend(self, x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, torch.Tensor]:
+        """Up to the feed-forward: the residual stream, and the same normed."""
         normed = self.elementwise.rms_norm(x, self.attention_norm.weight, self.epsilon)
         change = self.attention(normed, positions)
-        x, normed = self.elementwise.add_and_norm(x, change, self.mlp_norm.weight, self.epsilon)
+        return self.elementwise.add_and_norm(x, change, self.mlp_norm.weight, self.epsilon)
+
+    def feed(self, x: torch.Tensor, normed: torch.Tensor) -> tuple[torch.Tensor, Optional[Routed]]:
+        """The feed-forward, from what :meth:`attend` gave."""
         if isinstance(self.mlp, MixtureOfExperts):
             change, routed = self.mlp(normed)
             return x + change, routed
         return x + self.mlp(normed), None
+
+
+RunLayer = Callable[[torch.Tensor, Positions], tuple[torch.Tensor, Optional[Routed]]]
+"""What a layer computes, by whatever means: the layer itself, or parts of it from graphs."""
 
 
 class Decoder(nn.Module):
@@ -116,6 +128,10 @@ class Decoder(nn.Module):
         logits: torch.Tensor = self.head(self.decode(torch.cat((tokens, tokens[:, -1:]), dim=1))[0])
         return logits
 
+    def named_layers(self) -> dict[str, Layer]:
+        """By their numbers, as text."""
+        return {name: cast(Layer, layer) for name, layer in self.layers.items()}
+
     def routers(self) -> list[Router]:
         """In order of the layers that have one."""
         return [module for module in self.modules() if isinstance(module, Router)]
@@ -127,29 +143,37 @@ class Decoder(nn.Module):
             for core in self.cores
         }
 
-    def decode(self, tokens: torch.Tensor, x: Optional[torch.Tensor] = None) -> tuple[torch.Tensor, list[Routed]]:
+    def decode(
+        self,
+        tokens: torch.Tensor,
+        x: Optional[torch.Tensor] = None,
+        graphed: Mapping[str, RunLayer] = {},
+    ) -> tuple[torch.Tensor, list[Routed]]:
         """Through these layers, and the last norm behind the last.
 
         Args:
             tokens: int64 of shape (batch, sequence + 1); the last is no input.
             x: what the layers before gave, (batch, sequence or this rank's stretch of it, hidden); None at the first.
+            graphed: by its name, what runs in the place of a layer.
         """
         inputs = tokens[:, :-1]
         x = self.embedding(inputs) if x is None else x
-        positions = self._positions(inputs, torch.promote_types(x.dtype, torch.float32))
+        positions = self.positions(inputs, torch.promote_types(x.dtype, torch.float32))
         routings = []
-        for layer in self.layers.values():
+        for name, layer in self.named_layers().items():
+            run: RunLayer = graphed.get(name, layer)
             if self.blueprint.training.recompute == "full":
-                x, routed = checkpoint(layer, x, positions, use_reentrant=False, preserve_rng_state=False)
+                x, routed = checkpoint(run, x, positions, use_reentrant=False, preserve_rng_state=False)
             else:
-                x, routed = layer(x, positions)
+                x, routed = run(x, positions)
             if routed is not None:
                 routings.append(routed)
         if self.is_last:
             x = self.blueprint.elementwise.rms_norm(x, self.final_norm.weight, self.blueprint.model.norm_epsilon)
         return x, routings
 
-    def _positions(self, tokens: torch.Tensor, dtype: torch.dtype) -> Positions:
+    def positions(self, tokens: torch.Tensor, dtype: torch.dtype) -> Positions:
+        """What the layers share, of tokens of shape (batch, sequence)."""
         place = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
         documents = None
         if self.blueprint.eod_token is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from launch.engines.torch_native.blueprint import Blueprint
 from launch.engines.torch_native.dispatch import Layout
 from launch.engines.torch_native.grouped_mm import grouped_mm
 from launch.engines.torch_native.mlp import Mlp
-from launch.engines.torch_native.router import Router
+from launch.engines.torch_native.router import Router, Routing
 from launch.engines.torch_native.sharding import Sharding
 from launch.engines.torch_native.token_dispatcher import make_dispatcher
 
@@ -23,6 +23,14 @@ class Routed(NamedTuple):
     """The router's own losses over this rank's tokens, a scalar; the sum over a tensor-parallel group is the loss."""
     choices: torch.Tensor
     """How many of this rank's tokens chose each expert: int64 of shape (experts,)."""
+
+
+class Prepared(NamedTuple):
+    """What is known before any token is moved: where each goes, what the shared expert says, and how rows lie."""
+
+    routing: Routing
+    shared: Optional[torch.Tensor]
+    layout: Layout
 
 
 class MixtureOfExperts(nn.Module):
@@ -51,12 +59,28 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Routed]:
         """(batch, sequence, hidden) -> the same."""
-        own = self.tp.own_tokens(x)
-        tokens = own.flatten(0, 1)
-        routing = self.router(tokens)
-        mixed = self.tp.all_tokens(self.dispatcher(tokens, routing, self._experts).view_as(own))
-        if self.shared is not None:
-            mixed = mixed + self.shared(x)
+        routing, shared = self.route(x)
+        return self.mix(x, self.prepare(routing, shared))
+
+    def route(self, x: torch.Tensor) -> tuple[Routing, Optional[torch.Tensor]]:
+        """The router, and the shared expert, which waits for no other: Megatron's scope moe_router."""
+        x = x.view_as(
+            x
+        )  # its gradients are summed up here first: captured as one part they could not be in another order
+        shared = None if self.shared is None else self.shared(x)
+        return self.router(self.tp.own_tokens(x).flatten(0, 1)), shared
+
+    def prepare(self, routing: Routing, shared: Optional[torch.Tensor]) -> Prepared:
+        """How rows will lie: Megatron's scope moe_preprocess."""
+        return Prepared(routing, shared, self.dispatcher.prepare(routing))
+
+    def mix(self, x: torch.Tensor, prepared: Prepared) -> tuple[torch.Tensor, Routed]:
+        """Tokens to their experts and back."""
+        own, routing = self.tp.own_tokens(x), prepared.routing
+        own_mixed = self.dispatcher(own.flatten(0, 1), routing, prepared.layout, self._experts)
+        mixed = self.tp.all_tokens(own_mixed.view_as(own))
+        if prepared.shared is not None:
+            mixed = mixed + prepared.shared
         return mixed, Routed(routing.loss, routing.choices)
 
     def _experts(self, rows: torch.Tensor, weights: torch.Tensor, layout: Layout) -> torch.Tensor:

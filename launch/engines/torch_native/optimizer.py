@@ -9,6 +9,7 @@ from typing import Optional
 import torch
 
 from launch.engines.torch_native.data_parallel import total
+from launch.engines.torch_native.fused import FusedAdamW
 from launch.engines.torch_native.main_parameters import MainParameters
 from launch.spec import Training
 
@@ -29,22 +30,23 @@ class Optimizer:
         # On the device, so that a captured step reads the rate of the day.
         self._rate = torch.zeros((), device=main.weights.device)
         self._counted = main.weights.new_tensor([1 / stretch.copies for stretch in main.stretches])
-        most = len(main.weights) if main.gradients.dtype == main.weights.dtype else CONVERTED_AT_ONCE
-        self._pieces = [
-            _Piece(slices, self._adamw([weights for weights, _ in slices], decays))
-            for decays in (True, False)
-            for slices in _pack(_slices(main, decays, most), most)
-        ]
+        self._adamw = FusedAdamW(main, training) if training.compile == "elementwise" else _AdamW(main, training)
 
     def step(self, step: int) -> torch.Tensor:
-        """Clip, update, publish and clear the gradients. Returns their global norm before clipping, shape ()."""
+        """The whole of step number ``step``, as :meth:`update`."""
+        self.set_rate(step)
+        return self.update()
+
+    def set_rate(self, step: int) -> None:
+        """The learning rate of ``step``, put on the device."""
         self._rate.fill_(learning_rate(self._training, step))
+
+    def update(self) -> torch.Tensor:
+        """Clip, update, publish and clear the gradients. Returns their global norm before clipping, shape ()."""
         norm = self._norm()
-        scale = clipping(norm, self._training.clip_grad)
-        for piece in self._pieces:
-            piece.step(scale)
-        self._main.publish()
-        self._main.gradients.zero_()
+        self._adamw.step(clipping(norm, self._training.clip_grad), self._rate)
+        if self._main.is_cleared:
+            self._main.gradients.zero_()
         return norm
 
     def _norm(self) -> torch.Tensor:
@@ -55,15 +57,41 @@ class Optimizer:
         total(self._main.mesh.world, squares)
         return squares.sqrt()
 
-    def _adamw(self, weights: list[torch.Tensor], decays: bool) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
+
+class _AdamW:
+    """PyTorch's, over the stretches in pieces."""
+
+    def __init__(self, main: MainParameters, training: Training) -> None:
+        self._main = main
+        self._training = training
+        self._rate = torch.zeros((), device=main.weights.device)
+        most = len(main.weights) if main.gradients.dtype == main.weights.dtype else CONVERTED_AT_ONCE
+        self._pieces = [
+            _Piece(slices, self._of([weights for weights, _ in slices], decays))
+            for decays in (True, False)
+            for slices in _pack(_slices(main, decays, most), most)
+        ]
+
+    def step(self, scale: Optional[torch.Tensor], rate: torch.Tensor) -> None:
+        """One update with gradients times ``scale``, published. A collective call."""
+        self._rate.copy_(rate)
+        for piece in self._pieces:
+            piece.step(scale)
+        self._main.publish()
+
+    def _of(self, weights: list[torch.Tensor], decays: bool) -> torch.optim.Optimizer:
+        adamw = torch.optim.AdamW(
             weights,
             weight_decay=self._training.weight_decay if decays else 0.0,
             lr=self._rate,
             betas=(self._training.adam_beta1, self._training.adam_beta2),
             eps=self._training.adam_epsilon,
             fused=True,
+            capturable=self._rate.is_cuda,
         )
+        # An eager run is not told that it could have been captured.
+        adamw._warned_capturable_if_run_uncaptured = True
+        return adamw
 
 
 class _Piece:

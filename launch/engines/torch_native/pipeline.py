@@ -84,9 +84,9 @@ class Pipeline:
         shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> None:
-        self._actions = actions(schedule, mesh.pp.rank, mesh.pp.size, chunks, micro_batches)
-        self._shape = torch.Size(shape)
-        self._dtype = dtype
+        self.actions = actions(schedule, mesh.pp.rank, mesh.pp.size, chunks, micro_batches)
+        self.shape = torch.Size(shape)
+        self.dtype = dtype
         self._device = mesh.device
         self._incoming: dict[Kind, tuple[Edge, dist.ProcessGroup]] = {}
         self._outgoing: dict[Kind, _Outgoing] = {}
@@ -101,8 +101,8 @@ class Pipeline:
         computation. On a GPU the host waits for nothing: ``Work.wait`` makes the stream wait.
         """
         calls: dict[Kind, Forward | Backward] = {"forward": forward, "backward": backward}
-        coming = self._receive(self._actions[0])
-        for action, following in zip(self._actions, (*self._actions[1:], None), strict=True):
+        coming = self._receive(self.actions[0])
+        for action, following in zip(self.actions, (*self.actions[1:], None), strict=True):
             arrival, coming = coming, self._receive(following) if following else None
             received = arrival.wait() if arrival else None
             self._send(action, calls[action.kind](action.chunk, action.micro_batch, received))
@@ -117,7 +117,7 @@ class Pipeline:
         """
         name = f"pipeline {edge.kind} {edge.source} to {edge.destination}"
         process_group = dist.new_group([edge.source, edge.destination], group_desc=name)
-        first = torch.zeros(1, dtype=self._dtype, device=self._device)
+        first = torch.zeros(1, dtype=self.dtype, device=self._device)
         if rank == edge.source:
             self._outgoing[edge.kind] = _Outgoing(edge, process_group)
             dist.send(first, edge.destination, process_group)
@@ -130,7 +130,7 @@ class Pipeline:
         if not action.receives:
             return None
         edge, process_group = self._incoming[action.kind]
-        tensor = torch.empty(self._shape, dtype=self._dtype, device=self._device)
+        tensor = torch.empty(self.shape, dtype=self.dtype, device=self._device)
         work = dist.irecv(tensor, edge.source, process_group)
         assert work is not None
         return _Arrival(tensor, work)
@@ -139,5 +139,5 @@ class Pipeline:
         assert (result is not None) == action.sends, action
         if result is None:
             return
-        assert result.shape == self._shape and result.dtype == self._dtype, (action, result.shape, result.dtype)
+        assert result.shape == self.shape and result.dtype == self.dtype, (action, result.shape, result.dtype)
         self._outgoing[action.kind].send(result.detach().contiguous())

@@ -6,6 +6,7 @@ stage ``chunk * stages + stage``, so that a virtual stage's neighbours are on th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Literal
@@ -87,6 +88,19 @@ def _warmup(schedule: Schedule, stage: int, stages: int, chunks: int, micro_batc
     if schedule == "gpipe" and stages > 1:
         return micro_batches
     return stages - stage - 1
+
+
+def in_flight_by_chunk(run: Sequence[Action]) -> list[int]:
+    """By chunk, how many micro-batches are between their forward and their backward at once, at most."""
+    most: list[int] = []
+    alive: list[int] = []
+    for action in run:
+        while action.chunk >= len(most):
+            most.append(0)
+            alive.append(0)
+        alive[action.chunk] += 1 if action.kind == "forward" else -1
+        most[action.chunk] = max(most[action.chunk], alive[action.chunk])
+    return most
 
 
 def edges(pipeline: tuple[int, ...], chunks: int) -> tuple[Edge, ...]:

@@ -24,8 +24,11 @@ Experts = Callable[[torch.Tensor, torch.Tensor, Layout], torch.Tensor]
 
 
 class TokenDispatcher(Protocol):
-    def __call__(self, tokens: torch.Tensor, routing: Routing, experts: Experts) -> torch.Tensor:
-        """(T, H) -> (T, H): each token's weighted sum over its experts."""
+    def prepare(self, routing: Routing) -> Layout:
+        """What can be said of the rows beforehand. The host reads nothing."""
+
+    def __call__(self, tokens: torch.Tensor, routing: Routing, layout: Layout, experts: Experts) -> torch.Tensor:
+        """(T, H) -> (T, H): each token's weighted sum over its experts. ``layout`` is what :meth:`prepare` gave."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,12 @@ class LocalDispatcher:
     model: Model
     elementwise: Elementwise
 
-    def __call__(self, tokens: torch.Tensor, routing: Routing, experts: Experts) -> torch.Tensor:
-        moves = Moves(_own_layout(self.model, routing), self.elementwise)
-        rows = experts(moves.spread(tokens), moves.spread_weights(routing.weights), moves.layout)
+    def prepare(self, routing: Routing) -> Layout:
+        return _own_layout(self.model, routing)
+
+    def __call__(self, tokens: torch.Tensor, routing: Routing, layout: Layout, experts: Experts) -> torch.Tensor:
+        moves = Moves(layout, self.elementwise)
+        rows = experts(moves.spread(tokens), moves.spread_weights(routing.weights), layout)
         return moves.combine(rows)
 
 
@@ -54,15 +60,17 @@ class AllGatherDispatcher:
     elementwise: Elementwise
     group: Group
 
-    def __call__(self, tokens: torch.Tensor, routing: Routing, experts: Experts) -> torch.Tensor:
-        group, count = self.group, self.model.num_moe_experts // self.group.size
-        everybodys = collectives.gather(tokens, group, 0)
-        weights = collectives.gather(routing.weights, group, 0)
-        chosen = collectives.gather(self._kept(routing), group, 0)
-        layout = of_some_experts(chosen, group.rank * count, count)
+    def prepare(self, routing: Routing) -> Layout:
+        count = self.model.num_moe_experts // self.group.size
+        chosen = collectives.gather(self._kept(routing), self.group, 0)
+        return of_some_experts(chosen, self.group.rank * count, count)
+
+    def __call__(self, tokens: torch.Tensor, routing: Routing, layout: Layout, experts: Experts) -> torch.Tensor:
+        everybodys = collectives.gather(tokens, self.group, 0)
+        weights = collectives.gather(routing.weights, self.group, 0)
         moves = Moves(layout, self.elementwise)
         rows = experts(moves.spread(everybodys), moves.spread_weights(weights), layout)
-        return collectives.reduce_scatter(moves.combine(rows), group, 0)
+        return collectives.reduce_scatter(moves.combine(rows), self.group, 0)
 
     def _kept(self, routing: Routing) -> torch.Tensor:
         """The experts of each token; beyond the last one where it found no room."""
@@ -87,11 +95,14 @@ class AllToAllDispatcher:
     elementwise: Elementwise
     group: Group
 
-    def __call__(self, tokens: torch.Tensor, routing: Routing, experts: Experts) -> torch.Tensor:
-        moves = Moves(_own_layout(self.model, routing), self.elementwise)
+    def prepare(self, routing: Routing) -> Layout:
+        return _own_layout(self.model, routing)
+
+    def __call__(self, tokens: torch.Tensor, routing: Routing, layout: Layout, experts: Experts) -> torch.Tensor:
+        moves = Moves(layout, self.elementwise)
         # What every rank sends to every expert of this rank: (ep, E / ep).
-        arriving = self._arriving(moves.layout, routing)
-        per_rank = moves.layout.capacity
+        arriving = self._arriving(layout, routing)
+        per_rank = layout.capacity
         if per_rank is None:
             leaving = routing.choices.view(self.group.size, -1)
             sent, received = torch.stack((leaving.sum(1), arriving.sum(1))).tolist()

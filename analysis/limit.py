@@ -1,0 +1,180 @@
+"""How far a graphed step is from what the device needs: the limit that graphs cannot pass, from the eager twin.
+
+Graphs take away what the host costs and nothing of what the device does. With T the twin's step and B the time in it in
+which its device is busy, at most T / B can be won. Kernels that communicate also wait for other ranks, and count as busy
+while they do, so that B is too much on a rank that is early; C leaves them out and is too little where communication is
+not hidden. The limit of several ranks lies between. Times of a graphed step come from its timed steps alone, since
+tracing disturbs replay. All times are milliseconds a step, of the slowest rank, medians over repeats; T is rank 0's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Optional
+
+import numpy as np
+
+from analysis.load import Attempt
+from analysis.pair import PairResult
+from analysis.speedup import BAND
+from launch.record import Probe
+
+Bound = Literal["device", "communication", "host", "host in part", "gaps", "other kernels"]
+NEAR = 0.05
+"""A step that is longer than the device is busy by no more than this share of it is bound by the device. Counts of kernels
+that differ by no more are of the same ones."""
+HOST_SHARE, HOST_PART = 0.9, 0.5
+"""Shares of a step from which on the host's time bounds it, or a part of it: host and device alternate between them."""
+
+
+@dataclass(frozen=True)
+class EagerStep:
+    """A step of the eager twin; each time is a positive number. ``kernels`` is a count."""
+
+    step_ms: float
+    busy_ms: float
+    computing_ms: float
+    host_ms: float
+    kernels: float
+
+    @property
+    def launch_bound(self) -> float:
+        """The share of the step in which the device does nothing; below 0 where kernels waited longer when traced."""
+        return 1 - self.busy_ms / self.step_ms
+
+    @property
+    def largest_speedup(self) -> float:
+        return self.step_ms / self.busy_ms
+
+    @property
+    def largest_speedup_computing(self) -> float:
+        """The same without communication: no graph can pass it that runs the twin's kernels."""
+        return self.step_ms / self.computing_ms
+
+
+@dataclass(frozen=True)
+class GraphedStep:
+    """A step of a graphed cell; its time is a positive number. Kernels and launches are counts, the largest of ranks;
+    kernels that graphs run are among them."""
+
+    step_ms: float
+    host_ms: float
+    kernels: float
+    graph_launches: float
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A graphed cell beside its limit. ``reason`` says why a side is missing; it is empty where both are there."""
+
+    eager: Optional[EagerStep] = None
+    graphed: Optional[GraphedStep] = None
+    reason: str = ""
+
+    @property
+    def times_busy(self) -> Optional[float]:
+        """The graphed step in busy times of the twin: 1 is the limit of the twin's kernels on one rank."""
+        return self.graphed.step_ms / self.eager.busy_ms if self.eager and self.graphed else None
+
+    @property
+    def times_computing(self) -> Optional[float]:
+        return self.graphed.step_ms / self.eager.computing_ms if self.eager and self.graphed else None
+
+    @property
+    def attained(self) -> Optional[float]:
+        """The share of what could be won that was: (T - graphed step) / (T - B). None where there is nothing to win."""
+        if self.eager is None or self.graphed is None or self.eager.launch_bound <= BAND:
+            return None
+        return (self.eager.step_ms - self.graphed.step_ms) / (self.eager.step_ms - self.eager.busy_ms)
+
+    @property
+    def bound(self) -> Optional[Bound]:
+        """What the graphed step waits for."""
+        return bound_of(self.eager, self.graphed) if self.eager and self.graphed else None
+
+
+def bound_of(eager: EagerStep, graphed: GraphedStep) -> Bound:
+    """What bounds a graphed step, by which of the twin's times it is as long as. Where it runs other kernels than the
+    twin (Inductor's), these times are none of its own."""
+    if abs(graphed.kernels - eager.kernels) > NEAR * eager.kernels:
+        return "other kernels"
+    if graphed.step_ms <= eager.computing_ms * (1 + NEAR):
+        return "device"
+    if graphed.step_ms <= eager.busy_ms * (1 + NEAR):
+        return "communication" if eager.busy_ms - eager.computing_ms > NEAR * eager.busy_ms else "device"
+    if graphed.host_ms >= HOST_SHARE * graphed.step_ms:
+        return "host"
+    return "host in part" if graphed.host_ms > HOST_PART * graphed.step_ms else "gaps"
+
+
+def cell_limit(pairs: Sequence[PairResult], ranks: int) -> Limit:
+    """The limit of a graphed cell on ``ranks`` GPUs, by its pairs that have a speed, else by their eager sides alone."""
+    timed = [pair for pair in pairs if pair.speed.ratio is not None]
+    eager = eager_step([pair.eager.attempt for pair in timed or pairs if pair.eager and pair.eager.attempt], ranks)
+    if isinstance(eager, str):
+        return Limit(reason=eager)
+    if not timed:
+        return Limit(eager, reason=next((pair.speed.reason for pair in pairs if pair.speed.reason), "it has no pair"))
+    graphed = graphed_step(timed, ranks)
+    return Limit(eager, reason=graphed) if isinstance(graphed, str) else Limit(eager, graphed)
+
+
+def eager_step(attempts: Sequence[Attempt], ranks: int) -> EagerStep | str:
+    """A step of the eager runs ``attempts``, or why nothing can be said of it; of those that ended with whole records."""
+    sound = [attempt for attempt in attempts if attempt.outcome.results_intact and not attempt.problems]
+    if not sound:
+        return "no eager run ended with whole records"
+    if missing := _without_probe(sound, ranks):
+        return f"rank {missing[0]} of the eager run ended without a probe"
+    found = EagerStep(
+        step_ms=float(np.median([measured_ms(attempt) for attempt in sound])),
+        busy_ms=_slowest(sound, lambda probe: probe.busy_ms),
+        computing_ms=_slowest(sound, lambda probe: probe.computing_ms),
+        host_ms=_slowest(sound, lambda probe: probe.host_ms),
+        kernels=_slowest(sound, lambda probe: probe.kernels),
+    )
+    return _implausible(found) or found
+
+
+def graphed_step(pairs: Sequence[PairResult], ranks: int) -> GraphedStep | str:
+    """A step of the graphed side of ``pairs``, which have a speed, or why nothing can be said of it."""
+    attempts = [pair.graphed.attempt for pair in pairs if pair.graphed.attempt]
+    if missing := _without_probe(attempts, ranks):
+        return f"rank {missing[0]} of the graphed run ended without a probe"
+    return GraphedStep(
+        step_ms=float(np.median([pair.speed.graphed_ms for pair in pairs])),
+        host_ms=_slowest(attempts, lambda probe: probe.host_ms),
+        kernels=_slowest(attempts, lambda probe: probe.kernels),
+        graph_launches=_slowest(attempts, lambda probe: probe.graph_launches),
+    )
+
+
+def measured_ms(attempt: Attempt) -> float:
+    """The median of the measured steps; NaN where there is none."""
+    times = attempt.steps.step_time_ms[attempt.steps.phase == "measure"]
+    return float(np.median(times)) if len(times) else math.nan
+
+
+def _without_probe(attempts: Sequence[Attempt], ranks: int) -> list[int]:
+    return [rank for attempt in attempts for rank in range(ranks) if rank not in attempt.probes]
+
+
+def _slowest(attempts: Sequence[Attempt], figure: Callable[[Probe], float]) -> float:
+    """The largest of ranks, the median of repeats."""
+    return float(np.median([max(map(figure, attempt.probes.values())) for attempt in attempts]))
+
+
+def _implausible(step: EagerStep) -> str:
+    """Why ``step`` gives no limit; empty where it does."""
+    times = {"step": step.step_ms, "busy": step.busy_ms, "computing": step.computing_ms, "host": step.host_ms}
+    wrong = [f"{name} {value:g} ms" for name, value in times.items() if not (math.isfinite(value) and value > 0)]
+    if wrong:
+        return f"no time is zero, negative or unknown, and the eager run has {', '.join(wrong)}"
+    if step.computing_ms > step.step_ms * (1 + NEAR):
+        return (
+            f"the probe saw {step.computing_ms:.2f} ms of computing in an eager step of {step.step_ms:.2f} ms: it was "
+            "slower when traced"
+        )
+    return ""

@@ -1,0 +1,124 @@
+"""What CUDA graphs gave and what they cost: how far each graphed cell is from the limit, and its captures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+from analysis.compare import CellResult
+from analysis.limit import NEAR, EagerStep, GraphedStep, Limit, bound_of
+from analysis.markdown_blocks import size, table
+from analysis.speedup import BAND
+
+LIMIT_HEADER = (
+    "cell", "eager step", "device busy (computing)", "host", "largest speed-up (computing)",
+    "kernels a step, eager / graphed", "graph launches a step", "graphed step", "times busy (computing)", "attained",
+    "what bounds it",
+)  # fmt: skip
+LIMIT_HOW = (
+    "Graphs save what the host costs and nothing of what the device does: with the same kernels, a step cannot be "
+    "shorter than the device is busy in it. Busy time and the host's time to enqueue a step are the eager twin's, of "
+    "its slowest rank, from a few steps after the timed ones. Kernels that communicate also wait for other ranks: in "
+    "brackets is the figure without them, and the limit of several ranks lies between. Attained is the share of the "
+    f"eager step's idle device time that graphs saved, where that was more than {BAND:.0%} of the step. A step within "
+    f"{NEAR:.0%} of what the device needs is bound by it."
+)
+CAPTURE_HEADER = ("cell", "graphs", "capture", "peak in capture", "graph pool", "outside the allocator", "above eager")
+CAPTURE_HOW = (
+    "The most of ranks and repeats; with torch_compile the capture holds the compilation. The graph pool is what the "
+    "allocator holds for graphs; outside it are graph executables, communicators and the context. Both are at the end "
+    "of phase measure, as is what a graphed run holds above its eager twin, inside the allocator and outside."
+)
+
+
+def limits(ran: Sequence[CellResult]) -> list[str]:
+    """The graphed cells on GPUs; those that failed as they were to have no limit to speak of."""
+    rows = [_limit_row(result, result.limit) for result in ran if result.limit and result.verdict]
+    return ["## How far from the limit", table(LIMIT_HEADER, rows), LIMIT_HOW] if rows else []
+
+
+def _limit_row(result: CellResult, limit: Limit) -> list[str]:
+    passes = result.verdict is not None and result.verdict.passes
+    word = "" if passes or result.verdict is None else f" (**{result.verdict.word}**)"
+    return [
+        f"`{result.cell.label}`{word}",
+        *_eager(limit.eager),
+        f"{_kernels(limit.eager)} / {_kernels(limit.graphed)}",
+        *_graphed(limit),
+        f"INDETERMINATE: {limit.reason}" if limit.reason else _bound(limit.eager, limit.graphed),
+    ]
+
+
+def _kernels(step: EagerStep | GraphedStep | None) -> str:
+    return "-" if step is None else f"{step.kernels:.0f}"
+
+
+def _eager(step: Optional[EagerStep]) -> list[str]:
+    if step is None:
+        return ["-"] * 4
+    return [
+        f"{step.step_ms:.2f} ms",
+        _both(f"{step.busy_ms:.2f} ms", f"{step.computing_ms:.2f} ms"),
+        f"{step.host_ms:.2f} ms",
+        _both(f"{step.largest_speedup:.2f}x", f"{step.largest_speedup_computing:.2f}x"),
+    ]
+
+
+def _both(with_communication: str, without: str) -> str:
+    return with_communication if without == with_communication else f"{with_communication} ({without})"
+
+
+def _graphed(limit: Limit) -> list[str]:
+    if limit.graphed is None or limit.times_busy is None or limit.times_computing is None:
+        return ["-"] * 4
+    return [
+        f"{limit.graphed.graph_launches:g}",
+        f"{limit.graphed.step_ms:.2f} ms",
+        _both(f"{limit.times_busy:.3f}", f"{limit.times_computing:.3f}"),
+        "-" if limit.attained is None else f"{limit.attained:.0%}",
+    ]
+
+
+def _bound(eager: Optional[EagerStep], graphed: Optional[GraphedStep]) -> str:
+    """In words, with the figures that say so."""
+    if eager is None or graphed is None:
+        return "-"
+    host = f"the host takes {graphed.host_ms:.2f} of {graphed.step_ms:.2f} ms"
+    bound = bound_of(eager, graphed)
+    if bound == "device":
+        return "device-bound"
+    if bound == "other kernels":
+        return "not told: it runs other kernels than the eager twin, whose busy time is no limit to it"
+    if bound == "communication":
+        waiting = eager.busy_ms - eager.computing_ms
+        return f"communication: in {waiting:.2f} of {eager.busy_ms:.2f} ms busy ranks pass data or wait for each other"
+    if bound == "host":
+        return f"host-bound: {host} to enqueue what is not captured, or to wait for the device"
+    if bound == "host in part":
+        return f"host-bound in part: {host}"
+    idle = graphed.step_ms - eager.busy_ms
+    return f"gaps between kernels: the device is idle for {idle:.2f} ms, though {host}"
+
+
+def captures(ran: Sequence[CellResult]) -> list[str]:
+    """The graphed cells on GPUs that captured."""
+    rows = [_capture_row(result) for result in ran if result.limit and result.captured]
+    return ["## Captures", table(CAPTURE_HEADER, rows), CAPTURE_HOW] if rows else []
+
+
+def _capture_row(result: CellResult) -> list[str]:
+    memory, captured = result.memory, result.captured
+    capture, measure = (memory.of("capture"), memory.of("measure")) if memory else (None, None)
+    return [
+        f"`{result.cell.label}`",
+        str(captured.graphs) if captured else "-",
+        f"{captured.seconds:.2f} s" if captured else "-",
+        _bytes(capture.peak if capture else None),
+        _bytes(measure.graph_pool if measure else None),
+        _bytes(measure.device_outside if measure else None),
+        _bytes(memory.added if memory else None),
+    ]
+
+
+def _bytes(value: Optional[int]) -> str:
+    return "-" if value is None else size(value)

@@ -1,0 +1,23 @@
+"""CUDA graphs: what each implementation captures of an iteration, how it runs from it, and the evidence that it did."""
+
+from __future__ import annotations
+
+from launch.engines.torch_native.graphs.base import Graphs
+from launch.engines.torch_native.graphs.compiled import Compiled
+from launch.engines.torch_native.graphs.eager import Eager
+from launch.engines.torch_native.graphs.full_iteration import FullIteration
+from launch.engines.torch_native.graphs.graphed_layers import GraphedLayers
+from launch.engines.torch_native.iteration import Iteration
+from launch.spec import RunSpec
+
+
+def make_graphs(spec: RunSpec, iteration: Iteration) -> Graphs:
+    """What runs the steps of ``spec``."""
+    impl = spec.cuda_graph.impl
+    if impl == "none":
+        return Eager(iteration, spec.cuda_graph)
+    if impl == "torch_compile":
+        return Compiled(iteration, spec)
+    if impl == "full_iteration":
+        return FullIteration(iteration, spec.cuda_graph)
+    return GraphedLayers(iteration, spec)

@@ -1,0 +1,27 @@
+"""No graphs: operations run one by one, as they are called."""
+
+from __future__ import annotations
+
+import torch
+
+from launch.engines.torch_native.graphs.base import Ran
+from launch.engines.torch_native.iteration import Iteration
+from launch.record import GraphStats
+from launch.spec import CudaGraph
+
+
+class Eager:
+    capture_step = None
+
+    def __init__(self, iteration: Iteration, settings: CudaGraph) -> None:
+        self._iteration = iteration
+        self._warmup_steps = settings.warmup_steps
+
+    def run(self, step: int, batch: torch.Tensor) -> Ran:
+        return Ran(*self._iteration.run(batch), "warmup" if step < self._warmup_steps else "steady")
+
+    def stats(self) -> GraphStats:
+        return GraphStats(impl="none", mechanism="eager")
+
+    def close(self) -> None:
+        pass

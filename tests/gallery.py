@@ -1,0 +1,27 @@
+"""What each fault on purpose is called when it has come about: the failure class of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launch.spec import FaultKind
+
+CLASS_OF: Mapping[FaultKind, str] = {
+    "exception": "RuntimeError",
+    "nan": "NUMERIC",
+    "hang": "HANG",
+    "segfault": "SIGSEGV",
+    "host_kill": "SIGKILL",
+    "item_in_capture": "SYNC_IN_CAPTURE",
+    "background_thread": "CAPTURE_INVALID",
+    "unjoined_stream": "UNJOINED",
+    "legacy_stream": "IMPLICIT",
+    "unregistered_generator": "RNG_CAPTURE",
+    "oom_eager": "CUDA_OOM",
+    "oom_capture": "OOM_CAPTURE",
+    "oom_replay": "CUDA_OOM",
+    "input_freed": "ILLEGAL_ACCESS",
+    "dynamic_shape": "REPLAY",
+    "frozen_scalar": "",
+    "missing_attention_backend": "ENVIRONMENT",
+}

@@ -1,0 +1,157 @@
+"""On a GPU: the lines of a step that no capture can hold are found, and a step that has none is told apart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from inspect import getsourcelines
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from launch.data import batch, open_source
+from launch.engines.base import Mesh
+from launch.engines.torch_native.engine import build
+from launch.findings import Inspection
+from launch.inspection import inspect
+from launch.spec import CudaGraph, Model, RunSpec
+from tests.gpu.test_gpu_eager import GPT_OSS, MOE, PADDED
+from tests.gpu.test_gpu_graphs import spec_of
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::RuntimeWarning"),
+]
+ROOT = Path(__file__).resolve().parents[2]
+MICRO_BATCHES = 3
+
+
+def inspected(spec: RunSpec, hook: Callable[..., Any] | None = None) -> Inspection:
+    """After three steps, two are looked at."""
+    device = torch.device("cuda", 0)
+    engine = build(spec, Mesh(0, 1, device))
+    if hook is not None:
+        engine.chunks[0].register_forward_hook(hook)
+    source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
+    batches = [batch(source, spec, step, 0).to(device) for step in range(5)]
+    for tokens in batches[:3]:
+        engine.step(tokens)
+    return inspect(engine.step, batches[3:])
+
+
+@pytest.mark.parametrize("training", [{}, {"compile": "elementwise"}], ids=["plain", "compiled"])
+@pytest.mark.parametrize("model", [Model(), MOE, PADDED, GPT_OSS], ids=["dense", "moe", "padded", "gpt-oss"])
+def test_a_step_that_can_be_captured_whole_is_clean(model: Model, training: dict[str, Any]) -> None:
+    """The all-to-all dispatcher among them, which with all experts on one GPU sends nothing."""
+    found = inspected(spec_of(model, CudaGraph(), **training))
+    assert (found.findings, found.waits, found.recompilations) == ((), 0.0, 0)
+    assert found.kernels is not None and found.kernels.number > 100
+    assert found.kernels.share_below(50.0) > 0.5 and 0 < found.kernels.median_us < 50
+    assert all(kernel.name and kernel.milliseconds > 0 for kernel in found.kernels.longest)
+
+
+def reads_a_value(_module: nn.Module, _tokens: Any, losses: Any) -> None:
+    if losses.cross_entropy.item() < 0:
+        raise AssertionError
+
+
+def sizes_by_content(_module: nn.Module, tokens: tuple[torch.Tensor], _losses: Any) -> None:
+    tokens[0].flatten().unique()
+
+
+def draws_from_its_own(_module: nn.Module, _tokens: Any, _losses: Any) -> None:
+    torch.rand(3, device="cuda", generator=_own())
+
+
+def draws_on_the_host(_module: nn.Module, _tokens: Any, _losses: Any) -> None:
+    torch.rand(3)
+
+
+def drops_out(_module: nn.Module, _tokens: Any, losses: Any) -> None:
+    nn.functional.dropout(losses.cross_entropy.detach(), 0.5)
+
+
+GENERATORS: list[torch.Generator] = []
+
+
+def _own() -> torch.Generator:
+    if not GENERATORS:
+        GENERATORS.append(torch.Generator("cuda").manual_seed(0))
+    return GENERATORS[0]
+
+
+@pytest.mark.parametrize(
+    ("hook", "kinds"),
+    [
+        (reads_a_value, {"synchronisation"}),
+        (sizes_by_content, {"synchronisation", "shape"}),
+        (draws_from_its_own, {"generator"}),
+        (draws_on_the_host, {"host generator"}),
+        (drops_out, {"default generator"}),
+    ],
+)
+def test_a_hook_is_found_with_its_line(hook: Callable[..., Any], kinds: set[str]) -> None:
+    found = inspected(spec_of(MOE, CudaGraph()), hook)
+    assert {finding.kind for finding in found.findings} == kinds
+    _, first = getsourcelines(hook)
+    for finding in found.findings:
+        assert (finding.file, finding.function) == ("tests/gpu/test_gpu_advise.py", hook.__qualname__)
+        assert finding.line == first + 1 and finding.code
+        assert finding.count >= MICRO_BATCHES or finding.kind == "shape"  # two steps may have drawn as many tokens
+    if kinds == {"synchronisation"}:
+        assert found.waits <= MICRO_BATCHES, "what the driver was asked for is what PyTorch told of"
+
+
+def test_a_wait_that_pytorch_tells_nothing_of_is_counted() -> None:
+    def waits(_module: nn.Module, _tokens: Any, _losses: Any) -> None:
+        event = torch.cuda.Event()
+        event.record()
+        event.synchronize()
+
+    found = inspected(spec_of(MOE, CudaGraph()), waits)
+    assert found.findings == () and found.waits >= MICRO_BATCHES
+
+
+RECIPE = """\
+name: gpu_advise
+model: {preset: tiny_moe}
+training: {steps: 130, sequence_length: 256, micro_batch_size: 1, global_batch_size: 4, precision: bf16}
+repeats: 2
+sweep: {grid: {cuda_graph: [{impl: full_iteration}, {impl: torch}]}}
+resources: {device: cuda, minutes_per_run: 8, hang_minutes: 4}
+"""
+
+
+def advised(folder: Path, *overrides: str) -> dict[str, Any]:
+    """What the verb says of the one workload, with all of its steps looked at by every rank."""
+    (folder / "gpu_advise.yaml").write_text(RECIPE)
+    command = [sys.executable, "-m", "orchestrator", "advise", str(folder / "gpu_advise.yaml"), *overrides]
+    options = ["--executor", "local", "--store", str(folder / "sweeps"), "--json"]
+    done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (workload,) = json.loads(done.stdout)["workloads"]
+    return dict(workload)
+
+
+def test_advice_on_a_model_of_tiny_kernels_is_to_capture_the_step(tmp_path: Path) -> None:
+    workload = advised(tmp_path)
+    assert (workload["worth"], workload["findings"], workload["unplaced_waits"]) == ("much", [], 0.0)
+    assert workload["step"]["launch_bound"] > 0.5 and workload["kernels"]["share_below_50_us"] > 0.9
+    assert workload["points"][0] == {"cuda_graph.impl": "full_iteration", "cuda_graph.optimizer": True}
+    assert workload["rejected"] == []
+
+
+def test_two_gpus_name_the_dispatcher_that_waits_with_its_line(tmp_path: Path) -> None:
+    found = torch.cuda.device_count()
+    assert found >= 2, f"2 GPUs are needed, and this host has {found}: deselect with -k 'not two_gpus'"
+    workload = advised(tmp_path, "parallelism.dp=2", "parallelism.ep=2", "parallelism.dispatcher=alltoall")
+    waits = [finding for finding in workload["findings"] if finding["kind"] == "synchronisation"]
+    assert [finding["function"] for finding in waits] == ["AllToAllDispatcher.__call__"]
+    assert waits[0]["code"].endswith(".tolist()")
+    assert "capture.native_expert_sync" in [one["rule"] for one in workload["rejected"]]
+    assert not [one for one in workload["points"] if one["cuda_graph.impl"] == "full_iteration"]

@@ -1,0 +1,64 @@
+"""On a GPU: every failure of the gallery is brought about, told for what it is, and ends no run but its own.
+
+Some thirty runs, ten seconds each, of which every GPU of the host takes its share.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from analysis.compare import CellResult, compare
+from analysis.load import load
+from launch.paths import SweepPaths
+from tests.gallery import CLASS_OF
+
+pytestmark = pytest.mark.gpu
+ROOT = Path(__file__).parents[2]
+GALLERY = str(ROOT / "recipes" / "failure_gallery.yaml")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gallery")
+
+
+def swept(store: Path, name: str, arguments: Sequence[str] = ()) -> tuple[CellResult, ...]:
+    """What came of the cells of the gallery."""
+    command = ["-m", "orchestrator", "sweep", GALLERY, f"name={name}", *arguments, "--executor", "local"]
+    done = subprocess.run(
+        [sys.executable, *command, "--store", str(store)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (0, 3, 4), done.stdout + done.stderr
+    return compare(load(SweepPaths(store / name)))
+
+
+def test_every_failure_is_told_for_what_it_is(store: Path) -> None:
+    results = swept(store, "failure_gallery")
+    assert {result.cell.state for result in results} == {"run"}, [result.cell.reasons for result in results]
+    graphed = {result.cell.workload_id for result in results if result.cell.graphed}
+    wrong = []
+    for result in results:
+        (run,) = result.runs
+        assert run.attempt is not None, result.cell.label
+        outcome, twin = run.attempt.outcome, not result.cell.graphed and result.cell.workload_id in graphed
+        kind = result.spec.fault.kind
+        expected = "" if twin else CLASS_OF[kind] if kind != "none" else "ATTENTION_BACKEND"
+        if not outcome.meets(result.cell.expect) or outcome.failure_class != expected:
+            wrong.append(f"{result.cell.label}: expected {expected or 'no failure'}, found {outcome}")
+        assert bool(outcome.remedy) == bool(outcome.failure_class)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_frozen_scalar_fails_nothing_and_is_found_by_its_numbers(store: Path) -> None:
+    only = ["repeats=2", "--only", "fault.kind=frozen_scalar"]
+    eager, graphed = swept(store, "frozen_scalar", only)
+    assert (eager.outcome, graphed.outcome) == ("COMPLETED", "COMPLETED")
+    assert eager.floor is not None and eager.floor.loss < 1e-3, "eager runs agree with each other"
+    assert graphed.replay is not None and graphed.replay.proven, graphed.replay
+    assert graphed.verdict is not None and graphed.verdict.word == "DIVERGED", graphed.verdict
+    assert graphed.verdict.deviation is not None and 4 <= graphed.verdict.deviation.step < 8, graphed.verdict

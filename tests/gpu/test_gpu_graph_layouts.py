@@ -1,0 +1,105 @@
+"""On four GPUs, over NCCL: what graphs replay is, bit by bit, what the same ranks compute uncaptured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from launch.data import batch, open_source
+from launch.engines.base import Mesh
+from launch.engines.torch_native.engine import build
+from launch.parallel_dims import ParallelDims
+from launch.probe import probe
+from launch.spec import CudaGraph, Data, Model, Parallelism, Placement, RunSpec, Training
+
+pytestmark = pytest.mark.gpu
+
+GPUS = 4
+STEPS = 10
+MOE = Model(
+    num_layers=4, hidden_size=128, kv_channels=32, num_query_groups=2, qk_layernorm=True,
+    num_moe_experts=8, moe_router_topk=2, moe_ffn_hidden_size=128, moe_aux_loss_coeff=1e-3,
+)  # fmt: skip
+EAGER = CudaGraph("none")
+WHOLE = (CudaGraph("full_iteration"), CudaGraph("full_iteration", optimizer=True))
+LAYERS = tuple(CudaGraph(impl, ()) for impl in ("torch", "transformer_engine"))
+ROUTERS = tuple(CudaGraph(impl, ("attn", "moe_router", "moe_preprocess")) for impl in ("torch", "transformer_engine"))
+CASES: dict[str, tuple[Parallelism, tuple[CudaGraph, ...]]] = {
+    "tp2 pp2 ep2, alltoall": (Parallelism(tp=2, pp=2, ep=2, sequence_parallel=True), ROUTERS),
+    "tp2 pp2 ep2, allgather": (
+        Parallelism(tp=2, pp=2, ep=2, sequence_parallel=True, dispatcher="allgather"), (*WHOLE, *LAYERS, *ROUTERS)
+    ),
+    "ep4, allgather, distributed optimizer": (
+        Parallelism(ep=4, dp=4, dispatcher="allgather", distributed_optimizer=True), (*WHOLE, *LAYERS, *ROUTERS)
+    ),
+    "tp2 pp2, interleaved": (
+        Parallelism(tp=2, pp=2, vpp=2, schedule="interleaved", sequence_parallel=True), (*WHOLE, *LAYERS)
+    ),
+}  # fmt: skip
+
+
+def train_all(rank: int, specs: Sequence[RunSpec], folder: Path) -> None:
+    """One of the ranks: what each of ``specs`` gave it, by its place."""
+    os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # as launch.worker does
+    torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=GPUS, device_id=device
+    )
+    torch.save([_train(spec, rank, device) for spec in specs], folder / f"rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+def _train(spec: RunSpec, rank: int, device: torch.device) -> dict[str, Any]:
+    engine = build(spec, Mesh(rank, GPUS, device))
+    source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
+    dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", rank)
+
+    def step(number: int) -> Any:
+        return engine.step(batch(source, spec, number, dp_rank).to(device))
+
+    results = [step(number) for number in range(STEPS)]
+    stats, weights = engine.graph_stats(), engine.main_parameters.weights.cpu().clone()
+    seen = probe(step, STEPS)
+    engine.close()
+    return {
+        "steps": [(result.loss.item(), result.grad_norm.item()) for result in results],
+        "weights": weights,
+        "proven": stats.proven,
+        "launches": (seen.graph_launches, stats.launches_per_step),
+    }
+
+
+@pytest.mark.parametrize(("parallelism", "graphs"), CASES.values(), ids=CASES.keys())
+def test_four_gpus_replay_what_they_compute(
+    parallelism: Parallelism, graphs: tuple[CudaGraph, ...], tmp_path: Path
+) -> None:
+    found = torch.cuda.device_count()
+    assert found >= GPUS, f"{GPUS} GPUs are needed, and this host has {found}: deselect with -k 'not four_gpus'"
+    eager = RunSpec(
+        model=MOE,
+        parallelism=parallelism,
+        training=Training(
+            steps=STEPS, sequence_length=256, micro_batch_size=2, global_batch_size=16, precision="bf16",
+            deterministic=True,
+        ),
+        data=Data(kind="text"),
+        placement=Placement(device="cuda", ranks_per_node=GPUS),
+    )  # fmt: skip
+    mp.spawn(train_all, args=([replace(eager, cuda_graph=g) for g in (EAGER, EAGER, *graphs)], tmp_path), nprocs=GPUS)
+    for rank in range(GPUS):
+        first, second, *graphed = torch.load(tmp_path / f"rank{rank}.pt")
+        assert first["steps"] == second["steps"] and torch.equal(first["weights"], second["weights"])
+        for graph, trained in zip(graphs, graphed, strict=True):
+            assert trained["steps"] == first["steps"], graph.label
+            assert torch.equal(trained["weights"], first["weights"]), graph.label
+            assert trained["proven"], graph.label
+            assert trained["launches"][0] == trained["launches"][1] > 0, (graph.label, trained["launches"])

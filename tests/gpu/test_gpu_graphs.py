@@ -1,0 +1,115 @@
+"""On a GPU: every graph implementation computes what the same code computes uncaptured, and runs from its graphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from launch.data import batch, open_source
+from launch.engines.base import Mesh
+from launch.engines.torch_native.engine import TorchNativeEngine, build
+from launch.errors import ReplayError
+from launch.probe import probe
+from launch.spec import CudaGraph, Data, Model, Placement, RunSpec, Training
+from tests.gpu.test_gpu_eager import GPT_OSS, MOE, PADDED
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::RuntimeWarning"),
+]
+STEPS = 8
+DENSE = Model()
+SHARED = replace(MOE, moe_shared_expert_ffn_hidden_size=64, moe_router_enable_expert_bias=True,
+                 moe_router_score_function="sigmoid")  # fmt: skip
+WHOLE: list[tuple[Model, CudaGraph]] = [
+    (model, CudaGraph("full_iteration", optimizer=optimizer))
+    for model in (DENSE, MOE, PADDED, GPT_OSS, SHARED)
+    for optimizer in (False, True)
+]
+SCOPES = ((), ("attn",), ("moe",), ("moe_router",), ("attn", "moe_router", "moe_preprocess"))
+LAYERS = [
+    (model, CudaGraph(impl, scope))
+    for impl in ("torch", "transformer_engine")
+    for model in (MOE, SHARED, GPT_OSS)
+    for scope in SCOPES
+] + [(DENSE, CudaGraph(impl, scope)) for impl in ("torch", "transformer_engine") for scope in ((), ("attn", "mlp"))]
+
+
+def spec_of(model: Model, graph: CudaGraph, **training: Any) -> RunSpec:
+    settings = {"steps": STEPS, "global_batch_size": 6, "micro_batch_size": 2, "precision": "bf16",
+                "sequence_length": 64, "deterministic": True}  # fmt: skip
+    return RunSpec(
+        model=model,
+        training=Training(**settings | training),
+        cuda_graph=graph,
+        placement=Placement(device="cuda"),
+        data=Data(kind="synthetic"),
+    )
+
+
+def trained(spec: RunSpec) -> tuple[TorchNativeEngine, list[tuple[float, float]], torch.Tensor]:
+    """The engine after its steps, each step's loss and gradient norm, and the masters."""
+    device = torch.device("cuda", 0)
+    engine = build(spec, Mesh(0, 1, device))
+    source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
+    results = [engine.step(batch(source, spec, step, 0).to(device)) for step in range(STEPS)]
+    return engine, [(r.loss.item(), r.grad_norm.item()) for r in results], engine.main_parameters.weights.clone()
+
+
+def name(case: tuple[Model, CudaGraph]) -> str:
+    models = {id(DENSE): "dense", id(MOE): "moe", id(PADDED): "padded", id(GPT_OSS): "gpt-oss", id(SHARED): "shared"}
+    return f"{models[id(case[0])]}, {case[1].label}"
+
+
+@pytest.mark.parametrize("case", [*WHOLE, *LAYERS], ids=name)
+def test_replays_compute_what_uncaptured_code_computes(case: tuple[Model, CudaGraph]) -> None:
+    """Bit by bit, over three distinct micro-batches a step; and each step takes the launches that it should."""
+    model, graph = case
+    _, expected, expected_weights = trained(spec_of(model, CudaGraph("none")))
+    engine, found, weights = trained(spec_of(model, graph))
+    assert found == expected
+    assert torch.equal(weights, expected_weights)
+    stats = engine.graph_stats()
+    assert stats.proven, stats
+    tokens = torch.zeros(3, 2, 65, dtype=torch.int64, device="cuda")
+    seen = probe(lambda step: engine.step(tokens), STEPS)
+    assert seen.graph_launches == stats.launches_per_step > 0, (seen, stats)
+    assert 0 < seen.computing_ms == seen.busy_ms
+    engine.close()
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=["dense", "moe"])
+def test_compiled_in_graphs_computes_what_it_computes_without(model: Model, micro_batches: int) -> None:
+    spec = spec_of(model, CudaGraph("torch_compile"), global_batch_size=2 * micro_batches)
+    engine, found, _ = trained(spec)
+    eager = trained(replace(spec, cuda_graph=CudaGraph("none")))[1]
+    assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in eager], abs=2e-2)
+    tokens = torch.zeros(micro_batches, 2, 65, dtype=torch.int64, device="cuda")
+    seen = probe(lambda step: engine.step(tokens), STEPS)
+    stats = engine.graph_stats()
+    assert stats.proven and seen.graph_launches == stats.launches_per_step > 0, (seen, stats)
+    engine.close()
+
+
+@pytest.mark.parametrize("impl", ["full_iteration", "torch"])
+def test_another_shape_is_refused_with_both(impl: str) -> None:
+    engine, _, _ = trained(spec_of(DENSE, CudaGraph(impl)))  # type: ignore[arg-type]
+    with pytest.raises(ReplayError, match=r"shape .*(63|64).* captured with .*(64|65)"):
+        engine.step(torch.zeros(3, 2, 64, dtype=torch.int64, device="cuda"))
+    engine.close()
+
+
+def test_a_capture_changes_nothing() -> None:
+    """Steps before and of the capture equal the uncaptured ones: no batch is consumed, no state moved."""
+    for graph in (CudaGraph("full_iteration", optimizer=True), CudaGraph("torch"), CudaGraph("transformer_engine")):
+        spec = spec_of(SHARED, graph)
+        state = torch.cuda.get_rng_state()
+        _, found, _ = trained(spec)
+        assert torch.equal(torch.cuda.get_rng_state(), state)
+        assert (
+            found[: graph.warmup_steps + 1] == trained(spec_of(SHARED, CudaGraph("none")))[1][: graph.warmup_steps + 1]
+        )

@@ -1,0 +1,52 @@
+"""Advice from a recipe to its block of YAML, on a CPU with two ranks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from launch.files import read_json
+from tests.integration.host import Host, recipe
+
+MOE = {
+    "num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "num_query_groups": 2, "kv_channels": 8,
+    "vocab_size": 256, "num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 8,
+}  # fmt: skip
+
+
+def routed(**fields: Any) -> dict[str, Any]:
+    """A mixture of experts whose dispatcher sizes what it receives by what the router has chosen."""
+    written = recipe("routed", steps=500, graphed=True, wandb={"mode": "offline"}, **fields)
+    return {**written, "model": MOE, "parallelism": {"dp": 2, "ep": 2, "dispatcher": "alltoall"}}
+
+
+def test_a_recipe_is_advised_on_and_taken_up_again(host: Host) -> None:
+    path = host.write(routed(cuda_graph={"impl": "full_iteration"}))
+    first = host.run("advise", path, "--executor", "local", seconds=240)
+    assert first.returncode == 0 and first.stderr == "", first.stderr
+    assert "routed-advice: 1 cells to run (1 runs in 1 bundles)" in first.stdout
+    assert "There are no CUDA graphs on a CPU" in first.stdout
+    assert "`launch/engines/torch_native/token_dispatcher.py:" in first.stdout, "the line that sizes what arrives"
+    sweep = host.sweep("routed-advice")
+    text = (sweep.report / "advice.md").read_bytes()
+    assert text.decode() in first.stdout
+    assert not sweep.tracking.exists(), "it is told to nobody"
+
+    again = host.run("advise", path, "--executor", "local", "--json")
+    assert again.returncode == 0 and "1 on disk" in again.stderr
+    assert (sweep.report / "advice.md").read_bytes() == text
+    (workload,) = json.loads(again.stdout)["workloads"]
+    assert workload == read_json(sweep.report / "advice.json")["workloads"][0]
+    assert (workload["label"], workload["device"], workload["worth"]) == ("eager", "cpu", "unknown")
+    assert {finding["kind"] for finding in workload["findings"]} == {"shape"}
+    assert workload["points"] == [] and "torch_native.impl" in [one["rule"] for one in workload["rejected"]]
+    assert host.states("routed-advice") == {next(iter(host.states("routed-advice"))): "COMPLETED"}
+
+
+def test_what_failed_is_advised_by_the_rules_alone(host: Host) -> None:
+    """The command does not pass, says why nothing was measured, and what can be swept all the same."""
+    path = host.write(recipe("wild", steps=30, graphed=True, training={"learning_rate": 1e30}))
+    done = host.run("advise", path, "--executor", "local", seconds=120)
+    assert done.returncode == 3
+    assert "**Not measured.** Its run ended NUMERIC in" in done.stdout
+    assert "- {cuda_graph.impl: torch_compile}" in done.stdout

@@ -1,0 +1,181 @@
+"""Bundles made by hand, as the orchestrator orders them, and jobs of a real Slurm that launch.job supervises them in."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from launch.files import read_json, read_json_lines, write_json
+from launch.order import BundleOrder, Step, order_to_json
+from launch.paths import AttemptPaths, BundlePaths, SweepPaths
+from launch.record import Limits, Outcome, read_events, read_outcome
+from launch.spec import Data, Model, Parallelism, Placement, RunSpec, Training, spec_to_json
+from tests.integration.host import MODEL, wait_until
+from tests.slurm.cluster import ROOT, Cluster
+
+ENDLESS = 10**6
+"""Steps that nobody waits for."""
+AMPLE = Limits(run_seconds=300, hang_seconds=120)
+
+
+def run_spec(*, steps: int, nodes: int = 2, ranks: int = 2, repeat: int = 0) -> RunSpec:
+    """A run of a very small model on gloo, data-parallel over all its ranks."""
+    world = nodes * ranks
+    return RunSpec(
+        model=Model(**MODEL),
+        parallelism=Parallelism(dp=world),
+        training=Training(steps=steps, sequence_length=16, global_batch_size=world),
+        data=Data("synthetic"),
+        placement=Placement("cpu", nodes, ranks),
+        repeat=repeat,
+    )
+
+
+class Bundle:
+    """Runs of so many steps each, in a sweep of their own under ``folder``, and the job that makes them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        cluster: Cluster,
+        steps: Sequence[int],
+        *,
+        nodes: int = 2,
+        ranks: int = 2,
+        limits: Limits = AMPLE,
+        arguments: Sequence[str] = (),
+        **order: Any,
+    ) -> None:
+        specs = [run_spec(steps=n, nodes=nodes, ranks=ranks, repeat=k) for k, n in enumerate(steps)]
+        self.folder, self.cluster = folder, cluster
+        self.run_ids = [spec.run_id for spec in specs]
+        self.sweep = SweepPaths(folder / "sweep")
+        self.paths: BundlePaths = self.sweep.bundle("bundle")
+        for spec in specs:
+            write_json(self.sweep.run(spec.run_id).spec, spec_to_json(spec))
+        step = Step(nodes, ranks, 1, sys.executable, tuple(arguments))
+        schedule = tuple((run_id, 1) for run_id in self.run_ids)
+        made = BundleOrder("bundle", specs[0].workload_id, schedule, limits, 0, (), step=step, **order)
+        write_json(self.paths.order, order_to_json(made))
+        self._size = (nodes, ranks)
+        self.job = ""
+
+    def submit(self, *options: str, lines: str = "", element: Optional[int] = None) -> None:
+        """Have the bundle supervised in a job; ``lines`` are of the batch script, before its srun."""
+        nodes, ranks = self._size
+        script = self.folder / "job.sh"
+        script.write_text(
+            f"#!/bin/bash\ncd {ROOT}\nexport TMPDIR={self.folder}\n{lines}\n"
+            f"srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --overlap --mpi=none --unbuffered "
+            f"{sys.executable} -m launch.job {self.paths.root}\n"
+        )
+        if element is not None:
+            options = (*options, f"--array={element}")
+        job = self.cluster.run(
+            "sbatch", "--parsable", f"--nodes={nodes}", f"--ntasks-per-node={ranks}", "--time=10", "--mem=8000",
+            f"--output={self.folder}/job.out", *options, str(script),
+        )  # fmt: skip
+        self.job = job if element is None else f"{job}_{element}"
+
+    def cancel(self, *runs: int) -> None:
+        write_json(self.paths.cancel, [self.run_ids[run] for run in runs])
+
+    # --- what became of it ---
+
+    def attempt(self, run: int) -> AttemptPaths:
+        return self.sweep.run(self.run_ids[run]).attempt(1)
+
+    def outcome(self, run: int) -> Outcome:
+        outcome = read_outcome(self.attempt(run))
+        assert outcome is not None, self.output()
+        return outcome
+
+    def outcomes(self) -> list[Optional[str]]:
+        """The outcome of each run, None where there is none."""
+        found = [read_outcome(self.attempt(run)) for run in range(len(self.run_ids))]
+        return [outcome and outcome.outcome for outcome in found]
+
+    def output(self) -> str:
+        logs = [self.folder / "job.out", *sorted(self.sweep.root.glob("runs/*/attempts/*/logs/*.log"))]
+        return "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in logs if log.exists())
+
+    def allocations(self) -> list[dict[str, Any]]:
+        return list(read_json_lines(self.paths.allocations))
+
+    def nodes_of_ranks(self, run: int) -> list[str]:
+        """By rank, the node that its process said it ran on."""
+        ends = [read_json(self.attempt(run).rank_exit(rank)) for rank in range(self._size[0] * self._size[1])]
+        return [end["node"] for end in ends]
+
+    # --- what is going on ---
+
+    def wait_for_step(self, run: int) -> None:
+        """Until that run trains, on all its ranks."""
+        attempt = self.attempt(run)
+        ranks = range(self._size[0] * self._size[1])
+
+        def trains() -> bool:
+            assert not attempt.outcome.exists(), self.output()
+            begun = all(attempt.events(rank).exists() for rank in ranks) and attempt.metrics.exists()
+            return begun and attempt.metrics.read_bytes().count(b"\n") > 5
+
+        wait_until(trains, 60, "a step", self.output)
+
+    def rank_pid(self, run: int, rank: int) -> int:
+        return int(next(read_events(self.attempt(run), rank))["pid"])
+
+    def srun_pid(self, run: int) -> int:
+        """Of the srun that started that run; it has a child that is called srun too."""
+        attempt = str(self.attempt(run).root)
+        return min(
+            pid for pid, command in self.processes().items() if command.startswith("srun") and attempt in command
+        )
+
+    def rank_variables(self, run: int, rank: int) -> dict[str, str]:
+        """The environment of a rank that runs."""
+        content = Path(f"/proc/{self.rank_pid(run, rank)}/environ").read_bytes().decode()
+        return dict(line.split("=", 1) for line in content.split("\0") if "=" in line)
+
+    def wait_until_over(self, seconds: float = 90) -> None:
+        """Until the job has left the queue's living; no process of the bundle may be left then."""
+        # Twice: between one state and the next of a job that is requeued squeue may list it in neither.
+        wait_until(lambda: not self.state() and not self._soon(), seconds, "the job to end", self.output)
+        wait_until(lambda: not self.processes(), 10, "every process to end", self.processes)
+
+    def _soon(self) -> str:
+        time.sleep(1)
+        return self.state()
+
+    def state(self) -> str:
+        """What squeue says of the job, "" where that waits and runs no more."""
+        lines = self.cluster.run("squeue", "--noheader", "--array", "--format=%i %T").splitlines()
+        return next((state for job, state in map(str.split, lines) if job == self.job), "")
+
+    def processes(self) -> dict[int, str]:
+        """Everything of the bundle that runs on any node: nodes are this host."""
+        found = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (process / "cmdline").read_bytes()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if os.fsencode(self.sweep.root) in command:
+                found[int(process.name)] = command.replace(b"\0", b" ").decode()
+        return found
+
+    def account(self, field: str, seconds: float = 20) -> str:
+        """What sacct says of the job, once it says anything."""
+        until = time.monotonic() + seconds
+        while True:
+            said = self.cluster.run("sacct", "-nPX", f"--jobs={self.job}", f"--format={field}").split(" by ")[0]
+            if said not in ("", "PENDING", "RUNNING") or time.monotonic() > until:
+                return said
+            time.sleep(0.5)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

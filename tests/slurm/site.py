@@ -1,0 +1,72 @@
+"""The login node of the test cluster: the command line as a process, and its sweeps as jobs of a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from tests.integration.host import Host, wait_until
+from tests.slurm.cluster import Cluster
+
+
+class Site(Host):
+    """A host whose commands submit to ``cluster``. Its jobs inherit its environment, so that :meth:`processes` finds
+    theirs too: nodes are this host."""
+
+    executor = "slurm"
+
+    def __init__(self, folder: Path, cache: Path, cluster: Cluster) -> None:
+        super().__init__(folder, cache)
+        self.cluster = cluster
+        self._programs = folder / "bin"
+        self._programs.mkdir()
+        self.environment |= {
+            "PATH": os.pathsep.join([str(self._programs), cluster.environment["PATH"]]),
+            "SLURM_CONF": cluster.environment["SLURM_CONF"],
+        }
+
+    def profile(self, name: str = "default", /, **fields: Any) -> None:
+        """The user's own profile of the cluster; the default one goes without saying."""
+        path = self.folder / "home" / ".config" / "cuda-graph-orchestrator" / "clusters" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(fields))
+
+    def program(self, name: str, script: str) -> None:
+        """Put a shell script before Slurm's own program of that name; in it ``$REAL`` is that program's path."""
+        real = self.cluster.run("sh", "-c", f"command -v {name}")
+        path = self._programs / name
+        path.write_text(f"#!/bin/sh\nREAL={real}\n{script}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def without_program(self, name: str) -> None:
+        """Undo :meth:`program`."""
+        (self._programs / name).unlink()
+
+    # --- what Slurm says ---
+
+    def queue(self) -> dict[str, str]:
+        """By job ("123" or "123_4"), the state of every job of the cluster that waits or runs."""
+        lines = self.cluster.run("squeue", "--noheader", "--array", "--format=%i %T").splitlines()
+        return dict(line.split() for line in lines)  # type: ignore[arg-type]
+
+    def accounts(self, field: str) -> dict[str, str]:
+        """By job, what sacct says of every job of this site's sweeps, those that are over included; times in seconds
+        since the epoch."""
+        text = self.cluster.run("env", "SLURM_TIME_FORMAT=%s", "sacct", "--allocations", "--noheader", "--parsable2",
+                                "--starttime=now-1hour", f"--format=JobID,{field},SubmitLine")  # fmt: skip
+        rows = (line.split("|", 2) for line in text.splitlines())
+        return {job: value for job, value, command in rows if "sbatch" in command and str(self.store) in command}
+
+    def wait_until_over(self, seconds: float = 60) -> None:
+        """Until no job waits or runs."""
+        wait_until(lambda: not self.queue(), seconds, "every job to end", self.queue)
+
+    def clear(self) -> None:
+        """No job and no process is left, and every node is idle."""
+        self.cluster.run("scancel", "--user", str(os.getuid()))
+        super().clear()
+        self.cluster.run("scancel", "--user", str(os.getuid()))  # what a command submitted meanwhile
+        self.cluster.wait_until_idle()

@@ -1,0 +1,35 @@
+"""What the infrastructure ended is made again, elsewhere, by whoever watches the sweep."""
+
+from __future__ import annotations
+
+import pytest
+
+from launch.files import read_json_lines
+from tests.integration.host import recipe, wait_until
+from tests.slurm.site import Site
+
+pytestmark = pytest.mark.slurm
+
+
+def test_a_run_whose_node_failed_is_made_again_on_another_by_the_next_command(site: Site) -> None:
+    """The command that watched it is dead by then; with the run that had not begun, in one job."""
+    watching, (failed, later) = site.begin(recipe("node", steps=1500, repeats=2))
+    attempt = site.wait_for_step("node", failed)
+    watching.kill()
+    watching.communicate()
+    (bundle,) = site.sweep("node").root.glob("bundles/*")
+    (node,) = next(read_json_lines(bundle / "allocations.jsonl"))["nodes"]
+    site.cluster.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+    try:
+        wait_until(lambda: site.states("node")[failed] == "NODE_FAIL", 30, "the job to end", site.queue)
+    finally:
+        site.cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    done = site.run("sweep", str(site.folder / "node.yaml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"not on {node}: " in done.stdout and "2 runs to begin" in done.stdout
+    assert site.attempts("node") == {failed: [1, 2], later: [1]}
+    assert site.states("node") == {failed: "COMPLETED", later: "COMPLETED"}
+    assert attempt.outcome.exists()
+    nodes = [line["nodes"] for line in read_json_lines(bundle / "allocations.jsonl")]
+    assert len(nodes) == 2 and nodes[1] != [node]
+    site.wait_for_nobody()

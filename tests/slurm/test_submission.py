@@ -1,0 +1,208 @@
+"""A sweep through Slurm, from its recipe to its report: each bundle submitted once, whatever dies in between, never more
+at a time than the limits allow, and nothing left after it was cancelled."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from launch.job_state import life
+from tests.integration.host import recipe, wait_until
+from tests.slurm.site import Site
+
+pytestmark = pytest.mark.slurm
+
+SHORT = 40
+LONG = 10**6
+"""Steps: of a run that ends soon, and of one that somebody has to end."""
+
+
+def some(name: str, bundles: int, steps: int = SHORT, **fields: Any) -> dict[str, Any]:
+    """A recipe of so many bundles: runs of different seeds are of different workloads."""
+    return recipe(name, steps=steps, sweep={"grid": {"training.seed": list(range(bundles))}}, **fields)
+
+
+def arrays(jobs: Collection[str]) -> set[str]:
+    """The ids that sbatch gave."""
+    return {job.partition("_")[0] for job in jobs}
+
+
+def test_a_recipe_becomes_a_report_by_one_array(site: Site) -> None:
+    done = site.run("sweep", site.write(some("three", 3)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(map(tuple, site.attempts("three").values())) == {(1,)}
+    assert set(site.states("three").values()) == {"COMPLETED"}
+    ended = site.accounts("State")
+    (array,) = arrays(ended)
+    assert ended == {f"{array}_{place}": "COMPLETED" for place in range(3)}
+    (submission,) = site.sweep("three").submissions.iterdir()
+    assert json.loads(submission.read_text())["job_id"] == array
+    assert json.loads((site.sweep("three").report / "report.json").read_text())["exit_code"] == 0
+    site.wait_for_nobody()
+
+    again = site.run("sweep", str(site.folder / "three.yaml"))
+    assert again.returncode == 0 and "3 on disk" in again.stdout and "to begin" not in again.stdout
+    assert arrays(site.accounts("State")) == {array}
+
+
+def test_limits_hold_when_nobody_watches_and_the_next_command_adopts_what_goes_on(site: Site) -> None:
+    site.profile(max_jobs=2)
+    path = site.write(some("lanes", 5))
+    assert site.run("sweep", path, "--no-wait").returncode == 0
+    assert set(site.states("lanes").values()) <= {"QUEUED", "RUNNING"}
+    other = site.run("sweep", path, "repeats=2")
+    assert other.returncode == 1 and "is running by another plan" in other.stderr
+
+    watching = site.start("sweep", path)
+    assert watching.stdout is not None
+    assert any("5 already running or waiting, adopted" in watching.stdout.readline() for _ in range(2))
+    watching.send_signal(signal.SIGINT)
+    out, _ = watching.communicate(timeout=10)
+    assert watching.returncode == 130 and "goes on without this command" in out
+    done = site.run("sweep", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(map(tuple, site.attempts("lanes").values())) == {(1,)}
+
+    names = site.accounts("JobName")
+    assert len(names) == 5 and len(set(names.values())) == len(arrays(names)) == 2
+    spans = zip(map(int, site.accounts("Start").values()), map(int, site.accounts("End").values()), strict=True)
+    moments = sorted((second, change) for start, end in spans for second, change in ((start, 1), (end, -1)))
+    running = [sum(change for _, change in moments[: place + 1]) for place in range(len(moments))]
+    assert max(running) == 2, moments
+
+
+KILLED = {
+    "before sbatch": "kill -9 $PPID; exit 1",
+    "while sbatch is at work": 'kill -9 $PPID; sleep 3; exec $REAL "$@"',
+    "when sbatch has answered": '$REAL "$@"; kill -9 $PPID',
+    "when Slurm has it and has not said so": '$REAL "$@"; echo "Socket timed out on send/recv operation" >&2; exit 1',
+}
+
+
+@pytest.mark.parametrize(
+    ("moment", "limits"), [*((moment, {}) for moment in KILLED), ("when sbatch has answered", {"max_jobs": 1})]
+)
+def test_a_command_killed_at_sbatch_loses_nothing_and_submits_nothing_twice(
+    site: Site, moment: str, limits: dict[str, int]
+) -> None:
+    site.profile(**limits)
+    site.program("sbatch", KILLED[moment])
+    path = site.write(some("killed", 2))
+    first = site.start("sweep", path)
+    _, err = first.communicate(timeout=30)
+    if moment == "when Slurm has it and has not said so":
+        assert first.returncode == 2 and "Socket timed out" in err and "Run the command again" in err
+    else:
+        assert first.returncode == -signal.SIGKILL
+    (submission,) = site.sweep("killed").submissions.iterdir()
+    assert json.loads(submission.read_text())["job_id"] is None
+
+    site.without_program("sbatch")
+    done = site.run("sweep", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(map(tuple, site.attempts("killed").values())) == {(1,)}
+    assert set(site.states("killed").values()) == {"COMPLETED"}
+    assert len(arrays(site.accounts("State"))) == 1
+    site.wait_for_nobody()
+
+
+def test_what_sbatch_refuses_is_one_message_and_leaves_no_submission(site: Site) -> None:
+    site.profile(reservation="nowhere")
+    path = site.write(some("refused", 2))
+    refused = site.run("sweep", path)
+    assert refused.returncode == 1
+    assert "profile default" in refused.stderr and "Requested reservation is invalid" in refused.stderr
+    assert not list(site.sweep("refused").submissions.iterdir())
+    assert set(site.states("refused").values()) == {"PLANNED"}
+
+
+def test_nothing_is_submitted_where_slurm_does_not_say_what_runs(site: Site) -> None:
+    """A submission of which nobody knows whether Slurm has it is not made good blindly."""
+    site.program("sbatch", '$REAL "$@"; kill -9 $PPID')
+    path = site.write(some("silent", 1, LONG))
+    site.start("sweep", path).communicate(timeout=30)
+    site.without_program("sbatch")
+    site.program("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    for command in (["sweep", path], ["cancel", "silent"]):
+        silent = site.run(*command)
+        assert silent.returncode == 2 and "Unable to contact" in silent.stderr and "ry again" in silent.stderr
+    assert len(site.queue()) == 1
+
+
+def test_a_command_inside_a_job_does_not_hand_that_job_on(site: Site) -> None:
+    """Of its variables SBATCH_GPUS_PER_NODE would have sbatch refuse, and SLURM_GPUS_PER_NODE the steps of the new job."""
+    arguments = ["-m", "orchestrator", "sweep", site.write(some("inside", 1)), "--store", str(site.store),
+                 "--executor", "slurm", "--no-wait"]  # fmt: skip
+    srun = ["srun", "--ntasks=1", "--cpus-per-task=3", "--gpus-per-node=2", "--mem=500", sys.executable, *arguments]
+    environment = site.environment | {"SBATCH_GPUS_PER_NODE": "99"}
+    done = subprocess.run(srun, env=environment, cwd=site.folder, text=True, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    site.wait_until_over()
+    assert list(site.accounts("ReqCPUS").values()) == ["1"]
+    assert set(site.states("inside").values()) == {"COMPLETED"}
+
+
+def test_cancel_ends_what_runs_what_waits_and_what_is_held(site: Site) -> None:
+    site.profile(max_jobs=1)
+    path = site.write(some("long", 3, LONG))
+    assert site.run("sweep", path, "--no-wait").returncode == 0
+    first, second, third = site.states("long")
+    site.wait_for_step("long", first)
+    (held,) = (job for job in site.queue() if job.endswith("_1"))
+    site.cluster.run("scontrol", "hold", held)
+    assert site.states("long") == {first: "RUNNING", second: "QUEUED", third: "QUEUED"}
+
+    cancelled = json.loads(site.run("cancel", "long", "--json").stdout)
+    assert cancelled == {"cancelled": sorted([first, second, third])}
+    assert site.states("long") == dict.fromkeys([first, second, third], "CANCELLED")
+    assert site.queue() == {}
+    site.wait_for_nobody(0.1)
+    assert "nothing of long runs or waits" in site.run("cancel", "long").stdout
+    assert site.outcome("long", first).message == "cancelled while it ran"
+    assert "to begin" not in site.run("sweep", path).stdout, "what was cancelled is not begun unasked"
+
+
+def test_chosen_runs_are_cancelled_and_the_others_go_on(site: Site) -> None:
+    """Of two bundles of two runs, one after another: the one that runs, one that waits behind it, and both of a job
+    that has not begun."""
+    site.profile(max_jobs=1)
+    content = recipe("some", steps=LONG, repeats=2, sweep={"points": [
+        {"training.seed": 1}, {"training.seed": 2}, {"training.seed": 3, "training.steps": SHORT},
+    ]})  # fmt: skip
+    assert site.run("sweep", site.write(content), "--no-wait").returncode == 0
+    running, behind, waiting, too, short, last = site.states("some")
+    site.wait_for_step("some", running)
+    unclear = site.run("cancel", "some", "nobody", "eager")
+    assert unclear.returncode == 1 and "begins with 'nobody'" in unclear.stderr and "may be 6 runs" in unclear.stderr
+
+    assert site.run("cancel", "some", waiting, too).returncode == 0
+    assert sorted(life(state) for state in site.queue().values()) == ["runs", "waits"]
+    assert site.run("cancel", "some", last).returncode == 0
+    assert site.run("cancel", "some", behind[:-1] + "1").returncode == 0
+    assert site.states("some")[running] == "RUNNING"
+    assert site.run("cancel", "some", running).returncode == 0
+    wait_until(lambda: site.states("some")[short] == "COMPLETED", 60, "the run that nobody cancelled")
+    site.wait_until_over()
+    cancelled = dict.fromkeys([running, behind, waiting, too, last], "CANCELLED")
+    assert site.states("some") == cancelled | {short: "COMPLETED"}
+    assert site.attempts("some") == {running: [1], behind: [], waiting: [], too: [], short: [1], last: []}
+
+
+def test_resume_makes_what_was_cancelled(site: Site) -> None:
+    path = site.write(recipe("again", repeats=2, steps=1500))
+    assert site.run("sweep", path, "--no-wait").returncode == 0
+    first, second = site.states("again")
+    site.wait_for_step("again", first)
+    assert site.run("cancel", "again").returncode == 0
+    resumed = site.run("resume", "again")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert site.states("again") == {first: "COMPLETED", second: "COMPLETED"}
+    assert site.attempts("again") == {first: [1, 2], second: [1]}
+    assert len(site.accounts("State")) == 2
+    site.wait_for_nobody()

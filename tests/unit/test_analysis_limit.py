@@ -1,0 +1,224 @@
+"""The limit of a graphed step: figures, what bounds it, and when nothing can be said."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.compare import compare
+from analysis.limit import NEAR, EagerStep, GraphedStep, Limit, bound_of
+from analysis.load import load
+from analysis.report import write_report
+from tests.records import EAGER_PROBE, GRAPHED_PROBE, AttemptRecord, write_sweep
+from tests.unit.test_analysis_replay import change_probe, no_probe
+
+TIMES = st.floats(1e-3, 1e6)
+KERNELS = 1000.0
+EAGER_MS, GRAPHED_MS = 20.0, 17.0
+
+
+@st.composite
+def eager_steps(draw: st.DrawFn) -> EagerStep:
+    """Steps in which the device computes for no longer than it is busy."""
+    busy = draw(TIMES)
+    return EagerStep(draw(TIMES), busy, busy * draw(st.floats(1e-2, 1)), draw(TIMES), KERNELS)
+
+
+graphed_steps = st.builds(GraphedStep, TIMES, TIMES, st.just(KERNELS), st.floats(0, 1e4))
+
+
+@given(eager_steps())
+def test_communication_lies_between_the_bounds(eager: EagerStep) -> None:
+    assert eager.largest_speedup <= eager.largest_speedup_computing
+    assert eager.launch_bound == pytest.approx(1 - 1 / eager.largest_speedup, rel=1e-9, abs=1e-9)
+    assert (eager.launch_bound > 0) == (eager.busy_ms < eager.step_ms)
+
+
+@given(eager_steps(), graphed_steps)
+def test_attained_is_one_at_the_limit_none_where_nothing_is_to_win(eager: EagerStep, graphed: GraphedStep) -> None:
+    limit = Limit(eager, graphed)
+    assert limit.times_busy is not None and limit.times_computing is not None
+    assert limit.times_busy <= limit.times_computing
+    assert (limit.attained is None) == (eager.launch_bound <= 0.01)
+    if limit.attained is not None:
+        assert math.isfinite(limit.attained)
+        assert limit.attained >= 1 if graphed.step_ms <= eager.busy_ms else limit.attained <= 1
+        assert (limit.attained > 0) == (graphed.step_ms < eager.step_ms)
+
+
+@given(eager_steps(), graphed_steps)
+def test_a_bound_is_what_the_step_is_as_long_as(eager: EagerStep, graphed: GraphedStep) -> None:
+    bound = bound_of(eager, graphed)
+    near_the_device = graphed.step_ms <= eager.busy_ms * (1 + NEAR)
+    assert (bound in ("device", "communication")) == near_the_device
+    if bound == "communication":
+        assert eager.computing_ms < eager.busy_ms
+        assert graphed.step_ms > eager.computing_ms
+    if bound == "host":
+        assert graphed.host_ms >= 0.9 * graphed.step_ms
+    if bound == "gaps":
+        assert graphed.host_ms <= 0.5 * graphed.step_ms
+
+
+@pytest.mark.parametrize(
+    ("busy", "computing", "graphed_ms", "graphed_host", "bound"),
+    [
+        (16.0, 16.0, 16.3, 16.0, "device"),
+        (16.0, 16.0, 9.0, 1.0, "device"),
+        (16.0, 15.5, 16.7, 1.0, "device"),
+        (16.0, 12.0, 16.3, 1.0, "communication"),
+        (16.0, 12.0, 12.3, 1.0, "device"),
+        (16.0, 16.0, 19.0, 18.5, "host"),
+        (16.0, 16.0, 19.0, 12.0, "host in part"),
+        (16.0, 16.0, 19.0, 2.0, "gaps"),
+    ],
+)
+def test_bounds(busy: float, computing: float, graphed_ms: float, graphed_host: float, bound: str) -> None:
+    eager = EagerStep(20.0, busy, computing, 19.0, KERNELS)
+    assert bound_of(eager, GraphedStep(graphed_ms, graphed_host, KERNELS, 1.0)) == bound
+    assert bound_of(eager, GraphedStep(graphed_ms, graphed_host, 1.02 * KERNELS, 1.0)) == bound
+    assert bound_of(eager, GraphedStep(graphed_ms, graphed_host, KERNELS / 2, 1.0)) == "other kernels"
+
+
+# --- from records ---------------------------------------------------------------------------------------------------
+
+
+def timed(run: AttemptRecord) -> None:
+    for step in run.metrics:
+        step["step_time_ms"] = GRAPHED_MS if run.spec.graphed else EAGER_MS
+
+
+def limit_of(root: Path, edit: Any = timed, **options: Any) -> Optional[Limit]:
+    return compare(load(write_sweep(root, device="cuda", impls=("torch",), edit=edit, **options)))[1].limit
+
+
+def of_eager(change: Any) -> Any:
+    def edit(run: AttemptRecord) -> None:
+        timed(run)
+        if not run.spec.graphed:
+            change(run)
+
+    return edit
+
+
+def test_the_figures_are_of_the_eager_twin_and_of_timed_steps(tmp_path: Path) -> None:
+    limit = limit_of(tmp_path)
+    assert limit is not None
+    assert limit.eager == EagerStep(EAGER_MS, EAGER_PROBE.busy_ms, EAGER_PROBE.computing_ms, EAGER_PROBE.host_ms, 1200)
+    assert limit.graphed == GraphedStep(GRAPHED_MS, GRAPHED_PROBE.host_ms, 1200, 8)
+    assert limit.eager.launch_bound == pytest.approx(0.2)
+    assert limit.eager.largest_speedup == 1.25
+    assert limit.times_busy == pytest.approx(17 / 16)
+    assert limit.attained == pytest.approx(0.75)
+    assert (limit.bound, limit.reason) == ("gaps", "")
+
+
+def test_the_slowest_rank_counts_and_the_median_of_repeats(tmp_path: Path) -> None:
+    def slow(run: AttemptRecord) -> None:
+        change_probe(1, busy_ms=(17.0, 18.0, 19.5)[run.spec.repeat])(run)
+        change_probe(0, host_ms=21.0)(run)
+
+    limit = limit_of(tmp_path, of_eager(slow), ranks=2, repeats=3)
+    assert limit is not None and limit.eager is not None
+    assert (limit.eager.busy_ms, limit.eager.host_ms) == (18.0, 21.0)
+
+
+def unmeasured(run: AttemptRecord) -> None:
+    for step in run.metrics:
+        step["phase"] = "settle" if step["phase"] == "measure" else step["phase"]
+
+
+def one_bad_time(run: AttemptRecord) -> None:
+    if run.spec.repeat:
+        run.metrics[60]["step_time_ms"] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (no_probe(0), "rank 0 of the eager run ended without a probe"),
+        (change_probe(0, busy_ms=0.0), "the eager run has busy 0 ms"),
+        (change_probe(0, computing_ms=30.0, busy_ms=31.0), "30.00 ms of computing in an eager step of 20.00 ms"),
+        (change_probe(0, busy_ms="NaN"), "no eager run ended with whole records"),
+        (unmeasured, "the eager run has step nan ms"),
+    ],
+)
+def test_what_cannot_be_told_is_indeterminate(tmp_path: Path, change: Any, said: str) -> None:
+    sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=of_eager(change))
+    limit = compare(load(sweep))[1].limit
+    assert limit is not None
+    assert said in limit.reason
+    assert (limit.eager, limit.graphed, limit.times_busy, limit.attained, limit.bound) == (None,) * 5
+    assert f"INDETERMINATE: {limit.reason}" in write_report(sweep).markdown.read_text()
+
+
+def test_a_pair_without_a_speed_still_shows_the_eager_limit(tmp_path: Path) -> None:
+    def unproven(run: AttemptRecord) -> None:
+        timed(run)
+        if run.spec.graphed:
+            change_probe(0, graph_launches=0.0)(run)
+
+    limit = limit_of(tmp_path, unproven)
+    assert limit is not None and limit.eager is not None
+    assert (limit.graphed, limit.reason) == (None, "the pair is incomparable")
+
+
+def test_repeats_without_a_time_are_left_out_with_their_pair(tmp_path: Path) -> None:
+    limit = limit_of(tmp_path, of_eager(one_bad_time))
+    assert limit is not None and limit.eager is not None and limit.eager.step_ms == EAGER_MS
+
+
+# --- the report -----------------------------------------------------------------------------------------------------
+
+
+def test_the_report_says_how_far_and_what_captures_cost(tmp_path: Path) -> None:
+    report = write_report(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=timed))
+    text = report.markdown.read_text()
+    row = next(line for line in text.split("## How far from the limit")[1].splitlines() if line.startswith("| `torch"))
+    assert row.split(" | ")[1:] == [
+        "20.00 ms", "16.00 ms (15.00 ms)", "19.00 ms", "1.25x (1.33x)", "1200 / 1200", "8", "17.00 ms",
+        "1.062 (1.133)", "75%",
+        "gaps between kernels: the device is idle for 1.00 ms, though the host takes 2.00 of 17.00 ms |",
+    ]  # fmt: skip
+    captures = next(line for line in text.split("## Captures")[1].splitlines() if line.startswith("| `torch"))
+    assert captures.split(" | ")[1:] == ["4", "2.50 s", "5.42 GiB", "256 MiB", "512 MiB", "256 MiB |"]
+    assert "Nearest to the limit: `torch, lr 0.001`, whose step takes 1.06 times the busy time" in report.summary
+    cell = json.loads(report.json.read_text())["cells"][1]
+    assert cell["captured"] == {"graphs": 4, "seconds": 2.5}
+    assert (cell["limit"]["attained"], cell["limit"]["bound"]) == (pytest.approx(0.75), "gaps")
+    assert cell["replay"]["launches_seen"] == 8
+
+
+def test_a_cell_that_does_not_pass_says_so_beside_its_figures(tmp_path: Path) -> None:
+    def diverging(run: AttemptRecord) -> None:
+        timed(run)
+        run.metrics[90]["loss"] += run.spec.graphed
+
+    report = write_report(write_sweep(tmp_path, device="cuda", edit=diverging))
+    assert "(**DIVERGED**) | 20.00 ms" in report.markdown.read_text()
+    assert "Nearest to the limit" not in report.summary
+
+
+def test_the_limit_of_a_twin_is_none_for_other_kernels(tmp_path: Path) -> None:
+    def compiled(run: AttemptRecord) -> None:
+        timed(run)
+        if run.spec.graphed:
+            change_probe(0, kernels=500.0)(run)
+
+    report = write_report(write_sweep(tmp_path, device="cuda", edit=compiled))
+    assert "not told: it runs other kernels than the eager twin" in report.markdown.read_text()
+    assert "Nearest to the limit" not in report.summary
+
+
+def test_a_cpu_sweep_has_no_word_of_it(tmp_path: Path) -> None:
+    report = write_report(write_sweep(tmp_path))
+    text, content = report.markdown.read_text(), report.json.read_text()
+    assert "limit" not in text and "## Captures" not in text
+    for name in ("limit", "captured", "launches"):
+        assert f'"{name}' not in content
