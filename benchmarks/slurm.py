@@ -1,0 +1,300 @@
+"""A large sweep through Slurm, by the command line: is every run made once, and what does watching it cost?
+
+    python -m benchmarks.slurm real --bundles 500                    the test cluster (tests/slurm/cluster.py), real runs
+    python -m benchmarks.slurm simulated --runs 10000 --nodes 1000   benchmarks/simulated_slurm.py in the place of Slurm
+
+Ends with 1 where a run is lost, or was made more often than the failures of nodes ask for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.simulated_slurm import install
+from launch.paths import AttemptPaths, SweepPaths
+from launch.record import Outcome, Plan, read_outcome, read_plan
+from tests.integration.host import recipe, wait_until
+from tests.slurm.cluster import Cluster
+
+ROOT = Path(__file__).resolve().parent.parent
+CALLED = ("sbatch", "squeue", "sacct")
+SUBMISSION_PROMISE = 1.0
+"""Milliseconds a run, of the orchestrator's own time."""
+MEMORY_PROMISE = 300
+"""MB of the command."""
+
+_COUNTED = """\
+#!/bin/sh
+test -n "$SLURM_JOB_ID" && exec {real} "$@"
+begun=$(date +%s.%N)
+{real} "$@"
+code=$?
+echo {name} $begun $(date +%s.%N) >> {calls}
+exit $code
+"""
+
+
+@dataclass(frozen=True)
+class Call:
+    """Of one of Slurm's programs, in seconds since the epoch."""
+
+    program: str
+    begun: float
+    ended: float
+
+
+@dataclass(frozen=True)
+class Command:
+    """A sweep's command that has ended."""
+
+    sweep: SweepPaths
+    begun: float
+    seconds: float
+    code: int
+    watching_bytes: int
+    """The peak of its memory before it loads what makes the report."""
+    peak_bytes: int
+    calls: tuple[Call, ...]
+    out: str
+
+    def of(self, program: str) -> list[Call]:
+        return [call for call in self.calls if call.program == program]
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def run(folder: Path, path: str, content: dict[str, Any], profile: dict[str, Any], **environment: str) -> Command:
+    """Make the sweep that ``content`` describes, Slurm's programs being found by ``path``."""
+    programs, calls, out = folder / "counted", folder / "calls", folder / "out"
+    _count(programs, calls, path)
+    clusters = folder / "home" / ".config" / "cuda-graph-orchestrator" / "clusters"
+    clusters.mkdir(parents=True)
+    (clusters / "default.yaml").write_text(json.dumps(profile))
+    written = folder / "recipe.yaml"
+    written.write_text(json.dumps(content))
+    command = [sys.executable, "-m", "orchestrator", "sweep", str(written), "--executor", "slurm"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "SRUN_"))}
+    own = {"PATH": f"{programs}:{path}", "PYTHONPATH": str(ROOT), "HOME": str(folder / "home")}
+    begun = time.time()
+    with open(out, "wb") as file:
+        process = subprocess.Popen(
+            [*command, "--store", str(folder / "store")], cwd=folder, env=kept | own | environment,
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+        )  # fmt: skip
+        watching_bytes = _peak_before_report(process.pid)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    rows = (line.split() for line in calls.read_text().splitlines())
+    called = tuple(Call(name, float(start), float(end)) for name, start, end in rows)
+    sweep = SweepPaths(folder / "store" / content["name"])
+    seconds, peak_bytes = time.time() - begun, usage.ru_maxrss * 1024
+    return Command(
+        sweep, begun, seconds, process.returncode, watching_bytes, peak_bytes, called, out.read_text(errors="replace")
+    )
+
+
+def _peak_before_report(pid: int) -> int:
+    """Of the memory of process ``pid``, as far as 0.2 s tell; it returns when the process has ended."""
+    peak, folder = 0, Path("/proc", str(pid))
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        found = re.search(r"VmHWM:\s*(\d+) kB", (folder / "status").read_text())
+        if found is not None and "/pandas/" not in (folder / "maps").read_text():
+            peak = int(found[1]) * 1024
+        time.sleep(0.2)
+    return peak
+
+
+def _count(programs: Path, calls: Path, path: str) -> None:
+    """Programs before Slurm's own that note each call that is made outside a job."""
+    programs.mkdir()
+    calls.touch()
+    for name in CALLED:
+        real = subprocess.run(
+            ["sh", "-c", f"command -v {name}"], env={"PATH": path}, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        (programs / name).write_text(_COUNTED.format(real=real, name=name, calls=calls))
+        (programs / name).chmod(0o755)
+
+
+# --- real -----------------------------------------------------------------------------------------------------------
+
+
+def real(folder: Path, bundles: int, at_once: int) -> Command:
+    """``bundles`` eager runs of a few steps, each of a workload of its own, ``at_once`` jobs at a time."""
+    cluster = Cluster(folder / "cluster")
+    cluster.up(with_this_process=True)
+    try:
+        seeds = {"grid": {"training.seed": list(range(bundles))}}
+        content = recipe("real", steps=20, sweep=seeds)
+        own = cluster.environment
+        return run(folder, own["PATH"], content, {"max_jobs": at_once}, SLURM_CONF=own["SLURM_CONF"])
+    finally:
+        cluster.down()
+
+
+# --- simulated ------------------------------------------------------------------------------------------------------
+
+
+def simulated(
+    folder: Path, runs: int, nodes: int, seconds: float, node_failures: float
+) -> tuple[Command, dict[str, Any]]:
+    """Pairs of an eager and a graphed run; the command, and the simulator's journal."""
+    seeds = {"grid": {"training.seed": list(range(runs // 2))}}
+    content = recipe("simulated", steps=40, graphed=True, sweep=seeds)
+    programs = install(folder)
+    with _simulator(folder, nodes, seconds, node_failures):
+        command = run(folder, f"{programs}:{os.environ['PATH']}", content, {})
+        journal = json.loads(subprocess.run([programs / "journal"], capture_output=True, text=True, check=True).stdout)
+    return command, journal
+
+
+@contextlib.contextmanager
+def _simulator(folder: Path, nodes: int, seconds: float, node_failures: float) -> Iterator[None]:
+    """A process of its own: Linux counts a parent's memory in its child's peak."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.simulated_slurm", str(folder), "--nodes", str(nodes), "--seconds",
+         str(seconds), "--node-failures", str(node_failures)], cwd=ROOT,
+    )  # fmt: skip
+    try:
+        wait_until((folder / "socket").is_socket, 20, "the simulator")
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+# --- judging --------------------------------------------------------------------------------------------------------
+
+
+def attempts_of(sweep: SweepPaths, plan: Plan) -> dict[str, list[AttemptPaths]]:
+    return {run_id: sweep.run(run_id).attempts() for bundle in plan.bundles for run_id in bundle.run_ids}
+
+
+def flaws(plan: Plan, attempts: dict[str, list[AttemptPaths]], outcomes: dict[Path, Outcome | None]) -> Iterator[str]:
+    """What is not as it has to be: the latest attempt of each run completed, and one more for each failure of a node,
+    with the eager twin of a graphed run."""
+    for run_id, made in attempts.items():
+        last = outcomes[made[-1].root] if made else None
+        if last is None or last.outcome != "COMPLETED":
+            yield f"{run_id}: {last.outcome if last else 'without an outcome'} after {len(made)} attempts"
+        if [attempt.number for attempt in made] != list(range(1, len(made) + 1)):
+            yield f"{run_id}: attempts {[attempt.number for attempt in made]}"
+    for bundle in plan.bundles:
+        eager, *graphed = (run_id for run_id in bundle.run_ids)
+        lost = {run_id: _lost(attempts[run_id], outcomes) for run_id in bundle.run_ids}
+        wanted = {eager: 1 + sum(lost.values()), **{run_id: 1 + lost[run_id] for run_id in graphed}}
+        for run_id, count in wanted.items():
+            if len(attempts[run_id]) != count:
+                yield f"{run_id}: {len(attempts[run_id])} attempts instead of {count}"
+
+
+def _lost(attempts: Sequence[AttemptPaths], outcomes: dict[Path, Outcome | None]) -> int:
+    """Attempts that a node took along."""
+    ended = (outcomes[attempt.root] for attempt in attempts)
+    return sum(outcome is not None and outcome.outcome == "NODE_FAIL" for outcome in ended)
+
+
+def flaws_of_journal(journal: dict[str, Any], outcomes: dict[Path, Outcome | None], sweep: SweepPaths) -> Iterator[str]:
+    """What the simulator saw beside what the orchestrator says."""
+    yield from journal["faults"]
+    begun = journal["begun"]
+    failed_on: dict[str, set[str]] = {}
+    for line in begun:  # in the order of their ends
+        run_id, place = line["run_id"], f"{line['run_id']}, attempt {line['attempt']}"
+        outcome = outcomes.get(sweep.run(run_id).attempt(line["attempt"]).root)
+        word, node = (outcome.outcome, outcome.node) if outcome else ("nothing", "")
+        if word != (line["outcome"] or "NODE_FAIL"):
+            yield f"{place}: {word} is recorded, it was {line['outcome'] or 'NODE_FAIL'}"
+        if line["node"] in failed_on.get(run_id, ()):
+            yield f"{place}: again on {line['node']}, which had failed"
+        if not line["outcome"]:
+            failed_on.setdefault(run_id, set()).add(line["node"])
+            if node != line["node"]:
+                yield f"{place}: node {node!r} is recorded, it was {line['node']}"
+    if len(begun) != len(outcomes):
+        yield f"{len(outcomes)} attempts on disk, {len(begun)} were begun"
+
+
+def show(command: Command, plan: Plan, outcomes: dict[Path, Outcome | None]) -> None:
+    runs, asked = sum(len(bundle.run_ids) for bundle in plan.bundles), command.of("sbatch")
+    first = [call for call in asked if call.begun < command.of("squeue")[0].begun]
+    planned = command.sweep.plan.stat().st_mtime
+    own = first[-1].ended - planned - sum(call.ended - call.begun for call in first)
+    report = command.sweep.report / "report.md"
+    ended = max((outcome.ended for outcome in outcomes.values() if outcome), default=0.0)
+    counts = Counter(outcome.outcome if outcome else "none" for outcome in outcomes.values())
+    rows = {
+        "runs, bundles, attempts": f"{runs:,}, {len(plan.bundles):,}, {len(outcomes):,}",
+        "outcomes of attempts": ", ".join(f"{count:,} {word}" for word, count in sorted(counts.items())),
+        "the command": f"{command.seconds:.1f} s, exit code {command.code}",
+        "  until the plan is on disk": f"{planned - command.begun:.1f} s",
+        "  submission": f"{own * 1000 / runs:.2f} ms a run beside sbatch ({len(first)} calls); {SUBMISSION_PROMISE:g} ms",
+        "  the last run's end to the report": f"{report.stat().st_mtime - ended:.1f} s" if report.exists() else "none",
+        "memory of the command": f"{command.watching_bytes / 1e6:.0f} MB before the report; {MEMORY_PROMISE} MB",
+        "  with the report": f"{command.peak_bytes / 1e6:.0f} MB",
+        **{f"{name} calls": _calls(command.of(name)) for name in CALLED},
+    }
+    print("\n".join(f"{name:36}{value}" for name, value in rows.items()))
+
+
+def _calls(calls: Sequence[Call]) -> str:
+    text = str(len(calls))
+    if calls:
+        text += f", {statistics.median(call.ended - call.begun for call in calls) * 1000:.0f} ms each"
+    if len(calls) > 1:
+        pauses = [later.begun - earlier.ended for earlier, later in itertools.pairwise(calls)]
+        text += f", {min(pauses):.1f} s at least and {statistics.median(pauses):.1f} s by median in between"
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Make a large sweep through Slurm, and say what that cost.")
+    modes = parser.add_subparsers(dest="mode", required=True)
+    on_cluster = modes.add_parser("real", help="the test cluster, and real runs")
+    on_cluster.add_argument("--bundles", type=int, default=500)
+    on_cluster.add_argument("--at-once", type=int, default=os.cpu_count() or 1, help="jobs that run at a time")
+    stub = modes.add_parser("simulated", help="Slurm's programs and its jobs simulated")
+    stub.add_argument("--runs", type=int, default=10_000)
+    stub.add_argument("--nodes", type=int, default=1_000)
+    stub.add_argument("--seconds", type=float, default=5.0, help="how long a run takes, on average")
+    stub.add_argument("--node-failures", type=float, default=0.01, help="share of jobs whose node fails")
+    parser.add_argument("--keep", type=Path, help="an empty folder to work in, which is left as it is then")
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm-")))
+        journal = None
+        if options.mode == "real":
+            command = real(folder, options.bundles, options.at_once)
+        else:
+            command, journal = simulated(folder, options.runs, options.nodes, options.seconds, options.node_failures)
+        if not command.of("squeue"):
+            sys.exit(f"nothing was submitted and watched:\n{command.out}")
+        plan = read_plan(command.sweep)
+        attempts = attempts_of(command.sweep, plan)
+        outcomes = {attempt.root: read_outcome(attempt) for made in attempts.values() for attempt in made}
+        show(command, plan, outcomes)
+        wrong = list(flaws(plan, attempts, outcomes))
+        if journal is not None:
+            wrong += flaws_of_journal(journal, outcomes, command.sweep)
+    print(*wrong[:20], f"{len(wrong)} flaws" if wrong else "every run completed, none was made without need", sep="\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
