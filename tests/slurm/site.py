@@ -54,7 +54,8 @@ class Site(Host):
 
     def accounts(self, field: str) -> dict[str, str]:
         """By job, what sacct says of every job of this site's sweeps, those that are over included; times in seconds
-        since the epoch."""
+        since the epoch. First slurmctld hands slurmdbd all that it has seen so far."""
+        wait_until(lambda: "DBD Agent queue size: 0" in self.cluster.run("sdiag").splitlines(), 30, "slurmdbd to know")
         text = self.cluster.run("env", "SLURM_TIME_FORMAT=%s", "sacct", "--allocations", "--noheader", "--parsable2",
                                 "--starttime=now-1hour", f"--format=JobID,{field},SubmitLine")  # fmt: skip
         rows = (line.split("|", 2) for line in text.splitlines())
