@@ -4,13 +4,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Tests wait more than they compute.
+AT_ONCE ?= --numprocesses 3 --dist loadgroup
+
 .PHONY: demo test test-exhaustive test-slurm slurm-up slurm-down check ci clean requirements
 
 demo: $(VENV)/installed
 	$(BIN)/python -m orchestrator sweep recipes/tiny_moe.yaml
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "not gpu and not slurm"
+	$(BIN)/python -m pytest -m "not gpu and not slurm" $(AT_ONCE)
 
 # Every legal parallel layout, where `make test` holds a pairwise cover of them: some ten thousand, in hours.
 test-exhaustive: $(VENV)/installed-dev
@@ -18,7 +21,7 @@ test-exhaustive: $(VENV)/installed-dev
 
 # On a real Slurm cluster of four nodes, brought up on this host: docs/slurm.md.
 test-slurm: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m slurm
+	$(BIN)/python -m pytest -m slurm $(AT_ONCE)
 
 # The same cluster, to work with.
 SLURM_FOLDER ?= /tmp/slurm-$(shell id -un)

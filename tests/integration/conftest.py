@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Optional
 
 import pytest
 
 from tests.integration.host import Finished, Host, recipe
-
-
-@pytest.fixture(scope="session")
-def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Inductor's: what one test has compiled the others find."""
-    return tmp_path_factory.mktemp("inductor")
 
 
 @pytest.fixture
@@ -25,24 +17,13 @@ def host(tmp_path: Path, compile_cache: Path) -> Iterator[Host]:
     host.clear()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _pairs(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache: Path
-) -> Iterator[Optional[tuple[Host, subprocess.Popen[str]]]]:
-    """Two pairs of an eager and a compiled run, tracked offline. Begun before the first test and awaited by those that
-    ask for it: the first compilation takes longer than all the rest."""
-    if not any("finished" in getattr(item, "fixturenames", ()) for item in request.session.items):
-        yield None
-        return
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> Iterator[Finished]:
+    """Two pairs of an eager and a compiled run, tracked offline."""
     host = Host(tmp_path_factory.mktemp("pairs"), compile_cache)
     content = recipe("pairs", steps=120, graphed=True, repeats=2, wandb={"mode": "offline"})
-    yield host, host.start("sweep", host.write(content))
-    host.clear()
-
-
-@pytest.fixture(scope="session")
-def finished(_pairs: tuple[Host, subprocess.Popen[str]]) -> Finished:
-    host, process = _pairs
+    process = host.start("sweep", host.write(content))
     out, err = process.communicate(timeout=300)
     assert not err, err
-    return Finished(host, "pairs", out, process.returncode)
+    yield Finished(host, "pairs", out, process.returncode)
+    host.clear()

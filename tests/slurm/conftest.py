@@ -1,7 +1,10 @@
-"""One cluster for all tests that ask for it, brought up by the first: five seconds."""
+"""One cluster for all tests of a process, brought up by the first: five seconds."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,15 +18,11 @@ from tests.slurm.site import Site
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Up and idle at first. A test that changes a node or a daemon puts it back."""
     cluster = Cluster(tmp_path_factory.mktemp("slurm"))
-    cluster.up(with_this_process=True)
+    with (Path(tempfile.gettempdir()) / f"slurm-ports-{os.getuid()}").open("w") as ports:
+        fcntl.flock(ports, fcntl.LOCK_EX)  # one at a time looks for free ports, until it listens on them
+        cluster.up(with_this_process=True)
     yield cluster
     cluster.down()
-
-
-@pytest.fixture(scope="session")
-def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Inductor's: what one test has compiled the others find."""
-    return tmp_path_factory.mktemp("inductor")
 
 
 @pytest.fixture

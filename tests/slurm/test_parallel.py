@@ -12,6 +12,8 @@ from launch.record import read_metrics, read_plan
 from tests.integration.host import ROOT
 from tests.slurm.site import Site
 
+pytestmark = pytest.mark.slurm
+
 LAYOUTS: dict[int, list[dict[str, Any]]] = {
     2: [{"tp": 2, "sequence_parallel": True}, {"tp": 2, "pp": 2, "sequence_parallel": True}],
     4: [{"pp": 2, "dp": 4, "ep": 2}, {"tp": 2, "pp": 2, "dp": 2, "ep": 2, "sequence_parallel": True}],

@@ -1,0 +1,30 @@
+"""What several kinds of tests share, and which of them may run beside each other (pytest-xdist)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ONE_BY_ONE = {"integration", "slurm"}
+"""Their tests wait more than they compute, each for processes of its own."""
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in its own
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one module share what it imports, compiles and keeps, and stay together; so do those of one sweep."""
+    for item in items:
+        if item.path.parent.name not in ONE_BY_ONE:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        elif "finished" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("finished"))
+
+
+@pytest.fixture(scope="session")
+def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Inductor's: what one test has compiled the others find, in whichever process they run."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    return folder / "inductor"
