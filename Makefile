@@ -7,13 +7,13 @@ BIN := $(VENV)/bin
 # Tests wait more than they compute.
 AT_ONCE ?= --numprocesses 3 --dist loadgroup
 
-.PHONY: demo test test-exhaustive test-slurm slurm-up slurm-down check ci clean requirements
+.PHONY: demo test test-exhaustive test-slurm test-browser slurm-up slurm-down check ci clean requirements
 
 demo: $(VENV)/installed
 	$(BIN)/python -m orchestrator sweep recipes/tiny_moe.yaml
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "not gpu and not slurm" $(AT_ONCE)
+	$(BIN)/python -m pytest -m "not gpu and not slurm and not browser" $(AT_ONCE)
 
 # Every legal parallel layout, where `make test` holds a pairwise cover of them: some ten thousand, in hours.
 test-exhaustive: $(VENV)/installed-dev
@@ -23,7 +23,11 @@ test-exhaustive: $(VENV)/installed-dev
 test-slurm: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slurm $(AT_ONCE)
 
-# The same cluster, to work with.
+# Reports in a real browser, headless: apt-get install chromium.
+test-browser: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m browser
+
+# The same cluster as of test-slurm, to work with.
 SLURM_FOLDER ?= /tmp/slurm-$(shell id -un)
 slurm-up: requirements
 	@$(PYTHON) -m tests.slurm.cluster up $(SLURM_FOLDER)

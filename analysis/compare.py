@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Optional
 
-from analysis import loss, memory, replay, speedup
+import numpy as np
+
+from analysis import memory, replay, speedup
 from analysis.capture import Captured, cell_captured
-from analysis.deviation import Floor, finite_steps, incomplete
+from analysis.completeness import finite_steps, incomplete
+from analysis.deviation import Floor
 from analysis.limit import Limit, cell_limit
 from analysis.load import Attempt, Records, Run, attempts_of
-from analysis.pair import EagerSide, PairResult, compare_pair, eager_side
+from analysis.pair import EagerSide, PairResult, compare_pairs, eager_side
+from analysis.step_time import StepTime, cell_step_time
+from analysis.straggler import Straggler, cell_straggler
+from analysis.verdict import PASSES, Verdict
+from analysis.verdict import corrected as corrected_verdicts
 from launch.record import RESULTS_INTACT, Cell, Margins
 from launch.spec import RunSpec
 
@@ -27,8 +33,11 @@ class CellResult:
     cell: Cell
     runs: tuple[Run, ...]
     pairs: tuple[PairResult, ...] = ()
-    verdict: Optional[loss.Verdict] = None
+    verdict: Optional[Verdict] = None
     memory: Optional[memory.CellMemory] = None
+    step: Optional[StepTime] = None
+    straggler: Optional[Straggler] = None
+    """On GPUs."""
     speed: Optional[speedup.Speed] = None
     replay: Optional[replay.Replay] = None
     captured: Optional[Captured] = None
@@ -36,10 +45,16 @@ class CellResult:
     """For a graphed cell on GPUs."""
     floor: Optional[Floor] = None
     """For an eager cell: how far its repeats are apart over the whole run."""
+    unsound: tuple[str, ...] = ()
+    """What is wrong with runs whose outcome says that every step is on disk; a cell with any does not pass."""
 
-    @cached_property
+    @property
     def spec(self) -> RunSpec:
         return self.cell.run_spec
+
+    @property
+    def on_gpu(self) -> bool:
+        return bool(self.cell.spec["placement"]["device"] == "cuda")
 
     @property
     def outcome(self) -> str:
@@ -59,31 +74,34 @@ class CellResult:
         """Whether a run ended otherwise than the recipe expects of the cell."""
         return any(run.attempt and not run.attempt.outcome.meets(self.cell.expect) for run in self.runs)
 
-    @cached_property
-    def unsound(self) -> tuple[str, ...]:
-        """What is wrong with runs whose outcome says that every step is on disk; a cell with any does not pass."""
-        said = []
-        for run in self.runs:
-            if run.attempt is not None and run.attempt.outcome.results_intact:
-                wrong = unsound(run.attempt, self.spec.training.steps)
-                said += [f"{run.run_id}: {reason}" for reason in wrong]
-        return tuple(said)
-
     @property
     def max_loss_difference(self) -> Optional[float]:
+        """From the mean of the eager runs, where they were judged together; else of a pair."""
+        if self.verdict and self.verdict.evidence:
+            return self.verdict.evidence.max_loss_difference
         found = [pair.verdict.evidence.max_loss_difference for pair in self.pairs if pair.verdict.evidence]
         return max(found, default=None)
+
+    def let_go(self) -> CellResult:
+        """This result without what its attempts wrote while they ran."""
+        pairs = (replace(p, eager=p.eager and p.eager.let_go(), graphed=p.graphed.let_go()) for p in self.pairs)
+        return replace(self, runs=tuple(run.let_go() for run in self.runs), pairs=tuple(pairs))
 
 
 def unsound(attempt: Attempt, steps: int) -> tuple[str, ...]:
     """Why ``attempt`` is not what a completed run of ``steps`` steps leaves behind."""
-    gap = incomplete(attempt.steps, steps, "run")
+    gap = incomplete(attempt.steps, np.arange(steps), "run")
     finite = bool(finite_steps(attempt.steps).all())
     return (
         *attempt.problems,
         *((gap,) if gap else ()),
         *(() if finite else ("a loss or gradient norm is not finite",)),
     )
+
+
+def _unsound_runs(runs: Sequence[Run], steps: int) -> tuple[str, ...]:
+    ended = ((run, run.attempt) for run in runs if run.attempt is not None and run.attempt.outcome.results_intact)
+    return tuple(f"{run.run_id}: {reason}" for run, attempt in ended for reason in unsound(attempt, steps))
 
 
 def exit_code(results: Sequence[CellResult]) -> int:
@@ -96,7 +114,7 @@ def exit_code(results: Sequence[CellResult]) -> int:
         return EXIT_FAILED
     if "UNFINISHED" in words or any(result.unfinished for result in results):
         return EXIT_UNFINISHED
-    return EXIT_INCONCLUSIVE if words - set(loss.PASSES) else EXIT_PASS
+    return EXIT_INCONCLUSIVE if words - set(PASSES) else EXIT_PASS
 
 
 def compare(records: Records) -> tuple[CellResult, ...]:
@@ -109,44 +127,68 @@ def compare(records: Records) -> tuple[CellResult, ...]:
     return tuple(_result(cell, records, eager.get(cell.workload_id)) for cell in records.plan.cells)
 
 
+def corrected(results: Sequence[CellResult]) -> tuple[CellResult, ...]:
+    """The results of a whole sweep, whose cells were compared workload by workload, with verdicts that count as one
+    family: the more cells are tested, the surer each has to be."""
+    judged = [result for result in results if result.verdict]
+    verdicts = corrected_verdicts([result.verdict for result in judged if result.verdict])
+    changed = {old.cell.cell_id: new for old, new in zip(judged, verdicts, strict=True) if new is not old.verdict}
+    return tuple(_less_sure(r, changed[r.cell.cell_id]) if r.cell.cell_id in changed else r for r in results)
+
+
+def _less_sure(result: CellResult, verdict: Verdict) -> CellResult:
+    pairs = (
+        replace(pair, verdict=replace(verdict, evidence=pair.verdict.evidence))
+        if pair.verdict.word == "EQUIVALENT"
+        else pair
+        for pair in result.pairs
+    )
+    return replace(result, verdict=verdict, pairs=tuple(pairs))
+
+
 def _result(cell: Cell, records: Records, eager: Optional[EagerSide]) -> CellResult:
     if cell.state != "run":
         return CellResult(cell, ())
     runs = records.runs[cell.cell_id]
     if cell.graphed:
         return _graphed_result(cell, runs, eager or EagerSide((), {}), records.plan.margins)
-    spread = next(iter(eager.spreads.values()), None) if eager else None
+    return replace(_ran(cell, runs), floor=eager.floor if eager else None)
+
+
+def _ran(cell: Cell, runs: tuple[Run, ...], compared: Sequence[tuple[Attempt, Attempt]] = ()) -> CellResult:
+    """What the ``runs`` of a cell say of themselves; ``compared`` are pairs of it, (eager, graphed)."""
+    spec, attempts = cell.run_spec, attempts_of(runs)
+    step, on_gpus = cell_step_time(attempts), spec.placement.device == "cuda"
     return CellResult(
         cell,
         runs,
-        memory=memory.cell_memory(attempts_of(runs), (), cell.run_spec.placement.device),
-        floor=spread.floor(0) if spread else None,
+        memory=memory.cell_memory(attempts, compared, spec.placement.device),
+        step=step,
+        straggler=cell_straggler(attempts, spec.parallelism, step.milliseconds) if step and on_gpus else None,
+        unsound=_unsound_runs(runs, spec.training.steps),
     )
 
 
 def _graphed_result(cell: Cell, runs: tuple[Run, ...], eager: EagerSide, margins: Margins) -> CellResult:
     spec = cell.run_spec
-    pairs = tuple(compare_pair(run, eager, spec, margins) for run in runs)
+    untimed, verdict = compare_pairs(runs, eager, spec, margins)
+    pairs = _timed_together(untimed)
     attempts = [(p.eager.attempt, p.graphed.attempt) for p in pairs if p.eager and p.verdict.word != "INCOMPARABLE"]
     proofs = [pair.replay for pair in pairs if pair.replay]
     failed_as_expected = cell.expect.outcome not in RESULTS_INTACT and all(
         run.attempt is not None and run.attempt.outcome.meets(cell.expect) for run in runs
     )
-    return CellResult(
-        cell,
-        runs,
-        pairs,
-        verdict=None if failed_as_expected or not pairs else _combined(pairs),
-        memory=memory.cell_memory(attempts_of(runs), [(e, g) for e, g in attempts if e and g], spec.placement.device),
-        speed=speedup.cell_speed([pair.speed for pair in pairs]),
+    return replace(
+        _ran(cell, runs, [(e, g) for e, g in attempts if e and g]),
+        pairs=pairs,
+        verdict=None if failed_as_expected else verdict,
+        speed=speedup.cell_speed([pair.speed for pair in pairs], spec),
         captured=cell_captured(attempts_of(runs)),
         limit=cell_limit(pairs, spec.parallelism.world_size) if spec.placement.device == "cuda" else None,
         replay=replay.worst(proofs) if proofs else None,
     )
 
 
-def _combined(pairs: Sequence[PairResult]) -> loss.Verdict:
-    """The worst verdict of the pairs; its reason says which repeat it is of."""
-    verdict = loss.worst([pair.verdict for pair in pairs])
-    repeat = next(pair.repeat for pair in pairs if pair.verdict is verdict)
-    return replace(verdict, reason=f"repeat {repeat}: {verdict.reason}") if verdict.reason else verdict
+def _timed_together(pairs: Sequence[PairResult]) -> tuple[PairResult, ...]:
+    speeds = speedup.together([pair.speed for pair in pairs])
+    return tuple(replace(pair, speed=speed) for pair, speed in zip(pairs, speeds, strict=True))

@@ -8,26 +8,31 @@
         {"cell_id", "label", "workload_id", "task_id", "impl", "scope", "effective_scope", "device",
          "expect": {"outcome", "phase"}, "outcome", "unexpected", "unsound": [text], "unfinished",
          "verdict": null | VERDICT, "max_loss_difference", "floor": null | FLOOR,
-         "memory": null | {"kind": "device" | "host", "peak", "added", "phases": [...]}   (bytes),
-         "speed": null | {"word", "ratio", "low", "high", "pairs", and on a GPU "eager_ms", "graphed_ms",
-                          "eager_tokens_per_second", "graphed_tokens_per_second"},
+         "memory": null | {"kind": "device" | "host", "peak", "added", "device_total", "headroom", "whole",
+                           "phases": [...]}   (bytes),
+         "straggler": null | {"rank", "what": "computing" | "host", "milliseconds", "others_ms"},
+         "speed": null | {"word", "ratio", "low", "high", "pairs", "steps", "left_out", "off_counts", "break_even_steps",
+                          "reason", and on a GPU "eager_ms", "graphed_ms", "eager_tokens_per_second",
+                          "graphed_tokens_per_second", "eager_tflops", "graphed_tflops"}; "low" and "high" are null of one
+                          pair,
          "replay": null | {"proven", "reason", "ranks", "stats": GraphStats, and on a GPU "bare_ranks", "launches_seen"},
          and of a graphed cell on a GPU
          "captured": null | {"graphs", "seconds"},
          "limit": {"reason", "eager": null | {"step_ms", "busy_ms", "computing_ms", "host_ms", "kernels"},
                    "graphed": null | {"step_ms", "host_ms", "kernels", "graph_launches"},
-                   "launch_bound", "largest_speedup", "largest_speedup_computing", "times_busy", "times_computing",
-                   "attained", "bound": null | analysis.limit.Bound},
+                   "launch_bound", "not_computing", "largest_speedup", "largest_speedup_computing", "times_busy",
+                   "times_computing", "attained", "attained_computing", "bound": null | analysis.limit.Bound},
          "runs": [{"run_id", "repeat", "attempt", "attempts_begun", "status", "outcome": null | Outcome, "problems"}],
          "pairs": [{"repeat", "eager_run", "graphed_run", "verdict": VERDICT, "ratio", "ratio_steps", "ratio_reason",
                     "replay", "environment_differences"}]}],
      "not_run": [{"cell_id", "label", "workload_id", "state", "reasons": [{"rule", "message", "remedy", "source"}]}],
      "tasks": [[{"label", "first_loss", "last_loss", "steps", "loss_difference", "loss_step", "grad_norm_difference"}]],
+     and the tables of analysis/content_tables.py: "rankings", "fits", "metric_changes", "memory_risks", "failure_modes",
      "plots": {"drawn": {workload: [files]}, "left_out_workloads": [...], "left_out_cells": [...]},
      "notes": {message: runs}, "provenance": {key: [[value, runs], ...]}, "recipe": YAML}
 
 VERDICT is {"word", "reason", "remedy", "evidence": null | {...}, "deviation": null | {"step", "metric", "size"}} with
-the fields of analysis.loss.Verdict; FLOOR is {"repeats", "loss", "grad_norm"}. NaN and the infinities are strings.
+the fields of analysis.verdict.Verdict; FLOOR is {"repeats", "loss", "grad_norm"}. NaN and the infinities are strings.
 """
 
 from __future__ import annotations
@@ -38,49 +43,71 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from analysis.compare import CellResult
+from analysis.content_tables import tables_of
 from analysis.environment import provenance
 from analysis.limit import Limit
-from analysis.load import Records, Run, attempts_of
+from analysis.load import Run, attempts_of
+from analysis.memory import CellMemory
 from analysis.pair import PairResult
 from analysis.replay import Replay
 from analysis.selection import Selection
 from analysis.speedup import Speed
 from analysis.summary import Summary
 from analysis.task import Trained
+from launch.record import Plan
 
 FORMAT = 1
+ABSOLUTE = tuple(f"{side}_{what}" for side in ("eager", "graphed") for what in ("ms", "tokens_per_second", "tflops"))
 
 
 def content_of(
-    records: Records,
+    plan: Plan,
     results: Sequence[CellResult],
     summary: Summary,
     selection: Selection,
     trained: Sequence[Sequence[Trained]],
     files: dict[str, list[str]],
 ) -> dict[str, Any]:
-    """report.json as plain values. ``files`` are the plots drawn, by workload."""
-    plan = records.plan
-    runs = [run for result in results for run in result.runs]
+    """report.json as plain values, "cells" and "not_run" as iterators, for there may be many. ``files`` are the plots
+    drawn, by workload."""
+    attempts = attempts_of(run for result in results for run in result.runs)
     return {
         "format": FORMAT,
         "sweep": plan.name,
         "recipe_file": plan.recipe_file,
         "exit_code": summary.exit_code,
-        "summary": {key: value for key, value in dataclasses.asdict(summary).items() if key != "exit_code"},
+        "summary": _summary(summary),
         "margins": dataclasses.asdict(plan.margins),
-        "cells": [_cell(result) for result in results if result.cell.state == "run"],
-        "not_run": [_not_run(result) for result in results if result.cell.state != "run"],
+        "cells": (_cell(result) for result in results if result.cell.state == "run"),
+        "not_run": (_not_run(result) for result in results if result.cell.state != "run"),
         "tasks": [[dataclasses.asdict(cell) for cell in task] for task in trained],
+        **tables_of(results),
         "plots": {
             "drawn": files,
             "left_out_workloads": list(selection.left_out_workloads),
             "left_out_cells": list(selection.left_out_cells),
         },
-        "notes": dict(sorted(Counter(note for a in attempts_of(runs) for note in sorted(set(a.notes))).items())),
-        "provenance": provenance([attempt.environment for attempt in attempts_of(runs)]),
+        "notes": dict(sorted(Counter(note for a in attempts for note in sorted(set(a.notes))).items())),
+        "provenance": provenance([attempt.environment for attempt in attempts]),
         "recipe": plan.recipe,
     }
+
+
+def summary_of(plan: Plan, results: Sequence[CellResult], summary: Summary, selection: Selection) -> dict[str, Any]:
+    """summary.json: of report.json what a terminal shows, short however large the sweep is."""
+    cells = [_cell(result) for result in selection.shown]
+    return {
+        "format": FORMAT,
+        "sweep": plan.name,
+        "exit_code": summary.exit_code,
+        "summary": _summary(summary),
+        "cells_in_all": sum(result.cell.state == "run" for result in results),
+        "cells": [{key: value for key, value in cell.items() if key not in ("runs", "pairs")} for cell in cells],
+    }
+
+
+def _summary(summary: Summary) -> dict[str, Any]:
+    return {key: value for key, value in dataclasses.asdict(summary).items() if key != "exit_code"}
 
 
 def _cell(result: CellResult) -> dict[str, Any]:
@@ -102,9 +129,10 @@ def _cell(result: CellResult) -> dict[str, Any]:
         "verdict": _fields(result.verdict),
         "max_loss_difference": result.max_loss_difference,
         "floor": _fields(result.floor),
-        "memory": _fields(result.memory) and {**_fields(result.memory), "peak": result.memory and result.memory.peak},
-        "speed": _speed(result.speed, result.spec.placement.device == "cuda"),
-        "replay": _replay(result.replay, result.spec.placement.device == "cuda"),
+        "memory": _memory(result.memory),
+        "straggler": _fields(result.straggler),
+        "speed": _speed(result.speed, result.on_gpu),
+        "replay": _replay(result.replay, result.on_gpu),
         **({"captured": _fields(result.captured), "limit": _limit(result.limit)} if result.limit else {}),
         "runs": [_run(run) for run in result.runs],
         "pairs": [_pair(pair) for pair in result.pairs],
@@ -115,12 +143,15 @@ def _fields(value: Any) -> Any:
     return None if value is None else dataclasses.asdict(value)
 
 
+def _memory(memory: Optional[CellMemory]) -> Any:
+    return None if memory is None else {**_fields(memory), "peak": memory.peak, "headroom": memory.headroom}
+
+
 def _speed(speed: Optional[Speed], on_gpu: bool) -> Any:
     """Absolute figures are left out on a CPU, where they mean nothing."""
     if speed is None:
         return None
-    absolute = () if on_gpu else ("eager_ms", "graphed_ms", "eager_tokens_per_second", "graphed_tokens_per_second")
-    return {key: value for key, value in _fields(speed).items() if key not in absolute}
+    return {key: value for key, value in _fields(speed).items() if on_gpu or key not in ABSOLUTE}
 
 
 def _replay(replay: Optional[Replay], on_gpu: bool) -> Any:
@@ -137,11 +168,13 @@ def _limit(limit: Limit) -> dict[str, Any]:
     return {
         **_fields(limit),
         "launch_bound": eager and eager.launch_bound,
+        "not_computing": eager and eager.not_computing,
         "largest_speedup": eager and eager.largest_speedup,
         "largest_speedup_computing": eager and eager.largest_speedup_computing,
         "times_busy": limit.times_busy,
         "times_computing": limit.times_computing,
         "attained": limit.attained,
+        "attained_computing": limit.attained_computing,
         "bound": limit.bound,
     }
 

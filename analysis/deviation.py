@@ -1,27 +1,29 @@
-"""How far two curves are apart, step by step and after the capture: measurements only, no rule.
+"""How far graphed runs are from eager ones, and eager ones from each other: measurements only, no rule.
 
 Differences are infinite wherever a side is not finite, so that no comparison with a margin can let one through.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Optional
+from functools import cached_property
+from typing import Any, Optional
 
 import numpy as np
 
 from analysis.steps import Booleans, Floats, Integers, Metric, Steps
 
+METRICS: tuple[Metric, ...] = ("loss", "grad_norm")
 METRIC_NAMES: dict[Metric, str] = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
 @dataclass(frozen=True)
 class Floor:
-    """How far eager repeats are from each other: the largest difference between any two over the compared steps.
+    """How far eager repeats are from each other: the largest difference, over the compared steps, of one of them from
+    the mean of the others, as a graphed run is held against the mean of all.
 
-    ``loss`` is absolute (nats), ``grad_norm`` relative to the smaller of the two.
+    ``loss`` is absolute (nats), ``grad_norm`` relative to the mean of all.
     """
 
     repeats: int
@@ -33,33 +35,53 @@ class Floor:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """:class:`Floor` step by step, before the window is known; arrays have shape (expected steps,)."""
+class Estimate:
+    """``value`` with the half width of the interval that analysis.equivalence gives it."""
 
-    repeats: int
-    loss: Floats
-    grad_norm: Floats
+    value: float
+    half_width: float
 
-    def floor(self, first: int) -> Floor:
-        """The floor over steps ``first`` and later."""
-        return Floor(self.repeats, float(np.max(self.loss[first:])), float(np.max(self.grad_norm[first:])))
+
+@dataclass(frozen=True)
+class Tested:
+    """What rungs 3 and 4 found for one metric. ``mean`` is the mean difference of the window, and ``p`` how likely so
+    small a one would be if the true one were at the margin. ``rise`` is how far the line fitted to the differences rises
+    over the window; it ``leaves`` where that would take it out of the margin. ``late`` is a blow-up at the end."""
+
+    metric: Metric
+    mean: Estimate
+    p: float
+    rise: Estimate
+    leaves: bool
+    late: bool
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a verdict stands on. Differences are infinite where a side is not finite."""
+    """What a verdict stands on. Differences are from the mean of the eager runs at each step, and infinite where a side
+    is not finite; of several graphed runs the largest counts."""
 
     first_step: int
     last_step: int
     steps: int
+    eager_runs: int
+    graphed_runs: int
     max_loss_difference: float
     max_loss_step: int
     max_grad_norm_difference: float
     """Relative to the eager gradient norm."""
     max_grad_norm_step: int
     bitwise_prefix: int
-    """Leading steps, from step 0, whose loss and gradient norm are equal to the bit."""
+    """Leading steps after the capture whose loss and gradient norm are equal to the bit."""
     floor: Optional[Floor]
+    tested: tuple[Tested, ...] = ()
+    """By metric; empty where a rung before them decided, or the window is too short for them."""
+
+    def largest(self, metric: Metric) -> tuple[float, int]:
+        """The largest difference and its step."""
+        if metric == "loss":
+            return self.max_loss_difference, self.max_loss_step
+        return self.max_grad_norm_difference, self.max_grad_norm_step
 
 
 @dataclass(frozen=True)
@@ -72,65 +94,52 @@ class Deviation:
 
 
 @dataclass(frozen=True)
-class Window:
-    """Two curves over the same steps from 0, and their differences after the capture: shape (steps,)."""
+class Sample:
+    """One metric after the capture, every run as it stands from the mean of the eager runs at each step.
 
-    eager: Steps
-    graphed: Steps
-    first: int
-    """The first step after the capture."""
-    loss: Floats
-    grad_norm: Floats
+    ``eager`` has shape (eager runs, steps), ``graphed`` (graphed runs, steps); losses in nats, gradient norms relative
+    to that mean.
+    """
 
-    def of(self, metric: Metric) -> Floats:
-        return self.loss if metric == "loss" else self.grad_norm
+    metric: Metric
+    eager: Floats
+    graphed: Floats
 
-
-def incomplete(steps: Steps, expected: int, side: str) -> str:
-    """What is wrong with the numbering of ``steps``, in words; empty where they are 0 to ``expected`` - 1, in order."""
-    if np.array_equal(steps.step, np.arange(expected)):
-        return ""
-    found = steps.step.tolist()
-    missing = sorted(set(range(expected)) - set(found))
-    unexpected = sorted(set(found) - set(range(expected)))
-    twice = sorted(step for step, count in Counter(found).items() if count > 1)
-    parts = [f"{_listed(missing)} missing of {expected}" if missing else ""]
-    parts += [f"{_listed(unexpected)} not expected (steps are 0 to {expected - 1})" if unexpected else ""]
-    parts += [f"{_listed(twice)} recorded more than once" if twice else ""]
-    said = "; ".join(part for part in parts if part) or "steps are out of order"
-    return f"{side} run: {said}"
+    @cached_property
+    def largest(self) -> Floats:
+        """The largest difference of any graphed run: shape (steps,)."""
+        largest: Floats = np.abs(self.graphed).max(axis=0)
+        return largest
 
 
-def _listed(steps: list[int]) -> str:
-    shown = ", ".join(map(str, steps[:5]))
-    return f"step{'s' if len(steps) > 1 else ''} {shown}" + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")
-
-
-def spread_of(repeats: Sequence[Steps]) -> Optional[Spread]:
-    """How far complete eager ``repeats`` of one workload are apart, step by step; None for fewer than two."""
-    if len(repeats) < 2:
-        return None
-    loss = np.stack([steps.loss for steps in repeats])
-    norm = np.stack([steps.grad_norm for steps in repeats])
-    low = norm.min(axis=0)
-    return Spread(
-        repeats=len(repeats),
-        loss=_difference(loss.min(axis=0), loss.max(axis=0)),
-        grad_norm=_relative(_difference(low, norm.max(axis=0)), low),
-    )
-
-
-def _difference(a: Floats, b: Floats) -> Floats:
-    """Absolute difference, shape kept; infinite wherever a side is not finite, equal or not."""
-    finite = np.isfinite(a) & np.isfinite(b)
+def sample_of(metric: Metric, eager: Sequence[Steps], graphed: Sequence[Steps], window: slice) -> Sample:
+    """Of curves that agree in their steps up to the end of ``window``."""
+    before, after = (np.stack([steps.of(metric)[window] for steps in side]) for side in (eager, graphed))
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.where(finite, np.abs(a - b), np.inf)
+        mean = before[0] + (before - before[0]).mean(axis=0)  # exact where runs are equal to the bit
+        scale = np.ones_like(mean) if metric == "loss" else np.abs(before).mean(axis=0)
+        return Sample(metric, _relative(before - mean, scale), _relative(after - mean, scale))
 
 
-def _relative(difference: Floats, reference: Floats) -> Floats:
-    """``difference`` over ``|reference|``; no difference is 0 even where the reference is 0 too."""
+def floor_of(repeats: Sequence[Steps], window: slice) -> Optional[Floor]:
+    """How far complete eager ``repeats`` of one workload are apart in ``window``; None for fewer than two."""
+    return _floor([sample_of(metric, repeats, repeats, window) for metric in METRICS])
+
+
+def _floor(samples: Sequence[Sample]) -> Optional[Floor]:
+    """Of samples in the order of ``METRICS``."""
+    runs = len(samples[0].eager)
+    if runs < 2:
+        return None
+    # The mean of the others lies as much further off as they are fewer than all.
+    return Floor(runs, *(float(np.abs(sample.eager).max()) * runs / (runs - 1) for sample in samples))
+
+
+def _relative(difference: Floats, scale: Floats) -> Floats:
+    """``difference`` over ``scale``; no difference is 0 even over 0, and what is not finite is infinite."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return np.where(difference == 0, 0.0, np.nan_to_num(difference / np.abs(reference), nan=np.inf, posinf=np.inf))
+        quotient = np.where(difference == 0, 0.0, difference / scale)
+    return np.where(np.isfinite(quotient), quotient, np.inf)
 
 
 def bitwise_equal(a: Floats, b: Floats) -> Booleans:
@@ -138,84 +147,51 @@ def bitwise_equal(a: Floats, b: Floats) -> Booleans:
     return np.equal(np.ascontiguousarray(a).view(np.int64), np.ascontiguousarray(b).view(np.int64))
 
 
-def finite_steps(steps: Steps) -> Booleans:
-    return np.isfinite(steps.loss) & np.isfinite(steps.grad_norm)
+def bitwise_prefix(eager: Sequence[Steps], graphed: Sequence[Steps], window: slice, metrics: Sequence[Metric]) -> int:
+    """How many leading steps of ``window`` every graphed run has equal to the bit with an eager one."""
+    return min(max(_equal_steps(one, other, window, metrics) for other in eager) for one in graphed)
 
 
-def shared_steps(eager: Steps, graphed: Steps) -> int:
-    """How many leading steps both have, each in its place."""
-    length = min(len(eager), len(graphed))
-    places = np.arange(length)
-    in_place = (eager.step[:length] == places) & (graphed.step[:length] == places)
-    return length if in_place.all() else int(np.argmin(in_place))
+def _equal_steps(one: Steps, other: Steps, window: slice, metrics: Sequence[Metric]) -> int:
+    equal = np.all([bitwise_equal(one.of(m)[window], other.of(m)[window]) for m in metrics], axis=0)
+    return len(equal) if equal.all() else int(np.argmin(equal))
 
 
-def window_of(eager: Steps, graphed: Steps, first: int) -> Window:
-    norm = eager.grad_norm[first:]
-    return Window(
-        eager=eager,
-        graphed=graphed,
-        first=first,
-        loss=_difference(eager.loss[first:], graphed.loss[first:]),
-        grad_norm=_relative(_difference(norm, graphed.grad_norm[first:]), norm),
+@dataclass(frozen=True)
+class Measured:
+    """Curves from the capture on: the samples by metric, and what they show."""
+
+    samples: Mapping[Metric, Sample]
+    evidence: Evidence
+
+
+def measure(
+    eager: Sequence[Steps], graphed: Sequence[Steps], window: slice, metrics: Sequence[Metric] = METRICS
+) -> Measured:
+    """Of curves that agree in their steps up to the end of ``window``, which is not empty."""
+    steps = eager[0].step[window]
+    samples = {metric: sample_of(metric, eager, graphed, window) for metric in METRICS}
+    found: dict[str, Any] = {}
+    for metric, sample in samples.items():
+        largest = sample.largest
+        at = int(np.argmax(largest))
+        found |= {f"max_{metric}_difference": float(largest[at]), f"max_{metric}_step": int(steps[at])}
+    evidence = Evidence(
+        first_step=int(steps[0]),
+        last_step=int(steps[-1]),
+        steps=len(steps),
+        eager_runs=len(eager),
+        graphed_runs=len(graphed),
+        bitwise_prefix=bitwise_prefix(eager, graphed, window, metrics),
+        floor=_floor(list(samples.values())),
+        **found,
     )
+    return Measured(samples, evidence)
 
 
 def absolute_loss_difference(eager: Steps, graphed: Steps) -> tuple[Integers, Floats]:
     """Steps that both runs recorded, and their absolute loss difference; both of shape (shared steps,)."""
     step, left, right = np.intersect1d(eager.step, graphed.step, return_indices=True)
-    return step, _difference(eager.loss[left], graphed.loss[right])
-
-
-def ended_together(window: Window, eager: Steps, graphed: Steps) -> bool:
-    """Whether both runs end at the same step with a number that is not finite: nothing is missing then."""
-    ended = len(window.eager) == len(eager) == len(graphed)
-    return ended and not finite_steps(eager)[-1] and not finite_steps(graphed)[-1]
-
-
-def evidence_of(window: Window, spread: Optional[Spread]) -> Evidence:
-    equal = _equal_steps(window)
-    return Evidence(
-        first_step=window.first,
-        last_step=len(window.eager) - 1,
-        steps=len(window.loss),
-        max_loss_difference=float(np.max(window.loss)),
-        max_loss_step=window.first + int(np.argmax(window.loss)),
-        max_grad_norm_difference=float(np.max(window.grad_norm)),
-        max_grad_norm_step=window.first + int(np.argmax(window.grad_norm)),
-        bitwise_prefix=len(equal) if equal.all() else int(np.argmin(equal)),
-        floor=spread.floor(window.first) if spread else None,
-    )
-
-
-def first_one_sided(window: Window) -> Optional[Deviation]:
-    """The first number after the capture that is finite on one side and not on the other (rule 1)."""
-    found = []
-    for metric in METRIC_NAMES:
-        after = slice(window.first, None)
-        differs = np.isfinite(window.eager.of(metric)[after]) != np.isfinite(window.graphed.of(metric)[after])
-        if differs.any():
-            found.append(Deviation(window.first + int(np.argmax(differs)), metric, float("inf")))
-    return min(found, key=lambda deviation: deviation.step, default=None)
-
-
-def first_beyond(window: Window, metric: Metric, margin: float) -> Optional[Deviation]:
-    """The first step at which two finite values are not within ``margin``."""
-    difference = window.of(metric)
-    after = slice(window.first, None)
-    finite = np.isfinite(window.eager.of(metric)[after]) & np.isfinite(window.graphed.of(metric)[after])
-    beyond = ~(difference <= margin) & finite
-    if not beyond.any():
-        return None
-    index = int(np.argmax(beyond))
-    return Deviation(window.first + index, metric, float(difference[index]))
-
-
-def bitwise(window: Window) -> bool:
-    """Whether every loss and gradient norm after the capture is equal to the bit."""
-    return bool(_equal_steps(window)[window.first :].all())
-
-
-def _equal_steps(window: Window) -> Booleans:
-    loss = bitwise_equal(window.eager.loss, window.graphed.loss)
-    return loss & bitwise_equal(window.eager.grad_norm, window.graphed.grad_norm)
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference = np.abs(eager.loss[left] - graphed.loss[right])
+    return step, np.where(np.isfinite(difference), difference, np.inf)

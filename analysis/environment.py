@@ -36,7 +36,10 @@ def _listed(values: Sequence[object]) -> str:
 
 def provenance(environments: Sequence[Mapping[str, Any]]) -> dict[str, tuple[tuple[str, int], ...]]:
     """For each key of ``environments``, its values with how many runs had each; "unset" where a run has none."""
-    flattened = [flat(environment) for environment in environments]
-    keys = sorted({key for environment in flattened for key in environment})
-    counts = {key: Counter(environment.get(key, "unset") for environment in flattened) for key in keys}
+    runs = Counter(map(id, environments))  # runs of one host share the object
+    flattened = {id(environment): flat(environment) for environment in environments}
+    counts = {key: Counter[str]() for key in sorted({key for found in flattened.values() for key in found})}
+    for environment, found in flattened.items():
+        for key, values in counts.items():
+            values[found.get(key, "unset")] += runs[environment]
     return {key: tuple(sorted(values.items())) for key, values in counts.items()}

@@ -4,7 +4,8 @@ Graphs take away what the host costs and nothing of what the device does. With T
 which its device is busy, at most T / B can be won. Kernels that communicate also wait for other ranks, and count as busy
 while they do, so that B is too much on a rank that is early; C leaves them out and is too little where communication is
 not hidden. The limit of several ranks lies between. Times of a graphed step come from its timed steps alone, since
-tracing disturbs replay. All times are milliseconds a step, of the slowest rank, medians over repeats; T is rank 0's.
+tracing disturbs replay. All times are milliseconds a step, of the slowest rank, medians over repeats; steps are as rank 0
+timed them, and as the speed-up has them (analysis/speedup.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from analysis.load import Attempt
 from analysis.pair import PairResult
-from analysis.speedup import BAND
+from analysis.speedup import BAND, geometric_mean
 from launch.record import Probe
 
 Bound = Literal["device", "communication", "host", "host in part", "gaps", "other kernels"]
@@ -43,6 +44,16 @@ class EagerStep:
     def launch_bound(self) -> float:
         """The share of the step in which the device does nothing; below 0 where kernels waited longer when traced."""
         return 1 - self.busy_ms / self.step_ms
+
+    @property
+    def not_computing(self) -> float:
+        """The share of the step in which the device does nothing or communicates."""
+        return 1 - self.computing_ms / self.step_ms
+
+    @property
+    def communication_bound(self) -> bool:
+        """Whether waiting for other ranks, or passing data, is a part of the busy time that cannot be left aside."""
+        return self.busy_ms - self.computing_ms > NEAR * self.busy_ms
 
     @property
     def largest_speedup(self) -> float:
@@ -90,6 +101,13 @@ class Limit:
         return (self.eager.step_ms - self.graphed.step_ms) / (self.eager.step_ms - self.eager.busy_ms)
 
     @property
+    def attained_computing(self) -> Optional[float]:
+        """The same without communication: the share of the time in which the device does not compute that was won."""
+        if self.eager is None or self.graphed is None or self.eager.not_computing <= BAND:
+            return None
+        return (self.eager.step_ms - self.graphed.step_ms) / (self.eager.step_ms - self.eager.computing_ms)
+
+    @property
     def bound(self) -> Optional[Bound]:
         """What the graphed step waits for."""
         return bound_of(self.eager, self.graphed) if self.eager and self.graphed else None
@@ -103,7 +121,7 @@ def bound_of(eager: EagerStep, graphed: GraphedStep) -> Bound:
     if graphed.step_ms <= eager.computing_ms * (1 + NEAR):
         return "device"
     if graphed.step_ms <= eager.busy_ms * (1 + NEAR):
-        return "communication" if eager.busy_ms - eager.computing_ms > NEAR * eager.busy_ms else "device"
+        return "communication" if eager.communication_bound else "device"
     if graphed.host_ms >= HOST_SHARE * graphed.step_ms:
         return "host"
     return "host in part" if graphed.host_ms > HOST_PART * graphed.step_ms else "gaps"
@@ -112,7 +130,9 @@ def bound_of(eager: EagerStep, graphed: GraphedStep) -> Bound:
 def cell_limit(pairs: Sequence[PairResult], ranks: int) -> Limit:
     """The limit of a graphed cell on ``ranks`` GPUs, by its pairs that have a speed, else by their eager sides alone."""
     timed = [pair for pair in pairs if pair.speed.ratio is not None]
-    eager = eager_step([pair.eager.attempt for pair in timed or pairs if pair.eager and pair.eager.attempt], ranks)
+    step_ms = geometric_mean([pair.speed.eager_ms for pair in timed]) if timed else None
+    attempts = [pair.eager.attempt for pair in timed or pairs if pair.eager and pair.eager.attempt]
+    eager = eager_step(attempts, ranks, step_ms)
     if isinstance(eager, str):
         return Limit(reason=eager)
     if not timed:
@@ -121,15 +141,16 @@ def cell_limit(pairs: Sequence[PairResult], ranks: int) -> Limit:
     return Limit(eager, reason=graphed) if isinstance(graphed, str) else Limit(eager, graphed)
 
 
-def eager_step(attempts: Sequence[Attempt], ranks: int) -> EagerStep | str:
-    """A step of the eager runs ``attempts``, or why nothing can be said of it; of those that ended with whole records."""
+def eager_step(attempts: Sequence[Attempt], ranks: int, step_ms: Optional[float] = None) -> EagerStep | str:
+    """A step of the eager runs ``attempts``, or why nothing can be said of it; of those that ended with whole records.
+    ``step_ms`` is what it took where a pair says so."""
     sound = [attempt for attempt in attempts if attempt.outcome.results_intact and not attempt.problems]
     if not sound:
         return "no eager run ended with whole records"
     if missing := _without_probe(sound, ranks):
         return f"rank {missing[0]} of the eager run ended without a probe"
     found = EagerStep(
-        step_ms=float(np.median([measured_ms(attempt) for attempt in sound])),
+        step_ms=step_ms or float(np.median([measured_ms(attempt) for attempt in sound])),
         busy_ms=_slowest(sound, lambda probe: probe.busy_ms),
         computing_ms=_slowest(sound, lambda probe: probe.computing_ms),
         host_ms=_slowest(sound, lambda probe: probe.host_ms),
@@ -144,7 +165,7 @@ def graphed_step(pairs: Sequence[PairResult], ranks: int) -> GraphedStep | str:
     if missing := _without_probe(attempts, ranks):
         return f"rank {missing[0]} of the graphed run ended without a probe"
     return GraphedStep(
-        step_ms=float(np.median([pair.speed.graphed_ms for pair in pairs])),
+        step_ms=geometric_mean([pair.speed.graphed_ms for pair in pairs]),
         host_ms=_slowest(attempts, lambda probe: probe.host_ms),
         kernels=_slowest(attempts, lambda probe: probe.kernels),
         graph_launches=_slowest(attempts, lambda probe: probe.graph_launches),

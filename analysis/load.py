@@ -6,9 +6,10 @@ Nothing is judged here and nothing is filled in. A record that is damaged or mis
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Optional
 
 from analysis.events import (
@@ -23,7 +24,7 @@ from analysis.events import (
     said,
 )
 from analysis.steps import Steps, no_steps, read_steps
-from launch.files import number, read_json
+from launch.files import dumps, number, read_json
 from launch.findings import Inspection, inspection_from_json
 from launch.paths import AttemptPaths, RunPaths, SweepPaths
 from launch.record import (
@@ -43,21 +44,57 @@ from launch.spec import RunSpec
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """One attempt of a run. ``captures``, ``proofs``, ``probes`` and ``inspections`` are by rank; ``notes`` are what ranks
-    remarked."""
+class Recorded:
+    """What an attempt wrote while it ran. All but the steps and the memory are by rank."""
 
-    number: int
-    outcome: Outcome
     steps: Steps
     memory: tuple[PhaseMemory, ...]
     captures: Mapping[int, GraphStats]
     proofs: Mapping[int, GraphStats]
     probes: Mapping[int, Probe]
     inspections: Mapping[int, Inspection]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of a run. ``notes`` are what ranks remarked; ``recorded`` is None once it has been judged and let go,
+    since a sweep's steps are more than fits in memory. Asking for any of it then is a mistake, and an AssertionError."""
+
+    number: int
+    outcome: Outcome
     environment: Mapping[str, Any]
     notes: tuple[str, ...]
     problems: tuple[str, ...]
+    recorded: Optional[Recorded]
+
+    @property
+    def steps(self) -> Steps:
+        return self._recorded.steps
+
+    @property
+    def memory(self) -> tuple[PhaseMemory, ...]:
+        return self._recorded.memory
+
+    @property
+    def captures(self) -> Mapping[int, GraphStats]:
+        return self._recorded.captures
+
+    @property
+    def proofs(self) -> Mapping[int, GraphStats]:
+        return self._recorded.proofs
+
+    @property
+    def probes(self) -> Mapping[int, Probe]:
+        return self._recorded.probes
+
+    @property
+    def inspections(self) -> Mapping[int, Inspection]:
+        return self._recorded.inspections
+
+    @property
+    def _recorded(self) -> Recorded:
+        assert self.recorded is not None, "this attempt has been judged and let go"
+        return self.recorded
 
     @cached_property
     def digests(self) -> tuple[tuple[str, str], ...]:
@@ -96,6 +133,10 @@ class Run:
             return self
         return replace(self, attempt=shared[-1])
 
+    def let_go(self) -> Run:
+        """This run without what its attempts wrote while they ran."""
+        return replace(self, attempt=self.attempt and replace(self.attempt, recorded=None), earlier=())
+
     @property
     def status(self) -> str:
         """The outcome's name, or why there is none."""
@@ -124,7 +165,11 @@ def load(sweep: SweepPaths) -> Records:
         FileNotFoundError: the folder holds no plan.
         RecordError: its plan is not JSON.
     """
-    plan = read_plan(sweep)
+    return load_planned(sweep, read_plan(sweep))
+
+
+def load_planned(sweep: SweepPaths, plan: Plan) -> Records:
+    """What the cells of ``plan`` left behind in ``sweep``."""
     return Records(plan, {cell.cell_id: _load_cell(sweep, cell) for cell in plan.cells if cell.state == "run"})
 
 
@@ -172,19 +217,23 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
     events = read_events(paths, ranks, problems)
     if outcome.results_intact and any(is_of(event, "exception") for lines in events.values() for event in lines):
         problems.append(f"a rank recorded an exception, though the outcome is {outcome.outcome}")
-    return Attempt(
-        number=paths.number,
-        outcome=outcome,
+    recorded = Recorded(
         steps=steps,
         memory=tuple(memory_of(events, problems)),
         captures=last_of_kind(events, "capture", _graph_stats, problems),
         proofs=last_of_kind(events, "proof", _graph_stats, problems),
         probes=last_of_kind(events, "probe", _probe, problems),
         inspections=last_of_kind(events, "inspection", _inspection, problems),
-        environment={**environment, **choices_of(events)},
-        notes=notes_of(events),
-        problems=tuple(problems),
     )
+    environment = _shared(dumps({**environment, **choices_of(events)}))
+    return Attempt(paths.number, outcome, environment, notes_of(events), tuple(problems), recorded)
+
+
+@lru_cache(maxsize=4096)
+def _shared(environment: str) -> Mapping[str, Any]:
+    """One object for the many runs that ran on and with the same."""
+    content: dict[str, Any] = json.loads(environment)
+    return content
 
 
 def _check_spec(run: RunPaths, run_id: str, problems: list[str]) -> None:

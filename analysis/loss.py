@@ -1,176 +1,260 @@
-"""Does a graphed run compute what its eager twin computes? Pure rules over two curves, pointwise and keyed by step.
+"""Do graphed runs compute what eager ones compute? A ladder of rules over curves, keyed by step, pure.
 
-The rules, in the order in which they apply (every gate is written so that NaN fails it):
+Rung 0, analysis.completeness: every step is there, once, in order and finite, on both sides, else INCOMPARABLE. A number
+after the capture that is finite on one side only is DIVERGED. (What runs have to share beside their steps, and that what
+was captured ran, is analysis.pair's to say.)
+Rung 1: every graphed run equals an eager one to the bit after the capture: BITWISE.
+Rung 2, the floor: how far an eager run is from the others at most. It never widens a margin. Without two of them, or
+with a floor beyond the margin, a verdict is INCONCLUSIVE at best.
+Rung 3: every graphed run is within the margin of the mean of the eager runs at every step, since a mean hides alternating
+signs and single bad steps, and the mean over the window is shown to be within it by two one-sided tests
+(analysis.equivalence).
+Rung 4, analysis.drift: the line fitted to the differences is not on its way out of the margin, and the last steps do not
+blow up.
+EQUIVALENT is what passes all of them over ``MINIMUM_STEPS`` steps or more.
 
-1. After the capture, a loss or gradient norm that is NaN or infinite on one side only: DIVERGED.
-2. A step that is missing, twice or unexpected on either side, or no step after the capture: INCOMPARABLE.
-3. A difference beyond its margin at any step: DIVERGED where eager repeats agree with each other within that margin
-   (the floor), INCONCLUSIVE where they do not, or where there are too few repeats to know.
-4. NaN or infinity on both sides, or on either side before the capture: INCONCLUSIVE.
-5. Every loss and gradient norm equal to the bit: BITWISE.
-6. Fewer than two eager repeats, a floor beyond the margin, or fewer than ``MINIMUM_STEPS`` steps: INCONCLUSIVE.
-7. EQUIVALENT: every step within the margins. The floor never widens them.
+DIVERGED has to be shown (analysis.divergence). What is neither shown to be within nor beyond is INCONCLUSIVE.
 
-The length in rule 6 comes from a known failure: Megatron-LM issue 5966 (TE graphs over attention) leaves the eager
-curve at step 81 and is NaN at 91, so that a check over 50 steps passes it.
+Every gate is written so that NaN fails it. The length comes from a known failure: Megatron-LM issue 5966 (TE graphs over
+attention) leaves the eager curve at step 81 and is NaN at 91, so that a check over 50 steps passes it. docs/verdicts.md
+has how often the rules err, by simulation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Optional
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Optional
 
 import numpy as np
 
-from analysis.deviation import (
-    METRIC_NAMES,
-    Deviation,
-    Evidence,
-    Spread,
-    Window,
-    bitwise,
-    ended_together,
-    evidence_of,
-    finite_steps,
-    first_beyond,
-    first_one_sided,
-    incomplete,
-    shared_steps,
-    window_of,
-)
-from analysis.steps import Metric, Steps
+from analysis.completeness import Curves, fault_of
+from analysis.deviation import METRIC_NAMES, METRICS, Deviation, Evidence, Floor, Measured, Sample, Tested, measure
+from analysis.divergence import beyond_doubt
+from analysis.drift import blows_up, leaves, rise_of_line
+from analysis.equivalence import ALPHA, estimate_of, mean_within
+from analysis.steps import Integers, Metric
+from analysis.verdict import REPEAT, Verdict
 from launch.record import Margins
-
-Word = Literal["BITWISE", "EQUIVALENT", "INCONCLUSIVE", "UNFINISHED", "INCOMPARABLE", "DIVERGED"]
-WORDS: tuple[Word, ...] = ("BITWISE", "EQUIVALENT", "INCONCLUSIVE", "UNFINISHED", "INCOMPARABLE", "DIVERGED")
-"""From the best to the worst. UNFINISHED is a pair of which a run has no outcome yet."""
-PASSES: tuple[Word, ...] = ("BITWISE", "EQUIVALENT")
 
 MINIMUM_STEPS = 100
 """Steps after the capture that EQUIVALENT needs."""
 
-_NO_FLOOR = "fewer than two complete eager repeats give no floor"
-_REPEAT = "set repeats to 2 or more: a second eager repeat shows how far eager is from itself"
-_TRAIN = "make eager train first: lower training.learning_rate, or change the data"
-_REPRODUCE = "make eager reproduce itself first: training.deterministic=true, or a lower learning rate"
+_SMALLER = "capture less (a smaller scope) until it agrees, and compare the first diverging step"
+_SECOND = "set repeats to 2 or more: a second eager repeat shows how far eager is from itself"
+_REPRODUCE = (
+    "make eager reproduce itself first: deterministic mode (training.deterministic: true), else a lower learning rate or "
+    "a larger global batch"
+)
+_NOT_DETERMINISTIC = (
+    "find what eager itself does not compute deterministically (the notes of its runs), or judge by margins "
+    "(training.deterministic: false)"
+)
+_SEPARATE = "deterministic mode (training.deterministic: true) tells noise from graphs; else a lower learning rate"
+_LONGER = "train for twice as many steps: what drifts leaves the margin, and noise does not"
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """``reason`` says why, ``remedy`` what would settle it most cheaply; both are empty where nothing is open."""
+class _Window:
+    """Sound curves after the capture, with what was measured of them. Samples are in the order of their metrics."""
 
-    word: Word
-    reason: str = ""
-    remedy: str = ""
-    evidence: Optional[Evidence] = None
-    deviation: Optional[Deviation] = None
+    eager: Curves
+    graphed: Curves
+    expected: Integers
+    first: int
+    margins: Margins
+    samples: tuple[Sample, ...]
+    evidence: Evidence
 
-    @property
-    def passes(self) -> bool:
-        return self.word in PASSES
+    def margin(self, metric: Metric) -> float:
+        return margin_of(self.margins, metric)
 
 
 def margin_of(margins: Margins, metric: Metric) -> float:
     return margins.loss if metric == "loss" else margins.grad_norm
 
 
-def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """The worst of several verdicts, the first of equals."""
-    return max(verdicts, key=lambda verdict: WORDS.index(verdict.word))
+def first_compared(phases: Sequence[str]) -> Optional[int]:
+    """The place after the last capture of a graphed run with these ``phases``, by step; None where it has none."""
+    captures = [place for place, phase in enumerate(phases) if phase == "capture"]
+    return captures[-1] + 1 if captures else None
 
 
-def judge(eager: Steps, graphed: Steps, spread: Optional[Spread], margins: Margins, expected_steps: int) -> Verdict:
-    """The verdict on one graphed run against one eager run of the same workload.
+def settle(
+    eager: Curves, graphed: Curves, expected: Integers, first: int, metrics: Sequence[Metric] = METRICS
+) -> Optional[Verdict]:
+    """The verdict of rungs 0 and 1, which need no repeats; None where they leave it open.
 
-    ``spread`` is None where fewer than two eager repeats are there to give the floor.
+    The window is from the ``first``-th of the ``expected`` steps on.
     """
-    captures = np.flatnonzero(graphed.phase == "capture")
-    if len(captures) == 0:
-        return Verdict("INCOMPARABLE", "the graphed run recorded no capture step", "see its failure, or its log")
-    first = int(captures[-1]) + 1
-    shared = min(shared_steps(eager, graphed), expected_steps)
-    window = window_of(eager.take(slice(shared)), graphed.take(slice(shared)), first) if shared > first else None
-    one_sided = first_one_sided(window) if window else None
-    if window and one_sided:
-        return _diverged(window, spread, one_sided)
-    gap = incomplete(eager, expected_steps, "eager") or incomplete(graphed, expected_steps, "graphed")
-    if gap and not (window and ended_together(window, eager, graphed)):
-        return Verdict("INCOMPARABLE", gap, "run the pair again: a comparison needs every step of both")
-    if not _in_order(graphed):
-        reason = "the graphed run's phases are out of order: warm-up, one capture, then steps that replay"
-        return Verdict("INCOMPARABLE", reason, "run the pair again: its records are damaged")
-    if window is None:
-        remedy = f"set training.steps to {first + MINIMUM_STEPS} or more"
-        return Verdict("INCOMPARABLE", f"no step ran after the capture (step {first - 1})", remedy)
-    return _beyond(window, spread, margins) or _unsound(window, spread) or _within(window, spread, margins)
+    found = _begin(eager, graphed, expected, first, metrics)
+    return found if isinstance(found, Verdict) else None
 
 
-def _in_order(graphed: Steps) -> bool:
-    """Whether the one capture stands where a capture does: else a window could begin wherever a record says."""
-    at = int(np.argmax(graphed.phase == "capture"))
-    before, after = graphed.phase[:at], graphed.phase[at + 1 :]
-    return bool((before == "warmup").all() and np.isin(after, ("settle", "measure")).all())
+def judge(
+    eager: Curves,
+    graphed: Curves,
+    expected: Integers,
+    first: int,
+    margins: Margins,
+    metrics: Sequence[Metric] = METRICS,
+) -> Verdict:
+    """The verdict on all graphed runs of one configuration against all eager ones of its workload, the whole ladder."""
+    found = _begin(eager, graphed, expected, first, metrics)
+    if isinstance(found, Verdict):
+        return found
+    samples = tuple(found.samples[metric] for metric in metrics)
+    evidence = replace(found.evidence, tested=_tested(found, samples, margins))
+    window = _Window(eager, graphed, expected, first, margins, samples, evidence)
+    return (
+        _shown(window)
+        or _unknown_floor(window)
+        or _beyond(window)
+        or _too_short(window)
+        or _not_shown(window)
+        or Verdict("EQUIVALENT", evidence=evidence)
+    )
 
 
-def _diverged(window: Window, spread: Optional[Spread], deviation: Deviation) -> Verdict:
-    step, name = deviation.step, METRIC_NAMES[deviation.metric]
-    eager, graphed = (float(side.of(deviation.metric)[step]) for side in (window.eager, window.graphed))
-    reason = f"first at step {step}: the {name} is {graphed:.9g} graphed and {eager:.9g} eager"
-    if np.isfinite(deviation.size):
-        reason += f", a difference of {deviation.size:.3g}{' of it' if deviation.metric == 'grad_norm' else ''}"
-    remedy = "capture less (a smaller scope) until it agrees, and compare the first diverging step"
-    return Verdict("DIVERGED", reason, remedy, evidence_of(window, spread), deviation)
+def _begin(
+    eager: Curves, graphed: Curves, expected: Integers, first: int, metrics: Sequence[Metric]
+) -> Verdict | Measured:
+    """Rungs 0 and 1, and what was measured where they leave the verdict open."""
+    before, after = tuple(eager.values()), tuple(graphed.values())
+    fault = fault_of(eager, graphed, expected, first, metrics)
+    if fault and fault.deviation:
+        shared = slice(first, min(len(steps) for steps in (*before, *after)))
+        evidence = measure(before, after, shared, metrics).evidence
+        return Verdict("DIVERGED", fault.reason, _SMALLER, evidence, fault.deviation)
+    if fault:
+        return Verdict("INCOMPARABLE", fault.reason, fault.remedy)
+    found = measure(before, after, slice(first, None), metrics)
+    equal = found.evidence.bitwise_prefix == found.evidence.steps
+    return Verdict("BITWISE", evidence=found.evidence) if equal else found
 
 
-def _beyond(window: Window, spread: Optional[Spread], margins: Margins) -> Optional[Verdict]:
-    """Rule 3, for each metric by its own floor."""
-    found = [first_beyond(window, metric, margin_of(margins, metric)) for metric in METRIC_NAMES]
-    deviations = sorted((d for d in found if d is not None), key=lambda deviation: deviation.step)
-    if not deviations:
-        return None
-    floor = spread.floor(window.first) if spread else None
-    for deviation in deviations:
-        if floor is not None and floor.of(deviation.metric) <= margin_of(margins, deviation.metric):
-            return _diverged(window, spread, deviation)
-    at = deviations[0]
-    seen = f"the {METRIC_NAMES[at.metric]} difference of {at.size:.3g} at step {at.step} is beyond the margin of "
-    seen += f"{margin_of(margins, at.metric):g}"
+def _tested(found: Measured, samples: Sequence[Sample], margins: Margins) -> tuple[Tested, ...]:
+    """What rungs 3 and 4 test, where there is a floor and the window is long enough for them."""
+    floor = found.evidence.floor
+    if floor is None or found.evidence.steps < MINIMUM_STEPS:
+        return ()
+    finite = [sample for sample in samples if _is_finite(sample)]
+    return tuple(_test(sample, margin_of(margins, sample.metric), floor) for sample in finite)
+
+
+def _is_finite(sample: Sample) -> bool:
+    """A gradient norm of 0 leaves no relative difference to average."""
+    return bool(np.isfinite(sample.eager).all() and np.isfinite(sample.graphed).all())
+
+
+def _test(sample: Sample, margin: float, floor: Floor) -> Tested:
+    mean, p = mean_within(sample, margin)
+    rise = estimate_of(sample, rise_of_line(sample.graphed.shape[1]))
+    late = blows_up(sample, margin, floor.of(sample.metric))
+    return Tested(sample.metric, mean, p, rise, leaves=leaves(mean, rise, margin), late=late)
+
+
+# --- what each rung says --------------------------------------------------------------------------------------------
+
+
+def _shown(window: _Window) -> Optional[Verdict]:
+    """DIVERGED, at the first step that shows it."""
+    floor = window.evidence.floor
     if floor is None:
-        return _inconclusive(window, spread, f"{seen}, and {_NO_FLOOR}", _REPEAT)
-    reason = f"{seen}, but eager repeats themselves differ by up to {floor.of(at.metric):.3g}"
-    return _inconclusive(window, spread, reason, _REPRODUCE)
-
-
-def _inconclusive(window: Window, spread: Optional[Spread], reason: str, remedy: str) -> Verdict:
-    return Verdict("INCONCLUSIVE", reason, remedy, evidence_of(window, spread))
-
-
-def _unsound(window: Window, spread: Optional[Spread]) -> Optional[Verdict]:
-    """Rule 4."""
-    finite = finite_steps(window.eager) & finite_steps(window.graphed)
-    if finite.all():
         return None
-    step = int(np.argmin(finite))
-    where = "eager and graphed alike" if step >= window.first else "before the capture"
-    reason = f"the loss or gradient norm is not finite at step {step}, {where}: there is nothing sound to compare"
-    return _inconclusive(window, spread, reason, _TRAIN)
+    found, means = [], {tested.metric: tested.mean for tested in window.evidence.tested}
+    for sample in window.samples:
+        metric = sample.metric
+        beyond = beyond_doubt(sample, window.margin(metric), floor.of(metric), means.get(metric))
+        if beyond.any():
+            found.append((int(np.argmax(beyond)), sample))
+    return _diverged(window, *min(found, key=lambda item: item[0])) if found else None
 
 
-def _within(window: Window, spread: Optional[Spread], margins: Margins) -> Verdict:
-    """Rules 5 to 7, for finite curves within the margins."""
-    evidence = evidence_of(window, spread)
-    if bitwise(window):
-        return Verdict("BITWISE", evidence=evidence)
-    floor = evidence.floor
+def _diverged(window: _Window, place: int, sample: Sample) -> Verdict:
+    metric, size = sample.metric, float(sample.largest[place])
+    at = window.first + place
+    run = list(window.graphed)[int(np.argmax(np.abs(sample.graphed[:, place])))]
+    eager = float(np.mean([steps.of(metric)[at] for steps in window.eager.values()]))
+    graphed = float(window.graphed[run].of(metric)[at])
+    step = int(window.expected[at])
+    reason = f"first at step {step}: the {METRIC_NAMES[metric]} is {graphed:.9g} graphed and {eager:.9g} eager, "
+    reason += f"a difference of {size:.3g}{' of it' if metric == 'grad_norm' else ''} ({run})"
+    return Verdict("DIVERGED", reason, _SMALLER, window.evidence, Deviation(step, metric, size))
+
+
+def _inconclusive(window: _Window, reason: str, remedy: str) -> Verdict:
+    return Verdict("INCONCLUSIVE", reason, remedy, window.evidence)
+
+
+def _largest(window: _Window) -> Iterator[tuple[Metric, float, int, float]]:
+    """For each metric with a step that is not within its margin: the metric, the largest difference, its step, the margin."""
+    for sample in window.samples:
+        size, step = window.evidence.largest(sample.metric)
+        if not size <= window.margin(sample.metric):
+            yield sample.metric, size, step, window.margin(sample.metric)
+
+
+def _unknown_floor(window: _Window) -> Optional[Verdict]:
+    """Rung 2."""
+    floor = window.evidence.floor
     if floor is None:
-        return _inconclusive(window, spread, _NO_FLOOR, _REPEAT)
-    for metric in METRIC_NAMES:
-        if not (floor.of(metric) <= margin_of(margins, metric)):
-            reason = f"within the margins, but eager repeats differ in {METRIC_NAMES[metric]} by {floor.of(metric):.3g}"
-            return _inconclusive(window, spread, reason, _REPRODUCE)
-    if evidence.steps < MINIMUM_STEPS:
-        reason = f"within the margins, but over {evidence.steps} steps after the capture; {MINIMUM_STEPS} are needed"
-        remedy = f"set training.steps to {window.first + MINIMUM_STEPS} or more"
-        return _inconclusive(window, spread, reason, remedy)
-    return Verdict("EQUIVALENT", evidence=evidence)
+        seen = next((f"{_difference(*found)}, and " for found in _largest(window)), "")
+        return _inconclusive(window, f"{seen}fewer than two complete eager repeats give no floor", _SECOND)
+    for sample in window.samples:
+        widest, margin = floor.of(sample.metric), window.margin(sample.metric)
+        if not widest <= margin:
+            reason = f"eager repeats themselves differ in {METRIC_NAMES[sample.metric]} by up to {widest:.3g}, "
+            reason += f"beyond the margin of {margin:g}"
+            return _inconclusive(window, reason, _REPRODUCE if margin > 0 else _NOT_DETERMINISTIC)
+    return None
+
+
+def _difference(metric: Metric, size: float, step: int, margin: float) -> str:
+    return f"the {METRIC_NAMES[metric]} difference of {size:.3g} at step {step} is beyond the margin of {margin:g}"
+
+
+def _beyond(window: _Window) -> Optional[Verdict]:
+    """Rung 3, step by step."""
+    for found in _largest(window):
+        reason = f"{_difference(*found)}, though not so far that it cannot be noise"
+        return _inconclusive(window, reason, _SEPARATE)
+    return None
+
+
+def _too_short(window: _Window) -> Optional[Verdict]:
+    if window.evidence.steps >= MINIMUM_STEPS:
+        return None
+    reason = f"within the margins, but over {window.evidence.steps} steps after the capture; {MINIMUM_STEPS} are needed"
+    remedy = f"set training.steps to {len(window.expected) - window.evidence.steps + MINIMUM_STEPS} or more"
+    return _inconclusive(window, reason, remedy)
+
+
+def _not_shown(window: _Window) -> Optional[Verdict]:
+    """Rungs 3 and 4, over the window."""
+    if len(window.evidence.tested) < len(window.samples):
+        return _inconclusive(window, "a gradient norm of 0 leaves nothing to compare with", _SEPARATE)
+    for tested in window.evidence.tested:
+        name, margin = METRIC_NAMES[tested.metric], window.margin(tested.metric)
+        if not tested.p <= ALPHA:
+            reason = f"the mean difference of the {name} is {tested.mean.value:.3g} +- {tested.mean.half_width:.3g}: "
+            return _inconclusive(window, f"{reason}not shown to be within the margin of {margin:g}", REPEAT)
+        if tested.leaves:
+            reason = (
+                f"the {name} drifts: the difference rose by {tested.rise.value:.3g} +- {tested.rise.half_width:.3g} "
+            )
+            return _inconclusive(window, f"{reason}over the window, to leave the margin of {margin:g} soon", _LONGER)
+        if tested.late:
+            size, step = window.evidence.largest(tested.metric)
+            reason = (
+                f"the {name} blows up at the end of the window: a difference of {size:.3g} at step {step}, within the "
+            )
+            return _inconclusive(window, f"{reason}margin of {margin:g} but far above all before it", _LONGER)
+    return None
+
+
+if __name__ == "__main__":
+    from analysis.loss_command import main
+
+    sys.exit(main())

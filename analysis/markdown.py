@@ -9,22 +9,33 @@ from typing import Optional
 from analysis import loss
 from analysis.compare import CellResult
 from analysis.environment import provenance
-from analysis.load import Records, Run, attempts_of
-from analysis.markdown_blocks import figure, size, table
+from analysis.load import Run, attempts_of
+from analysis.markdown_blocks import figure, plain, size, table
 from analysis.markdown_evidence import evidence
 from analysis.markdown_graphs import captures, limits
+from analysis.markdown_measured import expected_changes, failures_by_kind, measured
+from analysis.markdown_memory import memories
+from analysis.markdown_ranking import rankings
+from analysis.markdown_speed import speeds
 from analysis.memory import KIND_WORDS
-from analysis.selection import MAXIMUM_WORKLOADS, Selection, workload_label
+from analysis.ranking import rank
+from analysis.selection import MAXIMUM_ROWS, MAXIMUM_WORKLOADS, Selection, workload_label
 from analysis.summary import Summary
 from analysis.task import Trained
+from launch.record import Margins, Plan
 
 LONGEST_MESSAGE = 600
 """Characters of a failure's message that are shown; report.json holds it whole."""
-PLOT_TITLES = {"loss": "Loss and its difference", "step_time": "Step times", "memory": "Memory by phase"}
+PLOT_TITLES = {
+    "loss": "Loss and its difference",
+    "grad_norm": "Gradient norm and its difference",
+    "step_time": "Step times",
+    "memory": "Memory by phase",
+}
 
 
 def render(
-    records: Records,
+    plan: Plan,
     results: Sequence[CellResult],
     summary: Summary,
     selection: Selection,
@@ -32,19 +43,25 @@ def render(
     files: Mapping[str, Sequence[str]],
 ) -> str:
     """The whole document. ``files`` are the plots drawn, by workload, relative to the report."""
-    ran = [result for result in results if result.cell.state == "run"]
+    ran, shown = [result for result in results if result.cell.state == "run"], selection.shown
     parts = [
-        [f"# Validation report: {records.plan.name}", summary.text, f"Exit code {summary.exit_code}."],
-        _cells(ran, records),
-        limits(ran),
-        captures(ran),
-        _tasks(trained),
+        [f"# Validation report: {plan.name}", summary.text, f"Exit code {summary.exit_code}."],
+        _cells(shown, len(ran), plan.margins),
         _plots(selection, files),
+        rankings(rank(results)),
+        speeds(shown),
+        limits(shown),
+        captures(shown),
+        memories(results, shown),
+        measured(results, shown),
+        expected_changes(results),
+        _tasks(trained),
         _not_run("Cells that this host cannot run", [r for r in results if r.cell.state == "not_runnable"]),
         _not_run("Rejected cells", [r for r in results if r.cell.state == "rejected"]),
-        _failures(ran),
-        evidence(ran),
-        _provenance(records, ran),
+        failures_by_kind(results),
+        _failures(shown),
+        evidence(shown),
+        _provenance(plan, ran),
     ]
     return "\n\n".join(block for part in parts for block in part) + "\n"
 
@@ -52,21 +69,29 @@ def render(
 # --- cells ----------------------------------------------------------------------------------------------------------
 
 
-def _cells(ran: Sequence[CellResult], records: Records) -> list[str]:
-    if not ran:
+def _cells(shown: Sequence[CellResult], cells: int, margins: Margins) -> list[str]:
+    """The cells ``shown``, of so many ``cells``."""
+    if not shown:
         return []
     header = ("cell", "implementation (effective scope)", "outcome", "loss verdict", "max loss difference",
               "memory peak (added)", "step time, eager / graphed", "proof of replay")  # fmt: skip
-    margins = records.plan.margins
     how = (
-        f"A graphed run passes where it equals its eager twin to the bit after the capture (BITWISE), or where every "
-        f"step of {loss.MINIMUM_STEPS} or more is within the margins and eager repeats are too (EQUIVALENT): loss "
-        f"within {margins.loss:g} nats, gradient norm within {margins.grad_norm:.2%} of eager's. Anything that is "
-        "missing, not finite or not proven does not pass. An eager cell shows how far its own repeats are apart."
+        f"A graphed cell passes where its runs equal eager ones to the bit after the capture (BITWISE), or where over "
+        f"{loss.MINIMUM_STEPS} steps or more every step and eager's own noise are within the margins, the mean is shown to "
+        f"be, and nothing drifts (EQUIVALENT): loss within {margins.loss:g} nats, gradient norm within "
+        f"{margins.grad_norm:.2%} of eager's. Anything that is missing, not finite or not proven does not pass. An eager "
+        "cell shows how far its own repeats are apart."
     )
-    kinds = sorted({KIND_WORDS[result.memory.kind] for result in ran if result.memory})
+    kinds = sorted({KIND_WORDS[result.memory.kind] for result in shown if result.memory})
     memory = f"Memory is {' or '.join(kinds)}; what capture added is graphed minus eager at the end of phase measure."
-    return ["## Cells", table(header, map(_cell_row, ran)), how, *([memory] if kinds else [])]
+    left_out = f"Here and below {len(shown):,} of {cells:,} cells are shown, worst news first; report.json holds all."
+    return [
+        "## Cells",
+        *([left_out] if len(shown) < cells else []),
+        table(header, map(_cell_row, shown)),
+        how,
+        *([memory] if kinds else []),
+    ]
 
 
 def _cell_row(result: CellResult) -> list[str]:
@@ -191,7 +216,12 @@ def _not_run(title: str, results: Sequence[CellResult]) -> list[str]:
         for result in results
         for reason in result.cell.reasons
     ]
-    return [f"## {title}", table(("cell", "rule", "why", "remedy", "source"), rows)]
+    left_out = f"The first {MAXIMUM_ROWS} of {len(rows):,} reasons; report.json holds all."
+    return [
+        f"## {title}",
+        *([left_out] if len(rows) > MAXIMUM_ROWS else []),
+        table(("cell", "rule", "why", "remedy", "source"), rows[:MAXIMUM_ROWS]),
+    ]
 
 
 def _failures(ran: Sequence[CellResult]) -> list[str]:
@@ -207,7 +237,7 @@ def _failure(result: CellResult, run: Run) -> str:
     outcome = run.attempt.outcome
     rank = "" if outcome.rank is None else f", rank {outcome.rank}"
     expected = " (as expected)" if outcome.meets(result.cell.expect) else ""
-    message = " ".join(outcome.message.split())
+    message = plain(outcome.message.replace("`", "'"))
     message = message if len(message) <= LONGEST_MESSAGE else message[:LONGEST_MESSAGE] + "... (whole in report.json)"
     failure_class = f", class {outcome.failure_class}" if outcome.failure_class else ""
     said = ". ".join(text.rstrip(".") for text in (message, f"Remedy: {outcome.remedy}" * bool(outcome.remedy)) if text)
@@ -218,15 +248,15 @@ def _failure(result: CellResult, run: Run) -> str:
 # --- provenance -----------------------------------------------------------------------------------------------------
 
 
-def _provenance(records: Records, ran: Sequence[CellResult]) -> list[str]:
+def _provenance(plan: Plan, ran: Sequence[CellResult]) -> list[str]:
     attempts = [attempt for result in ran for attempt in attempts_of(result.runs)]
     blocks = ["## Provenance"]
     if attempts:
         values = provenance([attempt.environment for attempt in attempts])
         rows = [(key, _value(found, len(attempts))) for key, found in values.items()]
         blocks += [f"Over {len(attempts)} runs that have an outcome.", table(("what", "value"), rows)]
-    recipe = records.plan.recipe.rstrip("\n")
-    return [*blocks, f"Resolved recipe, from {records.plan.recipe_file}:", f"```yaml\n{recipe}\n```"]
+    recipe = plan.recipe.rstrip("\n")
+    return [*blocks, f"Resolved recipe, from {plan.recipe_file}:", f"```yaml\n{recipe}\n```"]
 
 
 def _value(found: Sequence[tuple[str, int]], runs: int) -> str:

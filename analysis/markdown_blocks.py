@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -12,7 +13,14 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def cell_text(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|") or "-"
+    return plain(text).replace("|", "\\|") or "-"
+
+
+def plain(text: str) -> str:
+    """``text`` on one line, with nothing in it that a reader of markdown takes for HTML or for an image to fetch."""
+    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))  # what stands in backquotes is shown as it is
+    parts[::2] = [part.replace("<", "&lt;").replace("![", "!\\[") for part in parts[::2]]
+    return "".join(parts)
 
 
 def figure(value: float) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Optional
+from collections.abc import Iterator, Sequence
 
 from analysis.compare import CellResult
-from analysis.deviation import Floor
 from analysis.load import attempts_of
 from analysis.markdown_blocks import cell_text, figure, table
+from analysis.markdown_ladder import ladder
 from analysis.pair import PairResult
 
 
@@ -19,8 +18,9 @@ def evidence(ran: Sequence[CellResult]) -> list[str]:
     blocks = []
     if pairs:
         header = ("cell", "repeat", "attempts, eager / graphed", "verdict", "steps compared", "max loss difference",
-                  "max gradient norm difference", "eager against eager", "equal to the bit", "step time")  # fmt: skip
-        blocks = ["## Evidence", table(header, (_pair_row(result, pair) for result, pair in pairs)), *_reasons(pairs)]
+                  "max gradient norm difference", "equal to the bit", "step time")  # fmt: skip
+        rows = (_pair_row(result, pair) for result, pair in pairs)
+        blocks = ["## Evidence", table(header, rows), *_reasons(ran), *ladder(ran)]
     if notes:
         lines = (f"- {note} ({count} run{'s' if count > 1 else ''})" for note, count in sorted(notes.items()))
         blocks += ["### Notes of the runs", "\n".join(lines)]
@@ -31,22 +31,15 @@ def _pair_row(result: CellResult, pair: PairResult) -> list[str]:
     eager = pair.eager.attempt if pair.eager else None
     attempts = " / ".join(str(attempt.number) if attempt else "none" for attempt in (eager, pair.graphed.attempt))
     found = pair.verdict.evidence
-    shown = ["-"] * 5
+    shown = ["-"] * 4
     if found:
         shown = [
             f"{found.first_step} to {found.last_step} ({found.steps})",
             f"{figure(found.max_loss_difference)} at {found.max_loss_step}",
             f"{figure(found.max_grad_norm_difference)} at {found.max_grad_norm_step}",
-            _floor(found.floor),
-            f"first {found.bitwise_prefix} of {found.last_step + 1} steps",
+            f"first {found.bitwise_prefix} of {found.steps} steps",
         ]
     return [f"`{result.cell.label}`", str(pair.repeat), attempts, pair.verdict.word, *shown, _pair_speed(result, pair)]
-
-
-def _floor(floor: Optional[Floor]) -> str:
-    if floor is None:
-        return "unknown"
-    return f"loss {figure(floor.loss)}, gradient norm {figure(floor.grad_norm)} ({floor.repeats} repeats)"
 
 
 def _pair_speed(result: CellResult, pair: PairResult) -> str:
@@ -54,19 +47,31 @@ def _pair_speed(result: CellResult, pair: PairResult) -> str:
     if speed.ratio is None:
         return speed.reason
     said = f"{speed.ratio:.3f}x over {speed.steps} steps"
-    if result.spec.placement.device == "cpu":
+    if not result.on_gpu:
         return said
     tokens = f"{speed.eager_tokens_per_second:,.0f} / {speed.graphed_tokens_per_second:,.0f} tokens/s"
     return f"{said}: {speed.eager_ms:.2f} / {speed.graphed_ms:.2f} ms, {tokens}"
 
 
-def _reasons(pairs: Sequence[tuple[CellResult, PairResult]]) -> list[str]:
+def _reasons(ran: Sequence[CellResult]) -> list[str]:
+    """What verdicts and environments leave open, once for the repeats of a cell that share it."""
     lines = []
-    for result, pair in pairs:
-        who = f"`{result.cell.label}`, repeat {pair.repeat}"
-        if pair.verdict.reason:
-            remedy = f" To settle it: {pair.verdict.remedy}." if pair.verdict.remedy else ""
-            lines.append(f"- **{pair.verdict.word}** {who}: {cell_text(pair.verdict.reason)}.{remedy}")
-        if pair.differences:
-            lines.append(f"- {who}: the environments differ. {cell_text('; '.join(pair.differences))}.")
+    for result in ran:
+        repeats: dict[tuple[str, str], list[str]] = {}
+        for pair in result.pairs:
+            for said in _said(pair):
+                repeats.setdefault(said, []).append(str(pair.repeat))
+        for (before, after), found in repeats.items():
+            who = f"`{result.cell.label}`, repeat{'s' if len(found) > 1 else ''} {', '.join(found)}"
+            lines.append(f"- {before}{who}: {after}")
     return ["\n".join(lines)] if lines else []
+
+
+def _said(pair: PairResult) -> Iterator[tuple[str, str]]:
+    """What stands before and after the name of the cell."""
+    verdict = pair.verdict
+    if verdict.reason:
+        remedy = f" To settle it: {verdict.remedy}." if verdict.remedy else ""
+        yield f"**{verdict.word}** ", f"{cell_text(verdict.reason)}.{remedy}"
+    if pair.differences:
+        yield "", f"the environments differ. {cell_text('; '.join(pair.differences))}."

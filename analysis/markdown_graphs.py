@@ -11,23 +11,23 @@ from analysis.markdown_blocks import size, table
 from analysis.speedup import BAND
 
 LIMIT_HEADER = (
-    "cell", "eager step", "device busy (computing)", "host", "largest speed-up (computing)",
-    "kernels a step, eager / graphed", "graph launches a step", "graphed step", "times busy (computing)", "attained",
-    "what bounds it",
+    "cell", "eager step", "device busy (computing)", "launch-bound (not computing)", "host",
+    "largest speed-up (computing)", "kernels a step, eager / graphed", "graph launches a step", "graphed step",
+    "times busy (computing)", "attained (computing)", "what bounds it",
 )  # fmt: skip
 LIMIT_HOW = (
     "Graphs save what the host costs and nothing of what the device does: with the same kernels, a step cannot be "
     "shorter than the device is busy in it. Busy time and the host's time to enqueue a step are the eager twin's, of "
     "its slowest rank, from a few steps after the timed ones. Kernels that communicate also wait for other ranks: in "
-    "brackets is the figure without them, and the limit of several ranks lies between. Attained is the share of the "
-    f"eager step's idle device time that graphs saved, where that was more than {BAND:.0%} of the step. A step within "
-    f"{NEAR:.0%} of what the device needs is bound by it."
+    "brackets is the figure without them, and the limit of several ranks lies between. Launch-bound is the share of the "
+    "eager step in which the device was idle; it is none where kernels waited longer when traced than when timed. Attained is "
+    f"the share of that idle time that graphs saved, where it was more than {BAND:.0%} of the step, and above 100% where "
+    f"kernels run faster in a graph than when traced. A step within {NEAR:.0%} of what the device needs is bound by it."
 )
-CAPTURE_HEADER = ("cell", "graphs", "capture", "peak in capture", "graph pool", "outside the allocator", "above eager")
+CAPTURE_HEADER = ("cell", "graphs", "capture", "graph pool", "graph launches a step")
 CAPTURE_HOW = (
     "The most of ranks and repeats; with torch_compile the capture holds the compilation. The graph pool is what the "
-    "allocator holds for graphs; outside it are graph executables, communicators and the context. Both are at the end "
-    "of phase measure, as is what a graphed run holds above its eager twin, inside the allocator and outside."
+    "allocator holds for graphs at the end of phase measure."
 )
 
 
@@ -55,10 +55,11 @@ def _kernels(step: EagerStep | GraphedStep | None) -> str:
 
 def _eager(step: Optional[EagerStep]) -> list[str]:
     if step is None:
-        return ["-"] * 4
+        return ["-"] * 5
     return [
         f"{step.step_ms:.2f} ms",
         _both(f"{step.busy_ms:.2f} ms", f"{step.computing_ms:.2f} ms"),
+        _both(_share(step.launch_bound), _share(step.not_computing)),
         f"{step.host_ms:.2f} ms",
         _both(f"{step.largest_speedup:.2f}x", f"{step.largest_speedup_computing:.2f}x"),
     ]
@@ -75,8 +76,12 @@ def _graphed(limit: Limit) -> list[str]:
         f"{limit.graphed.graph_launches:g}",
         f"{limit.graphed.step_ms:.2f} ms",
         _both(f"{limit.times_busy:.3f}", f"{limit.times_computing:.3f}"),
-        "-" if limit.attained is None else f"{limit.attained:.0%}",
+        _both(_share(limit.attained), _share(limit.attained_computing)),
     ]
+
+
+def _share(share: Optional[float]) -> str:
+    return "none" if share is None or share <= 0 else f"{share:.0%}"
 
 
 def _bound(eager: Optional[EagerStep], graphed: Optional[GraphedStep]) -> str:
@@ -108,17 +113,11 @@ def captures(ran: Sequence[CellResult]) -> list[str]:
 
 def _capture_row(result: CellResult) -> list[str]:
     memory, captured = result.memory, result.captured
-    capture, measure = (memory.of("capture"), memory.of("measure")) if memory else (None, None)
+    measure = memory.of("measure") if memory else None
     return [
         f"`{result.cell.label}`",
         str(captured.graphs) if captured else "-",
         f"{captured.seconds:.2f} s" if captured else "-",
-        _bytes(capture.peak if capture else None),
-        _bytes(measure.graph_pool if measure else None),
-        _bytes(measure.device_outside if measure else None),
-        _bytes(memory.added if memory else None),
+        "-" if measure is None or measure.graph_pool is None else size(measure.graph_pool),
+        f"{result.limit.graphed.graph_launches:g}" if result.limit and result.limit.graphed else "-",
     ]
-
-
-def _bytes(value: Optional[int]) -> str:
-    return "-" if value is None else size(value)

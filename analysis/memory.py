@@ -1,8 +1,10 @@
-"""Memory by phase, and what capture added.
+"""Memory by phase, what capture added, and what is left.
 
 On a GPU the figure is what nobody else can use: the allocator's reservation and what lies outside it (graph
 executables, communicators, the context). Peaks of allocated bytes alone mislead under replay, which allocates nothing.
 On a CPU it is the process's resident memory. All figures are bytes; a cell's are the maximum over ranks and repeats.
+Headroom is what the smallest GPU has beyond the peak of training, of a cell whose runs all ended with their results: the
+peak of a phase that ran out of memory is on no record.
 """
 
 from __future__ import annotations
@@ -35,11 +37,16 @@ class PhasePeak:
 
 @dataclass(frozen=True)
 class CellMemory:
-    """A cell's memory. ``added`` is graphed minus eager at the end of measure, the largest over ranks and pairs."""
+    """A cell's memory. ``added`` is graphed minus eager at the end of measure, the largest over ranks and pairs;
+    ``headroom`` is None on a CPU, where a run did not end well, and in records that do not have the GPU's memory."""
 
     kind: Kind
     phases: tuple[PhasePeak, ...]
     added: Optional[int]
+    device_total: Optional[int] = None
+    """Of the smallest GPU."""
+    whole: bool = False
+    """Whether all runs ended with their results."""
 
     @property
     def peak(self) -> int:
@@ -47,6 +54,16 @@ class CellMemory:
         device memory of its own from then on."""
         training = [p.peak for p in self.phases if self.kind == "host" or p.phase not in ("probe", "teardown")]
         return max(training or [phase.peak for phase in self.phases])
+
+    @property
+    def headroom(self) -> Optional[int]:
+        return self.device_total - self.peak if self.whole and self.device_total is not None else None
+
+    @property
+    def before_capture(self) -> Optional[int]:
+        """The largest peak up to the end of the warm-up."""
+        before = [p.peak for p in self.phases if p.phase in ("init", "build", "warmup")]
+        return max(before, default=None)
 
     def of(self, phase: Phase) -> Optional[PhasePeak]:
         return next((found for found in self.phases if found.phase == phase), None)
@@ -63,7 +80,21 @@ def cell_memory(
             samples.setdefault(sample.phase, []).append(sample.memory)
     peaks = (_phase_peak(phase, samples[phase], kind) for phase in PHASES if phase in samples)
     phases = tuple(peak for peak in peaks if peak is not None)
-    return CellMemory(kind, phases, _added(pairs, kind)) if phases else None
+    if not phases:
+        return None
+    whole = all(attempt.outcome.results_intact for attempt in attempts)
+    return CellMemory(kind, phases, _added(pairs, kind), _device_total(attempts) if kind == "device" else None, whole)
+
+
+def _device_total(attempts: Sequence[Attempt]) -> Optional[int]:
+    """Of the smallest GPU that any of ``attempts`` saw; None where one did not record it."""
+    found = [_totals(attempt.environment.get("hardware")) for attempt in attempts]
+    return min((total for totals in found for total in totals), default=None) if all(found) else None
+
+
+def _totals(hardware: object) -> list[int]:
+    totals = hardware.get("gpu_memory_bytes") if isinstance(hardware, dict) else None
+    return [total for total in totals if type(total) is int] if isinstance(totals, list) else []
 
 
 def _phase_peak(phase: Phase, samples: Sequence[Memory], kind: Kind) -> Optional[PhasePeak]:

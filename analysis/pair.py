@@ -1,16 +1,25 @@
-"""One graphed run against the eager run of its workload and repeat: may they be compared, and what comes of it?"""
+"""Graphed runs against the eager runs of their workload: may they be compared, and what comes of it?
+
+Each graphed run is first held against the eager run of its own repeat, which shared its allocation: that settles what
+keeps a pair from being compared, a number that is finite on one side only, and equality to the bit. The rest is judged
+over all repeats together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Optional
 
+import numpy as np
+
 from analysis import loss, replay, speedup
-from analysis.deviation import Spread, incomplete, spread_of
+from analysis.completeness import incomplete
+from analysis.deviation import Floor, floor_of, measure
 from analysis.environment import differences
 from analysis.load import Attempt, Run, attempts_of
 from analysis.steps import Steps
+from analysis.verdict import Verdict, worst
 from launch.record import Cell, Margins
 from launch.spec import RunSpec
 
@@ -19,15 +28,23 @@ REQUIRED_DIGESTS = ("code", "data", "libraries")
 _IDENTITY = ("versions.", "code.", "data_digest", "digests.")
 _RESUME = "run `python -m orchestrator resume --unfinished` on the sweep"
 
+_OPEN = Verdict("INCONCLUSIVE", "judged over all repeats together")
+"""Of a pair that settles nothing by itself, until it is."""
+
+Digests = tuple[tuple[str, str], ...]
+
 
 @dataclass(frozen=True)
 class PairResult:
-    """One graphed run against the eager run of the same repeat, where there is one."""
+    """One graphed run against the eager run of the same repeat, where there is one.
+
+    ``verdict`` is the pair's own where the pair settles it, else that of all repeats, with the pair's evidence.
+    """
 
     repeat: int
     eager: Optional[Run]
     graphed: Run
-    verdict: loss.Verdict
+    verdict: Verdict
     speed: speedup.PairSpeed
     replay: Optional[replay.Replay]
     differences: tuple[str, ...]
@@ -36,25 +53,100 @@ class PairResult:
 
 @dataclass(frozen=True)
 class EagerSide:
-    """The eager side of a workload. ``spreads`` are by the digests that its repeats share."""
+    """The eager side of a workload. ``repeats`` holds the steps of its complete runs by repeat, by their digests."""
 
     runs: tuple[Run, ...]
-    spreads: Mapping[tuple[tuple[str, str], ...], Spread]
+    repeats: Mapping[Digests, Mapping[int, Steps]]
+
+    @property
+    def floor(self) -> Optional[Floor]:
+        """Over the whole run; None where no two repeats are complete and alike."""
+        found = (floor_of(tuple(repeats.values()), slice(None)) for repeats in self.repeats.values())
+        return next((floor for floor in found if floor), None)
 
 
 def eager_side(runs: tuple[Run, ...], cell: Cell) -> EagerSide:
-    """The eager ``cell`` of a workload, with the spread of its complete repeats."""
-    complete: dict[tuple[tuple[str, str], ...], list[Steps]] = {}
-    for attempt in attempts_of(runs):
-        whole = not incomplete(attempt.steps, cell.run_spec.training.steps, "eager")
-        if attempt.outcome.results_intact and not attempt.problems and whole:
-            complete.setdefault(attempt.digests, []).append(attempt.steps)
-    spreads = ((digests, spread_of(repeats)) for digests, repeats in complete.items())
-    return EagerSide(runs, {digests: spread for digests, spread in spreads if spread is not None})
+    """The eager ``cell`` of a workload."""
+    expected = np.arange(cell.run_spec.training.steps)
+    complete: dict[Digests, dict[int, Steps]] = {}
+    for run in runs:
+        for attempt in attempts_of([run]):
+            whole = not incomplete(attempt.steps, expected, "eager run")
+            if attempt.outcome.results_intact and not attempt.problems and whole:
+                complete.setdefault(attempt.digests, {})[run.repeat] = attempt.steps
+    return EagerSide(runs, complete)
 
 
-def compare_pair(graphed: Run, side: EagerSide, spec: RunSpec, margins: Margins) -> PairResult:
-    """What comes of ``graphed``, a run of ``spec``, against the eager run of its repeat."""
+def compare_pairs(
+    runs: Sequence[Run], side: EagerSide, spec: RunSpec, margins: Margins
+) -> tuple[tuple[PairResult, ...], Optional[Verdict]]:
+    """What comes of the graphed ``runs`` of ``spec``, pair by pair and over all; None where there are no runs.
+
+    Runs are judged together with those that share their digests. The worst verdict counts.
+    """
+    faced = [_face(run, side, spec) for run in runs]
+    if spec.training.deterministic:
+        margins = Margins(loss=0.0, grad_norm=0.0)  # who asks for determinism asks for equality to the bit
+    together: dict[Digests, Verdict] = {}
+    pairs = []
+    for pair in faced:
+        if pair.verdict is not _OPEN:
+            pairs.append(pair)
+            continue
+        group = [other for other in faced if _goes_with(other, pair)]
+        eager = _eager(group, side.repeats.get(_digests(pair), {}))
+        if _digests(pair) not in together:
+            together[_digests(pair)] = _judge_together(eager, group, margins)
+        pairs.append(_with(pair, together[_digests(pair)], eager))
+    verdicts = [*(_of_repeat(pair) for pair in faced if pair.verdict is not _OPEN), *together.values()]
+    return tuple(pairs), worst(verdicts) if verdicts else None
+
+
+def _of_repeat(pair: PairResult) -> Verdict:
+    """A pair's own verdict, whose reason says which repeat it is of."""
+    verdict = pair.verdict
+    return replace(verdict, reason=f"repeat {pair.repeat}: {verdict.reason}") if verdict.reason else verdict
+
+
+def _attempts(pair: PairResult) -> tuple[Attempt, Attempt]:
+    assert pair.eager and pair.eager.attempt and pair.graphed.attempt  # as every pair has whose curves were read
+    return pair.eager.attempt, pair.graphed.attempt
+
+
+def _digests(pair: PairResult) -> Digests:
+    return _attempts(pair)[1].digests
+
+
+def _goes_with(other: PairResult, pair: PairResult) -> bool:
+    """Whether ``other`` is sound too, and of the same code, libraries and data as ``pair``."""
+    return (other.verdict is _OPEN or other.verdict.word == "BITWISE") and _digests(other) == _digests(pair)
+
+
+def _eager(pairs: Sequence[PairResult], complete: Mapping[int, Steps]) -> dict[str, Steps]:
+    """The eager run of each pair, and the ``complete`` eager runs of other repeats."""
+    found = {**complete, **{pair.repeat: _attempts(pair)[0].steps for pair in pairs}}
+    return {f"eager repeat {repeat}": steps for repeat, steps in sorted(found.items())}
+
+
+def _judge_together(eager: Mapping[str, Steps], pairs: Sequence[PairResult], margins: Margins) -> Verdict:
+    graphed = {f"graphed repeat {pair.repeat}": _attempts(pair)[1].steps for pair in pairs}
+    expected = np.arange(max(len(steps) for steps in graphed.values()))
+    return loss.judge(eager, graphed, expected, max(map(_first, graphed.values())), margins)
+
+
+def _first(graphed: Steps) -> int:
+    return loss.first_compared(graphed.phase.tolist()) or 0
+
+
+def _with(pair: PairResult, verdict: Verdict, eager: Mapping[str, Steps]) -> PairResult:
+    """``pair`` by the ``verdict`` on all repeats, with what was measured of its graphed run against all eager ones."""
+    graphed = _attempts(pair)[1].steps
+    own = measure(tuple(eager.values()), [graphed], slice(_first(graphed), None)).evidence
+    return replace(pair, verdict=replace(verdict, evidence=own))
+
+
+def _face(graphed: Run, side: EagerSide, spec: RunSpec) -> PairResult:
+    """``graphed``, a run of ``spec``, against the eager run of its repeat."""
     eager = next((run for run in side.runs if run.repeat == graphed.repeat), None)
     proof = replay.prove(graphed.attempt, spec) if graphed.attempt else None
     result = PairResult(graphed.repeat, eager, graphed, _no_eager(graphed), speedup.PairSpeed(), proof, ())
@@ -64,32 +156,30 @@ def compare_pair(graphed: Run, side: EagerSide, spec: RunSpec, margins: Margins)
         return replace(result, verdict=_unfinished(eager, graphed))
     eager = eager.beside(graphed.attempt)
     assert eager.attempt is not None  # beside() gives a run that has one where this one does
-    result = replace(result, eager=eager)
-    verdict = _unfit(eager.attempt, graphed.attempt)
-    if verdict is None:
-        verdict = _judge(eager.attempt, graphed.attempt, proof, side, spec, margins)
+    verdict = _unfit(eager.attempt, graphed.attempt) or _settle(eager.attempt, graphed.attempt, proof, spec)
     comparable = verdict.word != "INCOMPARABLE"
     none = speedup.PairSpeed(reason="the pair is incomparable")
     return replace(
         result,
+        eager=eager,
         verdict=verdict,
         speed=speedup.pair_speed(eager.attempt, graphed.attempt) if comparable else none,
         differences=differences(eager.attempt.environment, graphed.attempt.environment),
     )
 
 
-def _no_eager(graphed: Run) -> loss.Verdict:
+def _no_eager(graphed: Run) -> Verdict:
     reason = f"the sweep ran no eager run of this workload for repeat {graphed.repeat}"
-    return loss.Verdict("INCOMPARABLE", reason, "plan the sweep again: it adds the eager twin by itself")
+    return Verdict("INCOMPARABLE", reason, "plan the sweep again: it adds the eager twin by itself")
 
 
-def _unfinished(eager: Run, graphed: Run) -> loss.Verdict:
+def _unfinished(eager: Run, graphed: Run) -> Verdict:
     sides = (("eager", eager), ("graphed", graphed))
     said = " and ".join(f"the {side} run is {run.status}" for side, run in sides if run.attempt is None)
-    return loss.Verdict("UNFINISHED", said, _RESUME)
+    return Verdict("UNFINISHED", said, _RESUME)
 
 
-def _unfit(eager: Attempt, graphed: Attempt) -> Optional[loss.Verdict]:
+def _unfit(eager: Attempt, graphed: Attempt) -> Optional[Verdict]:
     """Why the records of a pair do not let it be compared, whatever its curves say."""
     sides = (("eager", eager), ("graphed", graphed))
     for side, attempt in sides:
@@ -97,46 +187,63 @@ def _unfit(eager: Attempt, graphed: Attempt) -> Optional[loss.Verdict]:
             return _ended_early(side, attempt)
     problems = [f"{side} run: {problem}" for side, attempt in sides for problem in attempt.problems]
     if problems:
-        return loss.Verdict("INCOMPARABLE", "; ".join(problems), "run the pair again: its records are damaged")
+        return Verdict("INCOMPARABLE", "; ".join(problems), "run the pair again: its records are damaged")
     if "capture" in eager.steps.phase or any(stats.impl != "none" for stats in eager.proofs.values()):
-        return loss.Verdict("INCOMPARABLE", "the eager run captured something", "see its records: it is no eager run")
+        return Verdict("INCOMPARABLE", "the eager run captured something", "see its records: it is no eager run")
     if any(probe.graph_launches for probe in eager.probes.values()):
-        return loss.Verdict("INCOMPARABLE", "the eager run launched CUDA graphs", "see its records: it is no eager run")
+        return Verdict("INCOMPARABLE", "the eager run launched CUDA graphs", "see its records: it is no eager run")
     return _other_digests(eager, graphed)
 
 
-def _ended_early(side: str, attempt: Attempt) -> loss.Verdict:
+def _ended_early(side: str, attempt: Attempt) -> Verdict:
     outcome = attempt.outcome
-    return loss.Verdict("INCOMPARABLE", f"the {side} run ended {outcome.outcome} in {outcome.phase}", outcome.remedy)
+    return Verdict("INCOMPARABLE", f"the {side} run ended {outcome.outcome} in {outcome.phase}", outcome.remedy)
 
 
-def _other_digests(eager: Attempt, graphed: Attempt) -> Optional[loss.Verdict]:
+def _other_digests(eager: Attempt, graphed: Attempt) -> Optional[Verdict]:
     before, after = dict(eager.digests), dict(graphed.digests)
     missing = [name for name in REQUIRED_DIGESTS if name not in before or name not in after]
     if missing:
-        return loss.Verdict("INCOMPARABLE", f"no digest of {', '.join(missing)} was recorded", "run the pair again")
+        return Verdict("INCOMPARABLE", f"no digest of {', '.join(missing)} was recorded", "run the pair again")
     differing = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
     if not differing:
         return None
     seen = [d for d in differences(eager.environment, graphed.environment) if d.startswith(_IDENTITY)]
-    return loss.Verdict(
+    return Verdict(
         "INCOMPARABLE",
         f"the runs differ in {', '.join(differing)}: {'; '.join(seen)}",
         "run both again in one bundle, with the same code, libraries and data",
     )
 
 
-def _judge(
-    eager: Attempt, graphed: Attempt, proof: replay.Replay, side: EagerSide, spec: RunSpec, margins: Margins
-) -> loss.Verdict:
-    if spec.training.deterministic:
-        margins = Margins(loss=0.0, grad_norm=0.0)  # who asks for determinism asks for equality to the bit
-    verdict = loss.judge(eager.steps, graphed.steps, side.spreads.get(eager.digests), margins, spec.training.steps)
+def _settle(eager: Attempt, graphed: Attempt, proof: replay.Replay, spec: RunSpec) -> Verdict:
+    verdict = _settle_curves(eager.steps, graphed.steps, spec.training.steps)
     for name, attempt in (("eager", eager), ("graphed", graphed)):
         # A run that stopped at its first NaN cannot give proof of replay; its curve up to there is evidence enough.
         if not attempt.outcome.results_intact:
-            return verdict if verdict.word in ("DIVERGED", "INCONCLUSIVE") else _ended_early(name, attempt)
+            return verdict if verdict.word == "DIVERGED" else _ended_early(name, attempt)
     if verdict.word == "INCOMPARABLE" or proof.proven:
         return verdict
     remedy = "find in the graphed run's log why steps fell back to eager, or why they were captured again"
     return replace(verdict, word="INCOMPARABLE", reason=f"replay {proof.summary}", remedy=remedy)
+
+
+def _settle_curves(eager: Steps, graphed: Steps, steps: int) -> Verdict:
+    """What two curves of ``steps`` steps settle by themselves."""
+    first = loss.first_compared(graphed.phase.tolist())
+    if first is None:
+        return Verdict("INCOMPARABLE", "the graphed run recorded no capture step", "see its failure, or its log")
+    settled = loss.settle({"eager run": eager}, {"graphed run": graphed}, np.arange(steps), first)
+    if settled and settled.word != "BITWISE":
+        return settled
+    if not _in_order(graphed):
+        reason = "the graphed run's phases are out of order: warm-up, one capture, then steps that replay"
+        return Verdict("INCOMPARABLE", reason, "run the pair again: its records are damaged")
+    return settled or _OPEN
+
+
+def _in_order(graphed: Steps) -> bool:
+    """Whether the one capture stands where a capture does: else a window could begin wherever a record says."""
+    at = int(np.argmax(graphed.phase == "capture"))
+    before, after = graphed.phase[:at], graphed.phase[at + 1 :]
+    return bool((before == "warmup").all() and np.isin(after, ("settle", "measure")).all())

@@ -7,11 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analysis.compare import CellResult, exit_code
-from analysis.loss import WORDS, Word
+from analysis.limit import NEAR, Bound
+from analysis.ranking import rank
+from analysis.verdict import WORDS, Word
 from launch.record import RESULTS_INTACT
 
 NAMED = 3
 """How many cells a sentence names before it counts the rest."""
+BOUND_BY: dict[Bound, str] = {
+    "device": "the device",
+    "communication": "communication",
+    "host": "the host",
+    "host in part": "the host in part",
+    "gaps": "what lies between kernels",
+}
 CPU_NOTE = "Times here are of a CPU: they say nothing of CUDA graphs."
 
 
@@ -53,10 +62,11 @@ def _sentences(results: Sequence[CellResult]) -> list[str]:
         _passing(ran),
         _expected_failures(ran),
         _speed(ran),
+        _fastest(ran),
         _nearest(ran),
         _not_run(results),
     ]
-    if all(result.spec.placement.device == "cpu" for result in ran):
+    if not any(result.on_gpu for result in ran):
         said.append(CPU_NOTE)
     return [sentence for sentence in said if sentence]
 
@@ -122,18 +132,34 @@ def _speed(ran: Sequence[CellResult]) -> str:
     return "No cell that passes is shown to be faster than eager." if passing else ""
 
 
+def _fastest(results: Sequence[CellResult]) -> str:
+    """The first of each task that has more to choose from than a cell and its eager twin."""
+    found = [ranking for ranking in rank(results) if len(ranking.cells) > 2]
+    said = []
+    for ranking in found[:NAMED]:
+        level = sum(not cell.told_apart for cell in ranking.cells[1:])
+        others = f", level with {_count(level, 'other')}" if level else ""
+        said.append(f"`{ranking.best.label}`, of {len(ranking.cells)} cells{others}")
+    rest = f"; and of {_count(len(found) - NAMED, 'more task')}" if len(found) > NAMED else ""
+    return f"Fastest of {'its task' if len(found) == 1 else 'their tasks'}: {'; '.join(said)}{rest}." if found else ""
+
+
 def _nearest(ran: Sequence[CellResult]) -> str:
-    """How near the best cell on GPUs is to what its eager twin's device needs, of those that pass and run its kernels."""
+    """How near the best cell on GPUs is to what its eager twin's GPUs compute, of those that pass and run its kernels. No
+    graph of these kernels can be faster than that; kernels that communicate wait, too, and are no measure."""
     limits = [(r.limit, r.cell.label) for r in ran if r.limit and r.verdict and r.verdict.passes]
     found = [
-        (limit.times_busy, name)
+        (limit.times_computing, name, limit.bound)
         for limit, name in limits
-        if limit.times_busy is not None and limit.bound != "other kernels"
+        if limit.times_computing is not None and limit.bound != "other kernels"
     ]
     if not found:
         return ""
-    times, label = min(found)
-    return f"Nearest to the limit: `{label}`, whose step takes {times:.2f} times the busy time of its eager twin."
+    times, label, bound = min(found)
+    if times <= 1 + NEAR:
+        return f"At the limit: `{label}`, whose step is as long as its eager twin's GPU computes."
+    by = BOUND_BY[bound] if bound else "what is not told"
+    return f"Nearest to the limit: `{label}`, whose step takes {times:.2f} times as long as its eager twin's GPUs compute; {by} bounds it."
 
 
 def _not_run(results: Sequence[CellResult]) -> str:

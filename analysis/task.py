@@ -5,14 +5,14 @@ No verdict is drawn: sums in another order round otherwise, and how far that may
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
 import numpy as np
 
 from analysis.compare import CellResult
-from analysis.load import Attempt
+from analysis.steps import Steps, no_steps
 
 
 @dataclass(frozen=True)
@@ -31,26 +31,45 @@ class Trained:
     """The largest, relative to the first cell's."""
 
 
+class TrainedAlike:
+    """Of each task the eager cells, each beside the first: results are added task by task, so that the steps of one cell
+    are held and not those of all."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, list[Trained]] = {}
+        self._first: tuple[str, Steps] = "", no_steps()
+
+    def add(self, results: Iterable[CellResult]) -> None:
+        """Take in ``results``, whose attempts have not been let go."""
+        for result in results:
+            attempt = next((run.attempt for run in result.runs if run.attempt), None)
+            if not result.cell.graphed and attempt is not None and len(attempt.steps):
+                self._add(result.cell.task_id, result.cell.label, attempt.steps)
+
+    def _add(self, task: str, label: str, steps: Steps) -> None:
+        if self._first[0] != task:
+            self._first = task, steps
+        trained = _trained(label, steps, self._first[1])
+        self._tasks.setdefault(task, []).extend([trained] if trained else [])
+
+    @property
+    def tasks(self) -> tuple[tuple[Trained, ...], ...]:
+        """Of each task that more than one eager cell has run, these cells in the order of their coming."""
+        return tuple(tuple(cells) for cells in self._tasks.values() if len(cells) > 1)
+
+
 def trained_alike(results: Sequence[CellResult]) -> tuple[tuple[Trained, ...], ...]:
     """Of each task that more than one eager cell has run, these cells in the plan's order."""
-    tasks: dict[str, list[tuple[str, Attempt]]] = {}
-    for result in results:
-        attempt = next((run.attempt for run in result.runs if run.attempt), None)
-        if not result.cell.graphed and attempt is not None and len(attempt.steps):
-            tasks.setdefault(result.cell.task_id, []).append((result.cell.label, attempt))
-    compared = (
-        tuple(found for label, attempt in cells if (found := _trained(label, attempt, cells[0][1])))
-        for cells in tasks.values()
-        if len(cells) > 1
-    )
-    return tuple(task for task in compared if len(task) > 1)
+    alike = TrainedAlike()
+    alike.add(sorted(results, key=lambda result: result.cell.task_id))
+    return alike.tasks
 
 
-def _trained(label: str, attempt: Attempt, first: Attempt) -> Optional[Trained]:
-    _, own, other = np.intersect1d(attempt.steps.step, first.steps.step, return_indices=True)
+def _trained(label: str, found: Steps, first: Steps) -> Optional[Trained]:
+    _, own, other = np.intersect1d(found.step, first.step, return_indices=True)
     if not own.size:
         return None
-    steps, reference = attempt.steps.take(own), first.steps.take(other)
+    steps, reference = found.take(own), first.take(other)
     with np.errstate(invalid="ignore", divide="ignore"):
         losses = np.abs(steps.loss - reference.loss)
         norms = np.abs(steps.grad_norm - reference.grad_norm) / np.abs(reference.grad_norm)

@@ -33,7 +33,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.stacks import STACKS, Step, flops_per_step, our_step, stack, their_step, tokens_per_step
+from analysis.flops import model_flops, tokens_per_step
+from benchmarks.stacks import STACKS, Step, our_step, stack, their_step
 from launch.spec import RunSpec
 
 WARMUP_STEPS = 5
@@ -174,7 +175,7 @@ def table(spec: RunSpec, entries: Sequence[Contestant], rate: float | None) -> s
             lines.append(f"{entry.name:32} did not run: {entry.error}")
             continue
         milliseconds = statistics.median(entry.step_ms)
-        flops = flops_per_step(spec) / milliseconds * 1e3
+        flops = model_flops(spec) / milliseconds * 1e3
         lines.append(
             f"{entry.name:32}{milliseconds:10.2f}{min(entry.step_ms):9.2f}{max(entry.step_ms):9.2f}"
             f"{tokens_per_step(spec) / milliseconds * 1e3:11,.0f}{flops / 1e12:9.3g}"
@@ -199,7 +200,7 @@ def run(name: str, options: argparse.Namespace, device: torch.device, rate: floa
         for entry in (entry for entry in entries if not entry.error):
             measure_afresh(entry, batches, device, options.profile and number == 0)
             release(device)
-    flops = flops_per_step(spec)
+    flops = model_flops(spec)
     print(f"\n{model.num_layers} layers of {STACKS[name]}, vocabulary {model.vocab_size:,}: {sizes[0]} micro-batches of "
           f"{sizes[1]} x {training.sequence_length} tokens a step, {flops / 1e12:.3g} TFLOP; ln(vocabulary) = "
           f"{math.log(model.vocab_size):.3f}\n{table(spec, entries, rate)}")  # fmt: skip

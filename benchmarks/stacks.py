@@ -105,27 +105,3 @@ def their_model(spec: RunSpec, device: torch.device, experts: str) -> torch.nn.M
         auto: Any = transformers.AutoModelForCausalLM  # it has no annotations
         module: torch.nn.Module = auto.from_config(config, **implementation)
     return module
-
-
-def flops_per_step(spec: RunSpec) -> float:
-    """Floating-point operations that the model's mathematics asks of one step, forward and backward.
-
-    6 for every weight of a matrix that a token meets (the router, its top-k experts and the output layer counted, the
-    embedding not), and for attention 12 * layers * heads * kv_channels * sequence for every token, of which a causal
-    mask leaves half: Chowdhery et al., PaLM (arXiv:2204.02311), appendix B. Recomputation would not count.
-    """
-    model, training = spec.model, spec.training
-    heads = 2 * model.num_attention_heads + 2 * model.num_query_groups  # queries, output, keys, values
-    weights = model.hidden_size * heads * model.kv_channels
-    if model.is_moe:
-        experts = model.moe_router_topk * 3 * model.moe_ffn_hidden_size
-        weights += model.hidden_size * (model.num_moe_experts + experts)
-    else:
-        weights += model.hidden_size * 3 * model.ffn_hidden_size
-    attention = 12 * model.num_layers * model.num_attention_heads * model.kv_channels * training.sequence_length / 2
-    per_token = 6 * (model.num_layers * weights + model.hidden_size * model.vocab_size) + attention
-    return per_token * tokens_per_step(spec)
-
-
-def tokens_per_step(spec: RunSpec) -> int:
-    return spec.training.global_batch_size * spec.training.sequence_length

@@ -73,13 +73,15 @@ def _git(folder: Path, *arguments: str) -> Optional[str]:
 
 
 def _hardware(device: torch.device) -> dict[str, Any]:
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if device.type == "cuda" else []
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    gpus = [torch.cuda.get_device_properties(i) for i in range(count)]
     return {
         "hosts": [socket.gethostname()],
         "cpu": _cpu_name(),
         "cpus": os.cpu_count(),
         "memory_bytes": memory.host_total(),
-        "gpus": gpus,
+        "gpus": [gpu.name for gpu in gpus],
+        "gpu_memory_bytes": [gpu.total_memory for gpu in gpus],
         "driver": _driver() if gpus else None,
     }
 

@@ -7,14 +7,18 @@ by accident; :func:`number` turns them back.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What writing fails with where there is no room: on the disk, in a quota, or within the shell's limit (ulimit -f)."""
 
 
 class RecordError(Exception):
@@ -48,22 +52,70 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes, *, sync: bool = True) -> None:
     """As :func:`write_text`. Without ``sync`` a power failure may still lose it: the caller sees to many at once."""
+    with replacing(path, sync=sync) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+    """A file to write to that takes the place of ``path`` once the block has ended well: for what is more than should be
+    in memory at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(beside, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             if sync:
                 os.fsync(file.fileno())
         os.replace(beside, path)
-    except OSError:
+    except BaseException:
         beside.unlink(missing_ok=True)
         raise
 
 
+def members(content: Mapping[str, Any]) -> Iterator[str]:
+    """``content`` as a JSON object, piece by piece: of a member that is a list, or an iterator of what is too much to be in
+    memory at once, each item is a line."""
+    opening = "{"
+    for name, value in content.items():
+        yield f"{opening}\n {dumps(name)}: "
+        if isinstance(value, (list, tuple, Iterator)):
+            yield from _items(value)
+        else:
+            yield dumps(value, indent=1).replace("\n", "\n ")
+        opening = ","
+    yield "{}\n" if opening == "{" else "\n}\n"
+
+
+def _items(values: Iterable[Any]) -> Iterator[str]:
+    opening = "["
+    for value in values:
+        yield f"{opening}\n  {dumps(value)}"
+        opening = ","
+    yield "[]" if opening == "[" else "\n ]"
+
+
 def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
     write_bytes(path, (dumps(value, indent=1) + "\n").encode(), sync=sync)
+
+
+def sync_file_system(folder: Path) -> None:
+    """Return once everything written to the file system of ``folder`` would outlast a power failure (syncfs(2)): one
+    call for many files, names and folders included.
+
+    Raises:
+        OSError: some of it could not be written.
+    """
+    import ctypes  # only here: what only reads does without
+
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(folder))
+    finally:
+        os.close(descriptor)
 
 
 def read_json(path: Path) -> Any:
@@ -112,7 +164,8 @@ class JsonLines:
         written = self._file.write(line)
         if written != len(line):
             self._file.close()
-            raise OSError(errno.ENOSPC, f"only {written} of {len(line)} bytes of a line could be written")
+            short = f"only {written} of {len(line)} bytes of a line could be written"
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {short}")
 
     def __enter__(self) -> JsonLines:
         return self

@@ -12,7 +12,8 @@ A sweep is a folder. Each file in it has one writer:
     <sweep>/order.lock                      orchestrator      that a command is planning or cancelling
     <sweep>/queue.lock                      orchestrator.queue  that this host's queue lives
     <sweep>/queue.log, submitit/            orchestrator      for people only
-    <sweep>/report/                         analysis.report   made from all the rest, at any time
+    <sweep>/report/                         analysis.report   made from all the rest, at any time: report.md, report.html,
+                                                              report.json, summary.json, steps.parquet, plots/
     <sweep>/tracking/                       launch.track      what a later upload needs
     <sweep>/runs/<run>/spec.json            orchestrator      the RunSpec
     <sweep>/runs/<run>/attempts/<k>/        launch.job        made by it; a folder that exists is an attempt begun

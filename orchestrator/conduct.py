@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Optional
 
+from launch.files import sync_file_system
 from launch.order import BundleOrder
 from launch.paths import SweepPaths
 from launch.record import Plan
@@ -18,6 +19,7 @@ from orchestrator.next_steps import after, going
 from orchestrator.plan import Policy, Target, orders
 from orchestrator.postmortem import bury
 from orchestrator.queue import run_in_foreground, start_queue
+from orchestrator.report_process import write_report
 from orchestrator.retry import Retry, nodes_to_avoid
 from orchestrator.slurm import Jobs, Scheduler
 from orchestrator.slurm_queue import ask, enqueue
@@ -52,6 +54,18 @@ def conduct(
     Without waiting it is 0 once Slurm, or this host's queue, has taken the work. With nothing to do it is what the
     report says, or what stands in its place: ``conclude``.
     """
+    states, busy = carry_out(paths, plan, target, policy, executor, wait=wait)
+    code = 0
+    if wait:
+        code = _report(paths, states, anew=busy) if conclude is None else conclude(paths)
+    show.next_commands(after(paths, plan, states))
+    return code
+
+
+def carry_out(
+    paths: SweepPaths, plan: Plan, target: Target, policy: Policy, executor: Executor, *, wait: bool
+) -> tuple[Mapping[str, RunState], bool]:
+    """Have the runs made that ``policy`` allows; the state of every run, and whether anything ran or was to run."""
     scheduler = Scheduler()
     with ordering(paths):
         jobs = ask(paths, scheduler)  # whatever the executor: an earlier plan of this name may have jobs
@@ -70,12 +84,7 @@ def conduct(
         else:
             show.left_running(plan.name, going(paths, plan))
         raise
-    states = _buried(paths, plan, scheduler.look(open_submissions(paths)))
-    code = 0
-    if wait:
-        code = _report(paths, states, anew=busy) if conclude is None else conclude(paths)
-    show.next_commands(after(paths, plan, states))
-    return code
+    return _buried(paths, plan, scheduler.look(open_submissions(paths))), busy
 
 
 def _follow(
@@ -126,9 +135,14 @@ def _hand_over(
 ) -> None:  # fmt: skip
     if not isinstance(target, Cluster):
         write_orders(paths, ordered)
+        with writing(paths):
+            sync_file_system(paths.root)
     elif ordered:
-        if "%" in str(paths.root.absolute()):
-            message = f"{paths.root}: holds %, which sbatch takes for the beginning of a job's number"
+        special = {"%", "\\"} & set(str(paths.root.absolute()))
+        if special:
+            message = (
+                f"{paths.root}: holds {min(special)}, which sbatch reads as a part of a pattern (filename pattern)"
+            )
             raise wrong("--store", message, "name another folder, or another sweep: name=...")
         if any(paths.root.resolve().is_relative_to(folder) for folder in _OF_ONE_HOST):
             show.unshared_store(paths)
@@ -156,18 +170,14 @@ def _report(paths: SweepPaths, states: Mapping[str, RunState], *, anew: bool) ->
     """Show the report, written ``anew`` or where the one on disk is older than a run; the value is its exit code."""
     code = None if anew else _reported(paths, states)
     if code is None:
-        # Only here: a sweep that has nothing to do answers without loading what draws plots.
-        from analysis.report import write_report
-
-        with writing(paths):
-            code = write_report(paths).exit_code
+        code = write_report(paths)
     show.report(paths)
     return code
 
 
 def _reported(paths: SweepPaths, states: Mapping[str, RunState]) -> Optional[int]:
     """The exit code of the report on disk, None where there is none or something is newer than it."""
-    report = paths.report / "report.json"
+    report = paths.report / "summary.json"
     try:
         written = min(report.stat().st_mtime, (paths.report / "report.md").stat().st_mtime)
         code = json.loads(report.read_bytes())["exit_code"]

@@ -110,11 +110,12 @@ def ordered(states: Mapping[str, RunState], orders: Sequence[BundleOrder], of_ot
     parts = [f"{begun} runs to begin"] if begun else []
     parts += [f"{alive} already running or waiting, adopted"] if alive else []
     parts += [f"{kept} on disk"] if kept else []
-    print("; ".join(parts) if parts else "nothing to run")
+    lines = ["; ".join(parts) if parts else "nothing to run"]
     if of_other_plans:
-        print(
+        lines.append(
             f"{of_other_plans} runs of earlier plans of this name are kept, and are not in this plan nor in its report"
         )
+    print("\n".join(lines), flush=True)  # a pipe's reader sees it before the first run begins
 
 
 def unshared_store(paths: SweepPaths) -> None:
@@ -216,7 +217,7 @@ def done(state: RunState, cell: Cell) -> int:
 
 def report(paths: SweepPaths) -> None:
     """The report in short: its first paragraph, a row a cell, and where the whole stands."""
-    content = read_json(paths.report / "report.json")
+    content = read_json(paths.report / "summary.json")
     print(f"\n{content['summary']['text']}\n".replace("`", ""))
     rows: list[tuple[str, ...]] = [
         ("cell", "outcome", "loss verdict", "largest difference", "eager / graphed step time")
@@ -225,8 +226,8 @@ def report(paths: SweepPaths) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows[: MOST_ROWS + 1]:
         print("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
-    if len(rows) > MOST_ROWS + 1:
-        print(f"... and {len(rows) - MOST_ROWS - 1} more cells in the report")
+    if content["cells_in_all"] > MOST_ROWS:
+        print(f"... and {content['cells_in_all'] - MOST_ROWS} more cells in the report")
     print(f"\nreport: {paths.report / 'report.md'}")
 
 
@@ -237,6 +238,7 @@ def _report_row(cell: Mapping[str, Any]) -> tuple[str, ...]:
     if speed:
         pairs = "pair" if speed["pairs"] == 1 else "pairs"
         faster = f"{number(speed['ratio']):.2f}x over {speed['pairs']} {pairs}"
+        faster += ", INCONCLUSIVE" if speed["word"] == "INCONCLUSIVE" else ""
     loss = "-" if difference is None else f"{number(difference):.2g}"
     return (cell["label"], cell["outcome"] + (" (unexpected)" if cell["unexpected"] else ""), word, loss, faster)
 
@@ -245,6 +247,12 @@ def advice(paths: SweepPaths) -> None:
     """The advice as it stands on disk."""
     path = paths.report / "advice.md"
     print(f"\n{path.read_text()}\nadvice: {path}")
+
+
+def answer(paths: SweepPaths) -> None:
+    """What bisect found, as it stands on disk."""
+    path = paths.report / "bisect.md"
+    print(f"\n{path.read_text()}\nanswer: {path}\nreport: {paths.report / 'report.md'}")
 
 
 def next_commands(lines: Sequence[str]) -> None:

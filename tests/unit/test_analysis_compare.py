@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from analysis.compare import CellResult, compare, exit_code
+from analysis.judged import judge
 from analysis.load import load
 from launch.files import write_text
 from launch.paths import SweepPaths
@@ -57,6 +58,50 @@ def test_noise_within_the_margin_is_equivalent_and_worst_repeat_wins(tmp_path: P
     assert result.max_loss_difference == pytest.approx(2e-4)
 
 
+def test_repeats_are_judged_together_the_one_that_is_equal_to_the_bit_too(tmp_path: Path) -> None:
+    def noise(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 1:
+            run.metrics[60]["loss"] += 2e-4
+
+    result = judged(tmp_path, noise)
+    assert result.verdict is not None and result.verdict.evidence is not None
+    found = result.verdict.evidence
+    assert (found.eager_runs, found.graphed_runs, found.bitwise_prefix) == (2, 2, 56)
+    assert [tested.metric for tested in found.tested] == ["loss", "grad_norm"]
+    assert [pair.verdict.evidence and pair.verdict.evidence.graphed_runs for pair in result.pairs] == [1, 1]
+
+
+def test_a_step_beyond_the_margin_is_of_the_repeat_that_has_it(tmp_path: Path) -> None:
+    def far(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 1:
+            run.metrics[60]["grad_norm"] *= 1.02
+
+    result = judged(tmp_path, far)
+    assert result.verdict is not None
+    assert result.verdict.word == "DIVERGED"
+    assert result.verdict.reason.startswith("first at step 60: the gradient norm is")
+    assert result.verdict.reason.endswith("(graphed repeat 1)")
+    assert [pair.verdict.word for pair in result.pairs] == ["BITWISE", "DIVERGED"]
+
+
+def test_the_more_cells_of_a_sweep_are_tested_the_surer_each_has_to_be(tmp_path: Path) -> None:
+    def offset(run: AttemptRecord) -> None:
+        """Sure in two of the workloads, with a p of 0.03 in the others."""
+        spread, mean = (1e-5, 1e-5) if run.spec.training.learning_rate < 2.5e-3 else (1e-4, 4.5e-4)
+        for step in run.metrics:
+            step["loss"] += (spread if run.spec.repeat else -spread) + (mean if run.spec.graphed else 0)
+
+    words = []
+    for workloads in (3, 4):
+        sweep = write_sweep(tmp_path / str(workloads), workloads=workloads, edit=offset)
+        results = [result for result in judge(sweep).results if result.verdict]
+        words.append([result.verdict.word for result in results if result.verdict])
+        assert [pair.verdict.word for result in results for pair in result.pairs] == [
+            w for w in words[-1] for _ in "ab"
+        ]
+    assert words == [["EQUIVALENT"] * 3, ["EQUIVALENT"] * 2 + ["INCONCLUSIVE"] * 2]
+
+
 def test_deterministic_mode_asks_for_equality_to_the_bit(tmp_path: Path) -> None:
     def near(run: AttemptRecord) -> None:
         run.metrics[60]["loss"] += 1e-6
@@ -85,7 +130,7 @@ def test_all_nan_on_both_sides_does_not_pass(tmp_path: Path) -> None:
             step["loss"] = float("nan")
 
     sweep = write_sweep(tmp_path, edit=all_nan)
-    assert graphed_result(sweep).verdict.word == "INCONCLUSIVE"  # type: ignore[union-attr]
+    assert graphed_result(sweep).verdict.word == "INCOMPARABLE"  # type: ignore[union-attr]
     # No run says COMPLETED after a NaN: a record that does is unsound, whatever the pair says.
     assert exit_code(compare(load(sweep))) == 3
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from analysis.compare import compare
 from analysis.load import load
+from launch.record import Outcome
 from launch.spec import Device
 from tests.records import GIB, AttemptRecord, write_sweep
 
@@ -66,3 +68,45 @@ def test_what_the_profiler_holds_is_no_memory_of_the_run(tmp_path: Path) -> None
     _, graphed = compare(load(write_sweep(tmp_path, device="cuda", edit=profiled)))
     assert graphed.memory is not None
     assert graphed.memory.peak < 10 * GIB
+
+
+# --- what is left ---------------------------------------------------------------------------------------------------
+
+
+def test_headroom_is_what_the_smallest_gpu_has_beyond_the_peak(tmp_path: Path) -> None:
+    def smaller(run: AttemptRecord) -> None:
+        if run.spec.repeat:
+            run.environment["hardware"]["gpu_memory_bytes"] = [140 * GIB, 80 * GIB]
+
+    eager, graphed = compare(load(write_sweep(tmp_path, device="cuda", edit=smaller)))
+    for result in (eager, graphed):
+        assert result.memory is not None
+        assert result.memory.device_total == 80 * GIB
+        assert result.memory.headroom == 80 * GIB - result.memory.peak
+
+
+def old_record(run: AttemptRecord) -> None:
+    del run.environment["hardware"]["gpu_memory_bytes"]
+
+
+def odd_record(run: AttemptRecord) -> None:
+    run.environment["hardware"] = None
+
+
+def out_of_memory(run: AttemptRecord) -> None:
+    if run.spec.repeat:
+        run.outcome = Outcome("CUDA_OOM", "measure", "bundle000", 0.0, 1.0)
+
+
+@pytest.mark.parametrize("edit", [old_record, odd_record, out_of_memory])
+def test_headroom_is_not_told_where_records_do_not_tell_it(
+    tmp_path: Path, edit: Callable[[AttemptRecord], None]
+) -> None:
+    for result in compare(load(write_sweep(tmp_path, device="cuda", edit=edit))):
+        assert result.memory is not None
+        assert result.memory.headroom is None
+
+
+def test_a_cpu_host_has_no_headroom_to_tell(tmp_path: Path) -> None:
+    for result in compare(load(write_sweep(tmp_path))):
+        assert result.memory is not None and result.memory.headroom is None

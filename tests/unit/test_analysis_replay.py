@@ -216,7 +216,8 @@ def test_no_launch_count_passes_below_what_was_expected(tmp_path: Path) -> None:
 
 
 def _seen(attempt: Attempt, probe: Probe) -> Attempt:
-    return dataclasses.replace(attempt, probes={0: probe})
+    assert attempt.recorded is not None
+    return dataclasses.replace(attempt, recorded=dataclasses.replace(attempt.recorded, probes={0: probe}))
 
 
 def test_records_that_know_of_no_launches_are_read(tmp_path: Path) -> None:

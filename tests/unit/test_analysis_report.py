@@ -61,7 +61,7 @@ def test_the_same_records_give_the_same_bytes_wherever_they_stand(tmp_path: Path
     )
     subprocess.run([sys.executable, "-c", program, str(moved.root)], check=True, cwd=Path(__file__).parents[2])
     assert files_of(moved.report) == first
-    assert len([name for name in first if name.endswith(".png")]) == 9
+    assert len([name for name in first if name.endswith(".png")]) == 12
     assert all(str(tmp_path).encode() not in content for content in first.values())
 
 
@@ -71,7 +71,8 @@ def test_parts_stand_in_order_with_the_worst_news_first(tmp_path: Path) -> None:
     text = report.markdown.read_text()
     headings = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
     assert headings == [
-        "Cells", "Plots", "Cells that this host cannot run", "Rejected cells", "Failures", "Evidence", "Provenance",
+        "Cells", "Plots", "Ranking", "Speed", "Memory", "Measured results", "Expected metric changes",
+        "Cells that this host cannot run", "Rejected cells", "Failure modes", "Failures", "Evidence", "Provenance",
     ]  # fmt: skip
     assert text.index("DIVERGED") < text.index("INCOMPARABLE") < text.index("ended otherwise") < text.index(" pass (")
     assert text.splitlines()[2] == report.summary
@@ -81,7 +82,7 @@ def test_parts_stand_in_order_with_the_worst_news_first(tmp_path: Path) -> None:
 def test_tables_keep_their_columns_whatever_a_message_holds(tmp_path: Path) -> None:
     text = write_report(eventful_sweep(tmp_path)).markdown.read_text()
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("| ")]
-    assert len(tables) == 5
+    assert len(tables) == 13
     for lines in tables:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
 
@@ -162,6 +163,23 @@ def test_plots_are_bounded_worst_first_and_old_ones_go(tmp_path: Path) -> None:
     assert len(content["plots"]["left_out_workloads"]) == 14 - MAXIMUM_WORKLOADS
     assert next(iter(content["plots"]["drawn"])) == workload_spec(13, "none", 16).workload_id
     assert "Left out: `eager, lr 0.012`, `eager, lr 0.013`." in report.markdown.read_text()
+
+
+def test_tables_are_bounded_and_hold_the_worst_workloads_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def third_diverges(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.training.learning_rate == pytest.approx(3e-3):
+            run.metrics[10]["loss"] += 1.0
+
+    monkeypatch.setattr("analysis.selection.MAXIMUM_ROWS", 5)
+    report = write_report(write_sweep(tmp_path, workloads=3, repeats=1, steps=16, edit=third_diverges))
+    text = report.markdown.read_text()
+    assert "4 of 6 cells are shown, worst news first" in text
+    evidence = text[text.index("## Evidence") :]
+    assert "lr 0.003" in evidence and "lr 0.001" in evidence and "lr 0.002" not in evidence
+    assert len(json.loads(report.json.read_text())["cells"]) == 6
+    brief = json.loads((report.json.parent / "summary.json").read_text())
+    assert [cell["label"][-8:] for cell in brief["cells"]] == ["lr 0.001"] * 2 + ["lr 0.003"] * 2
+    assert (brief["cells_in_all"], brief["exit_code"]) == (6, report.exit_code)
 
 
 def test_runs_that_differ_in_provenance_are_told_apart(tmp_path: Path) -> None:

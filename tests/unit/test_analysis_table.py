@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import pandas as pd
+import pytest
+from pyarrow import parquet
 
 from analysis.report import write_report
 from tests.records import AttemptRecord, write_sweep
@@ -25,11 +26,22 @@ def test_every_step_of_every_run_is_a_row(tmp_path: Path) -> None:
 
     sweep = write_sweep(tmp_path, steps=20, edit=edit)
     write_report(sweep)
-    table = pd.read_parquet(sweep.report / "steps.parquet")
-    found = {(run_id, step): loss for run_id, step, loss in zip(table.run_id, table.step, table.loss, strict=True)}
+    rows = parquet.read_table(sweep.report / "steps.parquet").to_pylist()
+    found = {(row["run_id"], row["step"]): row["loss"] for row in rows}
     assert found.keys() == written.keys()
     assert all(found[key] == loss or (math.isnan(found[key]) and math.isnan(loss)) for key, loss in written.items())
-    assert set(table.loc[table.graphed, "phase"]) == {"warmup", "capture", "settle", "measure"}
+    assert {row["phase"] for row in rows if row["graphed"]} == {"warmup", "capture", "settle", "measure"}
+
+
+def test_row_groups_are_written_as_they_fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = write_sweep(tmp_path, workloads=3, steps=20)
+    write_report(sweep)
+    whole = parquet.read_table(sweep.report / "steps.parquet")
+    monkeypatch.setattr("analysis.table.ROWS", 100)
+    write_report(sweep)
+    file = parquet.ParquetFile(sweep.report / "steps.parquet")
+    assert file.num_row_groups == 2, "of 80 rows a workload, two workloads fill one"
+    assert file.read().to_pylist() == whole.to_pylist()
 
 
 def test_a_sweep_of_which_nothing_ran_has_an_empty_table(tmp_path: Path) -> None:
@@ -38,4 +50,4 @@ def test_a_sweep_of_which_nothing_ran_has_an_empty_table(tmp_path: Path) -> None
 
     sweep = write_sweep(tmp_path, edit=never)
     write_report(sweep)
-    assert len(pd.read_parquet(sweep.report / "steps.parquet")) == 0
+    assert parquet.read_table(sweep.report / "steps.parquet").num_rows == 0

@@ -1,0 +1,85 @@
+"""How much faster graphed cells are, how sure that is, and who holds them up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analysis.compare import CellResult
+from analysis.markdown_blocks import table
+from analysis.speedup import BAND, CONFIDENCE, MINIMUM_STEPS, Speed
+from analysis.steady import FENCE, NOTICEABLE, RARE
+
+HOW = (
+    f"A pair's speed-up is the ratio of the mean steps of its steady window; in brackets is the {CONFIDENCE:.0%} interval "
+    "of Student's t over the pairs, on logarithms. FASTER and SLOWER: the interval clears 1; NEUTRAL: it lies within "
+    f"{BAND:.0%} of 1; anything else, and fewer than two pairs or {MINIMUM_STEPS} steady steps, is INCONCLUSIVE. The window "
+    "holds the steps measured in both runs, without those that settle. Steps further from their run's median than "
+    f"{FENCE:g} robust standard deviations and {NOTICEABLE:.0%} are outliers and left out on both sides, unless they are "
+    f"more than {RARE:.0%} of a run or one side's alone: then it is how the run behaves, and all counts."
+)
+HOW_GPU = (
+    "Operations are the model's, forward and backward, as Megatron counts them: 6 for each weight that a token meets (of "
+    "experts the top-k and the shared one), and attention under a causal mask. A capture has paid off after as many steps "
+    "as its cost takes, over the gain a step."
+)
+
+
+def speeds(shown: Sequence[CellResult]) -> list[str]:
+    """The graphed cells that have a speed."""
+    timed = [(result, result.speed) for result in shown if result.speed]
+    if not timed:
+        return []
+    on_gpu = any(result.on_gpu for result, _ in timed)
+    header = ["cell", "speed-up", "verdict", "steady steps (outliers)", "capture pays off after"]
+    absolute = ["step time, eager / graphed", "tokens/s a GPU", "model TFLOP/s a GPU"] if on_gpu else []
+    rows = [[*_row(result, speed), *(_absolute(result, speed) if on_gpu else [])] for result, speed in timed]
+    return ["## Speed", table([*header, *absolute], rows), HOW, *([HOW_GPU] if on_gpu else []), *_remarks(shown)]
+
+
+def _row(result: CellResult, speed: Speed) -> list[str]:
+    passes = result.verdict is not None and result.verdict.passes
+    return [
+        f"`{result.cell.label}`" + ("" if passes or result.verdict is None else f" (**{result.verdict.word}**)"),
+        speed.summary,
+        speed.word if passes else "-",
+        f"{speed.steps} ({speed.left_out})" if speed.left_out else str(speed.steps),
+        _pays_off(speed),
+    ]
+
+
+def _pays_off(speed: Speed) -> str:
+    if speed.word == "SLOWER":
+        return "never"
+    if speed.word != "FASTER" or speed.break_even_steps is None:
+        return "-"
+    return f"{speed.break_even_steps:,} step{'' if speed.break_even_steps == 1 else 's'}"
+
+
+def _absolute(result: CellResult, speed: Speed) -> list[str]:
+    ranks = result.spec.parallelism.world_size
+    if not result.on_gpu:
+        return ["-"] * 3
+    tokens = speed.eager_tokens_per_second / ranks, speed.graphed_tokens_per_second / ranks
+    return [
+        f"{speed.eager_ms:.2f} / {speed.graphed_ms:.2f} ms",
+        f"{tokens[0]:,.0f} / {tokens[1]:,.0f}",
+        f"{speed.eager_tflops:.4g} / {speed.graphed_tflops:.4g}",
+    ]
+
+
+def _remarks(shown: Sequence[CellResult]) -> list[str]:
+    lines = []
+    for result in shown:
+        who = f"- `{result.cell.label}`"
+        if result.speed and result.speed.reason and result.verdict and result.verdict.passes:
+            lines.append(f"{who}: INCONCLUSIVE, since {result.speed.reason}.")
+        if result.speed and result.speed.off_counts:
+            lines.append(f"{who}: no step is left out as an outlier, since {result.speed.off_counts}.")
+        if result.straggler:
+            found = result.straggler
+            does = "its GPU computes" if found.what == "computing" else "its host takes"
+            lines.append(
+                f"{who}: rank {found.rank} holds the others up: {does} {found.milliseconds:.2f} ms a step, and "
+                f"{found.others_ms:.2f} ms is the median of the others of its pipeline stage."
+            )
+    return ["\n".join(lines)] if lines else []

@@ -1,0 +1,184 @@
+"""Which cell of a task to take: layouts, dispatchers, engines and graph configurations, fastest first.
+
+Cells of one task compute the same thing. They need not share an allocation, so that nothing here is a paired comparison:
+the order is that of absolute step times, and where the runs of two cells overlap in time a step it says nothing. Ranked
+are eager cells that ended well and graphed cells that pass; the others are named with the reason.
+
+On the Pareto front is a cell where no other is at least as good in step time, peak memory a rank and number of ranks, and
+better in one of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+from analysis.compare import CellResult
+from analysis.environment import provenance
+from analysis.flops import model_flops, tokens_per_step
+from analysis.load import attempts_of
+from analysis.setting_words import task_words
+from analysis.step_time import StepTime
+from launch.spec import LAYOUT_ONLY, Device, RunSpec
+
+MACHINE = ("hardware.gpus", "hardware.cpu", "hardware.driver", "versions.", "digests.code", "settings.")
+"""Keys of the environment whose values make step times of two runs another machine's."""
+
+
+Point = tuple[float, float, int]
+"""Step time in milliseconds, peak memory in bytes (infinite where unknown), and ranks."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A cell that may be taken. ``sets_apart`` is where it differs from others of its task: "pp=2"."""
+
+    label: str
+    sets_apart: tuple[str, ...]
+    step: StepTime
+    ranks: int
+    nodes: int
+    tokens_per_second_per_rank: float
+    tflops: float
+    """Of the model, a rank (analysis/flops.py)."""
+    peak: Optional[int]
+    """Bytes, of the rank that needs most."""
+    on_front: bool
+    told_apart: bool
+    """Whether the first cell is faster for certain: all of its runs than all of this cell's, of two each or more; an eager
+    cell and a graphed one of its workload by their paired speed-up."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """One task, fastest first. ``left_out`` are labels with the reason; ``machines`` is where ranked runs differ."""
+
+    task_id: str
+    name: str
+    """What is trained: model, batch, precision."""
+    device: Device
+    cells: tuple[Ranked, ...]
+    left_out: tuple[tuple[str, str], ...]
+    allocations: int
+    machines: tuple[str, ...]
+
+    @property
+    def best(self) -> Ranked:
+        return self.cells[0]
+
+    @property
+    def most_of_a_rank(self) -> Ranked:
+        """The cell with the most tokens a second and rank."""
+        return max(self.cells, key=lambda cell: cell.tokens_per_second_per_rank)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A cell that may be taken, with what its result would have to be asked for again and again."""
+
+    result: CellResult
+    step: StepTime
+    spec: RunSpec
+
+    @property
+    def point(self) -> Point:
+        memory = self.result.memory
+        return self.step.milliseconds, memory.peak if memory else math.inf, self.spec.parallelism.world_size
+
+
+def rank(results: Sequence[CellResult]) -> tuple[Ranking, ...]:
+    """A ranking of each task, in the plan's order, of which two cells or more may be taken."""
+    tasks: dict[tuple[str, Device], list[CellResult]] = {}
+    for result in results:
+        if result.cell.state == "run":
+            tasks.setdefault((result.cell.task_id, "cuda" if result.on_gpu else "cpu"), []).append(result)
+    found = (_ranking(task_id, device, cells) for (task_id, device), cells in tasks.items())
+    return tuple(ranking for ranking in found if ranking)
+
+
+def _ranking(task_id: str, device: Device, results: Sequence[CellResult]) -> Optional[Ranking]:
+    taken = [
+        _Candidate(result, result.step, result.spec) for result in results if result.step and not _left_out(result)
+    ]
+    if len(taken) < 2:
+        return None
+    taken.sort(key=lambda candidate: candidate.step.milliseconds)
+    told = [_told(candidate.spec) for candidate in taken]
+    vary = [key for key in dict.fromkeys(key for each in told for key in each) if len({e.get(key) for e in told}) > 1]
+    front = _front([candidate.point for candidate in taken])
+    cells = tuple(
+        _ranked(candidate, tuple(f"{key}={each[key]}" for key in vary if key in each), front, taken[0])
+        for candidate, each in zip(taken, told, strict=True)
+    )
+    environments = {id(a.environment): a.environment for c in taken for a in attempts_of(c.result.runs)}
+    return Ranking(
+        task_id,
+        task_words(taken[0].spec),
+        device,
+        cells,
+        tuple((result.cell.label, why) for result in results if (why := _left_out(result))),
+        len({allocation for candidate in taken for allocation in candidate.step.allocations}),
+        _machines(list(environments.values())),
+    )
+
+
+def _left_out(result: CellResult) -> str:
+    """Why nobody should take the cell; empty where one may."""
+    if result.unsound:
+        return "records unsound"
+    if result.unfinished or any(run.attempt and not run.attempt.outcome.results_intact for run in result.runs):
+        return result.outcome
+    if result.cell.graphed and not (result.verdict and result.verdict.passes):
+        return result.verdict.word if result.verdict else "no verdict"
+    return "" if result.step else "no step was timed"
+
+
+def _ranked(candidate: _Candidate, sets_apart: tuple[str, ...], front: set[Point], first: _Candidate) -> Ranked:
+    spec, step = candidate.spec, candidate.step
+    ranks = spec.parallelism.world_size
+    return Ranked(
+        label=candidate.result.cell.label,
+        sets_apart=sets_apart,
+        step=step,
+        ranks=ranks,
+        nodes=spec.placement.nodes,
+        tokens_per_second_per_rank=tokens_per_step(spec) / ranks / step.milliseconds * 1e3,
+        tflops=model_flops(spec) / ranks / step.milliseconds / 1e9,
+        peak=candidate.result.memory.peak if candidate.result.memory else None,
+        on_front=candidate.point in front,
+        told_apart=_told_apart(first, candidate),
+    )
+
+
+def _told_apart(first: _Candidate, other: _Candidate) -> bool:
+    """Whether the first cell is faster for certain: by the paired speed-up of an eager cell and a graphed one of its
+    workload, else by absolute times."""
+    fast, slow = first.result, other.result
+    if fast.cell.workload_id == slow.cell.workload_id and fast.cell.graphed != slow.cell.graphed:
+        speed = fast.speed or slow.speed
+        return speed is not None and speed.word == ("FASTER" if fast.cell.graphed else "SLOWER")
+    return min(first.step.runs, other.step.runs) > 1 and other.step.low > first.step.high
+
+
+def _told(spec: RunSpec) -> dict[str, str]:
+    """What may set a cell apart from others of its task."""
+    training = {name: getattr(spec.training, name) for name in LAYOUT_ONLY}
+    values = {"engine": spec.engine, **vars(spec.parallelism), **training, **spec.environment}
+    told = {"graphs": spec.cuda_graph.label, **{name: str(value) for name, value in values.items()}}
+    return told | {"warmup_steps": str(spec.cuda_graph.warmup_steps)}
+
+
+def _front(points: Sequence[Point]) -> set[Point]:
+    """The points that no other is at least as good as in everything and better in something."""
+    front: list[Point] = []
+    for point in sorted(set(points)):  # what comes later is no faster, and dominates none before it
+        if not any(peak <= point[1] and ranks <= point[2] for _, peak, ranks in front):
+            front.append(point)
+    return set(front)
+
+
+def _machines(environments: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
+    differing = (item for item in provenance(environments).items() if len(item[1]) > 1 and item[0].startswith(MACHINE))
+    return tuple(f"{key}: {' or '.join(value for value, _ in found)}" for key, found in differing)

@@ -1,0 +1,292 @@
+"""`python -m analysis.loss`, as a process, on files as other frameworks and this one write them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Optional
+
+import numpy as np
+import pytest
+
+from analysis.curves import CurveError, read_curve, read_curves
+from analysis.loss_command import main
+from analysis.steps import Floats
+from launch.paths import SweepPaths
+from launch.record import read_plan
+from tests.records import AttemptRecord, write_sweep
+
+ROOT = Path(__file__).parents[2]
+STEPS = 120
+FALLING = 1.5 + 4 * np.exp(-np.arange(STEPS) / 40)
+NORMS = 1 + np.exp(-np.arange(STEPS) / 30)
+
+
+def csv(path: Path, loss: Floats = FALLING, norm: Optional[Floats] = NORMS, first: int = 0) -> Path:
+    columns = [np.arange(first, first + len(loss)), loss, *([norm] if norm is not None else [])]
+    names = ("step", "loss", "grad_norm")[: len(columns)]
+    lines = [",".join(names), *(",".join(map(repr, row)) for row in zip(*(c.tolist() for c in columns), strict=True))]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def noisy(path: Path, seed: int, share: float = 0.1, bias: float = 0.0, steps: int = STEPS) -> Path:
+    random = np.random.default_rng(seed)
+    loss = FALLING[:steps] + (random.normal(0, share, steps) + bias) * 1e-3
+    return csv(path, loss, NORMS[:steps] * (1 + random.normal(0, share, steps) * 1e-2))
+
+
+def judged(capsys: pytest.CaptureFixture[str], eager: Sequence[Path], graphed: Sequence[Path], *more: str) -> str:
+    """The output, after its first word and the exit code were found to agree."""
+    arguments = ["--eager", *map(str, eager), "--graphed", *map(str, graphed), *more]
+    code, said = main(arguments), capsys.readouterr().out
+    word = said.split()[0]
+    assert code == {"BITWISE": 0, "EQUIVALENT": 0, "INCOMPARABLE": 1, "DIVERGED": 3, "INCONCLUSIVE": 4}[word]
+    assert "provenance unchecked" in said
+    return said
+
+
+def with_value(values: Floats, at: int, value: float) -> Floats:
+    changed = values.copy()
+    changed[at] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("bias", "word", "code"), [(0.0, "EQUIVALENT", 0), (2.0, "DIVERGED", 3), (0.9, "INCONCLUSIVE", 4)]
+)
+def test_as_a_process(tmp_path: Path, bias: float, word: str, code: int) -> None:
+    files = [noisy(tmp_path / f"{name}.csv", seed) for seed, name in enumerate(("e1", "e2"))]
+    files += [noisy(tmp_path / "g1.csv", 2, bias=bias), noisy(tmp_path / "g2.csv", 3, bias=bias)]
+    command = [
+        sys.executable,
+        "-m",
+        "analysis.loss",
+        "--eager",
+        *map(str, files[:2]),
+        "--graphed",
+        *map(str, files[2:]),
+    ]
+    done = subprocess.run([*command, "--capture-step", "3"], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert done.stdout.split()[0] == word
+    for said in ("steps 4 to 119 (116); 2 eager, 2 graphed", "2 floor", "3 mean", "4 drift", "provenance unchecked"):
+        assert said in done.stdout
+
+
+def test_equal_files_are_bitwise_with_one_eager_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = judged(capsys, [csv(tmp_path / "e.csv")], [csv(tmp_path / "g.csv")])
+    assert said.startswith("BITWISE\n")
+    assert "first 120 of 120 steps" in said
+
+
+def test_one_eager_file_is_inconclusive_at_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = judged(capsys, [csv(tmp_path / "e.csv")], [noisy(tmp_path / "g.csv", 1, 1e-6)])
+    assert said.startswith("INCONCLUSIVE\n")
+    assert "second eager repeat" in said
+
+
+def test_the_window_begins_after_the_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eager = [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv")]
+    graphed = [csv(tmp_path / "g.csv", with_value(FALLING, 9, 7.0))]
+    assert judged(capsys, eager, graphed).startswith("DIVERGED\nfirst at step 9")
+    assert judged(capsys, eager, graphed, "--capture-step", "8").startswith("DIVERGED")
+    assert judged(capsys, eager, graphed, "--capture-step", "9").startswith("BITWISE")
+    assert judged(capsys, eager, graphed, "--capture-step", "119").startswith("INCOMPARABLE\nno step ran")
+    near = [noisy(tmp_path / "n.csv", 1, 0.01)]
+    short = judged(capsys, eager, near, "--capture-step", "40")
+    assert short.startswith("INCONCLUSIVE") and "over 79 steps" in short
+
+
+def test_margins_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eager = [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv")]
+    graphed = [csv(tmp_path / "g.csv", FALLING + 1.5e-3)]
+    assert judged(capsys, eager, graphed).startswith("DIVERGED")
+    assert judged(capsys, eager, graphed, "--loss-margin", "0.002").startswith("EQUIVALENT")
+    with pytest.raises(SystemExit, match="2"):
+        main(["--eager", "e", "--graphed", "g", "--loss-margin", "nan"])
+
+
+def test_loss_alone_is_judged_and_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [csv(tmp_path / f"{name}.csv", norm=None) for name in ("e1", "e2")]
+    said = judged(capsys, files, [csv(tmp_path / "g.csv", FALLING + 1e-5, None)])
+    assert said.startswith("EQUIVALENT") and "gradient norm: not in the files" in said
+    with_norm = [csv(tmp_path / "n.csv")]
+    assert "no grad_norm, which" in judged(capsys, files, with_norm)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("column", ["loss", "grad_norm"])
+def test_what_is_not_finite_never_passes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: float, column: str
+) -> None:
+    def at_60(name: str) -> Path:
+        loss, norm = (with_value(values, 60, value) for values in (FALLING, NORMS))
+        return csv(tmp_path / name, loss if column == "loss" else FALLING, NORMS if column == "loss" else norm)
+
+    sound = [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv")]
+    assert judged(capsys, sound, [at_60("g.csv")]).startswith("DIVERGED\nfirst at step 60")
+    assert judged(capsys, [*sound, at_60("e3.csv")], [csv(tmp_path / "g1.csv")]).startswith("INCOMPARABLE\n")
+    assert judged(capsys, [at_60("e4.csv"), at_60("e5.csv")], [at_60("g3.csv")]).startswith("INCOMPARABLE\n")
+
+
+def test_a_run_that_ended_at_its_nan_diverges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stopped = csv(tmp_path / "g.csv", with_value(FALLING, 60, float("nan"))[:61], NORMS[:61])
+    said = judged(capsys, [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv")], [stopped])
+    assert said.startswith("DIVERGED\nfirst at step 60")
+
+
+Change = Callable[[str], str]
+
+
+def without_line(number: int) -> Change:
+    return lambda text: "".join(line for at, line in enumerate(text.splitlines(True), 1) if at != number)
+
+
+def twice_line(number: int) -> Change:
+    return lambda text: "".join(line * (2 if at == number else 1) for at, line in enumerate(text.splitlines(True), 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: "", "g.csv: no step"),
+        (lambda text: "\n\n", "g.csv: no step"),
+        (lambda text: "step,loss,grad_norm\n", "g.csv: no step"),
+        (without_line(1), "g.csv, line 1: the header has no column step"),
+        (
+            lambda text: text.replace("loss", "lm loss", 1),
+            "g.csv, line 1: the header has no column loss; it names 'step', ",
+        ),
+        (
+            lambda text: text.replace("grad_norm", "loss", 1),
+            "g.csv, line 1: the header names the column loss more than once",
+        ),
+        (lambda text: text.replace("grad_norm", "norm", 1), "g.csv: no grad_norm, which"),
+        (lambda text: text.replace(",", ";"), "g.csv, line 1: the header has no column step; it names 'step;loss;"),
+        (lambda text: text.replace("\n7,", "\n7,oops", 1), "g.csv, line 9: loss is 'oops"),
+        (lambda text: text.replace("\n7,", "\n7,1_", 1), "g.csv, line 9: loss is '1_"),
+        (lambda text: text.replace("\n7,", "\n7,,", 1), "g.csv, line 9: 4 values, and the header names 3 columns"),
+        (lambda text: text.replace("\n7,", "\n7.5,", 1), "g.csv, line 9: step is '7.5', not a whole number"),
+        (lambda text: text.replace("\n7,", "\n,", 1), "g.csv, line 9: step is '', not a number"),
+        (lambda text: text.replace("\n7,", "\nnan,", 1), "g.csv, line 9: step is 'nan', not a whole number"),
+        (lambda text: text[: len(text) - 30], "g.csv, line 121: 2 values"),
+        (lambda text: text + '"', "g.csv, line 122: "),
+        (without_line(50), "g.csv: step 48 missing of 120"),
+        (without_line(121), "g.csv: step 119 missing of 120"),
+        (lambda text: "".join(text.splitlines(True)[:61]), "g.csv: steps 60, 61, 62, 63, 64 and 55 more missing"),
+        (twice_line(50), "g.csv: step 48 follows step 48"),
+        (lambda text: text.replace("\n7,", "\n8,", 1), "g.csv: step 7 missing of 120; step 8 recorded more than once"),
+        (lambda text: text.replace("\n7,", "\nX,").replace("\n8,", "\n7,").replace("\nX,", "\n8,"), "out of order"),
+    ],
+)
+def test_a_file_that_is_no_whole_curve_is_named_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Change, said: str
+) -> None:
+    eager, graphed = [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv")], csv(tmp_path / "g.csv")
+    graphed.write_text(change(graphed.read_text()))
+    found = judged(capsys, eager, [graphed])
+    assert found.startswith("INCOMPARABLE\n")
+    assert said in found
+
+
+def test_renumbered_steps_are_not_moved_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eager = [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv")]
+    said = judged(capsys, eager, [csv(tmp_path / "g.csv", first=1)])
+    assert said.startswith("INCOMPARABLE") and "step 0 missing" in said
+    alike = [csv(tmp_path / f"from_one_{name}.csv", first=1) for name in "abc"]
+    assert judged(capsys, alike[:2], alike[2:]).startswith("BITWISE")
+
+
+def test_steps_may_be_evenly_spaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def every_tenth(name: str, gap: int = 0) -> Path:
+        path = tmp_path / name
+        rows = (f"{10 * i + (gap if i > 50 else 0)},{FALLING[i]!r}" for i in range(STEPS))
+        path.write_text("step,loss\n" + "\n".join(row.replace("np.float64(", "").replace(")", "") for row in rows))
+        return path
+
+    said = judged(capsys, [every_tenth("e.csv")], [every_tenth("g.csv")], "--capture-step", "35")
+    assert said.startswith("BITWISE") and "steps 40 to 1190 (116)" in said
+    assert "step 515 follows step 500" in judged(capsys, [every_tenth("e.csv", 5)], [every_tenth("g.csv", 5)])
+
+
+def test_files_that_cannot_be_read_or_prove_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eager, graphed = csv(tmp_path / "e.csv"), csv(tmp_path / "g.csv")
+    assert "none.csv: No such file" in judged(capsys, [eager], [tmp_path / "none.csv"])
+    assert f"{tmp_path}: Is a directory" in judged(capsys, [eager], [tmp_path])
+    assert "given twice" in judged(capsys, [eager], [eager])
+    assert "given twice" in judged(capsys, [eager, tmp_path / "." / "e.csv"], [graphed])
+    (tmp_path / "link.csv").symlink_to(eager)
+    assert "given twice" in judged(capsys, [eager, tmp_path / "link.csv"], [graphed])
+    graphed.write_bytes("step,loss\n0,1.5\n".encode("utf-16"))
+    assert "not UTF-8" in judged(capsys, [eager], [graphed])
+
+
+def test_byte_order_marks_line_ends_blank_lines_and_other_columns_are_no_matter(tmp_path: Path) -> None:
+    plain = read_curve(csv(tmp_path / "plain.csv"))[0]
+    text = (tmp_path / "plain.csv").read_text()
+    lines = [f"2026-01-01,{line}" for line in text.replace("step,", "step ,").splitlines()]
+    other = tmp_path / "other.csv"
+    other.write_bytes("\ufeff".encode() + ("\r\n".join(lines) + "\r\n\r\n").encode())
+    found = read_curve(other)[0]
+    for name in ("step", "loss", "grad_norm"):
+        assert np.array_equal(getattr(found, name), getattr(plain, name))
+
+
+def test_json_lines_with_nan_as_text_and_as_constants(tmp_path: Path) -> None:
+    path = tmp_path / "curve.jsonl"
+    rows = ['{"step": 0, "loss": "NaN", "grad_norm": 1}', "", '{"step": 1.0, "loss": NaN, "grad_norm": "-Infinity"}\r']
+    path.write_text("\n".join(rows))
+    steps = read_curve(path)[0]
+    assert steps.step.tolist() == [0, 1]
+    assert np.isnan(steps.loss).all()
+    assert steps.grad_norm.tolist() == [1.0, -np.inf]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"step": 1, "loss": 2', "not JSON"),
+        ("[1, 2]", "not a JSON object"),
+        ('{"step": 1}', "no loss"),
+        ('{"loss": 1}', "no step"),
+        ('{"step": true, "loss": 1}', "step is True"),
+        ('{"step": 1, "loss": null}', "loss is None, not a number"),
+        ('{"step": 1, "loss": "much"}', "loss is 'much', not a number"),
+        ('{"step": 1, "loss": [1]}', "loss is [1]"),
+        ('{"step": 1e300, "loss": 1}', "step is 1e+300, not a whole number"),
+        ('{"step": 1, "loss": 1' + "0" * 400 + "}", "loss is 1000"),
+    ],
+)
+def test_a_line_that_is_no_step_is_named(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "curve.jsonl"
+    path.write_text('{"step": 0, "loss": 1.5}\n' + line + "\n")
+    with pytest.raises(CurveError) as error:
+        read_curve(path)
+    assert str(error.value).startswith(f"{path}, line 2: {said}")
+
+
+def test_gradient_norms_in_some_lines_only_are_missing_in_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "curve.jsonl"
+    path.write_text('{"step": 0, "loss": 1.5, "grad_norm": 1}\n{"step": 1, "loss": 1.5}\n')
+    with pytest.raises(CurveError, match=r"line 2: no grad_norm"):
+        read_curves([path], [csv(tmp_path / "g.csv")])
+
+
+def metrics_files(sweep: SweepPaths) -> dict[bool, list[Path]]:
+    """metrics.jsonl of the runs, by whether they are graphed."""
+    plan = read_plan(sweep)
+    return {c.graphed: [sweep.run(run_id).attempt(1).metrics for run_id in c.run_ids] for c in plan.cells}
+
+
+def test_metrics_of_runs_are_read_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def late_nan(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 1:
+            run.metrics[80]["loss"] = float("nan")
+
+    files = metrics_files(write_sweep(tmp_path / "same"))
+    assert judged(capsys, files[False], files[True], "--capture-step", "3").startswith("BITWISE")
+    files = metrics_files(write_sweep(tmp_path / "nan", edit=late_nan))
+    assert judged(capsys, files[False], files[True], "--capture-step", "3").startswith("DIVERGED\nfirst at step 80")
