@@ -1,4 +1,4 @@
-"""What each verb does: load, decide, act, print.
+"""What each verb does: load, decide, act, print. Those that only tell what is on disk are in orchestrator/telling.py.
 
 Imported above is what every verb needs; what only some need they import themselves, so that ``status`` answers at once.
 """
@@ -6,24 +6,20 @@ Imported above is what every verb needs; what only some need they import themsel
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Optional, TextIO
+from typing import TYPE_CHECKING
 
 from launch.files import dumps
-from launch.paths import RunPaths, SweepPaths
+from launch.paths import SweepPaths
 from launch.record import Plan, plan_to_json
 from orchestrator import show
-from orchestrator.errors import SystemFault, wrong
-from orchestrator.next_steps import after
-from orchestrator.slurm import Jobs, Scheduler
+from orchestrator.errors import wrong
 from orchestrator.state import open_submissions, read_states
-from orchestrator.store import Store, read_plan, writing
-from orchestrator.submission import Submission
+from orchestrator.store import Store, read_plan
+from orchestrator.telling import compare, jobs_of, logs, messages, report, status
 
 if TYPE_CHECKING:
     from orchestrator.executor import Executor
@@ -36,7 +32,7 @@ def sweep(options: argparse.Namespace) -> int:
     from orchestrator.conduct import conduct
     from orchestrator.executor import resolve_executor
 
-    with _messages(options):
+    with messages(options):
         executor = resolve_executor(options.executor)
         planned, target = _plan(options, executor)
         show.plan_summary(planned)
@@ -68,7 +64,7 @@ def advise(options: argparse.Namespace) -> int:
     from orchestrator.conduct import conduct
     from orchestrator.executor import resolve_executor
 
-    with _messages(options):
+    with messages(options):
         executor = resolve_executor(options.executor)
         recipe, cells, target = _cells(options, executor)
         planned = _judged(options, advice_recipe(recipe), eager_alone(cells), target)
@@ -80,65 +76,35 @@ def advise(options: argparse.Namespace) -> int:
     return code
 
 
-def status(options: argparse.Namespace) -> int:
-    store = Store(options.store)
-    if options.sweep is None:
-        return _list(store, options.json)
-    paths = store.find(options.sweep)
-    planned = read_plan(paths)
-    if options.watch:
-        from orchestrator.watch import watch
+def bisect(options: argparse.Namespace) -> int:
+    from orchestrator.bisect import bisect, cell_named, search_of, write_answer
+    from orchestrator.conduct import carry_out
+    from orchestrator.executor import resolve_executor
+    from orchestrator.inputs import check_inputs
+    from orchestrator.plan import check_budget, gpu_hours
 
-        with _messages(options):
-            scheduler = Scheduler() if planned.scheduler == "slurm" else None
-            watch(paths, planned, restart_queue=False, scheduler=scheduler)
-    jobs = _jobs(open_submissions(paths))
-    states = read_states(paths, planned, jobs)
+    with messages(options):
+        store = Store(options.store)
+        origin = store.find(options.sweep)
+        planned = read_plan(origin)
+        cell = cell_named(planned, options.run)
+        executor = resolve_executor(options.executor)
+        target = _target(executor, options, planned.cluster)
+        search = search_of(origin, planned, cell, target)
+        paths = SweepPaths(origin.root.with_name(search.name))
+
+        def make(round_of_sets: Plan) -> None:
+            check_budget(gpu_hours(round_of_sets), options.max_gpu_hours)
+            check_inputs(round_of_sets)
+            show.plan_summary(round_of_sets)
+            carry_out(paths, round_of_sets, target, "unfinished", executor, wait=True)
+
+        answer = bisect(paths, search, target, make)
+        write_answer(paths, answer)
+        show.answer(paths)
     if options.json:
-        print(dumps(show.states_to_json(planned, states, jobs), indent=1))
-    else:
-        show.states(planned, states)
-        show.slurm(jobs, states)
-        show.next_commands(after(paths, planned, states))
-    return 0
-
-
-def report(options: argparse.Namespace) -> int:
-    paths = Store(options.store).find(options.sweep)
-    planned = read_plan(paths)  # says what is wrong with it, where it is damaged
-    from analysis.report import write_report
-
-    with _messages(options):
-        _settle(paths, planned)
-    with writing(paths):
-        made = write_report(paths)
-    if options.json:
-        print((paths.report / "report.json").read_text(), end="")
-    else:
-        show.report(paths)
-    return made.exit_code
-
-
-def _settle(paths: SweepPaths, planned: Plan) -> None:
-    """Outcomes of runs that ended with their job, before anything is said of them."""
-    from orchestrator.postmortem import bury
-
-    submissions = open_submissions(paths)
-    if submissions:
-        scheduler = Scheduler()
-        show.slurm(scheduler.look(submissions), {})
-        bury(paths, read_states(paths, planned, scheduler.settled(submissions)))
-
-
-def logs(options: argparse.Namespace) -> int:
-    from orchestrator.logs import followed, shown
-
-    run = RunPaths(_find_run(Store(options.store), options.run))
-    planned = read_plan(SweepPaths(run.root.parent.parent))
-    text = (followed if options.follow else shown)(run, planned, options.attempt, options.rank)
-    for part in text:
-        print(part, end="", flush=True)
-    return 0
+        print((paths.report / "bisect.json").read_text(), end="")
+    return answer.exit_code
 
 
 def cancel(options: argparse.Namespace) -> int:
@@ -158,7 +124,7 @@ def resume(options: argparse.Namespace) -> int:
     from orchestrator.conduct import conduct
     from orchestrator.executor import check_executor, resolve_executor
 
-    with _messages(options):
+    with messages(options):
         paths = Store(options.store).find(options.sweep)
         planned = read_plan(paths)
         executor = resolve_executor(options.executor)
@@ -170,15 +136,33 @@ def resume(options: argparse.Namespace) -> int:
     return code
 
 
+def export(options: argparse.Namespace) -> int:
+    from orchestrator.export import export
+    from orchestrator.recipe import load
+    from orchestrator.sweep import expand, pick
+
+    cells = pick(expand(load(options.recipe, options.overrides), "cuda"), options.only)
+    # Twins were added for comparison; they are meant where nothing else is left.
+    for cell in [cell for cell in cells if not cell.twin] or cells:
+        exported = export(cell.spec, options.to, options.release)
+        print(f"# {cell.label}\n{exported.text}\n")
+        for note in exported.notes:
+            print(f"not said of {cell.label}: {note}", file=sys.stderr)
+    return 0
+
+
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "sweep": sweep,
     "plan": plan,
     "advise": advise,
     "status": status,
     "report": report,
+    "compare": compare,
+    "bisect": bisect,
     "logs": logs,
     "cancel": cancel,
     "resume": resume,
+    "export": export,
 }
 
 
@@ -228,57 +212,10 @@ def _target(executor: Executor, options: argparse.Namespace, named: str) -> Targ
     return this_host()
 
 
-def _messages(options: argparse.Namespace) -> contextlib.redirect_stdout[TextIO]:
-    """Where messages for people go: away from standard output, where a program is to read that."""
-    return contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout)
-
-
 def _print_json(options: argparse.Namespace, paths: SweepPaths, planned: Plan) -> None:
     """The report's JSON, or the runs' states where nobody waited for a report."""
     if options.json and options.no_wait:
-        jobs = _jobs(open_submissions(paths))
+        jobs = jobs_of(open_submissions(paths))
         print(dumps(show.states_to_json(planned, read_states(paths, planned, jobs), jobs), indent=1))
     elif options.json:
         print((paths.report / "report.json").read_text(), end="")
-
-
-def _jobs(submissions: Sequence[Submission]) -> Optional[Jobs]:
-    """What Slurm says of the jobs of ``submissions``; None where there are none, and it is not asked."""
-    return Scheduler().look(submissions) if submissions else None
-
-
-def _list(store: Store, as_json: bool) -> int:
-    plans: dict[str, Plan] = {}
-    submissions: list[Submission] = []
-    code = 0
-    for name in store.names():
-        try:
-            plans[name] = read_plan(store.sweep(name))
-            submissions += open_submissions(store.sweep(name))
-        except SystemFault as fault:
-            print(f"error: {fault}", file=sys.stderr)
-            code = fault.exit_code
-            plans.pop(name, None)
-    jobs = _jobs(submissions)
-    rows = [(name, read_states(store.sweep(name), planned, jobs)) for name, planned in plans.items()]
-    if as_json:
-        print(dumps([{"sweep": name, "runs": show.counts(states)} for name, states in rows], indent=1))
-    else:
-        show.sweeps(rows, store.root)
-        show.slurm(jobs, {})
-    return code
-
-
-def _find_run(store: Store, wanted: str) -> Path:
-    """The folder of the run that ``wanted`` names: the beginning of its id, after its sweep's name and / if need be."""
-    sweep, _, beginning = wanted.rpartition("/")
-    names = [sweep] if sweep else store.names()
-    folders = [store.sweep(name).root / "runs" for name in names]
-    found = sorted(path for folder in folders if folder.is_dir() for path in folder.iterdir() if path.name.startswith(beginning))  # fmt: skip
-    chosen = [path for path in found if path.name == beginning] or found
-    if len(chosen) == 1:
-        return chosen[0]
-    if not chosen:
-        raise wrong("", f"no run {wanted!r} in {store.root}", "python -m orchestrator status SWEEP lists runs")
-    shown = ", ".join(f"{path.parent.parent.name}/{path.name}" for path in chosen[:8])
-    raise wrong("", f"{wanted!r} may be {len(chosen)} runs", f"write more of it: {shown}")

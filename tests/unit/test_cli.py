@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from launch.record import Margins, Plan, plan_from_json
+from launch.record import Margins, Plan, Reason, plan_from_json
 from orchestrator import show
 from orchestrator.batch_script import BatchScript
 from orchestrator.cli import main
+from tests.records import AttemptRecord, Extra, unchanged, workload_spec, write_sweep
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 TINY = str(ROOT / "recipes" / "tiny_moe.yaml")
-VERBS = ("sweep", "plan", "advise", "status", "report", "logs", "cancel", "resume")
-HEAVY = ("torch", "pandas", "numpy", "omegaconf", "yaml", "submitit", "rich", "matplotlib", "wandb")
+VERBS = ("sweep", "plan", "advise", "status", "report", "compare", "bisect", "logs", "cancel", "resume")
+HEAVY = ("torch", "pyarrow", "numpy", "omegaconf", "yaml", "submitit", "rich", "matplotlib", "wandb")
 
 
 def python(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -54,11 +58,11 @@ def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
     assert modules.isdisjoint(HEAVY)
 
 
-def test_a_plan_imports_neither_torch_nor_pandas() -> None:
+def test_a_plan_imports_neither_torch_nor_pyarrow() -> None:
     code = f"import sys; from orchestrator.cli import main; main(['plan', {TINY!r}]); print(sorted(sys.modules))"
     loaded = python("-c", code).stdout.splitlines()[-1]
     assert "'orchestrator.plan'" in loaded
-    for module in ("torch", "pandas", "matplotlib", "wandb", "submitit"):
+    for module in ("torch", "pyarrow", "matplotlib", "wandb", "submitit"):
         assert f"'{module}'" not in loaded
 
 
@@ -71,7 +75,8 @@ def test_help_shows_an_example_and_the_exit_codes(capsys: pytest.CaptureFixture[
     example = re.search(r"example:\n  python -m orchestrator (\w+)", text)
     assert example is not None
     assert example[1] in ((verb,) if verb else VERBS)
-    assert all(f"\n  {code}  " in text for code in range(5))
+    codes = re.findall(r"^  (\d)  ", text.partition("exit codes:\n")[2], re.MULTILINE)
+    assert codes == ["0", "1", "2", "4"] if verb == "bisect" else ["0", "1", "2", "3", "4"]
 
 
 def test_the_example_of_plan_works(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +171,9 @@ WRONG = {
     "cancel nowhere": "no sweep 'nowhere'",
     "resume nowhere": "no sweep 'nowhere'",
     "logs nowhere": "no run 'nowhere'",
+    "compare nowhere {tiny}": "no sweep 'nowhere'",
+    "compare {tiny} {tiny}": "tiny_moe.yaml: not JSON",
+    "bisect nowhere torch": "no sweep 'nowhere'",
 }
 
 
@@ -194,6 +202,10 @@ MISUSED = {
     "advise": "the following arguments are required: recipe\n",
     "advise {tiny} --no-wait": "unrecognized arguments: --no-wait (see python -m orchestrator advise --help)",
     "sweep {tiny} --executor slrum": "invalid choice: 'slrum'",
+    "compare one": "the following arguments are required: B\n",
+    "compare one two --memory-tolerance -1": "'-1' is no share, 0 or more",
+    "bisect one": "the following arguments are required: run\n",
+    "bisect one two --no-wait": "unrecognized arguments: --no-wait (see python -m orchestrator bisect --help)",
 }
 
 
@@ -205,6 +217,69 @@ def test_misuse_is_exit_code_1_with_the_usage(capsys: pytest.CaptureFixture[str]
     error = capsys.readouterr().err
     assert error.startswith("usage: ")
     assert MISUSED[command] in error
+
+
+# --- comparing ------------------------------------------------------------------------------------------------------
+
+
+def later(sweep: Path, edit: Callable[[AttemptRecord], None] = unchanged) -> str:
+    return str(write_sweep(sweep, steps=120, edit=edit).root)
+
+
+def nan(run: AttemptRecord) -> None:
+    if run.spec.graphed:
+        run.metrics[80]["loss"] = math.nan
+
+
+def lost(run: AttemptRecord) -> None:
+    run.begun = not run.spec.graphed
+
+
+@pytest.mark.parametrize(
+    ("edit", "code", "first"),
+    [
+        (unchanged, 0, "now against golden.json: nothing is worse (2 of 2 cells as before)"),
+        (nan, 3, "now against golden.json: worse (1 worse; 1 of 2 cells as before)"),
+        (lost, 2, "now against golden.json: cannot be told yet (1 without an outcome; 1 of 2 cells as before)"),
+    ],
+)
+def test_a_sweep_is_held_against_a_golden_file(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path, edit: Callable[[AttemptRecord], None], code: int, first: str
+) -> None:
+    later(elsewhere / "sweeps" / "then")
+    assert main(["report", "then", "--golden", "golden.json", "--junit", "then.xml"]) == 0
+    later(elsewhere / "sweeps" / "now", edit)
+    capsys.readouterr()
+    assert main(["compare", "golden.json", "now", "--junit", "out/compare.xml"]) == code
+    text = capsys.readouterr().out
+    assert text.startswith(first)
+    assert not (elsewhere / "sweeps" / "now" / "report").exists(), "nothing is written of either"
+    suite = ElementTree.parse(elsewhere / "out" / "compare.xml").getroot()
+    assert (suite.attrib["failures"] != "0") == (code == 3) and (suite.attrib["errors"] != "0") == (code == 2)
+    assert ElementTree.parse(elsewhere / "then.xml").getroot().attrib["tests"] == "2"
+
+    assert main(["compare", "golden.json", str(elsewhere / "sweeps" / "now"), "--json"]) == code
+    content = json.loads(capsys.readouterr().out)
+    assert content["exit_code"] == code and len(content["cells"]) == 2
+
+
+def test_a_sweep_in_which_nothing_ran_is_nothing_to_be_held_against(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path
+) -> None:
+    extra = [Extra(workload_spec(0, "full_iteration", 120), (Reason("capture.warmup", "m", "r"),))]
+    write_sweep(elsewhere / "sweeps" / "then", workloads=0, extra=extra)
+    assert main(["compare", "then", "then"]) == 1
+    assert "no cell of it ran" in capsys.readouterr().err
+
+
+def test_of_a_comparison_all_that_differs_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    results = ROOT / "docs" / "results"
+    files = [str(results / name / "report.json") for name in ("launch_bound", "qwen3_8l")]
+    assert main(["compare", *files]) == 3
+    text = capsys.readouterr().out
+    for line in ("worse:", "matched by label, since their ids differ", "the recipe differs in:", "    cell: COMPLETED"):
+        assert f"\n{line}" in text
+    assert "\n  training.sequence_length: 256 -> 2048" in text
 
 
 # --- the process ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,156 @@
+"""What became of each figure of a cell from one sweep to another: outcome, verdict, speed, memory. Pure.
+
+Worse is
+- a verdict further down in analysis.verdict.WORDS;
+- runs that no longer end well, end otherwise than expected, or leave unsound records;
+- a speed-up whose whole interval lies below the whole interval of before;
+- a memory peak above that of before by more than the tolerance.
+A gate that meets NaN says worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Optional
+
+from analysis.compare import EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_PASS, EXIT_UNFINISHED
+from analysis.golden import GoldenCell, GoldenMemory, GoldenSpeed
+from analysis.verdict import WORDS
+from launch.record import RESULTS_INTACT
+
+MEMORY_TOLERANCE = 0.05
+"""Relative. Megatron-LM's functional tests allow as much (tests/functional_tests/python_test_utils)."""
+
+Aspect = Literal["cell", "outcome", "verdict", "speed", "memory"]
+Change = Literal["worse", "unfinished", "inconclusive", "changed", "better"]
+"""What a difference means: a regression, a run without an outcome, what can no longer be told, neither, or good news."""
+EXITS: Mapping[Change, int] = {
+    "worse": EXIT_FAILED,
+    "unfinished": EXIT_UNFINISHED,
+    "inconclusive": EXIT_INCONCLUSIVE,
+    "changed": EXIT_PASS,
+    "better": EXIT_PASS,
+}
+"""From what matters most to what matters least; the worst one is the command's exit code."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One figure of a cell, before and now, in words."""
+
+    aspect: Aspect
+    change: Change
+    before: str
+    after: str
+
+
+def gravest(changes: Sequence[Change]) -> Optional[Change]:
+    return next((change for change in EXITS if change in changes), None)
+
+
+def differences(before: GoldenCell, after: GoldenCell, memory_tolerance: float) -> tuple[Difference, ...]:
+    """Where one cell differs from what it was."""
+    found = (
+        _outcome(before, after),
+        _verdict(before, after),
+        _speed(before.speed, after.speed),
+        _memory(before.memory, after.memory, memory_tolerance),
+    )
+    return tuple(one for one in found if one)
+
+
+def by_itself(cell: GoldenCell) -> Change:
+    """What a cell means that there is nothing to hold against: as its own report has it."""
+    word = cell.verdict.word if cell.verdict else None
+    if word in ("DIVERGED", "INCOMPARABLE") or cell.unexpected or cell.unsound:
+        return "worse"
+    if cell.unfinished or word == "UNFINISHED":
+        return "unfinished"
+    return "inconclusive" if word == "INCONCLUSIVE" else "changed"
+
+
+def _outcome(before: GoldenCell, after: GoldenCell) -> Optional[Difference]:
+    change = _outcome_change(before, after)
+    return Difference("outcome", change, _ended(before), _ended(after)) if change else None
+
+
+def _outcome_change(before: GoldenCell, after: GoldenCell) -> Optional[Change]:
+    was, now = _badness(before), _badness(after)
+    if any(flag > flag_before for flag, flag_before in zip(now, was, strict=True)):
+        return "worse"
+    if after.unfinished:
+        return "unfinished"
+    if now != was:
+        return "better"
+    return "changed" if before.outcome != after.outcome else None
+
+
+def _badness(cell: GoldenCell) -> tuple[int, bool, bool]:
+    """How badly its runs ended (0 well, 1 with results but not cleanly, 2 not), and what is wrong beside."""
+    kinds = {part.partition(" x")[0] for part in cell.outcome.split(", ")} - {"NOT RUN", "INTERRUPTED"}
+    ended = 0 if kinds <= {"COMPLETED"} else 1 if kinds <= set(RESULTS_INTACT) else 2
+    return ended, cell.unexpected, bool(cell.unsound)
+
+
+def _ended(cell: GoldenCell) -> str:
+    notes = [f"expected {cell.expected}"] if cell.unexpected else []
+    notes += [f"unsound records: {cell.unsound[0]}"] if cell.unsound else []
+    return f"{cell.outcome} ({'; '.join(notes)})" if notes else cell.outcome
+
+
+def _verdict(before: GoldenCell, after: GoldenCell) -> Optional[Difference]:
+    """None too where no verdict is given any more: the cell then failed as expected, which its outcome says."""
+    if after.verdict is None:
+        return None
+    words = f"{after.verdict.word}: {after.verdict.reason}" if after.verdict.reason else after.verdict.word
+    if before.verdict is None:
+        return Difference("verdict", by_itself(after), "no verdict", words)
+    rank, rank_before = WORDS.index(after.verdict.word), WORDS.index(before.verdict.word)
+    if after.verdict.word == "UNFINISHED":
+        return Difference("verdict", "unfinished", before.verdict.word, words)
+    if rank == rank_before:
+        return None
+    worse: Change = "inconclusive" if after.verdict.word == "INCONCLUSIVE" else "worse"
+    return Difference("verdict", worse if rank > rank_before else "better", before.verdict.word, words)
+
+
+def _speed(before: Optional[GoldenSpeed], after: Optional[GoldenSpeed]) -> Optional[Difference]:
+    if before is None or before.interval is None:
+        return None  # there is nothing to be below of
+    if after is None or after.interval is None:
+        now = _ratio(after) if after else "no figure"
+        return Difference("speed", "inconclusive", _ratio(before), now)
+    (low, high), (low_before, high_before) = after.interval, before.interval
+    if not high >= low_before:
+        return Difference("speed", "worse", _ratio(before), _ratio(after))
+    if low > high_before:
+        return Difference("speed", "better", _ratio(before), _ratio(after))
+    return None
+
+
+def _ratio(speed: GoldenSpeed) -> str:
+    over = f"{speed.pairs} pairs" if speed.pairs != 1 else "1 pair"
+    if speed.interval is None:
+        return f"{speed.ratio:.3f}x ({over})"
+    return f"{speed.ratio:.3f}x ({speed.interval[0]:.3f}-{speed.interval[1]:.3f} over {over})"
+
+
+def _memory(before: Optional[GoldenMemory], after: Optional[GoldenMemory], tolerance: float) -> Optional[Difference]:
+    if before is None:
+        return None
+    if after is None or after.kind != before.kind:
+        return Difference("memory", "inconclusive", _bytes(before), _bytes(after) if after else "no figure")
+    if not after.peak <= before.peak * (1 + tolerance):
+        return Difference("memory", "worse", _bytes(before), f"{_bytes(after)}, {_more(before, after)}")
+    if after.peak < before.peak * (1 - tolerance):
+        return Difference("memory", "better", _bytes(before), f"{_bytes(after)}, {_more(before, after)}")
+    return None
+
+
+def _bytes(memory: GoldenMemory) -> str:
+    return f"{memory.peak / 2**30:.2f} GiB ({memory.kind})"
+
+
+def _more(before: GoldenMemory, after: GoldenMemory) -> str:
+    return f"{after.peak / before.peak - 1:+.1%}" if before.peak else "from nothing"

@@ -1,0 +1,189 @@
+"""What one sweep is held against another by: of report.json the figures that a comparison reads.
+
+A golden file is a report.json with less in it, small enough to be committed. Either is read by the same function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Optional, cast
+
+from analysis.content import FORMAT, content_of
+from analysis.judged import judge
+from analysis.selection import select
+from analysis.summary import summarise
+from analysis.verdict import WORDS, Word
+from launch.files import RecordError, number
+from launch.paths import SweepPaths
+from launch.record import CellState
+
+
+@dataclass(frozen=True)
+class GoldenVerdict:
+    word: Word
+    reason: str
+
+
+@dataclass(frozen=True)
+class GoldenMemory:
+    """``peak`` in bytes, the largest over phases, ranks and repeats."""
+
+    kind: str
+    peak: float
+
+
+@dataclass(frozen=True)
+class GoldenSpeed:
+    """Ratio of step times, eager over graphed, and its interval; None where there are too few pairs for one."""
+
+    ratio: float
+    low: Optional[float]
+    high: Optional[float]
+    pairs: int
+
+    @property
+    def interval(self) -> Optional[tuple[float, float]]:
+        return None if self.low is None or self.high is None or self.pairs < 2 else (self.low, self.high)
+
+
+@dataclass(frozen=True)
+class GoldenCell:
+    """A cell that ran or was to run. ``expected`` is "CUDA_OOM in capture", or an outcome alone."""
+
+    cell_id: str
+    label: str
+    outcome: str
+    expected: str
+    unexpected: bool
+    unsound: tuple[str, ...]
+    unfinished: bool
+    verdict: Optional[GoldenVerdict]
+    memory: Optional[GoldenMemory]
+    speed: Optional[GoldenSpeed]
+
+
+@dataclass(frozen=True)
+class GoldenNotRun:
+    """A cell that was rejected or cannot run, and the rules that say so."""
+
+    cell_id: str
+    label: str
+    state: CellState
+    rules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A sweep as its report tells it. ``provenance`` has for each key of the environment the values that runs had, and
+    how many runs had each."""
+
+    sweep: str
+    cells: tuple[GoldenCell, ...]
+    not_run: tuple[GoldenNotRun, ...]
+    provenance: Mapping[str, tuple[tuple[str, int], ...]]
+    recipe: str
+
+
+def golden_of(sweep: SweepPaths) -> Golden:
+    """What a report of ``sweep`` says now, from its records and by today's rules. Nothing is written.
+
+    Raises:
+        FileNotFoundError: the folder holds no plan.
+        RecordError: its plan is not JSON.
+    """
+    judged = judge(sweep)
+    results = judged.results
+    return read_golden(content_of(judged.plan, results, summarise(results), select(results), judged.trained, files={}))
+
+
+def read_golden(content: Any) -> Golden:
+    """From the content of report.json or of a golden file.
+
+    Raises:
+        RecordError: it is neither, or of another version.
+    """
+    try:
+        if content["format"] != FORMAT:
+            raise RecordError(f"its format is {content['format']}, and this version reads {FORMAT}")
+        return Golden(
+            str(content["sweep"]),
+            tuple(_cell(cell) for cell in content["cells"]),
+            tuple(_not_run(cell) for cell in content["not_run"]),
+            {
+                key: tuple((str(value), int(runs)) for value, runs in values)
+                for key, values in content["provenance"].items()
+            },
+            str(content["recipe"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RecordError(f"neither a report.json nor a golden file ({type(error).__name__}: {error})") from error
+
+
+def golden_to_json(golden: Golden) -> dict[str, Any]:
+    """The content of a golden file: report.json's keys, and of each only what :func:`read_golden` reads."""
+    return {
+        "format": FORMAT,
+        "sweep": golden.sweep,
+        "cells": [_cell_to_json(cell) for cell in golden.cells],
+        "not_run": [
+            {"cell_id": cell.cell_id, "label": cell.label, "state": cell.state}
+            | {"reasons": [{"rule": rule} for rule in cell.rules]}
+            for cell in golden.not_run
+        ],
+        "provenance": dict(golden.provenance),
+        "recipe": golden.recipe,
+    }
+
+
+def _cell_to_json(cell: GoldenCell) -> dict[str, Any]:
+    content = asdict(cell)
+    outcome, _, phase = content.pop("expected").partition(" in ")
+    return {**content, "expect": {"outcome": outcome, "phase": phase or None}}
+
+
+def _cell(content: Mapping[str, Any]) -> GoldenCell:
+    expect = content["expect"]
+    return GoldenCell(
+        cell_id=str(content["cell_id"]),
+        label=str(content["label"]),
+        outcome=str(content["outcome"]),
+        expected=f"{expect['outcome']} in {expect['phase']}" if expect["phase"] else str(expect["outcome"]),
+        unexpected=_flag(content["unexpected"]),
+        unsound=tuple(map(str, content["unsound"])),
+        unfinished=_flag(content["unfinished"]),
+        verdict=_verdict(content["verdict"]),
+        memory=_memory(content["memory"]),
+        speed=_speed(content["speed"]),
+    )
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is neither true nor false")
+    return value
+
+
+def _verdict(content: Optional[Mapping[str, Any]]) -> Optional[GoldenVerdict]:
+    if content is None:
+        return None
+    if content["word"] not in WORDS:
+        raise ValueError(f"{content['word']!r} is no verdict")
+    return GoldenVerdict(cast(Word, content["word"]), str(content["reason"]))
+
+
+def _memory(content: Optional[Mapping[str, Any]]) -> Optional[GoldenMemory]:
+    return None if content is None else GoldenMemory(str(content["kind"]), number(content["peak"]))
+
+
+def _speed(content: Optional[Mapping[str, Any]]) -> Optional[GoldenSpeed]:
+    if content is None:
+        return None
+    low, high = (None if content[name] is None else number(content[name]) for name in ("low", "high"))
+    return GoldenSpeed(number(content["ratio"]), low, high, int(content["pairs"]))
+
+
+def _not_run(content: Mapping[str, Any]) -> GoldenNotRun:
+    state: Literal["rejected", "not_runnable"] = "rejected" if content["state"] == "rejected" else "not_runnable"
+    rules = tuple(str(reason["rule"]) for reason in content["reasons"])
+    return GoldenNotRun(str(content["cell_id"]), str(content["label"]), state, rules)

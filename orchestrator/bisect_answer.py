@@ -1,0 +1,143 @@
+"""What ``bisect`` looks for, and what it says in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from launch.record import Cell, Plan, Reason
+from launch.spec import CudaGraph
+from orchestrator.bisection import Candidate, Conclusion
+from orchestrator.standing import Stand
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is looked for: the smallest of ``candidates`` that fails as ``cell`` of ``plan`` did, by its ``failure``.
+
+    ``numbers`` is whether it computed something else, rather than ended otherwise. ``left_out`` are sets that cannot be
+    tried, and why.
+    """
+
+    plan: Plan
+    cell: Cell
+    failure: str
+    numbers: bool
+    candidates: tuple[Candidate, ...]
+    left_out: Mapping[CudaGraph, tuple[Reason, ...]]
+
+    @property
+    def name(self) -> str:
+        """Of the sweep that holds the runs. A cell's digest is all that tells it from others of its sweep."""
+        return f"{self.plan.name}-bisect-{self.cell.cell_id.rpartition('-')[2]}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How sets stand, and what follows from it; ``conclusion`` is None where runs were lost."""
+
+    search: Search
+    found: Mapping[CudaGraph, Stand]
+    conclusion: Optional[Conclusion]
+
+    @property
+    def exit_code(self) -> int:
+        """0 the smallest set that fails is known; 2 runs were lost; 4 it cannot be told."""
+        if self.conclusion is None:
+            return 2
+        return 0 if self.conclusion.smallest and not self.conclusion.unclear else 4
+
+    @property
+    def text(self) -> str:
+        """What fails, a row a set, and the answer. Markdown that a terminal can show."""
+        search = self.search
+        rows = [(one.graph.label, *self._row(self.found.get(one.graph))) for one in search.candidates]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = ["  ".join(w.ljust(n) for w, n in zip(row, widths, strict=True)).rstrip() for row in rows]
+        left = [
+            f"{g.label:{widths[0]}}  left out  [{found[0].rule}] {found[0].message}"
+            for g, found in search.left_out.items()
+        ]
+        head = f"{search.cell.label} of {search.plan.name} fails: {search.failure}"
+        return "\n".join((head, "", *(f"    {row}" for row in (*table, *left)), "", self.words)) + "\n"
+
+    def _row(self, stand: Optional[Stand]) -> tuple[str, str]:
+        if stand is None:
+            return ("no outcome yet" if self.conclusion is None else "not tried", "")
+        return (stand.standing, stand.words)
+
+    @property
+    def words(self) -> str:
+        """The answer in a sentence or two."""
+        if self.conclusion is None:
+            return "Runs were lost before the answer was known: the same command takes them up."
+        return _named(self, self.conclusion) + _unclear(self.conclusion)
+
+
+def _named(answer: Answer, conclusion: Conclusion) -> str:
+    smallest = conclusion.smallest
+    if smallest is None:
+        if conclusion.unclear:
+            return "No set is known to fail."
+        return "No set fails any more, the whole one included: the failure did not come about again."
+    said = f"{smallest.graph.label} is the smallest set that fails"
+    if smallest.graph == answer.search.cell.run_spec.cuda_graph:
+        said = f"Only the whole set fails, {smallest.graph.label}"
+    smaller = [one for one in answer.search.candidates if one.parts < smallest.parts]
+    passing = [one for one in smaller if answer.found[one.graph].standing == "passes"]
+    sentences = [f"{said}."]
+    if passing:
+        sentences += [f"{_labels(passing)} {_verb(passing, 'pass', 'es')}."]
+    if len(smallest.parts) > 1 and frozenset().union(*(one.parts for one in passing)) == smallest.parts:
+        sentences += ["Each of its parts passes in a smaller set: only their combination fails."]
+    if conclusion.also:
+        sentences += [f"{_labels(conclusion.also)}, as small, {_verb(conclusion.also, 'fail', 's')} too."]
+    return " ".join(sentences)
+
+
+def _verb(subjects: Sequence[Candidate], verb: str, ending: str) -> str:
+    return verb + ending if len(subjects) == 1 else verb
+
+
+def _unclear(conclusion: Conclusion) -> str:
+    if not conclusion.unclear:
+        return ""
+    doubt = ", so that a smaller set may fail" if conclusion.smallest else ""
+    return f" What becomes of {_labels(conclusion.unclear)} is unclear{doubt}."
+
+
+def _labels(sets: Sequence[Candidate]) -> str:
+    *others, last = (one.graph.label for one in sets)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def answer_to_json(answer: Answer) -> dict[str, Any]:
+    """The content of bisect.json."""
+    search, conclusion = answer.search, answer.conclusion
+    return {
+        "format": 1,
+        "sweep": search.plan.name,
+        "cell_id": search.cell.cell_id,
+        "label": search.cell.label,
+        "failure": search.failure,
+        "exit_code": answer.exit_code,
+        "text": answer.words,
+        "smallest": _graph(conclusion.smallest) if conclusion and conclusion.smallest else None,
+        "also": [_graph(one) for one in conclusion.also] if conclusion else [],
+        "unclear": [_graph(one) for one in conclusion.unclear] if conclusion else [],
+        "sets": [{**_graph(one), **_stand(answer.found.get(one.graph))} for one in search.candidates],
+        "left_out": [
+            {"label": graph.label, "reasons": [vars(reason) for reason in reasons]}
+            for graph, reasons in search.left_out.items()
+        ],
+    }
+
+
+def _graph(one: Candidate) -> dict[str, Any]:
+    graph = one.graph
+    return {"label": graph.label, "impl": graph.impl, "scope": graph.scope, "optimizer": graph.optimizer}
+
+
+def _stand(stand: Optional[Stand]) -> dict[str, Any]:
+    return {"standing": stand.standing if stand else None, "words": stand.words if stand else ""}

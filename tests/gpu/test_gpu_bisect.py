@@ -1,0 +1,68 @@
+"""On a GPU: a failing set of captured parts is bisected from a recipe's fault on purpose to the smallest set that fails.
+
+Two sweeps of a handful of runs, ten seconds each.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.paths import SweepPaths
+from launch.record import read_plan
+from orchestrator.bisection import candidates_of
+
+pytestmark = pytest.mark.gpu
+ROOT = Path(__file__).parents[2]
+RECIPE = """\
+name: scopes
+model: {{preset: {preset}}}
+training: {{steps: 16, sequence_length: 64, micro_batch_size: 2, global_batch_size: 4, precision: bf16, learning_rate: 1.0e-3}}
+cuda_graph: {{impl: torch, scope: [{scope}]}}
+fault: {{kind: {fault}, step: 8}}
+repeats: 2
+resources: {{gpus_per_node: 1, device: cuda, minutes_per_run: 3, hang_minutes: 2}}
+wandb: {{mode: disabled}}
+"""
+
+
+def orchestrator(store: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "orchestrator", *arguments, "--executor", "local", "--store", str(store)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def bisected(folder: Path, preset: str, scope: str, fault: str) -> tuple[dict[str, Any], SweepPaths]:
+    """The answer for the one graphed cell of a sweep that fails by ``fault``, and the sweep that found it."""
+    (folder / "scopes.yaml").write_text(RECIPE.format(preset=preset, scope=scope, fault=fault))
+    swept = orchestrator(folder / "store", "sweep", str(folder / "scopes.yaml"))
+    assert swept.returncode == 3, swept.stdout + swept.stderr
+    (cell,) = (cell for cell in read_plan(SweepPaths(folder / "store" / "scopes")).cells if cell.graphed)
+    done = orchestrator(folder / "store", "bisect", "scopes", cell.run_ids[0], "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert [one["label"] for one in found["sets"]] == [one.graph.label for one in candidates_of(cell.run_spec)]
+    (own,) = (path for path in (folder / "store").iterdir() if path.name.startswith("scopes-bisect-"))
+    again = orchestrator(folder / "store", "bisect", "scopes", cell.cell_id, "--json")
+    assert json.loads(again.stdout) == found and "to begin" not in again.stderr, "all of it is on disk"
+    return found, SweepPaths(own)
+
+
+def test_numbers_that_part_are_pinned_on_the_smallest_set(tmp_path: Path) -> None:
+    """A scalar frozen in a capture: every part that is captured has it."""
+    found, own = bisected(tmp_path, "tiny_dense", "attn, mlp", "frozen_scalar")
+    assert (found["smallest"]["label"], [one["label"] for one in found["also"]]) == ("torch.attn", ["torch.mlp"])
+    assert found["failure"].startswith("DIVERGED")
+    assert [one["standing"] for one in found["sets"]] == ["fails", "fails", None]
+    assert (own.report / "report.md").is_file() and (own.report / "bisect.md").is_file()
+
+
+def test_a_capture_that_fails_is_pinned_on_the_smallest_set(tmp_path: Path) -> None:
+    found, _ = bisected(tmp_path, "tiny_moe", "attn, moe_router, moe_preprocess", "item_in_capture")
+    assert found["failure"].startswith("CAPTURE_FAILED in capture")
+    assert (found["smallest"]["label"], [one["label"] for one in found["also"]]) == ("torch.attn", ["torch.moe_router"])
+    assert [one["standing"] for one in found["sets"]] == ["fails", "fails", None, None, None]

@@ -1,0 +1,34 @@
+"""A finished sweep held against itself, by the command line as continuous integration calls it."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+from tests.integration.host import Finished
+
+
+def test_a_real_sweep_is_kept_as_a_golden_file_and_held_against_it(finished: Finished) -> None:
+    host, name = finished.host, finished.name
+    golden, junit = host.folder / "golden.json", host.folder / "compare.xml"
+    written = host.run("report", name, "--golden", str(golden), "--junit", str(junit))
+    assert written.returncode == finished.code and not written.stderr
+    assert len(golden.read_text()) < len((host.sweep(name).report / "report.json").read_text()) / 2
+    suite = ElementTree.parse(junit).getroot()
+    assert (suite.attrib["tests"], suite.attrib["failures"]) == ("2", "0")
+    assert (suite.attrib["errors"] == "0") == (finished.code == 0)
+
+    done = host.run("compare", str(golden), name, "--junit", str(junit), "--json")
+    assert done.returncode == 0 and not done.stderr, done.stdout
+    content = json.loads(done.stdout)
+    assert [(cell["matched"], cell["differences"]) for cell in content["cells"]] == [("id", [])] * 2
+    assert content["environment"] == content["recipe"] == []
+    assert not ElementTree.parse(junit).getroot().findall(".//testcase/*")
+
+
+def test_a_compiled_run_has_no_smaller_set(finished: Finished) -> None:
+    run_id = list(finished.host.states(finished.name))[1]
+    done = finished.host.run("bisect", finished.name, run_id, "--executor", "local")
+    assert done.returncode == 1 and done.stdout == ""
+    assert "there is no smaller set to try: cuda_graph.impl=torch_compile takes no scope" in done.stderr
+    assert len(done.stderr.splitlines()) == 2, "what is wrong, and the way out"
