@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch.record import Reason
-from launch.spec import RunSpec
+from launch.spec import EngineName, Model, RunSpec
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,6 @@ class Limit:
 
 def unsupported(spec: RunSpec) -> tuple[Reason, ...]:
     """Why the engine that ``spec`` names cannot run it, one reason a field; empty where it can."""
-    if spec.engine not in LIMITS:
-        message = f"engine {spec.engine} is not part of this version"
-        return (Reason(f"{spec.engine}.engine", message, f"use one of: {', '.join(LIMITS)}"),)
     return tuple(
         Reason(f"{spec.engine}.{limit.name}", _message(limit, spec), limit.remedy)
         for limit in LIMITS[spec.engine]
@@ -110,4 +107,86 @@ TORCH_NATIVE: tuple[Limit, ...] = (
     ),
 )
 
-LIMITS: dict[str, tuple[Limit, ...]] = {"torch_native": TORCH_NATIVE}
+
+def _routes_as_megatron(model: Model) -> bool:
+    """Whether megatron-core 0.16.1 has the router (transformer/moe/moe_utils.py, topk_routing_with_score_function).
+
+    What a single chosen expert counts for it never makes sum to 1; what several count for by sigmoid it always does.
+    """
+    over_chosen = model.moe_router_order == "topk_then_softmax"
+    if model.moe_router_score_function == "sigmoid":
+        return not over_chosen and model.moe_router_normalize_topk == (model.moe_router_topk > 1)
+    return model.moe_router_topk > 1 or not (over_chosen or model.moe_router_normalize_topk)
+
+
+def _is_llama_3s(model: Model) -> bool:
+    """Megatron-Core has these as constants (models/common/embeddings/rotary_pos_embedding.py)."""
+    scaling = (model.rope_original_max_position, model.rope_low_freq_factor, model.rope_high_freq_factor)
+    return scaling == (8192, 1.0, 4.0)
+
+
+ON_GPUS = (
+    "set resources.device=cuda, or engine=torch_native: Megatron-Core's schedules and optimizers allocate on a GPU"
+)
+MEGATRON: tuple[Limit, ...] = (
+    _only("placement.device", "cuda", ON_GPUS),
+    _only("model.weights", "random", "set model.weights=random, or engine=torch_native"),
+    Limit("model.kv_channels", lambda channels, spec: channels % 2 == 0, "set an even one: RoPE rotates pairs"),
+    Limit(
+        "model.num_query_groups",
+        lambda groups, spec: groups % spec.parallelism.tp == 0,
+        "set parallelism.tp to a divisor of it",
+    ),
+    Limit(
+        "model.rope_scaling",
+        lambda scaling, spec: scaling != "llama3" or _is_llama_3s(spec.model),
+        "set model.rope_original_max_position=8192, rope_low_freq_factor=1 and rope_high_freq_factor=4, Llama 3's own, "
+        "or engine=torch_native",
+    ),
+    Limit(
+        "model.moe_router_normalize_topk",
+        lambda _, spec: not spec.model.is_moe or _routes_as_megatron(spec.model),
+        "leave it true for a sigmoid of several experts, set it to false for one expert, and topk_then_softmax for "
+        "several by softmax alone; or set engine=torch_native",
+    ),
+    Limit(
+        "model.moe_expert_capacity_factor",
+        lambda factor, spec: factor is None or spec.model.moe_pad_expert_input_to_capacity,
+        "set model.moe_pad_expert_input_to_capacity=true, or model.moe_expert_capacity_factor=null (dropless)",
+    ),
+    Limit(
+        "model.moe_shared_expert_ffn_hidden_size",
+        lambda width, spec: width == 0 or not spec.model.add_bias_linear,
+        "set model.add_bias_linear=false: Megatron-Core's shared expert has no biases",
+    ),
+    Limit(
+        "parallelism.tp",
+        lambda tp, spec: tp == 1 or not spec.model.is_moe or spec.parallelism.ep > 1,
+        "set parallelism.ep to 2 or more, or tp=1: with ep=1 and etp=1 megatron-core 0.16.1 does not sum the gradients "
+        "of experts over tensor-parallel ranks",
+    ),
+    _only("parallelism.etp", 1),
+    _only("parallelism.cp", 1),
+    Limit(
+        "parallelism.schedule",
+        lambda schedule, spec: schedule != "gpipe" or spec.parallelism.pp == 1,
+        "set parallelism.schedule=1f1b, or engine=torch_native",
+    ),
+    _only("training.compile", "none"),
+    Limit(
+        "training.attention_backend",
+        lambda backend, spec: backend in ("auto", "transformer_engine"),
+        "set training.attention_backend=auto: the layers are Transformer Engine's",
+    ),
+    _only("training.cpu_offloading", False),
+    _only("training.variable_sequence_lengths", False),
+    _only("training.deterministic", False, "set training.deterministic=false, or engine=torch_native"),
+    _only("data.packed_sequences", False, "set data.packed_sequences=false, or engine=torch_native"),
+    _only(
+        "cuda_graph.impl",
+        "none",
+        "set cuda_graph.impl=none, or engine=torch_native: this version runs Megatron-Core eagerly",
+    ),
+)
+
+LIMITS: dict[EngineName, tuple[Limit, ...]] = {"torch_native": TORCH_NATIVE, "megatron": MEGATRON}

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from launch.data import open_source
 from launch.engines.base import Build, Mesh
 from launch.environment import describe
-from launch.errors import EnvironmentFault, UnsupportedError
+from launch.errors import EnvironmentFault
 from launch.faults import FaultyEngine
 from launch.files import write_json
 from launch.hugging_face.checkpoint import open_checkpoint
@@ -27,7 +27,10 @@ from launch.record import read_spec
 from launch.recorder import Recorder
 from launch.spec import EngineName, Model, RunSpec
 
-ENGINES: dict[EngineName, str] = {"torch_native": "launch.engines.torch_native.engine"}
+ENGINES: dict[EngineName, str] = {
+    "torch_native": "launch.engines.torch_native.engine",
+    "megatron": "launch.engines.megatron.build",
+}
 """Where each engine's ``build`` stands; imported only when a run asks for it."""
 
 
@@ -126,8 +129,6 @@ def check_devices(ranks: int, visible: int) -> None:
 
 
 def _build_of(engine: EngineName) -> Build:
-    if engine not in ENGINES:
-        raise UnsupportedError(f"engine {engine!r} is not part of this version; it has: {', '.join(ENGINES)}")
     build: Build = importlib.import_module(ENGINES[engine]).build
     return build
 

@@ -102,7 +102,7 @@ def lacks_packages(spec: RunSpec, installed: frozenset[str]) -> tuple[Reason, ..
     message = (
         f"engine {spec.engine} with training.attention_backend={backend} needs {', '.join(missing)}, not installed here"
     )
-    return (Reason("host.packages", message, "pip install 'cuda-graph-orchestrator[gpu]' on a GPU host"),)
+    return (Reason("host.packages", message, "pip install '.[gpu]' in a checkout, on a GPU host"),)
 
 
 def this_host() -> Host:

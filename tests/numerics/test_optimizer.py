@@ -12,7 +12,8 @@ from torch import nn
 
 from launch.engines.torch_native import fused
 from launch.engines.torch_native.main_parameters import MainParameters
-from launch.engines.torch_native.optimizer import Optimizer, learning_rate
+from launch.engines.torch_native.optimizer import Optimizer
+from launch.learning_rate import learning_rate
 from launch.spec import Training
 
 

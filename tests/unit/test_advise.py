@@ -121,8 +121,8 @@ def test_what_means_nothing_for_a_model_is_not_spoken_of() -> None:
 
 
 def test_what_keeps_the_eager_run_from_working_is_not_held_against_graphs() -> None:
-    spec = RunSpec(engine="megatron", training=BATCH, placement=Placement("cuda"))
-    assert {"local", "full_iteration", "transformer_engine.attn"} <= works(spec)
+    spec = RunSpec(training=BATCH, placement=Placement("cuda"))
+    assert {"torch", "full_iteration", "torch.attn"} <= works(spec)
     narrow = replace(spec, training=replace(BATCH, steps=1))
     assert illegal(narrow) and works(narrow) == works(spec)
 
@@ -134,6 +134,9 @@ def test_the_block_can_be_pasted_and_swept(path: Path, tmp_path: Path) -> None:
     plan = make_plan(advice_recipe(recipe), eager_alone(expand(recipe, GPUS.device)), GPUS)
     (advice,) = advise(Records(plan, {}), {cell.cell_id: candidates(cell.run_spec) for cell in plan.cells})
     block = re.search(r"```yaml\n(.*?)```", render(plan, [advice]), re.DOTALL)
+    if plan.cells[0].run_spec.engine == "megatron":  # this version runs it eagerly
+        assert (block, advice.points) == (None, ())
+        return
     assert block is not None
     content = yaml.safe_load(path.read_text())
     content.pop("sweep", None)

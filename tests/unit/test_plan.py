@@ -87,6 +87,9 @@ def test_what_a_host_lacks(tmp_path: Path) -> None:
     assert "host.gpus" in lacking(GPU_HOST, parallelism={"dp": 4})
     assert "host.nodes" in lacking(CPU_HOST, parallelism={"dp": 2}, resources={"nodes": 2})
     assert "host.packages" in lacking(GPU_HOST, engine="megatron", training={"precision": "bf16"})
+    both = dataclasses.replace(GPU_HOST, packages=frozenset({"megatron-core", "transformer-engine"}))
+    assert not lacking(both, engine="megatron", training={"precision": "bf16"})
+    assert lacking(both, engine="megatron", training={"precision": "bf16"}, parallelism={"cp": 2}) == {"megatron.cp"}
     assert not lacking(CPU_HOST, sweep={"grid": COMPILED})
 
 

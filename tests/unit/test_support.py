@@ -1,4 +1,4 @@
-"""What torch_native refuses: every field that it would otherwise ignore."""
+"""What each engine refuses: every field that it would otherwise ignore."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launch.spec import CudaGraph, Data, Model, Parallelism, Placement, RunSpec, Training, spec_from_json, spec_to_json
-from launch.support import unsupported
+from launch.support import LIMITS, unsupported
 
 MOE = Model(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=16)
 SINKS = dataclasses.replace(MOE, attention_sinks=True, window_size=8)
@@ -114,10 +114,67 @@ def test_all_reasons_come_at_once() -> None:
     assert {reason.rule for reason in unsupported(spec)} == {"torch_native.cp", "torch_native.cpu_offloading"}
 
 
-def test_an_engine_that_is_not_there_is_one_reason() -> None:
-    (reason,) = unsupported(RunSpec(engine="megatron"))
-    assert reason.message == "engine megatron is not part of this version"
-    assert "torch_native" in reason.remedy
+ON_GPU = RunSpec(engine="megatron", placement=Placement(device="cuda"))
+SIGMOID = {"moe_router_score_function": "sigmoid"}
+MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # fields of the model, and those of other sections; the rule is the key
+    "weights": ({"weights": "/a/checkpoint"}, {}),
+    "kv_channels": ({"kv_channels": 15}, {}),
+    "num_query_groups": ({"num_query_groups": 2}, {"parallelism": Parallelism(tp=4)}),
+    "rope_scaling": ({"rope_scaling": "llama3", "rope_original_max_position": 4096}, {}),
+    "moe_router_normalize_topk": ({**vars(MOE), **SIGMOID, "moe_router_normalize_topk": False}, {}),
+    "moe_expert_capacity_factor": ({**vars(MOE), "moe_expert_capacity_factor": 1.0}, {}),
+    "moe_shared_expert_ffn_hidden_size": (
+        {**vars(MOE), "moe_shared_expert_ffn_hidden_size": 8, "add_bias_linear": True}, {}),
+    "tp": (vars(MOE), {"parallelism": Parallelism(tp=2, sequence_parallel=True)}),
+    "etp": ({}, {"parallelism": Parallelism(etp=2)}),
+    "cp": ({}, {"parallelism": Parallelism(cp=2)}),
+    "schedule": ({}, {"parallelism": Parallelism(pp=2, schedule="gpipe")}),
+    "compile": ({}, {"training": Training(compile="elementwise")}),
+    "attention_backend": ({}, {"training": Training(attention_backend="flex")}),
+    "cpu_offloading": ({}, {"training": Training(cpu_offloading=True)}),
+    "variable_sequence_lengths": ({}, {"training": Training(variable_sequence_lengths=True)}),
+    "deterministic": ({}, {"training": Training(deterministic=True)}),
+    "packed_sequences": ({}, {"data": PACKED}),
+    "impl": ({}, {"cuda_graph": CudaGraph(impl="full_iteration")}),
+    "device": ({}, {"placement": Placement(device="cpu")}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", MEGATRON_REFUSES)
+def test_megatron_refuses_what_it_was_not_seen_to_do(rule: str) -> None:
+    model, sections = MEGATRON_REFUSES[rule]
+    (reason,) = unsupported(dataclasses.replace(ON_GPU, model=Model(**model), **sections))
+    assert reason.rule == f"megatron.{rule}"
+    assert "is beyond engine megatron in this version" in reason.message
+    assert reason.remedy
+
+
+def test_every_limit_of_megatron_is_met_by_a_case() -> None:
+    assert {limit.name for limit in LIMITS["megatron"]} == set(MEGATRON_REFUSES)
+
+
+ROUTERS = {
+    # score function, order, normalized, topk
+    ("softmax", "softmax_then_topk", True, 2): True,
+    ("softmax", "softmax_then_topk", False, 2): True,
+    ("softmax", "softmax_then_topk", False, 1): True,
+    ("softmax", "softmax_then_topk", True, 1): False,
+    ("softmax", "topk_then_softmax", True, 2): True,
+    ("softmax", "topk_then_softmax", True, 1): False,
+    ("sigmoid", "softmax_then_topk", True, 2): True,
+    ("sigmoid", "softmax_then_topk", False, 2): False,
+    ("sigmoid", "softmax_then_topk", False, 1): True,
+    ("sigmoid", "softmax_then_topk", True, 1): False,
+    ("sigmoid", "topk_then_softmax", True, 2): False,
+}
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_megatron_takes_the_routers_that_it_has(router: tuple[Any, ...]) -> None:
+    names = ("moe_router_score_function", "moe_router_order", "moe_router_normalize_topk", "moe_router_topk")
+    model = dataclasses.replace(MOE, **dict(zip(names, router, strict=True)))
+    assert (unsupported(dataclasses.replace(ON_GPU, model=model)) == ()) == ROUTERS[router]
 
 
 def test_remedies_are_spelt_as_a_recipe_spells_them() -> None:

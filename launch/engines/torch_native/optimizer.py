@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Optional
 
 import torch
+from torch.optim.adamw import adamw
 
 from launch.engines.torch_native.data_parallel import total
 from launch.engines.torch_native.fused import FusedAdamW
 from launch.engines.torch_native.main_parameters import MainParameters
+from launch.learning_rate import learning_rate
 from launch.spec import Training
 
 CONVERTED_AT_ONCE = 2**26
@@ -67,7 +68,7 @@ class _AdamW:
         self._rate = torch.zeros((), device=main.weights.device)
         most = len(main.weights) if main.gradients.dtype == main.weights.dtype else CONVERTED_AT_ONCE
         self._pieces = [
-            _Piece(slices, self._of([weights for weights, _ in slices], decays))
+            _Piece(slices, self._rate, training, training.weight_decay if decays else 0.0)
             for decays in (True, False)
             for slices in _pack(_slices(main, decays, most), most)
         ]
@@ -79,37 +80,35 @@ class _AdamW:
             piece.step(scale)
         self._main.publish()
 
-    def _of(self, weights: list[torch.Tensor], decays: bool) -> torch.optim.Optimizer:
-        adamw = torch.optim.AdamW(
-            weights,
-            weight_decay=self._training.weight_decay if decays else 0.0,
-            lr=self._rate,
-            betas=(self._training.adam_beta1, self._training.adam_beta2),
-            eps=self._training.adam_epsilon,
-            fused=True,
-            capturable=self._rate.is_cuda,
-        )
-        # An eager run is not told that it could have been captured.
-        adamw._warned_capturable_if_run_uncaptured = True
-        return adamw
-
 
 class _Piece:
-    """Slices under one AdamW, whose kernel wants gradients in the precision of the weights."""
+    """Slices that are updated by one call, whose kernel wants gradients in the precision of the weights. The function
+    and not ``torch.optim.AdamW``: to make that object PyTorch loads Dynamo, which takes as long as all the rest of it.
+    """
 
-    def __init__(self, slices: list[Slice], adamw: torch.optim.Optimizer) -> None:
+    def __init__(self, slices: list[Slice], rate: torch.Tensor, training: Training, weight_decay: float) -> None:
         self._slices = slices
-        self._adamw = adamw
+        self._rate = rate
+        self._training = training
+        self._weight_decay = weight_decay
+        self._moments: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._steps: list[torch.Tensor] = []
 
+    @torch.no_grad()
     def step(self, scale: Optional[torch.Tensor]) -> None:
+        weights = [weights for weights, _ in self._slices]
         gradients = [gradients.to(weights.dtype) for weights, gradients in self._slices]
         if scale is not None:
             torch._foreach_mul_(gradients, scale)  # in vectors, which mul_ with a tensor on the device is not
-        for (weights, _), gradient in zip(self._slices, gradients, strict=True):
-            weights.grad = gradient
-        self._adamw.step()
-        for weights, _ in self._slices:
-            weights.grad = None
+        if not self._moments:
+            self._moments = [(torch.zeros_like(each), torch.zeros_like(each)) for each in weights]
+            self._steps = [torch.zeros((), dtype=torch.float32, device=each.device) for each in weights]
+        adamw(
+            weights, gradients, [first for first, _ in self._moments], [second for _, second in self._moments], [],
+            self._steps, fused=True, capturable=self._rate.is_cuda, amsgrad=False, maximize=False, lr=self._rate,
+            beta1=self._training.adam_beta1, beta2=self._training.adam_beta2, eps=self._training.adam_epsilon,
+            weight_decay=self._weight_decay,
+        )  # fmt: skip
 
 
 def _slices(main: MainParameters, decays: bool, most: int) -> list[Slice]:
@@ -140,16 +139,3 @@ def clipping(norm: torch.Tensor, limit: float) -> Optional[torch.Tensor]:
     The host does not wait for the norm (compare ``torch.nn.utils.clip_grad_norm_``, whose formula it is).
     """
     return (limit / (norm + 1e-6)).clamp(max=1.0) if limit > 0 else None
-
-
-def learning_rate(training: Training, step: int) -> float:
-    """The rate of ``step``, counted from 0: a linear warm-up that reaches the full rate with its last step, then
-    constant, or a half cosine from the full rate down to ``min_learning_rate`` at ``steps``.
-    """
-    warmup, top, bottom = training.learning_rate_warmup_steps, training.learning_rate, training.min_learning_rate
-    if step < warmup:
-        return top * (step + 1) / warmup
-    if training.learning_rate_schedule == "constant":
-        return top
-    progress = min(1.0, (step - warmup) / max(1, training.steps - warmup))
-    return bottom + (top - bottom) * (1 + math.cos(math.pi * progress)) / 2

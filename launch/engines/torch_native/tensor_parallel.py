@@ -100,6 +100,10 @@ class VocabParallelEmbedding(nn.Embedding):
         self.tp = tp
         self.shardings = {"weight": Sharding("tp", 0)}
 
+    def reset_parameters(self) -> None:
+        """Nothing: weights are drawn once the model is whole. To draw normal numbers on the meta device PyTorch loads
+        Dynamo, which takes as long as all the rest of it."""
+
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """int64 of shape (batch, sequence) -> (batch, sequence or this rank's stretch of it, hidden)"""
         if self.tp.size == 1:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import Optional
 
 import torch
 from torch import nn
 
 from launch.engines.torch_native.blueprint import Blueprint
-from launch.engines.torch_native.mesh import Group
 from launch.engines.torch_native.sharding import Sharding, shardings_of
 from launch.spec import Model
 
@@ -20,21 +20,34 @@ INTO_RESIDUAL = ("attention.output.weight", "mlp.down.weight", "mlp.down", "mlp.
 
 @torch.no_grad()
 def draw_weights(module: nn.Module, blueprint: Blueprint, seed: int) -> None:
-    """Norms become one, biases and sinks zero, all else normal with deviation ``init_std``; experts are drawn one by one,
-    each by its name. A part of a parameter is that part of the whole."""
-    for name, (parameter, sharding) in named_weights(module, blueprint.model).items():
-        if name.endswith("norm.weight"):
-            parameter.fill_(1.0)
-        elif name.endswith(("bias", "sinks")):
-            parameter.zero_()
+    """First weights of every parameter of ``module``. A part of a parameter is that part of the whole."""
+    model, tp, ep = blueprint.model, blueprint.tp.group, blueprint.ep
+    for name, (parameter, sharding) in named_weights(module, model).items():
+        if sharding.axis == "ep":
+            for number, expert in enumerate(parameter, start=ep.rank * len(parameter)):
+                expert.copy_(first_weights(name, expert.shape, model, seed, expert.device, number))
         else:
-            deviation = blueprint.model.init_std
-            if name.endswith(INTO_RESIDUAL):
-                deviation /= math.sqrt(2 * blueprint.model.num_layers)
-            if parameter.dim() == 3:
-                _draw_experts(parameter, name, seed, deviation, blueprint.ep)
-            else:
-                _draw(parameter, name, seed, deviation, sharding, blueprint.tp.group)
+            shape = list(parameter.shape)
+            if sharding.axis == "tp":
+                shape[sharding.dim] *= tp.size
+            parameter.copy_(sharding.take(first_weights(name, shape, model, seed, parameter.device), tp))
+
+
+def first_weights(
+    name: str, shape: Sequence[int], model: Model, seed: int, device: torch.device, expert: Optional[int] = None
+) -> torch.Tensor:
+    """The whole of parameter ``name``, or of the part of it that is expert number ``expert``, in float32.
+
+    Norms are one, biases and sinks zero, all else normal with deviation ``init_std``; experts are drawn one by one.
+    """
+    if name.endswith("norm.weight"):
+        return torch.ones(shape, device=device)
+    if name.endswith(("bias", "sinks")):
+        return torch.zeros(shape, device=device)
+    deviation = model.init_std
+    if name.endswith(INTO_RESIDUAL):
+        deviation /= math.sqrt(2 * model.num_layers)
+    return _normal(seed, name if expert is None else f"{name}.{expert}", shape, device) * deviation
 
 
 def named_weights(module: nn.Module, model: Model) -> dict[str, tuple[nn.Parameter, Sharding]]:
@@ -42,18 +55,6 @@ def named_weights(module: nn.Module, model: Model) -> dict[str, tuple[nn.Paramet
     tied = {"head.weight": "embedding.weight"} if model.tie_embeddings else {}
     shardings = shardings_of(module)
     return {tied.get(name, name): (parameter, shardings[name]) for name, parameter in module.named_parameters()}
-
-
-def _draw(parameter: torch.Tensor, name: str, seed: int, deviation: float, sharding: Sharding, tp: Group) -> None:
-    shape = list(parameter.shape)
-    if sharding.axis == "tp":
-        shape[sharding.dim] *= tp.size
-    parameter.copy_(sharding.take(_normal(seed, name, shape, parameter.device), tp) * deviation)
-
-
-def _draw_experts(parameter: torch.Tensor, name: str, seed: int, deviation: float, ep: Group) -> None:
-    for number, expert in enumerate(parameter, start=ep.rank * len(parameter)):
-        expert.copy_(_normal(seed, f"{name}.{number}", expert.shape, expert.device) * deviation)
 
 
 def _normal(seed: int, name: str, shape: Sequence[int], device: torch.device) -> torch.Tensor:

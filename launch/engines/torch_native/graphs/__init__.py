@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from launch.engines.torch_native.graphs.base import Graphs
-from launch.engines.torch_native.graphs.compiled import Compiled
 from launch.engines.torch_native.graphs.eager import Eager
 from launch.engines.torch_native.graphs.full_iteration import FullIteration
 from launch.engines.torch_native.graphs.graphed_layers import GraphedLayers
@@ -17,6 +16,9 @@ def make_graphs(spec: RunSpec, iteration: Iteration) -> Graphs:
     if impl == "none":
         return Eager(iteration, spec.cuda_graph)
     if impl == "torch_compile":
+        # Only here: Dynamo takes as long to load as all the rest of torch.
+        from launch.engines.torch_native.graphs.compiled import Compiled
+
         return Compiled(iteration, spec)
     if impl == "full_iteration":
         return FullIteration(iteration, spec.cuda_graph)

@@ -1,0 +1,59 @@
+"""Megatron-Core's GPTModel for a spec, as this rank holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.fusions.fused_bias_geglu import quick_gelu
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.transformer import TransformerConfig
+
+from launch.engines.megatron.settings import Layers, model_settings, transformer_settings
+from launch.spec import RunSpec
+
+ACTIVATIONS = {"silu": torch.nn.functional.silu, "quick_gelu": quick_gelu}
+
+
+@dataclass
+class Configuration(TransformerConfig):  # type: ignore[misc]  # Megatron-Core brings no types
+    """TransformerConfig with what GPTModel reads from it besides: YaRN's fields."""
+
+    yarn_rotary_scaling_factor: float = 1.0
+    yarn_original_max_position_embeddings: int = 4096
+    yarn_beta_fast: float = 32.0
+    yarn_beta_slow: float = 1.0
+    yarn_mscale: Optional[float] = None
+    yarn_mscale_all_dim: Optional[float] = None
+    yarn_correction_range_round_to_int: bool = True
+
+
+def configure(spec: RunSpec, layers: Layers, device: torch.device) -> Configuration:
+    """Weights are not drawn by Megatron (weights.py)."""
+    fields: dict[str, Any] = transformer_settings(spec, layers)
+    fields |= {name: value for name, value in model_settings(spec).items() if name.startswith("yarn_")}
+    return Configuration(
+        **fields
+        | {name: getattr(torch, fields[name]) for name in ("params_dtype", "pipeline_dtype")}
+        | {"activation_func": ACTIVATIONS[fields["activation_func"]]},
+        perform_initialization=False,
+        use_cpu_initialization=device.type == "cpu",
+    )
+
+
+def build_chunk(spec: RunSpec, config: Configuration, layers: Layers, stage: Optional[int]) -> GPTModel:
+    """This rank's virtual stage ``stage``; None where there is one a rank. Its weights are what lay in memory."""
+    arguments = {name: value for name, value in model_settings(spec).items() if not name.startswith("yarn_")}
+    return GPTModel(
+        config,
+        get_gpt_decoder_block_spec(
+            config, layers == "transformer_engine", normalization=config.normalization, vp_stage=stage
+        ),
+        **arguments,
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
+        vp_stage=stage,
+    )

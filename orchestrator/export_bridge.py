@@ -1,0 +1,102 @@
+"""A cell for Megatron Bridge: flags of its performance harness, and overrides of a recipe's ConfigContainer. Pure.
+
+Both are to be given to a recipe of the model's own family, which brings its activation and its precision. Names are
+those of megatron-bridge 0.3.1; tests/golden/megatron_bridge_names.json lists them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launch.engines.megatron.graph_settings import Release, graph_settings
+from launch.engines.megatron.settings import (
+    data_parallel_settings,
+    model_settings,
+    optimizer_settings,
+    transformer_settings,
+)
+from launch.spec import RunSpec
+
+OF_THE_RECIPE = {"activation_func", "params_dtype", "pipeline_dtype", "bf16"}
+"""Fields of a model that are no plain values, or follow from the recipe's mixed precision."""
+
+
+def render(spec: RunSpec, release: Release) -> tuple[str, tuple[str, ...]]:
+    """Flags and overrides, one a line of a shell's command, and what they do not say."""
+    flags = " \\\n".join(f"{name} {value}" for name, value in _harness(spec).items())
+    overrides = " \\\n".join(
+        shlex.quote(f"{name}={_literal(value)}") for name, value in _overrides(spec, release).items()
+    )
+    text = f"# performance harness\n{flags}\n# overrides of ConfigContainer\n{overrides}"
+    return text, tuple(_notes(spec))
+
+
+def _harness(spec: RunSpec) -> dict[str, Any]:
+    """Flags of scripts/performance. Its graph settings are spelt as in 0.16 in later releases too."""
+    layout, training = spec.parallelism, spec.training
+    graph = graph_settings(spec.cuda_graph, "0.16")
+    flags = {
+        "--tensor_model_parallel_size": layout.tp,
+        "--pipeline_model_parallel_size": layout.pp,
+        "--context_parallel_size": layout.cp,
+        "--virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
+        "--expert_model_parallel_size": layout.ep,
+        "--expert_tensor_parallel_size": layout.etp,
+        "--micro_batch_size": training.micro_batch_size,
+        "--global_batch_size": training.global_batch_size,
+        "--seq_length": training.sequence_length,
+        "--max_steps": training.steps,
+        "--cuda_graph_impl": graph["cuda_graph_impl"],
+        "--cuda_graph_scope": ",".join(graph.get("cuda_graph_scope", ())) or None,
+    }
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+def _overrides(spec: RunSpec, release: Release) -> dict[str, Any]:
+    training = spec.training
+    model = transformer_settings(spec, release=release) | _renamed(model_settings(spec))
+    optimizer = {name: value for name, value in optimizer_settings(spec).items() if name not in OF_THE_RECIPE}
+    return {
+        **_under("model", {name: value for name, value in model.items() if name not in OF_THE_RECIPE}),
+        **_under("optimizer", optimizer),
+        **_under("ddp", data_parallel_settings(spec)),
+        "scheduler.lr_decay_style": training.learning_rate_schedule,
+        "scheduler.lr_decay_iters": training.steps,
+        "scheduler.lr_warmup_iters": training.learning_rate_warmup_steps,
+        "train.train_iters": training.steps,
+        "train.micro_batch_size": training.micro_batch_size,
+        "train.global_batch_size": training.global_batch_size,
+        "train.eval_iters": 0,
+        "dataset.sequence_length": training.sequence_length,
+        "rng.seed": training.seed,
+        "rng.te_rng_tracker": True,
+        "rerun_state_machine.check_for_nan_in_loss": False,
+        **({"model.deterministic_mode": True} if training.deterministic else {}),
+    }
+
+
+def _renamed(model: Mapping[str, Any]) -> dict[str, Any]:
+    """GPTModelProvider calls the length otherwise."""
+    return {("seq_length" if name == "max_sequence_length" else name): value for name, value in model.items()}
+
+
+def _under(section: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{section}.{name}": value for name, value in settings.items()}
+
+
+def _literal(value: Any) -> str:
+    """As Hydra's grammar of overrides reads it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
+
+
+def _notes(spec: RunSpec) -> Iterator[str]:
+    if spec.training.precision != "bf16":
+        yield f"training.precision={spec.training.precision!r}: recipes of Bridge are bf16; set mixed_precision by hand"
+    if spec.graphed and not spec.cuda_graph.scope and spec.cuda_graph.impl != "full_iteration":
+        yield "cuda_graph.scope=[]: the performance harness has no word for whole layers; use the override"
+    if spec.data.kind == "indexed":
+        yield "data.path: name the data in the recipe's own dataset"

@@ -1,0 +1,180 @@
+"""The megatron engine where there is no GPU: its code, and Megatron-Core's, as they are, but for the device.
+
+Megatron-Core allocates on the device "cuda" by name and asks for the type of CUDA tensors, in its schedules, gradient
+buffers and optimizers. Here both mean the CPU, by a handful of replaced functions. The product does no such thing: on a
+CPU it refuses the engine.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from launch.data import batch, open_source
+from launch.engines.base import Mesh
+from launch.parallel_dims import ParallelDims
+from launch.spec import RunSpec
+
+CPU = torch.device("cpu")
+TYPE, ADD_IN_PLACE = torch.Tensor.type, torch.Tensor.__iadd__
+FACTORIES = ("arange", "empty", "ones", "tensor", "zeros")
+
+
+def on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """``factory``, which takes "cuda" to be the CPU."""
+
+    def make(*arguments: Any, **settings: Any) -> torch.Tensor:
+        device = settings.get("device")
+        if device is not None and torch.device(device).type == "cuda":
+            settings["device"] = CPU
+        return factory(*arguments, **settings)
+
+    return make
+
+
+def type_on_cuda(tensor: torch.Tensor, *arguments: Any, **settings: Any) -> Any:
+    answer = TYPE(tensor, *arguments, **settings)
+    return answer.replace("torch.", "torch.cuda.") if isinstance(answer, str) else answer
+
+
+def add_out_of_place(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """0.16.1's own experts add a bias in place to what autograd forbids to change."""
+    return tensor + other if "ParallelRegion" in str(tensor.grad_fn) else ADD_IN_PLACE(tensor, other)
+
+
+def as_on_cuda(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """What the all-to-all dispatcher makes of sizes that lie on a GPU."""
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+
+def marked_norm(cls: type, config: Any, hidden_size: int, eps: float = 1e-5, **unused: Any) -> nn.Module:
+    """0.16.1's own norm refuses sequence parallelism; this one says of its weight what Transformer Engine's says."""
+    norm = nn.RMSNorm(hidden_size, eps)
+    norm.weight.sequence_parallel = config.sequence_parallel
+    return norm
+
+
+class NoStream:
+    """A CPU does one thing after another."""
+
+    def wait_stream(self, other: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def record_event(self) -> NoStream:
+        return self
+
+
+STREAM = NoStream()
+
+
+OF_CUDA = {
+    "current_device": lambda: CPU,
+    "manual_seed": torch.manual_seed,
+    "get_rng_state": torch.get_rng_state,
+    "synchronize": lambda: None,
+    "Stream": lambda *arguments, **settings: STREAM,
+    "current_stream": lambda: STREAM,
+    "default_stream": lambda: STREAM,
+    "stream": lambda stream: nullcontext(),
+}
+OF_TENSORS = {"cuda": lambda tensor: tensor, "type": type_on_cuda, "__iadd__": add_out_of_place}
+OF_RANDOM = {
+    "_get_cuda_rng_state": lambda **settings: torch.get_rng_state(),
+    "_set_cuda_rng_state": lambda state, **settings: torch.set_rng_state(state),
+}
+
+
+@contextmanager
+def cpu_as_cuda() -> Iterator[ModuleType]:
+    """Gives the engine's module."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Megatron-Core warns of what it does without Transformer Engine
+        from megatron.core.tensor_parallel import random
+        from megatron.core.transformer.moe import moe_utils, token_dispatcher
+        from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+        from launch.engines.megatron import engine
+
+        with ExitStack() as replaced:
+            for patch in (
+                mock.patch.multiple(torch, **{name: on_cpu(getattr(torch, name)) for name in FACTORIES}),
+                mock.patch.multiple(torch.Tensor, **OF_TENSORS),
+                mock.patch.multiple(torch.cuda, **OF_CUDA),
+                mock.patch.multiple(random, **OF_RANDOM),
+                mock.patch.object(WrappedTorchNorm, "__new__", marked_norm),
+                mock.patch.object(token_dispatcher, "maybe_move_tensor_to_cpu", as_on_cuda),
+                # 0.16.1 reads a name that it defines with Transformer Engine alone.
+                mock.patch.object(moe_utils, "te_general_gemm", None, create=True),
+            ):
+                replaced.enter_context(patch)
+            yield engine
+
+
+def train_megatron(spec: RunSpec) -> dict[str, Any]:
+    """On this rank: losses and gradient norms of shape (steps,), and what else the engine says; where it is alone, the
+    weights before and after by torch_native's names."""
+    with _engine(spec) as engine:
+        return _train(spec, engine)
+
+
+def logits_of(spec: RunSpec, tokens: torch.Tensor) -> torch.Tensor:
+    """Of the first weights: (batch, sequence) -> (batch, sequence, vocabulary)."""
+    with _engine(spec) as engine, torch.no_grad():
+        logits: torch.Tensor = engine.chunks[0](tokens, torch.arange(tokens.shape[1]).unsqueeze(0), None)
+        return logits
+
+
+@contextmanager
+def _engine(spec: RunSpec) -> Iterator[Any]:
+    """This rank's, and no groups of its own left afterwards."""
+    alone = not dist.is_initialized()
+    rank, size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
+    try:
+        with cpu_as_cuda() as module:
+            engine = module.MegatronEngine(spec, Mesh(rank, size, CPU))
+            yield engine
+            engine.close()
+    finally:
+        from megatron.core import parallel_state
+
+        parallel_state.destroy_model_parallel()
+        if alone and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _train(spec: RunSpec, engine: Any) -> dict[str, Any]:
+    from launch.engines.megatron.weights import whole_weights
+
+    chunk = engine.chunks[0].module
+    chunk = chunk.module if spec.training.precision == "bf16" else chunk
+
+    def weights() -> dict[str, torch.Tensor]:
+        return whole_weights(chunk, spec.model) if dist.get_world_size() == 1 else {}
+
+    source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
+    dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", dist.get_rank())
+    before = weights()
+    results = [engine.step(batch(source, spec, step, dp_rank)) for step in range(spec.training.steps)]
+    said = {
+        "graph_stats": engine.graph_stats(),
+        "own": [own for result in results for own in (result.loss, result.grad_norm)],
+    }
+    return {
+        "loss": torch.stack([result.loss for result in results]),
+        "grad_norm": torch.stack([result.grad_norm for result in results]),
+        "kind": [result.kind for result in results],
+        "capture_step": engine.capture_step,
+        "choices": dict(engine.choices),
+        "before": before,
+        "after": weights(),
+        **(said if dist.get_world_size() == 1 else {}),
+    }

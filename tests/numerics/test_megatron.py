@@ -1,0 +1,262 @@
+"""One model, two engines: Megatron-Core trains what torch_native trains, from the same first weights, in float32.
+
+Every case is three optimizer steps of Megatron-Core's own layers, schedule, gradient buffers and optimizer.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field, fields, replace
+from inspect import signature
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+
+from launch.engines.base import Mesh
+from launch.engines.megatron.build import build
+from launch.engines.megatron.settings import (
+    data_parallel_settings,
+    model_settings,
+    optimizer_settings,
+    transformer_settings,
+)
+from launch.engines.megatron.weights import Layout, Origin, from_megatron, origin_of, to_megatron
+from launch.engines.torch_native.engine import TorchNativeEngine
+from launch.engines.torch_native.mesh import Group
+from launch.errors import EnvironmentFault, UnsupportedError
+from launch.record import GraphStats
+from launch.spec import CudaGraph, Model, Parallelism, Placement, RunSpec
+from launch.support import unsupported
+from tests.distributed import workers
+from tests.numerics.megatron_on_cpu import cpu_as_cuda, logits_of, train_megatron
+from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, make_spec, train
+from tests.presets import PRESETS, preset
+
+LOSS, NORM, WEIGHT = 5e-6, 2e-5, 1e-5
+"""Relative, relative, and absolute: a thousandth of what an optimizer step changes at this learning rate."""
+
+
+@dataclass(frozen=True)
+class Case:
+    model: Model
+    training: dict[str, Any] = field(default_factory=dict)
+    parallelism: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> RunSpec:
+        layout = Parallelism(**self.parallelism)
+        settings = {"steps": 3, "global_batch_size": 8, "micro_batch_size": 2, **self.training}
+        return replace(make_spec(self.model, **settings), parallelism=layout)
+
+
+CALM_GPT_OSS = replace(GPT_OSS, init_std=0.4)
+"""Steps of the wild one blow rounding up."""
+SIGMOID = replace(MOE, moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True)
+LLAMA_3 = replace(
+    DENSE,
+    qk_layernorm=False,
+    rope_scaling="llama3",
+    rope_scaling_factor=8.0,
+    rope_original_max_position=8192,
+    rotary_base=500_000.0,
+)
+ALONE = {
+    "dense": Case(DENSE),
+    "llama 3": Case(LLAMA_3),
+    "tied, with qkv biases": Case(replace(DENSE, tie_embeddings=True, add_qkv_bias=True)),
+    "biases everywhere": Case(replace(DENSE, add_bias_linear=True)),
+    "experts": Case(MOE),
+    "experts through all-gather": Case(MOE, {}, {"dispatcher": "allgather"}),
+    "weights are shares of all experts": Case(replace(MOE, moe_router_normalize_topk=False)),
+    "router losses": Case(replace(MOE, moe_aux_loss_coeff=0.1, moe_z_loss_coeff=0.01)),
+    "expert bias": Case(replace(SIGMOID, moe_router_bias_update_rate=0.05)),
+    "expert bias and router losses": Case(replace(SIGMOID, moe_aux_loss_coeff=0.1)),
+    "dense and expert layers": Case(replace(MOE, moe_layer_freq=2)),
+    "a shared expert": Case(replace(MOE, moe_shared_expert_ffn_hidden_size=12)),
+    "experts padded to capacity": Case(
+        # With this seed no two rows of a micro-batch are the same: of those each engine keeps another.
+        replace(MOE, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True),
+        {"seed": 4},
+    ),
+    "gpt-oss": Case(CALM_GPT_OSS),
+    "distributed optimizer": Case(MOE, {}, {"distributed_optimizer": True}),
+    "selective recomputation": Case(MOE, {"recompute": "selective"}),
+    "full recomputation": Case(MOE, {"recompute": "full"}),
+    "unclipped": Case(DENSE, {"clip_grad": 0.0}),
+    "clipped": Case(DENSE, {"clip_grad": 0.1, "learning_rate_warmup_steps": 2}),
+}
+EVEN = replace(MOE, vocab_size=32)
+EVEN_GPT_OSS = replace(CALM_GPT_OSS, vocab_size=32)
+STEERED = replace(
+    SIGMOID, vocab_size=32, moe_aux_loss_coeff=0.1, moe_z_loss_coeff=0.01, moe_shared_expert_ffn_hidden_size=12
+)
+PADDED = replace(EVEN, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)
+TOGETHER = {
+    "dp": Case(EVEN, {}, {"dp": 2}),
+    "dp, distributed optimizer": Case(EVEN, {}, {"dp": 2, "distributed_optimizer": True}),
+    "tp": Case(replace(DENSE, vocab_size=32), {}, {"tp": 2}),
+    "tp, sequence parallel": Case(replace(DENSE, vocab_size=32), {}, {"tp": 2, "sequence_parallel": True}),
+    "pp": Case(replace(EVEN, tie_embeddings=True), {"recompute": "full"}, {"pp": 2}),
+    "vpp": Case(replace(EVEN, num_layers=4, tie_embeddings=True), {}, {"pp": 2, "vpp": 2, "schedule": "interleaved"}),
+    "ep": Case(EVEN, {}, {"dp": 2, "ep": 2}),
+    "ep, padded": Case(PADDED, {"seed": 6, "steps": 1}, {"dp": 2, "ep": 2}),
+    "tp, ep of gpt-oss": Case(EVEN_GPT_OSS, {}, {"tp": 2, "ep": 2, "sequence_parallel": True}),
+    "tp, ep, dp": Case(
+        STEERED, {}, {"tp": 2, "ep": 2, "dp": 2, "sequence_parallel": True, "distributed_optimizer": True}
+    ),
+    "tp, pp, ep": Case(
+        replace(EVEN, moe_layer_freq=2),
+        {"recompute": "selective"},
+        {"tp": 2, "pp": 2, "ep": 2, "sequence_parallel": True},
+    ),
+}
+
+
+def train_native(spec: RunSpec) -> dict[str, Any]:
+    """On one rank, what :func:`train_megatron` gives."""
+    alone = replace(spec, parallelism=Parallelism())
+    engine = TorchNativeEngine(alone, Mesh(0, 1, CPU))
+
+    def weights() -> dict[str, torch.Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in engine.chunks[0].named_parameters()}
+
+    before = weights()
+    results = train(engine, alone)
+    return {
+        "loss": torch.stack([result.loss for result in results]),
+        "grad_norm": torch.stack([result.grad_norm for result in results]),
+        "before": before,
+        "after": weights(),
+    }
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_megatron_trains_what_torch_native_trains(name: str) -> None:
+    spec = ALONE[name].spec
+    expected, found = train_native(spec), train_megatron(spec)
+    torch.testing.assert_close(found["before"], expected["before"], rtol=0, atol=0)
+    torch.testing.assert_close(found["loss"], expected["loss"], rtol=LOSS, atol=0)
+    torch.testing.assert_close(found["grad_norm"], expected["grad_norm"], rtol=NORM, atol=0)
+    torch.testing.assert_close(found["after"], expected["after"], rtol=0, atol=WEIGHT)
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_ranks_train_what_one_trains(name: str) -> None:
+    spec = TOGETHER[name].spec
+    expected = train_native(spec)
+    for found in workers(spec.parallelism.world_size).run(train_megatron, spec):
+        torch.testing.assert_close(found["loss"], expected["loss"], rtol=LOSS, atol=0)
+        torch.testing.assert_close(found["grad_norm"], expected["grad_norm"], rtol=NORM, atol=0)
+
+
+@pytest.mark.parametrize("model", [LLAMA_3, MOE, GPT_OSS], ids=["llama 3", "experts", "gpt-oss, clamped"])
+def test_logits_are_the_same(model: Model) -> None:
+    tokens = torch.randint(model.vocab_size, (2, 8), generator=torch.Generator().manual_seed(3))
+    spec = Case(model).spec
+    expected = TorchNativeEngine(spec, Mesh(0, 1, CPU)).chunks[0].logits(tokens)
+    found = logits_of(spec, tokens)
+    torch.testing.assert_close(found, expected.detach(), rtol=0, atol=1e-5 * expected.abs().max().item())
+
+
+def test_the_loop_finds_what_it_asks_an_engine_for() -> None:
+    spec = replace(Case(DENSE, {"steps": 5}).spec, cuda_graph=CudaGraph(warmup_steps=2))
+    found = train_megatron(spec)
+    assert found["kind"] == ["warmup", "warmup", "steady", "steady", "steady"]
+    assert found["capture_step"] is None
+    assert found["choices"] == {"layers": "modules of Megatron-Core"}
+    assert found["graph_stats"] == GraphStats(impl="none", mechanism="eager")
+    assert {(result.dtype, result.shape) for result in found["own"]} == {(torch.float32, torch.Size([]))}
+    assert len({result.data_ptr() for result in found["own"]}) == 2 * spec.training.steps
+
+
+@pytest.mark.parametrize("distributed_optimizer", [False, True])
+def test_bfloat16_is_near(distributed_optimizer: bool) -> None:
+    layout = {"distributed_optimizer": distributed_optimizer}
+    found = train_megatron(Case(DENSE, {"precision": "bf16", "steps": 6}, layout).spec)
+    expected = train_native(Case(DENSE, {"precision": "bf16", "steps": 6}).spec)
+    # A weight of bfloat16 is off by 4e-3 of itself at most.
+    torch.testing.assert_close(found["loss"], expected["loss"], rtol=1e-2, atol=0)
+    torch.testing.assert_close(found["grad_norm"], expected["grad_norm"], rtol=5e-2, atol=0)
+
+
+@pytest.mark.parametrize("name", [*ALONE, *TOGETHER])
+def test_what_was_seen_to_train_is_what_plans_let_through(name: str) -> None:
+    spec = replace((ALONE | TOGETHER)[name].spec, engine="megatron", placement=Placement(device="cuda"))
+    assert unsupported(spec) == ()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_megatron_core_accepts_every_preset(name: str) -> None:
+    model = preset(name)
+    spec = RunSpec(engine="megatron", model=model, placement=Placement(device="cuda"))
+    assert unsupported(spec) == ()
+    with cpu_as_cuda():
+        from megatron.core.distributed import DistributedDataParallelConfig
+        from megatron.core.models.gpt import GPTModel
+        from megatron.core.optimizer import OptimizerConfig
+
+        from launch.engines.megatron.model import Configuration, configure
+
+        config = configure(spec, "local", CPU)
+        assert config.num_layers == model.num_layers
+        # Without Transformer Engine its fusions are refused; their names at least are fields.
+        assert set(transformer_settings(spec)) <= {field.name for field in fields(Configuration)}
+        arguments = {name for name in model_settings(spec) if not name.startswith("yarn_")}
+        assert arguments <= set(signature(GPTModel.__init__).parameters)
+        DistributedDataParallelConfig(**data_parallel_settings(spec))
+        OptimizerConfig(**optimizer_settings(spec))
+
+
+@st.composite
+def attentions(draw: st.DrawFn) -> tuple[Model, int]:
+    """A model, and a number of tensor-parallel ranks that divides its query groups."""
+    ranks, groups, queries = (draw(st.sampled_from([1, 2, 4])) for _ in range(3))
+    groups *= ranks
+    channels = draw(st.sampled_from([2, 6]))
+    return Model(num_attention_heads=groups * queries, num_query_groups=groups, kv_channels=channels), ranks
+
+
+@given(attentions(), st.sampled_from(["whole", "rows", "columns", "gate_up", "qkv", "expert"]))
+def test_layouts_are_carried_there_and_back(attention: tuple[Model, int], layout: Layout) -> None:
+    model, ranks = attention
+    rows = (model.num_attention_heads + 2 * model.num_query_groups) * model.kv_channels
+    whole = torch.arange(rows * 8.0).view(rows, 8)
+    assert torch.equal(from_megatron(to_megatron(whole, layout, model, Group()), layout, model), whole)
+    if layout not in ("whole", "expert"):
+        parts = [to_megatron(whole, layout, model, Group(rank, ranks)) for rank in range(ranks)]
+        assert torch.equal(torch.cat([part.flatten() for part in parts]).sort().values, whole.flatten())
+
+
+def test_queries_stand_before_their_key_and_value() -> None:
+    model = Model(num_attention_heads=4, num_query_groups=2, kv_channels=1)
+    rows = torch.tensor([0, 1, 2, 3, 10, 11, 20, 21]).unsqueeze(1)
+    assert to_megatron(rows, "qkv", model, Group()).flatten().tolist() == [0, 1, 10, 20, 2, 3, 11, 21]
+    assert to_megatron(rows, "qkv", model, Group(1, 2)).flatten().tolist() == [2, 3, 11, 21]
+
+
+def test_names_of_both_kinds_of_layers_mean_the_same() -> None:
+    for grouped, one in (
+        ("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
+        ("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"),
+        ("mlp.experts.linear_fc1.weight5", "mlp.experts.local_experts.5.linear_fc1.weight"),
+        ("mlp.experts.linear_fc2.bias12", "mlp.experts.local_experts.12.linear_fc2.bias"),
+    ):
+        assert origin_of(f"decoder.layers.7.{grouped}", 32) == origin_of(f"decoder.layers.7.{one}", 32)
+    assert origin_of("decoder.layers.7.mlp.experts.linear_fc1.weight5", 32) == Origin(
+        "layers.7.mlp.gate_up", "expert", 37
+    )
+    with pytest.raises(UnsupportedError, match=r"decoder\.layers\.0\.mlp\.experts\.weight1 has no counterpart"):
+        origin_of("decoder.layers.0.mlp.experts.weight1")
+
+
+def test_the_engine_refuses_by_name_and_says_what_to_install() -> None:
+    spec = RunSpec(engine="megatron", cuda_graph=CudaGraph(impl="full_iteration"))
+    with pytest.raises(UnsupportedError, match=r"placement\.device='cpu'.*cuda_graph\.impl='full_iteration'"):
+        build(spec, Mesh(0, 1, CPU))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(EnvironmentFault, match=r"needs the package transformer-engine.*\.\[gpu\]"):
+            build(RunSpec(engine="megatron", placement=Placement(device="cuda")), Mesh(0, 1, CPU))

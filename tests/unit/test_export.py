@@ -1,0 +1,208 @@
+"""Cells as Megatron-LM's flags and as Megatron Bridge's: by the names of their releases, and with nothing left out in
+silence."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.engines.megatron.settings import data_parallel_settings, optimizer_settings, transformer_settings
+from launch.spec import CudaGraph, Data, Fault, Model, Parallelism, RunSpec, Training
+from orchestrator.cli import main
+from orchestrator.export import UNSAID, Format, export
+from orchestrator.recipe import load
+from orchestrator.sweep import expand
+from tests.presets import PRESETS, preset
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+GOLDEN = Path(__file__).parents[1] / "golden"
+FLAGS: dict[str, str] = json.loads((GOLDEN / "megatron_lm_flags.json").read_text())["core_v0.16.1"]
+"""By name, how many words follow: none, one, or some."""
+MAINS: dict[str, str] = json.loads((GOLDEN / "megatron_lm_flags.json").read_text())["main"]
+NAMES: dict[str, list[str]] = json.loads((GOLDEN / "megatron_bridge_names.json").read_text())["megatron-bridge 0.3.1"]
+
+MOE = Model(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=16)
+ROUTED = replace(
+    MOE,
+    moe_router_score_function="sigmoid",
+    moe_router_enable_expert_bias=True,
+    moe_aux_loss_coeff=1e-3,
+    moe_z_loss_coeff=1e-3,
+    moe_shared_expert_ffn_hidden_size=8,
+    moe_expert_capacity_factor=1.0,
+    moe_pad_expert_input_to_capacity=True,
+)
+LAYOUT = Parallelism(
+    tp=2, pp=2, vpp=2, ep=2, sequence_parallel=True, schedule="interleaved", distributed_optimizer=True
+)
+SPECS = {
+    **{name: RunSpec(model=preset(name)) for name in PRESETS},
+    "routed": RunSpec(model=ROUTED),
+    "tied": RunSpec(model=Model(tie_embeddings=True, rope_scaling="llama3", rope_original_max_position=8192)),
+    "laid out": RunSpec(model=MOE, parallelism=LAYOUT, data=Data(kind="synthetic")),
+    "recomputed": RunSpec(training=Training(recompute="full", precision="bf16", gradient_precision="bf16")),
+    "recomputed in part": RunSpec(training=Training(recompute="selective", deterministic=True)),
+    "indexed": RunSpec(data=Data(kind="indexed", path="/data/my corpus")),
+    "whole step": RunSpec(cuda_graph=CudaGraph("full_iteration")),
+    "whole layers": RunSpec(cuda_graph=CudaGraph("local")),
+    "parts": RunSpec(cuda_graph=CudaGraph("transformer_engine", ("attn", "mlp"))),
+}
+
+
+def flags_of(spec: RunSpec, release: Any = "0.16") -> dict[str, list[str]]:
+    """What a shell would hand on."""
+    flags: dict[str, list[str]] = {}
+    for word in shlex.split(export(spec, "megatron-lm", release).text.replace("\\\n", "")):
+        if word.startswith("--"):
+            assert word not in flags
+            flags[word] = []
+        else:
+            flags[[*flags][-1]].append(word)
+    return flags
+
+
+def overrides_of(spec: RunSpec, release: Any = "0.16") -> tuple[dict[str, str], dict[str, str]]:
+    """The harness's flags, and the overrides."""
+    text = export(spec, "bridge", release).text.replace("\\\n", "")
+    harness, overrides = (shlex.split(part, comments=True) for part in text.split("# overrides"))
+    return dict(zip(harness[::2], harness[1::2], strict=True)), dict(
+        word.split("=", 1) for word in overrides if "=" in word
+    )
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_flags_are_those_of_the_release(name: str) -> None:
+    for flag, words in flags_of(SPECS[name]).items():
+        assert FLAGS[flag] in (["none"], ["one", "some"], ["some"])[min(len(words), 2)]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_names_are_those_of_bridge(name: str) -> None:
+    harness, overrides = overrides_of(SPECS[name])
+    assert set(harness) <= set(NAMES["performance harness"])
+    of_core = {"model": transformer_settings, "optimizer": optimizer_settings, "ddp": data_parallel_settings}
+    for override in overrides:
+        section, field = override.split(".")
+        known = of_core[section](SPECS[name]) if section in of_core else {}  # held against Megatron-Core elsewhere
+        assert field in NAMES.get(section, []) or field in known
+
+
+def test_a_zero_is_said() -> None:
+    flags = flags_of(RunSpec(training=Training(weight_decay=0.0)))
+    assert flags["--hidden-dropout"] == flags["--attention-dropout"] == flags["--weight-decay"] == ["0.0"]
+    assert flags["--lr-warmup-iters"] == ["0"]
+    _, overrides = overrides_of(RunSpec())
+    assert overrides["model.hidden_dropout"] == "0.0"
+    # A recipe of Bridge may recompute by itself.
+    assert overrides["model.recompute_granularity"] == "null"
+
+
+@pytest.mark.parametrize(
+    ("graph", "released", "later"),
+    [
+        (CudaGraph("full_iteration"), ("local", ["full_iteration"]), ("full_iteration", [])),
+        (CudaGraph("local"), ("local", []), ("local", [])),
+        (
+            CudaGraph("transformer_engine", ("attn", "mlp")),
+            ("transformer_engine", ["attn", "mlp"]),
+            ("transformer_engine", ["attn", "mlp"]),
+        ),
+    ],
+    ids=lambda value: getattr(value, "label", ""),
+)
+def test_graph_settings_are_spelt_as_the_release_does(graph: CudaGraph, released: Any, later: Any) -> None:
+    spec = RunSpec(cuda_graph=graph)
+    before, after = flags_of(spec), flags_of(spec, "main")
+    assert (before["--cuda-graph-impl"][0], before.get("--cuda-graph-scope", [])) == released
+    assert (after["--cuda-graph-impl"][0], after.get("--cuda-graph-modules", [])) == later
+    assert set(after) <= set(FLAGS) | set(MAINS)
+    harness, overrides = overrides_of(spec, "main")
+    assert (harness["--cuda_graph_impl"], harness.get("--cuda_graph_scope", "")) == (released[0], ",".join(released[1]))
+    assert overrides["model.cuda_graph_modules"] == f"[{','.join(later[1])}]"
+
+
+def test_values_are_words_of_a_shell_and_of_hydra() -> None:
+    flags = flags_of(replace(SPECS["gpt_oss_20b"], data=Data(kind="indexed", path="/data/my corpus")))
+    assert flags["--data-path"] == ["/data/my corpus"]
+    assert (flags["--tokenizer-type"], flags["--vocab-size"]) == (["NullTokenizer"], ["201087"])
+    assert flags["--padded-vocab-size"] == ["201088"]
+    assert not {"--mock-data", "--data-path", "--tokenizer-type"} & set(flags_of(RunSpec(data=Data(kind="text"))))
+    assert flags["--window-size"] == ["127,0"]
+    _, overrides = overrides_of(SPECS["gpt_oss_20b"])
+    assert overrides["model.window_size"] == "[127,0]"
+    assert overrides["model.add_bias_linear"] == "true"
+
+
+NOTED: dict[str, dict[str, Any]] = {
+    "model.weights": {"model": Model(weights="/a/checkpoint")},
+    "training.learning_rate_warmup_steps": {"training": Training(learning_rate_warmup_steps=2)},
+    "training.compile": {"training": Training(compile="elementwise")},
+    "training.attention_backend": {"training": Training(attention_backend="flex")},
+    "training.deterministic": {"training": Training(deterministic=True)},
+    "training.cpu_offloading": {"training": Training(cpu_offloading=True)},
+    "training.variable_sequence_lengths": {"training": Training(variable_sequence_lengths=True)},
+    "data.kind": {"data": Data(kind="text")},
+    "data.packed_sequences": {"data": Data(kind="synthetic", packed_sequences=True)},
+    "cuda_graph.impl": {"cuda_graph": CudaGraph("torch", ("attn",))},
+    "cuda_graph.optimizer": {"cuda_graph": CudaGraph("full_iteration", optimizer=True)},
+    "fault.kind": {"fault": Fault("nan")},
+    "model.rope_scaling": {"model": Model(rope_scaling="llama3", rope_original_max_position=4096)},
+    "model.moe_router_normalize_topk": {
+        "model": replace(MOE, moe_router_score_function="sigmoid", moe_router_normalize_topk=False)
+    },
+    "model.moe_shared_expert_ffn_hidden_size": {
+        "model": replace(MOE, moe_shared_expert_ffn_hidden_size=8, add_bias_linear=True)
+    },
+    "parallelism.tp": {"model": MOE, "parallelism": Parallelism(tp=2, sequence_parallel=True)},
+    "parallelism.schedule": {"parallelism": Parallelism(pp=2, schedule="gpipe")},
+    "environment.NCCL_DEBUG": {"environment": {"NCCL_DEBUG": "WARN"}},
+}
+
+
+@pytest.mark.parametrize("to", ["megatron-lm", "bridge"])
+@pytest.mark.parametrize("field", NOTED)
+def test_what_is_not_said_is_told(field: str, to: Format) -> None:
+    spec = replace(RunSpec(data=Data(kind="synthetic"), training=Training(precision="bf16")), **NOTED[field])
+    plain = set(export(replace(RunSpec(data=Data(kind="synthetic")), training=spec.training), to, "0.16").notes)
+    notes = export(spec, to, "0.16").notes
+    assert [note for note in notes if note.startswith(f"{field}=")]
+    assert field.startswith("training") or len(set(notes) - plain) == 1
+
+
+def test_every_row_has_a_case() -> None:
+    assert {field for field, _, _ in UNSAID} <= set(NOTED)
+
+
+def test_what_one_target_alone_lacks() -> None:
+    (note,) = export(replace(SPECS["gpt_oss_20b"], data=Data(kind="synthetic")), "megatron-lm", "0.16").notes
+    assert note.startswith("model.rope_scaling='yarn'")
+    fractional = RunSpec(model=Model(rotary_base=0.5), data=Data(kind="synthetic"))
+    assert export(fractional, "megatron-lm", "0.16").notes[0].startswith("model.rotary_base=0.5")
+    whole = RunSpec(cuda_graph=CudaGraph("local"), data=Data(kind="indexed", path="x"))
+    starts = [note.partition(":")[0] for note in export(whole, "bridge", "0.16").notes]
+    assert starts == ["training.precision='fp32'", "cuda_graph.scope=[]", "data.path"]
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_recipe_is_printed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for to in ("megatron-lm", "bridge"):
+        assert main(["export", str(path), "--to", to]) == 0
+        printed = capsys.readouterr()
+        labels = [cell.label for cell in expand(load(path), "cuda") if not cell.twin]
+        assert [line[2:] for line in printed.out.splitlines() if line[2:] in labels] == labels
+        assert all(line.startswith("not said of ") for line in printed.err.splitlines())
+
+
+def test_twins_are_printed_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = str(RECIPES / "qwen3_8l.yaml")
+    assert (
+        main(["export", recipe, "--to", "megatron-lm", "--only", "cuda_graph.impl=none", "training.compile=none"]) == 0
+    )
+    printed = capsys.readouterr().out
+    assert printed.startswith("# eager")
+    assert "--cuda-graph-impl none" in printed
