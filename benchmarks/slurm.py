@@ -1,6 +1,7 @@
 """A large sweep through Slurm, by the command line: is every run made once, and what does watching it cost?
 
     python -m benchmarks.slurm real --bundles 500                    the test cluster (tests/slurm/cluster.py), real runs
+    python -m benchmarks.slurm submission --bundles 500 --times 3    the same, submitted and cancelled
     python -m benchmarks.slurm simulated --runs 10000 --nodes 1000   benchmarks/simulated_slurm.py in the place of Slurm
 
 Ends with 1 where a run is lost, or was made more often than the failures of nodes ask for.
@@ -39,14 +40,15 @@ MEMORY_PROMISE = 300
 """MB of the command."""
 
 _COUNTED = """\
-#!/bin/sh
+#!/bin/bash
 test -n "$SLURM_JOB_ID" && exec {real} "$@"
-begun=$(date +%s.%N)
+begun=$EPOCHREALTIME
 {real} "$@"
 code=$?
-echo {name} $begun $(date +%s.%N) >> {calls}
+echo {name} $begun $EPOCHREALTIME >> {calls}
 exit $code
 """
+"""Bash tells the time itself; each other process would be counted as the orchestrator's own."""
 
 
 @dataclass(frozen=True)
@@ -66,20 +68,40 @@ class Command:
     begun: float
     seconds: float
     code: int
-    watching_bytes: int
-    """The peak of its memory before it loads what makes the report."""
-    peak_bytes: int
+    own_bytes: int
+    """The peak of its memory."""
+    largest_bytes: int
+    """The peak of its memory or of a process that it started, the report's, whichever is larger."""
     calls: tuple[Call, ...]
     out: str
 
     def of(self, program: str) -> list[Call]:
         return [call for call in self.calls if call.program == program]
 
+    @property
+    def submitting(self) -> list[Call]:
+        """Its calls of sbatch, but for those of a retry."""
+        watched = [call.begun for call in self.of("squeue")]
+        return [call for call in self.of("sbatch") if not watched or call.begun < watched[0]]
+
+    @property
+    def planned(self) -> float:
+        """When the plan was on disk, in seconds since the epoch."""
+        return self.sweep.plan.stat().st_mtime
+
+    @property
+    def submission_seconds(self) -> float:
+        """From then to the last sbatch's end, without what sbatch took."""
+        calls = self.submitting
+        return calls[-1].ended - self.planned - sum(call.ended - call.begun for call in calls)
+
 
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def run(folder: Path, path: str, content: dict[str, Any], profile: dict[str, Any], **environment: str) -> Command:
+def run(
+    folder: Path, path: str, content: dict[str, Any], profile: dict[str, Any], *arguments: str, **environment: str
+) -> Command:
     """Make the sweep that ``content`` describes, Slurm's programs being found by ``path``."""
     programs, calls, out = folder / "counted", folder / "calls", folder / "out"
     _count(programs, calls, path)
@@ -88,7 +110,7 @@ def run(folder: Path, path: str, content: dict[str, Any], profile: dict[str, Any
     (clusters / "default.yaml").write_text(json.dumps(profile))
     written = folder / "recipe.yaml"
     written.write_text(json.dumps(content))
-    command = [sys.executable, "-m", "orchestrator", "sweep", str(written), "--executor", "slurm"]
+    command = [sys.executable, "-m", "orchestrator", "sweep", str(written), "--executor", "slurm", *arguments]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "SRUN_"))}
     own = {"PATH": f"{programs}:{path}", "PYTHONPATH": str(ROOT), "HOME": str(folder / "home")}
     begun = time.time()
@@ -97,24 +119,24 @@ def run(folder: Path, path: str, content: dict[str, Any], profile: dict[str, Any
             [*command, "--store", str(folder / "store")], cwd=folder, env=kept | own | environment,
             stdin=subprocess.DEVNULL, stdout=file, stderr=file,
         )  # fmt: skip
-        watching_bytes = _peak_before_report(process.pid)
+        own_bytes = _peak(process.pid)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     rows = (line.split() for line in calls.read_text().splitlines())
     called = tuple(Call(name, float(start), float(end)) for name, start, end in rows)
     sweep = SweepPaths(folder / "store" / content["name"])
-    seconds, peak_bytes = time.time() - begun, usage.ru_maxrss * 1024
+    seconds, largest_bytes = time.time() - begun, usage.ru_maxrss * 1024
     return Command(
-        sweep, begun, seconds, process.returncode, watching_bytes, peak_bytes, called, out.read_text(errors="replace")
+        sweep, begun, seconds, process.returncode, own_bytes, largest_bytes, called, out.read_text(errors="replace")
     )
 
 
-def _peak_before_report(pid: int) -> int:
+def _peak(pid: int) -> int:
     """Of the memory of process ``pid``, as far as 0.2 s tell; it returns when the process has ended."""
     peak, folder = 0, Path("/proc", str(pid))
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         found = re.search(r"VmHWM:\s*(\d+) kB", (folder / "status").read_text())
-        if found is not None and "/pandas/" not in (folder / "maps").read_text():
+        if found is not None:
             peak = int(found[1]) * 1024
         time.sleep(0.2)
     return peak
@@ -136,14 +158,33 @@ def _count(programs: Path, calls: Path, path: str) -> None:
 
 
 def real(folder: Path, bundles: int, at_once: int) -> Command:
+    with _cluster(folder) as cluster:
+        return _on(cluster, folder, bundles, at_once)
+
+
+def submissions(folder: Path, bundles: int, at_once: int, times: int) -> Iterator[Command]:
+    """The same, ``times`` times, and its jobs cancelled once they are submitted."""
+    with _cluster(folder) as cluster:
+        for number in range(times):
+            (own := folder / str(number)).mkdir()
+            yield _on(cluster, own, bundles, at_once, "--no-wait")
+            cluster.run("scancel", "--user", str(os.getuid()))
+            cluster.wait_until_idle()
+
+
+def _on(cluster: Cluster, folder: Path, bundles: int, at_once: int, *arguments: str) -> Command:
     """``bundles`` eager runs of a few steps, each of a workload of its own, ``at_once`` jobs at a time."""
+    content = recipe("real", steps=20, sweep={"grid": {"training.seed": list(range(bundles))}})
+    own = cluster.environment
+    return run(folder, own["PATH"], content, {"max_jobs": at_once}, *arguments, SLURM_CONF=own["SLURM_CONF"])
+
+
+@contextlib.contextmanager
+def _cluster(folder: Path) -> Iterator[Cluster]:
     cluster = Cluster(folder / "cluster")
     cluster.up(with_this_process=True)
     try:
-        seeds = {"grid": {"training.seed": list(range(bundles))}}
-        content = recipe("real", steps=20, sweep=seeds)
-        own = cluster.environment
-        return run(folder, own["PATH"], content, {"max_jobs": at_once}, SLURM_CONF=own["SLURM_CONF"])
+        yield cluster
     finally:
         cluster.down()
 
@@ -232,10 +273,7 @@ def flaws_of_journal(journal: dict[str, Any], outcomes: dict[Path, Outcome | Non
 
 
 def show(command: Command, plan: Plan, outcomes: dict[Path, Outcome | None]) -> None:
-    runs, asked = sum(len(bundle.run_ids) for bundle in plan.bundles), command.of("sbatch")
-    first = [call for call in asked if call.begun < command.of("squeue")[0].begun]
-    planned = command.sweep.plan.stat().st_mtime
-    own = first[-1].ended - planned - sum(call.ended - call.begun for call in first)
+    runs = sum(len(bundle.run_ids) for bundle in plan.bundles)
     report = command.sweep.report / "report.md"
     ended = max((outcome.ended for outcome in outcomes.values() if outcome), default=0.0)
     counts = Counter(outcome.outcome if outcome else "none" for outcome in outcomes.values())
@@ -243,14 +281,19 @@ def show(command: Command, plan: Plan, outcomes: dict[Path, Outcome | None]) -> 
         "runs, bundles, attempts": f"{runs:,}, {len(plan.bundles):,}, {len(outcomes):,}",
         "outcomes of attempts": ", ".join(f"{count:,} {word}" for word, count in sorted(counts.items())),
         "the command": f"{command.seconds:.1f} s, exit code {command.code}",
-        "  until the plan is on disk": f"{planned - command.begun:.1f} s",
-        "  submission": f"{own * 1000 / runs:.2f} ms a run beside sbatch ({len(first)} calls); {SUBMISSION_PROMISE:g} ms",
+        "  until the plan is on disk": f"{command.planned - command.begun:.1f} s",
+        "  submission": _submission(command, runs),
         "  the last run's end to the report": f"{report.stat().st_mtime - ended:.1f} s" if report.exists() else "none",
-        "memory of the command": f"{command.watching_bytes / 1e6:.0f} MB before the report; {MEMORY_PROMISE} MB",
-        "  with the report": f"{command.peak_bytes / 1e6:.0f} MB",
+        "memory of the command": f"{command.own_bytes / 1e6:.0f} MB; {MEMORY_PROMISE} MB",
+        "  or of the report's process": f"{command.largest_bytes / 1e6:.0f} MB",
         **{f"{name} calls": _calls(command.of(name)) for name in CALLED},
     }
     print("\n".join(f"{name:36}{value}" for name, value in rows.items()))
+
+
+def _submission(command: Command, runs: int) -> str:
+    milliseconds = command.submission_seconds * 1000 / runs
+    return f"{milliseconds:.2f} ms a run beside sbatch ({len(command.submitting)} calls); {SUBMISSION_PROMISE:g} ms"
 
 
 def _calls(calls: Sequence[Call]) -> str:
@@ -267,8 +310,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Make a large sweep through Slurm, and say what that cost.")
     modes = parser.add_subparsers(dest="mode", required=True)
     on_cluster = modes.add_parser("real", help="the test cluster, and real runs")
-    on_cluster.add_argument("--bundles", type=int, default=500)
-    on_cluster.add_argument("--at-once", type=int, default=os.cpu_count() or 1, help="jobs that run at a time")
+    submitted = modes.add_parser("submission", help="the same, submitted and then cancelled")
+    submitted.add_argument("--times", type=int, default=3)
+    for mode in (on_cluster, submitted):
+        mode.add_argument("--bundles", type=int, default=500)
+        mode.add_argument("--at-once", type=int, default=os.cpu_count() or 1, help="jobs that run at a time")
     stub = modes.add_parser("simulated", help="Slurm's programs and its jobs simulated")
     stub.add_argument("--runs", type=int, default=10_000)
     stub.add_argument("--nodes", type=int, default=1_000)
@@ -279,6 +325,10 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm-")))
         journal = None
+        if options.mode == "submission":
+            for command in submissions(folder, options.bundles, options.at_once, options.times):
+                print(f"{options.bundles:,} bundles submitted: {_submission(command, options.bundles)}", flush=True)
+            return 0
         if options.mode == "real":
             command = real(folder, options.bundles, options.at_once)
         else:

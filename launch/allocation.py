@@ -20,6 +20,8 @@ from launch.job_state import life
 ANSWER_SECONDS = 2.0
 """For Slurm to say what became of the job: of the seconds that a job has from SIGTERM to SIGKILL (KillWait) few are
 sure."""
+ACCOUNTS_SECONDS = 0.2
+"""Between two questions to accounts that do not know yet."""
 CONTROLLER_SECONDS = 600.0
 RETURN_SECONDS = 10.0
 """For nodes to report to a slurmctld that has come back: before that it makes no step on them, and srun asks again only
@@ -91,8 +93,8 @@ class Allocation:
 
 
 def job_state(job: str) -> Optional[str]:
-    """The state of ``job`` ("123" or "123_4") as Slurm tells it when asked once, None where it does not; never
-    COMPLETING, which may be any end.
+    """The state of ``job`` ("123" or "123_4") as Slurm tells it within two seconds, None where it does not; never
+    COMPLETING, which may be any end: the accounts learn of it a moment later.
 
     A job within its grace time before a preemption is PREEMPTED already: what ends by itself until then ends for that.
     """
@@ -102,10 +104,15 @@ def job_state(job: str) -> Optional[str]:
     state = queue_state(seen or "")
     if state is not None and state != "COMPLETING":
         return state
-    left = max(0.1, deadline - time.monotonic())
     options = ("--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State")
-    accounted = (ask("sacct", *options, seconds=left) or "").split()
-    return accounted[0] if accounted and life(accounted[0]) == "ended" else None
+    while True:
+        left = max(0.1, deadline - time.monotonic())
+        accounted = (ask("sacct", *options, seconds=left) or "").split()
+        if accounted and life(accounted[0]) == "ended":
+            return accounted[0]
+        if time.monotonic() + ACCOUNTS_SECONDS > deadline:
+            return None
+        time.sleep(ACCOUNTS_SECONDS)
 
 
 def queue_state(line: str) -> Optional[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Optional, Protocol
 
 from launch.evidence import events_of, exceptions_of, phases_of, record_bytes
 from launch.failures import Diagnosis, EndedBy, Evidence, RankExit, blames_infrastructure, diagnose
-from launch.files import write_json
+from launch.files import FULL, write_json
 from launch.paths import AttemptPaths
 from launch.record import Limits, Outcome
 from launch.redact import redact
@@ -17,6 +17,10 @@ from launch.redact import redact
 POLL_SECONDS = 0.1
 SUSPENDED_SECONDS = 5.0
 """Between two looks: a job that was suspended, as under PreemptMode=SUSPEND, and not a busy host."""
+
+ROOM_SECONDS = 600.0
+"""How long an outcome waits for room on the disk: as long as a run waits for slurmctld."""
+ROOM_POLL_SECONDS = 1.0
 
 
 class Ranks(Protocol):
@@ -57,18 +61,40 @@ def see_through(
     # Before anything is ended here: what becomes of ranks after that is no cause.
     evidence = ranks.ask_scheduler(_evidence(attempt, ranks, limits, ended_by))
 
-    def write_outcome() -> None:
-        diagnosis = diagnose(evidence)
-        outcome = outcome_of(diagnosis, allocation, started, ranks.poll(), ranks.where(diagnosis))
-        write_json(attempt.outcome, asdict(outcome))
+    def outcome(seen: Evidence) -> Outcome:
+        diagnosis = diagnose(seen)
+        return outcome_of(diagnosis, allocation, started, ranks.poll(), ranks.where(diagnosis))
 
     if evidence.ended_by == "job" and evidence.job_state:
-        write_outcome()  # at once: seconds are left
+        write_json(attempt.outcome, asdict(outcome(evidence)))  # at once: seconds are left
     if evidence.ended_by == "hang":
         ranks.print_stacks()
     ranks.end()
     if evidence.ended_by != "job":
-        write_outcome()
+        _write_once_there_is_room(attempt, outcome, evidence, asked)
+
+
+def _write_once_there_is_room(
+    attempt: AttemptPaths,
+    outcome: Callable[[Evidence], Outcome],
+    evidence: Evidence,
+    asked: Callable[[], Optional[EndedBy]],
+) -> None:
+    """A full disk ends the ranks, which can no longer say so, and is not to take the rest of the bundle along.
+
+    Raises:
+        OSError: there is no room after ten minutes, or when the supervisor is asked to end.
+    """
+    deadline, ended = time.monotonic() + ROOM_SECONDS, time.time()
+    while True:
+        try:
+            write_json(attempt.outcome, asdict(replace(outcome(evidence), ended=ended)))
+            return
+        except OSError as error:
+            if error.errno not in FULL or asked() is not None or time.monotonic() > deadline:
+                raise
+            evidence = replace(evidence, disk_full=f"its records could not be written: {error.strerror}")
+        time.sleep(ROOM_POLL_SECONDS)
 
 
 def _watch(attempt: AttemptPaths, ranks: Ranks, limits: Limits, asked: Callable[[], Optional[EndedBy]]) -> EndedBy:

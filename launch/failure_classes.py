@@ -25,6 +25,8 @@ class FailureClass:
 
 _OUT_OF_MEMORY = r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|Cuda failure.*out of memory"
 
+DISK_FULL = FailureClass("DISK_FULL", "ENVIRONMENT", "make room under the sweep's folder (the disk, a quota, ulimit -f), then resume the sweep", r"No space left on device|Disk quota exceeded|File too large", infrastructure=True)  # fmt: skip
+
 # Sorted by priority: the first row that matches names the class.
 EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("UNSUPPORTED", "CONFIG", "change the setting named, or use an engine that has it", r"^UnsupportedError:"),
@@ -39,7 +41,7 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("ATTENTION_BACKEND", "ENVIRONMENT", "no kernel installed can do this attention, with or without graphs: set training.attention_backend=auto, or see why with environment.NVTE_DEBUG=1 and NVTE_DEBUG_LEVEL=2", r"No dot product attention (backend|support)|No available kernel\. Aborting execution"),
     FailureClass("IMPORT", "ENVIRONMENT", "install the package named into the environment that runs the job", r"^(ModuleNotFoundError|ImportError):|undefined symbol"),
     FailureClass("ENVIRONMENT", "ENVIRONMENT", "give the host what the message names", r"^EnvironmentFault:"),
-    FailureClass("DISK_FULL", "ENVIRONMENT", "free space under the sweep's folder, then resume", r"No space left on device|Disk quota exceeded"),
+    DISK_FULL,
     FailureClass("GPU_FAULT", "ENVIRONMENT", "a GPU of the node named is broken, or another process holds it: have the site look at the node", r"uncorrectable ECC error|CUDA-capable device\(s\) is/are busy or unavailable|GPU has fallen off the bus", infrastructure=True),
     FailureClass("REPLAY", "FAILED", "a graph repeats its capture: pad the input named to one shape, and keep its dtype and device", r"^ReplayError:"),
     FailureClass("RNG_CAPTURE", "CAPTURE_FAILED", "captured code uses a random generator that its graph was not told of, or reads one's state: call the graph's register_generator_state before the capture, and checkpoint with preserve_rng_state=False", r"CUDAGeneratorImpl|CUDA generator|Offset increment outside graph capture"),

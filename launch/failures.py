@@ -64,6 +64,8 @@ class Evidence:
     """Of the attempt's job, where that has ended."""
     over_memory: str = ""
     """In words, the memory of the attempt's step where Slurm ended it for that."""
+    disk_full: str = ""
+    """In words, why the supervisor could not write what became of the attempt; then ranks could not either."""
 
     @property
     def phase(self) -> Phase:
@@ -218,6 +220,8 @@ def _without_cause(evidence: Evidence, consequence: Optional[RankException]) -> 
     said = _said(evidence)
     if any(rank_exit.code < 0 or rank_exit.rank not in said for rank_exit in evidence.exits_of_their_own):
         return _from_exit(evidence)
+    if evidence.disk_full and evidence.ended_by == "itself":
+        return _ended(table.DISK_FULL, evidence.phase, evidence.disk_full)
     if consequence is not None:
         return _from_exception(consequence)
     if evidence.ended_by != "itself" and not evidence.phases:
@@ -246,6 +250,8 @@ def _from_exit(evidence: Evidence) -> Diagnosis:
     phase = evidence.phases.get(rank or 0, "init")
     if code == -signal.SIGKILL and first is not None and first.oom_killed:
         return _ended(table.KERNEL_OOM, phase, "the kernel ended it for want of host memory", rank)
+    if code >= 0 and evidence.disk_full:
+        return _ended(table.DISK_FULL, phase, evidence.disk_full, rank)
     if code >= 0 and first is None and not evidence.phases:
         return _ended(table.LAUNCH, phase, f"{_exit_words(code)} before any rank began")
     if code >= 0:

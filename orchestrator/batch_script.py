@@ -43,7 +43,7 @@ def _submissions(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> Iterator[Ba
     from orchestrator.job_request import request_of
     from orchestrator.lanes import count_lanes, form_arrays
     from orchestrator.slurm_queue import lane_name
-    from orchestrator.submit import batch_script
+    from orchestrator.submit import BatchJob, batch_script
 
     profile = cluster.profile
     first_run = {bundle.bundle_id: bundle.run_ids[0] for bundle in plan.bundles}
@@ -55,9 +55,7 @@ def _submissions(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> Iterator[Ba
     folder, attempt = sweep.root.absolute().joinpath("submitit", TOKEN), SweepPaths(sweep.root.absolute()).run(RUN)
     for array in form_arrays(requests, None if lanes is None else [0.0] * lanes, cluster.configuration.max_array_size):
         name = TOKEN if array.lane is None else lane_name(sweep, plan, array.lane).removesuffix(str(array.lane)) + LANE
-        text = batch_script(
-            folder, array.request, profile, name, len(array.bundles), lane=array.lane is not None, exclude=()
-        )
+        job = BatchJob(folder, array.request, profile, name, len(array.bundles), in_lane=array.lane is not None)
         step = cluster.placing(plan.cell_of_run()[first_run[array.bundles[0]]].run_spec).step
         if step is not None:
-            yield BatchScript(text, array.bundles, 1, shlex.join(srun_command(step, attempt.attempt(1))))
+            yield BatchScript(batch_script(job), array.bundles, 1, shlex.join(srun_command(step, attempt.attempt(1))))

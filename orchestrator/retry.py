@@ -69,9 +69,10 @@ class Retry:
 
 def nodes_to_avoid(states: Mapping[str, RunState], orders: Sequence[BundleOrder], cluster: Cluster) -> tuple[str, ...]:
     """Nodes on which the infrastructure failed a run's latest attempt, by name; none where too few would be left for
-    ``orders``: on the same nodes is better than not at all. Of a preemption no node is to blame."""
+    ``orders``: on the same nodes is better than not at all. Of a preemption or a full disk no node is to blame."""
     outcomes = [state.outcome for state in states.values() if state.outcome is not None and state.outcome.node]
-    blamed = [o for o in outcomes if is_infrastructure(o) and o.outcome != "PREEMPTED"]
+    blameless = ("PREEMPTED", "DISK_FULL")
+    blamed = [o for o in outcomes if is_infrastructure(o) and not {o.outcome, o.failure_class} & set(blameless)]
     failed = {node for outcome in blamed for node in outcome.node.split(",")}
     there = max(sum(nodes.count for nodes in partition.nodes) for partition in cluster.partitions)
     needed = max((order.step.nodes for order in orders if order.step is not None), default=1)

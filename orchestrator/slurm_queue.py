@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
+from launch.files import sync_file_system
 from launch.order import BundleOrder
 from launch.paths import SweepPaths
 from launch.record import Plan
@@ -29,7 +30,7 @@ from orchestrator.slurm import Jobs, Scheduler
 from orchestrator.state import live_runs, open_submissions
 from orchestrator.store import read_order, write_orders, writing
 from orchestrator.submission import Submission, discard_submission, read_submissions, write_submission
-from orchestrator.submit import Refused, put_in_place, submit_bundles
+from orchestrator.submit import BatchJob, Refused, put_in_place, submit_bundles
 
 ASK_SECONDS = 0.5
 """Between looks at what Slurm last said, while that is not enough."""
@@ -205,13 +206,15 @@ def _submit(sweep: SweepPaths, array: Array, cluster: Cluster, lane: Optional[st
     name = cluster.configuration.cluster_name
     submission = Submission(token, lane or token, array.bundles, time.time(), socket.gethostname(), cluster=name)
     bundles = [sweep.bundle(bundle) for bundle in array.bundles]
+    job = BatchJob(
+        submission.folder(sweep), array.request, cluster.profile, submission.name, len(bundles),
+        in_lane=lane is not None, exclude=exclude,
+    )  # fmt: skip
     with writing(sweep):
-        write_submission(sweep, submission)
+        write_submission(sweep, submission, sync=False)
+        sync_file_system(sweep.root)  # with the orders of its bundles: Slurm is not to know of more than the disk
         try:
-            job_id = submit_bundles(
-                submission.folder(sweep), bundles, array.request, cluster.profile, submission.name,
-                lane=lane is not None, exclude=exclude,
-            )  # fmt: skip
+            job_id = submit_bundles(job, bundles)
         except Refused as refused:
             if refused.certain:
                 discard_submission(sweep, submission)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from launch.cancellation import read_cancellation
-from launch.files import RecordError, dumps, read_json, write_json, write_text
+from launch.files import RecordError, dumps, read_json, sync_file_system, write_json, write_text
 from launch.lock import Lock
 from launch.order import BundleOrder, order_from_json, order_to_json
 from launch.paths import BundlePaths, SweepPaths
@@ -66,7 +66,7 @@ def write_plan(sweep: SweepPaths, plan: Plan) -> None:
     with writing(sweep):
         _write_specs(sweep, plan)
         if not is_planned(sweep, plan):
-            os.sync()  # once for all specs, before the plan that names them
+            sync_file_system(sweep.root)  # once for all specs, before the plan that names them
             write_text(sweep.plan, "".join(_lines(plan)))
 
 
@@ -157,7 +157,8 @@ def read_order(bundle: BundlePaths) -> Optional[BundleOrder]:
 
 
 def write_orders(sweep: SweepPaths, orders: Sequence[BundleOrder]) -> None:
-    """Tell each bundle's supervisor what to make; a cancellation of those runs from before is lifted.
+    """Tell each bundle's supervisor what to make; a cancellation of those runs from before is lifted. A power failure may
+    still undo it: the caller syncs the file system.
 
     Raises:
         SystemFault: the store cannot be written to.
@@ -171,8 +172,6 @@ def write_orders(sweep: SweepPaths, orders: Sequence[BundleOrder]) -> None:
                 write_json(bundle.cancel, sorted(kept), sync=False)
             else:
                 bundle.cancel.unlink(missing_ok=True)
-        if orders:
-            os.sync()  # once for all
 
 
 def _cancelled_before(bundle: BundlePaths) -> set[str]:

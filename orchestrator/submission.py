@@ -66,14 +66,10 @@ def read_submissions(sweep: SweepPaths) -> list[Submission]:
     return sorted(found, key=lambda submission: submission.time)
 
 
-def write_submission(sweep: SweepPaths, submission: Submission) -> None:
-    """Put ``submission`` on disk, to be found there after a power failure too."""
-    write_json(_path(sweep, submission), asdict(submission))
-    folder = os.open(sweep.submissions, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+def write_submission(sweep: SweepPaths, submission: Submission, *, sync: bool = True) -> None:
+    """Put ``submission`` on disk, in the place of what it was. Without ``sync`` the caller sees to that (as
+    launch.files.write_bytes)."""
+    write_json(_path(sweep, submission), asdict(submission), sync=sync)
 
 
 def discard_submission(sweep: SweepPaths, submission: Submission) -> None:

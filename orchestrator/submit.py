@@ -13,6 +13,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,22 @@ class Refused(Exception):
         self.certain = certain
 
 
+@dataclass(frozen=True)
+class BatchJob:
+    """What one call of sbatch is to submit: the supervisors of ``count`` bundles, as an array where there are several."""
+
+    folder: Path
+    """Its own: submitit's files, and what the job prints."""
+    request: JobRequest
+    profile: Profile
+    name: str
+    count: int
+    in_lane: bool = False
+    """One element at a time, and none beside another job of this name."""
+    exclude: Sequence[str] = ()
+    """Nodes that are left aside, beside those of the profile."""
+
+
 class LocalJob:
     """A supervisor that was started on this host."""
 
@@ -70,32 +87,24 @@ def start_here(bundle: BundlePaths, token: str) -> LocalJob:
     return LocalJob(executor.submit(supervise, str(bundle.root)))
 
 
-def batch_script(
-    folder: Path, request: JobRequest, profile: Profile, name: str, count: int, *, lane: bool, exclude: Sequence[str]
-) -> str:
-    """The text that sbatch is given for ``count`` bundles, whose files are in ``folder``. It touches no disk.
-
-    ``lane``: one element at a time, and none beside another job called ``name``. ``exclude`` names nodes.
-    """
-    executor = _executor(folder, request, profile, name, count, lane=lane, exclude=exclude)
-    if count > 1:
-        executor.parameters["map_count"] = count
+def batch_script(job: BatchJob) -> str:
+    """The text that sbatch is given. It touches no disk."""
+    executor = _executor(job)
+    if job.count > 1:
+        executor.parameters["map_count"] = job.count
     return executor._make_submission_file_text(executor._submitit_command_str, "")
 
 
-def submit_bundles(
-    folder: Path, bundles: Sequence[BundlePaths], request: JobRequest, profile: Profile, name: str, *,
-    lane: bool, exclude: Sequence[str],
-) -> str:  # fmt: skip
+def submit_bundles(job: BatchJob, bundles: Sequence[BundlePaths]) -> str:
     """Have Slurm start the supervisors of ``bundles`` by one call of sbatch; the value is the job's id.
 
     Raises:
         Refused: sbatch said no, or did not say what became of it.
     """
-    executor = _executor(folder, request, profile, name, len(bundles), lane=lane, exclude=exclude)
+    executor = _executor(job)
     try:
         # submitit prints what sbatch said, and raises it as well.
-        with _undisturbed(profile), contextlib.redirect_stderr(io.StringIO()), executor.batch():
+        with _undisturbed(job.profile), contextlib.redirect_stderr(io.StringIO()), executor.batch():
             jobs = [executor.submit(supervise, str(bundle.root.absolute())) for bundle in bundles]
     except (FailedJobError, FailedSubmissionError) as error:
         raise _refused(error) from error
@@ -122,15 +131,14 @@ def put_in_place(folder: Path, bundles: Sequence[BundlePaths], job_id: str) -> N
             beside.replace(path)
 
 
-def _executor(
-    folder: Path, request: JobRequest, profile: Profile, name: str, count: int, *, lane: bool, exclude: Sequence[str]
-) -> submitit.SlurmExecutor:
+def _executor(job: BatchJob) -> submitit.SlurmExecutor:
     try:
-        executor = submitit.SlurmExecutor(folder)
+        executor = submitit.SlurmExecutor(job.folder)
     except RuntimeError as error:  # its only complaint
         raise SystemFault("srun is not on PATH here, while jobs are started by it; load Slurm's commands") from error
+    request, profile = job.request, job.profile
     executor.update_parameters(
-        job_name=name,
+        job_name=job.name,
         nodes=request.nodes,
         ntasks_per_node=request.ranks_per_node,
         cpus_per_task=request.cpus_per_rank,
@@ -141,9 +149,9 @@ def _executor(
         constraint=profile.constraint,
         mem=profile.mem,
         exclusive=profile.exclusive or None,
-        exclude=",".join([*exclude, *filter(None, [profile.sbatch.get("exclude")])]) or None,
-        dependency="singleton" if lane else None,
-        array_parallelism=1 if lane else count,
+        exclude=",".join([*job.exclude, *filter(None, [profile.sbatch.get("exclude")])]) or None,
+        dependency="singleton" if job.in_lane else None,
+        array_parallelism=1 if job.in_lane else job.count,
         signal_delay_s=SIGNAL_SECONDS,
         wckey=profile.wckey,  # None leaves it out; submitit's own default is one that a site may not know
         # After the site's own lines, which may load another Python's modules.

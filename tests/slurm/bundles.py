@@ -123,7 +123,7 @@ class Bundle:
             begun = all(attempt.events(rank).exists() for rank in ranks) and attempt.metrics.exists()
             return begun and attempt.metrics.read_bytes().count(b"\n") > 5
 
-        wait_until(trains, 60, "a step", self.output)
+        wait_until(trains, 120, "a step", self.output)
 
     def rank_pid(self, run: int, rank: int) -> int:
         return int(next(read_events(self.attempt(run), rank))["pid"])
@@ -140,11 +140,11 @@ class Bundle:
         content = Path(f"/proc/{self.rank_pid(run, rank)}/environ").read_bytes().decode()
         return dict(line.split("=", 1) for line in content.split("\0") if "=" in line)
 
-    def wait_until_over(self, seconds: float = 90) -> None:
+    def wait_until_over(self, seconds: float = 150) -> None:
         """Until the job has left the queue's living; no process of the bundle may be left then."""
         # Twice: between one state and the next of a job that is requeued squeue may list it in neither.
         wait_until(lambda: not self.state() and not self._soon(), seconds, "the job to end", self.output)
-        wait_until(lambda: not self.processes(), 10, "every process to end", self.processes)
+        wait_until(lambda: not self.processes(), 30, "every process to end", self.processes)
 
     def _soon(self) -> str:
         time.sleep(1)
@@ -167,7 +167,7 @@ class Bundle:
                 found[int(process.name)] = command.replace(b"\0", b" ").decode()
         return found
 
-    def account(self, field: str, seconds: float = 20) -> str:
+    def account(self, field: str, seconds: float = 60) -> str:
         """What sacct says of the job, once it says anything."""
         until = time.monotonic() + seconds
         while True:

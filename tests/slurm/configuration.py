@@ -31,6 +31,7 @@ PROGRAMS = (
 )  # fmt: skip
 PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])  # daemons: not on a user's own
 
+STEP_SOCKET = f"spool.{NODES[0]}/{NODES[0]}_99999.4294967291"  # the longest name that a daemon listens under
 LONGEST_SOCKET = 107  # bytes of a path in sockaddr_un, less its closing zero
 
 
@@ -77,7 +78,7 @@ def _bound() -> socket.socket:
 
 def write(folder: Path, ports: Ports) -> None:
     """The whole configuration into ``folder``, which is made, and belongs to this user alone."""
-    if len(os.fsencode(folder / "mariadb.socket")) > LONGEST_SOCKET:
+    if len(os.fsencode(folder / STEP_SOCKET)) > LONGEST_SOCKET:
         raise ClusterError(f"the path of a socket in {folder} is over {LONGEST_SOCKET} bytes; use a shorter folder")
     for name in ("log", "run", "state", "gpus", "cgroup", "tmp", "daemons", *(f"spool.{node}" for node in NODES)):
         (folder / name).mkdir(parents=True)
@@ -151,11 +152,12 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 DefMemPerCPU={MEMORY_A_CPU}
 GresTypes=gpu
-# Seconds, short: a test waits for them. The main scheduler and the backfill one look again at once, a job that is
-# cancelled has KillWait from SIGTERM to SIGKILL, a slurmd that does not answer is DOWN after SlurmdTimeout.
+# Seconds, short where a test waits for them. The main scheduler and the backfill one look again at once, a job that is
+# cancelled has KillWait from SIGTERM to SIGKILL (on a busy host it needs some), a slurmd that does not answer is DOWN
+# after SlurmdTimeout.
 SchedulerParameters=batch_sched_delay=0,sched_interval=5,bf_interval=2
-KillWait=3
-SlurmdTimeout=20
+KillWait=8
+SlurmdTimeout=60
 # 1: a node comes back by itself if it was away, not if scontrol took it down.
 ReturnToService=1
 AccountingStorageType=accounting_storage/slurmdbd

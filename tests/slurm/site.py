@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from launch.files import read_json
 from tests.integration.host import Host, wait_until
 from tests.slurm.cluster import Cluster
+from tests.slurm.configuration import ClusterError
 
 
 class Site(Host):
@@ -52,18 +56,39 @@ class Site(Host):
         lines = self.cluster.run("squeue", "--noheader", "--array", "--format=%i %T").splitlines()
         return dict(line.split() for line in lines)  # type: ignore[arg-type]
 
+    def queue_if_any(self) -> dict[str, str]:
+        """As :meth:`queue`, empty too where slurmctld does not answer."""
+        with contextlib.suppress(ClusterError):
+            return self.queue()
+        return {}
+
+    def job_ids(self, name: str) -> list[str]:
+        """What sbatch answered to that sweep's command, as far as it has written that down."""
+        found = [read_json(path)["job_id"] for path in self.sweep(name).submissions.glob("[!.]*.json")]
+        return [job_id for job_id in found if job_id]
+
     def accounts(self, field: str) -> dict[str, str]:
-        """By job, what sacct says of every job of this site's sweeps, those that are over included; times in seconds
-        since the epoch. First slurmctld hands slurmdbd all that it has seen so far."""
-        wait_until(lambda: "DBD Agent queue size: 0" in self.cluster.run("sdiag").splitlines(), 30, "slurmdbd to know")
+        """By job, what sacct says of every job of this site's sweeps, once all are over; times in seconds since the
+        epoch. First slurmctld hands slurmdbd all that it has seen so far."""
+        self.wait_until_over()  # a job ends after its last run
+        wait_until(lambda: "DBD Agent queue size: 0" in self.cluster.run("sdiag").splitlines(), 60, "slurmdbd to know")
         text = self.cluster.run("env", "SLURM_TIME_FORMAT=%s", "sacct", "--allocations", "--noheader", "--parsable2",
                                 "--starttime=now-1hour", f"--format=JobID,{field},SubmitLine")  # fmt: skip
         rows = (line.split("|", 2) for line in text.splitlines())
         return {job: value for job, value, command in rows if "sbatch" in command and str(self.store) in command}
 
-    def wait_until_over(self, seconds: float = 60) -> None:
+    def wait_until_over(self, seconds: float = 120) -> None:
         """Until no job waits or runs."""
         wait_until(lambda: not self.queue(), seconds, "every job to end", self.queue)
+
+    @contextlib.contextmanager
+    def full(self) -> Iterator[str]:
+        """Another job has all nodes, for five minutes at most; its id."""
+        options = ("--parsable", "--nodes=4", "--exclusive", "--time=5", "--output=/dev/null", "--wrap=sleep 1000")
+        job = self.cluster.run("sbatch", *options)
+        wait_until(lambda: self.queue().get(job) == "RUNNING", 60, "the other job", self.queue)
+        yield job
+        self.cluster.run("scancel", job)
 
     def clear(self) -> None:
         """No job and no process is left, and every node is idle."""

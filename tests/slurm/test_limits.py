@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.job_request import JobRequest
 from orchestrator.profile import Profile
-from orchestrator.submit import batch_script
+from orchestrator.submit import BatchJob, batch_script
 from tests.integration.host import recipe
 from tests.slurm.cluster import Cluster
 from tests.slurm.site import Site
@@ -144,7 +144,7 @@ def test_the_scripts_that_plan_shows_are_taken_by_sbatch(site: Site, cluster: Cl
 def test_nodes_that_a_profile_leaves_aside_stay_aside_in_a_retry(tmp_path: Path) -> None:
     size, profile = JobRequest(1, 1, 1, 0, 10), Profile(sbatch={"exclude": "node[1-2]"})
     for failed, excluded in (((), "node[1-2]"), (("node3",), "node3,node[1-2]")):
-        text = batch_script(tmp_path, size, profile, "name", 1, lane=False, exclude=failed)
+        text = batch_script(BatchJob(tmp_path, size, profile, "name", 1, exclude=failed))
         assert re.findall(r"--exclude='?([^'\n]*)", text) == [excluded]
 
 

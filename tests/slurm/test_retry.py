@@ -21,7 +21,7 @@ def test_a_run_whose_node_failed_is_made_again_on_another_by_the_next_command(si
     (node,) = next(read_json_lines(bundle / "allocations.jsonl"))["nodes"]
     site.cluster.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
     try:
-        wait_until(lambda: site.states("node")[failed] == "NODE_FAIL", 30, "the job to end", site.queue)
+        wait_until(lambda: site.states("node")[failed] == "NODE_FAIL", 60, "the job to end", site.queue)
     finally:
         site.cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
     done = site.run("sweep", str(site.folder / "node.yaml"))
@@ -33,3 +33,27 @@ def test_a_run_whose_node_failed_is_made_again_on_another_by_the_next_command(si
     nodes = [line["nodes"] for line in read_json_lines(bundle / "allocations.jsonl")]
     assert len(nodes) == 2 and nodes[1] != [node]
     site.wait_for_nobody()
+
+
+def test_where_no_other_node_will_do_a_run_is_made_again_on_the_one_that_failed(site: Site) -> None:
+    """sbatch refuses a job that may run on that node alone, and is to leave it aside."""
+    only = ("scontrol", "update", "NodeName=node3")
+    site.cluster.run(*only, "AvailableFeatures=only", "ActiveFeatures=only")
+    try:
+        site.profile(constraint="only")
+        path = site.write(recipe("alone", steps=1500))
+        assert site.run("sweep", path, "--no-wait").returncode == 0
+        (run_id,) = site.states("alone")
+        site.wait_for_step("alone", run_id)
+        site.cluster.run(*only, "State=DOWN", "Reason=test")
+        wait_until(lambda: site.states("alone")[run_id] == "NODE_FAIL", 60, "the job to end", site.queue)
+        site.cluster.run(*only, "State=RESUME")
+        done = site.run("sweep", path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "not on node3" not in done.stdout
+        assert site.attempts("alone") == {run_id: [1, 2]}
+        nodes = [line["nodes"] for path in site.sweep("alone").root.glob("bundles/*/allocations.jsonl")
+                 for line in read_json_lines(path)]  # fmt: skip
+        assert nodes == [["node3"], ["node3"]]
+    finally:
+        site.cluster.run(*only, "AvailableFeatures=", "ActiveFeatures=")

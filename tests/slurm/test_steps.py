@@ -33,7 +33,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> Itera
     bundle.wait_for_step(0)
     os.kill(bundle.rank_pid(0, 0), signal.SIGSTOP)
     # A time that has passed by when the controller looks at it is refused.
-    cluster.run("scontrol", "update", f"JobId={bundle.job}", "EndTime=now+2")
+    cluster.run("scontrol", "update", f"JobId={bundle.job}", "EndTime=now+10")
     yield bundle
     cluster.run("scancel", bundle.job)
 
@@ -166,7 +166,7 @@ def test_a_job_that_is_put_back_into_the_queue_goes_on_with_what_had_not_begun(
     bundle.submit()
     bundle.wait_for_step(0)
     cluster.run("scontrol", "requeue", bundle.job)
-    wait_until(lambda: bundle.state() == "PENDING", 20, "the job to be back in the queue", bundle.state)
+    wait_until(lambda: bundle.state() == "PENDING", 60, "the job to be back in the queue", bundle.state)
     cluster.run("scontrol", "update", f"JobId={bundle.job}", "StartTime=now")  # Slurm would wait for two minutes
     bundle.wait_until_over()
     requeued = bundle.outcome(0)
@@ -190,7 +190,7 @@ def test_a_lock_that_a_file_system_has_kept_is_waited_for(cluster: Cluster, tmp_
     kept = Lock.try_acquire(bundle.paths.lock)
     assert kept is not None
     bundle.submit()
-    wait_until(lambda: bool(bundle.processes()), 20, "the job")
+    wait_until(lambda: bool(bundle.processes()), 60, "the job")
     time.sleep(2)
     assert not bundle.allocations()
     kept.release()
@@ -221,7 +221,7 @@ def test_ranks_that_cannot_meet(cluster: Cluster, tmp_path: Path) -> None:
 
 def test_a_notice_of_preemption_disturbs_nobody(cluster: Cluster, tmp_path: Path) -> None:
     """submitit has Slurm send SIGUSR2 to every process of the job."""
-    bundle = Bundle(tmp_path, cluster, [150], nodes=1)
+    bundle = Bundle(tmp_path, cluster, [1500], nodes=1)
     bundle.submit()
     bundle.wait_for_step(0)
     cluster.run("scancel", "--signal=USR2", bundle.job)

@@ -4,16 +4,21 @@ at a time than the limits allow, and nothing left after it was cancelled."""
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Collection
 from typing import Any
 
 import pytest
 
 from launch.job_state import life
-from tests.integration.host import recipe, wait_until
+from launch.lock import holder
+from tests.integration.host import ROOT, recipe, wait_until
 from tests.slurm.site import Site
 
 pytestmark = pytest.mark.slurm
@@ -21,6 +26,8 @@ pytestmark = pytest.mark.slurm
 SHORT = 40
 LONG = 10**6
 """Steps: of a run that ends soon, and of one that somebody has to end."""
+STATE_SAVED_WITHIN = 10.0
+"""Seconds: slurmctld saves its state each five."""
 
 
 def some(name: str, bundles: int, steps: int = SHORT, **fields: Any) -> dict[str, Any]:
@@ -54,17 +61,20 @@ def test_a_recipe_becomes_a_report_by_one_array(site: Site) -> None:
 def test_limits_hold_when_nobody_watches_and_the_next_command_adopts_what_goes_on(site: Site) -> None:
     site.profile(max_jobs=2)
     path = site.write(some("lanes", 5))
-    assert site.run("sweep", path, "--no-wait").returncode == 0
-    assert set(site.states("lanes").values()) <= {"QUEUED", "RUNNING"}
-    other = site.run("sweep", path, "repeats=2")
-    assert other.returncode == 1 and "is running by another plan" in other.stderr
+    with site.full():
+        assert site.run("sweep", path, "--no-wait").returncode == 0
+        assert set(site.states("lanes").values()) == {"QUEUED"}
+        other = site.run("sweep", path, "repeats=2")
+        assert other.returncode == 1 and "is running by another plan" in other.stderr
 
-    watching = site.start("sweep", path)
-    assert watching.stdout is not None
-    assert any("5 already running or waiting, adopted" in watching.stdout.readline() for _ in range(2))
-    watching.send_signal(signal.SIGINT)
-    out, _ = watching.communicate(timeout=10)
-    assert watching.returncode == 130 and "goes on without this command" in out
+        watching = site.start("sweep", path)
+        assert watching.stdout is not None
+        assert any("5 already running or waiting, adopted" in watching.stdout.readline() for _ in range(2))
+        wait_until(lambda: holder(site.sweep("lanes").order_lock) is None, 30, "the command to follow")
+        time.sleep(1)
+        watching.send_signal(signal.SIGINT)
+        out, _ = watching.communicate(timeout=30)
+        assert watching.returncode == 130 and "goes on without this command" in out
     done = site.run("sweep", path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert set(map(tuple, site.attempts("lanes").values())) == {(1,)}
@@ -122,6 +132,30 @@ def test_what_sbatch_refuses_is_one_message_and_leaves_no_submission(site: Site)
     assert set(site.states("refused").values()) == {"PLANNED"}
 
 
+def test_store_and_checkout_may_be_called_anything_that_a_shell_would_read(site: Site) -> None:
+    site.store = site.folder / 'it\'s "$HOME" `id` & co; #1'
+    checkout = site.folder / "my 'check' $out"
+    for package in ("analysis", "launch", "orchestrator"):
+        shutil.copytree(ROOT / package, checkout / package, ignore=shutil.ignore_patterns("__pycache__"))
+    site.environment["PYTHONPATH"] = str(checkout)
+    done = site.run("sweep", site.write(some("quoted", 2)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(site.states("quoted").values()) == {"COMPLETED"}
+    (script,) = site.sweep("quoted").root.glob("submitit/*/*_submission.sh")
+    assert shlex.quote(str(checkout)) in script.read_text()
+
+
+@pytest.mark.parametrize("folder", ["100%u", "back\\slash"])
+def test_a_store_whose_name_sbatch_would_take_for_a_pattern_is_refused(site: Site, folder: str) -> None:
+    site.store = site.folder / folder
+    refused = site.run("sweep", site.write(some("pattern", 1)))
+    assert refused.returncode == 1
+    assert (
+        re.search(r"/pattern: holds [%\\], which sbatch ", refused.stderr) and "name another folder" in refused.stderr
+    )
+    assert set(site.states("pattern").values()) == {"PLANNED"} and site.queue() == {}
+
+
 def test_nothing_is_submitted_where_slurm_does_not_say_what_runs(site: Site) -> None:
     """A submission of which nobody knows whether Slurm has it is not made good blindly."""
     site.program("sbatch", '$REAL "$@"; kill -9 $PPID')
@@ -133,6 +167,36 @@ def test_nothing_is_submitted_where_slurm_does_not_say_what_runs(site: Site) -> 
         silent = site.run(*command)
         assert silent.returncode == 2 and "Unable to contact" in silent.stderr and "ry again" in silent.stderr
     assert len(site.queue()) == 1
+
+
+def test_a_controller_killed_under_a_load_of_submissions_loses_none_and_makes_none_twice(site: Site) -> None:
+    """It forgets what it took in its last seconds, which sbatch has said it has, and gives the ids again. Without
+    accounts, that would know of it. Another job has all nodes until it is back."""
+    site.program("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    site.program("sbatch", f'until test -e {site.folder}/go; do sleep 0.02; done; exec $REAL "$@"')
+    names = ["one", "two", "three"]
+    with site.full() as other:
+        saved = time.monotonic() + STATE_SAVED_WITHIN
+        commands = {name: site.start("sweep", site.write(some(name, 2))) for name in names}
+        taken = [site.sweep(name).submissions for name in names]
+        wait_until(lambda: all(any(folder.glob("*.json")) for folder in taken), 60, "sweeps about to submit")
+        time.sleep(max(0.0, saved - time.monotonic()))
+        (site.folder / "go").touch()
+        wait_until(lambda: any(site.job_ids(name) for name in names), 30, "a job's id")
+        with site.cluster.without("slurmctld"):
+            time.sleep(1)
+        wait_until(lambda: other in site.queue_if_any(), 60, "the controller to be back")
+    for name, command in commands.items():
+        out, err = command.communicate(timeout=120)
+        if command.returncode != 0:
+            assert command.returncode == 2 and "Run the command again" in err, out + err
+            done = site.run("sweep", str(site.folder / f"{name}.yaml"))
+            assert done.returncode == 0, done.stdout + done.stderr
+    for name in names:
+        assert set(site.states(name).values()) == {"COMPLETED"}
+        assert set(map(tuple, site.attempts(name).values())) == {(1,)}
+    assert site.queue() == {}
+    site.wait_for_nobody()
 
 
 def test_a_command_inside_a_job_does_not_hand_that_job_on(site: Site) -> None:
@@ -158,6 +222,8 @@ def test_cancel_ends_what_runs_what_waits_and_what_is_held(site: Site) -> None:
     site.cluster.run("scontrol", "hold", held)
     assert site.states("long") == {first: "RUNNING", second: "QUEUED", third: "QUEUED"}
 
+    # What a user sets for scancel, as typed by hand: ask, and leave all but these alone.
+    site.environment |= {"SCANCEL_INTERACTIVE": "true", "SCANCEL_NAME": "another", "SCANCEL_PARTITION": "nowhere"}
     cancelled = json.loads(site.run("cancel", "long", "--json").stdout)
     assert cancelled == {"cancelled": sorted([first, second, third])}
     assert site.states("long") == dict.fromkeys([first, second, third], "CANCELLED")

@@ -325,6 +325,23 @@ def test_slurm_is_asked_only_where_ranks_do_not_explain_their_end() -> None:
     assert not is_explained(ended(exceptions=(said(0, 1.0, "RuntimeError", CLOSED),)))
 
 
+def test_a_full_disk_is_told_by_the_supervisor_where_ranks_could_not_tell() -> None:
+    """Where something else ended them it is no cause."""
+    words = "No space left on device"
+    for seen in (ended(), ended(exits=(RankExit(1, 1),)), ended(exceptions=(said(0, 1.0, "RuntimeError", CLOSED),))):
+        found = diagnose(dataclasses.replace(seen, disk_full=words))
+        assert (found.outcome, found.failure_class, found.message) == ("ENVIRONMENT", "DISK_FULL", words)
+    for seen, name in (
+        (ended(exits=(RankExit(1, -signal.SIGKILL),)), "SIGKILL"),
+        (ended(exceptions=(said(0, 1.0, "NumericError", "loss is NaN"),)), "NUMERIC"),
+        (ended("hang"), "HANG"),
+        (ended("cancel"), "CANCELLED"),
+    ):
+        assert diagnose(dataclasses.replace(seen, disk_full=words)).failure_class == name
+    short = said(0, 1.0, "OSError", f"[Errno 28] {words}: only 3 of 90 bytes of a line could be written")
+    assert diagnose(ended(exceptions=(short,))).failure_class == "DISK_FULL"
+
+
 def test_a_step_that_slurm_ended_for_its_memory() -> None:
     seen = dataclasses.replace(ended(code=-signal.SIGKILL), over_memory="it took 200 MB")
     assert (diagnose(seen).outcome, diagnose(seen).message) == ("HOST_OOM", "it took 200 MB")

@@ -40,6 +40,7 @@ def avoided(nodes: int, *states: RunState) -> tuple[str, ...]:
         (ended("NODE_FAIL", "NODE_FAIL", "node2,node1"), ("node1", "node2")),
         (ended("NODE_FAIL", "NODE_FAIL", ""), ()),
         (ended("PREEMPTED", "PREEMPTED", "node2"), ()),
+        (ended("ENVIRONMENT", "DISK_FULL", "node2"), ()),
         (ended("CUDA_OOM", "CUDA_OOM", "node2"), ()),
         (RunState("run", "RUNNING", 2, alive=True), ()),
     ],

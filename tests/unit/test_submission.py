@@ -30,7 +30,7 @@ from orchestrator.slurm import Scheduler
 from orchestrator.slurm_queue import ask
 from orchestrator.store import write_orders
 from orchestrator.submission import Submission, read_submissions, write_submission
-from orchestrator.submit import batch_script, put_in_place
+from orchestrator.submit import BatchJob, Refused, batch_script, put_in_place, submit_bundles
 from tests.integration.host import wait_until
 
 REQUEST = JobRequest(nodes=2, ranks_per_node=4, cpus_per_rank=3, gpus_per_node=4, minutes=90)
@@ -81,8 +81,7 @@ def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def directives(profile: Profile, count: int = 1, request: JobRequest = REQUEST, **options: Any) -> Mapping[str, str]:
     """The options of the batch script, and its last lines under "command" and "setup"."""
-    options = {"lane": False, "exclude": (), **options}
-    text = batch_script(Path("/store/my sweep/token"), request, profile, "name", count, **options)
+    text = batch_script(BatchJob(Path("/store/my sweep/token"), request, profile, "name", count, **options))
     words = [line.removeprefix("#SBATCH --").partition("=") for line in text.splitlines() if line.startswith("#SBATCH")]
     assert len({name for name, _, _ in words}) == len(words), "an option given twice"
     (command,) = [line for line in text.splitlines() if line.startswith("srun ")]
@@ -135,9 +134,9 @@ def test_whole_nodes_and_cpus_are_asked_for_without_gpus() -> None:
 @pytest.mark.usefixtures("srun")
 def test_a_lane_is_an_array_of_one_at_a_time_behind_others_of_its_name() -> None:
     assert directives(Profile(), 7)["array"] == "0-6%7"
-    lane = directives(Profile(), 7, lane=True)
+    lane = directives(Profile(), 7, in_lane=True)
     assert (lane["array"], lane["dependency"]) == ("0-6%1", "singleton")
-    assert directives(Profile(), 1, lane=True)["dependency"] == "singleton"
+    assert directives(Profile(), 1, in_lane=True)["dependency"] == "singleton"
 
 
 @pytest.mark.usefixtures("srun")
@@ -154,6 +153,29 @@ def test_jobs_find_this_program_after_what_the_site_sets_up(tmp_path: Path) -> N
         done = subprocess.run(["bash", "-euc", command], cwd=tmp_path, text=True, capture_output=True)
         assert done.returncode == 0, done.stderr
         assert ("/somewhere" in done.stdout) == ("somewhere" in line)
+
+
+@pytest.mark.usefixtures("srun")
+@pytest.mark.parametrize(
+    ("script", "certain", "words"),
+    [
+        ("echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1", True, "Invalid account"),
+        ("echo 'sbatch: error: Unable to contact slurm controller (connect failure)' >&2; exit 1", True, "connect"),
+        ("echo 'sbatch: error: Socket timed out on send/recv operation' >&2; exit 1", False, "timed out"),
+        ("echo 'sbatch: error: Zero Bytes were transmitted or received' >&2; exit 1", False, "Zero Bytes"),
+        ("kill -9 $$", False, "signal 9|SIGKILL"),
+        ("echo 'Submitted to the queue'", False, "Submitted to the queue"),
+    ],
+)
+def test_a_refusal_is_told_from_a_silence(
+    sweep: SweepPaths, tmp_path: Path, script: str, certain: bool, words: str
+) -> None:
+    """After a refusal there is no job; after the others there may be one."""
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    with pytest.raises(Refused, match=words) as refused:
+        submit_bundles(BatchJob(tmp_path / "own", REQUEST, Profile(), "name", 1), [sweep.bundle("one")])
+    assert refused.value.certain == certain
 
 
 # --- left open by an earlier command --------------------------------------------------------------------------------

@@ -1,0 +1,67 @@
+"""A disk that is full ends the run at hand, by its name, and nothing else.
+
+What may be written to a file is bounded, in the job's shell or in processes that run: mounting a small disk is for
+administrators."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Optional
+
+import pytest
+
+from tests.integration.host import recipe, wait_until
+from tests.slurm.bundles import ENDLESS, Bundle, parent_of
+from tests.slurm.cluster import Cluster
+from tests.slurm.site import Site
+
+pytestmark = pytest.mark.slurm
+
+
+def bound(pids: Collection[int], most_bytes: Optional[int]) -> None:
+    """Let no file that these processes write to grow beyond so much; None lifts that."""
+    for pid in pids:
+        _, highest = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (highest if most_bytes is None else most_bytes, highest))
+
+
+def test_a_run_that_fills_its_disk_is_made_again_once_there_is_room(site: Site) -> None:
+    site.profile(setup=["ulimit -S -f 20"])  # KiB, of which a step takes an eighth
+    content = recipe("full", sweep={"points": [{"training.steps": 400}, {"training.steps": 40}]})
+    assert site.run("sweep", site.write(content), "--no-wait").returncode == 0
+    site.wait_until_over()
+    full, small = site.states("full")
+    assert site.states("full") == {full: "ENVIRONMENT", small: "COMPLETED"}
+    outcome = site.outcome("full", full)
+    assert (outcome.failure_class, outcome.phase) == ("DISK_FULL", "measure"), outcome
+    assert "resume the sweep" in outcome.remedy
+
+    site.profile()
+    resumed = site.run("resume", "full")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert site.attempts("full") == {full: [1, 2], small: [1]}
+    assert set(site.states("full").values()) == {"COMPLETED"}
+
+
+def test_where_nothing_can_be_written_the_outcome_waits_for_room_and_the_bundle_goes_on(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    bundle = Bundle(tmp_path, cluster, [ENDLESS, 30], nodes=1, ranks=1)
+    bundle.submit()
+    bundle.wait_for_step(0)
+    supervisor, rank = bundle.allocations()[0]["pid"], bundle.rank_pid(0, 0)
+    bound([supervisor, parent_of(rank), rank], 1)
+    wait_until(lambda: rank not in bundle.processes(), 30, "the rank's end", bundle.output)
+    wait_until(lambda: "launch.rank" not in str(bundle.processes()), 30, "that of its parent", bundle.processes)
+    time.sleep(1)
+    assert supervisor in bundle.processes() and not bundle.attempt(0).outcome.exists()
+    assert bundle.state() == "RUNNING" and not bundle.attempt(1).root.exists()
+
+    bound([supervisor], None)
+    bundle.wait_until_over()
+    full = bundle.outcome(0)
+    assert (full.outcome, full.failure_class, full.phase) == ("ENVIRONMENT", "DISK_FULL", "measure"), full
+    assert bundle.outcome(1).outcome == "COMPLETED", bundle.output()
