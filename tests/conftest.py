@@ -6,6 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("busy", deadline=None)  # an example may take long where other tests want the cores
+settings.load_profile("busy")
 
 ONE_BY_ONE = {"integration", "slurm"}
 """Their tests wait more than they compute, each for processes of its own."""
