@@ -11,6 +11,7 @@ import numpy as np
 
 from analysis.compare import CellResult
 from analysis.memory import KIND_WORDS
+from analysis.steady import possible
 from analysis.steps import Floats, Integers, Metric, Steps
 from launch.record import PHASES, Margins
 
@@ -200,7 +201,7 @@ def _times(cells: Sequence[_Cell]) -> Optional[TimeChart]:
 def _measured_times(cell: _Cell) -> Floats:
     parts = [steps.step_time_ms[steps.phase == "measure"] for _, steps in cell.curves]
     times = np.concatenate(parts) if parts else np.empty(0)
-    return times[np.isfinite(times) & (times > 0)]
+    return times[possible(times)]
 
 
 def _percentiles(times: Floats) -> tuple[float, float, float, float, float]:

@@ -9,13 +9,15 @@ from typing import Optional
 
 import numpy as np
 
-from analysis import memory, replay, speedup
+from analysis import memory, pair_speed, replay, speedup
 from analysis.capture import Captured, cell_captured
 from analysis.completeness import finite_steps, incomplete
+from analysis.course import Course, cell_course
 from analysis.deviation import Floor
 from analysis.limit import Limit, cell_limit
 from analysis.load import Attempt, Records, Run, attempts_of
-from analysis.pair import EagerSide, PairResult, compare_pairs, eager_side
+from analysis.pair import EagerSide, PairResult, compare_pairs, eager_side, margins_of
+from analysis.retried import contradictions
 from analysis.step_time import StepTime, cell_step_time
 from analysis.straggler import Straggler, cell_straggler
 from analysis.verdict import PASSES, Verdict
@@ -36,6 +38,8 @@ class CellResult:
     verdict: Optional[Verdict] = None
     memory: Optional[memory.CellMemory] = None
     step: Optional[StepTime] = None
+    course: Optional[Course] = None
+    """Of its loss, over the first run that ended with whole records."""
     straggler: Optional[Straggler] = None
     """On GPUs."""
     speed: Optional[speedup.Speed] = None
@@ -47,6 +51,8 @@ class CellResult:
     """For an eager cell: how far its repeats are apart over the whole run."""
     unsound: tuple[str, ...] = ()
     """What is wrong with runs whose outcome says that every step is on disk; a cell with any does not pass."""
+    retried: tuple[str, ...] = ()
+    """Where an attempt before the one to go by came to something else."""
 
     @property
     def spec(self) -> RunSpec:
@@ -149,10 +155,15 @@ def _less_sure(result: CellResult, verdict: Verdict) -> CellResult:
 def _result(cell: Cell, records: Records, eager: Optional[EagerSide]) -> CellResult:
     if cell.state != "run":
         return CellResult(cell, ())
-    runs = records.runs[cell.cell_id]
+    runs, margins = records.runs[cell.cell_id], records.plan.margins
+    retried = _retried(runs, margins_of(cell.run_spec, margins))
     if cell.graphed:
-        return _graphed_result(cell, runs, eager or EagerSide((), {}), records.plan.margins)
-    return replace(_ran(cell, runs), floor=eager.floor if eager else None)
+        return replace(_graphed_result(cell, runs, eager or EagerSide((), {}), margins), retried=retried)
+    return replace(_ran(cell, runs), floor=eager.floor if eager else None, retried=retried)
+
+
+def _retried(runs: Sequence[Run], margins: Margins) -> tuple[str, ...]:
+    return tuple(f"repeat {run.repeat}: {said}" for run in runs for said in contradictions(run, margins))
 
 
 def _ran(cell: Cell, runs: tuple[Run, ...], compared: Sequence[tuple[Attempt, Attempt]] = ()) -> CellResult:
@@ -164,6 +175,7 @@ def _ran(cell: Cell, runs: tuple[Run, ...], compared: Sequence[tuple[Attempt, At
         runs,
         memory=memory.cell_memory(attempts, compared, spec.placement.device),
         step=step,
+        course=cell_course(attempts),
         straggler=cell_straggler(attempts, spec.parallelism, step.milliseconds) if step and on_gpus else None,
         unsound=_unsound_runs(runs, spec.training.steps),
     )
@@ -175,6 +187,8 @@ def _graphed_result(cell: Cell, runs: tuple[Run, ...], eager: EagerSide, margins
     pairs = _timed_together(untimed)
     attempts = [(p.eager.attempt, p.graphed.attempt) for p in pairs if p.eager and p.verdict.word != "INCOMPARABLE"]
     proofs = [pair.replay for pair in pairs if pair.replay]
+    limit = cell_limit(pairs, spec.parallelism.world_size) if spec.placement.device == "cuda" else None
+    speed = speedup.cell_speed([pair.speed for pair in pairs], spec)
     failed_as_expected = cell.expect.outcome not in RESULTS_INTACT and all(
         run.attempt is not None and run.attempt.outcome.meets(cell.expect) for run in runs
     )
@@ -182,13 +196,13 @@ def _graphed_result(cell: Cell, runs: tuple[Run, ...], eager: EagerSide, margins
         _ran(cell, runs, [(e, g) for e, g in attempts if e and g]),
         pairs=pairs,
         verdict=None if failed_as_expected else verdict,
-        speed=speedup.cell_speed([pair.speed for pair in pairs], spec),
+        speed=speed.doubted(limit.doubt) if speed and limit and limit.doubt else speed,
         captured=cell_captured(attempts_of(runs)),
-        limit=cell_limit(pairs, spec.parallelism.world_size) if spec.placement.device == "cuda" else None,
+        limit=limit,
         replay=replay.worst(proofs) if proofs else None,
     )
 
 
 def _timed_together(pairs: Sequence[PairResult]) -> tuple[PairResult, ...]:
-    speeds = speedup.together([pair.speed for pair in pairs])
+    speeds = pair_speed.together([pair.speed for pair in pairs])
     return tuple(replace(pair, speed=speed) for pair, speed in zip(pairs, speeds, strict=True))

@@ -23,7 +23,7 @@ _TRAIN = "make eager train first: a lower learning rate, or other data"
 
 @dataclass(frozen=True)
 class Fault:
-    """Why curves cannot be compared. ``deviation`` is a number that is finite on one side only: that is shown."""
+    """Why curves cannot be compared. ``deviation`` is a number that only the eager side has finite: that is shown."""
 
     reason: str
     remedy: str
@@ -35,7 +35,7 @@ def fault_of(
 ) -> Optional[Fault]:
     """What keeps the curves from being compared from the ``first``-th of the ``expected`` steps on; None where nothing.
 
-    A number after the capture that is finite on one side only comes first: a run that ended at its NaN misses steps too.
+    A number after the capture that only eager runs have finite comes first: a run that ended at its NaN misses steps too.
     """
     curves = {**eager, **graphed}
     shared = shared_steps(list(curves.values()), expected)
@@ -89,15 +89,15 @@ def finite_steps(steps: Steps, metrics: Sequence[Metric] = METRICS) -> Booleans:
 def _one_sided(
     eager: Curves, graphed: Curves, expected: Integers, first: int, shared: int, metrics: Sequence[Metric]
 ) -> Optional[Fault]:
-    """The first number after the capture that a graphed run has not finite where an eager one has, or the reverse for
-    all of them. Eager repeats that disagree among themselves over it tell of no graph."""
+    """The first number after the capture that a graphed run has not finite where all eager ones have. An eager run that is
+    not finite tells of no graph, whatever the others are."""
     found = []
     for metric in metrics:
         before, after = (
             np.stack([np.isfinite(steps.of(metric)[first:shared]) for steps in side.values()])
             for side in (eager, graphed)
         )
-        differs = (~after.all(axis=0) & before.any(axis=0)) | (after.all(axis=0) & ~before.any(axis=0))
+        differs = ~after.all(axis=0) & before.all(axis=0)
         if differs.any():
             found.append((first + int(np.argmax(differs)), metric))
     if not found:
@@ -106,6 +106,17 @@ def _one_sided(
     values = [_value_at(side, metric, at) for side in (graphed, eager)]
     reason = f"first at step {expected[at]}: the {METRIC_NAMES[metric]} is {values[0]} graphed and {values[1]} eager"
     return Fault(reason, "", Deviation(int(expected[at]), metric, float("inf")))
+
+
+def eager_fault(eager: Sequence[Steps]) -> Optional[Fault]:
+    """Said where eager itself meets numbers that are not finite, wherever that is: a graph need not have made others'."""
+    for steps in eager:
+        finite = finite_steps(steps)
+        if not finite.all():
+            at = int(steps.step[np.argmin(finite)])
+            said = f"the loss or gradient norm of an eager run is not finite at step {at}: nothing sound to compare"
+            return Fault(said, _TRAIN)
+    return None
 
 
 def _value_at(side: Curves, metric: Metric, at: int) -> str:

@@ -2,7 +2,8 @@
 
 Columns, or keys, are step, loss and optionally grad_norm; others are left aside. A file that begins with a brace holds
 JSON lines, as metrics.jsonl does. NaN and the infinities are numbers here, also as the strings that launch.files writes;
-whether they may be compared is not for a reader to say. Nothing is filled in, skipped or mended.
+whether they may be compared is not for a reader to say. Nothing is filled in, skipped or mended, and a name that is only
+like grad_norm is refused: gradient norms that are left aside unseen would pass whatever they are.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from analysis.deviation import METRICS
-from analysis.steps import Integers, Metric, Steps
+from analysis.steps import Floats, Integers, Metric, Steps
 
 
 class CurveError(Exception):
@@ -28,11 +31,14 @@ class CurveError(Exception):
 @dataclass(frozen=True)
 class CurveFiles:
     """The curves of both sides by the names of their files, as they were given. Without gradient norms these are NaN,
-    and ``metrics`` is the loss alone."""
+    and ``metrics`` is the loss alone. ``units`` are those of the last printed digits, by file: shape (steps,)."""
 
     eager: Mapping[str, Steps]
     graphed: Mapping[str, Steps]
     metrics: tuple[Metric, ...]
+    units: Mapping[str, Mapping[Metric, Floats]]
+    copies: tuple[tuple[str, str], ...]
+    """Files of the same bytes as an earlier one, each with that one."""
 
     @property
     def steps(self) -> Integers:
@@ -57,43 +63,89 @@ def read_curves(eager: Sequence[Path], graphed: Sequence[Path]) -> CurveFiles:
     Raises:
         CurveError: a file cannot be read, holds no curve or is given twice, or only some files have gradient norms.
     """
-    seen: set[Path] = set()
-    for path in (*eager, *graphed):
-        if path.resolve() in seen:
-            raise CurveError(f"{path}: given twice; a run that is compared with itself proves nothing")
-        seen.add(path.resolve())
+    copies = _copies((*eager, *graphed))
     read = {path: read_curve(path) for path in (*eager, *graphed)}
-    with_norm = [path for path, (_, metrics) in read.items() if metrics == METRICS]
+    with_norm = [path for path, (_, units) in read.items() if "grad_norm" in units]
     without = [path for path in read if path not in with_norm]
     if with_norm and without:
         raise CurveError(f"{without[0]}: no grad_norm, which {with_norm[0]} has; leave it out of all files or of none")
     before, after = ({str(path): read[path][0] for path in side} for side in (eager, graphed))
-    return CurveFiles(before, after, METRICS if with_norm else METRICS[:1])
+    units = {str(path): found for path, (_, found) in read.items()}
+    return CurveFiles(before, after, METRICS if with_norm else METRICS[:1], units, copies)
 
 
-def read_curve(path: Path) -> tuple[Steps, tuple[Metric, ...]]:
-    """The curve in ``path``, in the order of its lines, and the metrics that it has.
+def _copies(paths: Sequence[Path]) -> tuple[tuple[str, str], ...]:
+    """Files of the same bytes as an earlier one, each with that one: runs that are equal to the bit, or a copy.
+
+    Raises:
+        CurveError: one file is given under two names.
+    """
+    seen: dict[tuple[int, int], Path] = {}
+    contents: dict[bytes, Path] = {}
+    found = []
+    for path in paths:
+        content = _bytes(path)
+        stat = path.stat()
+        if (stat.st_dev, stat.st_ino) in seen:
+            raise CurveError(f"{path}: given twice; a run that is compared with itself proves nothing")
+        seen[stat.st_dev, stat.st_ino] = path
+        if content in contents:
+            found.append((str(path), str(contents[content])))
+        contents.setdefault(content, path)
+    return tuple(found)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CurveError(f"{path}: {error.strerror}") from error
+
+
+def read_curve(path: Path) -> tuple[Steps, dict[Metric, Floats]]:
+    """The curve in ``path``, in the order of its lines, and the metrics that it has, each with the units of its last
+    printed digits: 0.01 for 2.50. A metric that any line has, all lines have.
 
     Raises:
         CurveError: the file cannot be read, or holds no curve.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise CurveError(f"{path}: {error.strerror}") from error
+        text = _bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CurveError(f"{path}: not UTF-8 text (byte {error.start})") from error
     read = _json_rows if text.lstrip().startswith("{") else _csv_rows
     rows = list(read(path, text))
     if not rows:
         raise CurveError(f"{path}: no step")
-    first = rows[0][1]
-    metrics = METRICS if "grad_norm" in first else METRICS[:1]
+    metrics = METRICS if _has_norms(path, rows) else METRICS[:1]
     steps = np.array([_step(_at(path, line), row) for line, row in rows], dtype=np.int64)
     values = {metric: np.array([_number(_at(path, line), row, metric) for line, row in rows]) for metric in metrics}
+    units = {metric: np.array([_unit(row[metric]) for _, row in rows]) for metric in metrics}
     none = np.full(len(rows), np.nan)
     tokens, phase = np.zeros(len(rows), dtype=np.int64), np.full(len(rows), "", dtype="U8")
-    return Steps(steps, values["loss"], values.get("grad_norm", none), none, tokens, phase), metrics
+    return Steps(steps, values["loss"], values.get("grad_norm", none), none, tokens, phase), units
+
+
+def _has_norms(path: Path, rows: Sequence[tuple[int, Mapping[str, Any]]]) -> bool:
+    with_norm = next((line for line, row in rows if "grad_norm" in row), None)
+    if with_norm is None:
+        for line, row in rows:
+            alike = next((name for name in row if _is_like_norm(name)), None)
+            if alike is not None:
+                raise CurveError(f"{_at(path, line)}: {alike!r} is like grad_norm; call it grad_norm, or leave it out")
+        return False
+    without = next((line for line, row in rows if "grad_norm" not in row), None)
+    if without is not None:
+        raise CurveError(
+            f"{_at(path, without)}: no grad_norm, which line {with_norm} has; leave out such steps of all files, or all "
+            "gradient norms"
+        )
+    return True
+
+
+def _is_like_norm(name: str) -> bool:
+    letters = "".join(filter(str.isalpha, name.lower()))
+    return "gnorm" in letters or ("grad" in letters and "norm" in letters)
 
 
 def _at(path: Path, line: int) -> str:
@@ -130,12 +182,18 @@ def _header(at: str, row: Sequence[str]) -> list[str]:
     return header
 
 
+class _Digits(str):
+    """A number of a JSON line as it was printed."""
+
+    __repr__ = str.__str__
+
+
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line, parse_float=_Digits)
         except (ValueError, RecursionError) as error:
             raise CurveError(f"{_at(path, number)}: not JSON") from error
         if not isinstance(row, dict):
@@ -159,6 +217,16 @@ def _number(at: str, row: Mapping[str, Any], name: str) -> float:
         return float(value)
     except (ValueError, OverflowError) as error:
         raise CurveError(f"{at}: {name} is {value!r}, not a number") from error
+
+
+def _unit(value: Any) -> float:
+    """Of the last digit of what _number took for a number; 0 where that is not finite."""
+    if not math.isfinite(float(value)):
+        return 0.0
+    try:
+        return float(f"1e{Decimal(value).as_tuple().exponent}")
+    except InvalidOperation:  # an exponent of more than 18 digits: a float takes the number for 0
+        return 0.0
 
 
 def _value(at: str, row: Mapping[str, Any], name: str) -> Any:

@@ -117,7 +117,8 @@ def sample_of(metric: Metric, eager: Sequence[Steps], graphed: Sequence[Steps], 
     before, after = (np.stack([steps.of(metric)[window] for steps in side]) for side in (eager, graphed))
     with np.errstate(invalid="ignore", over="ignore"):
         mean = before[0] + (before - before[0]).mean(axis=0)  # exact where runs are equal to the bit
-        scale = np.ones_like(mean) if metric == "loss" else np.abs(before).mean(axis=0)
+        # Each run's share first: the sum of norms may overflow where their mean does not.
+        scale = np.ones_like(mean) if metric == "loss" else (np.abs(before) / len(before)).sum(axis=0)
         return Sample(metric, _relative(before - mean, scale), _relative(after - mean, scale))
 
 
@@ -139,7 +140,7 @@ def _relative(difference: Floats, scale: Floats) -> Floats:
     """``difference`` over ``scale``; no difference is 0 even over 0, and what is not finite is infinite."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         quotient = np.where(difference == 0, 0.0, difference / scale)
-    return np.where(np.isfinite(quotient), quotient, np.inf)
+    return np.where(np.isfinite(quotient) & np.isfinite(scale), quotient, np.inf)
 
 
 def bitwise_equal(a: Floats, b: Floats) -> Booleans:
@@ -187,6 +188,12 @@ def measure(
         **found,
     )
     return Measured(samples, evidence)
+
+
+def told_apart(a: float, b: float) -> tuple[str, str]:
+    """Two numbers in nine digits, or in as many as tell any two apart where nine do not."""
+    digits = 9 if f"{a:.9g}" != f"{b:.9g}" else 17
+    return f"{a:.{digits}g}", f"{b:.{digits}g}"
 
 
 def absolute_loss_difference(eager: Steps, graphed: Steps) -> tuple[Integers, Floats]:

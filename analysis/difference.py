@@ -1,8 +1,8 @@
 """What became of each figure of a cell from one sweep to another: outcome, verdict, speed, memory. Pure.
 
 Worse is
-- a verdict further down in analysis.verdict.WORDS;
-- runs that no longer end well, end otherwise than expected, or leave unsound records;
+- a verdict further down in analysis.verdict.WORDS, or one that stays DIVERGED and is off by more than twice as much;
+- a larger share of runs that do not end well or as expected, or records that are unsound now;
 - a speed-up whose whole interval lies below the whole interval of before;
 - a memory peak above that of before by more than the tolerance.
 A gate that meets NaN says worse.
@@ -10,17 +10,21 @@ A gate that meets NaN says worse.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Optional
 
 from analysis.compare import EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_PASS, EXIT_UNFINISHED
-from analysis.golden import GoldenCell, GoldenMemory, GoldenSpeed
+from analysis.golden import GoldenCell, GoldenMemory, GoldenSpeed, GoldenVerdict
 from analysis.verdict import WORDS
 from launch.record import RESULTS_INTACT
 
 MEMORY_TOLERANCE = 0.05
 """Relative. Megatron-LM's functional tests allow as much (tests/functional_tests/python_test_utils)."""
+
+DEVIATION_GROWTH = 2.0
+"""How many times as far off a cell that stays DIVERGED must be to be worse; our own choice, beyond what repeats differ by."""
 
 Aspect = Literal["cell", "outcome", "verdict", "speed", "memory"]
 Change = Literal["worse", "unfinished", "inconclusive", "changed", "better"]
@@ -86,11 +90,23 @@ def _outcome_change(before: GoldenCell, after: GoldenCell) -> Optional[Change]:
     return "changed" if before.outcome != after.outcome else None
 
 
-def _badness(cell: GoldenCell) -> tuple[int, bool, bool]:
-    """How badly its runs ended (0 well, 1 with results but not cleanly, 2 not), and what is wrong beside."""
-    kinds = {part.partition(" x")[0] for part in cell.outcome.split(", ")} - {"NOT RUN", "INTERRUPTED"}
-    ended = 0 if kinds <= {"COMPLETED"} else 1 if kinds <= set(RESULTS_INTACT) else 2
-    return ended, cell.unexpected, bool(cell.unsound)
+def _badness(cell: GoldenCell) -> tuple[float, float, float, bool, bool]:
+    """The shares of its runs that ended otherwise than expected, without results, and not cleanly; and what is wrong
+    beside."""
+    runs = _runs(cell.outcome)
+    ended = {name: count for name, count in runs.items() if name not in ("NOT RUN", "INTERRUPTED")}
+    expected = cell.expected.partition(" in ")[0]
+
+    def share(*well: str) -> float:
+        return sum(count for name, count in ended.items() if name not in well) / sum(runs.values())
+
+    return share(expected), share(*RESULTS_INTACT), share("COMPLETED"), cell.unexpected, bool(cell.unsound)
+
+
+def _runs(outcome: str) -> dict[str, int]:
+    """How many runs ended how, as analysis.compare.CellResult.outcome writes it; of one kind alone, 1."""
+    parts = (part.partition(" x") for part in outcome.split(", "))
+    return {name: int(count) if count.isdecimal() and int(count) else 1 for name, _, count in parts}
 
 
 def _ended(cell: GoldenCell) -> str:
@@ -103,16 +119,44 @@ def _verdict(before: GoldenCell, after: GoldenCell) -> Optional[Difference]:
     """None too where no verdict is given any more: the cell then failed as expected, which its outcome says."""
     if after.verdict is None:
         return None
-    words = f"{after.verdict.word}: {after.verdict.reason}" if after.verdict.reason else after.verdict.word
+    words = _words(after.verdict)
     if before.verdict is None:
         return Difference("verdict", by_itself(after), "no verdict", words)
     rank, rank_before = WORDS.index(after.verdict.word), WORDS.index(before.verdict.word)
     if after.verdict.word == "UNFINISHED":
         return Difference("verdict", "unfinished", before.verdict.word, words)
     if rank == rank_before:
-        return None
+        return _same_word(before, after)
     worse: Change = "inconclusive" if after.verdict.word == "INCONCLUSIVE" else "worse"
     return Difference("verdict", worse if rank > rank_before else "better", before.verdict.word, words)
+
+
+def _same_word(before: GoldenCell, after: GoldenCell) -> Optional[Difference]:
+    """Of two verdicts alike, how those that more runs do not undo differ."""
+    assert before.verdict and after.verdict  # as the caller has found
+    if after.verdict.word not in ("DIVERGED", "INCOMPARABLE"):
+        return None
+    was, now = _off_by(before), _off_by(after)
+    further = was and now and was[0] == now[0] and now[1] > was[1] * DEVIATION_GROWTH
+    if not further and before.verdict == after.verdict:
+        return None
+    sizes = f" (off by {was[1]:.3g} before, {now[1]:.3g} now)" if further and was and now else ""
+    change: Change = "worse" if further else "changed"
+    return Difference("verdict", change, _words(before.verdict), _words(after.verdict) + sizes)
+
+
+def _off_by(cell: GoldenCell) -> Optional[tuple[str, float]]:
+    """The metric by which a cell DIVERGED, and how far off it was at most, as far as is known."""
+    found = cell.verdict.deviation if cell.verdict else None
+    if found is None:
+        return None
+    of_loss = cell.max_loss_difference if found.metric == "loss" else None
+    sizes = [found.size] if of_loss is None else [found.size, of_loss]
+    return found.metric, max(sizes) if all(map(math.isfinite, sizes)) else math.inf
+
+
+def _words(verdict: GoldenVerdict) -> str:
+    return f"{verdict.word}: {verdict.reason}" if verdict.reason else verdict.word
 
 
 def _speed(before: Optional[GoldenSpeed], after: Optional[GoldenSpeed]) -> Optional[Difference]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from launch.files import RecordError, read_json_lines
 from launch.paths import AttemptPaths
-from launch.record import Memory, Phase
+from launch.record import PHASES, Memory, Phase
 
 Found = TypeVar("Found")
 Events = Mapping[int, list[dict[str, Any]]]
@@ -19,6 +19,8 @@ Events = Mapping[int, list[dict[str, Any]]]
 
 DAMAGE = (RecordError, OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError)
 """What reading a damaged record raises: not JSON, unreadable, or JSON of another shape."""
+MOST_BYTES = 1 << 60
+"""An exbibyte: no host and no GPU holds more."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +59,24 @@ def memory_of(events: Events, problems: list[str]) -> Iterable[PhaseMemory]:
     for rank, lines in events.items():
         try:
             yield from [
-                PhaseMemory(rank, e["phase"], _checked(Memory(**e["memory"]))) for e in lines if is_of(e, "phase")
+                PhaseMemory(rank, _phase(e["phase"]), _checked(Memory(**e["memory"])))
+                for e in lines
+                if is_of(e, "phase")
             ]
         except DAMAGE as error:
             problems.append(f"memory of rank {rank} cannot be read: {said(error)}")
 
 
+def _phase(name: Any) -> Phase:
+    if name not in PHASES:
+        raise ValueError(f"{name!r} is no phase")
+    return cast(Phase, name)
+
+
 def _checked(memory: Memory) -> Memory:
     for name, value in vars(memory).items():
-        if value is not None and type(value) is not int:
+        least = -MOST_BYTES if name == "device_outside" else 0
+        if value is not None and not (type(value) is int and least <= value <= MOST_BYTES):
             raise TypeError(f"{name} is {value!r}, not a number of bytes")
     return memory
 

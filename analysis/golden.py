@@ -5,7 +5,9 @@ A golden file is a report.json with less in it, small enough to be committed. Ei
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Optional, cast
 
@@ -16,13 +18,23 @@ from analysis.summary import summarise
 from analysis.verdict import WORDS, Word
 from launch.files import RecordError, number
 from launch.paths import SweepPaths
-from launch.record import CellState
+from launch.record import RESULTS_INTACT, CellState
+from launch.spec import CudaGraph
+
+
+@dataclass(frozen=True)
+class GoldenDeviation:
+    """``size`` is of the step at which it began; nats of the loss, of the gradient norm relative to eager's."""
+
+    metric: str
+    size: float
 
 
 @dataclass(frozen=True)
 class GoldenVerdict:
     word: Word
     reason: str
+    deviation: Optional[GoldenDeviation] = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,12 @@ class GoldenCell:
     verdict: Optional[GoldenVerdict]
     memory: Optional[GoldenMemory]
     speed: Optional[GoldenSpeed]
+    max_loss_difference: Optional[float] = None
+
+    @property
+    def graphed(self) -> bool:
+        """By its id, which begins with what it captures (launch.spec.RunSpec.cell_id)."""
+        return not self.cell_id.startswith(f"{CudaGraph().label}-")
 
 
 @dataclass(frozen=True)
@@ -94,15 +112,43 @@ def golden_of(sweep: SweepPaths) -> Golden:
     """
     judged = judge(sweep)
     results = judged.results
-    return read_golden(content_of(judged.plan, results, summarise(results), select(results), judged.trained, files={}))
+    return _parsed(content_of(judged.plan, results, summarise(results), select(results), judged.trained, files={}))
 
 
 def read_golden(content: Any) -> Golden:
     """From the content of report.json or of a golden file.
 
     Raises:
-        RecordError: it is neither, or of another version.
+        RecordError: it is neither, of another version, or says what no report says; all of it is named.
     """
+    golden = _parsed(content)
+    problems = [*_twice(golden), *(f"{cell.cell_id}: {said}" for cell in golden.cells for said in _impossible(cell))]
+    if problems:
+        raise RecordError(f"{'; '.join(problems)}: no report says so")
+    return golden
+
+
+def _twice(golden: Golden) -> Iterator[str]:
+    counts = Counter([*(cell.cell_id for cell in golden.cells), *(cell.cell_id for cell in golden.not_run)])
+    return (f"{cell_id}: the cell is there {count} times" for cell_id, count in counts.items() if count > 1)
+
+
+def _impossible(cell: GoldenCell) -> Iterator[str]:
+    """What would be held against nothing, were it believed."""
+    failed_as_expected = cell.outcome == cell.expected.partition(" in ")[0] and cell.outcome not in RESULTS_INTACT
+    if cell.graphed and cell.verdict is None and not (failed_as_expected or cell.outcome == "NOT RUN"):
+        yield f"verdict is null of a graphed cell that ended {cell.outcome}, expected {cell.expected}"
+    if cell.memory and not math.isfinite(cell.memory.peak):
+        yield f"memory.peak is {cell.memory.peak}, not a number of bytes"
+    if cell.speed:
+        figures = {name: getattr(cell.speed, name) for name in ("ratio", "low", "high")}
+        yield from (f"speed.{name} is {x}, not a finite number" for name, x in figures.items() if x is not None and not math.isfinite(x))  # fmt: skip
+        if cell.speed.interval and cell.speed.interval[0] > cell.speed.interval[1]:
+            yield f"speed.low {cell.speed.low} is above speed.high {cell.speed.high}"
+
+
+def _parsed(content: Any) -> Golden:
+    """As :func:`read_golden`, of what this version wrote itself: a figure that is not finite is one that got worse."""
     try:
         if content["format"] != FORMAT:
             raise RecordError(f"its format is {content['format']}, and this version reads {FORMAT}")
@@ -155,7 +201,12 @@ def _cell(content: Mapping[str, Any]) -> GoldenCell:
         verdict=_verdict(content["verdict"]),
         memory=_memory(content["memory"]),
         speed=_speed(content["speed"]),
+        max_loss_difference=_maybe(content.get("max_loss_difference")),
     )
+
+
+def _maybe(value: Optional[float | str]) -> Optional[float]:
+    return None if value is None else number(value)
 
 
 def _flag(value: Any) -> bool:
@@ -169,7 +220,9 @@ def _verdict(content: Optional[Mapping[str, Any]]) -> Optional[GoldenVerdict]:
         return None
     if content["word"] not in WORDS:
         raise ValueError(f"{content['word']!r} is no verdict")
-    return GoldenVerdict(cast(Word, content["word"]), str(content["reason"]))
+    found = content.get("deviation")
+    deviation = found and GoldenDeviation(str(found["metric"]), number(found["size"]))
+    return GoldenVerdict(cast(Word, content["word"]), str(content["reason"]), deviation)
 
 
 def _memory(content: Optional[Mapping[str, Any]]) -> Optional[GoldenMemory]:
@@ -179,8 +232,7 @@ def _memory(content: Optional[Mapping[str, Any]]) -> Optional[GoldenMemory]:
 def _speed(content: Optional[Mapping[str, Any]]) -> Optional[GoldenSpeed]:
     if content is None:
         return None
-    low, high = (None if content[name] is None else number(content[name]) for name in ("low", "high"))
-    return GoldenSpeed(number(content["ratio"]), low, high, int(content["pairs"]))
+    return GoldenSpeed(number(content["ratio"]), _maybe(content["low"]), _maybe(content["high"]), int(content["pairs"]))
 
 
 def _not_run(content: Mapping[str, Any]) -> GoldenNotRun:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from analysis.compare import CellResult, compare, corrected
 from analysis.load import Records, load_planned
+from analysis.markdown_blocks import as_name
 from analysis.task import Trained, TrainedAlike
 from launch.paths import SweepPaths
 from launch.record import Cell, Plan, read_plan
@@ -23,13 +24,15 @@ class Judged:
 
 
 def judge(sweep: SweepPaths, see: Callable[[Records], None] = lambda records: None) -> Judged:
-    """Judge ``sweep`` from its records; ``see`` is shown the whole records of each workload before they go.
+    """Judge ``sweep`` from its records; ``see`` is shown the whole records of each workload before they go. Labels of cells
+    come out as every form of the report can show them.
 
     Raises:
         FileNotFoundError: the folder holds no plan.
         RecordError: its plan is not JSON.
     """
-    plan, alike = read_plan(sweep), TrainedAlike()
+    read, alike = read_plan(sweep), TrainedAlike()
+    plan = replace(read, cells=tuple(replace(cell, label=as_name(cell.label)) for cell in read.cells))
     results: dict[str, CellResult] = {}
     for cells in _workloads(plan.cells):
         records = load_planned(sweep, replace(plan, cells=cells))

@@ -95,7 +95,7 @@ def _as_xml(name: str, cases: Sequence[Case], properties: Mapping[str, str]) -> 
 
 def _legal(text: str) -> str:
     """``text`` without what XML 1.0 cannot hold (section 2.2, Char); an exception's message may have any."""
-    return "".join(c if _is_legal(ord(c)) else f"\\x{ord(c):02x}" for c in text)
+    return "".join(c if _is_legal(ord(c)) else ascii(c)[1:-1] for c in text)
 
 
 def _is_legal(point: int) -> bool:

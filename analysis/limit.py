@@ -20,6 +20,7 @@ import numpy as np
 from analysis.load import Attempt
 from analysis.pair import PairResult
 from analysis.speedup import BAND, geometric_mean
+from analysis.steady import possible
 from launch.record import Probe
 
 Bound = Literal["device", "communication", "host", "host in part", "gaps", "other kernels"]
@@ -74,15 +75,19 @@ class GraphedStep:
     host_ms: float
     kernels: float
     graph_launches: float
+    computing_ms: float
+    """By its own probe, which may be disturbed by tracing: it is held against the step and is no limit."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A graphed cell beside its limit. ``reason`` says why a side is missing; it is empty where both are there."""
+    """A graphed cell beside its limit. ``reason`` says why a side is missing; it is empty where both are there. ``doubt``
+    is the reason where it is that the graphed step cannot have been so short."""
 
     eager: Optional[EagerStep] = None
     graphed: Optional[GraphedStep] = None
     reason: str = ""
+    doubt: str = ""
 
     @property
     def times_busy(self) -> Optional[float]:
@@ -116,7 +121,7 @@ class Limit:
 def bound_of(eager: EagerStep, graphed: GraphedStep) -> Bound:
     """What bounds a graphed step, by which of the twin's times it is as long as. Where it runs other kernels than the
     twin (Inductor's), these times are none of its own."""
-    if abs(graphed.kernels - eager.kernels) > NEAR * eager.kernels:
+    if _other_kernels(graphed, eager):
         return "other kernels"
     if graphed.step_ms <= eager.computing_ms * (1 + NEAR):
         return "device"
@@ -133,12 +138,39 @@ def cell_limit(pairs: Sequence[PairResult], ranks: int) -> Limit:
     step_ms = geometric_mean([pair.speed.eager_ms for pair in timed]) if timed else None
     attempts = [pair.eager.attempt for pair in timed or pairs if pair.eager and pair.eager.attempt]
     eager = eager_step(attempts, ranks, step_ms)
+    graphed = graphed_step(timed, ranks) if timed else _untimed(pairs)
+    known = None if isinstance(eager, str) else eager
+    if isinstance(graphed, GraphedStep) and (doubt := doubt_of(graphed, known)):
+        return Limit(known, reason=doubt, doubt=doubt)
     if isinstance(eager, str):
         return Limit(reason=eager)
-    if not timed:
-        return Limit(eager, reason=next((pair.speed.reason for pair in pairs if pair.speed.reason), "it has no pair"))
-    graphed = graphed_step(timed, ranks)
     return Limit(eager, reason=graphed) if isinstance(graphed, str) else Limit(eager, graphed)
+
+
+def _untimed(pairs: Sequence[PairResult]) -> str:
+    return next((pair.speed.reason for pair in pairs if pair.speed.reason), "it has no pair")
+
+
+def doubt_of(graphed: GraphedStep, eager: Optional[EagerStep]) -> str:
+    """Why a graphed step cannot have been so short; empty where it can.
+
+    A device computes no faster than its kernels run: those of the graphed run's own probe, and the twin's where it
+    launches about as many. A step well below that was timed wrongly, as by a host that does not wait for the device.
+    """
+    computing = {"its own probe": graphed.computing_ms}
+    if eager and not _other_kernels(graphed, eager):
+        computing["the probe of its eager twin"] = eager.computing_ms
+    who = max(computing, key=lambda name: computing[name])
+    if not graphed.step_ms < computing[who] * (1 - NEAR):
+        return ""
+    return (
+        f"timing is doubtful: the step is said to take {graphed.step_ms:.2f} ms, and {who} saw {computing[who]:.2f} ms of "
+        "computing in it"
+    )
+
+
+def _other_kernels(graphed: GraphedStep, eager: EagerStep) -> bool:
+    return abs(graphed.kernels - eager.kernels) > NEAR * eager.kernels
 
 
 def eager_step(attempts: Sequence[Attempt], ranks: int, step_ms: Optional[float] = None) -> EagerStep | str:
@@ -169,13 +201,14 @@ def graphed_step(pairs: Sequence[PairResult], ranks: int) -> GraphedStep | str:
         host_ms=_slowest(attempts, lambda probe: probe.host_ms),
         kernels=_slowest(attempts, lambda probe: probe.kernels),
         graph_launches=_slowest(attempts, lambda probe: probe.graph_launches),
+        computing_ms=_slowest(attempts, lambda probe: probe.computing_ms),
     )
 
 
 def measured_ms(attempt: Attempt) -> float:
-    """The median of the measured steps; NaN where there is none."""
+    """The median of the measured steps; NaN where there is none, or one is no time that a step can take."""
     times = attempt.steps.step_time_ms[attempt.steps.phase == "measure"]
-    return float(np.median(times)) if len(times) else math.nan
+    return float(np.median(times)) if len(times) and possible(times).all() else math.nan
 
 
 def _without_probe(attempts: Sequence[Attempt], ranks: int) -> list[int]:

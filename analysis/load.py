@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Optional
 
+from analysis.endings import failed_by_itself, says_nothing
 from analysis.events import (
     DAMAGE,
     PhaseMemory,
@@ -31,7 +32,6 @@ from launch.record import (
     Cell,
     GraphStats,
     Outcome,
-    OutcomeName,
     Plan,
     Probe,
     graph_stats_from_json,
@@ -99,17 +99,25 @@ class Attempt:
     @cached_property
     def digests(self) -> tuple[tuple[str, str], ...]:
         """What must agree before two runs may be compared: code, libraries, data and a checkpoint. Missing ones are left out."""
-        digests = self.environment.get("digests")
-        content = {**(digests if isinstance(digests, dict) else {}), "data": self.environment.get("data_digest")}
-        return tuple(sorted((name, str(value)) for name, value in content.items() if value))
+        return _digests_of(self.environment)
 
 
-SAYS_NOTHING: tuple[OutcomeName, ...] = ("CANCELLED", "PREEMPTED", "NODE_FAIL")
-"""Outcomes that tell of the scheduler or its user, and nothing of the run: an earlier attempt's result stands."""
+def _digests_of(environment: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    digests = environment.get("digests")
+    content = {**(digests if isinstance(digests, dict) else {}), "data": environment.get("data_digest")}
+    return tuple(sorted((name, str(value)) for name, value in content.items() if value))
 
 
-def _says_nothing(outcome: Outcome) -> bool:
-    return outcome.outcome in SAYS_NOTHING or outcome.infrastructure
+LONGEST_CAPTURE = 1e9
+"""Seconds. No capture takes thirty years."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An attempt that failed by itself before the one to go by, and on the same code, libraries and data."""
+
+    number: int
+    outcome: Outcome
 
 
 @dataclass(frozen=True)
@@ -123,6 +131,7 @@ class Run:
     attempt: Optional[Attempt]
     earlier: tuple[Attempt, ...] = ()
     """Attempts before it whose results are intact; each may be the partner of a run of its own allocation."""
+    failed: tuple[Failed, ...] = ()
 
     def beside(self, partner: Attempt) -> Run:
         """This run by the attempt that shared ``partner``'s allocation, where one did and nothing has ended badly since."""
@@ -195,10 +204,20 @@ def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:
             ended.append((attempt, outcome))
     if not ended:
         return Run(run_id, repeat, len(attempts), None)
-    chosen = max(ended, key=lambda item: (not _says_nothing(item[1]), item[0].number))
+    chosen = max(ended, key=lambda item: (not says_nothing(item[1]), item[0].number))
     before = [item for item in ended if item[0].number < chosen[0].number and item[1].results_intact]
     loaded = [_load_attempt(*item, paths, run_id, spec.parallelism.world_size) for item in (*before, chosen)]
-    return Run(run_id, repeat, len(attempts), loaded[-1], tuple(loaded[:-1]))
+    failed = (item for item in ended if item[0].number < chosen[0].number and failed_by_itself(item[1]))
+    alike = (Failed(a.number, outcome) for a, outcome in failed if _may_have_run(a, loaded[-1].digests))
+    return Run(run_id, repeat, len(attempts), loaded[-1], tuple(loaded[:-1]), tuple(alike))
+
+
+def _may_have_run(paths: AttemptPaths, digests: tuple[tuple[str, str], ...]) -> bool:
+    """Whether the attempt ran what ``digests`` name, as far as its records say."""
+    try:
+        return _digests_of(dict(read_json(paths.environment))) in (digests, ())
+    except DAMAGE:
+        return True
 
 
 def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: str, ranks: int) -> Attempt:
@@ -249,7 +268,12 @@ def _check_spec(run: RunPaths, run_id: str, problems: list[str]) -> None:
 def _graph_stats(event: Mapping[str, Any]) -> GraphStats:
     # Records from before there were captures on CUDA do not know of launches, and a CPU has none.
     stats = graph_stats_from_json({"launches_per_step": 0, **event["graphs"]})
-    return replace(stats, capture_seconds=number(stats.capture_seconds))
+    seconds = number(stats.capture_seconds)
+    if not 0 <= seconds <= LONGEST_CAPTURE:
+        raise ValueError(f"capture_seconds is {seconds!r}, not a number of seconds")
+    if not all(isinstance(text, str) for text in (stats.impl, stats.mechanism, *stats.effective_scope)):
+        raise TypeError("the implementation, its mechanism or its scope is no text")
+    return replace(stats, capture_seconds=seconds)
 
 
 def _probe(event: Mapping[str, Any]) -> Probe:

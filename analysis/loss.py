@@ -1,8 +1,8 @@
 """Do graphed runs compute what eager ones compute? A ladder of rules over curves, keyed by step, pure.
 
 Rung 0, analysis.completeness: every step is there, once, in order and finite, on both sides, else INCOMPARABLE. A number
-after the capture that is finite on one side only is DIVERGED. (What runs have to share beside their steps, and that what
-was captured ran, is analysis.pair's to say.)
+after the capture that all eager runs have finite and a graphed one has not is DIVERGED. (What runs have to share beside
+their steps, and that what was captured ran, is analysis.pair's to say.)
 Rung 1: every graphed run equals an eager one to the bit after the capture: BITWISE.
 Rung 2, the floor: how far an eager run is from the others at most. It never widens a margin. Without two of them, or
 with a floor beyond the margin, a verdict is INCONCLUSIVE at best.
@@ -11,7 +11,8 @@ signs and single bad steps, and the mean over the window is shown to be within i
 (analysis.equivalence).
 Rung 4, analysis.drift: the line fitted to the differences is not on its way out of the margin, and the last steps do not
 blow up.
-EQUIVALENT is what passes all of them over ``MINIMUM_STEPS`` steps or more.
+EQUIVALENT is what passes all of them over ``MINIMUM_STEPS`` steps or more, where eager trained: its loss moved by more than
+the margin, and it had gradients.
 
 DIVERGED has to be shown (analysis.divergence). What is neither shown to be within nor beyond is INCONCLUSIVE.
 
@@ -30,11 +31,22 @@ from typing import Optional
 import numpy as np
 
 from analysis.completeness import Curves, fault_of
-from analysis.deviation import METRIC_NAMES, METRICS, Deviation, Evidence, Floor, Measured, Sample, Tested, measure
+from analysis.deviation import (
+    METRIC_NAMES,
+    METRICS,
+    Deviation,
+    Evidence,
+    Floor,
+    Measured,
+    Sample,
+    Tested,
+    measure,
+    told_apart,
+)
 from analysis.divergence import beyond_doubt
 from analysis.drift import blows_up, leaves, rise_of_line
 from analysis.equivalence import ALPHA, estimate_of, mean_within
-from analysis.steps import Integers, Metric
+from analysis.steps import Integers, Metric, Steps
 from analysis.verdict import REPEAT, Verdict
 from launch.record import Margins
 
@@ -52,6 +64,7 @@ _NOT_DETERMINISTIC = (
     "(training.deterministic: false)"
 )
 _SEPARATE = "deterministic mode (training.deterministic: true) tells noise from graphs; else a lower learning rate"
+_MOVE = "train on what is learnt (learning rate, data, loss scale), or set a margin that suits such losses"
 _LONGER = "train for twice as many steps: what drifts leaves the margin, and noise does not"
 
 
@@ -113,6 +126,7 @@ def judge(
         or _beyond(window)
         or _too_short(window)
         or _not_shown(window)
+        or _unmoved(window)
         or Verdict("EQUIVALENT", evidence=evidence)
     )
 
@@ -131,7 +145,23 @@ def _begin(
         return Verdict("INCOMPARABLE", fault.reason, fault.remedy)
     found = measure(before, after, slice(first, None), metrics)
     equal = found.evidence.bitwise_prefix == found.evidence.steps
-    return Verdict("BITWISE", evidence=found.evidence) if equal else found
+    if not equal:
+        return found
+    still = _still(before, first, metrics, 0.0)
+    return Verdict("BITWISE", f"{still}, so that equality shows little" if still else "", evidence=found.evidence)
+
+
+def _still(eager: Sequence[Steps], first: int, metrics: Sequence[Metric], margin: float) -> str:
+    """How eager did not train from the ``first``-th step on, in words: its mean loss moves by ``margin`` at most, or all its
+    gradient norms are 0. Empty where it did."""
+    losses = np.mean([steps.loss[first:] for steps in eager], axis=0)
+    moved = float(np.ptp(losses))
+    if len(losses) > 1 and not moved > margin:
+        moves = f"moves by no more than {moved:.3g}" if moved else "does not move"
+        return f"the eager loss {moves} over the window: hardly anything is trained"
+    if "grad_norm" in metrics and not any(steps.grad_norm[first:].any() for steps in eager):
+        return "the eager gradient norm is 0 at every step: nothing is trained"
+    return ""
 
 
 def _tested(found: Measured, samples: Sequence[Sample], margins: Margins) -> tuple[Tested, ...]:
@@ -176,10 +206,11 @@ def _diverged(window: _Window, place: int, sample: Sample) -> Verdict:
     metric, size = sample.metric, float(sample.largest[place])
     at = window.first + place
     run = list(window.graphed)[int(np.argmax(np.abs(sample.graphed[:, place])))]
-    eager = float(np.mean([steps.of(metric)[at] for steps in window.eager.values()]))
+    eager = float(np.sum([steps.of(metric)[at] / len(window.eager) for steps in window.eager.values()]))
     graphed = float(window.graphed[run].of(metric)[at])
     step = int(window.expected[at])
-    reason = f"first at step {step}: the {METRIC_NAMES[metric]} is {graphed:.9g} graphed and {eager:.9g} eager, "
+    values = told_apart(graphed, eager)
+    reason = f"first at step {step}: the {METRIC_NAMES[metric]} is {values[0]} graphed and {values[1]} eager, "
     reason += f"a difference of {size:.3g}{' of it' if metric == 'grad_norm' else ''} ({run})"
     return Verdict("DIVERGED", reason, _SMALLER, window.evidence, Deviation(step, metric, size))
 
@@ -252,6 +283,13 @@ def _not_shown(window: _Window) -> Optional[Verdict]:
             )
             return _inconclusive(window, f"{reason}margin of {margin:g} but far above all before it", _LONGER)
     return None
+
+
+def _unmoved(window: _Window) -> Optional[Verdict]:
+    """A margin is absolute: held against a loss that does not move by more, it passes whatever there is."""
+    metrics = [sample.metric for sample in window.samples]
+    still = _still(tuple(window.eager.values()), window.first, metrics, window.margins.loss)
+    return _inconclusive(window, f"within the margins, but {still}", _MOVE) if still else None
 
 
 if __name__ == "__main__":

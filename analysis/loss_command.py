@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +20,14 @@ import numpy as np
 from analysis.curves import CurveError, CurveFiles, read_curves
 from analysis.deviation import METRIC_NAMES, Evidence
 from analysis.loss import judge, margin_of
+from analysis.resolution import too_coarse, unseen, widened, without_small
 from analysis.steps import Metric
 from analysis.verdict import Verdict, Word
 from launch.record import Margins
 
 _UNCHECKED = "provenance unchecked: that the runs share workload, data, code and libraries is not in the files"
 EXIT_CODES: Mapping[Word, int] = {"BITWISE": 0, "EQUIVALENT": 0, "INCOMPARABLE": 1, "DIVERGED": 3, "INCONCLUSIVE": 4}
+NOT_WRITTEN = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,16 +41,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verdict = Verdict("INCOMPARABLE", str(error))
     else:
         evidence = _rungs(verdict.evidence, files, margins) if verdict.evidence else []
+        evidence += [f"{copy}: the same bytes as {of}; a copy proves nothing" for copy, of in files.copies]
     said = [verdict.word, verdict.reason, f"To settle it: {verdict.remedy}." if verdict.remedy else ""]
     lines = [*filter(None, said), *evidence, "", _UNCHECKED]
-    sys.stdout.write("\n".join(lines) + "\n")
-    return EXIT_CODES[verdict.word]
+    return EXIT_CODES[verdict.word] if _written("\n".join(lines) + "\n") else NOT_WRITTEN
+
+
+def _written(text: str) -> bool:
+    """Whether ``text`` reached standard output; if not, why is on standard error."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # What is left in the buffer would fail once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stderr.write(f"the verdict could not be written: {error.strerror}\n")
+        return False
+    return True
 
 
 def _judge(files: CurveFiles, capture_step: int | None, margins: Margins) -> Verdict:
     expected = files.steps
     first = 0 if capture_step is None else int(np.searchsorted(expected, capture_step, side="right"))
-    return judge(files.eager, files.graphed, expected, first, margins, files.metrics)
+    verdict = judge(files.eager, files.graphed, expected, first, margins, files.metrics)
+    coarse = too_coarse(files, first, margins) if verdict.word != "INCOMPARABLE" else {}
+    if not coarse:
+        return verdict
+    sure = without_small(files, coarse)
+    surely = judge(sure.eager, sure.graphed, expected, first, widened(margins, coarse), files.metrics)
+    if verdict.word == surely.word == "DIVERGED":
+        same = verdict.deviation and surely.deviation and verdict.deviation.step == surely.deviation.step
+        return verdict if same else replace(surely, evidence=verdict.evidence)
+    return unseen(verdict, coarse, margins)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,7 +80,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m analysis.loss",
         description="Are the graphed curves the eager ones? Files are CSV or JSON lines with step, loss and optionally "
         "grad_norm; several of a side are repeats of one configuration. docs/verdicts.md has the rules.",
-        epilog="Exit codes: 0 BITWISE or EQUIVALENT, 3 DIVERGED, 4 INCONCLUSIVE, 1 INCOMPARABLE, 2 wrong usage.",
+        epilog="Exit codes: 0 BITWISE or EQUIVALENT, 3 DIVERGED, 4 INCONCLUSIVE, 1 INCOMPARABLE, 2 wrong usage or the output "
+        "cannot be written.",
     )
     parser.add_argument("--eager", nargs="+", type=Path, required=True, metavar="FILE", help="two or more give a floor")
     parser.add_argument("--graphed", nargs="+", type=Path, required=True, metavar="FILE")

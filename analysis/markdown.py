@@ -10,7 +10,7 @@ from analysis import loss
 from analysis.compare import CellResult
 from analysis.environment import provenance
 from analysis.load import Run, attempts_of
-from analysis.markdown_blocks import figure, plain, size, table
+from analysis.markdown_blocks import fenced, figure, plain, size, table
 from analysis.markdown_evidence import evidence
 from analysis.markdown_graphs import captures, limits
 from analysis.markdown_measured import expected_changes, failures_by_kind, measured
@@ -22,7 +22,7 @@ from analysis.ranking import rank
 from analysis.selection import MAXIMUM_ROWS, MAXIMUM_WORKLOADS, Selection, workload_label
 from analysis.summary import Summary
 from analysis.task import Trained
-from launch.record import Margins, Plan
+from launch.record import Margins, Outcome, Plan
 
 LONGEST_MESSAGE = 600
 """Characters of a failure's message that are shown; report.json holds it whole."""
@@ -45,7 +45,7 @@ def render(
     """The whole document. ``files`` are the plots drawn, by workload, relative to the report."""
     ran, shown = [result for result in results if result.cell.state == "run"], selection.shown
     parts = [
-        [f"# Validation report: {plan.name}", summary.text, f"Exit code {summary.exit_code}."],
+        [f"# Validation report: {plain(plan.name)}", plain(summary.text), f"Exit code {summary.exit_code}."],
         _cells(shown, len(ran), plan.margins),
         _plots(selection, files),
         rankings(rank(results)),
@@ -142,6 +142,11 @@ def _mechanism(result: CellResult) -> str:
 
 
 def _outcome(result: CellResult) -> str:
+    before = f" ({'; '.join(result.retried)})" if result.retried else ""
+    return _ending(result) + before
+
+
+def _ending(result: CellResult) -> str:
     if result.unsound:
         return f"**{result.outcome}** (records unsound: {result.unsound[0]})"
     if result.unexpected:
@@ -156,8 +161,14 @@ def _in_phase(phase: Optional[str]) -> str:
 
 def _verdict_word(result: CellResult) -> str:
     if result.verdict is not None:
-        return result.verdict.word if result.verdict.passes else f"**{result.verdict.word}**"
+        return f"{result.verdict.word}{_short(result)}" if result.verdict.passes else f"**{result.verdict.word}**"
     return "-" if result.cell.graphed else "reference"
+
+
+def _short(result: CellResult) -> str:
+    """Equality is said of however few steps: of how many, where they are fewer than anything else needs."""
+    steps = min((pair.verdict.evidence.steps for pair in result.pairs if pair.verdict.evidence), default=0)
+    return f" over {steps} step{'' if steps == 1 else 's'} only" if steps < loss.MINIMUM_STEPS else ""
 
 
 def _difference(result: CellResult) -> str:
@@ -225,16 +236,23 @@ def _not_run(title: str, results: Sequence[CellResult]) -> list[str]:
 
 
 def _failures(ran: Sequence[CellResult]) -> list[str]:
-    lines = [_failure(result, run) for result in ran for run in result.runs if run.status != "COMPLETED"]
+    lines = []
+    for result in ran:
+        for run in result.runs:
+            lines += [_ended(result, run, failed.number, failed.outcome) for failed in run.failed]
+            lines += [_failure(result, run)] if run.status != "COMPLETED" else []
     return ["## Failures", "\n".join(lines)] if lines else []
 
 
 def _failure(result: CellResult, run: Run) -> str:
+    if run.attempt is not None:
+        return _ended(result, run, run.attempt.number, run.attempt.outcome)
+    said = "no attempt has an outcome: interrupted, or still running" if run.begun else "never begun"
     who = f"`{result.cell.label}`, repeat {run.repeat}"
-    if run.attempt is None:
-        said = "no attempt has an outcome: interrupted, or still running" if run.begun else "never begun"
-        return f"- **{run.status}** {who}: {said}. Remedy: `python -m orchestrator resume --unfinished`."
-    outcome = run.attempt.outcome
+    return f"- **{run.status}** {who}: {said}. Remedy: `python -m orchestrator resume --unfinished`."
+
+
+def _ended(result: CellResult, run: Run, attempt: int, outcome: Outcome) -> str:
     rank = "" if outcome.rank is None else f", rank {outcome.rank}"
     expected = " (as expected)" if outcome.meets(result.cell.expect) else ""
     message = plain(outcome.message.replace("`", "'"))
@@ -242,7 +260,8 @@ def _failure(result: CellResult, run: Run) -> str:
     failure_class = f", class {outcome.failure_class}" if outcome.failure_class else ""
     said = ". ".join(text.rstrip(".") for text in (message, f"Remedy: {outcome.remedy}" * bool(outcome.remedy)) if text)
     where = f"in phase {outcome.phase}{rank}{failure_class}"
-    return f"- **{outcome.outcome}**{expected} {where}; {who}, attempt {run.attempt.number}: {said}."
+    who = f"`{result.cell.label}`, repeat {run.repeat}, attempt {attempt}"
+    return plain(f"- **{outcome.outcome}**{expected} {where}; {who}: {said}.")
 
 
 # --- provenance -----------------------------------------------------------------------------------------------------
@@ -255,8 +274,7 @@ def _provenance(plan: Plan, ran: Sequence[CellResult]) -> list[str]:
         values = provenance([attempt.environment for attempt in attempts])
         rows = [(key, _value(found, len(attempts))) for key, found in values.items()]
         blocks += [f"Over {len(attempts)} runs that have an outcome.", table(("what", "value"), rows)]
-    recipe = plan.recipe.rstrip("\n")
-    return [*blocks, f"Resolved recipe, from {plan.recipe_file}:", f"```yaml\n{recipe}\n```"]
+    return [*blocks, f"Resolved recipe, from {plain(plan.recipe_file)}:", fenced(plan.recipe, "yaml")]
 
 
 def _value(found: Sequence[tuple[str, int]], runs: int) -> str:

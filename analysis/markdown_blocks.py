@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 
@@ -17,10 +18,54 @@ def cell_text(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """``text`` on one line, with nothing in it that a reader of markdown takes for HTML or for an image to fetch."""
-    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))  # what stands in backquotes is shown as it is
-    parts[::2] = [part.replace("<", "&lt;").replace("![", "!\\[") for part in parts[::2]]
-    return "".join(parts)
+    """``text`` on one line, with nothing in it that a reader of markdown takes for HTML or for an image to fetch, and no
+    backquote that could open or close more than it does by itself."""
+    said, at, parts = one_line(text), 0, []
+    for kept in _KEPT.finditer(said):
+        parts += [_escaped(said[at : kept.start()]), kept[0]]
+        at = kept.end()
+    rest = _escaped(said[at:])
+    return "".join(parts) + rest + "\\" * rest.endswith("\\")
+
+
+_KEPT = re.compile(r"\\[\\`]|(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)")
+"""What is escaped already; and code spans, whose text is shown as it is (CommonMark 0.31, 6.1)."""
+
+
+def _escaped(text: str) -> str:
+    return text.replace("<", "&lt;").replace("![", "!\\[").replace("`", "\\`")
+
+
+def one_line(text: str) -> str:
+    """``text`` without line breaks, its control characters shown."""
+    return visible(" ".join(re.split(r"[ \t\r\n]+", text.strip(" \t\r\n"))))
+
+
+def visible(text: str) -> str:
+    """``text`` with control characters and halves of surrogate pairs as Python escapes them, but for tabs and newlines."""
+    return "".join(c.encode("unicode_escape").decode() if _is_hidden(c) else c for c in text)
+
+
+def _is_hidden(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\t\n"
+
+
+def as_name(text: str) -> str:
+    """``text`` as it can stand between backquotes."""
+    return one_line(text).replace("`", "'")
+
+
+def item(text: str) -> str:
+    """``text`` as an item of a list, whatever it begins with."""
+    said = plain(text)
+    return "- " + re.sub(r"^(\d*)([#>+*=~_|\-\[.)])", r"\1\\\2", said)
+
+
+def fenced(text: str, language: str) -> str:
+    """``text`` as it is, in a fence that none of its lines can close."""
+    shown = visible(text.rstrip("\n"))
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", shown)), default=0))
+    return f"{fence}{language}\n{shown}\n{fence}"
 
 
 def figure(value: float) -> str:

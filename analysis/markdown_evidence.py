@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from analysis.compare import CellResult
 from analysis.load import attempts_of
-from analysis.markdown_blocks import cell_text, figure, table
+from analysis.markdown_blocks import cell_text, figure, item, plain, table
 from analysis.markdown_ladder import ladder
 from analysis.pair import PairResult
 
@@ -22,7 +22,7 @@ def evidence(ran: Sequence[CellResult]) -> list[str]:
         rows = (_pair_row(result, pair) for result, pair in pairs)
         blocks = ["## Evidence", table(header, rows), *_reasons(ran), *ladder(ran)]
     if notes:
-        lines = (f"- {note} ({count} run{'s' if count > 1 else ''})" for note, count in sorted(notes.items()))
+        lines = (item(f"{note} ({count} run{'s' if count > 1 else ''})") for note, count in sorted(notes.items()))
         blocks += ["### Notes of the runs", "\n".join(lines)]
     return blocks
 
@@ -59,19 +59,27 @@ def _reasons(ran: Sequence[CellResult]) -> list[str]:
     for result in ran:
         repeats: dict[tuple[str, str], list[str]] = {}
         for pair in result.pairs:
-            for said in _said(pair):
+            for said in _said(pair, result):
                 repeats.setdefault(said, []).append(str(pair.repeat))
         for (before, after), found in repeats.items():
             who = f"`{result.cell.label}`, repeat{'s' if len(found) > 1 else ''} {', '.join(found)}"
-            lines.append(f"- {before}{who}: {after}")
+            lines.append(plain(f"- {before}{who}: {after}"))
     return ["\n".join(lines)] if lines else []
 
 
-def _said(pair: PairResult) -> Iterator[tuple[str, str]]:
+def _said(pair: PairResult, result: CellResult) -> Iterator[tuple[str, str]]:
     """What stands before and after the name of the cell."""
     verdict = pair.verdict
     if verdict.reason:
-        remedy = f" To settle it: {verdict.remedy}." if verdict.remedy else ""
+        remedy = f" To settle it: {verdict.remedy}{_bisect(result)}." if verdict.remedy else ""
         yield f"**{verdict.word}** ", f"{cell_text(verdict.reason)}.{remedy}"
     if pair.differences:
         yield "", f"the environments differ. {cell_text('; '.join(pair.differences))}."
+
+
+def _bisect(result: CellResult) -> str:
+    """Where several parts are captured, each by itself (docs/bisect.md)."""
+    graph = result.spec.cuda_graph
+    if len(graph.scope) < 2 or graph.impl == "local" or result.verdict is None or result.verdict.word != "DIVERGED":
+        return ""
+    return f"; `python -m orchestrator bisect SWEEP {result.cell.cell_id}` finds the smallest set of parts that fails"

@@ -73,7 +73,10 @@ def _loss(result: CellResult) -> str:
         return "-"
     steps = min((pair.verdict.evidence.steps for pair in result.pairs if pair.verdict.evidence), default=0)
     within = result.max_loss_difference
-    return result.verdict.word + ("" if within is None else f", within {figure(within)} over {steps} steps")
+    if within is None:
+        return result.verdict.word
+    apart = f"up to {figure(within)} apart" if result.verdict.word == "DIVERGED" else f"within {figure(within)}"
+    return f"{result.verdict.word}, {apart} over {steps} steps"
 
 
 def _captured(result: CellResult) -> str:

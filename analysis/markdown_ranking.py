@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analysis.markdown_blocks import cell_text, size, table
-from analysis.ranking import Ranked, Ranking
+from analysis.ranking import ALLOCATION_ALLOWANCE, Ranked, Ranking
 
 MAXIMUM_TASKS = 6
 MAXIMUM_CELLS = 20
 HOW = (
     "Cells of one task compute the same. Ranked are eager cells that ended well and graphed cells that pass, by absolute step "
     "time: the median over runs of the mean of their steady window, with the least and the most. Only eager and graphed runs "
-    "of one workload share an allocation, so that no ratio between rows is a paired speed-up. A row is level with the first "
-    "where their runs overlap in time or one of them has a single run; an eager cell and a graphed one of its workload are told "
-    "apart by their paired speed-up. On the Pareto front is what no other cell beats "
-    "in step time, peak memory a rank and number of ranks together."
+    "of one workload share an allocation, so that no ratio between rows is a paired speed-up. Cells of one workload are told "
+    "apart by their pairs. Others are level unless all runs of one, of two or more each, are faster than all of the other by "
+    f"more than {ALLOCATION_ALLOWANCE:.0%}, an allowance for what allocations differ by. On the Pareto front is what no other "
+    "cell beats in step time, peak memory a rank and number of ranks together."
 )
 
 

@@ -11,29 +11,33 @@ from analysis.steady import FENCE, NOTICEABLE, RARE
 
 HOW = (
     f"A pair's speed-up is the ratio of the mean steps of its steady window; in brackets is the {CONFIDENCE:.0%} interval "
-    "of Student's t over the pairs, on logarithms. FASTER and SLOWER: the interval clears 1; NEUTRAL: it lies within "
-    f"{BAND:.0%} of 1; anything else, and fewer than two pairs or {MINIMUM_STEPS} steady steps, is INCONCLUSIVE. The window "
+    "of Student's t over the pairs, on logarithms. NEUTRAL: the interval lies within "
+    f"{BAND:.0%} of 1; FASTER and SLOWER: it clears 1; anything "
+    f"else, and fewer than two pairs or {MINIMUM_STEPS} steady steps, is INCONCLUSIVE. The window "
     "holds the steps measured in both runs, without those that settle. Steps further from their run's median than "
     f"{FENCE:g} robust standard deviations and {NOTICEABLE:.0%} are outliers and left out on both sides, unless they are "
-    f"more than {RARE:.0%} of a run or one side's alone: then it is how the run behaves, and all counts."
+    f"more than {RARE:.0%} of a run or one side's alone: then it is how the run behaves, and all counts. "
+    "Nor may they change the word: it has to hold with them, too. A word is its cell's own: of forty cells that are no faster "
+    "one is called so; the largest speed-up above is of a cell that is faster though all count as one family (Holm)."
 )
 HOW_GPU = (
     "Operations are the model's, forward and backward, as Megatron counts them: 6 for each weight that a token meets (of "
     "experts the top-k and the shared one), and attention under a causal mask. A capture has paid off after as many steps "
-    "as its cost takes, over the gain a step."
+    "as its cost takes, settling among it, over the gain a step."
 )
 
 
 def speeds(shown: Sequence[CellResult]) -> list[str]:
     """The graphed cells that have a speed."""
     timed = [(result, result.speed) for result in shown if result.speed]
+    remarks = _remarks(shown)
     if not timed:
-        return []
+        return ["## Speed", *remarks] if any(map(_untimed, shown)) else []
     on_gpu = any(result.on_gpu for result, _ in timed)
-    header = ["cell", "speed-up", "verdict", "steady steps (outliers)", "capture pays off after"]
+    header = ["cell", "speed-up", "verdict", "steady steps", "capture pays off after"]
     absolute = ["step time, eager / graphed", "tokens/s a GPU", "model TFLOP/s a GPU"] if on_gpu else []
     rows = [[*_row(result, speed), *(_absolute(result, speed) if on_gpu else [])] for result, speed in timed]
-    return ["## Speed", table([*header, *absolute], rows), HOW, *([HOW_GPU] if on_gpu else []), *_remarks(shown)]
+    return ["## Speed", table([*header, *absolute], rows), HOW, *([HOW_GPU] if on_gpu else []), *remarks]
 
 
 def _row(result: CellResult, speed: Speed) -> list[str]:
@@ -42,9 +46,14 @@ def _row(result: CellResult, speed: Speed) -> list[str]:
         f"`{result.cell.label}`" + ("" if passes or result.verdict is None else f" (**{result.verdict.word}**)"),
         speed.summary,
         speed.word if passes else "-",
-        f"{speed.steps} ({speed.left_out})" if speed.left_out else str(speed.steps),
+        _steps(speed),
         _pays_off(speed),
     ]
+
+
+def _steps(speed: Speed) -> str:
+    left = [f"{speed.left_out} outliers"] * (speed.left_out > 0) + [f"{speed.settling} settling"] * (speed.settling > 0)
+    return f"{speed.steps} ({', '.join(left)})" if left else str(speed.steps)
 
 
 def _pays_off(speed: Speed) -> str:
@@ -67,10 +76,19 @@ def _absolute(result: CellResult, speed: Speed) -> list[str]:
     ]
 
 
+def _untimed(result: CellResult) -> str:
+    """Why a cell that passes has no speed; empty where it has one, or does not pass."""
+    if result.speed or not (result.verdict and result.verdict.passes):
+        return ""
+    return next((pair.speed.reason for pair in result.pairs if pair.speed.reason), "")
+
+
 def _remarks(shown: Sequence[CellResult]) -> list[str]:
     lines = []
     for result in shown:
         who = f"- `{result.cell.label}`"
+        if untimed := _untimed(result):
+            lines.append(f"{who}: no speed, since {untimed}.")
         if result.speed and result.speed.reason and result.verdict and result.verdict.passes:
             lines.append(f"{who}: INCONCLUSIVE, since {result.speed.reason}.")
         if result.speed and result.speed.off_counts:

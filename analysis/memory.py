@@ -94,7 +94,7 @@ def _device_total(attempts: Sequence[Attempt]) -> Optional[int]:
 
 def _totals(hardware: object) -> list[int]:
     totals = hardware.get("gpu_memory_bytes") if isinstance(hardware, dict) else None
-    return [total for total in totals if type(total) is int] if isinstance(totals, list) else []
+    return [total for total in totals if type(total) is int and total > 0] if isinstance(totals, list) else []
 
 
 def _phase_peak(phase: Phase, samples: Sequence[Memory], kind: Kind) -> Optional[PhasePeak]:

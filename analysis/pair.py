@@ -1,8 +1,8 @@
 """Graphed runs against the eager runs of their workload: may they be compared, and what comes of it?
 
 Each graphed run is first held against the eager run of its own repeat, which shared its allocation: that settles what
-keeps a pair from being compared, a number that is finite on one side only, and equality to the bit. The rest is judged
-over all repeats together.
+keeps a pair from being compared, a number that only the eager run has finite, and equality to the bit. The rest is judged
+over all repeats together. What passes is held against the attempts before it (analysis.retried).
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from typing import Optional
 
 import numpy as np
 
-from analysis import loss, replay, speedup
-from analysis.completeness import incomplete
+from analysis import loss, pair_speed, replay
+from analysis.before_capture import misplaced, parted
+from analysis.completeness import eager_fault, incomplete
 from analysis.deviation import Floor, floor_of, measure
 from analysis.environment import differences
 from analysis.load import Attempt, Run, attempts_of
+from analysis.retried import contradictions
 from analysis.steps import Steps
 from analysis.verdict import Verdict, worst
 from launch.record import Cell, Margins
@@ -26,6 +28,7 @@ from launch.spec import RunSpec
 REQUIRED_DIGESTS = ("code", "data", "libraries")
 """What must be the same, and recorded, on both sides."""
 _IDENTITY = ("versions.", "code.", "data_digest", "digests.")
+_HOW_OFTEN = "run the cell in a sweep of its own with more repeats, to see how often it comes, and mend that first"
 _RESUME = "run `python -m orchestrator resume --unfinished` on the sweep"
 
 _OPEN = Verdict("INCONCLUSIVE", "judged over all repeats together")
@@ -45,7 +48,7 @@ class PairResult:
     eager: Optional[Run]
     graphed: Run
     verdict: Verdict
-    speed: speedup.PairSpeed
+    speed: pair_speed.PairSpeed
     replay: Optional[replay.Replay]
     differences: tuple[str, ...]
     """Where the two environments differ, as "settings.NCCL_ALGO: Ring (eager), Tree (graphed)"."""
@@ -84,9 +87,8 @@ def compare_pairs(
 
     Runs are judged together with those that share their digests. The worst verdict counts.
     """
-    faced = [_face(run, side, spec) for run in runs]
-    if spec.training.deterministic:
-        margins = Margins(loss=0.0, grad_norm=0.0)  # who asks for determinism asks for equality to the bit
+    faced = [_face(run, side, spec, margins) for run in runs]
+    margins = margins_of(spec, margins)
     together: dict[Digests, Verdict] = {}
     pairs = []
     for pair in faced:
@@ -98,8 +100,25 @@ def compare_pairs(
         if _digests(pair) not in together:
             together[_digests(pair)] = _judge_together(eager, group, margins)
         pairs.append(_with(pair, together[_digests(pair)], eager))
-    verdicts = [*(_of_repeat(pair) for pair in faced if pair.verdict is not _OPEN), *together.values()]
+    pairs = [_held_against_before(pair, margins) for pair in pairs]
+    came_and_went = [_of_repeat(pair) for pair in pairs if pair.verdict.remedy == _HOW_OFTEN]
+    settled = (_of_repeat(pair) for pair in faced if pair.verdict is not _OPEN)
+    verdicts = [*came_and_went, *settled, *together.values()]
     return tuple(pairs), worst(verdicts) if verdicts else None
+
+
+def margins_of(spec: RunSpec, margins: Margins) -> Margins:
+    """Who asks for determinism asks for equality to the bit."""
+    return Margins(loss=0.0, grad_norm=0.0) if spec.training.deterministic else margins
+
+
+def _held_against_before(pair: PairResult, margins: Margins) -> PairResult:
+    """``pair``, which does not pass where an attempt before it of the graphed run came to something else."""
+    found = contradictions(pair.graphed, margins) if pair.verdict.passes else ()
+    if not found:
+        return pair
+    reason = f"{'; '.join(found)}: it comes and goes"
+    return replace(pair, verdict=replace(pair.verdict, word="INCONCLUSIVE", reason=reason, remedy=_HOW_OFTEN))
 
 
 def _of_repeat(pair: PairResult) -> Verdict:
@@ -145,11 +164,11 @@ def _with(pair: PairResult, verdict: Verdict, eager: Mapping[str, Steps]) -> Pai
     return replace(pair, verdict=replace(verdict, evidence=own))
 
 
-def _face(graphed: Run, side: EagerSide, spec: RunSpec) -> PairResult:
+def _face(graphed: Run, side: EagerSide, spec: RunSpec, margins: Margins) -> PairResult:
     """``graphed``, a run of ``spec``, against the eager run of its repeat."""
     eager = next((run for run in side.runs if run.repeat == graphed.repeat), None)
     proof = replay.prove(graphed.attempt, spec) if graphed.attempt else None
-    result = PairResult(graphed.repeat, eager, graphed, _no_eager(graphed), speedup.PairSpeed(), proof, ())
+    result = PairResult(graphed.repeat, eager, graphed, _no_eager(graphed), pair_speed.PairSpeed(), proof, ())
     if eager is None:
         return result
     if eager.attempt is None or graphed.attempt is None or proof is None:
@@ -157,13 +176,14 @@ def _face(graphed: Run, side: EagerSide, spec: RunSpec) -> PairResult:
     eager = eager.beside(graphed.attempt)
     assert eager.attempt is not None  # beside() gives a run that has one where this one does
     verdict = _unfit(eager.attempt, graphed.attempt) or _settle(eager.attempt, graphed.attempt, proof, spec)
+    verdict = _not_of_graphs(verdict, eager.attempt, graphed.attempt, side, spec, margins) or verdict
     comparable = verdict.word != "INCOMPARABLE"
-    none = speedup.PairSpeed(reason="the pair is incomparable")
+    none = pair_speed.PairSpeed(reason="the pair is incomparable")
     return replace(
         result,
         eager=eager,
         verdict=verdict,
-        speed=speedup.pair_speed(eager.attempt, graphed.attempt) if comparable else none,
+        speed=pair_speed.pair_speed(eager.attempt, graphed.attempt) if comparable else none,
         differences=differences(eager.attempt.environment, graphed.attempt.environment),
     )
 
@@ -216,8 +236,23 @@ def _other_digests(eager: Attempt, graphed: Attempt) -> Optional[Verdict]:
     )
 
 
+def _not_of_graphs(
+    verdict: Verdict, eager: Attempt, graphed: Attempt, side: EagerSide, spec: RunSpec, margins: Margins
+) -> Optional[Verdict]:
+    """What the eager side, or the steps before the capture, say against ``verdict`` on a pair, if anything."""
+    if verdict.word == "DIVERGED":
+        alike = [a.steps for a in (eager, *attempts_of(side.runs)) if a.digests == graphed.digests]
+        fault = eager_fault(alike)
+        return Verdict("INCOMPARABLE", fault.reason, fault.remedy) if fault else None
+    if verdict is not _OPEN and verdict.word != "BITWISE":
+        return None
+    complete = [steps for steps in side.repeats.get(graphed.digests, {}).values() if steps is not eager.steps]
+    equal = verdict.word == "BITWISE"
+    return parted([eager.steps, *complete], graphed.steps, spec.cuda_graph.warmup_steps, margins, equal)
+
+
 def _settle(eager: Attempt, graphed: Attempt, proof: replay.Replay, spec: RunSpec) -> Verdict:
-    verdict = _settle_curves(eager.steps, graphed.steps, spec.training.steps)
+    verdict = _settle_curves(eager.steps, graphed.steps, spec)
     for name, attempt in (("eager", eager), ("graphed", graphed)):
         # A run that stopped at its first NaN cannot give proof of replay; its curve up to there is evidence enough.
         if not attempt.outcome.results_intact:
@@ -228,22 +263,12 @@ def _settle(eager: Attempt, graphed: Attempt, proof: replay.Replay, spec: RunSpe
     return replace(verdict, word="INCOMPARABLE", reason=f"replay {proof.summary}", remedy=remedy)
 
 
-def _settle_curves(eager: Steps, graphed: Steps, steps: int) -> Verdict:
-    """What two curves of ``steps`` steps settle by themselves."""
+def _settle_curves(eager: Steps, graphed: Steps, spec: RunSpec) -> Verdict:
+    """What two curves of ``spec`` settle by themselves."""
     first = loss.first_compared(graphed.phase.tolist())
     if first is None:
         return Verdict("INCOMPARABLE", "the graphed run recorded no capture step", "see its failure, or its log")
-    settled = loss.settle({"eager run": eager}, {"graphed run": graphed}, np.arange(steps), first)
+    settled = loss.settle({"eager run": eager}, {"graphed run": graphed}, np.arange(spec.training.steps), first)
     if settled and settled.word != "BITWISE":
         return settled
-    if not _in_order(graphed):
-        reason = "the graphed run's phases are out of order: warm-up, one capture, then steps that replay"
-        return Verdict("INCOMPARABLE", reason, "run the pair again: its records are damaged")
-    return settled or _OPEN
-
-
-def _in_order(graphed: Steps) -> bool:
-    """Whether the one capture stands where a capture does: else a window could begin wherever a record says."""
-    at = int(np.argmax(graphed.phase == "capture"))
-    before, after = graphed.phase[:at], graphed.phase[at + 1 :]
-    return bool((before == "warmup").all() and np.isin(after, ("settle", "measure")).all())
+    return misplaced(graphed, spec.cuda_graph.warmup_steps) or settled or _OPEN

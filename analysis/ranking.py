@@ -1,8 +1,9 @@
 """Which cell of a task to take: layouts, dispatchers, engines and graph configurations, fastest first.
 
 Cells of one task compute the same thing. They need not share an allocation, so that nothing here is a paired comparison:
-the order is that of absolute step times, and where the runs of two cells overlap in time a step it says nothing. Ranked
-are eager cells that ended well and graphed cells that pass; the others are named with the reason.
+the order is that of absolute step times, and it says nothing where two cells are no further apart than two allocations
+may be. Ranked are eager cells that ended well and graphed cells that pass, and of them those that train what the task's
+first cell trains (analysis/course.py); the others are named with the reason.
 
 On the Pareto front is a cell where no other is at least as good in step time, peak memory a rank and number of ranks, and
 better in one of them.
@@ -16,16 +17,22 @@ from dataclasses import dataclass
 from typing import Optional
 
 from analysis.compare import CellResult
+from analysis.course import trains_otherwise
 from analysis.environment import provenance
 from analysis.flops import model_flops, tokens_per_step
 from analysis.load import attempts_of
+from analysis.pair_speed import beside
 from analysis.setting_words import task_words
+from analysis.speedup import word_of
 from analysis.step_time import StepTime
 from launch.spec import LAYOUT_ONLY, Device, RunSpec
 
 MACHINE = ("hardware.gpus", "hardware.cpu", "hardware.driver", "versions.", "digests.code", "settings.")
 """Keys of the environment whose values make step times of two runs another machine's."""
 
+ALLOCATION_ALLOWANCE = 0.05
+"""By how much a step may differ from one allocation to another, relative. A workload has one allocation as a rule, so that
+a sweep cannot estimate it: other hosts, clocks, temperatures and neighbours on the network are in it."""
 
 Point = tuple[float, float, int]
 """Step time in milliseconds, peak memory in bytes (infinite where unknown), and ranks."""
@@ -47,8 +54,8 @@ class Ranked:
     """Bytes, of the rank that needs most."""
     on_front: bool
     told_apart: bool
-    """Whether the first cell is faster for certain: all of its runs than all of this cell's, of two each or more; an eager
-    cell and a graphed one of its workload by their paired speed-up."""
+    """Whether the first cell is faster for certain: cells of one workload by their pairs; others where all of its runs are
+    faster than all of this cell's, of two each or more, by more than the allowance for their allocations."""
 
 
 @dataclass(frozen=True)
@@ -90,17 +97,35 @@ class _Candidate:
 
 def rank(results: Sequence[CellResult]) -> tuple[Ranking, ...]:
     """A ranking of each task, in the plan's order, of which two cells or more may be taken."""
+    found = (_ranking(task_id, device, cells) for (task_id, device), cells in _tasks(results).items())
+    return tuple(ranking for ranking in found if ranking)
+
+
+def other_courses(results: Sequence[CellResult]) -> tuple[tuple[CellResult, str], ...]:
+    """Cells that nothing else keeps from being ranked, and that train something else than the first of their task."""
+    found = (
+        (result, _other_course(result, cells))
+        for cells in _tasks(results).values()
+        for result in cells
+        if not _left_out(result)
+    )
+    return tuple((result, why) for result, why in found if why)
+
+
+def _tasks(results: Sequence[CellResult]) -> dict[tuple[str, Device], list[CellResult]]:
     tasks: dict[tuple[str, Device], list[CellResult]] = {}
     for result in results:
         if result.cell.state == "run":
             tasks.setdefault((result.cell.task_id, "cuda" if result.on_gpu else "cpu"), []).append(result)
-    found = (_ranking(task_id, device, cells) for (task_id, device), cells in tasks.items())
-    return tuple(ranking for ranking in found if ranking)
+    return tasks
 
 
 def _ranking(task_id: str, device: Device, results: Sequence[CellResult]) -> Optional[Ranking]:
+    why = [_left_out(result) or _other_course(result, results) for result in results]
     taken = [
-        _Candidate(result, result.step, result.spec) for result in results if result.step and not _left_out(result)
+        _Candidate(result, result.step, result.spec)
+        for result, reason in zip(results, why, strict=True)
+        if result.step and not reason
     ]
     if len(taken) < 2:
         return None
@@ -118,7 +143,7 @@ def _ranking(task_id: str, device: Device, results: Sequence[CellResult]) -> Opt
         task_words(taken[0].spec),
         device,
         cells,
-        tuple((result.cell.label, why) for result in results if (why := _left_out(result))),
+        tuple((result.cell.label, reason) for result, reason in zip(results, why, strict=True) if reason),
         len({allocation for candidate in taken for allocation in candidate.step.allocations}),
         _machines(list(environments.values())),
     )
@@ -132,7 +157,18 @@ def _left_out(result: CellResult) -> str:
         return result.outcome
     if result.cell.graphed and not (result.verdict and result.verdict.passes):
         return result.verdict.word if result.verdict else "no verdict"
+    if result.limit and result.limit.doubt:
+        return result.limit.doubt
     return "" if result.step else "no step was timed"
+
+
+def _other_course(result: CellResult, task: Sequence[CellResult]) -> str:
+    """Why the cell trains something else than the first of its ``task`` that may be taken; empty where it does not."""
+    first = next((other for other in task if other.course and not _left_out(other)), result)
+    if not (result.course and first.course):
+        return ""
+    apart = trains_otherwise(result.course, first.course)
+    return f"trains something else than {first.cell.label}: {apart}" if apart else ""
 
 
 def _ranked(candidate: _Candidate, sets_apart: tuple[str, ...], front: set[Point], first: _Candidate) -> Ranked:
@@ -153,13 +189,23 @@ def _ranked(candidate: _Candidate, sets_apart: tuple[str, ...], front: set[Point
 
 
 def _told_apart(first: _Candidate, other: _Candidate) -> bool:
-    """Whether the first cell is faster for certain: by the paired speed-up of an eager cell and a graphed one of its
-    workload, else by absolute times."""
+    """Whether the first cell is faster for certain: cells of one workload by their pairs, others by absolute times."""
     fast, slow = first.result, other.result
     if fast.cell.workload_id == slow.cell.workload_id and fast.cell.graphed != slow.cell.graphed:
         speed = fast.speed or slow.speed
         return speed is not None and speed.word == ("FASTER" if fast.cell.graphed else "SLOWER")
-    return min(first.step.runs, other.step.runs) > 1 and other.step.low > first.step.high
+    if fast.cell.workload_id == slow.cell.workload_id:
+        return _faster_beside(fast, slow)
+    apart = other.step.low > first.step.high * (1 + ALLOCATION_ALLOWANCE)
+    return min(first.step.runs, other.step.runs) > 1 and apart
+
+
+def _faster_beside(fast: CellResult, slow: CellResult) -> bool:
+    """Whether one graphed cell of a workload is faster than another by the runs that share a repeat and its eager run."""
+    quick, dull = ({pair.repeat: pair.speed for pair in cell.pairs if pair.speed.ratio} for cell in (fast, slow))
+    both = sorted(repeat for repeat in quick if repeat in dull and quick[repeat].allocation == dull[repeat].allocation)
+    pairs = [beside(dull[repeat], quick[repeat]) for repeat in both]
+    return bool(pairs) and word_of(pairs)[0] == "FASTER"
 
 
 def _told(spec: RunSpec) -> dict[str, str]:

@@ -15,6 +15,8 @@ from launch.spec import RunSpec
 
 OF_DENSE_LAYERS = {"mlp"}
 OF_EXPERTS = {"moe", "moe_router", "moe_preprocess"}
+LAUNCHES_OF_A_REPLAY = 2
+"""At most: a graph of the forward pass and one of the backward pass."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,9 @@ def _doubt(stats: GraphStats, spec: RunSpec, steps: int) -> str:
         return f"{stats.replays} replays where {stats.expected_replays} were expected"
     if stats.replays < steps:
         return f"{stats.replays} replays in {steps} steps after the capture"
+    if LAUNCHES_OF_A_REPLAY * stats.replays < stats.launches_per_step * steps:
+        told = f"of {stats.launches_per_step} graph launches each"
+        return f"{stats.replays} replays in {steps} steps after the capture, {told}: too few"
     return ""
 
 

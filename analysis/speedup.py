@@ -1,32 +1,32 @@
 """How much faster: the ratio of step times, eager over graphed, pair by pair within one allocation.
 
-A pair's figure is the ratio of the mean steps of its steady window (analysis/steady.py). The cell's is the geometric mean
-of its pairs' ratios, with the two-sided 95% interval of Student's t distribution on their logarithms: ratios are
-multiplicative, and a repeat, not a step, is what varies independently. One pair gives no interval and no word, since it
-cannot tell a speed-up from the minute it ran in.
+A pair's figure is analysis/pair_speed.py's. The cell's is the geometric mean of its pairs' ratios, with the two-sided 95%
+interval of Student's t distribution on their logarithms: ratios are multiplicative, and a repeat, not a step, is what
+varies independently. One pair gives no interval and no word, since it cannot tell a speed-up from the minute it ran in.
 
 Pairs do not rule out a machine that changes steadily: every graphed run comes after its eager one. A word therefore has to
 hold as well for ratios to what the eager runs would have taken at the time of the graphed one, by the straight line through
 the logarithms of their steps over the times at which they began.
 
-The capture pays off after as many steps as its cost takes: what the graphed run's steps of the capture and of settling
-took beyond eager ones, or what the engine says that the capture took, whichever is more, over the gain a step.
+Nor may what is left out change a word: it has to hold for the interval moved to the mean over all steps of the window,
+outliers among them. Repeats that do not alternate give no word. A word is each cell's own; where one cell is picked from
+many, all of them count as one family (Holm).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Optional
 
 import numpy as np
 
+from analysis.equivalence import holm
 from analysis.flops import model_flops
-from analysis.load import Attempt
-from analysis.steady import Window, behaviour, window_of
-from analysis.steps import Floats
-from analysis.student_t import quantile
+from analysis.pair_speed import PairSpeed
+from analysis.student_t import quantile, upper_tail
 from launch.spec import RunSpec
 
 SpeedWord = Literal["FASTER", "SLOWER", "NEUTRAL", "INCONCLUSIVE"]
@@ -38,44 +38,8 @@ MINIMUM_PAIRS = 2
 MINIMUM_STEPS = 20
 """Steady steps that each pair needs for a word."""
 
-
-@dataclass(frozen=True)
-class Timed:
-    """What the figures of one pair come from; times are milliseconds. ``tokens`` are a step's, of the global batch."""
-
-    window: Window
-    tokens: float
-    capture_steps_ms: Floats
-    """Of the graphed run, from the capture's own step until it had settled."""
-    capture_ms: float
-    """What the engine says that the capture took, on the rank that took longest."""
-    eager_began: float = 0.0
-    graphed_began: float = 0.0
-    """Seconds since the epoch."""
-
-
-@dataclass(frozen=True)
-class PairSpeed:
-    """One pair's figures; times are milliseconds a step. ``reason`` says why there are none; it is empty where there are."""
-
-    ratio: Optional[float] = None
-    steps: int = 0
-    """How many count."""
-    left_out: int = 0
-    """How many were outliers."""
-    off_counts: str = ""
-    """Why steps that are off count all the same (analysis/steady.py)."""
-    eager_ms: float = 0.0
-    graphed_ms: float = 0.0
-    eager_tokens_per_second: float = 0.0
-    graphed_tokens_per_second: float = 0.0
-    break_even_steps: Optional[int] = None
-    """None where a step gains nothing."""
-    eager_began: float = 0.0
-    graphed_began: float = 0.0
-    reason: str = ""
-    timed: Optional[Timed] = None
-    """Until the pairs of the cell are taken together, which gives the figures."""
+MOST_DRIFT = 1.0
+"""The logarithm by which a trend may change a step within a pair: beyond it the line is drawn too far from its points."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +60,8 @@ class Speed:
     """Steady steps of the pair that has fewest."""
     left_out: int
     """Outliers, over all pairs."""
+    settling: int
+    """Steps left out at the beginning of the window, of the pair that has most."""
     off_counts: str
     break_even_steps: Optional[int]
     """Of the pair that takes longest; None where a pair gains nothing."""
@@ -116,48 +82,20 @@ class Speed:
     def interval(self) -> str:
         return "-" if self.low is None or self.high is None else f"{self.low:.2f}-{self.high:.2f}"
 
+    @property
+    def p(self) -> float:
+        """How likely an interval so far from 1 is where graphed steps take as long as eager ones; 1 of one pair."""
+        if self.low is None or self.high is None:
+            return 1.0
+        centre, half = math.log(self.ratio), math.log(self.high / self.low) / 2
+        if half == 0:
+            return 0.0 if centre else 1.0
+        degrees = self.pairs - 1
+        return 2 * upper_tail(abs(centre) / half * quantile((1 + CONFIDENCE) / 2, degrees), degrees)
 
-def pair_speed(eager: Attempt, graphed: Attempt) -> PairSpeed:
-    """What the figures of one pair come from, or the reason for which there are none."""
-    if eager.outcome.allocation != graphed.outcome.allocation:
-        return PairSpeed(reason="the runs were in different allocations")
-    window = window_of(eager.steps, graphed.steps)
-    if isinstance(window, str):
-        return PairSpeed(reason=window)
-    of_capture = np.isin(graphed.steps.phase, ("capture", "settle"))
-    said = [stats.capture_seconds * 1e3 for stats in {**graphed.captures, **graphed.proofs}.values()]
-    tokens = float(np.median(graphed.steps.tokens))
-    began = eager.outcome.started, graphed.outcome.started
-    return PairSpeed(
-        timed=Timed(window, tokens, graphed.steps.step_time_ms[of_capture], max(said, default=0.0), *began)
-    )
-
-
-def together(pairs: Sequence[PairSpeed]) -> tuple[PairSpeed, ...]:
-    """The figures of the pairs of one cell: what is an outlier and what behaviour is decided over all of them."""
-    off_counts = behaviour([pair.timed.window for pair in pairs if pair.timed])
-    return tuple(_figures(pair.timed, off_counts) if pair.timed else pair for pair in pairs)
-
-
-def _figures(timed: Timed, off_counts: str) -> PairSpeed:
-    window = timed.window
-    kept = np.ones(len(window), bool) if off_counts else ~window.off
-    eager_ms, graphed_ms = float(window.eager_ms[kept].mean()), float(window.graphed_ms[kept].mean())
-    capture_ms = max(timed.capture_ms, float(np.nansum(timed.capture_steps_ms - eager_ms)))
-    gain = eager_ms - graphed_ms
-    return PairSpeed(
-        ratio=eager_ms / graphed_ms,
-        steps=int(kept.sum()),
-        left_out=int((~kept).sum()),
-        off_counts=off_counts,
-        eager_ms=eager_ms,
-        graphed_ms=graphed_ms,
-        eager_tokens_per_second=timed.tokens / eager_ms * 1e3,
-        graphed_tokens_per_second=timed.tokens / graphed_ms * 1e3,
-        break_even_steps=max(1, math.ceil(capture_ms / gain)) if gain > 0 else None,
-        eager_began=timed.eager_began,
-        graphed_began=timed.graphed_began,
-    )
+    def doubted(self, reason: str) -> Speed:
+        """The figure alone, for a ``reason``: what was timed wrongly has neither word nor interval."""
+        return replace(self, word="INCONCLUSIVE", reason=reason, low=None, high=None)
 
 
 def cell_speed(pairs: Sequence[PairSpeed], spec: RunSpec) -> Optional[Speed]:
@@ -168,7 +106,7 @@ def cell_speed(pairs: Sequence[PairSpeed], spec: RunSpec) -> Optional[Speed]:
     ratios = [pair.eager_ms / pair.graphed_ms for pair in timed]
     interval = interval_of(ratios)
     steps = min(pair.steps for pair in timed)
-    word, reason = _word_despite_drift(interval, interval_of(without_drift(timed)), steps)
+    word, reason = word_of(timed)
     break_even = [pair.break_even_steps for pair in timed if pair.break_even_steps is not None]
     eager_ms, graphed_ms = (
         geometric_mean(times) for times in ([p.eager_ms for p in timed], [p.graphed_ms for p in timed])
@@ -182,6 +120,7 @@ def cell_speed(pairs: Sequence[PairSpeed], spec: RunSpec) -> Optional[Speed]:
         pairs=len(timed),
         steps=steps,
         left_out=sum(pair.left_out for pair in timed),
+        settling=max(pair.settling for pair in timed),
         off_counts=timed[0].off_counts,
         break_even_steps=max(break_even) if len(break_even) == len(timed) else None,
         reason=reason,
@@ -199,20 +138,56 @@ def without_drift(pairs: Sequence[PairSpeed]) -> list[float]:
     began, steps = np.array([pair.eager_began for pair in pairs]), np.log([pair.eager_ms for pair in pairs])
     since = began - began.mean()
     slope = float(since @ steps) / float(since @ since) if since.any() else 0.0
-    later = [pair.graphed_began - pair.eager_began for pair in pairs]
-    return [pair.eager_ms / pair.graphed_ms * math.exp(slope * dt) for pair, dt in zip(pairs, later, strict=True)]
+    later = [slope * (pair.graphed_began - pair.eager_began) for pair in pairs]
+    factors = [math.exp(min(max(rise, -MOST_DRIFT), MOST_DRIFT)) for rise in later]
+    return [pair.eager_ms / pair.graphed_ms * factor for pair, factor in zip(pairs, factors, strict=True)]
 
 
-def _word_despite_drift(interval: Interval, drifting: Interval, steps: int) -> tuple[SpeedWord, str]:
-    """The word of ``interval``, if ``drifting``, that of the ratios without drift, gives the same."""
+def word_of(pairs: Sequence[PairSpeed]) -> tuple[SpeedWord, str]:
+    """The word of ``pairs`` that have a ratio, and why it is INCONCLUSIVE."""
+    interval = interval_of([pair.eager_ms / pair.graphed_ms for pair in pairs])
+    steps = min(pair.steps for pair in pairs)
     word, reason = speed_word(interval, steps)
-    if drifting is None or word == "INCONCLUSIVE" or speed_word(drifting, steps)[0] == word:
+    if interval is None or word == "INCONCLUSIVE":
         return word, reason
-    low, high = drifting
-    return "INCONCLUSIVE", (
-        f"eager steps changed from repeat to repeat: by their trend the interval is {low:.3f} to {high:.3f}; more repeats, "
-        "or fewer cells to a bundle, tell them apart"
-    )
+    if out_of_turn := not_alternating(pairs):
+        return "INCONCLUSIVE", out_of_turn
+    drifting = interval_of(without_drift(pairs))
+    if drifting and speed_word(drifting, steps)[0] != word:
+        return "INCONCLUSIVE", (
+            f"eager steps changed from repeat to repeat: by their trend the interval is {drifting[0]:.3f} to "
+            f"{drifting[1]:.3f}; more repeats, or fewer cells to a bundle, tell them apart"
+        )
+    moved = geometric_mean([pair.moved for pair in pairs])
+    if speed_word((interval[0] * moved, interval[1] * moved), steps)[0] != word:
+        return "INCONCLUSIVE", (
+            f"steps that were left out change the word: over all steps, outliers among them, the interval is "
+            f"{interval[0] * moved:.3f} to {interval[1] * moved:.3f}; more steps tell what they are"
+        )
+    return word, ""
+
+
+def not_alternating(pairs: Sequence[PairSpeed]) -> str:
+    """Which runs came between those of a pair in one allocation; empty where each pair's came one after the other."""
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for pair in pairs:
+        first, last = sorted((pair.eager_began, pair.graphed_began))
+        spans.setdefault(pair.allocation, []).append((first, last))
+    for found in map(sorted, spans.values()):
+        if any(later[0] < earlier[1] for earlier, later in itertools.pairwise(found)):
+            return (
+                "eager and graphed runs did not alternate: another repeat began between the two of a pair, and what "
+                "changed meanwhile counts as a speed-up; run the workload's cells again"
+            )
+    return ""
+
+
+def held_together(speeds: Sequence[Speed]) -> tuple[bool, ...]:
+    """Which are FASTER or SLOWER though all that have an interval count as one family, by Holm's procedure: the more cells
+    there are to pick from, the surer the one that is picked has to be (analysis/equivalence.py)."""
+    tested = [place for place, speed in enumerate(speeds) if speed.low is not None and speed.steps >= MINIMUM_STEPS]
+    sure = dict(zip(tested, holm([speeds[place].p for place in tested]), strict=True))
+    return tuple(speed.word in ("FASTER", "SLOWER") and sure.get(place, False) for place, speed in enumerate(speeds))
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -233,19 +208,19 @@ def interval_of(ratios: Sequence[float]) -> Interval:
 def speed_word(interval: Interval, steps: int) -> tuple[SpeedWord, str]:
     """The word of an interval over pairs of at least ``steps`` steady steps each, and why it is INCONCLUSIVE.
 
-    FASTER and SLOWER where the interval clears 1; else NEUTRAL where it lies within the band.
+    NEUTRAL where it lies within the band; else FASTER and SLOWER where it clears 1.
     """
     if interval is None:
         return "INCONCLUSIVE", "one pair cannot tell a speed-up from the minute it ran in: give the sweep repeats"
     if steps < MINIMUM_STEPS:
         return "INCONCLUSIVE", f"a pair has {steps} steady steps, of at least {MINIMUM_STEPS}: give it more steps"
     low, high = interval
+    if low >= 1 - BAND and high <= 1 + BAND:
+        return "NEUTRAL", ""
     if low > 1:
         return "FASTER", ""
     if high < 1:
         return "SLOWER", ""
-    if low >= 1 - BAND and high <= 1 + BAND:
-        return "NEUTRAL", ""
     return (
         "INCONCLUSIVE",
         f"the interval, {low:.3f} to {high:.3f}, holds 1 and more than 1% around it: more repeats narrow it",

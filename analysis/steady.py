@@ -1,7 +1,7 @@
 """The steady window of a pair: the steps from which speed is read.
 
-A step counts where both runs were in phase "measure", which warm-up, capture and the steps right after it are not. Of
-those, in this order:
+A step counts where both runs were in phase "measure", which warm-up, capture and the steps right after it are not, and
+which no step of another phase interrupts. Of those, in this order:
 
 1. A step is off where it is further from its own run's median than ``FENCE`` robust standard deviations (the median
    absolute deviation times 1.4826) and than ``NOTICEABLE`` of the median. Source of the fence: Iglewicz and Hoaglin, How
@@ -13,6 +13,9 @@ those, in this order:
    probability below ``CHANCE`` (sign test over all pairs of the cell). Behaviour counts in full, or a graphed run that
    takes twice as long every tenth step would look as fast as its better steps.
 
+What is left out as an outlier must not change the word: analysis/speedup.py asks for it over all steps of the window as
+well. Settling is paid for once, and counts in what a capture costs.
+
 The figure of a run is the mean of its window, not the median: what trains pays for every step, and a median hides a
 second mode.
 """
@@ -21,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -32,6 +35,8 @@ FENCE = 3.5
 TO_STANDARD_DEVIATION = 1.4826
 NOTICEABLE = 0.05
 LONGEST_SETTLING = 0.25
+SHORTEST_MS, LONGEST_MS = 1e-6, 1e9
+"""A nanosecond, and eleven days: no step takes less or more."""
 RARE = 0.05
 CHANCE = 0.05
 
@@ -39,18 +44,23 @@ CHANCE = 0.05
 @dataclass(frozen=True)
 class Window:
     """The steps that both runs of a pair measured, settling left out. All arrays have shape (steps,); times are positive,
-    in milliseconds. ``settling`` is how many steps were left out at the beginning."""
+    in milliseconds. ``settling_ms`` are the graphed run's steps that were left out at the beginning, shape (settling,)."""
 
     eager_ms: Floats
     graphed_ms: Floats
     eager_off: Booleans
     graphed_off: Booleans
-    settling: int = 0
+    settling_ms: Floats = field(default_factory=lambda: np.empty(0))
 
     @cached_property
     def off(self) -> Booleans:
         either: Booleans = self.eager_off | self.graphed_off
         return either
+
+    @property
+    def settling(self) -> int:
+        """How many steps were left out at the beginning."""
+        return len(self.settling_ms)
 
     def __len__(self) -> int:
         return len(self.eager_ms)
@@ -58,17 +68,20 @@ class Window:
 
 def window_of(eager: Steps, graphed: Steps) -> Window | str:
     """The window of a pair, or why there is none."""
+    if any(_interrupted(side) for side in (eager, graphed)):
+        return "steps of another phase lie among the measured ones"
     before, after = (side.take(side.phase == "measure") for side in (eager, graphed))
     steps, of_eager, of_graphed = np.intersect1d(before.step, after.step, return_indices=True)
     if not len(steps):
         return "no step was measured in both runs"
     eager_ms, graphed_ms = before.step_time_ms[of_eager], after.step_time_ms[of_graphed]
-    if not (_timed(eager_ms) and _timed(graphed_ms)):
-        return "a step time is not a positive number"
+    if not (possible(eager_ms).all() and possible(graphed_ms).all()):
+        return f"a step time is not a number of milliseconds from {SHORTEST_MS:g} to {LONGEST_MS:g}"
     whole = Window(eager_ms, graphed_ms, _off(eager_ms), _off(graphed_ms))
     settling = _settling(whole.off)
     rest = slice(settling, None)
-    return Window(eager_ms[rest], graphed_ms[rest], whole.eager_off[rest], whole.graphed_off[rest], settling)
+    off = whole.eager_off[rest], whole.graphed_off[rest]
+    return Window(eager_ms[rest], graphed_ms[rest], *off, graphed_ms[:settling])
 
 
 def behaviour(windows: Sequence[Window]) -> str:
@@ -85,8 +98,16 @@ def behaviour(windows: Sequence[Window]) -> str:
     return ""
 
 
-def _timed(times: Floats) -> bool:
-    return bool((np.isfinite(times) & (times > 0)).all())
+def _interrupted(side: Steps) -> bool:
+    """Whether a run left out steps of its own choice."""
+    measured = np.flatnonzero(side.phase == "measure")
+    return len(measured) > 0 and bool(measured[-1] - measured[0] >= len(measured))
+
+
+def possible(times: Floats) -> Booleans:
+    """Which are times that a step can take."""
+    which: Booleans = (times >= SHORTEST_MS) & (times <= LONGEST_MS)
+    return which
 
 
 def _off(times: Floats) -> Booleans:

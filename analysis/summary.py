@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from analysis.compare import CellResult, exit_code
 from analysis.limit import NEAR, Bound
-from analysis.ranking import rank
+from analysis.markdown_blocks import one_line
+from analysis.ranking import other_courses, rank
+from analysis.speedup import held_together
 from analysis.verdict import WORDS, Word
 from launch.record import RESULTS_INTACT
 
@@ -46,7 +48,7 @@ def summarise(results: Sequence[CellResult]) -> Summary:
         unexpected=sum(result.unexpected for result in results),
         unfinished_runs=sum(run.attempt is None for result in results for run in result.runs),
         exit_code=exit_code(results),
-        text=" ".join(_sentences(results)),
+        text=one_line(" ".join(_sentences(results))),
     )
 
 
@@ -58,10 +60,13 @@ def _sentences(results: Sequence[CellResult]) -> list[str]:
         *(_failing(ran, word) for word in ("DIVERGED", "INCOMPARABLE")),
         _outcomes(ran),
         _unsound(ran),
+        _retried(ran),
         *(_failing(ran, word) for word in ("UNFINISHED", "INCONCLUSIVE")),
         _passing(ran),
         _expected_failures(ran),
+        _doubtful(ran),
         _speed(ran),
+        _other_courses(ran),
         _fastest(ran),
         _nearest(ran),
         _not_run(results),
@@ -95,6 +100,14 @@ def _unsound(ran: Sequence[CellResult]) -> str:
     return f"**{_count(len(found), 'cell')} left unsound records**: {_named(found, details)}." if found else ""
 
 
+def _retried(ran: Sequence[CellResult]) -> str:
+    """Of cells whose verdict does not say it."""
+    found = [r for r in ran if r.retried and not (r.verdict and r.retried[0] in r.verdict.reason)]
+    details = [f" ({result.retried[0]})" for result in found]
+    said = "came to something else in an attempt before"
+    return f"**{_count(len(found), 'cell')} {said}**: {_named(found, details)}." if found else ""
+
+
 def _outcomes(ran: Sequence[CellResult]) -> str:
     found = [result for result in ran if result.unexpected]
     if not found:
@@ -123,13 +136,36 @@ def _expected_failures(ran: Sequence[CellResult]) -> str:
 
 
 def _speed(ran: Sequence[CellResult]) -> str:
-    """The largest speed-up counts among cells that pass only: a wrong computation has no speed worth a word."""
+    """The largest speed-up counts among cells that pass only: a wrong computation has no speed worth a word. It is picked
+    from all of them, and so from those that are faster though all count as one family."""
     passing = [result for result in ran if result.verdict and result.verdict.passes]
-    faster = [(r.speed.ratio, r.speed.summary, r.cell.label) for r in passing if r.speed and r.speed.word == "FASTER"]
-    if faster:
-        _, figure, label = max(faster, key=lambda item: item[0])
-        return f"Largest speed-up of a cell that passes: {figure}, `{label}`."
-    return "No cell that passes is shown to be faster than eager." if passing else ""
+    timed = [(result.speed, result.cell.label) for result in passing if result.speed]
+    faster = [(speed, label) for speed, label in timed if speed.word == "FASTER"]
+    held = held_together([speed for speed, _ in timed])
+    sure = [each for each, holds in zip(timed, held, strict=True) if holds and each in faster]
+    if not faster:
+        return "No cell that passes is shown to be faster than eager." if passing else ""
+    speed, label = max(sure or faster, key=lambda item: item[0].ratio)
+    if sure:
+        return f"Largest speed-up of a cell that passes: {speed.summary}, `{label}`."
+    return (
+        f"No cell that passes is shown to be faster than eager when all {len(timed)} count as one family; by themselves "
+        f"{len(faster)} are, up to {speed.summary}, `{label}`: more repeats tell."
+    )
+
+
+def _doubtful(ran: Sequence[CellResult]) -> str:
+    """Of cells that pass: others have no speed to doubt."""
+    found = [(r, r.limit.doubt) for r in ran if r.limit and r.limit.doubt and r.verdict and r.verdict.passes]
+    named = _named([result for result, _ in found], [f" ({doubt})" for _, doubt in found])
+    return f"**{_count(len(found), 'graphed cell')} cannot be as fast as timed**: {named}." if found else ""
+
+
+def _other_courses(ran: Sequence[CellResult]) -> str:
+    """Eager cells: a graphed one that passes trains what its twin does."""
+    found = [(result, why) for result, why in other_courses(ran) if not result.cell.graphed]
+    named = _named([result for result, _ in found], [f" ({why})" for _, why in found])
+    return f"**{_count(len(found), 'eager cell')} left out of the ranking**: {named}." if found else ""
 
 
 def _fastest(results: Sequence[CellResult]) -> str:

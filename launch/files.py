@@ -2,7 +2,8 @@
 
 A crash at any byte loses at most the last line of a growing file and nothing of a whole one. Numbers keep full
 precision. NaN and the infinities are written as strings, which no JSON reader refuses and none can take for a number
-by accident; :func:`number` turns them back.
+by accident; :func:`number` turns them back. Half of a surrogate pair, which UTF-8 cannot hold and an exception's message
+may, is written as its escape: in JSON it is read back as it was.
 """
 
 from __future__ import annotations
@@ -42,12 +43,17 @@ def number(value: float | str) -> float:
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
-    return json.dumps(encode(value), indent=indent, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(encode(value), indent=indent, allow_nan=False, ensure_ascii=False)
+    return _utf8(text).decode()
 
 
 def write_text(path: Path, text: str) -> None:
     """Replace ``path`` by ``text`` in one step: a reader sees the old file or the new one, never half of either."""
-    write_bytes(path, text.encode())
+    write_bytes(path, _utf8(text))
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")  # the escape is JSON's own
 
 
 def write_bytes(path: Path, content: bytes, *, sync: bool = True) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, Optional, get_args
 
 from launch.files import number, read_json, read_json_lines
@@ -266,7 +267,26 @@ class Outcome:
 
 
 def outcome_from_json(content: Mapping[str, Any]) -> Outcome:
-    return Outcome(**content)
+    """Raises TypeError where a field is missing, unknown or of another kind."""
+    outcome = Outcome(**content)
+    texts = ("allocation", "failure_class", "message", "remedy", "node")
+    sound = {
+        "outcome": outcome.outcome in OUTCOMES,
+        "phase": outcome.phase in PHASES,
+        "infrastructure": type(outcome.infrastructure) is bool,
+        **{name: type(getattr(outcome, name)) is str for name in texts},
+        **{name: _is_time(getattr(outcome, name)) for name in ("started", "ended")},
+        **{name: type(getattr(outcome, name)) in (int, NoneType) for name in ("rank", "exit_code")},
+    }
+    for name, right in sound.items():
+        if not right:
+            raise TypeError(f"{name} of an outcome is {getattr(outcome, name)!r}")
+    return outcome
+
+
+def _is_time(value: object) -> bool:
+    """Whether it is in seconds since the epoch, of a year that has four digits."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 253_402_300_800
 
 
 # --- reading back ---------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from orchestrator.legality.scope import SCOPED_IMPLS
 from orchestrator.plan import Target, make_plan
 from orchestrator.recipe import Recipe
 from orchestrator.report_process import write_report
-from orchestrator.standing import Stand, computed_something_else, of_cell, stand_of
+from orchestrator.standing import Stand, of_cell, stand_of
 from orchestrator.store import writing
 from orchestrator.sweep import ResolvedCell
 
@@ -59,8 +59,7 @@ def search_of(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target) -> Sear
             cell.cell_id, "is eager: it captures nothing that could be made smaller", "name a run of a graphed cell"
         )
     result = of_cell(results_of(sweep, plan, cell.workload_id), cell.cell_id)
-    numbers = computed_something_else(result)
-    stand = stand_of(result, numbers=True)
+    stand = stand_of(result)
     words = stand.words if stand else "a run has no outcome yet"
     candidates, left_out = _that_run(cell.run_spec, target)
     if len(candidates) < 2:
@@ -71,7 +70,7 @@ def search_of(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target) -> Sear
     if cell.run_spec.cuda_graph in left_out:
         reason = left_out[cell.run_spec.cuda_graph][0]
         raise wrong(f"{cell.cell_id} [{reason.rule}]", reason.message, reason.remedy)
-    return Search(plan, cell, words, numbers, candidates, left_out)
+    return Search(plan, cell, words, stand.failure, candidates, left_out)
 
 
 def _that_run(whole: RunSpec, target: Target) -> tuple[tuple[Candidate, ...], dict[CudaGraph, tuple[Reason, ...]]]:
@@ -98,7 +97,7 @@ def stands(sweep: SweepPaths, search: Search, target: Target) -> dict[CudaGraph,
     """How the sets stand that have been tried, by what is on disk; ``sweep`` is the search's own. Their verdicts count as
     one family, as in its report."""
     results = corrected([_result_of(sweep, search, one, target) for one in search.candidates])
-    found = {result.spec.cuda_graph: stand_of(result, numbers=search.numbers) for result in results}
+    found = {result.spec.cuda_graph: stand_of(result, search.sought) for result in results}
     return {graph: stand for graph, stand in found.items() if stand is not None}
 
 

@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from launch.record import Cell, Plan, Reason
 from launch.spec import CudaGraph
-from orchestrator.bisection import Candidate, Conclusion
+from orchestrator.bisection import Candidate, Conclusion, candidates_of
 from orchestrator.standing import Stand
 
 
@@ -16,14 +16,14 @@ from orchestrator.standing import Stand
 class Search:
     """What is looked for: the smallest of ``candidates`` that fails as ``cell`` of ``plan`` did, by its ``failure``.
 
-    ``numbers`` is whether it computed something else, rather than ended otherwise. ``left_out`` are sets that cannot be
+    ``sought`` is what tells that failure from others (orchestrator.standing.Stand). ``left_out`` are sets that cannot be
     tried, and why.
     """
 
     plan: Plan
     cell: Cell
     failure: str
-    numbers: bool
+    sought: str
     candidates: tuple[Candidate, ...]
     left_out: Mapping[CudaGraph, tuple[Reason, ...]]
 
@@ -31,6 +31,11 @@ class Search:
     def name(self) -> str:
         """Of the sweep that holds the runs. A cell's digest is all that tells it from others of its sweep."""
         return f"{self.plan.name}-bisect-{self.cell.cell_id.rpartition('-')[2]}"
+
+    @property
+    def untried(self) -> tuple[Candidate, ...]:
+        """The sets left out."""
+        return tuple(one for one in candidates_of(self.cell.run_spec) if one.graph in self.left_out)
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,19 @@ class Answer:
         """0 the smallest set that fails is known; 2 runs were lost; 4 it cannot be told."""
         if self.conclusion is None:
             return 2
-        return 0 if self.conclusion.smallest and not self.conclusion.unclear else 4
+        return 0 if self.conclusion.smallest and self.certain(self.conclusion.smallest) else 4
+
+    def certain(self, smallest: Candidate) -> bool:
+        """Whether every set of fewer parts was tried, and passes."""
+        return bool(self.conclusion and not self.conclusion.unclear) and not self.untried_below(smallest)
+
+    def untried_below(self, smallest: Candidate) -> tuple[Candidate, ...]:
+        return tuple(one for one in self.search.untried if len(one.parts) < len(smallest.parts))
+
+    @property
+    def fail_otherwise(self) -> tuple[Candidate, ...]:
+        stands = ((one, self.found.get(one.graph)) for one in self.search.candidates)
+        return tuple(one for one, stand in stands if stand and stand.standing == "fails otherwise")
 
     @property
     def text(self) -> str:
@@ -72,39 +89,76 @@ class Answer:
         """The answer in a sentence or two."""
         if self.conclusion is None:
             return "Runs were lost before the answer was known: the same command takes them up."
-        return _named(self, self.conclusion) + _unclear(self.conclusion)
+        sentences = (*_named(self, self.conclusion), *_unclear(self, self.conclusion), *_otherwise(self))
+        return " ".join(sentences)
 
 
-def _named(answer: Answer, conclusion: Conclusion) -> str:
+def _named(answer: Answer, conclusion: Conclusion) -> list[str]:
     smallest = conclusion.smallest
     if smallest is None:
-        if conclusion.unclear:
-            return "No set is known to fail."
-        return "No set fails any more, the whole one included: the failure did not come about again."
-    said = f"{smallest.graph.label} is the smallest set that fails"
-    if smallest.graph == answer.search.cell.run_spec.cuda_graph:
-        said = f"Only the whole set fails, {smallest.graph.label}"
-    smaller = [one for one in answer.search.candidates if one.parts < smallest.parts]
-    passing = [one for one in smaller if answer.found[one.graph].standing == "passes"]
-    sentences = [f"{said}."]
+        return [_not_reproduced(answer, conclusion)]
+    whole = smallest.graph == answer.search.cell.run_spec.cuda_graph
+    untried = answer.untried_below(smallest)
+    passing = [one for one in answer.search.candidates if one.parts < smallest.parts and _passes(answer, one)]
+    sentences = [_smallest(smallest, whole, answer)]
+    sentences += [f"{one.graph.label} was not tried: {_why(answer, one)}." for one in untried]
     if passing:
         sentences += [f"{_labels(passing)} {_verb(passing, 'pass', 'es')}."]
-    if len(smallest.parts) > 1 and frozenset().union(*(one.parts for one in passing)) == smallest.parts:
+    parts_pass = frozenset().union(*(one.parts for one in passing)) == smallest.parts
+    if len(smallest.parts) > 1 and parts_pass and answer.certain(smallest):
         sentences += ["Each of its parts passes in a smaller set: only their combination fails."]
     if conclusion.also:
         sentences += [f"{_labels(conclusion.also)}, as small, {_verb(conclusion.also, 'fail', 's')} too."]
-    return " ".join(sentences)
+    return sentences
+
+
+def _smallest(smallest: Candidate, whole: bool, answer: Answer) -> str:
+    label = smallest.graph.label
+    if answer.untried_below(smallest):
+        named = f"{label}, the whole set," if whole else label
+        return f"{named} is the smallest set that fails of those that could be tried."
+    if not whole:
+        return f"{label} is the smallest set that fails."
+    return f"Only the whole set {'fails' if answer.certain(smallest) else 'is known to fail'}, {label}."
+
+
+def _not_reproduced(answer: Answer, conclusion: Conclusion) -> str:
+    if not conclusion.unclear:
+        return "Not reproduced: no set fails any more, the whole one included."
+    whole = answer.found.get(answer.search.cell.run_spec.cuda_graph)
+    if whole is not None and whole.standing != "unclear":
+        return f"Not reproduced: the whole set {'passes' if whole.standing == 'passes' else 'fails otherwise'} now."
+    return "No set is known to fail."
+
+
+def _passes(answer: Answer, one: Candidate) -> bool:
+    stand = answer.found.get(one.graph)
+    return stand is not None and stand.standing == "passes"
+
+
+def _why(answer: Answer, one: Candidate) -> str:
+    return "; ".join(f"[{reason.rule}] {reason.message}" for reason in answer.search.left_out[one.graph])
 
 
 def _verb(subjects: Sequence[Candidate], verb: str, ending: str) -> str:
     return verb + ending if len(subjects) == 1 else verb
 
 
-def _unclear(conclusion: Conclusion) -> str:
-    if not conclusion.unclear:
-        return ""
+def _unclear(answer: Answer, conclusion: Conclusion) -> list[str]:
+    otherwise = answer.fail_otherwise
+    unclear = [one for one in conclusion.unclear if one not in otherwise]
+    if not unclear:
+        return []
     doubt = ", so that a smaller set may fail" if conclusion.smallest else ""
-    return f" What becomes of {_labels(conclusion.unclear)} is unclear{doubt}."
+    return [f"What becomes of {_labels(unclear)} is unclear{doubt}."]
+
+
+def _otherwise(answer: Answer) -> list[str]:
+    """Failures that nobody looked for, each a finding of its own."""
+    found = [f"{one.graph.label} ({answer.found[one.graph].words})" for one in answer.fail_otherwise]
+    if not found:
+        return []
+    return [f"Another failure than {answer.search.sought}, a finding of its own, which hides whether that comes about: {'; '.join(found)}."]  # fmt: skip
 
 
 def _labels(sets: Sequence[Candidate]) -> str:
@@ -121,6 +175,7 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
         "cell_id": search.cell.cell_id,
         "label": search.cell.label,
         "failure": search.failure,
+        "sought": search.sought,
         "exit_code": answer.exit_code,
         "text": answer.words,
         "smallest": _graph(conclusion.smallest) if conclusion and conclusion.smallest else None,

@@ -16,7 +16,8 @@ from typing import Literal, Optional, Union
 from launch.spec import GRAPH_SCOPES, CudaGraph, Model, RunSpec
 from orchestrator.legality import scope
 
-Standing = Literal["fails", "passes", "unclear"]
+Standing = Literal["fails", "fails otherwise", "passes", "unclear"]
+"""Only "fails" is the failure looked for. Another one hides whether it would have come about."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Candidate:
 @dataclass(frozen=True)
 class Conclusion:
     """``smallest`` fails, and no set of fewer parts is known to; None where none is, the whole included, or nothing is
-    clear. ``also`` fail too and have as many parts. What ``unclear`` sets do, of fewer parts, is not known."""
+    clear. ``also`` fail too and have as many parts. Whether ``unclear`` sets, of fewer parts, fail so is not known: those
+    that fail otherwise are among them."""
 
     smallest: Optional[Candidate]
     also: tuple[Candidate, ...]
@@ -56,9 +58,9 @@ def next_sets(
         failing = [candidate for candidate in level if found[candidate.graph] == "fails"]
         if failing:
             return Conclusion(failing[0], tuple(failing[1:]), unclear)
-        unclear += tuple(candidate for candidate in level if found[candidate.graph] == "unclear")
+        unclear += tuple(candidate for candidate in level if found[candidate.graph] != "passes")
         beyond = any(candidate.graph in found for candidate in candidates if len(candidate.parts) > size)
-        if unclear[-len(level) :] == level and not beyond:
+        if all(found[candidate.graph] == "unclear" for candidate in level) and not beyond:
             break
     return Conclusion(None, (), unclear)
 

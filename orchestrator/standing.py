@@ -1,45 +1,59 @@
-"""How a graphed cell stands by its records, for who looks for a failure: it fails, passes, or neither is known."""
+"""How a graphed cell stands by its records, for who looks for a failure: it fails so, or otherwise, passes, or neither is
+known."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Optional
 
 from analysis.compare import CellResult
+from analysis.markdown_blocks import one_line
 from analysis.pair import PairResult
+from analysis.verdict import Verdict
 from launch.failures import is_infrastructure
-from launch.record import OutcomeName
+from launch.record import Outcome, OutcomeName
 from orchestrator.bisection import Standing
 
 _REFUSED: tuple[OutcomeName, ...] = ("CONFIG", "ENVIRONMENT")
 """Ends that say of settings or of the host that they cannot do what was asked, and nothing of what is captured."""
 
+NUMBERS = "DIVERGED"
+"""The failure of who computed something else, to the end (its verdict) or to the first NaN (NUMERIC)."""
+
 
 @dataclass(frozen=True)
 class Stand:
-    """How a set stands, and what became of its runs, in words."""
+    """How a set stands, and what became of its runs, in words. ``failure`` is what tells its failure from others: NUMBERS,
+    or an outcome and its class; empty where it did not fail."""
 
     standing: Standing
     words: str
+    failure: str = ""
 
 
-def stand_of(result: CellResult, *, numbers: bool) -> Optional[Stand]:
+def stand_of(result: CellResult, sought: Optional[str] = None) -> Optional[Stand]:
     """How a graphed cell stands by its records; None while a run of it, or an eager one beside it, has no outcome.
 
-    Fails: a run DIVERGED, or ended badly where its eager twin did not, though not for want of a setting or of what the host
-    has; a failure of one repeat counts. Passes: every run passes. Where the failure looked for is an end (``numbers``
-    False), it is enough that runs end well and replay is proven.
+    Fails: a run failed as is ``sought`` (Stand.failure), or in any way where that is None, of which NUMBERS goes first; a
+    failure of one repeat counts. A run fails that DIVERGED, or ended badly where its eager twin did not, though not for want
+    of a setting or of what the host has. Passes: every run passes. Where an end is sought, and not NUMBERS, it is enough
+    that runs end well and replay is proven.
     """
-    stands = [_of_pair(pair, numbers) for pair in result.pairs]
-    known = [stand for stand in stands if stand is not None]
+    stands = [_of_pair(pair, sought or NUMBERS) for pair in result.pairs]
+    known = [_as_sought(stand, sought) for stand in stands if stand is not None]
     if len(known) < len(stands) or not known:
         return None
-    order: Sequence[Standing] = ("fails", "unclear", "passes")
-    return min(known, key=lambda stand: order.index(stand.standing))
+    order: Sequence[Standing] = ("fails", "fails otherwise", "unclear", "passes")
+    return min(known, key=lambda stand: (order.index(stand.standing), stand.failure != NUMBERS))
 
 
-def _of_pair(pair: PairResult, numbers: bool) -> Optional[Stand]:
+def _as_sought(stand: Stand, sought: Optional[str]) -> Stand:
+    other = stand.standing == "fails" and sought not in (None, stand.failure)
+    return replace(stand, standing="fails otherwise") if other else stand
+
+
+def _of_pair(pair: PairResult, sought: str) -> Optional[Stand]:
     eager = pair.eager.attempt if pair.eager is not None else None
     graphed = pair.graphed.attempt
     if eager is None or graphed is None:
@@ -53,20 +67,29 @@ def _of_pair(pair: PairResult, numbers: bool) -> Optional[Stand]:
         )
         return Stand("unclear", ended)
     if not graphed.outcome.results_intact:
-        said = f"{graphed.outcome.outcome} in {graphed.outcome.phase}"
-        words = f"{said} ({graphed.outcome.message})" if graphed.outcome.message else said
-        return Stand("unclear" if graphed.outcome.outcome in _REFUSED else "fails", words)
-    verdict = pair.verdict
-    words = f"{verdict.word}: {verdict.reason}" if verdict.reason else verdict.word
+        return _of_end(graphed.outcome, pair.verdict)
+    verdict, words = pair.verdict, _said(pair.verdict)
     if verdict.word == "DIVERGED":
-        return Stand("fails", words)
-    ended_well = not numbers and verdict.word == "INCONCLUSIVE"
+        return Stand("fails", words, NUMBERS)
+    ended_well = sought != NUMBERS and verdict.word == "INCONCLUSIVE" and not pair.graphed.failed
     return Stand("passes" if verdict.passes or ended_well else "unclear", words)
 
 
-def computed_something_else(result: CellResult) -> bool:
-    ended = [run.attempt.outcome.outcome for run in result.runs if run.attempt is not None]
-    return "NUMERIC" in ended or any(pair.verdict.word == "DIVERGED" for pair in result.pairs)
+def _of_end(outcome: Outcome, verdict: Verdict) -> Stand:
+    """Of a graphed run that left no whole curve, beside an eager one that did."""
+    if outcome.outcome == "NUMERIC" and verdict.word != "DIVERGED":
+        return Stand("unclear", _said(verdict))  # as where another eager run has the NaN too
+    said = f"{outcome.outcome} in {outcome.phase}"
+    words = f"{said} ({one_line(outcome.message)})" if outcome.message else said
+    return Stand("unclear", words) if outcome.outcome in _REFUSED else Stand("fails", words, _failure(outcome))
+
+
+def _said(verdict: Verdict) -> str:
+    return one_line(f"{verdict.word}: {verdict.reason}" if verdict.reason else verdict.word)
+
+
+def _failure(outcome: Outcome) -> str:
+    return NUMBERS if outcome.outcome == "NUMERIC" else f"{outcome.outcome} ({outcome.failure_class or 'no class'})"
 
 
 def of_cell(results: Sequence[CellResult], cell_id: str) -> CellResult:

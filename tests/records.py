@@ -41,7 +41,8 @@ from launch.record import (
 from launch.spec import CudaGraph, Device, GraphImpl, Parallelism, Placement, RunSpec, Training, spec_to_json
 
 STARTED = 1_760_000_000.0
-"""Unix seconds at which every attempt began."""
+"""Unix seconds at which the first attempt of a bundle began; the others follow one after the other."""
+RUN_SECONDS = 60.0
 SETTLE_STEPS = 2
 GIB = 1 << 30
 RECIPE = "name: written\nengine: torch_native\n"
@@ -106,8 +107,9 @@ def write_sweep(
         run_ids = tuple(dataclasses.replace(s, repeat=r).run_id for r in range(repeats) for s in specs)
         bundles.append(PlannedBundle(f"bundle{workload:03d}", specs[0].workload_id, run_ids))
         for repeat in range(repeats):
-            for spec in specs:
-                record = attempt_record(dataclasses.replace(spec, repeat=repeat), bundles[-1].bundle_id)
+            for place, spec in enumerate(specs):
+                began = STARTED + RUN_SECONDS * (repeat * len(specs) + place)
+                record = attempt_record(dataclasses.replace(spec, repeat=repeat), bundles[-1].bundle_id, began)
                 edit(record)
                 write_attempt(sweep, record)
     cells += [_extra_cell(item) for item in extra]
@@ -167,7 +169,7 @@ def write_attempt(sweep: SweepPaths, record: AttemptRecord) -> None:
         write_json(attempt.outcome, dataclasses.asdict(record.outcome))
 
 
-def attempt_record(spec: RunSpec, allocation: str = "bundle000") -> AttemptRecord:
+def attempt_record(spec: RunSpec, allocation: str = "bundle000", began: float = STARTED) -> AttemptRecord:
     """A completed attempt of ``spec``."""
     ranks = range(spec.parallelism.world_size)
     return AttemptRecord(
@@ -175,7 +177,7 @@ def attempt_record(spec: RunSpec, allocation: str = "bundle000") -> AttemptRecor
         metrics=[dict(vars(step)) for step in step_metrics(spec)],
         events={rank: _events(spec) for rank in ranks},
         environment=environment(spec.placement.device),
-        outcome=Outcome("COMPLETED", "teardown", allocation, STARTED, STARTED + 60, exit_code=0),
+        outcome=Outcome("COMPLETED", "teardown", allocation, began, began + RUN_SECONDS, exit_code=0),
     )
 
 

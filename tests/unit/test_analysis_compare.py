@@ -312,6 +312,17 @@ def mislabelled(run: AttemptRecord) -> None:
     run.metrics[3]["phase"], run.metrics[118]["phase"] = "measure", "capture"
 
 
+def captured_late(run: AttemptRecord) -> None:
+    for step in run.metrics:
+        step["phase"] = "warmup" if step["step"] < 118 else "capture" if step["step"] == 118 else "measure"
+        step["loss"] += 3.0 if 3 < step["step"] < 118 else 0.0
+    change_proof(replays=4, expected_replays=4)(run)
+
+
+def apart_from_the_start(run: AttemptRecord) -> None:
+    run.metrics[1]["loss"] += 1.0
+
+
 def captured_eager(run: AttemptRecord) -> None:
     run.metrics[3]["phase"] = "capture"
 
@@ -320,6 +331,11 @@ def captured_eager(run: AttemptRecord) -> None:
     ("change", "said"),
     [
         (for_graphed(mislabelled), "out of order"),
+        (for_graphed(captured_late), "captured in step 118, and its spec asks for step 3"),
+        (
+            for_graphed(apart_from_the_start),
+            "parts from the eager ones before its capture: the loss differs by 1 at step 1",
+        ),
         (for_graphed(change_proof(replays=1, expected_replays=1)), "1 replays in"),
         (for_graphed(change_proof(graphs=0.5)), "not a whole number"),
         (lambda run: None if run.spec.graphed else captured_eager(run), "the eager run captured"),
@@ -328,6 +344,98 @@ def captured_eager(run: AttemptRecord) -> None:
 def test_records_that_contradict_themselves_are_incomparable(tmp_path: Path, change: Edit, said: str) -> None:
     found = judged(tmp_path, change).verdict
     assert found is not None and found.word == "INCOMPARABLE" and said in found.reason
+
+
+def test_noise_of_eager_before_the_capture_is_not_held_against_a_graphed_run(tmp_path: Path) -> None:
+    def noise(run: AttemptRecord) -> None:
+        run.metrics[1]["loss"] += 0.1 * run.spec.repeat + (0.1 if run.spec.graphed else 0.0)
+
+    assert judged(tmp_path, noise).verdict.word == "BITWISE"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_nan_of_eager_is_blamed_on_no_graph(tmp_path: Path, ends: bool) -> None:
+    """In one repeat of several, whose graphed twin is finite, or meets its own before it."""
+
+    def nan(run: AttemptRecord) -> None:
+        if run.spec.repeat == 0 and (ends or not run.spec.graphed):
+            at = 50 if run.spec.graphed else 60
+            run.metrics[at]["loss"] = float("nan")
+            if ends:
+                del run.metrics[at + 1 :]
+                run.outcome = Outcome("NUMERIC", "measure", "bundle000", 0.0, 1.0)
+
+    result = judged(tmp_path, nan)
+    assert result.pairs[0].verdict.word == "INCOMPARABLE"
+    assert result.verdict is not None and result.verdict.word == "INCOMPARABLE"
+    assert "not finite at step 60" in result.verdict.reason
+
+
+def test_a_nan_is_no_graphs_where_an_eager_run_of_another_repeat_has_one(tmp_path: Path) -> None:
+    def nan(run: AttemptRecord) -> None:
+        if run.spec.graphed is (run.spec.repeat == 0):
+            run.metrics[60]["loss"] = float("nan")
+
+    assert judged(tmp_path, nan).verdict.word == "INCOMPARABLE"  # type: ignore[union-attr]
+
+
+def test_one_bit_is_told_apart_in_words(tmp_path: Path) -> None:
+    def one_bit(run: AttemptRecord) -> None:
+        run.metrics[60]["loss"] *= 1 + 2**-52
+
+    verdict = judged(tmp_path, for_graphed(one_bit), deterministic=True).verdict
+    assert verdict is not None and verdict.word == "DIVERGED"
+    graphed, eager = verdict.reason.split("the loss is ")[1].split(" eager")[0].split(" graphed and ")
+    assert graphed != eager and float(graphed) == float(eager) * (1 + 2**-52)
+
+
+def changed_outcome(**fields: Any) -> Edit:
+    """Of another kind than a record holds there."""
+    return lambda run: setattr(run, "outcome", dataclasses.replace(run.outcome, **fields))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((field, value) for field in ("outcome", "phase", "infrastructure") for value in ("NaN", [], {}, 1.5, None)),
+        *(
+            (field, value)
+            for field in ("allocation", "message", "remedy", "failure_class", "node")
+            for value in ([], 1, None)
+        ),
+        *((field, value) for field in ("started", "ended") for value in ("NaN", [], -1, 1e308, True, None)),
+        *((field, value) for field in ("rank", "exit_code") for value in ("NaN", [], 1.5, True)),
+    ],
+)
+def test_an_outcome_of_another_shape_is_none(tmp_path: Path, field: str, value: Any) -> None:
+    sweep = write_sweep(tmp_path, steps=20, edit=for_graphed(changed_outcome(**{field: value})))
+    result = graphed_result(sweep)
+    assert (result.outcome, result.verdict and result.verdict.word) == ("INTERRUPTED", "UNFINISHED")
+
+
+def change_events(kind: str, change: Callable[[dict[str, Any]], object]) -> Edit:
+    return lambda run: [None for event in run.events[0] if event["kind"] == kind and change(event)] and None
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        ("proof", lambda e: e["graphs"].update(capture_seconds="NaN"), "capture_seconds is nan"),
+        ("capture", lambda e: e["graphs"].update(capture_seconds="Infinity"), "capture_seconds is inf"),
+        ("capture", lambda e: e["graphs"].update(capture_seconds=1e308), "capture_seconds is 1e+308"),
+        ("capture", lambda e: e["graphs"].update(mechanism=[1]), "is no text"),
+        ("phase", lambda e: e.update(phase=[]), "[] is no phase"),
+        ("phase", lambda e: e.update(phase={}), "{} is no phase"),
+        ("phase", lambda e: e["memory"].update(host_rss=-1), "host_rss is -1, not a number of bytes"),
+        ("phase", lambda e: e["memory"].update(host_rss=10**30), "not a number of bytes"),
+    ],
+)
+def test_a_damaged_event_is_a_problem_of_its_attempt(
+    tmp_path: Path, kind: str, change: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    found = judged(tmp_path, for_graphed(change_events(kind, change)))
+    assert found.verdict is not None and found.verdict.word == "INCOMPARABLE"
+    assert said in found.verdict.reason and found.unsound
 
 
 def test_an_eager_cell_alone_is_not_believed_without_its_steps(tmp_path: Path) -> None:

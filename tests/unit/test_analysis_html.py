@@ -3,19 +3,29 @@ that matters. How it looks and answers is tested in a browser (tests/browser/)."
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
+import unicodedata
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
 from analysis.charts import MAXIMUM_POINTS, CurveChart, Line, thinned
+from analysis.golden import golden_of
 from analysis.html import page
-from analysis.markdown_blocks import plain, table
+from analysis.judged import judge
+from analysis.junit import junit_of_report
+from analysis.markdown_blocks import as_name, fenced, item, plain, table
+from analysis.report import write_report
+from launch.files import read_json, write_json
+from tests.records import STARTED, AttemptRecord, write_sweep
 
 PICTURE = "plots/w-loss.png"
 
@@ -109,3 +119,79 @@ def test_a_long_curve_keeps_the_step_that_stands_out(step: int, value: float) ->
 def test_markdown_shows_a_text_as_it_is(text: str) -> None:
     assert "<" not in plain(text) and "![" not in plain(text)
     assert plain(f"`{text}`") == f"`{text}`", "backquotes show what they hold already"
+
+
+MARKUP = st.text(alphabet="`\\<b>![]() a\n#-|~=1.\0", max_size=14)
+"""What a reader of markdown may take for more than text."""
+
+
+def tokens(markdown: str) -> list[tuple[str, str]]:
+    """Blocks and what stands in lines, by a reader that takes HTML for HTML: their types and texts."""
+    blocks = MarkdownIt("commonmark", {"html": True}).enable("table").parse(markdown)
+    return [(token.type, token.content) for block in blocks for token in (block, *(block.children or ()))]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(MARKUP, min_size=1, max_size=3))
+def test_no_text_is_more_than_text_wherever_it_stands(texts: list[str]) -> None:
+    """In any number beside each other, with code of our own between them, in a list and in a table."""
+    line = " `ours` ".join(map(plain, texts))
+    for markdown in (f"- **x** {line}\n", table(["a"], [texts[:1]]) + "\n", "\n".join(map(item, texts)) + "\n"):
+        found = tokens(markdown)
+        kinds = {kind for kind, _ in found}
+        assert not kinds & {"html_block", "html_inline", "image", "heading_open", "fence", "code_block", "hr"}
+        assert not kinds & {"blockquote_open", "ordered_list_open"}
+    assert [text for kind, text in tokens(f"x {line}\n") if (kind, text) == ("code_inline", "ours")] == ["ours"] * (
+        len(texts) - 1
+    )
+    assert plain(plain(line)) == plain(line), "nothing is done twice"
+    name = as_name(texts[0]).strip()
+    if name:
+        assert ("code_inline", name) in tokens(f"x `{name}` y\n")
+
+
+@given(st.text(alphabet="`~\n a#", max_size=30))
+def test_a_fence_holds_whatever_its_text_is(text: str) -> None:
+    (found,) = tokens(fenced(text, "yaml") + "\n")
+    assert found == ("fence", text.rstrip("\n") + "\n") or (not text.strip("\n") and found[0] == "fence")
+
+
+EVIL = '"><img src=x onerror=alert(1)>`<script>alert(2)</script>|</td>![x](http://evil/x.png)\n\n## Forged heading\n\n\0\x1b[31m\u202e'
+
+
+def test_no_record_writes_markup_or_control_characters_into_a_report(tmp_path: Path) -> None:
+    def evil(run: AttemptRecord) -> None:
+        for events in run.events.values():
+            events.append({"time": STARTED + 99, "kind": "note", "phase": "measure", "step": 1, "message": f"# {EVIL}"})
+        run.environment["settings"]["X"] = EVIL
+        if run.spec.graphed and run.outcome:
+            run.outcome = dataclasses.replace(
+                run.outcome,
+                outcome="FAILED",
+                phase="measure",
+                message=f"boom \ud800{EVIL}",
+                remedy=EVIL,
+                failure_class="x<b>",
+            )
+
+    sweep = write_sweep(tmp_path / "s", edit=evil)
+    plan = read_json(sweep.plan)
+    plan["recipe"] = f"name: s\nnote: |\n```\n# All 5 graphed cells pass\n{EVIL}\n"
+    for cell in plan["cells"]:
+        cell["label"] += EVIL
+    write_json(sweep.plan, plan)
+    report = write_report(sweep)
+    text = report.markdown.read_text()
+    assert {c for c in text if unicodedata.category(c) in ("Cc", "Cf")} == {"\n"}
+    found = tokens(text)
+    assert not {"html_block", "html_inline"} & {kind for kind, _ in found}
+    headings = [found[place + 1][1] for place, (kind, _) in enumerate(found) if kind == "heading_open"]
+    assert headings[:2] == ["Validation report: written", "Cells"]
+    assert not [heading for heading in headings if re.search("^Forged|^All 5", heading)]
+    page_read = read((sweep.report / "report.html").read_text())
+    assert page_read.tags.count("h1") == 1 and "img" not in page_read.tags
+    assert not set(report.summary) & {"\0", "\x1b", "\n"}
+    outcome = read_json(report.json)["cells"][1]["runs"][0]["outcome"]
+    assert outcome["message"] == f"boom \ud800{EVIL}", "report.json holds it whole"
+    assert b"\\x1b[31m" in junit_of_report(golden_of(sweep))
+    assert "`" not in "".join(result.cell.label for result in judge(sweep).results)

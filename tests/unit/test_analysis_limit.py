@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.compare import compare
+from analysis.judged import judge
 from analysis.limit import NEAR, EagerStep, GraphedStep, Limit, bound_of
 from analysis.load import load
 from analysis.report import write_report
@@ -30,7 +31,7 @@ def eager_steps(draw: st.DrawFn) -> EagerStep:
     return EagerStep(draw(TIMES), busy, busy * draw(st.floats(1e-2, 1)), draw(TIMES), KERNELS)
 
 
-graphed_steps = st.builds(GraphedStep, TIMES, TIMES, st.just(KERNELS), st.floats(0, 1e4))
+graphed_steps = st.builds(GraphedStep, TIMES, TIMES, st.just(KERNELS), st.floats(0, 1e4), TIMES)
 
 
 @given(eager_steps())
@@ -83,9 +84,9 @@ def test_a_bound_is_what_the_step_is_as_long_as(eager: EagerStep, graphed: Graph
 )
 def test_bounds(busy: float, computing: float, graphed_ms: float, graphed_host: float, bound: str) -> None:
     eager = EagerStep(20.0, busy, computing, 19.0, KERNELS)
-    assert bound_of(eager, GraphedStep(graphed_ms, graphed_host, KERNELS, 1.0)) == bound
-    assert bound_of(eager, GraphedStep(graphed_ms, graphed_host, 1.02 * KERNELS, 1.0)) == bound
-    assert bound_of(eager, GraphedStep(graphed_ms, graphed_host, KERNELS / 2, 1.0)) == "other kernels"
+    assert bound_of(eager, GraphedStep(graphed_ms, graphed_host, KERNELS, 1.0, 1.0)) == bound
+    assert bound_of(eager, GraphedStep(graphed_ms, graphed_host, 1.02 * KERNELS, 1.0, 1.0)) == bound
+    assert bound_of(eager, GraphedStep(graphed_ms, graphed_host, KERNELS / 2, 1.0, 1.0)) == "other kernels"
 
 
 # --- from records ---------------------------------------------------------------------------------------------------
@@ -114,7 +115,9 @@ def test_the_figures_are_of_the_eager_twin_and_of_timed_steps(tmp_path: Path) ->
     assert limit is not None
     eager = EagerStep(EAGER_MS, EAGER_PROBE.busy_ms, EAGER_PROBE.computing_ms, EAGER_PROBE.host_ms, 1200)
     assert vars(limit.eager) == pytest.approx(vars(eager))
-    assert vars(limit.graphed) == pytest.approx(vars(GraphedStep(GRAPHED_MS, GRAPHED_PROBE.host_ms, 1200, 8)))
+    assert vars(limit.graphed) == pytest.approx(
+        vars(GraphedStep(GRAPHED_MS, GRAPHED_PROBE.host_ms, 1200, 8, GRAPHED_PROBE.computing_ms))
+    )
     assert (limit.eager.launch_bound, limit.eager.not_computing) == pytest.approx((0.2, 0.25))
     assert limit.eager.largest_speedup == pytest.approx(1.25)
     assert limit.times_busy == pytest.approx(17 / 16)
@@ -137,6 +140,11 @@ def unmeasured(run: AttemptRecord) -> None:
         step["phase"] = "settle" if step["phase"] == "measure" else step["phase"]
 
 
+def endless(run: AttemptRecord) -> None:
+    for step in run.metrics:
+        step["step_time_ms"] = 1e308
+
+
 def one_bad_time(run: AttemptRecord) -> None:
     if run.spec.repeat:
         run.metrics[60]["step_time_ms"] = float("nan")
@@ -150,6 +158,7 @@ def one_bad_time(run: AttemptRecord) -> None:
         (change_probe(0, computing_ms=30.0, busy_ms=31.0), "30.00 ms of computing in an eager step of 20.00 ms"),
         (change_probe(0, busy_ms="NaN"), "no eager run ended with whole records"),
         (unmeasured, "the eager run has step nan ms"),
+        (endless, "the eager run has step nan ms"),
     ],
 )
 def test_what_cannot_be_told_is_indeterminate(tmp_path: Path, change: Any, said: str) -> None:
@@ -239,6 +248,58 @@ def test_the_limit_of_a_twin_is_none_for_other_kernels(tmp_path: Path) -> None:
     report = write_report(write_sweep(tmp_path, device="cuda", edit=compiled))
     assert "not told: it runs other kernels than the eager twin" in report.markdown.read_text()
     assert "Nearest to the limit" not in report.summary
+
+
+def takes(graphed_ms: float, change: Any = lambda run: None) -> Any:
+    def edit(run: AttemptRecord) -> None:
+        timed(run)
+        for step in run.metrics if run.spec.graphed else ():
+            step["step_time_ms"] = graphed_ms
+        change(run)
+
+    return edit
+
+
+def test_a_step_shorter_than_its_kernels_has_no_speed_and_is_at_no_limit(tmp_path: Path) -> None:
+    """As a host times steps that does not wait for the device."""
+    sweep = write_sweep(tmp_path, device="cuda", impls=("torch", "full_iteration"), edit=takes(4.0))
+    report = write_report(sweep)
+    (_, torch, _) = judge(sweep).results
+    assert torch.speed is not None and torch.limit is not None
+    assert (torch.speed.word, torch.speed.low, torch.speed.high) == ("INCONCLUSIVE", None, None)
+    assert (
+        torch.speed.reason
+        == torch.limit.reason
+        == ("timing is doubtful: the step is said to take 4.00 ms, and its own probe saw 15.50 ms of computing in it")
+    )
+    assert (torch.limit.graphed, torch.limit.attained) == (None, None)
+    assert "No cell that passes is shown to be faster than eager." in report.summary
+    assert "**2 graphed cells cannot be as fast as timed**: `torch, lr 0.001` (timing is doubtful" in report.summary
+    assert not any(word in report.summary for word in ("At the limit", "Nearest to the limit", "Fastest"))
+
+
+@pytest.mark.parametrize(
+    ("graphed_ms", "eager", "graphed", "doubtful"),
+    [
+        (15.0, {}, {}, False),  # within 5% of what it computes by its own probe
+        (15.0, {"busy_ms": 66.0, "computing_ms": 9.0}, {"busy_ms": 66.0, "computing_ms": 9.0}, False),  # kernels wait
+        (9.0, {}, {"kernels": 500.0, "computing_ms": 8.0}, False),  # other kernels, which are faster
+        (9.0, {}, {"kernels": 500.0}, True),
+        (9.0, {}, {"computing_ms": 8.0}, True),  # the same kernels as the twin's, and its probe disagrees
+        (9.0, {"kernels": 500.0}, {}, True),
+    ],
+)
+def test_what_a_step_is_held_against(
+    tmp_path: Path, graphed_ms: float, eager: dict[str, float], graphed: dict[str, float], doubtful: bool
+) -> None:
+    def probed(run: AttemptRecord) -> None:
+        change_probe(0, **(graphed if run.spec.graphed else eager))(run)
+
+    sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=takes(graphed_ms, probed))
+    result = compare(load(sweep))[1]
+    assert result.speed is not None and result.limit is not None
+    assert bool(result.limit.doubt) == doubtful
+    assert (result.speed.word == "INCONCLUSIVE") == doubtful
 
 
 def test_a_cpu_sweep_has_no_word_of_it(tmp_path: Path) -> None:

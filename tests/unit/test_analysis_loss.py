@@ -93,20 +93,25 @@ def with_value(steps: Steps, at: int, metric: Metric, value: float) -> Steps:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("metric", ["loss", "grad_norm"])
-@pytest.mark.parametrize("side", ["eager", "graphed"])
-def test_not_finite_on_one_side_diverges_at_that_step(bad: float, metric: Metric, side: str) -> None:
-    eager, graphed = curve(), curve(graphed=True)
-    if side == "eager":
-        found = verdict(graphed, with_value(eager, 60, metric, bad))
-    else:
-        found = verdict(with_value(graphed, 60, metric, bad), eager, eager)
+def test_not_finite_in_a_graphed_run_alone_diverges_at_that_step(bad: float, metric: Metric) -> None:
+    eager = curve()
+    found = verdict(with_value(curve(graphed=True), 60, metric, bad), eager, eager)
     assert found.word == "DIVERGED"
     assert found.deviation is not None
     assert (found.deviation.step, found.deviation.metric) == (60, metric)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("metric", ["loss", "grad_norm"])
+def test_not_finite_in_eager_is_blamed_on_no_graph(bad: float, metric: Metric) -> None:
+    finite, broken = curve(), with_value(curve(), 60, metric, bad)
+    for graphed in (curve(graphed=True), with_value(curve(graphed=True), 60, metric, bad)):
+        for eager in ((broken,), (finite, broken)):
+            assert verdict(graphed, *eager).word == "INCOMPARABLE"
+
+
 def test_a_graphed_nan_diverges_whatever_the_floor_is() -> None:
-    wide = curve(), moved(curve(), 60, loss=float("nan"))
+    wide = curve(), moved(curve(), 60, loss=1e3)
     assert verdict(moved(curve(graphed=True), 60, loss=float("nan")), *wide).word == "DIVERGED"
 
 
@@ -237,6 +242,25 @@ def test_a_gradient_norm_of_zero_admits_no_difference() -> None:
     zero, graphed = with_value(curve(), 50, "grad_norm", 0.0), curve(graphed=True)
     assert verdict(graphed, zero, zero).word == "DIVERGED"
     assert verdict(with_value(graphed, 50, "grad_norm", 0.0), zero, zero).word == "BITWISE"
+
+
+def test_where_eager_does_not_train_nothing_is_equivalent() -> None:
+    """A margin is absolute: losses of 1e-4 are within it of twice themselves."""
+    tiny = 1e-4 * curve().loss
+    eager = [replace(curve(), loss=tiny), replace(curve(), loss=tiny)]
+    found = of_repeats([replace(curve(graphed=True), loss=2 * tiny)], eager)
+    assert (
+        found.word == "INCONCLUSIVE" and "the eager loss moves by no more than 0.00033" in found.reason and found.remedy
+    )
+    zero = np.zeros(STEPS)
+    without = [replace(curve(), grad_norm=zero)] * 2
+    near = replace(moved(curve(graphed=True), 50, loss=1e-5), grad_norm=zero)
+    found = of_repeats([near], without)
+    assert found.word == "INCONCLUSIVE" and "gradient norm is 0 at every step" in found.reason
+    assert of_repeats([near], without, Margins(loss=10.0)).word == "INCONCLUSIVE"
+    same = of_repeats([without[0]], without)
+    assert same.word == "BITWISE" and "equality shows little" in same.reason
+    assert not verdict(curve(graphed=True)).reason
 
 
 @pytest.mark.parametrize("margin", [float("nan"), 0.0, -1.0])

@@ -81,6 +81,20 @@ def test_a_measured_result_reads_like_a_line_of_a_published_page(tmp_path: Path)
     ]  # fmt: skip
 
 
+def test_a_loss_that_diverged_is_not_called_within(tmp_path: Path) -> None:
+    def far(run: AttemptRecord) -> None:
+        run.metrics[60]["loss"] += 5.0 if run.spec.graphed else 0.0
+
+    text = section(write_report(write_sweep(tmp_path, edit=far)).markdown.read_text(), "Measured results")
+    assert "| DIVERGED, up to 5.00e+00 apart over 116 steps |" in text
+
+
+def test_equality_over_few_steps_says_of_how_many(tmp_path: Path) -> None:
+    for steps, said in ((60, "BITWISE over 56 steps only"), (120, "BITWISE")):
+        text = section(write_report(write_sweep(tmp_path / str(steps), steps=steps)).markdown.read_text(), "Cells")
+        assert f"| {said} |" in text
+
+
 def test_a_cpu_has_relative_changes_alone(tmp_path: Path) -> None:
     report = write_report(write_sweep(tmp_path, workloads=2, edit=eventful))
     text = report.markdown.read_text()

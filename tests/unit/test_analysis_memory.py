@@ -9,6 +9,7 @@ import pytest
 
 from analysis.compare import compare
 from analysis.load import load
+from analysis.report import write_report
 from launch.record import Outcome
 from launch.spec import Device
 from tests.records import GIB, AttemptRecord, write_sweep
@@ -110,3 +111,13 @@ def test_headroom_is_not_told_where_records_do_not_tell_it(
 def test_a_cpu_host_has_no_headroom_to_tell(tmp_path: Path) -> None:
     for result in compare(load(write_sweep(tmp_path))):
         assert result.memory is not None and result.memory.headroom is None
+
+
+def test_a_gpu_without_memory_has_no_headroom(tmp_path: Path) -> None:
+    def none(run: AttemptRecord) -> None:
+        run.environment["hardware"]["gpu_memory_bytes"] = [0]
+
+    sweep = write_sweep(tmp_path, device="cuda", edit=none)
+    _, graphed = compare(load(sweep))
+    assert graphed.memory is not None and graphed.memory.headroom is None
+    assert write_report(sweep).exit_code == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from hypothesis import given
@@ -17,18 +17,22 @@ from analysis.memory import CellMemory, PhasePeak
 from analysis.ranking import Ranking, rank
 from analysis.report import write_report
 from analysis.step_time import StepTime
+from analysis.summary import summarise
 from launch.record import Outcome
 from launch.spec import Parallelism, Placement, spec_to_json
 from tests.records import GIB, AttemptRecord, workload_spec, write_sweep, written_cell
+from tests.unit.test_analysis_replay import change_probe
 
 TIMES = {1e-3: (20.0, 16.0), 2e-3: (12.0, 11.0)}
 
 
 def timed(run: AttemptRecord) -> None:
-    """Runs of two workloads; a run's steps all take as long, the second repeat a percent longer."""
+    """Runs of two workloads with one loss; a run's steps all take as long, the second repeat a percent longer."""
     eager, graphed = TIMES[run.spec.training.learning_rate]
     for step in run.metrics:
+        step["loss"] = 5.0 - step["step"] / 100
         step["step_time_ms"] = (graphed if run.spec.graphed else eager) * (1 + 0.01 * run.spec.repeat)
+    change_probe(0, busy_ms=5.0, computing_ms=5.0)(run)
 
 
 def as_one_task(results: tuple[CellResult, ...]) -> list[CellResult]:
@@ -66,6 +70,7 @@ def test_a_pair_is_told_apart_by_its_paired_speed_up(tmp_path: Path) -> None:
     """Repeats are further apart than eager and graphed, which each pair agrees about."""
 
     def drifting(run: AttemptRecord) -> None:
+        timed(run)
         for step in run.metrics:
             slower = 10.0 if run.spec.training.learning_rate == 1e-3 else 1.0
             step["step_time_ms"] = slower * (20.0 + 2 * run.spec.repeat) / (1.05 if run.spec.graphed else 1)
@@ -74,6 +79,76 @@ def test_a_pair_is_told_apart_by_its_paired_speed_up(tmp_path: Path) -> None:
     first, second = ranking.cells[:2]
     assert second.step.low < first.step.high
     assert (second.label, second.told_apart) == ("eager, lr 0.002", True)
+
+
+@pytest.mark.parametrize(("apart", "told"), [(1.03, False), (1.08, True)])
+def test_cells_of_other_allocations_are_level_within_the_allowance(tmp_path: Path, apart: float, told: bool) -> None:
+    """Runs of an allocation are alike, and what the allocation itself does cannot be seen."""
+
+    def edit(run: AttemptRecord) -> None:
+        timed(run)
+        slow = run.spec.training.learning_rate == 2e-3
+        for step in run.metrics:
+            step["step_time_ms"] = (20.0 if not run.spec.graphed else 16.0) * (apart if slow else 1.0)
+
+    first, second = ranked(tmp_path, edit, impls=("torch",)).cells[:2]
+    assert (first.label, second.label) == ("torch, lr 0.001", "torch, lr 0.002")
+    assert second.told_apart == told
+
+
+def test_graphed_cells_of_a_workload_are_told_apart_by_their_repeats(tmp_path: Path) -> None:
+    """Repeats are 20% apart, which both cells share; one cell is 2% faster in each."""
+
+    def shared(run: AttemptRecord) -> None:
+        timed(run)
+        faster = {"none": 1.0, "torch": 1.3}.get(run.spec.cuda_graph.impl, 1.3 * 1.02)
+        for step in run.metrics:
+            step["step_time_ms"] = 20.0 * (1 + 0.2 * (run.spec.repeat % 2)) / faster
+
+    (ranking,) = rank(compare(load(write_sweep(tmp_path, impls=("torch", "full_iteration"), edit=shared, repeats=4))))
+    first, second, _ = ranking.cells
+    assert (first.label, second.label) == ("full_iteration, lr 0.001", "torch, lr 0.001")
+    assert second.step.low < first.step.high and second.told_apart
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        (lambda step: 5.0, "5 nats apart in the first 2 steps"),
+        (lambda step: 0.02 * (step == 1), "0.02 nats apart in the first 2 steps"),
+        (lambda step: 0.02 * max(step - 1, 0), "1.17 nats apart in the mean over 120 steps"),
+        (lambda step: 0.004, None),
+        (lambda step: 10.0 * (step == 60), None),  # a spike, as a change of kernels alone may make
+    ],
+)
+def test_what_trains_something_else_is_not_ranked(tmp_path: Path, lost: Any, said: Optional[str]) -> None:
+    def otherwise(run: AttemptRecord) -> None:
+        timed(run)
+        for step in run.metrics:
+            step["loss"] += lost(step["step"]) if run.spec.training.learning_rate == 2e-3 else 0.0
+
+    ranking = ranked(tmp_path, otherwise, impls=("torch",))
+    if said is None:
+        assert ranking.best.label == "torch, lr 0.002"
+        return
+    assert [cell.label for cell in ranking.cells] == ["torch, lr 0.001", "eager, lr 0.001"]
+    why = f"trains something else than eager, lr 0.001: {said}"
+    assert ranking.left_out == (("eager, lr 0.002", why), ("torch, lr 0.002", why))
+
+
+def test_paragraph_one_says_what_trains_something_else_and_does_not_name_it_fastest(tmp_path: Path) -> None:
+    def otherwise(run: AttemptRecord) -> None:
+        timed(run)
+        for step in run.metrics:
+            step["loss"] += 5.0 if run.spec.training.learning_rate == 2e-3 else 0.0
+
+    results = as_one_task(compare(load(write_sweep(tmp_path, workloads=2, edit=otherwise, impls=("torch_compile",)))))
+    text = summarise(results).text
+    assert (
+        "**1 eager cell left out of the ranking**: `eager, lr 0.002` (trains something else than eager, lr 0.001: "
+        "5 nats apart in the first 2 steps)."
+    ) in text
+    assert "Fastest" not in text
 
 
 def test_a_single_run_tells_nothing_apart(tmp_path: Path) -> None:
@@ -162,6 +237,7 @@ def test_the_report_names_the_fastest_and_what_it_rests_on(tmp_path: Path) -> No
 
 
 def same_task_times(run: AttemptRecord) -> None:
+    change_probe(0, busy_ms=5.0, computing_ms=5.0)(run)
     for step in run.metrics:
         step["step_time_ms"] = {"none": 20.0, "torch": 16.0}.get(run.spec.cuda_graph.impl, 12.0)
 

@@ -75,6 +75,7 @@ def test_launches_that_the_probe_saw_on_every_rank_are_proof(tmp_path: Path) -> 
         (change_proof(0, launches_per_step=0), "the engine does not say how many launches its 4 graphs take"),
         (no_probe(0), "ended without a probe"),
         (change_proof(0, replays=10), "10 replays where 464 were expected"),
+        (change_proof(0, replays=463, expected_replays=463), "463 replays in 116 steps after the capture, of 8 graph"),
     ],
 )
 def test_a_run_whose_launches_were_not_seen_is_not_proven(tmp_path: Path, edit: Edit, said: str) -> None:

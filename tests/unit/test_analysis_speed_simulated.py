@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from analysis.speedup import PairSpeed, Timed, cell_speed, together
+from analysis.pair_speed import PairSpeed, Timed, together
+from analysis.speedup import cell_speed
 from analysis.steady import Window, window_of
 from analysis.steps import Floats, Steps
 from launch.spec import RunSpec

@@ -46,6 +46,12 @@ def test_only_steps_measured_on_both_sides_count_and_by_their_numbers() -> None:
     assert window_of(steps_of(steady()), steps_of(steady(), phase="settle")) == "no step was measured in both runs"
 
 
+def test_a_run_does_not_choose_what_is_measured() -> None:
+    chosen = steps_of(steady())
+    chosen.phase[51::2] = "settle"
+    assert window_of(steps_of(steady()), chosen) == "steps of another phase lie among the measured ones"
+
+
 @pytest.mark.parametrize("count", [1, 10, 25])
 def test_settling_goes_up_to_a_quarter(count: int) -> None:
     times = steady()

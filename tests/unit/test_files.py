@@ -54,6 +54,21 @@ def test_what_is_no_number_is_a_string_no_reader_refuses() -> None:
     assert json.loads(text, parse_constant=refuse) == {"a": "NaN", "b": ["Infinity", "-Infinity"]}
 
 
+@PROPERTY
+@given(text=st.text(st.characters(), max_size=9).map(lambda text: f"{text}\ud800 half"))
+def test_half_a_surrogate_pair_is_written_and_read_back(tmp_path: Path, text: str) -> None:
+    """As a message may hold it, whose bytes were not UTF-8 (PEP 383)."""
+    write_json(tmp_path / "r.json", {"message": text})
+    # Two halves that stand beside each other are a character: JSON has one spelling for both.
+    expected = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    assert read_json(tmp_path / "r.json") == {"message": expected}
+    with JsonLines(tmp_path / "m.jsonl") as lines:
+        lines.write({"message": text})
+    assert list(read_json_lines(tmp_path / "m.jsonl"))[-1] == {"message": expected}
+    write_text(tmp_path / "r.txt", text)
+    assert (tmp_path / "r.txt").read_bytes().decode().endswith("\\ud800 half")
+
+
 def test_writing_leaves_nothing_beside_the_file(tmp_path: Path) -> None:
     for text in ("first", "second"):
         write_text(tmp_path / "r.txt", text)

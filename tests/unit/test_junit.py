@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.difference import Change, Difference
@@ -85,6 +85,7 @@ CELLS = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(cells=st.lists(CELLS, max_size=4), name=st.text(max_size=20), words=st.text(max_size=20))
 def test_any_report_is_xml_and_passes_where_it_does(cells: list[GoldenCell], name: str, words: str) -> None:
     golden = Golden(name, tuple(cells), (), {"a": ((words, 1),)}, "")
@@ -101,6 +102,7 @@ DIFFERENCES = st.builds(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(lists=st.lists(st.lists(DIFFERENCES, max_size=3), max_size=3))
 def test_a_comparison_passes_as_its_exit_code_does(lists: list[list[Difference]]) -> None:
     cells = tuple(CellComparison(f"{n}", f"{n}", "id", tuple(found)) for n, found in enumerate(lists))
@@ -119,6 +121,15 @@ def test_what_is_worse_is_said(change: Change, ending: str) -> None:
     suite = suite_of(junit_of_comparison(Comparison("a", "b", (CellComparison("c", "c", "id", found),), (), (), 0.05)))
     (case,) = suite.findall("testcase")
     assert (case[0].tag, case[0].attrib["type"], case[0].attrib["message"]) == (ending, "speed", "speed: 2.0x -> 1.0x")
+
+
+def test_what_xml_cannot_hold_is_shown_and_nothing_ends_an_attribute() -> None:
+    words = 'a\x00b\x1b[31m ]]> \ud800 \ufffe <b> " & \n'
+    bad = dataclasses.replace(cell("DIVERGED", False, (), False, words), verdict=GoldenVerdict("DIVERGED", words))
+    suite = suite_of(junit_of_report(Golden(words, (bad,), (), {words: ((words, 1),)}, "")))
+    (case,) = suite.findall("testcase")
+    assert case[0].attrib["message"] == 'a\\x00b\\x1b[31m ]]> \\ud800 \\ufffe <b> " & \n'
+    assert case.attrib["name"] == suite.attrib["name"] == case[0].attrib["message"]
 
 
 def test_the_environment_stands_beside(tmp_path: Path) -> None:

@@ -25,9 +25,11 @@ NORMS = 1 + np.exp(-np.arange(STEPS) / 30)
 
 
 def csv(path: Path, loss: Floats = FALLING, norm: Optional[Floats] = NORMS, first: int = 0) -> Path:
+    """With the name of the run in every line, as no two runs write the same file."""
     columns = [np.arange(first, first + len(loss)), loss, *([norm] if norm is not None else [])]
     names = ("step", "loss", "grad_norm")[: len(columns)]
-    lines = [",".join(names), *(",".join(map(repr, row)) for row in zip(*(c.tolist() for c in columns), strict=True))]
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    lines = [",".join((*names, "run")), *(",".join((*map(repr, row), path.stem)) for row in rows)]
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -168,7 +170,7 @@ def twice_line(number: int) -> Change:
         (lambda text: text.replace(",", ";"), "g.csv, line 1: the header has no column step; it names 'step;loss;"),
         (lambda text: text.replace("\n7,", "\n7,oops", 1), "g.csv, line 9: loss is 'oops"),
         (lambda text: text.replace("\n7,", "\n7,1_", 1), "g.csv, line 9: loss is '1_"),
-        (lambda text: text.replace("\n7,", "\n7,,", 1), "g.csv, line 9: 4 values, and the header names 3 columns"),
+        (lambda text: text.replace("\n7,", "\n7,,", 1), "g.csv, line 9: 5 values, and the header names 4 columns"),
         (lambda text: text.replace("\n7,", "\n7.5,", 1), "g.csv, line 9: step is '7.5', not a whole number"),
         (lambda text: text.replace("\n7,", "\n,", 1), "g.csv, line 9: step is '', not a number"),
         (lambda text: text.replace("\n7,", "\nnan,", 1), "g.csv, line 9: step is 'nan', not a whole number"),
@@ -203,8 +205,8 @@ def test_renumbered_steps_are_not_moved_back(tmp_path: Path, capsys: pytest.Capt
 def test_steps_may_be_evenly_spaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def every_tenth(name: str, gap: int = 0) -> Path:
         path = tmp_path / name
-        rows = (f"{10 * i + (gap if i > 50 else 0)},{FALLING[i]!r}" for i in range(STEPS))
-        path.write_text("step,loss\n" + "\n".join(row.replace("np.float64(", "").replace(")", "") for row in rows))
+        rows = (f"{10 * i + (gap if i > 50 else 0)},{float(FALLING[i])!r},{name}" for i in range(STEPS))
+        path.write_text("step,loss,run\n" + "\n".join(rows))
         return path
 
     said = judged(capsys, [every_tenth("e.csv")], [every_tenth("g.csv")], "--capture-step", "35")
@@ -212,7 +214,7 @@ def test_steps_may_be_evenly_spaced(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "step 515 follows step 500" in judged(capsys, [every_tenth("e.csv", 5)], [every_tenth("g.csv", 5)])
 
 
-def test_files_that_cannot_be_read_or_prove_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_cannot_be_read_or_prove_little(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     eager, graphed = csv(tmp_path / "e.csv"), csv(tmp_path / "g.csv")
     assert "none.csv: No such file" in judged(capsys, [eager], [tmp_path / "none.csv"])
     assert f"{tmp_path}: Is a directory" in judged(capsys, [eager], [tmp_path])
@@ -220,6 +222,13 @@ def test_files_that_cannot_be_read_or_prove_nothing(tmp_path: Path, capsys: pyte
     assert "given twice" in judged(capsys, [eager, tmp_path / "." / "e.csv"], [graphed])
     (tmp_path / "link.csv").symlink_to(eager)
     assert "given twice" in judged(capsys, [eager, tmp_path / "link.csv"], [graphed])
+    (tmp_path / "hard.csv").hardlink_to(eager)
+    assert "given twice" in judged(capsys, [eager], [tmp_path / "hard.csv"])
+    copy = tmp_path / "copy.csv"
+    copy.write_bytes(eager.read_bytes())
+    for before, after in (([eager], [copy]), ([eager, copy], [graphed]), ([eager], [graphed, copy])):
+        said = judged(capsys, before, after)
+        assert said.startswith("BITWISE") and f"copy.csv: the same bytes as {eager}; a copy proves nothing" in said
     graphed.write_bytes("step,loss\n0,1.5\n".encode("utf-16"))
     assert "not UTF-8" in judged(capsys, [eager], [graphed])
 
@@ -246,6 +255,16 @@ def test_json_lines_with_nan_as_text_and_as_constants(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "unit"),
+    [("2.50", 0.01), ("2", 1), ("1.234E-05", 1e-8), ("nan", 0), ("1e999", 0), ("-1e-9999999999999999999999", 0)],
+)
+@pytest.mark.parametrize("form", ["step,loss\n0,{}\n", '{{"step": 0, "loss": "{}"}}'])
+def test_the_unit_of_a_number_is_that_of_its_last_digit(tmp_path: Path, text: str, unit: float, form: str) -> None:
+    (tmp_path / "curve").write_text(form.format(text))
+    assert read_curve(tmp_path / "curve")[1]["loss"].tolist() == [unit]
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
         ('{"step": 1, "loss": 2', "not JSON"),
@@ -256,7 +275,7 @@ def test_json_lines_with_nan_as_text_and_as_constants(tmp_path: Path) -> None:
         ('{"step": 1, "loss": null}', "loss is None, not a number"),
         ('{"step": 1, "loss": "much"}', "loss is 'much', not a number"),
         ('{"step": 1, "loss": [1]}', "loss is [1]"),
-        ('{"step": 1e300, "loss": 1}', "step is 1e+300, not a whole number"),
+        ('{"step": 1e300, "loss": 1}', "step is 1e300, not a whole number"),
         ('{"step": 1, "loss": 1' + "0" * 400 + "}", "loss is 1000"),
     ],
 )
@@ -273,6 +292,129 @@ def test_gradient_norms_in_some_lines_only_are_missing_in_the_others(tmp_path: P
     path.write_text('{"step": 0, "loss": 1.5, "grad_norm": 1}\n{"step": 1, "loss": 1.5}\n')
     with pytest.raises(CurveError, match=r"line 2: no grad_norm"):
         read_curves([path], [csv(tmp_path / "g.csv")])
+
+
+def test_gradient_norms_that_begin_late_are_not_left_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def late(name: str, factor: float = 1.0, first: int = 1) -> Path:
+        rows = [f'{{"run": "{name}", "step": {i}, "loss": {FALLING[i]:.9g}' for i in range(STEPS)]
+        norms = [f', "grad_norm": {norm * factor:.9g}}}' if i >= first else "}" for i, norm in enumerate(NORMS)]
+        (tmp_path / name).write_text("\n".join(map("".join, zip(rows, norms, strict=True))))
+        return tmp_path / name
+
+    said = judged(capsys, [late("e1"), late("e2")], [late("g", 5.0)])
+    assert said.startswith("INCOMPARABLE") and f"{tmp_path / 'e1'}, line 1: no grad_norm, which line 2 has" in said
+    assert judged(capsys, [late("e1", first=0), late("e2", first=0)], [late("g")]).startswith("INCOMPARABLE")
+    assert judged(capsys, [late("e1", first=0), late("e2", first=0)], [late("g", 5.0, 0)]).startswith("DIVERGED")
+
+
+@pytest.mark.parametrize("name", ["Grad_Norm", "gradient_norm", "grad norm", "gradNorm", "train/grad-norm", "gnorm"])
+def test_a_column_like_grad_norm_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    files = [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv"), csv(tmp_path / "g.csv", norm=5 * NORMS)]
+    for path in files:
+        path.write_text(path.read_text().replace("grad_norm", name, 1))
+    said = judged(capsys, files[:2], files[2:])
+    assert said.startswith("INCOMPARABLE") and f"{name!r} is like grad_norm" in said
+    row = tmp_path / "row.jsonl"
+    row.write_text(f'{{"step": 0, "loss": 1.5, "{name}": 1.0}}\n')
+    with pytest.raises(CurveError, match="is like grad_norm"):
+        read_curve(row)
+
+
+def printed(path: Path, loss: Floats, decimals: int, norm: Optional[Floats] = None, norm_decimals: int = 9) -> Path:
+    """With so many decimals."""
+    norms = [""] * len(loss) if norm is None else [f",{value:.{norm_decimals}f}" for value in norm]
+    rows = [f"{i},{value:.{decimals}f}{norms[i]},{path.stem}" for i, value in enumerate(loss)]
+    path.write_text("\n".join([f"step,loss{'' if norm is None else ',grad_norm'},run", *rows]) + "\n")
+    return path
+
+
+def noise(seed: int, share: float = 1e-4) -> Floats:
+    return np.random.default_rng(seed).normal(0, share, STEPS)
+
+
+SLOPE = 2 + 0.5 * np.exp(-np.arange(STEPS) / 400)
+
+
+@pytest.mark.parametrize("decimals", [1, 2, 3])
+@pytest.mark.parametrize("curve", [np.full(STEPS, 2.0213), SLOPE])
+@pytest.mark.parametrize("bias", [0.0, 2e-3])
+def test_what_is_printed_too_coarsely_shows_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], decimals: int, curve: Floats, bias: float
+) -> None:
+    for seed in range(0, 12, 3):
+        losses = [curve + noise(seed), curve + noise(seed + 1), curve + noise(seed + 2) + bias]
+        files = [printed(tmp_path / name, loss, decimals) for name, loss in zip(("e1", "e2", "g"), losses, strict=True)]
+        said = judged(capsys, files[:2], files[2:])
+        assert said.startswith("INCONCLUSIVE\n")
+        assert f"printed to {10**-decimals:g} (" in said and "margin is 0.001: " in said and "print more digits" in said
+
+
+def test_what_is_far_beyond_diverges_however_it_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eager = [printed(tmp_path / name, SLOPE, 2) for name in ("e1", "e2")]
+    off = np.where(np.arange(STEPS) < 60, 0.01, 0.5)
+    said = judged(capsys, eager, [printed(tmp_path / "g", SLOPE + off, 2)])
+    assert said.startswith("DIVERGED\nfirst at step 60")
+    last = printed(tmp_path / "nan", with_value(SLOPE, 80, float("nan")), 2)
+    assert judged(capsys, eager, [last]).startswith("DIVERGED\nfirst at step 80")
+
+
+def test_gradient_norms_are_printed_finely_enough_for_their_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(size: float, decimals: int, factor: float = 1.0) -> str:
+        norms = [size * (1 + noise(seed, 1e-3)) * (factor if seed == 2 else 1) for seed in range(3)]
+        files = [printed(tmp_path / f"{i}", FALLING + noise(i), 6, norm, decimals) for i, norm in enumerate(norms)]
+        return judged(capsys, files[:2], files[2:])
+
+    coarse = said(0.0396, 3, 1.02)
+    assert coarse.startswith("INCONCLUSIVE\nthe gradient norm is printed to 0.025 of it")
+    assert said(2.0, 3).startswith("EQUIVALENT")
+    assert said(0.0396, 6).startswith("EQUIVALENT")
+    assert said(0.0396, 6, 1.03).startswith("DIVERGED")
+    assert said(0.0396, 3, 5.0).startswith("DIVERGED")
+    assert said(3e-4, 3).startswith("INCONCLUSIVE\nthe gradient norm is printed as 0"), "of 0.000 and 0.001 none is off"
+
+
+@pytest.mark.parametrize("form", ["{!r}", "{:.6E}", "{:.9g}"])
+def test_full_precision_is_fine_enough_though_trailing_zeros_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    def written(name: str) -> Path:
+        losses = (FALLING * 10).astype(np.float32).tolist()
+        losses[20] = 2.5
+        rows = [f'{{"run": "{name}", "step": {i}, "loss": {form.format(loss)}}}' for i, loss in enumerate(losses)]
+        (tmp_path / name).write_text("\n".join(rows))
+        return tmp_path / name
+
+    files = [written("e"), written("g")]
+    assert judged(capsys, files[:1], files[1:]).startswith("BITWISE\n")
+    assert judged(capsys, files[:1], files[1:], "--loss-margin", "0").startswith("BITWISE\n")
+
+
+def test_huge_gradient_norms_do_not_hide_behind_an_overflow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eager = [csv(tmp_path / f"e{i}.csv", FALLING, np.full(STEPS, 1.5e308)) for i in range(2)]
+    said = judged(capsys, eager, [csv(tmp_path / "g.csv", FALLING, np.full(STEPS, 1 / 3))])
+    assert said.startswith("DIVERGED") and "0.333333333 graphed and 1.5e+308 eager" in said
+
+
+def test_where_nothing_is_trained_the_output_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    still = np.full(STEPS, 1 / 3)
+    said = judged(capsys, [csv(tmp_path / "e.csv", still)], [csv(tmp_path / "g.csv", still)])
+    assert said.startswith("BITWISE\nthe eager loss does not move over the window") and "shows little" in said
+
+
+def test_an_output_that_cannot_be_written_is_no_verdict(tmp_path: Path) -> None:
+    files = ["--eager", str(csv(tmp_path / "e.csv")), "--graphed", str(csv(tmp_path / "g.csv"))]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "analysis.loss", *files],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (2, "the verdict could not be written: No space left on device\n")
 
 
 def metrics_files(sweep: SweepPaths) -> dict[bool, list[Path]]:

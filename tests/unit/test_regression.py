@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.difference import MEMORY_TOLERANCE
-from analysis.golden import Golden, GoldenCell, golden_of, golden_to_json, read_golden
+from analysis.golden import Golden, GoldenCell, GoldenDeviation, GoldenVerdict, golden_of, golden_to_json, read_golden
 from analysis.regression import Comparison, compare_sweeps, comparison_to_json
 from analysis.report import write_report
 from analysis.verdict import WORDS
@@ -83,6 +83,34 @@ def test_a_damaged_golden_file_is_refused(golden: Golden, change: Callable[[dict
     change(content)
     with pytest.raises(RecordError):
         read_golden(content)
+
+
+def test_what_no_report_says_is_refused_all_at_once(golden: Golden) -> None:
+    content = json.loads(dumps(golden_to_json(golden)))
+    twin = copy.deepcopy(content["cells"][1])
+    content["cells"][0]["memory"]["peak"] = "Infinity"
+    content["cells"][1] |= {
+        "verdict": None,
+        "speed": content["cells"][1]["speed"] | {"ratio": "NaN", "low": 9, "high": 0.1},
+    }
+    content["cells"].insert(0, twin)
+    with pytest.raises(RecordError) as refused:
+        read_golden(content)
+    eager, graphed = (cell.cell_id for cell in golden.cells)
+    assert str(refused.value).removesuffix(": no report says so").split("; ") == [
+        f"{graphed}: the cell is there 2 times",
+        f"{eager}: memory.peak is inf, not a number of bytes",
+        f"{graphed}: verdict is null of a graphed cell that ended COMPLETED, expected COMPLETED",
+        f"{graphed}: speed.ratio is nan, not a finite number",
+        f"{graphed}: speed.low 9.0 is above speed.high 0.1",
+    ]
+
+
+def test_a_failure_that_was_expected_has_no_verdict(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "failing", expect=Expectation("CUDA_OOM", "capture"), edit=out_of_memory)
+    golden = golden_of(sweep)
+    assert golden.cells[1].verdict is None
+    assert read_golden(json.loads(dumps(golden_to_json(golden)))) == golden
 
 
 @pytest.mark.parametrize("content", [None, 1, [], "x", {}])
@@ -237,6 +265,60 @@ def test_a_verdict_further_down_is_never_let_pass(golden: Golden, before: Any, a
         assert code == 0
     else:
         assert code == (4 if after == "INCONCLUSIVE" else 3)
+
+
+def with_graphed(golden: Golden, **fields: Any) -> Golden:
+    eager, graphed = golden.cells
+    return dataclasses.replace(golden, cells=(eager, dataclasses.replace(graphed, **fields)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected", "change"),
+    [
+        ("COMPLETED x1, CUDA_OOM x1", "CUDA_OOM", "COMPLETED", "worse"),
+        ("COMPLETED x2, CUDA_OOM x1", "COMPLETED x1, CUDA_OOM x2", "COMPLETED", "worse"),
+        ("CUDA_OOM", "COMPLETED x1, CUDA_OOM x1", "COMPLETED", "better"),
+        ("COMPLETED x1, TEARDOWN_HANG x1", "TEARDOWN_HANG", "COMPLETED", "worse"),
+        ("COMPLETED x1, CUDA_OOM x1", "COMPLETED x2, CUDA_OOM x2", "COMPLETED", "changed"),
+        ("CUDA_OOM", "FAILED", "COMPLETED", "changed"),
+        ("COMPLETED x1, CUDA_OOM x1", "COMPLETED", "CUDA_OOM in capture", "worse"),
+    ],
+)
+def test_a_larger_share_of_bad_runs_is_worse(
+    golden: Golden, before: str, after: str, expected: str, change: str
+) -> None:
+    was, now = (
+        with_graphed(golden, outcome=outcome, expected=expected, unexpected=True) for outcome in (before, after)
+    )
+    assert found(compare_sweeps(was, now)) == {(GRAPHED, "outcome"): change}
+
+
+@pytest.mark.parametrize(
+    ("metric", "before", "after", "change"),
+    [
+        ("loss", (0.002, 0.002), (3.0, 3.0), "worse"),
+        ("loss", (0.002, 0.002), (0.002, 3.0), "worse"),
+        ("loss", (0.002, 0.002), (math.inf, None), "worse"),
+        ("loss", (math.nan, None), (3.0, 3.0), "changed"),
+        ("loss", (0.002, 0.003), (0.003, 0.003), "changed"),
+        ("grad_norm", (0.02, 1e-6), (0.5, 1e-6), "worse"),
+        ("grad_norm", (0.02, 1e-6), (0.02, 1e-5), None),
+    ],
+)
+def test_who_stays_diverged_may_still_be_worse(
+    golden: Golden, metric: str, before: tuple[float, Any], after: tuple[float, Any], change: str | None
+) -> None:
+    was, now = (
+        with_graphed(
+            golden,
+            verdict=GoldenVerdict("DIVERGED", f"by {size}", GoldenDeviation(metric, size)),
+            max_loss_difference=largest,
+        )
+        for size, largest in (before, after)
+    )
+    assert found(compare_sweeps(was, now)).get((GRAPHED, "verdict")) == change
+    back = json.loads(dumps(golden_to_json(was)))
+    assert found(compare_sweeps(read_golden(back), now)) == found(compare_sweeps(was, now))
 
 
 # --- which cell is which --------------------------------------------------------------------------------------------

@@ -1,0 +1,120 @@
+"""Attempts made again: a success does not hide a failure before it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from analysis.judged import judge
+from analysis.report import write_report
+from analysis.summary import Summary, summarise
+from launch.paths import SweepPaths
+from launch.record import Outcome
+from orchestrator.standing import stand_of
+from tests.records import AttemptRecord, write_attempt, write_sweep
+
+Edit = Callable[[AttemptRecord], None]
+GRAPHED, EAGER = True, False
+
+
+def retried(root: Path, before: Edit, graphed: bool = GRAPHED, deterministic: bool = False) -> Summary:
+    """Of a sweep whose graphed (or eager) repeat 0 has an attempt changed by ``before``, and a sound one after it."""
+
+    def edit(run: AttemptRecord) -> None:
+        if run.spec.graphed is graphed and run.spec.repeat == 0:
+            first = dataclasses.replace(run, metrics=[dict(m) for m in run.metrics], environment=dict(run.environment))
+            before(first)
+            write_attempt(sweep_paths, first)
+            run.number = 2
+
+    sweep_paths = SweepPaths(root)
+    return summarise(judge(write_sweep(root, edit=edit, deterministic=deterministic)).results)
+
+
+def ended(name: str, phase: str = "measure", **fields: object) -> Edit:
+    def change(run: AttemptRecord) -> None:
+        del run.metrics[90:]
+        run.outcome = Outcome(name, phase, "bundle000", 0.0, 1.0, **fields)  # type: ignore[arg-type]
+
+    return change
+
+
+def five_nats_off(run: AttemptRecord) -> None:
+    run.metrics[89]["loss"] += 5.0
+
+
+def one_bit_off(run: AttemptRecord) -> None:
+    run.metrics[89]["loss"] *= 1 + 2**-52
+
+
+def of_other_code(run: AttemptRecord) -> None:
+    ended("NUMERIC")(run)
+    run.environment["digests"] = {**run.environment["digests"], "code": "mended0000"}
+
+
+@pytest.mark.parametrize("name", ["NUMERIC", "CAPTURE_FAILED", "CUDA_OOM", "HANG", "FAILED"])
+def test_a_failure_that_a_success_follows_comes_and_goes(tmp_path: Path, name: str) -> None:
+    found = retried(tmp_path, ended(name))
+    assert (found.exit_code, found.verdicts) == (4, {"INCONCLUSIVE": 1})
+    assert f"repeat 0: attempt 1 ended {name} in measure, attempt 2 COMPLETED: it comes and goes" in found.text
+    assert "Largest speed-up" not in found.text
+
+
+def test_a_whole_attempt_that_disagrees_does_not_vanish(tmp_path: Path) -> None:
+    found = retried(tmp_path / "far", five_nats_off)
+    assert (found.exit_code, found.verdicts) == (4, {"INCONCLUSIVE": 1})
+    assert "attempt 1 ended COMPLETED, but its loss at step 89 is 6.9" in found.text
+    near, exact = (retried(tmp_path / str(mode), one_bit_off, deterministic=mode) for mode in (False, True))
+    assert (near.exit_code, exact.exit_code) == (0, 4), "deterministic mode asks for equality to the bit"
+    first, then = exact.text.split("at step 89 is ")[1].split(" as of attempt 2")[0].split(", not ")
+    assert first != then and float(first) == float(then) * (1 + 2**-52)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        ended("CANCELLED"),
+        ended("PREEMPTED"),
+        ended("NODE_FAIL"),
+        ended("ENVIRONMENT", failure_class="GPU_FAULT", infrastructure=True),
+        ended("CONFIG", "init"),
+        ended("TIMEOUT"),
+        ended("FAILED", failure_class="SUPERVISOR"),
+        of_other_code,
+        lambda run: None,
+    ],
+)
+def test_what_others_ended_and_what_was_mended_since_is_harmless(tmp_path: Path, before: Edit) -> None:
+    found = retried(tmp_path, before)
+    assert (found.exit_code, found.verdicts) == (0, {"BITWISE": 1})
+    assert "attempt" not in found.text
+
+
+def test_an_eager_failure_is_said_and_blamed_on_no_graph(tmp_path: Path) -> None:
+    for name, before, said in (
+        ("nan", ended("NUMERIC"), "attempt 1 ended NUMERIC in measure, attempt 2 COMPLETED"),
+        ("far", five_nats_off, "attempt 1 ended COMPLETED, but its loss at step 89"),
+    ):
+        found = retried(tmp_path / name, before, EAGER)
+        assert (found.exit_code, found.verdicts) == (0, {"BITWISE": 1})
+        assert (
+            "1 cell came to something else in an attempt before**: `eager, lr 0.001` (repeat 0: " + said in found.text
+        )
+
+
+def test_the_row_of_the_cell_names_the_attempt_before(tmp_path: Path) -> None:
+    retried(tmp_path, ended("NUMERIC", message="NumericError: loss is nan at step 89"), EAGER)
+    report = write_report(SweepPaths(tmp_path)).markdown.read_text()
+    row = next(line for line in report.splitlines() if line.startswith("| `eager, lr 0.001` | eager |"))
+    assert "COMPLETED (repeat 0: attempt 1 ended NUMERIC in measure, attempt 2 COMPLETED)" in row
+    assert "`eager, lr 0.001`, repeat 0, attempt 1: NumericError: loss is nan at step 89." in report
+
+
+def test_who_looks_for_a_failure_does_not_take_one_that_comes_and_goes_for_a_pass(tmp_path: Path) -> None:
+    retried(tmp_path, ended("CAPTURE_FAILED", "capture"))
+    graphed = next(result for result in judge(SweepPaths(tmp_path)).results if result.cell.graphed)
+    stand = stand_of(graphed, "CAPTURE_FAILED in capture")
+    assert stand is not None and stand.standing == "unclear"
