@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from analysis.compare import CellResult, compare, corrected
 from analysis.load import Records, load_planned
-from analysis.markdown_blocks import as_name
+from analysis.markdown.blocks import as_name
 from analysis.task import Trained, TrainedAlike
 from launch.paths import SweepPaths
 from launch.record import Cell, Plan, read_plan

@@ -20,7 +20,7 @@ from analysis.compare import CellResult
 from analysis.content import content_of, summary_of
 from analysis.html import page
 from analysis.judged import Judged, judge, results_of
-from analysis.markdown import render
+from analysis.markdown.document import render
 from analysis.selection import Selection, select
 from analysis.summary import summarise
 from analysis.table import StepsFile

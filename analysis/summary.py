@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from analysis.compare import CellResult, exit_code
 from analysis.limit import NEAR, Bound
-from analysis.markdown_blocks import one_line
+from analysis.markdown.blocks import one_line
 from analysis.ranking import other_courses, rank
 from analysis.speedup import held_together
 from analysis.verdict import WORDS, Word

@@ -78,7 +78,7 @@ def write_advice(sweep: SweepPaths) -> int:
     from analysis.advice import advice_to_json, advise
     from analysis.compare import compare, exit_code
     from analysis.load import load
-    from analysis.markdown_advice import render
+    from analysis.markdown.advice import render
 
     records = load(sweep)
     eager = {cell.cell_id: candidates(cell.run_spec) for cell in records.plan.cells}

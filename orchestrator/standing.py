@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Optional
 
 from analysis.compare import CellResult
-from analysis.markdown_blocks import one_line
+from analysis.markdown.blocks import one_line
 from analysis.pair import PairResult
 from analysis.verdict import Verdict
 from launch.failures import is_infrastructure

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from analysis.advice import WHOLE_STEP, Advice, Candidate, advice_to_json, advise, points_of
 from analysis.load import load
-from analysis.markdown_advice import NOT_INSPECTED, NOTHING_BREAKS, ON_CPU, WAYS_OUT, render
+from analysis.markdown.advice import NOT_INSPECTED, NOTHING_BREAKS, ON_CPU, WAYS_OUT, render
 from launch.findings import BOUNDS_US, KINDS, Finding, Inspection, Kernels, KernelTime, inspection_from_json
 from launch.record import Outcome, Reason
 from launch.spec import CudaGraph, Device

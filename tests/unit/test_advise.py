@@ -11,7 +11,7 @@ import yaml
 
 from analysis.advice import advise
 from analysis.load import Records
-from analysis.markdown_advice import render
+from analysis.markdown.advice import render
 from launch.record import Plan
 from launch.spec import Model, Parallelism, Placement, RunSpec, Training
 from orchestrator.advise import MEASURED_STEPS, advice_recipe, candidates, eager_alone

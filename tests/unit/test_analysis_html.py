@@ -22,7 +22,7 @@ from analysis.golden import golden_of
 from analysis.html import page
 from analysis.judged import judge
 from analysis.junit import junit_of_report
-from analysis.markdown_blocks import as_name, fenced, item, plain, table
+from analysis.markdown.blocks import as_name, fenced, item, plain, table
 from analysis.report import write_report
 from launch.files import read_json, write_json
 from tests.records import STARTED, AttemptRecord, write_sweep

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from analysis.advice import SHORT_US, WHOLE_STEP, Advice, Rejected, Worth, point
 from analysis.limit import EagerStep
-from analysis.markdown_blocks import table
+from analysis.markdown.blocks import table
 from launch.findings import BOUNDS_US, Finding, FindingKind, Kernels
 from launch.record import Plan
 

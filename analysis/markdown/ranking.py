@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analysis.markdown_blocks import cell_text, size, table
+from analysis.markdown.blocks import cell_text, size, table
 from analysis.ranking import ALLOCATION_ALLOWANCE, Ranked, Ranking
 
 MAXIMUM_TASKS = 6

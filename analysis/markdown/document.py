@@ -10,13 +10,13 @@ from analysis import loss
 from analysis.compare import CellResult
 from analysis.environment import provenance
 from analysis.load import Run, attempts_of
-from analysis.markdown_blocks import fenced, figure, plain, size, table
-from analysis.markdown_evidence import evidence
-from analysis.markdown_graphs import captures, limits
-from analysis.markdown_measured import expected_changes, failures_by_kind, measured
-from analysis.markdown_memory import memories
-from analysis.markdown_ranking import rankings
-from analysis.markdown_speed import speeds
+from analysis.markdown.blocks import fenced, figure, plain, size, table
+from analysis.markdown.evidence import evidence
+from analysis.markdown.graphs import captures, limits
+from analysis.markdown.measured import expected_changes, failures_by_kind, measured
+from analysis.markdown.memory import memories
+from analysis.markdown.ranking import rankings
+from analysis.markdown.speed import speeds
 from analysis.memory import KIND_WORDS
 from analysis.ranking import rank
 from analysis.selection import MAXIMUM_ROWS, MAXIMUM_WORKLOADS, Selection, workload_label

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analysis.compare import CellResult
-from analysis.markdown_blocks import table
+from analysis.markdown.blocks import table
 from analysis.speedup import BAND, CONFIDENCE, MINIMUM_STEPS, Speed
 from analysis.steady import FENCE, NOTICEABLE, RARE
 

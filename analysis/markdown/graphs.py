@@ -7,7 +7,7 @@ from typing import Optional
 
 from analysis.compare import CellResult
 from analysis.limit import NEAR, EagerStep, GraphedStep, Limit, bound_of
-from analysis.markdown_blocks import size, table
+from analysis.markdown.blocks import size, table
 from analysis.speedup import BAND
 
 LIMIT_HEADER = (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from analysis.compare import CellResult
 from analysis.deviation import METRIC_NAMES, METRICS, Estimate, Evidence
-from analysis.markdown_blocks import figure, table
+from analysis.markdown.blocks import figure, table
 from analysis.steps import Metric
 
 _HOW = (

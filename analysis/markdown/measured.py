@@ -7,7 +7,7 @@ from typing import Optional
 
 from analysis.compare import CellResult
 from analysis.failure_modes import FailureMode, failure_modes
-from analysis.markdown_blocks import figure, size, table
+from analysis.markdown.blocks import figure, size, table
 from analysis.metric_changes import MEMORY_METRICS, Change, MemoryRisk, MetricChange, memory_risks, metric_changes
 from analysis.setting_words import batch_words, layout_words, machine_words, model_words
 from analysis.speedup import Speed

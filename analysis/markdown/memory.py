@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Optional
 
 from analysis.compare import CellResult
-from analysis.markdown_blocks import size, table
+from analysis.markdown.blocks import size, table
 from analysis.memory import KIND_WORDS
 from analysis.outcome_matrix import OutcomeMatrix, outcome_matrix, states_of
 from launch.record import Phase

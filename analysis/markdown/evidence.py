@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from analysis.compare import CellResult
 from analysis.load import attempts_of
-from analysis.markdown_blocks import cell_text, figure, item, plain, table
-from analysis.markdown_ladder import ladder
+from analysis.markdown.blocks import cell_text, figure, item, plain, table
+from analysis.markdown.ladder import ladder
 from analysis.pair import PairResult
 
 
