@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from analysis.report import write_report
-from analysis.selection import MAXIMUM_WORKLOADS
 from launch.paths import SweepPaths
 from launch.record import Expectation, Outcome, Reason
 from launch.spec import Device
@@ -147,22 +146,23 @@ def test_expected_failures_are_counted_as_such(tmp_path: Path) -> None:
     assert "(as expected) in phase capture" in report.markdown.read_text()
 
 
-def test_plots_are_bounded_worst_first_and_old_ones_go(tmp_path: Path) -> None:
+def test_plots_are_bounded_worst_first_and_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def last_diverges(run: AttemptRecord) -> None:
-        if run.spec.graphed and run.spec.training.learning_rate == pytest.approx(14e-3):
+        if run.spec.graphed and run.spec.training.learning_rate == pytest.approx(4e-3):
             run.metrics[10]["loss"] += 1.0
 
-    sweep = write_sweep(tmp_path, workloads=14, repeats=1, steps=16, edit=last_diverges)
+    monkeypatch.setattr("analysis.selection.MAXIMUM_WORKLOADS", 2)
+    sweep = write_sweep(tmp_path, workloads=4, repeats=1, steps=16, edit=last_diverges)
     stale = sweep.report / "plots" / "0000000000-loss.png"
     stale.parent.mkdir(parents=True)
     stale.write_bytes(b"")
     report = write_report(sweep)
     content = json.loads(report.json.read_text())
     assert not stale.exists()
-    assert len(content["plots"]["drawn"]) == MAXIMUM_WORKLOADS
-    assert len(content["plots"]["left_out_workloads"]) == 14 - MAXIMUM_WORKLOADS
-    assert next(iter(content["plots"]["drawn"])) == workload_spec(13, "none", 16).workload_id
-    assert "Left out: `eager, lr 0.012`, `eager, lr 0.013`." in report.markdown.read_text()
+    assert len(content["plots"]["drawn"]) == 2
+    assert len(content["plots"]["left_out_workloads"]) == 2
+    assert next(iter(content["plots"]["drawn"])) == workload_spec(3, "none", 16).workload_id
+    assert "Left out: `eager, lr 0.002`, `eager, lr 0.003`." in report.markdown.read_text()
 
 
 def test_tables_are_bounded_and_hold_the_worst_workloads_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
