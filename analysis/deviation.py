@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from analysis.steps import Booleans, Floats, Integers, Metric, Steps
+from analysis.steps import Booleans, Floats, Metric, Steps
 
 METRICS: tuple[Metric, ...] = ("loss", "grad_norm")
 METRIC_NAMES: dict[Metric, str] = {"loss": "loss", "grad_norm": "gradient norm"}
@@ -194,11 +194,3 @@ def told_apart(a: float, b: float) -> tuple[str, str]:
     """Two numbers in nine digits, or in as many as tell any two apart where nine do not."""
     digits = 9 if f"{a:.9g}" != f"{b:.9g}" else 17
     return f"{a:.{digits}g}", f"{b:.{digits}g}"
-
-
-def absolute_loss_difference(eager: Steps, graphed: Steps) -> tuple[Integers, Floats]:
-    """Steps that both runs recorded, and their absolute loss difference; both of shape (shared steps,)."""
-    step, left, right = np.intersect1d(eager.step, graphed.step, return_indices=True)
-    with np.errstate(invalid="ignore", over="ignore"):
-        difference = np.abs(eager.loss[left] - graphed.loss[right])
-    return step, np.where(np.isfinite(difference), difference, np.inf)

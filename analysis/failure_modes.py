@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 from analysis.compare import CellResult
 from launch.record import Outcome
@@ -23,11 +22,6 @@ class FailureMode:
     remedy: str
     graphed: tuple[str, ...]
     eager: tuple[str, ...]
-
-    @property
-    def is_of_graphs(self) -> Optional[bool]:
-        """Whether graphed cells alone have it; None where no graphed cell has."""
-        return None if not self.graphed else not self.eager
 
 
 def failure_modes(results: Sequence[CellResult]) -> tuple[FailureMode, ...]:
