@@ -69,13 +69,21 @@ class Site(Host):
 
     def accounts(self, field: str) -> dict[str, str]:
         """By job, what sacct says of every job of this site's sweeps, once all are over; times in seconds since the
-        epoch. First slurmctld hands slurmdbd all that it has seen so far."""
+        epoch."""
         self.wait_until_over()  # a job ends after its last run
-        wait_until(lambda: "DBD Agent queue size: 0" in self.cluster.run("sdiag").splitlines(), 60, "slurmdbd to know")
-        text = self.cluster.run("env", "SLURM_TIME_FORMAT=%s", "sacct", "--allocations", "--noheader", "--parsable2",
-                                "--starttime=now-1hour", f"--format=JobID,{field},SubmitLine")  # fmt: skip
-        rows = (line.split("|", 2) for line in text.splitlines())
+        wait_until(self._accounted_for, 60, "slurmdbd to know", self._accounts)
+        rows = (line.split("|", 2) for line in self._accounts(field))
         return {job: value for job, value, command in rows if "sbatch" in command and str(self.store) in command}
+
+    def _accounted_for(self) -> bool:
+        """Whether slurmctld has handed on all that it has seen. How a job ended may go before how it began, which is
+        sent every five seconds: until then its row has no command."""
+        handed_on = "DBD Agent queue size: 0" in self.cluster.run("sdiag").splitlines()
+        return handed_on and not any(line.endswith("|") for line in self._accounts("State"))
+
+    def _accounts(self, field: str = "State") -> list[str]:
+        return self.cluster.run("env", "SLURM_TIME_FORMAT=%s", "sacct", "--allocations", "--noheader", "--parsable2",
+                                "--starttime=now-1hour", f"--format=JobID,{field},SubmitLine").splitlines()  # fmt: skip
 
     def wait_until_over(self, seconds: float = 120) -> None:
         """Until no job waits or runs."""
