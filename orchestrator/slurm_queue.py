@@ -43,8 +43,8 @@ ARRIVAL_SECONDS = 10.0
 slurm.conf has it by default."""
 
 _UNREACHED = re.compile(
-    "unable to contact|connection (refused|timed out)|socket timed out|zero bytes|protocol authentication|munge"
-    "|temporarily unable", re.IGNORECASE,
+    "unable to contact|connection (refused|failure)|find an address|munge|standby mode|temporarily unable",
+    re.IGNORECASE,
 )  # fmt: skip
 """sbatch's words where Slurm, and not what was asked of it, is at fault."""
 

@@ -39,8 +39,12 @@ _SUPERVISOR_STEP = (
 """srun's options for the supervisor: one process on the job's first node, beside which the steps of runs start."""
 
 
-_UNSURE = re.compile("timed out|zero bytes", re.IGNORECASE)
-"""sbatch's words where its request was sent and no answer came."""
+_UNSURE = re.compile(
+    "timed out|zero (bytes|length)|missing socket|(send|receive|shutdown) failure|unexpected message|message length"
+    "|header lengths|entire message|authentication|connection reset|broken pipe", re.IGNORECASE,
+)  # fmt: skip
+"""sbatch's words where its request may have been sent and no answer came, or none that can be read (slurm_strerror, 1000 to
+1013, 1801 to 1803 and 5000 to 5005)."""
 
 
 class Refused(Exception):
