@@ -27,7 +27,7 @@ def test_a_run_whose_node_failed_is_made_again_on_another_by_the_next_command(si
     done = site.run("sweep", str(site.folder / "node.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"not on {node}: " in done.stdout and "2 runs to begin" in done.stdout
-    assert site.attempts("node") == {failed: [1, 2], later: [1]}
+    assert site.attempts("node") == {failed: [1, 2], later: [1]}, done.stdout
     assert site.states("node") == {failed: "COMPLETED", later: "COMPLETED"}
     assert attempt.outcome.exists()
     nodes = [line["nodes"] for line in read_json_lines(bundle / "allocations.jsonl")]
