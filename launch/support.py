@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from launch.record import Reason
-from launch.spec import EngineName, Model, RunSpec
+from launch.spec import CudaGraph, EngineName, Model, RunSpec
 
 
 @dataclass(frozen=True)
@@ -19,18 +20,17 @@ class Limit:
     """One field of a spec, and when the engine takes it as it is."""
 
     field: str
-    """Section and name, as a recipe spells it: ``parallelism.tp``."""
+    """Section and name, as a recipe spells it: ``parallelism.tp``; or the name alone of what has no section."""
     accepts: Callable[[Any, RunSpec], bool]
     """Of the field's value and the whole spec."""
     remedy: str
 
     @property
     def name(self) -> str:
-        return self.field.partition(".")[2]
+        return self.field.rpartition(".")[2]
 
     def value(self, spec: RunSpec) -> Any:
-        section, _, name = self.field.partition(".")
-        return getattr(getattr(spec, section), name)
+        return attrgetter(self.field)(spec)
 
 
 def unsupported(spec: RunSpec) -> tuple[Reason, ...]:
@@ -105,6 +105,12 @@ TORCH_NATIVE: tuple[Limit, ...] = (
         _compiles_alone,
         "set cuda_graph.impl=none, or tp, pp and ep to 1: collectives break the graph",
     ),
+    Limit(
+        "digest_steps",
+        lambda steps, spec: not steps or spec.cuda_graph.impl != "torch_compile",
+        "look into another implementation: Inductor's kernels round otherwise than those they replace, so that all layers "
+        "differ in their bits, whatever is at fault",
+    ),
 )
 
 
@@ -123,6 +129,11 @@ def _is_llama_3s(model: Model) -> bool:
     """Megatron-Core has these as constants (models/common/embeddings/rotary_pos_embedding.py)."""
     scaling = (model.rope_original_max_position, model.rope_low_freq_factor, model.rope_high_freq_factor)
     return scaling == (8192, 1.0, 4.0)
+
+
+def _captures_attention(graph: CudaGraph) -> bool:
+    """Whether a layer's graph holds its attention: local captures a layer whole, whichever part of it is named."""
+    return graph.impl == "local" or (graph.impl == "transformer_engine" and (not graph.scope or "attn" in graph.scope))
 
 
 ON_GPUS = (
@@ -187,6 +198,37 @@ MEGATRON: tuple[Limit, ...] = (
         "none",
         "set cuda_graph.impl=none, or engine=torch_native: this version runs Megatron-Core eagerly",
     ),
+    # The row above goes once graphs have been seen to hold on GPUs; what follows stays, for it is Megatron-Core's own.
+    Limit(
+        "training.recompute",
+        lambda recompute, spec: recompute != "selective" or not _captures_attention(spec.cuda_graph),
+        "set training.recompute=none, or cuda_graph.impl=full_iteration, or leave attention out of cuda_graph.scope: "
+        "megatron-core 0.16.1 recomputes attention by a function that refuses torch.autograd.grad, by which layers are "
+        "captured (tensor_parallel/random.py:539)",
+    ),
+    Limit(
+        "parallelism.pp",
+        lambda pp, spec: pp == 1 or spec.parallelism.vpp > 1 or spec.cuda_graph.impl != "full_iteration",
+        "set parallelism.pp=1, or vpp to 2 or more with schedule=interleaved: stages of one piece wait for the whole device "
+        "in every transfer (megatron-core 0.16.1 pipeline_parallel/p2p_communication.py:398), which no capture allows",
+    ),
+    Limit(
+        "model.rope_scaling",
+        lambda scaling, spec: (
+            scaling != "yarn"
+            or spec.cuda_graph.impl != "transformer_engine"
+            or not _captures_attention(spec.cuda_graph)
+        ),
+        "leave attention out of cuda_graph.scope, or use full_iteration or local: megatron-core 0.16.1 captures "
+        "attention of a YaRN model without positions, and says nothing (transformer/cuda_graphs.py:1863)",
+    ),
+    Limit(
+        "model.moe_router_enable_expert_bias",
+        lambda on, spec: not on or spec.cuda_graph.impl != "local",
+        "use transformer_engine or full_iteration: megatron-core 0.16.1 counts the passes before a local capture into "
+        "the experts' load (mended in Megatron-LM pull request 4433)",
+    ),
+    _only("digest_steps", 0, "set engine=torch_native: Megatron-Core's layers are not digested here"),
 )
 
 LIMITS: dict[EngineName, tuple[Limit, ...]] = {"torch_native": TORCH_NATIVE, "megatron": MEGATRON}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -164,10 +165,7 @@ def _train(spec: RunSpec, engine: Any) -> dict[str, Any]:
     dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", dist.get_rank())
     before = weights()
     results = [engine.step(batch(source, spec, step, dp_rank)) for step in range(spec.training.steps)]
-    said = {
-        "graph_stats": engine.graph_stats(),
-        "own": [own for result in results for own in (result.loss, result.grad_norm)],
-    }
+    own = [own for result in results for own in (result.loss, result.grad_norm)]
     return {
         "loss": torch.stack([result.loss for result in results]),
         "grad_norm": torch.stack([result.grad_norm for result in results]),
@@ -176,5 +174,6 @@ def _train(spec: RunSpec, engine: Any) -> dict[str, Any]:
         "choices": dict(engine.choices),
         "before": before,
         "after": weights(),
-        **(said if dist.get_world_size() == 1 else {}),
+        "graph_stats": asdict(engine.graph_stats()),
+        **({"own": own} if dist.get_world_size() == 1 else {}),
     }

@@ -167,7 +167,7 @@ def test_the_loop_finds_what_it_asks_an_engine_for() -> None:
     assert found["kind"] == ["warmup", "warmup", "steady", "steady", "steady"]
     assert found["capture_step"] is None
     assert found["choices"] == {"layers": "modules of Megatron-Core"}
-    assert found["graph_stats"] == GraphStats(impl="none", mechanism="eager")
+    assert GraphStats(**found["graph_stats"]) == GraphStats(impl="none", mechanism="eager")
     assert {(result.dtype, result.shape) for result in found["own"]} == {(torch.float32, torch.Size([]))}
     assert len({result.data_ptr() for result in found["own"]}) == 2 * spec.training.steps
 

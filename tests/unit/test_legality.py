@@ -354,6 +354,7 @@ EAGER_ALONE = {"tiny_parallel.yaml"}
 REJECTED_ON_PURPOSE = {
     "tiny_moe.yaml": {"scope.moe_and_router", "capture.native_fp32_experts"},
     "gpt_oss_20b.yaml": {"capture.megatron_expert_sync"},
+    "qwen3_8l_megatron.yaml": {"capture.megatron_expert_sync"},
 }
 
 
@@ -408,14 +409,14 @@ SPECS = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(SPECS)
 def test_judging_never_fails_and_every_reason_says_all(value: RunSpec) -> None:
     for reason in illegal(value):
         assert reason.message and reason.remedy and reason.source
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(SPECS)
 def test_an_eager_twin_violates_nothing_that_its_graphed_cell_does_not(value: RunSpec) -> None:
     twin = dataclasses.replace(value, cuda_graph=CudaGraph(warmup_steps=value.cuda_graph.warmup_steps))

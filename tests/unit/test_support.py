@@ -109,6 +109,15 @@ def test_a_model_that_lies_on_several_ranks_is_not_compiled_whole() -> None:
         assert unsupported(RunSpec(model=MOE, parallelism=layout)) == ()
 
 
+def test_layers_are_digested_where_the_kernels_stay_the_same() -> None:
+    """Inductor's round otherwise, which would be named as the fault whatever it is."""
+    on_cuda = RunSpec(placement=Placement(device="cuda"), digest_steps=8)
+    for impl in ("none", "torch", "transformer_engine", "full_iteration"):
+        assert unsupported(dataclasses.replace(on_cuda, cuda_graph=CudaGraph(impl))) == ()
+    (reason,) = unsupported(dataclasses.replace(on_cuda, cuda_graph=CudaGraph("torch_compile")))
+    assert reason.rule == "torch_native.digest_steps" and reason.message.startswith("digest_steps=8 ")
+
+
 def test_all_reasons_come_at_once() -> None:
     spec = with_field(with_field(RunSpec(), "parallelism.cp", 2), "training.cpu_offloading", True)
     assert {reason.rule for reason in unsupported(spec)} == {"torch_native.cp", "torch_native.cpu_offloading"}
@@ -137,17 +146,47 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "deterministic": ({}, {"training": Training(deterministic=True)}),
     "packed_sequences": ({}, {"data": PACKED}),
     "impl": ({}, {"cuda_graph": CudaGraph(impl="full_iteration")}),
+    "pp": ({}, {"parallelism": Parallelism(pp=2), "cuda_graph": CudaGraph("full_iteration")}),
+    "recompute": ({}, {"training": Training(recompute="selective"), "cuda_graph": CudaGraph("local", ("mlp",))}),
+    "moe_router_enable_expert_bias": (
+        {**vars(MOE), **SIGMOID, "moe_router_enable_expert_bias": True}, {"cuda_graph": CudaGraph("local")}),
     "device": ({}, {"placement": Placement(device="cpu")}),
+    "digest_steps": ({}, {"digest_steps": 8}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("rule", MEGATRON_REFUSES)
 def test_megatron_refuses_what_it_was_not_seen_to_do(rule: str) -> None:
     model, sections = MEGATRON_REFUSES[rule]
-    (reason,) = unsupported(dataclasses.replace(ON_GPU, model=Model(**model), **sections))
+    reasons = unsupported(dataclasses.replace(ON_GPU, model=Model(**model), **sections))
+    (reason,) = (reason for reason in reasons if rule == "impl" or reason.rule != "megatron.impl")
     assert reason.rule == f"megatron.{rule}"
     assert "is beyond engine megatron in this version" in reason.message
     assert reason.remedy
+
+
+CAPTURES_ATTENTION = {
+    CudaGraph("transformer_engine"): True,
+    CudaGraph("transformer_engine", ("attn", "moe_router")): True,
+    CudaGraph("transformer_engine", ("moe_router", "moe_preprocess")): False,
+    CudaGraph("local", ("mlp",)): True,
+    CudaGraph("full_iteration"): False,
+    CudaGraph(): False,
+}
+
+
+@pytest.mark.parametrize("graph", CAPTURES_ATTENTION, ids=str)
+def test_megatron_is_refused_what_it_does_wrong_in_a_layers_graph_alone(graph: CudaGraph) -> None:
+    yarn = dataclasses.replace(ON_GPU, model=Model(rope_scaling="yarn"), cuda_graph=graph)
+    recomputed = dataclasses.replace(ON_GPU, training=Training(recompute="selective"), cuda_graph=graph)
+    captured = CAPTURES_ATTENTION[graph]
+    assert ("megatron.recompute" in rules_of(recomputed)) is captured
+    # local passes positions on as it was given them
+    assert ("megatron.rope_scaling" in rules_of(yarn)) is (captured and graph.impl == "transformer_engine")
+
+
+def rules_of(spec: RunSpec) -> set[str]:
+    return {reason.rule for reason in unsupported(spec)}
 
 
 def test_every_limit_of_megatron_is_met_by_a_case() -> None:

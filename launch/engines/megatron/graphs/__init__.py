@@ -1,0 +1,24 @@
+"""CUDA graphs of Megatron-Core: who captures what of a step, and the evidence that it ran."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launch.engines.megatron.graphs.full_iteration import FullIteration
+from launch.engines.megatron.graphs.layer_callables import LayerCallables
+from launch.engines.megatron.graphs.layer_runners import LayerRunners
+from launch.engines.megatron.graphs.steps import Eager, Graphed, Steps
+from launch.engines.megatron.schedule import Schedule
+from launch.spec import RunSpec
+
+
+def make_steps(spec: RunSpec, schedule: Schedule, optimizer: Any) -> Steps:
+    """What runs the forward and backward passes of ``spec``."""
+    impl = spec.cuda_graph.impl
+    if impl == "none":
+        return Eager(schedule, spec.cuda_graph.warmup_steps)
+    if impl == "full_iteration":
+        return Graphed(spec.cuda_graph, schedule, FullIteration(spec, schedule))
+    if impl == "local":
+        return Graphed(spec.cuda_graph, schedule, LayerRunners(spec, schedule))
+    return Graphed(spec.cuda_graph, schedule, LayerCallables(spec, schedule, optimizer))

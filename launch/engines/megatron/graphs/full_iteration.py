@@ -1,0 +1,65 @@
+"""``full_iteration``: one graph of all micro-batches, forward and backward, and of the reduction over ranks. The optimizer
+runs behind it.
+
+Megatron-Core's wrapper copies each micro-batch into a static buffer on a stream of its own, which waits for nobody: that a
+replay has ended before the next batch is copied is owed to the gradient norm, which the host reads in between. Its state is
+the class's, one run a process (megatron-core 0.16.1 full_cuda_graph.py:61, :97).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from megatron.core.full_cuda_graph import FullCudaGraphWrapper, StaticBufferLoader
+
+from launch.engines.megatron.graphs.tally import Tally
+from launch.engines.megatron.schedule import Schedule
+from launch.spec import RunSpec
+
+
+class FullIteration:
+    mechanism = "FullCudaGraphWrapper, one graph of a step's forward and backward passes"
+    scope: tuple[str, ...] = ("forward_backward",)
+    replays_per_step = 1
+
+    def __init__(self, spec: RunSpec, schedule: Schedule) -> None:
+        self.tally = Tally()
+        self.capture_seconds = 0.0
+        self._schedule = schedule
+        schedule.forward_backward = FullCudaGraphWrapper(schedule.forward_backward, spec.cuda_graph.warmup_steps)
+
+    @property
+    def _graph(self) -> Any:
+        return FullCudaGraphWrapper.cuda_graph["training"]
+
+    @property
+    def captured(self) -> bool:
+        return self._graph is not None
+
+    @property
+    def graphs(self) -> int:
+        return int(self.captured)
+
+    @property
+    def launches_per_step(self) -> int:
+        return self.graphs
+
+    def capture(self, batch: torch.Tensor) -> torch.Tensor:
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        loss = self._schedule.run(batch)
+        # What follows the capture, its first replay, has only been enqueued.
+        self.capture_seconds = time.perf_counter() - begun
+        if self.captured:
+            self._graph.replay = self.tally.counting(self._graph.replay)
+        return loss
+
+    def release(self) -> None:
+        if self.captured:
+            self._graph.reset()
+        FullCudaGraphWrapper.cuda_graph["training"] = None
+        FullCudaGraphWrapper.result["training"] = None
+        FullCudaGraphWrapper.curr_iteration["training"] = 0
+        StaticBufferLoader.static_buffers["training"] = []

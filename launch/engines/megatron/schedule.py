@@ -1,0 +1,71 @@
+"""A step's forward and backward passes by Megatron-Core's schedule: every micro-batch, and gradients that are final."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from launch.engines.megatron.model import Configuration
+from launch.spec import RunSpec
+
+
+class Schedule:
+    """
+    Attributes:
+        chunks: this rank's virtual stages, each with its gradient buffers.
+        forward_backward: Megatron-Core's function for all micro-batches of a step, which a graph may take the place of.
+    """
+
+    def __init__(self, spec: RunSpec, config: Configuration, chunks: list[Any], device: torch.device) -> None:
+        self.config = config
+        self.chunks = chunks
+        self.forward_backward: Callable[..., list[torch.Tensor]] = get_forward_backward_func()
+        self._training = spec.training
+        self._replicas = spec.parallelism.dp
+        self._device = device
+        self._positions = torch.arange(spec.training.sequence_length, device=device).unsqueeze(0)
+
+    def run(self, batch: torch.Tensor) -> torch.Tensor:
+        """The mean loss over the global batch, of shape () and the caller's own, on every rank.
+
+        Args:
+            batch: int64 of shape (micro-batches, micro-batch size, sequence + 1).
+        """
+        losses = self.forward_backward(
+            forward_step_func=self._forward,
+            # Mappings, since FullCudaGraphWrapper copies nothing else into its static buffers.
+            data_iterator=[iter([{"tokens": tokens} for tokens in batch.unbind()]) for _ in self.chunks],
+            model=self.chunks,
+            num_microbatches=len(batch),
+            seq_length=self._training.sequence_length,
+            micro_batch_size=self._training.micro_batch_size,
+            forward_only=False,
+        )
+        return self._mean(losses)
+
+    def _forward(
+        self, micro_batches: Iterator[Mapping[str, torch.Tensor]], chunk: torch.nn.Module
+    ) -> tuple[torch.Tensor, Any]:
+        """One micro-batch through a chunk: each token's loss from the last, activations from others."""
+        tokens = next(micro_batches)["tokens"]
+        labels = tokens[:, 1:].contiguous()
+        return chunk(tokens[:, :-1], self._positions, None, labels=labels), _objective
+
+    def _mean(self, losses: list[torch.Tensor]) -> torch.Tensor:
+        """Of ``losses``, empty but on the last stage, which may be graph memory."""
+        loss = torch.stack(losses).mean() if losses else torch.zeros((), device=self._device)
+        dist.all_reduce(loss, group=parallel_state.get_pipeline_model_parallel_group())
+        dist.all_reduce(loss, group=parallel_state.get_data_parallel_group())
+        return loss / self._replicas
+
+
+def _objective(losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is differentiated, which the schedule then divides in place, and what is kept of it. The routers' losses add
+    their gradients by themselves."""
+    loss = losses.float().mean()
+    return loss, loss.detach().clone()

@@ -1,0 +1,141 @@
+"""Megatron-Core's graphs where there is no GPU: who captures what, when and how often, and what is put in the place of what,
+as it is; only the graphs are none. What a GPU would replay of a layer is computed anew; the graph of a whole step computes
+in its capture and is empty afterwards.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+
+from launch.spec import RunSpec
+from tests.numerics.megatron_on_cpu import train_megatron
+
+
+class Graph:
+    """``alive`` are those that have neither been reset nor been forgotten before."""
+
+    alive: list[Graph] = []  # noqa: RUF012 - of all of them
+
+    def __init__(self) -> None:
+        self.alive.append(self)
+
+    def register_generator_state(self, state: Any) -> None: ...
+
+    def replay(self) -> None:
+        assert self in self.alive
+
+    def reset(self) -> None:
+        self.alive.remove(self)
+
+
+OF_CUDA = {
+    "CUDAGraph": Graph,
+    "graph": lambda graph, **settings: nullcontext(),
+    "graph_pool_handle": lambda: (0, 1),
+    "memory_stats": lambda: defaultdict(int),
+    "empty_cache": lambda: None,
+    "set_stream": lambda stream: None,
+    "get_device_capability": lambda: (9, 0),
+}
+
+
+def recomputing(
+    layers: Sequence[Any],
+    samples: Sequence[Any],
+    *,
+    sample_kwargs: Sequence[dict[str, Any]] = (),
+    _order: Sequence[int],
+    _num_layers_per_chunk: Sequence[int],
+    **settings: Any,
+) -> list[Callable[..., Any]]:
+    """In the place of Transformer Engine's ``make_graphed_callables``: chunk by chunk, in it micro-batch by micro-batch."""
+    micro_batches = len(_order) // len(_num_layers_per_chunk) // 2
+    given, remaining, calls = iter(sample_kwargs), iter(layers), []
+    for count in _num_layers_per_chunk:
+        of_chunk = [next(remaining) for _ in range(count)]
+        calls += [_callable(layer, set(next(given))) for _ in range(micro_batches) for layer in of_chunk]
+    assert len(calls) == len(samples)
+    return calls
+
+
+def _callable(layer: Any, names: set[str]) -> Callable[..., Any]:
+    """Takes of its keywords what it was captured with, and is silent of others, as Transformer Engine's are."""
+    from megatron.core.transformer import cuda_graphs
+
+    graph = Graph()
+
+    def call(*inputs: torch.Tensor, **named: Any) -> Any:
+        graph.replay()
+        taken = {name: named[name] for name in names}
+        if "attention_mask" in taken:
+            taken["attention_mask"] = None  # Transformer Engine has no use for one where attention is causal
+        cuda_graphs._set_capture_start()
+        outputs = layer._te_cuda_graph_capture(*inputs, **taken)
+        cuda_graphs._set_capture_end()
+        return outputs
+
+    call.reset = graph.reset  # type: ignore[attr-defined]
+    return call
+
+
+def create_forward(runner: Any, args: Any, kwargs: Any, outputs: Any, clone_inputs: bool) -> None:
+    runner.fwd_graph = Graph()
+
+
+def create_backward(runner: Any) -> None:
+    runner.bwd_graph = Graph()
+
+
+def replay(runner: Any, is_first_microbatch: bool, args: Any, kwargs: Any) -> Any:
+    runner.fwd_graph.replay()
+    return runner.record_graph_capture(args, kwargs)
+
+
+@contextmanager
+def graphs_on_cpu(impl: str) -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Megatron-Core warns of what it does without Transformer Engine
+        from megatron.core import full_cuda_graph
+        from megatron.core.transformer import cuda_graphs, transformer_layer
+
+        importlib.import_module("launch.engines.megatron.engine")  # before there seems to be a Transformer Engine
+    runner = {"create_fwd_graph": create_forward, "create_bwd_graph": create_backward, "replay_graph_capture": replay}
+    tracker = SimpleNamespace(is_inference_rng_tracker=True, fork=nullcontext)
+    package = ModuleType("transformer_engine")
+    package.pytorch = ModuleType("transformer_engine.pytorch")  # type: ignore[attr-defined]
+    with ExitStack() as replaced:
+        for patch in (
+            mock.patch.multiple(torch.cuda, **OF_CUDA),
+            mock.patch.object(full_cuda_graph, "get_all_rng_states", dict),
+            mock.patch.object(cuda_graphs, "get_cuda_rng_tracker", lambda: tracker),
+            mock.patch.multiple(cuda_graphs._CudaGraphRunner, **runner),
+        ):
+            replaced.enter_context(patch)
+        if impl == "transformer_engine":
+            modules = {"transformer_engine": package, "transformer_engine.pytorch": package.pytorch}
+            for patch in (
+                mock.patch.dict(sys.modules, modules),
+                mock.patch.object(cuda_graphs, "HAVE_TE_GRAPHS", True),
+                mock.patch.object(cuda_graphs, "make_graphed_callables", recomputing, create=True),
+                mock.patch.object(cuda_graphs, "is_te_min_version", lambda version: True),
+                mock.patch.object(transformer_layer, "is_te_min_version", lambda version: True),
+            ):
+                replaced.enter_context(patch)
+        Graph.alive.clear()
+        yield
+
+
+def train_graphed(spec: RunSpec) -> dict[str, Any]:
+    """What :func:`train_megatron` gives, and how many graphs are left when the engine is closed."""
+    with graphs_on_cpu(spec.cuda_graph.impl):
+        return {**train_megatron(spec), "left": len(Graph.alive)}

@@ -1,0 +1,255 @@
+"""Which steps Megatron-Core's graphs take over, what is counted of them, and what is left when all is closed. That graphs
+compute what eager code computes is for tests/gpu/test_gpu_megatron.py to show; here they are none."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from launch.engines.megatron.environment import settle
+from launch.errors import CaptureError, EnvironmentFault, ReplayError
+from launch.record import GraphStats
+from launch.spec import CudaGraph, Model, Parallelism, RunSpec
+from tests.distributed import workers
+from tests.numerics.megatron_graphs_on_cpu import train_graphed
+from tests.numerics.megatron_on_cpu import cpu_as_cuda, train_megatron
+from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, make_spec
+
+STEPS, WARMUP, MICRO_BATCHES = 4, 1, 2
+EVEN = replace(MOE, vocab_size=32)
+MIXED = replace(EVEN, moe_layer_freq=2)
+PADDED = replace(EVEN, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)
+SHARED = replace(EVEN, moe_shared_expert_ffn_hidden_size=12)
+ROUTED = ("attn", "moe_router", "moe_preprocess")
+
+
+def graph(impl: Any, *scope: str) -> CudaGraph:
+    return CudaGraph(impl, scope, WARMUP)
+
+
+LAYERS: dict[str, tuple[Model, CudaGraph, int]] = {
+    # the model, the graphs, and how many layers have any
+    "attention": (DENSE, graph("transformer_engine", "attn"), 2),
+    "whole layers": (DENSE, graph("transformer_engine"), 2),
+    "dense layers among others": (MIXED, graph("transformer_engine", "mlp"), 1),
+    "routers among dense layers": (MIXED, graph("transformer_engine", "moe_router"), 1),
+    "attention, routers and preprocessing": (SHARED, graph("transformer_engine", *ROUTED), 2),
+    "experts": (PADDED, graph("transformer_engine", "attn", "moe"), 2),
+    "local": (DENSE, graph("local"), 2),
+    "local, by a part": (PADDED, graph("local", "attn"), 2),
+}
+STAGES: dict[str, tuple[Model, CudaGraph, Parallelism, tuple[int, ...]]] = {
+    # the model, the graphs, the layout, and how many layers of each rank have any
+    "stages": (EVEN, graph("transformer_engine", *ROUTED), Parallelism(pp=2), (1, 1)),
+    "a stage without any": (MIXED, graph("transformer_engine", "mlp"), Parallelism(pp=2), (0, 1)),
+    "virtual stages": (
+        replace(DENSE, num_layers=4, vocab_size=32), graph("transformer_engine", "attn"),
+        Parallelism(pp=2, vpp=2, schedule="interleaved"), (2, 2),
+    ),
+    "stages, local": (replace(DENSE, vocab_size=32), graph("local"), Parallelism(pp=2), (1, 1)),
+}  # fmt: skip
+
+
+def spec_of(model: Model, settings: CudaGraph, parallelism: Parallelism = Parallelism()) -> RunSpec:  # noqa: B008 (frozen)
+    spec = make_spec(model, steps=STEPS, global_batch_size=2 * MICRO_BATCHES, micro_batch_size=2, seed=4)
+    return replace(spec, cuda_graph=settings, parallelism=parallelism)
+
+
+def eager(spec: RunSpec) -> RunSpec:
+    return replace(spec, cuda_graph=CudaGraph(warmup_steps=WARMUP))
+
+
+def kinds(capture_step: int) -> list[str]:
+    return ["warmup"] * capture_step + ["capture"] + ["steady"] * (STEPS - capture_step - 1)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_run_from_graphs_once_they_are_captured(name: str) -> None:
+    model, settings, layers = LAYERS[name]
+    spec = spec_of(model, settings)
+    found, expected = train_graphed(spec), train_megatron(eager(spec))
+    assert found["capture_step"] == (0 if settings.impl == "local" else WARMUP)
+    assert found["kind"] == kinds(found["capture_step"])
+    torch.testing.assert_close(found["loss"], expected["loss"], rtol=0, atol=0)
+    torch.testing.assert_close(found["grad_norm"], expected["grad_norm"], rtol=1e-6, atol=0)
+    stats = GraphStats(**found["graph_stats"])
+    assert stats.proven
+    assert stats.graphs == 2 * layers
+    assert stats.replays == layers * MICRO_BATCHES * (STEPS - 1 - found["capture_step"])
+    assert stats.launches_per_step == 2 * layers * MICRO_BATCHES
+    assert stats.effective_scope == (() if settings.impl == "local" else settings.scope)
+    assert 0 < stats.capture_seconds < 60
+    assert found["left"] == 0
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_each_micro_batch_in_a_pipeline_has_graphs_of_its_own(name: str) -> None:
+    model, settings, parallelism, layers = STAGES[name]
+    spec = spec_of(model, settings, parallelism)
+    expected = train_megatron(eager(replace(spec, parallelism=Parallelism())))
+    for found, count in zip(workers(2).run(train_graphed, spec), layers, strict=True):
+        torch.testing.assert_close(found["loss"], expected["loss"], rtol=5e-6, atol=0)
+        torch.testing.assert_close(found["grad_norm"], expected["grad_norm"], rtol=2e-5, atol=0)
+        stats = GraphStats(**found["graph_stats"])
+        assert found["kind"] == kinds(settings.capture_step)
+        assert stats.graphs == 2 * count * MICRO_BATCHES
+        assert stats.replays == stats.expected_replays == count * MICRO_BATCHES * (STEPS - 1 - settings.capture_step)
+        assert stats.proven is (count > 0)
+        assert found["left"] == 0
+
+
+def test_a_whole_step_is_captured_behind_the_warm_up() -> None:
+    """Twice, since Megatron-Core keeps the graph in a class."""
+    spec = spec_of(PADDED, graph("full_iteration"))
+    expected = train_megatron(eager(spec))
+    for _ in range(2):
+        found = train_graphed(spec)
+        assert (found["capture_step"], found["kind"]) == (WARMUP, kinds(WARMUP))
+        upto = slice(0, WARMUP + 1)
+        torch.testing.assert_close(found["loss"][upto], expected["loss"][upto], rtol=0, atol=0)
+        torch.testing.assert_close(found["grad_norm"][upto], expected["grad_norm"][upto], rtol=1e-6, atol=0)
+        stats = GraphStats(**found["graph_stats"])
+        assert (stats.graphs, stats.launches_per_step, stats.replays) == (1, 1, STEPS - 1 - WARMUP)
+        assert stats.proven
+        assert stats.effective_scope == ("forward_backward",)
+        assert found["left"] == 0
+
+
+def test_megatron_core_captures_a_yarn_models_attention_without_positions() -> None:
+    """Why launch.support refuses it."""
+    calm = replace(GPT_OSS, init_std=0.4)
+    spec = spec_of(calm, graph("transformer_engine", "attn"))
+    found, expected = train_graphed(spec)["loss"], train_megatron(eager(spec))["loss"]
+    torch.testing.assert_close(found[:WARMUP], expected[:WARMUP], rtol=0, atol=0)
+    assert (found[WARMUP] - expected[WARMUP]).abs() > 1e-3
+
+
+def test_megatron_core_recomputes_attention_by_a_function_that_layers_are_not_captured_with() -> None:
+    """The same; both ways to capture a layer call torch.autograd.grad."""
+    with cpu_as_cuda():
+        from megatron.core.tensor_parallel.random import checkpoint
+
+        x = torch.ones(2, requires_grad=True)
+        checkpoint(torch.sin, False, x).sum().backward()
+        assert x.grad is not None
+        with pytest.raises(RuntimeError, match=r"not compatible with \.grad\(\)"):
+            torch.autograd.grad(checkpoint(torch.sin, False, x).sum(), x)
+
+
+SETTINGS = {
+    # as this program spells it, and as megatron-core 0.16.1 has it in the end
+    graph("none"): ("none", []),
+    graph("transformer_engine"): ("transformer_engine", []),
+    graph("transformer_engine", "attn", "moe_router"): ("transformer_engine", ["attn", "moe_router"]),
+    graph("local"): ("local", []),
+    graph("local", "attn"): ("local", ["attn"]),
+    graph("full_iteration"): ("local", ["full_iteration"]),
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_megatron_core_takes_the_settings_as_they_are_meant(settings: CudaGraph) -> None:
+    with cpu_as_cuda():
+        from launch.engines.megatron.model import configure
+
+        config = configure(spec_of(EVEN, settings), "local", CPU)
+    assert (config.cuda_graph_impl, [scope.name for scope in config.cuda_graph_scope]) == SETTINGS[settings]
+    assert settings.impl == "none" or config.cuda_graph_warmup_steps == WARMUP
+
+
+# --- counting, over a capture of this file's own --------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True, scope="module")
+def imported() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Megatron-Core warns of what it does without Transformer Engine
+        importlib.import_module("launch.engines.megatron.engine")
+
+
+class Passes:
+    """In the place of a schedule and of a way to capture: as many replays a step as it is told."""
+
+    mechanism, scope, capture_seconds = "none", (), 1.5
+    graphs, replays_per_step, launches_per_step = 2, 3, 6
+
+    def __init__(self, replayed: int = 3, works: bool = True) -> None:
+        from launch.engines.megatron.graphs.tally import Tally
+
+        self.tally = Tally()
+        self.captured = False
+        self._replay = self.tally.counting(lambda: None)
+        self._replayed = replayed
+        self._works = works
+
+    def run(self, batch: torch.Tensor) -> torch.Tensor:
+        for _ in range(self._replayed if self.captured else 0):
+            self._replay()
+        return torch.zeros(())
+
+    def capture(self, batch: torch.Tensor) -> torch.Tensor:
+        self.captured = self._works
+        return torch.zeros(())
+
+    def release(self) -> None:
+        self.captured = False
+
+
+def graphed(passes: Any, settings: CudaGraph = graph("transformer_engine", "attn")) -> Any:  # noqa: B008 (frozen)
+    from launch.engines.megatron.graphs.steps import Graphed
+
+    return Graphed(settings, passes, passes)
+
+
+BATCH = torch.zeros(4, 2, 9, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(("replayed", "proven"), [(3, True), (2, False), (4, False)])
+def test_replay_is_proven_by_counting(replayed: int, proven: bool) -> None:
+    steps = graphed(Passes(replayed))
+    assert [steps.run(step, BATCH).kind for step in range(STEPS)] == kinds(WARMUP)
+    stats = steps.stats()
+    assert (stats.replays, stats.expected_replays) == (2 * replayed, 6)
+    assert stats.proven is proven
+
+
+def test_a_batch_of_another_shape_is_refused_with_both() -> None:
+    steps = graphed(Passes())
+    for step in range(STEPS):
+        steps.run(step, BATCH)
+    with pytest.raises(ReplayError, match=r"the batch has shape \(4, 2, 8\), and was captured with \(4, 2, 9\)"):
+        steps.run(STEPS, BATCH[..., :-1])
+
+
+def test_a_capture_that_comes_to_nothing_is_an_error() -> None:
+    steps = graphed(Passes(works=False))
+    with pytest.raises(CaptureError, match=r"impl=transformer_engine, scope=\[attn\] .*captured nothing in step 1"):
+        for step in range(STEPS):
+            steps.run(step, BATCH)
+
+
+def test_what_megatron_core_asserts_in_a_capture_is_said_with_the_settings() -> None:
+    class Refuses(Passes):
+        def capture(self, batch: torch.Tensor) -> torch.Tensor:
+            raise AssertionError("Option cuda_graph_impl=local not enabled.")
+
+    with pytest.raises(CaptureError, match=r"impl=local, scope=\[\] .* refused .* in step 0: Option .* not enabled"):
+        graphed(Refuses(), graph("local")).run(0, BATCH)
+
+
+def test_graph_memory_is_kept_from_nccl_where_segments_expand() -> None:
+    assert settle({}, graphed=True) == {}
+    expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    for graphed in (False, True):  # twins are to differ in nothing else
+        environment = dict(expandable)
+        assert settle(environment, graphed)["NCCL_GRAPH_REGISTER"].startswith("0, beside PYTORCH_CUDA_ALLOC_CONF=")
+        assert environment["NCCL_GRAPH_REGISTER"] == "0"
+    told = {**expandable, "NCCL_GRAPH_REGISTER": "1"}
+    with pytest.raises(EnvironmentFault, match="NCCL_GRAPH_REGISTER=1 with PYTORCH_CUDA_ALLOC_CONF=expandable"):
+        settle(told, graphed=True)
+    assert settle(told, graphed=False)["NCCL_GRAPH_REGISTER"].startswith("1, beside")
