@@ -51,7 +51,7 @@ def train(spec: RunSpec, mesh: Mesh, source: TokenSource, engine: Engine, record
         result = engine.step(tensors)
         timer.end()
         _check_kind(step, phase, result.kind)
-        metrics.add(PendingStep(step, result.loss, result.grad_norm, timer, tokens, phase))
+        metrics.add(PendingStep(step, result.loss, result.grad_norm, timer, tokens, phase, result.digests))
         if phase == "capture":
             metrics.flush()
             recorder.capture(engine.graph_stats())

@@ -10,6 +10,8 @@ from typing import Optional
 
 import torch
 
+from launch.digests import StepDigests, hexadecimal
+from launch.engines.base import LayerDigests
 from launch.errors import NumericError
 from launch.files import JsonLines
 from launch.paths import AttemptPaths
@@ -53,13 +55,17 @@ class PendingStep:
     timer: StepTimer
     tokens: int
     phase: Phase
+    digests: Optional[LayerDigests] = None
 
 
 class Metrics:
-    """Reads each step's numbers a step late; rank 0 writes them. Every rank checks them, so that all end together."""
+    """Reads each step's numbers a step late; rank 0 writes them. Every rank checks them, so that all end together, and writes
+    the digests of its own layers."""
 
     def __init__(self, attempt: AttemptPaths, rank: int) -> None:
         self._lines = JsonLines(attempt.metrics) if rank == 0 else None
+        self._digests = attempt.digests(rank)
+        self._digest_lines: Optional[JsonLines] = None
         self._pending: Optional[PendingStep] = None
 
     def add(self, pending: PendingStep) -> None:
@@ -86,6 +92,25 @@ class Metrics:
         )
         if self._lines:
             self._lines.write(asdict(metrics))
+        if pending.digests is not None:
+            self._digest_lines = self._digest_lines or JsonLines(self._digests)
+            self._digest_lines.write(asdict(_read_back(pending.step, pending.digests)))
         for name, value in (("loss", metrics.loss), ("grad_norm", metrics.grad_norm)):
             if not math.isfinite(value):
                 raise NumericError(f"{name} is {value} at step {metrics.step} (phase {metrics.phase})")
+
+
+def _read_back(step: int, digests: LayerDigests) -> StepDigests:
+    def of_micro_batches(values: torch.Tensor) -> dict[str, tuple[str, ...]]:
+        return {layer: tuple(map(hexadecimal, row)) for layer, row in zip(digests.layers, values.tolist(), strict=True)}
+
+    def of_step(values: torch.Tensor) -> dict[str, str]:
+        return dict(zip(digests.holders, map(hexadecimal, values.tolist()), strict=True))
+
+    return StepDigests(
+        step,
+        of_micro_batches(digests.outputs),
+        of_micro_batches(digests.gradients),
+        of_step(digests.parameter_gradients),
+        of_step(digests.parameters),
+    )

@@ -19,6 +19,8 @@ A sweep is a folder. Each file in it has one writer:
     <sweep>/runs/<run>/attempts/<k>/        launch.job        made by it; a folder that exists is an attempt begun
         events/rank<r>.jsonl                that rank         phases with memory, capture, proof, exceptions
         metrics.jsonl                       rank 0            one object a step
+        digests/rank<r>.jsonl               that rank         digests of what its layers gave, one object a step, where the
+                                                              spec asks for them (launch/digests.py)
         environment.json                    rank 0            versions, code, hardware, digests
         exits/rank<r>.json                  launch.rank       how that rank's process ended (Slurm)
         ranks.json                          launch.ranks      exit codes of ranks that failed, the first one first
@@ -71,6 +73,9 @@ class AttemptPaths:
 
     def events(self, rank: int) -> Path:
         return self.root / "events" / f"rank{rank}.jsonl"
+
+    def digests(self, rank: int) -> Path:
+        return self.root / "digests" / f"rank{rank}.jsonl"
 
     def rank_exit(self, rank: int) -> Path:
         return self.rank_exits / f"rank{rank}.json"

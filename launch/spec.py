@@ -10,7 +10,7 @@ Three digests name what a run is:
 * ``workload_id``: what an eager and a graphed run must share to be compared (all but ``cuda_graph`` and ``repeat``);
 * ``task_id``: what makes cells rankable against each other (model mathematics, data, batch, precision, optimizer).
 
-A fault on purpose belongs to all three.
+A fault on purpose belongs to all three, and so do digests of layers.
 """
 
 from __future__ import annotations
@@ -181,6 +181,12 @@ class CudaGraph:
     """Whether full_iteration captures clipping and the optimizer too."""
 
     @property
+    def capture_step(self) -> int:
+        """The step in which graphs are captured: the first behind the warm-up. Megatron's local graphs are made at the end
+        of the first step, and their warm-up is passes inside the capture."""
+        return 0 if self.impl == "local" else self.warmup_steps
+
+    @property
     def label(self) -> str:
         if self.impl == "none":
             return "eager"
@@ -227,6 +233,9 @@ class RunSpec:
     inspect: bool = False
     """Whether steps after the timed ones are looked at closely (launch/inspection.py). No digest holds it, since it changes
     nothing that a run computes."""
+    digest_steps: int = 0
+    """In how many of its first steps each layer's outputs and gradients are digested (launch/digests.py). Such a run is for
+    diagnosis, and its speed is nobody's: every digest holds it where it is set."""
 
     @property
     def num_microbatches(self) -> int:
@@ -263,7 +272,7 @@ class RunSpec:
         training = _section_text(self.training, LAYOUT_ONLY[drops or model.moe_aux_loss_coeff != 0 :])
         parts = {"model": _section_text(model), "training": training, "data": _section_text(self.data)}
         parts |= {"tp": canonical(self.parallelism.tp)} if drops else {}
-        return _digest_of(parts | _fault_part(self))
+        return _digest_of(parts | _purpose_parts(self))
 
 
 LAYOUT_ONLY = ("micro_batch_size", "recompute", "compile", "attention_backend", "cpu_offloading", "deterministic")
@@ -302,13 +311,15 @@ def _section(value: object) -> dict[str, Any]:
 def _identity(spec: RunSpec) -> dict[str, str]:
     """What determines a cell, as canonical JSON by section: all but the repeat, and but the preset's name, which is a
     label of what it expands to."""
-    parts = {name: _section_text(getattr(spec, name)) for name in SECTIONS} | _fault_part(spec)
+    parts = {name: _section_text(getattr(spec, name)) for name in SECTIONS} | _purpose_parts(spec)
     return parts | {"engine": canonical(spec.engine), "environment": canonical(dict(spec.environment))}
 
 
-def _fault_part(spec: RunSpec) -> dict[str, str]:
-    """Nothing where no fault is asked for, so that a run is known by what it was known by before there were any."""
-    return {"fault": _section_text(spec.fault)} if spec.fault.is_set else {}
+def _purpose_parts(spec: RunSpec) -> dict[str, str]:
+    """Nothing where no fault and no digests are asked for, so that a run is known by what it was known by before there were
+    any."""
+    fault = {"fault": _section_text(spec.fault)} if spec.fault.is_set else {}
+    return fault | ({"digest_steps": canonical(spec.digest_steps)} if spec.digest_steps else {})
 
 
 def spec_to_json(spec: RunSpec) -> dict[str, Any]:
@@ -317,6 +328,8 @@ def spec_to_json(spec: RunSpec) -> dict[str, Any]:
     content["cuda_graph"]["scope"] = list(spec.cuda_graph.scope)
     if spec.fault.is_set:
         content["fault"] = _section(spec.fault)
+    if spec.digest_steps:
+        content["digest_steps"] = spec.digest_steps
     further = {"environment": dict(spec.environment), "repeat": spec.repeat, "inspect": spec.inspect}
     return content | {"engine": spec.engine, **further}
 
@@ -337,6 +350,7 @@ def spec_from_json(content: Mapping[str, Any]) -> RunSpec:
         environment=dict(content["environment"]),
         repeat=content["repeat"],
         inspect=content.get("inspect", False),  # specs on disk may be older than it
+        digest_steps=content.get("digest_steps", 0),
     )
 
 

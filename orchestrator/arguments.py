@@ -23,10 +23,10 @@ _OF_COMPARE = """exit codes:
   4  nothing is worse, but what was known before cannot be told any more
 """
 _OF_BISECT = """exit codes:
-  0  the smallest set that fails is named
-  1  the input is wrong (option, name), the run does not fail, or there is no smaller set to try
+  0  the smallest set that fails, or the first layer that differs, is named
+  1  the input is wrong (option, name), the run does not fail so, or there is no smaller set to try
   2  the system failed, or a run was lost or never ran
-  4  it cannot be told: nothing fails any more, or what a smaller set does is unclear
+  4  it cannot be told: nothing fails any more, what a smaller set does is unclear, or eager runs differ as early
 """
 _OF_EXPORT = """what a cell asks for and the target cannot say is told on standard error, a line each
 
@@ -174,6 +174,12 @@ def _bisect(verbs: Verbs) -> Parser:
     )
     verb.add_argument("sweep", help="name of a sweep")
     verb.add_argument("run", help="a graphed run of it that failed or DIVERGED: its id, or enough of its beginning")
+    verb.add_argument(
+        "--layers",
+        action="store_true",
+        help="of a run that DIVERGED or ended NUMERIC, name the first layer that computes something else rather than the "
+        "smallest set",
+    )
     _budget(verb)
     _target_arguments(verb)
     _json(verb)

@@ -14,23 +14,18 @@ from analysis.compare import CellResult, corrected
 from analysis.judged import results_of
 from launch.files import dumps, write_text
 from launch.paths import SweepPaths
-from launch.record import Cell, Expectation, Plan, Reason
+from launch.record import Cell, Plan, Reason
 from launch.spec import CudaGraph, RunSpec
+from orchestrator.beside import plan_beside, refuse
 from orchestrator.bisect_answer import Answer, Search, answer_to_json
 from orchestrator.bisection import Candidate, Conclusion, candidates_of, next_sets
 from orchestrator.errors import wrong
-from orchestrator.fields import Resources, Tracking
 from orchestrator.legality import illegal
 from orchestrator.legality.scope import SCOPED_IMPLS
-from orchestrator.plan import Target, make_plan
-from orchestrator.recipe import Recipe
+from orchestrator.plan import Target
 from orchestrator.report_process import write_report
 from orchestrator.standing import Stand, of_cell, stand_of
 from orchestrator.store import writing
-from orchestrator.sweep import ResolvedCell
-
-LEAST_REPEATS = 2
-"""Eager repeats without which nothing is known to have DIVERGED."""
 
 
 def cell_named(plan: Plan, wanted: str) -> Cell:
@@ -109,27 +104,10 @@ def _result_of(sweep: SweepPaths, search: Search, one: Candidate, target: Target
 
 def plan_of(search: Search, sets: Sequence[Candidate], target: Target) -> Plan:
     """The sweep that runs ``sets`` and their eager twin. The same sets give the same plan, in whatever round."""
-    whole, cell = search.cell.run_spec, search.cell
+    whole = search.cell.run_spec
     eager = CudaGraph("none", (), whole.cuda_graph.warmup_steps)
-    settings = cell.label.removeprefix(whole.cuda_graph.label).removeprefix(", ")
-    limits = Resources(minutes_per_run=cell.limits.run_seconds / 60, hang_minutes=cell.limits.hang_seconds / 60)
-    cells = [
-        ResolvedCell(replace(whole, cuda_graph=graph), (settings,) if settings else (), Expectation(), limits)
-        for graph in (eager, *(one.graph for one in sets))
-    ]
-    recipe = Recipe(
-        name=search.name,
-        file=Path(search.plan.recipe_file),
-        base={},
-        axes=(),
-        repeats=max(LEAST_REPEATS, len(cell.run_ids)),
-        cluster=search.plan.cluster,
-        equivalence=search.plan.margins,
-        wandb=Tracking(mode="disabled"),
-        text=f"# smaller sets of {cell.cell_id}, of the sweep that this recipe made\n{search.plan.recipe}",
-        presets={},
-    )
-    return make_plan(recipe, cells, target)
+    specs = [replace(whole, cuda_graph=graph) for graph in (eager, *(one.graph for one in sets))]
+    return plan_beside(search.name, search.plan, search.cell, specs, "smaller sets", target)
 
 
 def bisect(sweep: SweepPaths, search: Search, target: Target, make: Callable[[Plan], None]) -> Answer:
@@ -148,15 +126,15 @@ def bisect(sweep: SweepPaths, search: Search, target: Target, make: Callable[[Pl
             return Answer(search, found, None)
         before = step
         plan = plan_of(search, step, target)
-        for cell in plan.cells:
-            for reason in cell.reasons:
-                raise wrong(f"{cell.label} [{reason.rule}]", reason.message, reason.remedy)
+        refuse(plan)
         make(plan)
 
 
-def write_answer(sweep: SweepPaths, answer: Answer) -> None:
-    """Write the report of the search's own sweep, and beside it bisect.md and bisect.json."""
+def write_answer(sweep: SweepPaths, answer: Answer) -> Path:
+    """Write the report of the search's own sweep, and beside it bisect.md, which is returned, and bisect.json."""
+    path = sweep.report / "bisect.md"
     write_report(sweep)
     with writing(sweep):
-        write_text(sweep.report / "bisect.md", answer.text)
-        write_text(sweep.report / "bisect.json", dumps(answer_to_json(answer), indent=1) + "\n")
+        write_text(path, answer.text)
+        write_text(path.with_suffix(".json"), dumps(answer_to_json(answer), indent=1) + "\n")
+    return path

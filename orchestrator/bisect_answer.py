@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 from launch.record import Cell, Plan, Reason
 from launch.spec import CudaGraph
+from orchestrator.beside import beside
 from orchestrator.bisection import Candidate, Conclusion, candidates_of
 from orchestrator.standing import Stand
 
@@ -29,8 +30,8 @@ class Search:
 
     @property
     def name(self) -> str:
-        """Of the sweep that holds the runs. A cell's digest is all that tells it from others of its sweep."""
-        return f"{self.plan.name}-bisect-{self.cell.cell_id.rpartition('-')[2]}"
+        """Of the sweep that holds the runs."""
+        return beside(self.plan, self.cell, "bisect")
 
     @property
     def untried(self) -> tuple[Candidate, ...]:

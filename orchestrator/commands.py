@@ -10,11 +10,12 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.files import dumps
 from launch.paths import SweepPaths
-from launch.record import Plan, plan_to_json
+from launch.record import Cell, Plan, plan_to_json
 from orchestrator import show
 from orchestrator.errors import wrong
 from orchestrator.state import open_submissions, read_states
@@ -77,7 +78,7 @@ def advise(options: argparse.Namespace) -> int:
 
 
 def bisect(options: argparse.Namespace) -> int:
-    from orchestrator.bisect import bisect, cell_named, search_of, write_answer
+    from orchestrator.bisect import cell_named
     from orchestrator.conduct import carry_out
     from orchestrator.executor import resolve_executor
     from orchestrator.inputs import check_inputs
@@ -90,21 +91,47 @@ def bisect(options: argparse.Namespace) -> int:
         cell = cell_named(planned, options.run)
         executor = resolve_executor(options.executor)
         target = _target(executor, options, planned.cluster)
-        search = search_of(origin, planned, cell, target)
-        paths = SweepPaths(origin.root.with_name(search.name))
 
         def make(round_of_sets: Plan) -> None:
             check_budget(gpu_hours(round_of_sets), options.max_gpu_hours)
             check_inputs(round_of_sets)
             show.plan_summary(round_of_sets)
-            carry_out(paths, round_of_sets, target, "unfinished", executor, wait=True)
+            carry_out(_beside(origin, round_of_sets.name), round_of_sets, target, "unfinished", executor, wait=True)
 
-        answer = bisect(paths, search, target, make)
-        write_answer(paths, answer)
-        show.answer(paths)
+        find = _first_layer if options.layers else _smallest_set
+        answer, code = find(origin, planned, cell, target, make)
+        show.answer(answer)
     if options.json:
-        print((paths.report / "bisect.json").read_text(), end="")
-    return answer.exit_code
+        print(answer.with_suffix(".json").read_text(), end="")
+    return code
+
+
+def _smallest_set(
+    origin: SweepPaths, planned: Plan, cell: Cell, target: Target, make: Callable[[Plan], None]
+) -> tuple[Path, int]:
+    """The answer's file, and the exit code."""
+    from orchestrator.bisect import bisect, search_of, write_answer
+
+    search = search_of(origin, planned, cell, target)
+    paths = _beside(origin, search.name)
+    answer = bisect(paths, search, target, make)
+    return write_answer(paths, answer), answer.exit_code
+
+
+def _first_layer(
+    origin: SweepPaths, planned: Plan, cell: Cell, target: Target, make: Callable[[Plan], None]
+) -> tuple[Path, int]:
+    """The answer's file, and the exit code."""
+    from orchestrator.bisect_layers import bisect_layers, layer_search_of, write_answer
+
+    search = layer_search_of(origin, planned, cell, target)
+    paths = _beside(origin, search.name)
+    answer = bisect_layers(paths, search, target, make)
+    return write_answer(paths, answer), answer.exit_code
+
+
+def _beside(sweep: SweepPaths, name: str) -> SweepPaths:
+    return SweepPaths(sweep.root.with_name(name))
 
 
 def cancel(options: argparse.Namespace) -> int:

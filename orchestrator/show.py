@@ -249,10 +249,10 @@ def advice(paths: SweepPaths) -> None:
     print(f"\n{path.read_text()}\nadvice: {path}")
 
 
-def answer(paths: SweepPaths) -> None:
-    """What bisect found, as it stands on disk."""
-    path = paths.report / "bisect.md"
-    print(f"\n{path.read_text()}\nanswer: {path}\nreport: {paths.report / 'report.md'}")
+def answer(path: Path) -> None:
+    """What bisect found, as it stands on disk; beside it the report, where there is one."""
+    report = path.with_name("report.md")
+    print(f"\n{path.read_text()}\nanswer: {path}", *([f"report: {report}"] if report.exists() else []), sep="\n")
 
 
 def next_commands(lines: Sequence[str]) -> None:

@@ -79,6 +79,7 @@ def _settle(paths: SweepPaths, planned: Plan) -> None:
 
 def _export(options: argparse.Namespace, paths: SweepPaths) -> None:
     """The report for other programs: for what reads JUnit, and for ``compare``."""
+    from analysis.difference import SPEED_LOSS, unsure_speeds
     from analysis.golden import golden_to_json, read_golden
     from analysis.junit import junit_of_report
 
@@ -87,6 +88,9 @@ def _export(options: argparse.Namespace, paths: SweepPaths) -> None:
         write_bytes(options.junit, junit_of_report(golden))
     if options.golden:
         write_json(options.golden, golden_to_json(golden))
+        for speed in unsure_speeds(golden.cells):
+            said = f"too unsure to tell a loss of {SPEED_LOSS:.0%} by: {speed}; more repeats narrow it"
+            print(f"{options.golden}: {said}", file=sys.stderr)
 
 
 def compare(options: argparse.Namespace) -> int:

@@ -30,16 +30,34 @@ class Mesh:
 
 
 @dataclass(frozen=True)
+class LayerDigests:
+    """Digests of what this rank's layers gave in one step, int64 on the device; launch.digests.StepDigests says of what.
+
+    ``outputs`` and ``gradients`` are of shape (layers, micro-batches), the others of shape (holders,): not every layer
+    holds parameters.
+    """
+
+    layers: tuple[str, ...]
+    holders: tuple[str, ...]
+    outputs: torch.Tensor
+    gradients: torch.Tensor
+    parameter_gradients: torch.Tensor
+    parameters: torch.Tensor
+
+
+@dataclass(frozen=True)
 class StepResult:
     """What a step leaves on the device: nothing here has been read by the host.
 
     ``loss`` is the mean over the global batch, a float32 scalar of shape (), the same on every rank; ``grad_norm`` is
-    the global gradient norm before clipping, likewise. Both are the caller's own (never graph memory).
+    the global gradient norm before clipping, likewise. All are the caller's own (never graph memory). ``digests`` are
+    there in the first steps of a spec that asks for them (RunSpec.digest_steps).
     """
 
     loss: torch.Tensor
     grad_norm: torch.Tensor
     kind: StepKind
+    digests: LayerDigests | None = None
 
 
 class Engine(Protocol):

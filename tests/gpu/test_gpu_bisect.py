@@ -1,6 +1,7 @@
-"""On a GPU: a failing set of captured parts is bisected from a recipe's fault on purpose to the smallest set that fails.
+"""On a GPU: a failing set of captured parts is bisected from a recipe's fault on purpose to the smallest set that fails,
+and to the first layer that differs.
 
-Two sweeps of a handful of runs, ten seconds each.
+Sweeps of a handful of runs, ten seconds each.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from launch.paths import SweepPaths
-from launch.record import read_plan
+from launch.record import Cell, read_plan
 from orchestrator.bisection import candidates_of
 
 pytestmark = pytest.mark.gpu
@@ -23,7 +24,7 @@ RECIPE = """\
 name: scopes
 model: {{preset: {preset}}}
 training: {{steps: 16, sequence_length: 64, micro_batch_size: 2, global_batch_size: 4, precision: bf16, learning_rate: 1.0e-3}}
-cuda_graph: {{impl: torch, scope: [{scope}]}}
+cuda_graph: {{impl: {impl}, scope: [{scope}]}}
 fault: {{kind: {fault}, step: 8}}
 repeats: 2
 resources: {{gpus_per_node: 1, device: cuda, minutes_per_run: 3, hang_minutes: 2}}
@@ -36,12 +37,19 @@ def orchestrator(store: Path, *arguments: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def bisected(folder: Path, preset: str, scope: str, fault: str) -> tuple[dict[str, Any], SweepPaths]:
-    """The answer for the one graphed cell of a sweep that fails by ``fault``, and the sweep that found it."""
-    (folder / "scopes.yaml").write_text(RECIPE.format(preset=preset, scope=scope, fault=fault))
+def failing(folder: Path, preset: str, scope: str, fault: str, impl: str = "torch") -> Cell:
+    """The one graphed cell of a sweep that fails by ``fault``."""
+    recipe = RECIPE.format(preset=preset, impl=impl, scope=scope, fault=fault)
+    (folder / "scopes.yaml").write_text(recipe)
     swept = orchestrator(folder / "store", "sweep", str(folder / "scopes.yaml"))
     assert swept.returncode == 3, swept.stdout + swept.stderr
     (cell,) = (cell for cell in read_plan(SweepPaths(folder / "store" / "scopes")).cells if cell.graphed)
+    return cell
+
+
+def bisected(folder: Path, preset: str, scope: str, fault: str) -> tuple[dict[str, Any], SweepPaths]:
+    """The answer for the one graphed cell of a sweep that fails by ``fault``, and the sweep that found it."""
+    cell = failing(folder, preset, scope, fault)
     done = orchestrator(folder / "store", "bisect", "scopes", cell.run_ids[0], "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
@@ -66,3 +74,29 @@ def test_a_capture_that_fails_is_pinned_on_the_smallest_set(tmp_path: Path) -> N
     assert found["failure"].startswith("CAPTURE_FAILED in capture")
     assert (found["smallest"]["label"], [one["label"] for one in found["also"]]) == ("torch.attn", ["torch.moe_router"])
     assert [one["standing"] for one in found["sets"]] == ["fails", "fails", None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("impl", "scope", "layer"),
+    [
+        ("torch", "attn", "decoder layer 0"),
+        ("transformer_engine", "mlp", "decoder layer 0"),
+        ("full_iteration", "", "embedding"),
+    ],
+)
+def test_numbers_that_part_are_pinned_on_the_first_layer_captured(
+    tmp_path: Path, impl: str, scope: str, layer: str
+) -> None:
+    """A scalar frozen in a capture is the same in the capture's own step, and another in the next. The embedding is captured
+    with a whole step alone."""
+    cell = failing(tmp_path, "tiny_dense", scope, "frozen_scalar", impl)
+    done = orchestrator(tmp_path / "store", "bisect", "scopes", cell.run_ids[0], "--layers", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    step = cell.run_spec.cuda_graph.warmup_steps + 1
+    assert found["first"] == {"step": step, "what": "outputs", "micro_batch": 0, "layers": [layer], "ranks": [0]}
+    (trial,) = found["trials"]
+    assert trial["deterministic"] and trial["eager"] is None and trial["standing"] == "fails"
+    assert trial["graphed"] == {"0": found["first"], "1": found["first"]}
+    again = orchestrator(tmp_path / "store", "bisect", "scopes", cell.cell_id, "--layers", "--json")
+    assert json.loads(again.stdout) == found and "to begin" not in again.stderr, "all of it is on disk"

@@ -13,6 +13,7 @@ from launch.engines.torch_native.blueprint import draw_blueprint
 from launch.engines.torch_native.fused import FusedAccumulation
 from launch.engines.torch_native.graphs import make_graphs
 from launch.engines.torch_native.iteration import Iteration
+from launch.engines.torch_native.layer_digests import DigestedLayers
 from launch.engines.torch_native.main_parameters import MainParameters
 from launch.engines.torch_native.mesh import Group, ParallelMesh, make_mesh
 from launch.engines.torch_native.model import Decoder, build_decoder
@@ -54,8 +55,10 @@ class TorchNativeEngine:
         self._optimizer = Optimizer(self.main_parameters, spec.training)
         layout = spec.parallelism
         pipeline = Pipeline(self.mesh, layout.schedule, layout.vpp, spec.num_microbatches, shape, dtype)
+        self._digest_steps = spec.digest_steps
+        self._digested = DigestedLayers(self.chunks, spec.num_microbatches, mesh.device) if spec.digest_steps else None
         self._graphs = make_graphs(
-            spec, Iteration(self.mesh, self.chunks, self.main_parameters, self._optimizer, pipeline)
+            spec, Iteration(self.mesh, self.chunks, self.main_parameters, self._optimizer, pipeline, self._digested)
         )
 
     @property
@@ -72,8 +75,9 @@ class TorchNativeEngine:
     def step(self, batch: torch.Tensor) -> StepResult:
         self._optimizer.set_rate(self._step)
         ran = self._graphs.run(self._step, batch)
+        digests = self._digested.take() if self._digested and self._step < self._digest_steps else None
         self._step += 1
-        return StepResult(ran.loss.float(), ran.grad_norm.float(), ran.kind)
+        return StepResult(ran.loss.float(), ran.grad_norm.float(), ran.kind, digests)
 
     def graph_stats(self) -> GraphStats:
         return self._graphs.stats()

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from launch.engines.torch_native.data_parallel import average, total
+from launch.engines.torch_native.layer_digests import DigestedLayers
 from launch.engines.torch_native.main_parameters import MainParameters
 from launch.engines.torch_native.mesh import ParallelMesh
 from launch.engines.torch_native.micro_batches import MicroBatches
-from launch.engines.torch_native.model import Decoder, Losses, RunLayer
+from launch.engines.torch_native.model import Decoder, Losses, RunLayer, See, unseen
 from launch.engines.torch_native.optimizer import Optimizer
 from launch.engines.torch_native.pipeline import Pipeline
 
@@ -30,14 +31,16 @@ class Iteration:
         main: MainParameters,
         optimizer: Optimizer,
         pipeline: Pipeline,
+        digested: DigestedLayers | None = None,
     ) -> None:
         self.mesh = mesh
         self.chunks = chunks
         self.pipeline = pipeline
-        self.whole: Callable[[torch.Tensor], Losses] = chunks[0]
+        self.whole: Callable[[torch.Tensor, See], Losses] = chunks[0]
         self.graphed: Callable[[int, int], Mapping[str, RunLayer]] = lambda chunk, micro_batch: {}
         self._main = main
         self._optimizer = optimizer
+        self._digested = digested
         self._choices: Mapping[int, torch.Tensor] = {}
 
     def run(self, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,9 +53,11 @@ class Iteration:
         Args:
             batch: int64 of shape (micro-batches, micro-batch size, sequence + 1).
         """
-        micro_batches = MicroBatches(batch, self.chunks, self.whole, self.graphed, self._main)
+        micro_batches = MicroBatches(batch, self.chunks, self.whole, self.graphed, self._main, self._watching)
         self.pipeline.run(micro_batches.forward, micro_batches.backward)
         self._main.finish()
+        if self._digested:
+            self._digested.see_gradients(self._main)
         loss = micro_batches.loss
         total(self.mesh.pp, loss)  # zero but on the last stage
         average(self.mesh.dp, loss)
@@ -64,6 +69,9 @@ class Iteration:
         norm = self._optimizer.update()
         self._balance()
         return norm
+
+    def _watching(self, micro_batch: int) -> See:
+        return self._digested.watching(micro_batch) if self._digested else unseen
 
     def _balance(self) -> None:
         """Move the routers' biases against the load of the whole step, where the model has them."""

@@ -113,6 +113,11 @@ class MainParameters:
         for stretch in self.stretches:
             stretch.weights.copy_(stretch.compute)
 
+    def gradients_of(self, part: nn.Module) -> list[torch.Tensor]:
+        """The main gradients of the parameters of ``part``, which is of the module: views."""
+        views = {id(parameter): view for parameter, view in zip(self.parameters, self._gradient_views, strict=True)}
+        return [views[id(parameter)] for parameter in part.parameters()]
+
     @contextmanager
     def accumulating(self, share: float, first: bool = False, last: bool = False) -> Iterator[None]:
         """Within it, ``torch.autograd.grad`` adds ``share`` times the gradient of every parameter it is asked for, as

@@ -8,7 +8,7 @@ from typing import NamedTuple, Optional
 import torch
 
 from launch.engines.torch_native.main_parameters import MainParameters
-from launch.engines.torch_native.model import Decoder, Losses, RunLayer, choices_of
+from launch.engines.torch_native.model import Decoder, Losses, RunLayer, See, choices_of
 
 
 class _Forwarded(NamedTuple):
@@ -25,21 +25,24 @@ class MicroBatches:
         batch: int64 of shape (micro-batches, micro-batch size, sequence + 1).
         whole: what runs a chunk that is the whole model.
         graphed: (chunk, micro-batch) -> by its name, what runs in the place of a layer.
+        watching: micro-batch -> what is shown what its layers give.
     """
 
     def __init__(
         self,
         batch: torch.Tensor,
         chunks: Sequence[Decoder],
-        whole: Callable[[torch.Tensor], Losses],
+        whole: Callable[[torch.Tensor, See], Losses],
         graphed: Callable[[int, int], Mapping[str, RunLayer]],
         main: MainParameters,
+        watching: Callable[[int], See],
     ) -> None:
         self._batch = batch
         self._chunks = chunks
         self._whole = whole
         self._graphed = graphed
         self._main = main
+        self._watching = watching
         self._forwarded: dict[tuple[int, int], _Forwarded] = {}
         self.loss = torch.zeros((), device=batch.device, dtype=main.weights.dtype)
         """The mean cross-entropy over all micro-batches, on the rank that holds the head; zero on others. What is
@@ -49,21 +52,21 @@ class MicroBatches:
 
     def forward(self, chunk: int, number: int, activation: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
         """Micro-batch ``number`` through ``chunk``; returns the activation for the next stage, None from the last."""
-        decoder, tokens = self._chunks[chunk], self._batch[number]
+        decoder, tokens, see = self._chunks[chunk], self._batch[number], self._watching(number)
         if activation is not None:
             activation.requires_grad_()
         sent = None
         graphed = self._graphed(chunk, number)
         if decoder.is_first and decoder.is_last and not graphed:
-            losses = self._whole(tokens)
+            losses = self._whole(tokens, see)
         else:
-            x, routed = decoder.decode(tokens, activation, graphed)
+            x, routed = decoder.decode(tokens, activation, graphed, see)
             if not decoder.is_last:
                 outputs = [x, *(one.loss for one in routed if one.loss.requires_grad)]
                 self._count(chunk, choices_of(routed))
                 sent = x.detach()
             else:
-                losses = decoder.losses(x, routed, tokens)
+                losses = decoder.losses(x, routed, tokens, see)
         if decoder.is_last:
             self.loss.add_(losses.cross_entropy.detach(), alpha=1 / len(self._batch))
             self._count(chunk, losses.choices)

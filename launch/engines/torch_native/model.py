@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from launch.digests import EMBEDDING, FINAL_NORM, HEAD, LOSS, layer_name
 from launch.engines.torch_native.attention import Attention
 from launch.engines.torch_native.blueprint import Blueprint
 from launch.engines.torch_native.checkpoint import load_weights
@@ -76,6 +77,12 @@ class Layer(nn.Module):
 
 RunLayer = Callable[[torch.Tensor, Positions], tuple[torch.Tensor, Optional[Routed]]]
 """What a layer computes, by whatever means: the layer itself, or parts of it from graphs."""
+See = Callable[[str, torch.Tensor], None]
+"""Is shown what each layer gives, by its name (launch/digests.py)."""
+
+
+def unseen(layer: str, output: torch.Tensor) -> None:
+    """Nobody looks."""
 
 
 class Decoder(nn.Module):
@@ -105,21 +112,24 @@ class Decoder(nn.Module):
         if self.blueprint.model.tie_embeddings and self.is_first and self.is_last:
             self.head.weight = self.embedding.weight
 
-    def forward(self, tokens: torch.Tensor) -> Losses:
+    def forward(self, tokens: torch.Tensor, see: See = unseen) -> Losses:
         """Predict each token from those before it.
 
         Args:
             tokens: int64 of shape (batch, sequence + 1).
         """
-        x, routed = self.decode(tokens)
-        return self.losses(x, routed, tokens)
+        x, routed = self.decode(tokens, see=see)
+        return self.losses(x, routed, tokens, see)
 
-    def losses(self, x: torch.Tensor, routed: list[Routed], tokens: torch.Tensor) -> Losses:
+    def losses(self, x: torch.Tensor, routed: list[Routed], tokens: torch.Tensor, see: See = unseen) -> Losses:
         """From what :meth:`decode` returns, where it holds the last layer."""
+        logits = self.head(x)
+        see(HEAD, logits)
         if self.blueprint.tp.size == 1:
-            cross_entropy = self.blueprint.elementwise.cross_entropy(self.head(x), tokens[:, 1:])
+            cross_entropy = self.blueprint.elementwise.cross_entropy(logits, tokens[:, 1:])
         else:
-            cross_entropy = vocab_parallel_cross_entropy(self.head(x), tokens[:, 1:], self.blueprint.tp.group)
+            cross_entropy = vocab_parallel_cross_entropy(logits, tokens[:, 1:], self.blueprint.tp.group)
+        see(LOSS, cross_entropy)
         return Losses(sum((one.loss for one in routed), cross_entropy), cross_entropy, choices_of(routed))
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -148,6 +158,7 @@ class Decoder(nn.Module):
         tokens: torch.Tensor,
         x: Optional[torch.Tensor] = None,
         graphed: Mapping[str, RunLayer] = {},
+        see: See = unseen,
     ) -> tuple[torch.Tensor, list[Routed]]:
         """Through these layers, and the last norm behind the last.
 
@@ -157,7 +168,9 @@ class Decoder(nn.Module):
             graphed: by its name, what runs in the place of a layer.
         """
         inputs = tokens[:, :-1]
-        x = self.embedding(inputs) if x is None else x
+        if x is None:
+            x = self.embedding(inputs)
+            see(EMBEDDING, x)
         positions = self.positions(inputs, torch.promote_types(x.dtype, torch.float32))
         routings = []
         for name, layer in self.named_layers().items():
@@ -166,10 +179,12 @@ class Decoder(nn.Module):
                 x, routed = checkpoint(run, x, positions, use_reentrant=False, preserve_rng_state=False)
             else:
                 x, routed = run(x, positions)
+            see(layer_name(name), x)
             if routed is not None:
                 routings.append(routed)
         if self.is_last:
             x = self.blueprint.elementwise.rms_norm(x, self.final_norm.weight, self.blueprint.model.norm_epsilon)
+            see(FINAL_NORM, x)
         return x, routings
 
     def positions(self, tokens: torch.Tensor, dtype: torch.dtype) -> Positions:

@@ -12,7 +12,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 from launch.engines.torch_native.graphs.base import Ran
 from launch.engines.torch_native.iteration import Iteration
-from launch.engines.torch_native.model import Losses
+from launch.engines.torch_native.model import Losses, See
 from launch.errors import CaptureError
 from launch.record import GraphStats
 from launch.spec import RunSpec
@@ -52,12 +52,12 @@ class Compiled:
         self._capture_seconds = _DynamoCounters.now().seconds - self._before.seconds
         return Ran(loss, self._iteration.update(), "capture")
 
-    def _run_compiled(self, tokens: torch.Tensor) -> Losses:
+    def _run_compiled(self, tokens: torch.Tensor, see: See) -> Losses:
         if self._on_cuda:
             # What the micro-batch before left in graph memory is not needed any more.
             torch.compiler.cudagraph_mark_step_begin()
             self._replays += 1
-        return self._compiled(tokens)
+        return self._compiled(tokens, see)
 
     def stats(self) -> GraphStats:
         now = _DynamoCounters.now()
