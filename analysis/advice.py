@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Optional
 
 from analysis.limit import HOST_PART, NEAR, EagerStep, eager_step
-from analysis.load import Attempt, Records, Run
+from analysis.load import Records
+from analysis.run import Attempt, Run
 from launch.findings import KINDS, Finding, Inspection, Kernels
 from launch.record import Cell, Reason
 from launch.spec import GRAPH_IMPLS, CudaGraph

@@ -20,7 +20,7 @@ def misplaced(graphed: Steps, capture_step: int) -> Optional[Verdict]:
     """Said where the one capture of ``graphed`` is not where its spec has it: a window could begin wherever a record says
     otherwise, and what the run computed before it would be judged by nobody.
 
-    All engines capture in the first step after the warm-up (launch/engines), whatever a capture is.
+    All engines capture in the step that launch.spec.CudaGraph.capture_step names, whatever a capture is.
     """
     at = int(np.argmax(graphed.phase == "capture"))
     before, after = graphed.phase[:at], graphed.phase[at + 1 :]
@@ -31,7 +31,7 @@ def misplaced(graphed: Steps, capture_step: int) -> Optional[Verdict]:
     if found == capture_step:
         return None
     reason = (
-        f"the graphed run captured in step {found}, and its spec asks for step {capture_step} (cuda_graph.warmup_steps): "
+        f"the graphed run captured in step {found}, and its spec asks for step {capture_step} (cuda_graph): "
         "records are damaged, or the engine captured at another time"
     )
     return Verdict("INCOMPARABLE", reason, "run the pair again")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from analysis.load import Attempt
+from analysis.run import Attempt
 
 
 @dataclass(frozen=True)

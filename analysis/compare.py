@@ -14,12 +14,17 @@ from analysis.capture import Captured, cell_captured
 from analysis.completeness import finite_steps, incomplete
 from analysis.course import Course, cell_course
 from analysis.deviation import Floor
-from analysis.limit import Limit, cell_limit
-from analysis.load import Attempt, Records, Run, attempts_of
-from analysis.pair import EagerSide, PairResult, compare_pairs, eager_side, margins_of
+from analysis.eager_side import EagerSide, eager_side
+from analysis.limit import Limit, cell_limit, eager_doubt
+from analysis.load import Records
+from analysis.pair import PairResult
+from analysis.repeats import compare_pairs, margins_of
 from analysis.retried import contradictions
+from analysis.run import Attempt, Run, attempts_of
+from analysis.speed_interval import families
 from analysis.step_time import StepTime, cell_step_time
 from analysis.straggler import Straggler, cell_straggler
+from analysis.throttling import Throttling, doubt_of, throttling_of
 from analysis.verdict import PASSES, Verdict
 from analysis.verdict import corrected as corrected_verdicts
 from launch.record import RESULTS_INTACT, Cell, Margins
@@ -42,11 +47,15 @@ class CellResult:
     """Of its loss, over the first run that ended with whole records."""
     straggler: Optional[Straggler] = None
     """On GPUs."""
+    throttling: Optional[Throttling] = None
+    """On GPUs."""
     speed: Optional[speedup.Speed] = None
     replay: Optional[replay.Replay] = None
     captured: Optional[Captured] = None
     limit: Optional[Limit] = None
     """For a graphed cell on GPUs."""
+    doubt: str = ""
+    """On GPUs, why its step cannot have been as short as timed."""
     floor: Optional[Floor] = None
     """For an eager cell: how far its repeats are apart over the whole run."""
     unsound: tuple[str, ...] = ()
@@ -135,11 +144,26 @@ def compare(records: Records) -> tuple[CellResult, ...]:
 
 def corrected(results: Sequence[CellResult]) -> tuple[CellResult, ...]:
     """The results of a whole sweep, whose cells were compared workload by workload, with verdicts that count as one
-    family: the more cells are tested, the surer each has to be."""
+    family, and speeds of those that pass as another: the more cells are tested, the surer each has to be."""
+    return _timed_as_family(_judged_as_family(results))
+
+
+def _judged_as_family(results: Sequence[CellResult]) -> tuple[CellResult, ...]:
     judged = [result for result in results if result.verdict]
     verdicts = corrected_verdicts([result.verdict for result in judged if result.verdict])
     changed = {old.cell.cell_id: new for old, new in zip(judged, verdicts, strict=True) if new is not old.verdict}
     return tuple(_less_sure(r, changed[r.cell.cell_id]) if r.cell.cell_id in changed else r for r in results)
+
+
+def _timed_as_family(results: Sequence[CellResult]) -> tuple[CellResult, ...]:
+    timed = [r for r in results if r.speed and r.speed.tells and r.verdict and r.verdict.passes]
+    pairs = {result.cell.cell_id: [pair.speed for pair in result.pairs] for result in timed}
+    found = families([(r.cell.workload_id, speedup.ratios_of(pairs[r.cell.cell_id])) for r in timed])
+    speeds = {
+        result.cell.cell_id: speedup.cell_speed(pairs[result.cell.cell_id], result.spec, family)
+        for result, family in zip(timed, found, strict=True)
+    }
+    return tuple(replace(result, speed=speeds.get(result.cell.cell_id, result.speed)) for result in results)
 
 
 def _less_sure(result: CellResult, verdict: Verdict) -> CellResult:
@@ -159,7 +183,7 @@ def _result(cell: Cell, records: Records, eager: Optional[EagerSide]) -> CellRes
     retried = _retried(runs, margins_of(cell.run_spec, margins))
     if cell.graphed:
         return replace(_graphed_result(cell, runs, eager or EagerSide((), {}), margins), retried=retried)
-    return replace(_ran(cell, runs), floor=eager.floor if eager else None, retried=retried)
+    return replace(_eager_result(cell, runs), floor=eager.floor if eager else None, retried=retried)
 
 
 def _retried(runs: Sequence[Run], margins: Margins) -> tuple[str, ...]:
@@ -177,8 +201,15 @@ def _ran(cell: Cell, runs: tuple[Run, ...], compared: Sequence[tuple[Attempt, At
         step=step,
         course=cell_course(attempts),
         straggler=cell_straggler(attempts, spec.parallelism, step.milliseconds) if step and on_gpus else None,
+        throttling=throttling_of(attempts, compared, spec.parallelism.world_size) if on_gpus else None,
         unsound=_unsound_runs(runs, spec.training.steps),
     )
+
+
+def _eager_result(cell: Cell, runs: tuple[Run, ...]) -> CellResult:
+    result, ranks = _ran(cell, runs), cell.run_spec.parallelism.world_size
+    timed = result.step if result.on_gpu else None
+    return replace(result, doubt=eager_doubt(attempts_of(runs), ranks, timed.milliseconds)) if timed else result
 
 
 def _graphed_result(cell: Cell, runs: tuple[Run, ...], eager: EagerSide, margins: Margins) -> CellResult:
@@ -187,8 +218,10 @@ def _graphed_result(cell: Cell, runs: tuple[Run, ...], eager: EagerSide, margins
     pairs = _timed_together(untimed)
     attempts = [(p.eager.attempt, p.graphed.attempt) for p in pairs if p.eager and p.verdict.word != "INCOMPARABLE"]
     proofs = [pair.replay for pair in pairs if pair.replay]
-    limit = cell_limit(pairs, spec.parallelism.world_size) if spec.placement.device == "cuda" else None
+    ranks = spec.parallelism.world_size
+    limit = cell_limit(pairs, ranks) if spec.placement.device == "cuda" else None
     speed = speedup.cell_speed([pair.speed for pair in pairs], spec)
+    doubt = (limit and (limit.doubt or limit.eager_doubt)) or (speed and doubt_of(pairs, ranks, speed.word))
     failed_as_expected = cell.expect.outcome not in RESULTS_INTACT and all(
         run.attempt is not None and run.attempt.outcome.meets(cell.expect) for run in runs
     )
@@ -196,9 +229,10 @@ def _graphed_result(cell: Cell, runs: tuple[Run, ...], eager: EagerSide, margins
         _ran(cell, runs, [(e, g) for e, g in attempts if e and g]),
         pairs=pairs,
         verdict=None if failed_as_expected else verdict,
-        speed=speed.doubted(limit.doubt) if speed and limit and limit.doubt else speed,
+        speed=speed.doubted(doubt) if speed and doubt else speed,
         captured=cell_captured(attempts_of(runs)),
         limit=limit,
+        doubt=limit.doubt if limit else "",
         replay=replay.worst(proofs) if proofs else None,
     )
 

@@ -10,17 +10,18 @@
          "verdict": null | VERDICT, "max_loss_difference", "floor": null | FLOOR,
          "memory": null | {"kind": "device" | "host", "peak", "added", "device_total", "headroom", "whole",
                            "phases": [...]}   (bytes),
-         "straggler": null | {"rank", "what": "computing" | "host", "milliseconds", "others_ms"},
-         "speed": null | {"word", "ratio", "low", "high", "pairs", "steps", "left_out", "settling", "off_counts",
-                          "break_even_steps", "reason", and on a GPU "eager_ms", "graphed_ms", "eager_tokens_per_second",
-                          "graphed_tokens_per_second", "eager_tflops", "graphed_tflops"}; "low" and "high" are null of one
-                          pair, and of a step that cannot have been so short,
+         "straggler": null | {"rank", "what": "computing" | "host", "milliseconds", "others_ms", "throttled"},
+         "throttling": null | {"own": THROTTLED, "eager": null | THROTTLED},
+         "speed": null | {"word", "ratio", "low", "high", "own_low", "own_high", "pairs", "steps", "left_out", "settling",
+                          "off_counts", "break_even_steps", "reason", and on a GPU "eager_ms", "graphed_ms",
+                          "eager_tokens_per_second", "graphed_tokens_per_second", "eager_tflops", "graphed_tflops"};
+                          the bounds are null of one pair, and of a step that cannot have been so short,
          "replay": null | {"proven", "reason", "ranks", "stats": GraphStats, and on a GPU "bare_ranks", "launches_seen"},
          and of a graphed cell on a GPU
          "captured": null | {"graphs", "seconds"},
          "limit": {"reason", "eager": null | {"step_ms", "busy_ms", "computing_ms", "host_ms", "kernels"},
                    "graphed": null | {"step_ms", "host_ms", "kernels", "graph_launches", "computing_ms"},
-                   "doubt",
+                   "doubt", "eager_doubt",
                    "launch_bound", "not_computing", "largest_speedup", "largest_speedup_computing", "times_busy",
                    "times_computing", "attained", "attained_computing", "bound": null | analysis.limit.Bound},
          "runs": [{"run_id", "repeat", "attempt", "attempts_begun", "status", "outcome": null | Outcome, "problems"}],
@@ -33,7 +34,9 @@
      "notes": {message: runs}, "provenance": {key: [[value, runs], ...]}, "recipe": YAML}
 
 VERDICT is {"word", "reason", "remedy", "evidence": null | {...}, "deviation": null | {"step", "metric", "size"}} with
-the fields of analysis.verdict.Verdict; FLOOR is {"repeats", "loss", "grad_norm"}. NaN and the infinities are strings.
+the fields of analysis.verdict.Verdict; FLOOR is {"repeats", "loss", "grad_norm"}; THROTTLED is {"most": {reason:
+[share, rank]}, "seen": [reason], "unknown": [text], "power_limits": [watts], "sm_mhz": null | [lowest, highest], "slowed"}. NaN and the
+infinities are strings.
 """
 
 from __future__ import annotations
@@ -47,14 +50,15 @@ from analysis.compare import CellResult
 from analysis.content_tables import tables_of
 from analysis.environment import provenance
 from analysis.limit import Limit
-from analysis.load import Run, attempts_of
 from analysis.memory import CellMemory
 from analysis.pair import PairResult
 from analysis.replay import Replay
+from analysis.run import Run, attempts_of
 from analysis.selection import Selection
 from analysis.speedup import Speed
 from analysis.summary import Summary
 from analysis.task import Trained
+from analysis.throttling import Throttling
 from launch.record import Plan
 
 FORMAT = 1
@@ -133,6 +137,7 @@ def _cell(result: CellResult) -> dict[str, Any]:
         "floor": _fields(result.floor),
         "memory": _memory(result.memory),
         "straggler": _fields(result.straggler),
+        "throttling": _throttling(result.throttling),
         "speed": _speed(result.speed, result.on_gpu),
         "replay": _replay(result.replay, result.on_gpu),
         **({"captured": _fields(result.captured), "limit": _limit(result.limit)} if result.limit else {}),
@@ -147,6 +152,11 @@ def _fields(value: Any) -> Any:
 
 def _memory(memory: Optional[CellMemory]) -> Any:
     return None if memory is None else {**_fields(memory), "peak": memory.peak, "headroom": memory.headroom}
+
+
+def _throttling(throttling: Optional[Throttling]) -> Any:
+    sides = {name: getattr(throttling, name, None) for name in ("own", "eager")}
+    return throttling and {name: side and {**_fields(side), "slowed": side.slowed} for name, side in sides.items()}
 
 
 def _speed(speed: Optional[Speed], on_gpu: bool) -> Any:

@@ -14,7 +14,7 @@ from typing import Optional
 
 import numpy as np
 
-from analysis.load import Attempt
+from analysis.run import Attempt
 
 FIRST_STEPS = 2
 FIRST_BOUND = 0.01

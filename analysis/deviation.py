@@ -72,10 +72,18 @@ class Evidence:
     """Relative to the eager gradient norm."""
     max_grad_norm_step: int
     bitwise_prefix: int
-    """Leading steps after the capture whose loss and gradient norm are equal to the bit."""
+    """Leading steps after the capture whose loss and gradient norm each graphed run has equal to the bit with an eager one."""
+    eager_prefix: int
+    """Leading steps that all eager runs have equal to the bit; all steps where there is one run."""
     floor: Optional[Floor]
     tested: tuple[Tested, ...] = ()
     """By metric; empty where a rung before them decided, or the window is too short for them."""
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether every graphed run equals every eager one at every step. Equal to one of several that differ is what chance
+        makes, too."""
+        return self.bitwise_prefix == self.eager_prefix == self.steps
 
     def largest(self, metric: Metric) -> tuple[float, int]:
         """The largest difference and its step."""
@@ -184,6 +192,7 @@ def measure(
         eager_runs=len(eager),
         graphed_runs=len(graphed),
         bitwise_prefix=bitwise_prefix(eager, graphed, window, metrics),
+        eager_prefix=bitwise_prefix(eager[:1], eager, window, metrics),
         floor=_floor(list(samples.values())),
         **found,
     )

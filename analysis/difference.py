@@ -5,7 +5,8 @@ Worse is
 - a larger share of runs that do not end well or as expected, or records that are unsound now;
 - a speed-up whose whole interval lies below the whole interval of before;
 - a memory peak above that of before by more than the tolerance.
-A gate that meets NaN says worse.
+A gate that meets NaN says worse. Of two speed-ups so unsure that a loss of ``SPEED_LOSS`` would not have shown, nothing can be
+told.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from launch.record import RESULTS_INTACT
 
 MEMORY_TOLERANCE = 0.05
 """Relative. Megatron-LM's functional tests allow as much (tests/functional_tests/python_test_utils)."""
+
+SPEED_LOSS = 0.2
+"""Relative: what a comparison of two speed-ups has to be able to tell, or says that it cannot. Our own choice: intervals of
+two pairs on a quiet GPU do, and those of a golden file that is worth nothing do not."""
 
 DEVIATION_GROWTH = 2.0
 """How many times as far off a cell that stays DIVERGED must be to be worse; our own choice, beyond what repeats differ by."""
@@ -170,7 +175,21 @@ def _speed(before: Optional[GoldenSpeed], after: Optional[GoldenSpeed]) -> Optio
         return Difference("speed", "worse", _ratio(before), _ratio(after))
     if low > high_before:
         return Difference("speed", "better", _ratio(before), _ratio(after))
+    if not high * before.ratio * (1 - SPEED_LOSS) < low_before * after.ratio:
+        now = f"{_ratio(after)}: intervals this wide cannot tell a loss of {SPEED_LOSS:.0%}"
+        return Difference("speed", "inconclusive", _ratio(before), now)
     return None
+
+
+def unsure_speeds(cells: Sequence[GoldenCell]) -> tuple[str, ...]:
+    """The cells whose speed-up nothing can be held against, with it: nothing that is measured later, however well, could lie
+    below its interval after a loss of ``SPEED_LOSS``."""
+    found = ((cell.label, cell.speed) for cell in cells if cell.speed)
+    return tuple(f"{label}, {_ratio(speed)}" for label, speed in found if not _can_be_lost(speed))
+
+
+def _can_be_lost(speed: GoldenSpeed) -> bool:
+    return speed.interval is not None and speed.ratio * (1 - SPEED_LOSS) < speed.interval[0]
 
 
 def _ratio(speed: GoldenSpeed) -> str:

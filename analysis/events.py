@@ -1,4 +1,4 @@
-"""What the ranks of an attempt wrote of themselves: phases with their memory, choices, captures, proof, probes, notes.
+"""What the ranks of an attempt wrote of themselves: phases with memory and clocks, choices, captures, proof, probes, notes.
 
 What is damaged becomes a sentence in ``problems`` and is left out.
 """
@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from launch.files import RecordError, read_json_lines
 from launch.paths import AttemptPaths
-from launch.record import PHASES, Memory, Phase
+from launch.record import PHASES, Clocks, Memory, Phase, clocks_from_json
 
 Found = TypeVar("Found")
 Events = Mapping[int, list[dict[str, Any]]]
@@ -79,6 +79,19 @@ def _checked(memory: Memory) -> Memory:
         if value is not None and not (type(value) is int and least <= value <= MOST_BYTES):
             raise TypeError(f"{name} is {value!r}, not a number of bytes")
     return memory
+
+
+def measured_clocks(events: Events, problems: list[str]) -> dict[int, Clocks]:
+    """Of phase "measure", of each rank whose driver said anything of them."""
+    found = {}
+    for rank, lines in events.items():
+        try:
+            for event in lines:
+                if is_of(event, "phase") and event["phase"] == "measure" and event.get("clocks"):
+                    found[rank] = clocks_from_json(event["clocks"])
+        except DAMAGE as error:
+            problems.append(f"clocks of rank {rank} cannot be read: {said(error)}")
+    return found
 
 
 def choices_of(events: Events) -> dict[str, Any]:

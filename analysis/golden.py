@@ -21,6 +21,8 @@ from launch.paths import SweepPaths
 from launch.record import RESULTS_INTACT, CellState
 from launch.spec import CudaGraph
 
+_ROUNDING = 1e-9
+
 
 @dataclass(frozen=True)
 class GoldenDeviation:
@@ -47,7 +49,8 @@ class GoldenMemory:
 
 @dataclass(frozen=True)
 class GoldenSpeed:
-    """Ratio of step times, eager over graphed, and its interval; None where there are too few pairs for one."""
+    """Ratio of step times, eager over graphed, and the cell's own interval, whatever other cells there are; None where there
+    are too few pairs for one."""
 
     ratio: float
     low: Optional[float]
@@ -142,9 +145,14 @@ def _impossible(cell: GoldenCell) -> Iterator[str]:
         yield f"memory.peak is {cell.memory.peak}, not a number of bytes"
     if cell.speed:
         figures = {name: getattr(cell.speed, name) for name in ("ratio", "low", "high")}
-        yield from (f"speed.{name} is {x}, not a finite number" for name, x in figures.items() if x is not None and not math.isfinite(x))  # fmt: skip
-        if cell.speed.interval and cell.speed.interval[0] > cell.speed.interval[1]:
-            yield f"speed.low {cell.speed.low} is above speed.high {cell.speed.high}"
+        yield from (f"speed.{name} is {x}, not a positive finite number" for name, x in figures.items() if x is not None and not 0 < x < math.inf)  # fmt: skip
+        if cell.speed.interval and not _holds(cell.speed.interval, cell.speed.ratio):
+            yield f"speed.ratio {cell.speed.ratio} is not from speed.low {cell.speed.low} to speed.high {cell.speed.high}"
+
+
+def _holds(interval: tuple[float, float], ratio: float) -> bool:
+    """But for rounding, where pairs are all alike."""
+    return interval[0] <= ratio * (1 + _ROUNDING) and ratio <= interval[1] * (1 + _ROUNDING)
 
 
 def _parsed(content: Any) -> Golden:
@@ -232,7 +240,9 @@ def _memory(content: Optional[Mapping[str, Any]]) -> Optional[GoldenMemory]:
 def _speed(content: Optional[Mapping[str, Any]]) -> Optional[GoldenSpeed]:
     if content is None:
         return None
-    return GoldenSpeed(number(content["ratio"]), _maybe(content["low"]), _maybe(content["high"]), int(content["pairs"]))
+    bounds = ("own_low", "own_high") if "own_low" in content else ("low", "high")  # a golden file has no others
+    low, high = (_maybe(content[bound]) for bound in bounds)
+    return GoldenSpeed(number(content["ratio"]), low, high, int(content["pairs"]))
 
 
 def _not_run(content: Mapping[str, Any]) -> GoldenNotRun:

@@ -17,8 +17,8 @@ from typing import Literal, Optional
 
 import numpy as np
 
-from analysis.load import Attempt
 from analysis.pair import PairResult
+from analysis.run import Attempt
 from analysis.speedup import BAND, geometric_mean
 from analysis.steady import possible
 from launch.record import Probe
@@ -65,6 +65,11 @@ class EagerStep:
         """The same without communication: no graph can pass it that runs the twin's kernels."""
         return self.step_ms / self.computing_ms
 
+    @property
+    def doubt(self) -> str:
+        """Why it cannot have been so short; empty where it can."""
+        return _too_short("the eager step", self.step_ms, "its own probe", self.computing_ms)
+
 
 @dataclass(frozen=True)
 class GraphedStep:
@@ -82,12 +87,13 @@ class GraphedStep:
 @dataclass(frozen=True)
 class Limit:
     """A graphed cell beside its limit. ``reason`` says why a side is missing; it is empty where both are there. ``doubt``
-    is the reason where it is that the graphed step cannot have been so short."""
+    is the reason where it is that the graphed step cannot have been so short, ``eager_doubt`` that its twin's cannot."""
 
     eager: Optional[EagerStep] = None
     graphed: Optional[GraphedStep] = None
     reason: str = ""
     doubt: str = ""
+    eager_doubt: str = ""
 
     @property
     def times_busy(self) -> Optional[float]:
@@ -137,14 +143,21 @@ def cell_limit(pairs: Sequence[PairResult], ranks: int) -> Limit:
     timed = [pair for pair in pairs if pair.speed.ratio is not None]
     step_ms = geometric_mean([pair.speed.eager_ms for pair in timed]) if timed else None
     attempts = [pair.eager.attempt for pair in timed or pairs if pair.eager and pair.eager.attempt]
-    eager = eager_step(attempts, ranks, step_ms)
+    eager = _timed_eager(attempts, ranks, step_ms)
+    too_short = "" if isinstance(eager, str) else eager.doubt
     graphed = graphed_step(timed, ranks) if timed else _untimed(pairs)
-    known = None if isinstance(eager, str) else eager
+    known = None if isinstance(eager, str) or too_short else eager
     if isinstance(graphed, GraphedStep) and (doubt := doubt_of(graphed, known)):
-        return Limit(known, reason=doubt, doubt=doubt)
-    if isinstance(eager, str):
-        return Limit(reason=eager)
+        return Limit(known, reason=doubt, doubt=doubt, eager_doubt=too_short)
+    if isinstance(eager, str) or too_short:
+        return Limit(reason=too_short or str(eager), eager_doubt=too_short)
     return Limit(eager, reason=graphed) if isinstance(graphed, str) else Limit(eager, graphed)
+
+
+def eager_doubt(attempts: Sequence[Attempt], ranks: int, step_ms: float) -> str:
+    """Why the step of an eager cell on ``ranks`` GPUs cannot have taken ``step_ms``; empty where it can, or nobody knows."""
+    found = _timed_eager(attempts, ranks, step_ms)
+    return "" if isinstance(found, str) else found.doubt
 
 
 def _untimed(pairs: Sequence[PairResult]) -> str:
@@ -161,12 +174,14 @@ def doubt_of(graphed: GraphedStep, eager: Optional[EagerStep]) -> str:
     if eager and not _other_kernels(graphed, eager):
         computing["the probe of its eager twin"] = eager.computing_ms
     who = max(computing, key=lambda name: computing[name])
-    if not graphed.step_ms < computing[who] * (1 - NEAR):
+    return _too_short("the step", graphed.step_ms, who, computing[who])
+
+
+def _too_short(step: str, step_ms: float, who: str, computing_ms: float) -> str:
+    """Why a ``step`` is doubtful in which ``who`` saw so much computing; empty where it is not."""
+    if not step_ms < computing_ms * (1 - NEAR):
         return ""
-    return (
-        f"timing is doubtful: the step is said to take {graphed.step_ms:.2f} ms, and {who} saw {computing[who]:.2f} ms of "
-        "computing in it"
-    )
+    return f"timing is doubtful: {step} is said to take {step_ms:.2f} ms, and {who} saw {computing_ms:.2f} ms of computing in it"
 
 
 def _other_kernels(graphed: GraphedStep, eager: EagerStep) -> bool:
@@ -176,6 +191,12 @@ def _other_kernels(graphed: GraphedStep, eager: EagerStep) -> bool:
 def eager_step(attempts: Sequence[Attempt], ranks: int, step_ms: Optional[float] = None) -> EagerStep | str:
     """A step of the eager runs ``attempts``, or why nothing can be said of it; of those that ended with whole records.
     ``step_ms`` is what it took where a pair says so."""
+    found = _timed_eager(attempts, ranks, step_ms)
+    return found if isinstance(found, str) else found.doubt or found
+
+
+def _timed_eager(attempts: Sequence[Attempt], ranks: int, step_ms: Optional[float]) -> EagerStep | str:
+    """The same, though it be shorter than what it computes."""
     sound = [attempt for attempt in attempts if attempt.outcome.results_intact and not attempt.problems]
     if not sound:
         return "no eager run ended with whole records"
@@ -226,9 +247,4 @@ def _implausible(step: EagerStep) -> str:
     wrong = [f"{name} {value:g} ms" for name, value in times.items() if not (math.isfinite(value) and value > 0)]
     if wrong:
         return f"no time is zero, negative or unknown, and the eager run has {', '.join(wrong)}"
-    if step.computing_ms > step.step_ms * (1 + NEAR):
-        return (
-            f"the probe saw {step.computing_ms:.2f} ms of computing in an eager step of {step.step_ms:.2f} ms: it was "
-            "slower when traced"
-        )
     return ""

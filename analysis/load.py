@@ -7,24 +7,25 @@ Nothing is judged here and nothing is filled in. A record that is damaged or mis
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import Any, Optional
+from functools import lru_cache
+from typing import Any
 
 from analysis.endings import failed_by_itself, says_nothing
 from analysis.events import (
     DAMAGE,
-    PhaseMemory,
     choices_of,
     is_of,
     last_of_kind,
+    measured_clocks,
     memory_of,
     notes_of,
     read_events,
     said,
 )
-from analysis.steps import Steps, no_steps, read_steps
+from analysis.run import Attempt, Failed, Recorded, Run, digests_of
+from analysis.steps import no_steps, read_steps
 from launch.files import dumps, number, read_json
 from launch.findings import Inspection, inspection_from_json
 from launch.paths import AttemptPaths, RunPaths, SweepPaths
@@ -42,116 +43,8 @@ from launch.record import (
 )
 from launch.spec import RunSpec
 
-
-@dataclass(frozen=True)
-class Recorded:
-    """What an attempt wrote while it ran. All but the steps and the memory are by rank."""
-
-    steps: Steps
-    memory: tuple[PhaseMemory, ...]
-    captures: Mapping[int, GraphStats]
-    proofs: Mapping[int, GraphStats]
-    probes: Mapping[int, Probe]
-    inspections: Mapping[int, Inspection]
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One attempt of a run. ``notes`` are what ranks remarked; ``recorded`` is None once it has been judged and let go,
-    since a sweep's steps are more than fits in memory. Asking for any of it then is a mistake, and an AssertionError."""
-
-    number: int
-    outcome: Outcome
-    environment: Mapping[str, Any]
-    notes: tuple[str, ...]
-    problems: tuple[str, ...]
-    recorded: Optional[Recorded]
-
-    @property
-    def steps(self) -> Steps:
-        return self._recorded.steps
-
-    @property
-    def memory(self) -> tuple[PhaseMemory, ...]:
-        return self._recorded.memory
-
-    @property
-    def captures(self) -> Mapping[int, GraphStats]:
-        return self._recorded.captures
-
-    @property
-    def proofs(self) -> Mapping[int, GraphStats]:
-        return self._recorded.proofs
-
-    @property
-    def probes(self) -> Mapping[int, Probe]:
-        return self._recorded.probes
-
-    @property
-    def inspections(self) -> Mapping[int, Inspection]:
-        return self._recorded.inspections
-
-    @property
-    def _recorded(self) -> Recorded:
-        assert self.recorded is not None, "this attempt has been judged and let go"
-        return self.recorded
-
-    @cached_property
-    def digests(self) -> tuple[tuple[str, str], ...]:
-        """What must agree before two runs may be compared: code, libraries, data and a checkpoint. Missing ones are left out."""
-        return _digests_of(self.environment)
-
-
-def _digests_of(environment: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    digests = environment.get("digests")
-    content = {**(digests if isinstance(digests, dict) else {}), "data": environment.get("data_digest")}
-    return tuple(sorted((name, str(value)) for name, value in content.items() if value))
-
-
 LONGEST_CAPTURE = 1e9
 """Seconds. No capture takes thirty years."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """An attempt that failed by itself before the one to go by, and on the same code, libraries and data."""
-
-    number: int
-    outcome: Outcome
-
-
-@dataclass(frozen=True)
-class Run:
-    """A cell's repeat. ``attempt`` is the one to go by: see :func:`load_run`."""
-
-    run_id: str
-    repeat: int
-    begun: int
-    """How many attempts were begun, with an outcome or without."""
-    attempt: Optional[Attempt]
-    earlier: tuple[Attempt, ...] = ()
-    """Attempts before it whose results are intact; each may be the partner of a run of its own allocation."""
-    failed: tuple[Failed, ...] = ()
-
-    def beside(self, partner: Attempt) -> Run:
-        """This run by the attempt that shared ``partner``'s allocation, where one did and nothing has ended badly since."""
-        if self.attempt is None or not self.attempt.outcome.results_intact:
-            return self
-        shared = [a for a in self.earlier if a.outcome.allocation == partner.outcome.allocation]
-        if not shared or self.attempt.outcome.allocation == partner.outcome.allocation:
-            return self
-        return replace(self, attempt=shared[-1])
-
-    def let_go(self) -> Run:
-        """This run without what its attempts wrote while they ran."""
-        return replace(self, attempt=self.attempt and replace(self.attempt, recorded=None), earlier=())
-
-    @property
-    def status(self) -> str:
-        """The outcome's name, or why there is none."""
-        if self.attempt is not None:
-            return self.attempt.outcome.outcome
-        return "INTERRUPTED" if self.begun else "NOT RUN"
 
 
 @dataclass(frozen=True)
@@ -160,11 +53,6 @@ class Records:
 
     plan: Plan
     runs: Mapping[str, tuple[Run, ...]]
-
-
-def attempts_of(runs: Iterable[Run]) -> list[Attempt]:
-    """The attempts to go by, of the runs that have one."""
-    return [run.attempt for run in runs if run.attempt is not None]
 
 
 def load(sweep: SweepPaths) -> Records:
@@ -215,7 +103,7 @@ def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:
 def _may_have_run(paths: AttemptPaths, digests: tuple[tuple[str, str], ...]) -> bool:
     """Whether the attempt ran what ``digests`` name, as far as its records say."""
     try:
-        return _digests_of(dict(read_json(paths.environment))) in (digests, ())
+        return digests_of(dict(read_json(paths.environment))) in (digests, ())
     except DAMAGE:
         return True
 
@@ -243,6 +131,7 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         proofs=last_of_kind(events, "proof", _graph_stats, problems),
         probes=last_of_kind(events, "probe", _probe, problems),
         inspections=last_of_kind(events, "inspection", _inspection, problems),
+        clocks=measured_clocks(events, problems),
     )
     environment = _shared(dumps({**environment, **choices_of(events)}))
     return Attempt(paths.number, outcome, environment, notes_of(events), tuple(problems), recorded)

@@ -19,8 +19,9 @@ import numpy as np
 
 from analysis.curves import CurveError, CurveFiles, read_curves
 from analysis.deviation import METRIC_NAMES, Evidence
-from analysis.loss import judge, margin_of
+from analysis.loss import judge
 from analysis.resolution import too_coarse, unseen, widened, without_small
+from analysis.rungs import margin_of
 from analysis.steps import Metric
 from analysis.verdict import Verdict, Word
 from launch.record import Margins
@@ -110,11 +111,15 @@ def _rungs(found: Evidence, files: CurveFiles, margins: Margins) -> list[str]:
     lines = [
         "",
         f"window         steps {found.first_step} to {found.last_step} ({found.steps}); {runs}",
-        f"1 bitwise      the first {found.bitwise_prefix} of {found.steps} steps",
+        f"1 bitwise      the first {found.bitwise_prefix} of {found.steps} steps{_eager_prefix(found)}",
     ]
     for metric in files.metrics:
         lines += ["", *_rungs_of(found, metric, margin_of(margins, metric))]
     return lines if len(files.metrics) > 1 else [*lines, "", "gradient norm: not in the files"]
+
+
+def _eager_prefix(found: Evidence) -> str:
+    return f"; eager runs among themselves {found.eager_prefix}" if found.eager_prefix < found.steps else ""
 
 
 def _rungs_of(found: Evidence, metric: Metric, margin: float) -> list[str]:

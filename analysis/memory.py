@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Optional
 
-from analysis.load import Attempt
+from analysis.run import Attempt
 from launch.record import PHASES, Memory, Phase
 from launch.spec import Device
 

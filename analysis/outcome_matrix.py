@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from analysis.compare import CellResult
-from analysis.load import Run
+from analysis.run import Run
 from launch.record import Phase
 
 FITS, NOT_ENDED, NO_TWIN = "fits", "not ended", "no eager run"

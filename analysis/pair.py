@@ -1,13 +1,11 @@
-"""Graphed runs against the eager runs of their workload: may they be compared, and what comes of it?
+"""A graphed run against the eager run of its own repeat, which shared its allocation: may they be compared?
 
-Each graphed run is first held against the eager run of its own repeat, which shared its allocation: that settles what
-keeps a pair from being compared, a number that only the eager run has finite, and equality to the bit. The rest is judged
-over all repeats together. What passes is held against the attempts before it (analysis.retried).
+That settles what keeps a pair from being compared, a number that only the eager run has finite, and equality to the bit. The
+rest is judged over all repeats together (analysis.repeats).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Optional
 
@@ -15,26 +13,22 @@ import numpy as np
 
 from analysis import loss, pair_speed, replay
 from analysis.before_capture import misplaced, parted
-from analysis.completeness import eager_fault, incomplete
-from analysis.deviation import Floor, floor_of, measure
+from analysis.completeness import eager_fault
+from analysis.eager_side import EagerSide
 from analysis.environment import differences
-from analysis.load import Attempt, Run, attempts_of
-from analysis.retried import contradictions
+from analysis.run import Attempt, Run, attempts_of
 from analysis.steps import Steps
-from analysis.verdict import Verdict, worst
-from launch.record import Cell, Margins
+from analysis.verdict import Verdict
+from launch.record import Margins
 from launch.spec import RunSpec
 
 REQUIRED_DIGESTS = ("code", "data", "libraries")
 """What must be the same, and recorded, on both sides."""
 _IDENTITY = ("versions.", "code.", "data_digest", "digests.")
-_HOW_OFTEN = "run the cell in a sweep of its own with more repeats, to see how often it comes, and mend that first"
 _RESUME = "run `python -m orchestrator resume --unfinished` on the sweep"
 
-_OPEN = Verdict("INCONCLUSIVE", "judged over all repeats together")
+OPEN = Verdict("INCONCLUSIVE", "judged over all repeats together")
 """Of a pair that settles nothing by itself, until it is."""
-
-Digests = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -53,118 +47,19 @@ class PairResult:
     differences: tuple[str, ...]
     """Where the two environments differ, as "settings.NCCL_ALGO: Ring (eager), Tree (graphed)"."""
 
-
-@dataclass(frozen=True)
-class EagerSide:
-    """The eager side of a workload. ``repeats`` holds the steps of its complete runs by repeat, by their digests."""
-
-    runs: tuple[Run, ...]
-    repeats: Mapping[Digests, Mapping[int, Steps]]
+    @property
+    def attempts(self) -> tuple[Attempt, Attempt]:
+        """The eager and the graphed one of a pair whose curves were read."""
+        assert self.eager and self.eager.attempt and self.graphed.attempt
+        return self.eager.attempt, self.graphed.attempt
 
     @property
-    def floor(self) -> Optional[Floor]:
-        """Over the whole run; None where no two repeats are complete and alike."""
-        found = (floor_of(tuple(repeats.values()), slice(None)) for repeats in self.repeats.values())
-        return next((floor for floor in found if floor), None)
+    def first_compared(self) -> int:
+        """The place of its first step after the capture."""
+        return loss.first_compared(self.attempts[1].steps.phase.tolist()) or 0
 
 
-def eager_side(runs: tuple[Run, ...], cell: Cell) -> EagerSide:
-    """The eager ``cell`` of a workload."""
-    expected = np.arange(cell.run_spec.training.steps)
-    complete: dict[Digests, dict[int, Steps]] = {}
-    for run in runs:
-        for attempt in attempts_of([run]):
-            whole = not incomplete(attempt.steps, expected, "eager run")
-            if attempt.outcome.results_intact and not attempt.problems and whole:
-                complete.setdefault(attempt.digests, {})[run.repeat] = attempt.steps
-    return EagerSide(runs, complete)
-
-
-def compare_pairs(
-    runs: Sequence[Run], side: EagerSide, spec: RunSpec, margins: Margins
-) -> tuple[tuple[PairResult, ...], Optional[Verdict]]:
-    """What comes of the graphed ``runs`` of ``spec``, pair by pair and over all; None where there are no runs.
-
-    Runs are judged together with those that share their digests. The worst verdict counts.
-    """
-    faced = [_face(run, side, spec, margins) for run in runs]
-    margins = margins_of(spec, margins)
-    together: dict[Digests, Verdict] = {}
-    pairs = []
-    for pair in faced:
-        if pair.verdict is not _OPEN:
-            pairs.append(pair)
-            continue
-        group = [other for other in faced if _goes_with(other, pair)]
-        eager = _eager(group, side.repeats.get(_digests(pair), {}))
-        if _digests(pair) not in together:
-            together[_digests(pair)] = _judge_together(eager, group, margins)
-        pairs.append(_with(pair, together[_digests(pair)], eager))
-    pairs = [_held_against_before(pair, margins) for pair in pairs]
-    came_and_went = [_of_repeat(pair) for pair in pairs if pair.verdict.remedy == _HOW_OFTEN]
-    settled = (_of_repeat(pair) for pair in faced if pair.verdict is not _OPEN)
-    verdicts = [*came_and_went, *settled, *together.values()]
-    return tuple(pairs), worst(verdicts) if verdicts else None
-
-
-def margins_of(spec: RunSpec, margins: Margins) -> Margins:
-    """Who asks for determinism asks for equality to the bit."""
-    return Margins(loss=0.0, grad_norm=0.0) if spec.training.deterministic else margins
-
-
-def _held_against_before(pair: PairResult, margins: Margins) -> PairResult:
-    """``pair``, which does not pass where an attempt before it of the graphed run came to something else."""
-    found = contradictions(pair.graphed, margins) if pair.verdict.passes else ()
-    if not found:
-        return pair
-    reason = f"{'; '.join(found)}: it comes and goes"
-    return replace(pair, verdict=replace(pair.verdict, word="INCONCLUSIVE", reason=reason, remedy=_HOW_OFTEN))
-
-
-def _of_repeat(pair: PairResult) -> Verdict:
-    """A pair's own verdict, whose reason says which repeat it is of."""
-    verdict = pair.verdict
-    return replace(verdict, reason=f"repeat {pair.repeat}: {verdict.reason}") if verdict.reason else verdict
-
-
-def _attempts(pair: PairResult) -> tuple[Attempt, Attempt]:
-    assert pair.eager and pair.eager.attempt and pair.graphed.attempt  # as every pair has whose curves were read
-    return pair.eager.attempt, pair.graphed.attempt
-
-
-def _digests(pair: PairResult) -> Digests:
-    return _attempts(pair)[1].digests
-
-
-def _goes_with(other: PairResult, pair: PairResult) -> bool:
-    """Whether ``other`` is sound too, and of the same code, libraries and data as ``pair``."""
-    return (other.verdict is _OPEN or other.verdict.word == "BITWISE") and _digests(other) == _digests(pair)
-
-
-def _eager(pairs: Sequence[PairResult], complete: Mapping[int, Steps]) -> dict[str, Steps]:
-    """The eager run of each pair, and the ``complete`` eager runs of other repeats."""
-    found = {**complete, **{pair.repeat: _attempts(pair)[0].steps for pair in pairs}}
-    return {f"eager repeat {repeat}": steps for repeat, steps in sorted(found.items())}
-
-
-def _judge_together(eager: Mapping[str, Steps], pairs: Sequence[PairResult], margins: Margins) -> Verdict:
-    graphed = {f"graphed repeat {pair.repeat}": _attempts(pair)[1].steps for pair in pairs}
-    expected = np.arange(max(len(steps) for steps in graphed.values()))
-    return loss.judge(eager, graphed, expected, max(map(_first, graphed.values())), margins)
-
-
-def _first(graphed: Steps) -> int:
-    return loss.first_compared(graphed.phase.tolist()) or 0
-
-
-def _with(pair: PairResult, verdict: Verdict, eager: Mapping[str, Steps]) -> PairResult:
-    """``pair`` by the ``verdict`` on all repeats, with what was measured of its graphed run against all eager ones."""
-    graphed = _attempts(pair)[1].steps
-    own = measure(tuple(eager.values()), [graphed], slice(_first(graphed), None)).evidence
-    return replace(pair, verdict=replace(verdict, evidence=own))
-
-
-def _face(graphed: Run, side: EagerSide, spec: RunSpec, margins: Margins) -> PairResult:
+def face(graphed: Run, side: EagerSide, spec: RunSpec, margins: Margins) -> PairResult:
     """``graphed``, a run of ``spec``, against the eager run of its repeat."""
     eager = next((run for run in side.runs if run.repeat == graphed.repeat), None)
     proof = replay.prove(graphed.attempt, spec) if graphed.attempt else None
@@ -177,13 +72,15 @@ def _face(graphed: Run, side: EagerSide, spec: RunSpec, margins: Margins) -> Pai
     assert eager.attempt is not None  # beside() gives a run that has one where this one does
     verdict = _unfit(eager.attempt, graphed.attempt) or _settle(eager.attempt, graphed.attempt, proof, spec)
     verdict = _not_of_graphs(verdict, eager.attempt, graphed.attempt, side, spec, margins) or verdict
-    comparable = verdict.word != "INCOMPARABLE"
-    none = pair_speed.PairSpeed(reason="the pair is incomparable")
+    untimed = "the pair is incomparable" if verdict.word == "INCOMPARABLE" else ""
+    untimed = untimed or ("digests of its layers were taken in its steps" if spec.digest_steps else "")
     return replace(
         result,
         eager=eager,
         verdict=verdict,
-        speed=pair_speed.pair_speed(eager.attempt, graphed.attempt) if comparable else none,
+        speed=pair_speed.PairSpeed(reason=untimed)
+        if untimed
+        else pair_speed.pair_speed(eager.attempt, graphed.attempt),
         differences=differences(eager.attempt.environment, graphed.attempt.environment),
     )
 
@@ -244,11 +141,11 @@ def _not_of_graphs(
         alike = [a.steps for a in (eager, *attempts_of(side.runs)) if a.digests == graphed.digests]
         fault = eager_fault(alike)
         return Verdict("INCOMPARABLE", fault.reason, fault.remedy) if fault else None
-    if verdict is not _OPEN and verdict.word != "BITWISE":
+    if verdict is not OPEN and verdict.word != "BITWISE":
         return None
     complete = [steps for steps in side.repeats.get(graphed.digests, {}).values() if steps is not eager.steps]
     equal = verdict.word == "BITWISE"
-    return parted([eager.steps, *complete], graphed.steps, spec.cuda_graph.warmup_steps, margins, equal)
+    return parted([eager.steps, *complete], graphed.steps, spec.cuda_graph.capture_step, margins, equal)
 
 
 def _settle(eager: Attempt, graphed: Attempt, proof: replay.Replay, spec: RunSpec) -> Verdict:
@@ -271,4 +168,4 @@ def _settle_curves(eager: Steps, graphed: Steps, spec: RunSpec) -> Verdict:
     settled = loss.settle({"eager run": eager}, {"graphed run": graphed}, np.arange(spec.training.steps), first)
     if settled and settled.word != "BITWISE":
         return settled
-    return misplaced(graphed, spec.cuda_graph.warmup_steps) or settled or _OPEN
+    return misplaced(graphed, spec.cuda_graph.capture_step) or settled or OPEN

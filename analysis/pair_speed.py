@@ -16,7 +16,7 @@ from typing import Optional
 
 import numpy as np
 
-from analysis.load import Attempt
+from analysis.run import Attempt
 from analysis.steady import Window, behaviour, window_of
 from analysis.steps import Floats, Steps
 

@@ -20,10 +20,11 @@ from analysis.compare import CellResult
 from analysis.course import trains_otherwise
 from analysis.environment import provenance
 from analysis.flops import model_flops, tokens_per_step
-from analysis.load import attempts_of
-from analysis.pair_speed import beside
+from analysis.pair_speed import PairSpeed, beside
+from analysis.run import attempts_of
 from analysis.setting_words import task_words
-from analysis.speedup import word_of
+from analysis.speed_interval import MINIMUM_PAIRS, families
+from analysis.speedup import ratios_of, word_of
 from analysis.step_time import StepTime
 from launch.spec import LAYOUT_ONLY, Device, RunSpec
 
@@ -133,8 +134,9 @@ def _ranking(task_id: str, device: Device, results: Sequence[CellResult]) -> Opt
     told = [_told(candidate.spec) for candidate in taken]
     vary = [key for key in dict.fromkeys(key for each in told for key in each) if len({e.get(key) for e in told}) > 1]
     front = _front([candidate.point for candidate in taken])
+    slower = _slower_beside(taken[0].result, [candidate.result for candidate in taken[1:]])
     cells = tuple(
-        _ranked(candidate, tuple(f"{key}={each[key]}" for key in vary if key in each), front, taken[0])
+        _ranked(candidate, tuple(f"{key}={each[key]}" for key in vary if key in each), front, slower, taken[0])
         for candidate, each in zip(taken, told, strict=True)
     )
     environments = {id(a.environment): a.environment for c in taken for a in attempts_of(c.result.runs)}
@@ -157,8 +159,10 @@ def _left_out(result: CellResult) -> str:
         return result.outcome
     if result.cell.graphed and not (result.verdict and result.verdict.passes):
         return result.verdict.word if result.verdict else "no verdict"
-    if result.limit and result.limit.doubt:
-        return result.limit.doubt
+    if result.doubt:
+        return result.doubt
+    if result.throttling and result.throttling.own.slowed:
+        return f"its GPUs were slowed down by {result.throttling.own.slowed}"
     return "" if result.step else "no step was timed"
 
 
@@ -171,7 +175,9 @@ def _other_course(result: CellResult, task: Sequence[CellResult]) -> str:
     return f"trains something else than {first.cell.label}: {apart}" if apart else ""
 
 
-def _ranked(candidate: _Candidate, sets_apart: tuple[str, ...], front: set[Point], first: _Candidate) -> Ranked:
+def _ranked(
+    candidate: _Candidate, sets_apart: tuple[str, ...], front: set[Point], slower: set[str], first: _Candidate
+) -> Ranked:
     spec, step = candidate.spec, candidate.step
     ranks = spec.parallelism.world_size
     return Ranked(
@@ -184,28 +190,44 @@ def _ranked(candidate: _Candidate, sets_apart: tuple[str, ...], front: set[Point
         tflops=model_flops(spec) / ranks / step.milliseconds / 1e9,
         peak=candidate.result.memory.peak if candidate.result.memory else None,
         on_front=candidate.point in front,
-        told_apart=_told_apart(first, candidate),
+        told_apart=_told_apart(first, candidate, slower),
     )
 
 
-def _told_apart(first: _Candidate, other: _Candidate) -> bool:
-    """Whether the first cell is faster for certain: cells of one workload by their pairs, others by absolute times."""
+def _told_apart(first: _Candidate, other: _Candidate, slower: set[str]) -> bool:
+    """Whether the first cell is faster for certain: cells of one workload by their pairs, others by absolute times. ``slower``
+    are graphed cells that are by the first one's pairs."""
     fast, slow = first.result, other.result
     if fast.cell.workload_id == slow.cell.workload_id and fast.cell.graphed != slow.cell.graphed:
         speed = fast.speed or slow.speed
         return speed is not None and speed.word == ("FASTER" if fast.cell.graphed else "SLOWER")
     if fast.cell.workload_id == slow.cell.workload_id:
-        return _faster_beside(fast, slow)
+        return slow.cell.cell_id in slower
     apart = other.step.low > first.step.high * (1 + ALLOCATION_ALLOWANCE)
     return min(first.step.runs, other.step.runs) > 1 and apart
 
 
-def _faster_beside(fast: CellResult, slow: CellResult) -> bool:
-    """Whether one graphed cell of a workload is faster than another by the runs that share a repeat and its eager run."""
+def _slower_beside(fast: CellResult, others: Sequence[CellResult]) -> set[str]:
+    """Which graphed cells of its workload a graphed one is faster than, by the runs that share a repeat and its eager run.
+    Any two of them might have been held against each other, and all of these words count as one family."""
+    beside_it = [other for other in others if other.cell.workload_id == fast.cell.workload_id]
+    pairs = {
+        other.cell.cell_id: _beside(fast, other) for other in beside_it if other.cell.graphed and fast.cell.graphed
+    }
+    tested = {cell_id: found for cell_id, found in pairs.items() if len(found) >= MINIMUM_PAIRS}
+    words = len(tested) * (len(tested) + 1) // 2
+    found = families([(fast.cell.cell_id, ratios_of(each)) for each in tested.values()], words)
+    return {
+        cell_id
+        for (cell_id, each), family in zip(tested.items(), found, strict=True)
+        if word_of(each, family)[0] == "FASTER"
+    }
+
+
+def _beside(fast: CellResult, slow: CellResult) -> list[PairSpeed]:
     quick, dull = ({pair.repeat: pair.speed for pair in cell.pairs if pair.speed.ratio} for cell in (fast, slow))
     both = sorted(repeat for repeat in quick if repeat in dull and quick[repeat].allocation == dull[repeat].allocation)
-    pairs = [beside(dull[repeat], quick[repeat]) for repeat in both]
-    return bool(pairs) and word_of(pairs)[0] == "FASTER"
+    return [beside(dull[repeat], quick[repeat]) for repeat in both]
 
 
 def _told(spec: RunSpec) -> dict[str, str]:

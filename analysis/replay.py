@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from analysis.load import Attempt
+from analysis.run import Attempt
 from launch.record import GraphStats, Probe
 from launch.spec import RunSpec
 

@@ -11,7 +11,7 @@ from typing import Optional
 import numpy as np
 
 from analysis.deviation import METRIC_NAMES, METRICS, bitwise_equal, told_apart
-from analysis.load import Attempt, Run
+from analysis.run import Attempt, Run
 from analysis.steps import Metric, Steps
 from launch.record import Margins
 

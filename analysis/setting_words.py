@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis.compare import CellResult
-from analysis.load import attempts_of
+from analysis.run import attempts_of
 from launch.spec import Model, Parallelism, RunSpec
 
 DEGREES = ("tp", "pp", "vpp", "ep", "etp", "cp", "dp")

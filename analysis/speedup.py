@@ -1,16 +1,16 @@
 """How much faster: the ratio of step times, eager over graphed, pair by pair within one allocation.
 
-A pair's figure is analysis/pair_speed.py's. The cell's is the geometric mean of its pairs' ratios, with the two-sided 95%
-interval of Student's t distribution on their logarithms: ratios are multiplicative, and a repeat, not a step, is what
-varies independently. One pair gives no interval and no word, since it cannot tell a speed-up from the minute it ran in.
+A pair's figure is analysis/pair_speed.py's. The cell's is the geometric mean of its pairs' ratios, with an interval from
+their logarithms (analysis/speed_interval.py): ratios are multiplicative, and a repeat, not a step, is what varies
+independently. One pair gives no interval and no word, since it cannot tell a speed-up from the minute it ran in.
 
 Pairs do not rule out a machine that changes steadily: every graphed run comes after its eager one. A word therefore has to
 hold as well for ratios to what the eager runs would have taken at the time of the graphed one, by the straight line through
 the logarithms of their steps over the times at which they began.
 
 Nor may what is left out change a word: it has to hold for the interval moved to the mean over all steps of the window,
-outliers among them. Repeats that do not alternate give no word. A word is each cell's own; where one cell is picked from
-many, all of them count as one family (Holm).
+outliers among them. Repeats that do not alternate give no word. All cells of a sweep that have a word count as one family:
+the chance that any of them is wrongly FASTER or SLOWER is 5%.
 """
 
 from __future__ import annotations
@@ -23,18 +23,14 @@ from typing import Literal, Optional
 
 import numpy as np
 
-from analysis.equivalence import holm
 from analysis.flops import model_flops
 from analysis.pair_speed import PairSpeed
-from analysis.student_t import quantile, upper_tail
+from analysis.speed_interval import Family, Interval, interval_of
 from launch.spec import RunSpec
 
 SpeedWord = Literal["FASTER", "SLOWER", "NEUTRAL", "INCONCLUSIVE"]
-Interval = Optional[tuple[float, float]]
 BAND = 0.01
 """A ratio whose whole interval lies within 1 -+ BAND is neutral."""
-CONFIDENCE = 0.95
-MINIMUM_PAIRS = 2
 MINIMUM_STEPS = 20
 """Steady steps that each pair needs for a word."""
 
@@ -44,8 +40,9 @@ MOST_DRIFT = 1.0
 
 @dataclass(frozen=True)
 class Speed:
-    """A cell's speed-up over its pairs. ``low`` and ``high`` bound the interval; None with one pair. ``reason`` says why the
-    word is INCONCLUSIVE, ``off_counts`` why steps that are off count; both are empty where there is nothing to say.
+    """A cell's speed-up over its pairs. ``low`` and ``high`` bound the interval that the word follows from, ``own_low`` and
+    ``own_high`` the cell's by itself; None with one pair. ``reason`` says why the word is INCONCLUSIVE, ``off_counts`` why
+    steps that are off count; both are empty where there is nothing to say.
 
     Times are geometric means over pairs, so that their ratio is ``ratio``. Operations are the model's, a GPU
     (analysis/flops.py).
@@ -55,6 +52,8 @@ class Speed:
     ratio: float
     low: Optional[float]
     high: Optional[float]
+    own_low: Optional[float]
+    own_high: Optional[float]
     pairs: int
     steps: int
     """Steady steps of the pair that has fewest."""
@@ -83,30 +82,25 @@ class Speed:
         return "-" if self.low is None or self.high is None else f"{self.low:.2f}-{self.high:.2f}"
 
     @property
-    def p(self) -> float:
-        """How likely an interval so far from 1 is where graphed steps take as long as eager ones; 1 of one pair."""
-        if self.low is None or self.high is None:
-            return 1.0
-        centre, half = math.log(self.ratio), math.log(self.high / self.low) / 2
-        if half == 0:
-            return 0.0 if centre else 1.0
-        degrees = self.pairs - 1
-        return 2 * upper_tail(abs(centre) / half * quantile((1 + CONFIDENCE) / 2, degrees), degrees)
+    def tells(self) -> bool:
+        """Whether there is enough for a word; what there is may leave it INCONCLUSIVE."""
+        return self.low is not None and self.steps >= MINIMUM_STEPS
 
     def doubted(self, reason: str) -> Speed:
         """The figure alone, for a ``reason``: what was timed wrongly has neither word nor interval."""
-        return replace(self, word="INCONCLUSIVE", reason=reason, low=None, high=None)
+        return replace(self, word="INCONCLUSIVE", reason=reason, low=None, high=None, own_low=None, own_high=None)
 
 
-def cell_speed(pairs: Sequence[PairSpeed], spec: RunSpec) -> Optional[Speed]:
-    """The figure of a cell of ``spec`` over those of its ``pairs``, taken together, that have a ratio; None of none."""
+def cell_speed(pairs: Sequence[PairSpeed], spec: RunSpec, family: Optional[Family] = None) -> Optional[Speed]:
+    """The figure of a cell of ``spec`` over those of its ``pairs``, taken together, that have a ratio; None of none. The word
+    and the interval are the cell's by itself, or as one of ``family``."""
     timed = [pair for pair in pairs if pair.ratio is not None]
     if not timed:
         return None
-    ratios = [pair.eager_ms / pair.graphed_ms for pair in timed]
-    interval = interval_of(ratios)
+    ratios = ratios_of(timed)
+    interval, own = interval_of(ratios, family), interval_of(ratios)
     steps = min(pair.steps for pair in timed)
-    word, reason = word_of(timed)
+    word, reason = word_of(timed, family)
     break_even = [pair.break_even_steps for pair in timed if pair.break_even_steps is not None]
     eager_ms, graphed_ms = (
         geometric_mean(times) for times in ([p.eager_ms for p in timed], [p.graphed_ms for p in timed])
@@ -117,6 +111,8 @@ def cell_speed(pairs: Sequence[PairSpeed], spec: RunSpec) -> Optional[Speed]:
         ratio=geometric_mean(ratios),
         low=interval[0] if interval else None,
         high=interval[1] if interval else None,
+        own_low=own[0] if own else None,
+        own_high=own[1] if own else None,
         pairs=len(timed),
         steps=steps,
         left_out=sum(pair.left_out for pair in timed),
@@ -133,6 +129,11 @@ def cell_speed(pairs: Sequence[PairSpeed], spec: RunSpec) -> Optional[Speed]:
     )
 
 
+def ratios_of(pairs: Sequence[PairSpeed]) -> list[float]:
+    """Of those that have one."""
+    return [pair.eager_ms / pair.graphed_ms for pair in pairs if pair.ratio is not None]
+
+
 def without_drift(pairs: Sequence[PairSpeed]) -> list[float]:
     """The ratios of ``pairs`` if eager steps took what they take by their trend at the time of the graphed run."""
     began, steps = np.array([pair.eager_began for pair in pairs]), np.log([pair.eager_ms for pair in pairs])
@@ -143,16 +144,18 @@ def without_drift(pairs: Sequence[PairSpeed]) -> list[float]:
     return [pair.eager_ms / pair.graphed_ms * factor for pair, factor in zip(pairs, factors, strict=True)]
 
 
-def word_of(pairs: Sequence[PairSpeed]) -> tuple[SpeedWord, str]:
+def word_of(pairs: Sequence[PairSpeed], family: Optional[Family] = None) -> tuple[SpeedWord, str]:
     """The word of ``pairs`` that have a ratio, and why it is INCONCLUSIVE."""
-    interval = interval_of([pair.eager_ms / pair.graphed_ms for pair in pairs])
-    steps = min(pair.steps for pair in pairs)
+    ratios, steps = ratios_of(pairs), min(pair.steps for pair in pairs)
+    interval = interval_of(ratios, family)
     word, reason = speed_word(interval, steps)
-    if interval is None or word == "INCONCLUSIVE":
+    if interval is None:
         return word, reason
+    if word == "INCONCLUSIVE":
+        return word, reason if family is None else _one_of(family, ratios, steps) or reason
     if out_of_turn := not_alternating(pairs):
         return "INCONCLUSIVE", out_of_turn
-    drifting = interval_of(without_drift(pairs))
+    drifting = interval_of(without_drift(pairs), family)
     if drifting and speed_word(drifting, steps)[0] != word:
         return "INCONCLUSIVE", (
             f"eager steps changed from repeat to repeat: by their trend the interval is {drifting[0]:.3f} to "
@@ -165,6 +168,18 @@ def word_of(pairs: Sequence[PairSpeed]) -> tuple[SpeedWord, str]:
             f"{interval[0] * moved:.3f} to {interval[1] * moved:.3f}; more steps tell what they are"
         )
     return word, ""
+
+
+def _one_of(family: Family, ratios: Sequence[float], steps: int) -> str:
+    """What a cell would be by itself, where it is INCONCLUSIVE as one of ``family`` alone; empty where it is not."""
+    interval = interval_of(ratios)
+    word, _ = speed_word(interval, steps)
+    if interval is None or word == "INCONCLUSIVE":
+        return ""
+    return (
+        f"{word} by itself ({interval[0]:.3f} to {interval[1]:.3f}), but not sure enough for one of {family.looks} cells "
+        "timed: more repeats narrow the interval"
+    )
 
 
 def not_alternating(pairs: Sequence[PairSpeed]) -> str:
@@ -182,27 +197,9 @@ def not_alternating(pairs: Sequence[PairSpeed]) -> str:
     return ""
 
 
-def held_together(speeds: Sequence[Speed]) -> tuple[bool, ...]:
-    """Which are FASTER or SLOWER though all that have an interval count as one family, by Holm's procedure: the more cells
-    there are to pick from, the surer the one that is picked has to be (analysis/equivalence.py)."""
-    tested = [place for place, speed in enumerate(speeds) if speed.low is not None and speed.steps >= MINIMUM_STEPS]
-    sure = dict(zip(tested, holm([speeds[place].p for place in tested]), strict=True))
-    return tuple(speed.word in ("FASTER", "SLOWER") and sure.get(place, False) for place, speed in enumerate(speeds))
-
-
 def geometric_mean(values: Sequence[float]) -> float:
     """Of positive numbers."""
     return float(np.exp(np.mean(np.log(values))))
-
-
-def interval_of(ratios: Sequence[float]) -> Interval:
-    """The two-sided interval of the geometric mean of ``ratios``, positive numbers; None of fewer than two."""
-    if len(ratios) < MINIMUM_PAIRS:
-        return None
-    logs = np.log(ratios)
-    half = quantile((1 + CONFIDENCE) / 2, len(logs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
-    centre = float(logs.mean())
-    return math.exp(centre - half), math.exp(centre + half)
 
 
 def speed_word(interval: Interval, steps: int) -> tuple[SpeedWord, str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from analysis.load import Attempt
+from analysis.run import Attempt
 from analysis.steady import behaviour, window_of
 
 

@@ -7,12 +7,13 @@ spread over ranks, one may be sent more tokens than others, and computes longer 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Optional
 
 import numpy as np
 
-from analysis.load import Attempt
+from analysis.run import Attempt
+from analysis.throttling import throttled
 from launch.record import Probe
 from launch.spec import Parallelism
 
@@ -26,18 +27,21 @@ FIGURES: Mapping[Literal["computing", "host"], Callable[[Probe], float]] = {
 
 @dataclass(frozen=True)
 class Straggler:
-    """Milliseconds a step, medians over repeats: the rank's, and the median of the others of its pipeline stage."""
+    """Milliseconds a step, medians over repeats: the rank's, and the median of the others of its pipeline stage.
+    ``throttled`` says in words whether the clocks of its GPU were lowered."""
 
     rank: int
     what: Literal["computing", "host"]
     milliseconds: float
     others_ms: float
+    throttled: str = ""
 
 
 def cell_straggler(attempts: Sequence[Attempt], layout: Parallelism, step_ms: float) -> Optional[Straggler]:
     """The rank that stands out most from ``attempts`` with a probe of every rank; None where none does."""
     ranks = range(layout.world_size)
-    probed = [attempt.probes for attempt in attempts if all(rank in attempt.probes for rank in ranks)]
+    with_probes = [attempt for attempt in attempts if all(rank in attempt.probes for rank in ranks)]
+    probed = [attempt.probes for attempt in with_probes]
     a_stage = layout.world_size // layout.pp  # Megatron's order of ranks: a stage is one stretch of them
     if not probed or a_stage < 2:
         return None
@@ -47,7 +51,9 @@ def cell_straggler(attempts: Sequence[Attempt], layout: Parallelism, step_ms: fl
         for first in range(0, layout.world_size, a_stage)
     ]
     worst = max(found, key=lambda straggler: straggler.milliseconds - straggler.others_ms)
-    return worst if worst.milliseconds - worst.others_ms > NOTICEABLE * step_ms else None
+    if worst.milliseconds - worst.others_ms <= NOTICEABLE * step_ms:
+        return None
+    return replace(worst, throttled=throttled(with_probes, [worst.rank]).summary)
 
 
 def _slowest_of(

@@ -15,21 +15,12 @@ _TERMS = 10_000
 _ROUNDING = 1e-15
 
 
-def cumulative(t: float, degrees: float) -> float:
-    """The probability of at most ``t`` with ``degrees`` degrees of freedom (a positive number, whole or not).
+def upper_tail(t: float, degrees: float) -> float:
+    """The probability of more than ``t``, a number from 0 on; small ones keep their relative accuracy.
 
     Raises:
-        ValueError: ``degrees`` is not a positive finite number, or ``t`` is NaN.
+        ValueError: ``degrees`` is not a positive finite number, or ``t`` is NaN or negative.
     """
-    _check_degrees(degrees)
-    if math.isnan(t):
-        raise ValueError("t is NaN")
-    above = upper_tail(abs(t), degrees)
-    return above if t < 0 else 1 - above
-
-
-def upper_tail(t: float, degrees: float) -> float:
-    """The probability of more than ``t``, a number from 0 on; small ones keep their relative accuracy."""
     _check_degrees(degrees)
     if not t >= 0:
         raise ValueError(f"t is {t}, not a number from 0 on")

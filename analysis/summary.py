@@ -10,7 +10,6 @@ from analysis.compare import CellResult, exit_code
 from analysis.limit import NEAR, Bound
 from analysis.markdown.blocks import one_line
 from analysis.ranking import other_courses, rank
-from analysis.speedup import held_together
 from analysis.verdict import WORDS, Word
 from launch.record import RESULTS_INTACT
 
@@ -65,6 +64,7 @@ def _sentences(results: Sequence[CellResult]) -> list[str]:
         _passing(ran),
         _expected_failures(ran),
         _doubtful(ran),
+        _slowed(ran),
         _speed(ran),
         _other_courses(ran),
         _fastest(ran),
@@ -136,29 +136,43 @@ def _expected_failures(ran: Sequence[CellResult]) -> str:
 
 
 def _speed(ran: Sequence[CellResult]) -> str:
-    """The largest speed-up counts among cells that pass only: a wrong computation has no speed worth a word. It is picked
-    from all of them, and so from those that are faster though all count as one family."""
+    """The largest speed-up counts among cells that pass only: a wrong computation has no speed worth a word. Words hold for
+    all of them at once, so that one may be picked."""
     passing = [result for result in ran if result.verdict and result.verdict.passes]
     timed = [(result.speed, result.cell.label) for result in passing if result.speed]
     faster = [(speed, label) for speed, label in timed if speed.word == "FASTER"]
-    held = held_together([speed for speed, _ in timed])
-    sure = [each for each, holds in zip(timed, held, strict=True) if holds and each in faster]
-    if not faster:
-        return "No cell that passes is shown to be faster than eager." if passing else ""
-    speed, label = max(sure or faster, key=lambda item: item[0].ratio)
-    if sure:
+    if faster:
+        speed, label = max(faster, key=lambda item: item[0].ratio)
         return f"Largest speed-up of a cell that passes: {speed.summary}, `{label}`."
-    return (
-        f"No cell that passes is shown to be faster than eager when all {len(timed)} count as one family; by themselves "
-        f"{len(faster)} are, up to {speed.summary}, `{label}`: more repeats tell."
-    )
+    unsure = [
+        (speed, label) for speed, label in timed if speed.word == "INCONCLUSIVE" and speed.tells and speed.ratio > 1
+    ]
+    none = "No cell that passes is shown to be faster than eager" if passing else ""
+    if not unsure:
+        return f"{none}." if none else ""
+    speed, label = max(unsure, key=lambda item: item[0].ratio)
+    return f"{none}; not sure enough is {speed.summary}, `{label}` ({speed.reason})."
 
 
 def _doubtful(ran: Sequence[CellResult]) -> str:
-    """Of cells that pass: others have no speed to doubt."""
-    found = [(r, r.limit.doubt) for r in ran if r.limit and r.limit.doubt and r.verdict and r.verdict.passes]
-    named = _named([result for result, _ in found], [f" ({doubt})" for _, doubt in found])
-    return f"**{_count(len(found), 'graphed cell')} cannot be as fast as timed**: {named}." if found else ""
+    """Of graphed cells those that pass: others have no speed to doubt."""
+    doubted = [r for r in ran if r.doubt and (r.verdict.passes if r.verdict else not r.cell.graphed)]
+    kinds = (
+        ("eager cell", [r for r in doubted if not r.cell.graphed]),
+        ("graphed cell", [r for r in doubted if r.cell.graphed]),
+    )
+    return " ".join(
+        f"**{_count(len(found), kind)} cannot be as fast as timed**: {_named(found, [f' ({r.doubt})' for r in found])}."
+        for kind, found in kinds
+        if found
+    )
+
+
+def _slowed(ran: Sequence[CellResult]) -> str:
+    """Eager cells, too: a slow one makes its graphed twin look fast."""
+    found = [(r, r.throttling.own.slowed) for r in ran if r.throttling and r.throttling.own.slowed]
+    named = _named([result for result, _ in found], [f" (by {slowed})" for _, slowed in found])
+    return f"**{_count(len(found), 'cell')} ran on GPUs that were slowed down**: {named}." if found else ""
 
 
 def _other_courses(ran: Sequence[CellResult]) -> str:
@@ -183,7 +197,8 @@ def _fastest(results: Sequence[CellResult]) -> str:
 def _nearest(ran: Sequence[CellResult]) -> str:
     """How near the best cell on GPUs is to what its eager twin's GPUs compute, of those that pass and run its kernels. No
     graph of these kernels can be faster than that; kernels that communicate wait, too, and are no measure."""
-    limits = [(r.limit, r.cell.label) for r in ran if r.limit and r.verdict and r.verdict.passes]
+    fit = [r for r in ran if r.verdict and r.verdict.passes and not (r.throttling and r.throttling.own.slowed)]
+    limits = [(r.limit, r.cell.label) for r in fit if r.limit]
     found = [
         (limit.times_computing, name, limit.bound)
         for limit, name in limits

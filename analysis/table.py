@@ -10,7 +10,8 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 
-from analysis.load import Attempt, Records, Run
+from analysis.load import Records
+from analysis.run import Attempt, Run
 from analysis.steps import Steps
 from launch.record import Cell
 

@@ -5,7 +5,7 @@ No verdict is drawn: sums in another order round otherwise, and how far that may
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Optional
 
@@ -56,13 +56,6 @@ class TrainedAlike:
     def tasks(self) -> tuple[tuple[Trained, ...], ...]:
         """Of each task that more than one eager cell has run, these cells in the order of their coming."""
         return tuple(tuple(cells) for cells in self._tasks.values() if len(cells) > 1)
-
-
-def trained_alike(results: Sequence[CellResult]) -> tuple[tuple[Trained, ...], ...]:
-    """Of each task that more than one eager cell has run, these cells in the plan's order."""
-    alike = TrainedAlike()
-    alike.add(sorted(results, key=lambda result: result.cell.task_id))
-    return alike.tasks
 
 
 def _trained(label: str, found: Steps, first: Steps) -> Optional[Trained]:

@@ -12,10 +12,11 @@ from typing import Any, Optional
 import torch
 
 from launch import memory
+from launch.clocks import PhaseClocks
 from launch.files import JsonLines
 from launch.findings import Inspection
 from launch.paths import AttemptPaths
-from launch.record import GraphStats, Phase, Probe
+from launch.record import Clocks, GraphStats, Phase, Probe
 from launch.redact import redact
 
 
@@ -27,12 +28,13 @@ class Recorder:
         self._device = device
         self._entered = time.monotonic()
         self._peaks_reset = True
+        self._clocks: Optional[PhaseClocks] = None
         self.phase: Phase = "init"
         self.step: Optional[int] = None
         self._write("enter", pid=os.getpid())
 
     def enter(self, phase: Phase, step: Optional[int] = None) -> None:
-        """End the phase at hand, with its memory, and begin ``phase``. Nothing happens where it is the phase at hand."""
+        """End the phase at hand, with its memory and clocks, and begin ``phase``. Nothing happens where it is that one."""
         self.step = step
         if phase == self.phase:
             return
@@ -41,12 +43,28 @@ class Recorder:
         self._write("enter")
 
     def leave(self) -> None:
-        """The phase at hand has ended: write its memory and how long it took."""
-        self._write("phase", memory=asdict(memory.sample(self._device)), seconds=time.monotonic() - self._entered)
+        """The phase at hand has ended: write its memory, the clocks of its GPU and how long it took."""
+        clocks = self._turn_clocks()
+        self._write(
+            "phase",
+            memory=asdict(memory.sample(self._device)),
+            clocks=clocks and asdict(clocks),
+            seconds=time.monotonic() - self._entered,
+        )
         if self._peaks_reset and not memory.reset_peaks(self._device):
             self._peaks_reset = False
             self.note("host memory peaks cannot be reset here: they are the process's, not a phase's")
         self._entered = time.monotonic()
+
+    def _turn_clocks(self) -> Optional[Clocks]:
+        """Those of the phase that ends; None on a CPU, of the first phase, in which devices are found, and if not known."""
+        if self._clocks is not None:
+            return self._clocks.turn()
+        if self._device.type == "cuda":
+            self._clocks = PhaseClocks(self._device)
+            if self._clocks.unknown:
+                self.note(f"whether GPUs are throttled is not known: {self._clocks.unknown}")
+        return None
 
     def choices(self, choices: Mapping[str, str]) -> None:
         """What the engine chose where the spec left it open."""

@@ -25,6 +25,7 @@ from launch.files import JsonLines, write_json
 from launch.paths import SweepPaths
 from launch.record import (
     Cell,
+    Clocks,
     Expectation,
     GraphStats,
     Margins,
@@ -50,6 +51,11 @@ SPEEDUP = 1.25
 EAGER_PROBE = Probe(graph_launches=0.0, kernels=1200.0, busy_ms=16.0, computing_ms=15.0, host_ms=19.0)
 """Of an eager step of about 20 ms, on CUDA."""
 GRAPHED_PROBE = Probe(graph_launches=8.0, kernels=1200.0, busy_ms=16.5, computing_ms=15.5, host_ms=2.0)
+UNTHROTTLED = Clocks(
+    seconds=2.0, throttled={"power_cap": 0.0, "thermal": 0.0, "sync_boost": 0.0}, active=(), power_limits=(700.0,),
+    sm_mhz=1980, max_sm_mhz=1980,
+)  # fmt: skip
+"""Of a phase on CUDA."""
 
 
 @dataclass
@@ -251,7 +257,8 @@ class _EventWriter:
         if graphs is not None:
             self.write("capture", phase, step, graphs=dataclasses.asdict(graphs))
         memory = memory_of(self.spec, share, graphs_held=self.spec.graphed and phase in ("settle", "measure", "probe"))
-        self.write("phase", phase, step, memory=dataclasses.asdict(memory), seconds=1.0)
+        clocks = dataclasses.asdict(UNTHROTTLED) if self.spec.placement.device == "cuda" and phase != "init" else None
+        self.write("phase", phase, step, memory=dataclasses.asdict(memory), clocks=clocks, seconds=1.0)
 
 
 def memory_of(spec: RunSpec, share: float, graphs_held: bool = False) -> Memory:

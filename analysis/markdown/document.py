@@ -6,10 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Optional
 
-from analysis import loss
 from analysis.compare import CellResult
 from analysis.environment import provenance
-from analysis.load import Run, attempts_of
 from analysis.markdown.blocks import fenced, figure, plain, size, table
 from analysis.markdown.evidence import evidence
 from analysis.markdown.graphs import captures, limits
@@ -19,6 +17,8 @@ from analysis.markdown.ranking import rankings
 from analysis.markdown.speed import speeds
 from analysis.memory import KIND_WORDS
 from analysis.ranking import rank
+from analysis.run import Run, attempts_of
+from analysis.rungs import MINIMUM_STEPS
 from analysis.selection import MAXIMUM_ROWS, MAXIMUM_WORKLOADS, Selection, workload_label
 from analysis.summary import Summary
 from analysis.task import Trained
@@ -76,8 +76,8 @@ def _cells(shown: Sequence[CellResult], cells: int, margins: Margins) -> list[st
     header = ("cell", "implementation (effective scope)", "outcome", "loss verdict", "max loss difference",
               "memory peak (added)", "step time, eager / graphed", "proof of replay")  # fmt: skip
     how = (
-        f"A graphed cell passes where its runs equal eager ones to the bit after the capture (BITWISE), or where over "
-        f"{loss.MINIMUM_STEPS} steps or more every step and eager's own noise are within the margins, the mean is shown to "
+        f"A graphed cell passes where all its runs equal all eager ones to the bit after the capture (BITWISE), or where over "
+        f"{MINIMUM_STEPS} steps or more every step and eager's own noise are within the margins, the mean is shown to "
         f"be, and nothing drifts (EQUIVALENT): loss within {margins.loss:g} nats, gradient norm within "
         f"{margins.grad_norm:.2%} of eager's. Anything that is missing, not finite or not proven does not pass. An eager "
         "cell shows how far its own repeats are apart."
@@ -168,7 +168,7 @@ def _verdict_word(result: CellResult) -> str:
 def _short(result: CellResult) -> str:
     """Equality is said of however few steps: of how many, where they are fewer than anything else needs."""
     steps = min((pair.verdict.evidence.steps for pair in result.pairs if pair.verdict.evidence), default=0)
-    return f" over {steps} step{'' if steps == 1 else 's'} only" if steps < loss.MINIMUM_STEPS else ""
+    return f" over {steps} step{'' if steps == 1 else 's'} only" if steps < MINIMUM_STEPS else ""
 
 
 def _difference(result: CellResult) -> str:

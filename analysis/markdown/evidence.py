@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from analysis.compare import CellResult
-from analysis.load import attempts_of
 from analysis.markdown.blocks import cell_text, figure, item, plain, table
-from analysis.markdown.ladder import ladder
+from analysis.markdown.ladder import ladder, prefix
 from analysis.pair import PairResult
+from analysis.run import attempts_of
 
 
 def evidence(ran: Sequence[CellResult]) -> list[str]:
@@ -37,7 +37,7 @@ def _pair_row(result: CellResult, pair: PairResult) -> list[str]:
             f"{found.first_step} to {found.last_step} ({found.steps})",
             f"{figure(found.max_loss_difference)} at {found.max_loss_step}",
             f"{figure(found.max_grad_norm_difference)} at {found.max_grad_norm_step}",
-            f"first {found.bitwise_prefix} of {found.steps} steps",
+            prefix(found),
         ]
     return [f"`{result.cell.label}`", str(pair.repeat), attempts, pair.verdict.word, *shown, _pair_speed(result, pair)]
 

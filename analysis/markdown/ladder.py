@@ -39,11 +39,17 @@ def _row(result: CellResult, found: Evidence, metric: Metric) -> list[str]:
         result.verdict.word if result.verdict else "",
         f"{found.eager_runs} / {found.graphed_runs}",
         METRIC_NAMES[metric],
-        f"first {found.bitwise_prefix} of {found.steps} steps",
+        prefix(found),
         figure(found.floor.of(metric)) if found.floor else "unknown",
         f"{figure(size)} at {step}",
         *shown,
     ]
+
+
+def prefix(found: Evidence) -> str:
+    """How far graphed runs equal eager ones, and eager ones each other where they do not."""
+    own = f"; eager runs among themselves {found.eager_prefix}" if found.eager_prefix < found.steps else ""
+    return f"first {found.bitwise_prefix} of {found.steps} steps{own}"
 
 
 def _estimate(estimate: Estimate) -> str:

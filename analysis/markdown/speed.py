@@ -6,24 +6,32 @@ from collections.abc import Sequence
 
 from analysis.compare import CellResult
 from analysis.markdown.blocks import table
-from analysis.speedup import BAND, CONFIDENCE, MINIMUM_STEPS, Speed
+from analysis.speed_interval import ALPHA
+from analysis.speedup import BAND, MINIMUM_STEPS, Speed
 from analysis.steady import FENCE, NOTICEABLE, RARE
+from analysis.throttling import CAPPED_APART, SLOWED
 
 HOW = (
-    f"A pair's speed-up is the ratio of the mean steps of its steady window; in brackets is the {CONFIDENCE:.0%} interval "
-    "of Student's t over the pairs, on logarithms. NEUTRAL: the interval lies within "
+    "A pair's speed-up is the ratio of the mean steps of its steady window; in brackets is its interval over the pairs, by "
+    "Student's t on logarithms. All cells that have a word count as one family: the chance that any of them is wrongly FASTER "
+    f"or SLOWER is {ALPHA:.0%}, and intervals are as wide as that takes. NEUTRAL: the interval lies within "
     f"{BAND:.0%} of 1; FASTER and SLOWER: it clears 1; anything "
     f"else, and fewer than two pairs or {MINIMUM_STEPS} steady steps, is INCONCLUSIVE. The window "
     "holds the steps measured in both runs, without those that settle. Steps further from their run's median than "
     f"{FENCE:g} robust standard deviations and {NOTICEABLE:.0%} are outliers and left out on both sides, unless they are "
     f"more than {RARE:.0%} of a run or one side's alone: then it is how the run behaves, and all counts. "
-    "Nor may they change the word: it has to hold with them, too. A word is its cell's own: of forty cells that are no faster "
-    "one is called so; the largest speed-up above is of a cell that is faster though all count as one family (Holm)."
+    "Nor may they change the word: it has to hold with them, too."
 )
 HOW_GPU = (
     "Operations are the model's, forward and backward, as Megatron counts them: 6 for each weight that a token meets (of "
     "experts the top-k and the shared one), and attention under a causal mask. A capture has paid off after as many steps "
     "as its cost takes, settling among it, over the gain a step."
+)
+HOW_THROTTLED = (
+    "GPUs are throttled for the share of the measured time for which the driver lowered their clocks, on the rank and in the "
+    "run with most of it; hardware slowdowns are only seen where the window begins and ends. A cell whose GPUs were "
+    f"slowed down by anything but a power cap for more than {SLOWED:.0%} of that time has no word; nor has one whose side that "
+    f"looks slower was capped for longer, by more than {CAPPED_APART:.0%} of it."
 )
 
 
@@ -32,12 +40,16 @@ def speeds(shown: Sequence[CellResult]) -> list[str]:
     timed = [(result, result.speed) for result in shown if result.speed]
     remarks = _remarks(shown)
     if not timed:
-        return ["## Speed", *remarks] if any(map(_untimed, shown)) else []
+        return ["## Speed", *remarks] if remarks else []
     on_gpu = any(result.on_gpu for result, _ in timed)
     header = ["cell", "speed-up", "verdict", "steady steps", "capture pays off after"]
-    absolute = ["step time, eager / graphed", "tokens/s a GPU", "model TFLOP/s a GPU"] if on_gpu else []
+    absolute = (
+        ["step time, eager / graphed", "throttled, eager / graphed", "tokens/s a GPU", "model TFLOP/s a GPU"]
+        if on_gpu
+        else []
+    )
     rows = [[*_row(result, speed), *(_absolute(result, speed) if on_gpu else [])] for result, speed in timed]
-    return ["## Speed", table([*header, *absolute], rows), HOW, *([HOW_GPU] if on_gpu else []), *remarks]
+    return ["## Speed", table([*header, *absolute], rows), HOW, *([HOW_GPU, HOW_THROTTLED] if on_gpu else []), *remarks]
 
 
 def _row(result: CellResult, speed: Speed) -> list[str]:
@@ -67,13 +79,20 @@ def _pays_off(speed: Speed) -> str:
 def _absolute(result: CellResult, speed: Speed) -> list[str]:
     ranks = result.spec.parallelism.world_size
     if not result.on_gpu:
-        return ["-"] * 3
+        return ["-"] * 4
     tokens = speed.eager_tokens_per_second / ranks, speed.graphed_tokens_per_second / ranks
     return [
         f"{speed.eager_ms:.2f} / {speed.graphed_ms:.2f} ms",
+        _throttled(result),
         f"{tokens[0]:,.0f} / {tokens[1]:,.0f}",
         f"{speed.eager_tflops:.4g} / {speed.graphed_tflops:.4g}",
     ]
+
+
+def _throttled(result: CellResult) -> str:
+    if result.throttling is None or result.throttling.eager is None:
+        return "not known"
+    return f"{result.throttling.eager.summary} / {result.throttling.own.summary}"
 
 
 def _untimed(result: CellResult) -> str:
@@ -93,11 +112,13 @@ def _remarks(shown: Sequence[CellResult]) -> list[str]:
             lines.append(f"{who}: INCONCLUSIVE, since {result.speed.reason}.")
         if result.speed and result.speed.off_counts:
             lines.append(f"{who}: no step is left out as an outlier, since {result.speed.off_counts}.")
+        if result.throttling and result.throttling.own.slowed and not result.speed:
+            lines.append(f"{who}: its GPUs were slowed down by {result.throttling.own.slowed}.")
         if result.straggler:
             found = result.straggler
             does = "its GPU computes" if found.what == "computing" else "its host takes"
             lines.append(
                 f"{who}: rank {found.rank} holds the others up: {does} {found.milliseconds:.2f} ms a step, and "
-                f"{found.others_ms:.2f} ms is the median of the others of its pipeline stage."
+                f"{found.others_ms:.2f} ms is the median of the others of its pipeline stage. GPU throttled: {found.throttled}."
             )
     return ["\n".join(lines)] if lines else []

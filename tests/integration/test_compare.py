@@ -12,18 +12,21 @@ def test_a_real_sweep_is_kept_as_a_golden_file_and_held_against_it(finished: Fin
     host, name = finished.host, finished.name
     golden, junit = host.folder / "golden.json", host.folder / "compare.xml"
     written = host.run("report", name, "--golden", str(golden), "--junit", str(junit))
-    assert written.returncode == finished.code and not written.stderr
+    assert written.returncode == finished.code
+    assert all("too unsure to tell a loss of 20%" in line for line in written.stderr.splitlines()), "of a busy host"
     assert len(golden.read_text()) < len((host.sweep(name).report / "report.json").read_text()) / 2
     suite = ElementTree.parse(junit).getroot()
     assert (suite.attrib["tests"], suite.attrib["failures"]) == ("2", "0")
     assert (suite.attrib["errors"] == "0") == (finished.code == 0)
 
     done = host.run("compare", str(golden), name, "--junit", str(junit), "--json")
-    assert done.returncode == 0 and not done.stderr, done.stdout
     content = json.loads(done.stdout)
-    assert [(cell["matched"], cell["differences"]) for cell in content["cells"]] == [("id", [])] * 2
+    assert [cell["matched"] for cell in content["cells"]] == ["id", "id"]
+    different = [(one["aspect"], one["change"]) for cell in content["cells"] for one in cell["differences"]]
+    assert different in ([], [("speed", "inconclusive")]), "of two pairs on a busy host little is known"
+    assert done.returncode == (4 if different else 0) and not done.stderr, done.stdout
     assert content["environment"] == content["recipe"] == []
-    assert not ElementTree.parse(junit).getroot().findall(".//testcase/*")
+    assert len(ElementTree.parse(junit).getroot().findall(".//testcase/*")) == len(different)
 
 
 def test_a_compiled_run_has_no_smaller_set(finished: Finished) -> None:

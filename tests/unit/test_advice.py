@@ -92,7 +92,7 @@ LOOKED = inspected(Inspection((), KERNELS))
         ({"busy_ms": 20.0, "computing_ms": 17.0}, "little", "Graphs will not help much."),
         ({"busy_ms": 8.0, "computing_ms": 8.0, "host_ms": 3.0}, "some", "waits for something else than the host"),
         ({"busy_ms": 30.0, "computing_ms": 17.0}, "little", "there is nothing to win"),
-        ({"busy_ms": 30.0, "computing_ms": 30.0}, "unknown", "slower when traced"),
+        ({"busy_ms": 30.0, "computing_ms": 30.0}, "unknown", "Timing is doubtful"),
         ({"busy_ms": 0.0, "computing_ms": 0.0}, "unknown", "**Not measured.** No time is zero"),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 from analysis.compare import CellResult, compare, exit_code
 from analysis.judged import judge
 from analysis.load import load
+from analysis.report import write_report
 from launch.files import write_text
 from launch.paths import SweepPaths
 from launch.record import Expectation, Outcome, Reason, read_plan
@@ -56,6 +57,24 @@ def test_noise_within_the_margin_is_equivalent_and_worst_repeat_wins(tmp_path: P
     assert result.verdict is not None
     assert result.verdict.word == "EQUIVALENT"
     assert result.max_loss_difference == pytest.approx(2e-4)
+
+
+def test_each_graphed_run_equal_to_an_eager_one_of_its_own_is_not_bitwise(tmp_path: Path) -> None:
+    """Eager does not repeat itself, and no pair sees that by itself."""
+
+    def second(run: AttemptRecord) -> None:
+        for step in run.metrics[60:] if run.spec.repeat else ():
+            step["loss"] += 0.25
+
+    sweep = write_sweep(tmp_path, edit=second)
+    report, result = write_report(sweep), graphed_result(sweep)
+    assert result.verdict is not None and result.verdict.evidence is not None
+    assert result.verdict.word == "INCONCLUSIVE"
+    assert "eager repeats themselves differ in loss by up to 0.25" in result.verdict.reason
+    assert "graphed repeat 1 equals eager repeat 1 to the bit, and eager repeats differ" in result.verdict.reason
+    assert [pair.verdict.word for pair in result.pairs] == ["INCONCLUSIVE"] * 2
+    assert "first 116 of 116 steps; eager runs among themselves 56" in report.markdown.read_text()
+    assert report.exit_code == 4
 
 
 def test_repeats_are_judged_together_the_one_that_is_equal_to_the_bit_too(tmp_path: Path) -> None:
@@ -317,6 +336,16 @@ def captured_late(run: AttemptRecord) -> None:
         step["phase"] = "warmup" if step["step"] < 118 else "capture" if step["step"] == 118 else "measure"
         step["loss"] += 3.0 if 3 < step["step"] < 118 else 0.0
     change_proof(replays=4, expected_replays=4)(run)
+
+
+def captured_in_the_first_step(run: AttemptRecord) -> None:
+    for step in run.metrics:
+        step["phase"] = ("capture", "settle", "settle", "measure")[min(step["step"], 3)]
+
+
+def test_local_graphs_are_captured_in_the_first_step(tmp_path: Path) -> None:
+    result = judged(tmp_path, for_graphed(captured_in_the_first_step), impls=("local",))
+    assert result.verdict is not None and result.verdict.word == "BITWISE"
 
 
 def apart_from_the_start(run: AttemptRecord) -> None:

@@ -75,7 +75,7 @@ def test_sections_can_be_jumped_to() -> None:
     assert '<h2 id="part1">Two</h2>' in text
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.text(max_size=40) | st.sampled_from(["</script><b>", "<!-- ", "]]>", "<svg onload=x>"]))
 def test_no_text_opens_a_tag(text: str) -> None:
     markdown = f"# T\n\n{table(['a'], [[text]])}\n\n- {plain(text)}\n\n![Loss]({PICTURE})\n"
@@ -103,7 +103,7 @@ def test_no_text_opens_a_tag(text: str) -> None:
     assert found == page(markdown, {PICTURE: chart([1.0], label=text)})
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 9999), st.sampled_from([100.0, -100.0, float("nan"), float("inf")]))
 def test_a_long_curve_keeps_the_step_that_stands_out(step: int, value: float) -> None:
     y = [float(np.sin(i)) for i in range(10_000)]
@@ -131,7 +131,7 @@ def tokens(markdown: str) -> list[tuple[str, str]]:
     return [(token.type, token.content) for block in blocks for token in (block, *(block.children or ()))]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(MARKUP, min_size=1, max_size=3))
 def test_no_text_is_more_than_text_wherever_it_stands(texts: list[str]) -> None:
     """In any number beside each other, with code of our own between them, in a list and in a table."""

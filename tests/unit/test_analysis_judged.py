@@ -6,19 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from analysis.compare import compare
+from analysis.compare import compare, corrected
 from analysis.judged import judge, results_of
 from analysis.load import Records, load
-from analysis.task import trained_alike
+from analysis.task import TrainedAlike
 from tests.records import write_sweep
 
 
 def test_results_are_those_of_all_at_once_without_their_steps(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, workloads=3)
     seen: list[Records] = []
-    judged, whole = judge(sweep, seen.append), compare(load(sweep))
-    assert judged.results == tuple(result.let_go() for result in whole)
-    assert judged.trained == trained_alike(whole)
+    judged, whole, alike = judge(sweep, seen.append), compare(load(sweep)), TrainedAlike()
+    alike.add(whole)
+    assert judged.results == tuple(result.let_go() for result in corrected(whole))
+    assert judged.trained == alike.tasks
     assert [len(records.runs) for records in seen] == [2, 2, 2]
     for run in (run for result in judged.results for run in result.runs):
         assert run.attempt is not None

@@ -15,6 +15,7 @@ from analysis.compare import compare
 from analysis.judged import judge
 from analysis.limit import NEAR, EagerStep, GraphedStep, Limit, bound_of
 from analysis.load import load
+from analysis.ranking import rank
 from analysis.report import write_report
 from tests.records import EAGER_PROBE, GRAPHED_PROBE, AttemptRecord, write_sweep
 from tests.unit.test_analysis_replay import change_probe, no_probe
@@ -155,7 +156,10 @@ def one_bad_time(run: AttemptRecord) -> None:
     [
         (no_probe(0), "rank 0 of the eager run ended without a probe"),
         (change_probe(0, busy_ms=0.0), "the eager run has busy 0 ms"),
-        (change_probe(0, computing_ms=30.0, busy_ms=31.0), "30.00 ms of computing in an eager step of 20.00 ms"),
+        (
+            change_probe(0, computing_ms=30.0, busy_ms=31.0),
+            "the eager step is said to take 20.00 ms, and its own probe saw 30.00 ms of computing in it",
+        ),
         (change_probe(0, busy_ms="NaN"), "no eager run ended with whole records"),
         (unmeasured, "the eager run has step nan ms"),
         (endless, "the eager run has step nan ms"),
@@ -300,6 +304,44 @@ def test_what_a_step_is_held_against(
     assert result.speed is not None and result.limit is not None
     assert bool(result.limit.doubt) == doubtful
     assert (result.speed.word == "INCONCLUSIVE") == doubtful
+
+
+def test_an_eager_step_shorter_than_its_kernels_makes_graphs_neither_faster_nor_slower(tmp_path: Path) -> None:
+    """Its timer did not wait for the device, and graphed steps were timed as they are: graphs seem to cost."""
+
+    def unsynchronised(run: AttemptRecord) -> None:
+        timed(run)
+        for step in run.metrics if not run.spec.graphed else ():
+            step["step_time_ms"] = 14.0
+
+    sweep = write_sweep(tmp_path, device="cuda", impls=("torch", "full_iteration"), edit=unsynchronised)
+    report = write_report(sweep)
+    (eager, torch, _) = judge(sweep).results
+    assert torch.speed is not None and torch.limit is not None and eager.step is not None
+    why = (
+        "timing is doubtful: the eager step is said to take 14.00 ms, and its own probe saw 15.00 ms of computing in it"
+    )
+    assert (torch.speed.word, torch.speed.low, torch.speed.high) == ("INCONCLUSIVE", None, None)
+    assert torch.speed.reason == torch.limit.reason == torch.limit.eager_doubt == eager.doubt == why
+    assert (torch.doubt, torch.limit.eager) == ("", None), "the graphed step itself is not in doubt"
+    assert f"**1 eager cell cannot be as fast as timed**: `eager, lr 0.001` ({why})." in report.summary
+    (ranking,) = rank(judge(sweep).results)
+    assert [cell.label for cell in ranking.cells] == ["torch, lr 0.001", "full_iteration, lr 0.001"]
+    assert ranking.left_out == (("eager, lr 0.001", why),)
+
+
+@pytest.mark.parametrize(("eager_ms", "doubtful"), [(14.3, False), (14.2, True)])
+def test_an_eager_step_may_be_shorter_than_its_probe_says_by_as_little_as_a_graphed_one(
+    tmp_path: Path, eager_ms: float, doubtful: bool
+) -> None:
+    def edit(run: AttemptRecord) -> None:
+        timed(run)
+        for step in run.metrics:
+            step["step_time_ms"] = eager_ms if not run.spec.graphed else 15.0
+
+    result = compare(load(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=edit)))[1]
+    assert result.speed is not None and result.limit is not None
+    assert (bool(result.limit.eager_doubt), result.speed.word == "SLOWER") == (doubtful, not doubtful)
 
 
 def test_a_cpu_sweep_has_no_word_of_it(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.compare import CellResult, compare
-from analysis.load import Attempt, Run, load
+from analysis.load import load
 from analysis.memory import CellMemory, PhasePeak
 from analysis.ranking import Ranking, rank
 from analysis.report import write_report
+from analysis.run import Attempt, Run
 from analysis.step_time import StepTime
 from analysis.summary import summarise
 from launch.record import Outcome

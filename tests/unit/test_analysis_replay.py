@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from analysis.compare import CellResult, compare
-from analysis.load import Attempt, load, load_run
+from analysis.load import load, load_run
 from analysis.replay import Replay, prove
+from analysis.run import Attempt
 from launch.paths import SweepPaths
 from launch.record import GraphStats, Probe
 from launch.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from analysis.pair_speed import PairSpeed, Timed, together
-from analysis.speedup import cell_speed
+from analysis.speed_interval import families, interval_of
+from analysis.speedup import MINIMUM_STEPS, cell_speed, speed_word
 from analysis.steady import Window, window_of
 from analysis.steps import Floats, Steps
 from launch.spec import RunSpec
@@ -100,3 +102,77 @@ def test_a_difference_is_found_the_sooner_the_more_repeats(true: float, repeats:
 def test_stalls_of_graphed_runs_alone_are_never_taken_for_outliers(true: float) -> None:
     """Every 25th step takes three times as long: 8% in all, more than the 5% that the other steps gain."""
     assert words(true, 3, "stalls")["FASTER"] == 0
+
+
+# --- all cells of a sweep at once -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How far runs are apart, in ``RUN_SPREAD``: eager ones, graphed ones, and those of every so many-th cell instead."""
+
+    eager: float = 1.0
+    graphed: float = 1.0
+    unsteady: float = 1.0
+    every: int = 1000
+
+    def of(self, cell: int) -> float:
+        return RUN_SPREAD * (self.unsteady if cell % self.every == 0 else self.graphed)
+
+
+def swept(
+    noise: Noise, workloads: int, cells: int, repeats: int, true: float = 1.0
+) -> list[tuple[list[str], list[str]]]:
+    """The words of the cells of many sweeps, each by itself and all at once."""
+    random = np.random.default_rng(23)
+    spreads = np.array([noise.of(cell) for cell in range(workloads * cells)]).reshape(workloads, cells, 1)
+    found = []
+    for _ in range(SWEEPS):
+        eager = random.normal(0, RUN_SPREAD * noise.eager, (workloads, 1, repeats))
+        ratios = true * np.exp(eager - random.normal(0, 1, (workloads, cells, repeats)) * spreads)
+        sweep = [(str(place // cells), one) for place, one in enumerate(ratios.reshape(-1, repeats).tolist())]
+        alone = [speed_word(interval_of(one), MINIMUM_STEPS)[0] for _, one in sweep]
+        of_all = [
+            speed_word(interval_of(one, family), MINIMUM_STEPS)[0]
+            for (_, one), family in zip(sweep, families(sweep), strict=True)
+        ]
+        found.append((alone, of_all))
+    return found
+
+
+def claims(words: list[str]) -> bool:
+    return "FASTER" in words or "SLOWER" in words
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [Noise(), Noise(eager=10), Noise(unsteady=5), Noise(unsteady=5, every=4), Noise(eager=0.3, unsteady=5, every=2)],
+    ids=["alike", "eager runs are less steady", "one cell is", "a fourth of the cells is", "half of them are"],
+)
+@pytest.mark.parametrize("repeats", [2, 3])
+@pytest.mark.parametrize(("workloads", "cells"), [(12, 1), (1, 12)])
+def test_a_sweep_of_cells_that_are_not_faster_rarely_calls_one_so(
+    noise: Noise, repeats: int, workloads: int, cells: int
+) -> None:
+    """At most 5% do, and what chance adds to it once in a hundred times; of cells by themselves up to half."""
+    found = swept(noise, workloads, cells, repeats)
+    most = 0.05 * SWEEPS + 2.33 * (0.05 * 0.95 * SWEEPS) ** 0.5
+    assert sum(claims(alone) for alone, _ in found) > most
+    assert sum(claims(of_all) for _, of_all in found) <= most
+
+
+@pytest.mark.parametrize(
+    ("true", "repeats", "share"), [(4.0, 2, 1.0), (1.25, 2, 0.95), (1.1, 2, 0.65), (1.05, 3, 0.95)]
+)
+@pytest.mark.parametrize(("workloads", "cells"), [(20, 1), (1, 20)])
+def test_what_is_clearly_faster_stays_so_among_twenty_cells(
+    true: float, repeats: int, share: float, workloads: int, cells: int
+) -> None:
+    found = Counter(word for _, of_all in swept(Noise(), workloads, cells, repeats, true) for word in of_all)
+    assert found["FASTER"] >= share * found.total()
+
+
+def test_one_unsteady_cell_does_not_hide_what_is_obvious() -> None:
+    """Its runs are a tenth apart, twenty times as far as all others."""
+    found = Counter(word for _, of_all in swept(Noise(unsteady=20), 20, 1, 2, 4.0) for word in of_all[1:])
+    assert found["FASTER"] == found.total()

@@ -12,8 +12,9 @@ from analysis.load import load
 from analysis.report import write_report
 from analysis.straggler import Straggler, cell_straggler
 from launch.spec import Parallelism
-from tests.records import AttemptRecord, write_sweep
+from tests.records import UNTHROTTLED, AttemptRecord, write_sweep
 from tests.unit.test_analysis_replay import change_probe
+from tests.unit.test_analysis_throttling import change_clocks
 
 
 def found(root: Path, edit: Any, ranks: int = 4, layout: Optional[Parallelism] = None) -> Optional[Straggler]:
@@ -29,11 +30,23 @@ def test_ranks_that_are_alike_hold_nobody_up(tmp_path: Path) -> None:
 
 
 def test_the_rank_that_computes_longest_stands_out(tmp_path: Path) -> None:
-    assert found(tmp_path, change_probe(2, computing_ms=17.5)) == Straggler(2, "computing", 17.5, 15.0)
+    assert found(tmp_path, change_probe(2, computing_ms=17.5)) == Straggler(2, "computing", 17.5, 15.0, "no")
+
+
+def test_it_is_said_whether_its_own_clocks_were_lowered(tmp_path: Path) -> None:
+    hot = change_clocks(rank=2, throttled={"thermal": 0.3 * UNTHROTTLED.seconds})
+    capped = change_clocks(rank=1, throttled={"power_cap": UNTHROTTLED.seconds})
+
+    def slow_and_hot(run: AttemptRecord) -> None:
+        for edit in (change_probe(2, computing_ms=17.5), hot, capped):
+            edit(run)
+
+    straggler = found(tmp_path, slow_and_hot)
+    assert straggler and straggler.throttled == "heat 30%"
 
 
 def test_a_slow_host_stands_out_too(tmp_path: Path) -> None:
-    assert found(tmp_path, change_probe(3, host_ms=24.0)) == Straggler(3, "host", 24.0, 19.0)
+    assert found(tmp_path, change_probe(3, host_ms=24.0)) == Straggler(3, "host", 24.0, 19.0, "no")
 
 
 def test_one_slow_repeat_of_three_is_no_straggler(tmp_path: Path) -> None:

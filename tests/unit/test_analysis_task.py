@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 from analysis.compare import CellResult, compare
 from analysis.load import load
-from analysis.task import trained_alike
+from analysis.task import Trained, TrainedAlike
 from tests.records import AttemptRecord, write_sweep
 
 
@@ -28,11 +29,17 @@ def as_one_task(result: CellResult) -> CellResult:
     return dataclasses.replace(result, cell=dataclasses.replace(result.cell, task_id="same"))
 
 
+def trained_alike(results: Iterable[CellResult]) -> tuple[tuple[Trained, ...], ...]:
+    alike = TrainedAlike()
+    alike.add(results)
+    return alike.tasks
+
+
 def test_differences_are_from_the_first_cell_of_the_task(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, workloads=3, edit=same_loss_but_for_one_step)
     results = compare(load(sweep))
     assert trained_alike(results) == (), "workloads of different tasks are not put beside each other"
-    (task,) = trained_alike([as_one_task(result) for result in results])
+    (task,) = trained_alike(map(as_one_task, results))
     first, second, third = task
     assert (first.loss_difference, first.grad_norm_difference, first.steps) == (0.0, 0.0, 120)
     assert (second.loss_difference, second.loss_step, second.grad_norm_difference) == (0.25, 40, 0.5)

@@ -263,6 +263,16 @@ def test_a_sweep_is_held_against_a_golden_file(
     assert content["exit_code"] == code and len(content["cells"]) == 2
 
 
+def test_who_writes_a_golden_file_is_told_what_cannot_be_told_by_it(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path
+) -> None:
+    write_sweep(elsewhere / "sweeps" / "then", steps=30, repeats=1)
+    main(["report", "then", "--golden", "golden.json"])
+    said = capsys.readouterr().err
+    assert said.startswith("golden.json: too unsure to tell a loss of 20% by: torch_compile, lr 0.001, ")
+    assert said.endswith("x (1 pair); more repeats narrow it\n")
+
+
 def test_a_sweep_in_which_nothing_ran_is_nothing_to_be_held_against(
     capsys: pytest.CaptureFixture[str], elsewhere: Path
 ) -> None:

@@ -138,7 +138,7 @@ def test_packed_experts_have_the_published_shapes(tmp_path: Path) -> None:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(model=st.sampled_from(list(MODELS.values())), data=st.data())
 def test_every_fault_of_a_tensor_is_in_the_one_message(model: Model, data: st.DataObject, tmp_path: Path) -> None:
     shapes = shapes_of(model)
@@ -243,7 +243,7 @@ def headers(draw: st.DrawFn) -> tuple[Any, int]:
     return header, end + draw(st.sampled_from([0, 0, 0, 1, -1]))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=400)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=400)
 @given(drawn=headers())
 def test_a_header_is_refused_where_the_library_refuses_it(drawn: tuple[Any, int], tmp_path: Path) -> None:
     header, size = drawn

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.difference import Change, Difference
@@ -85,7 +85,6 @@ CELLS = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(cells=st.lists(CELLS, max_size=4), name=st.text(max_size=20), words=st.text(max_size=20))
 def test_any_report_is_xml_and_passes_where_it_does(cells: list[GoldenCell], name: str, words: str) -> None:
     golden = Golden(name, tuple(cells), (), {"a": ((words, 1),)}, "")
@@ -102,7 +101,6 @@ DIFFERENCES = st.builds(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(lists=st.lists(st.lists(DIFFERENCES, max_size=3), max_size=3))
 def test_a_comparison_passes_as_its_exit_code_does(lists: list[list[Difference]]) -> None:
     cells = tuple(CellComparison(f"{n}", f"{n}", "id", tuple(found)) for n, found in enumerate(lists))

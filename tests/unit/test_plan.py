@@ -218,7 +218,7 @@ GRIDS = st.fixed_dictionaries({}, optional={
     "cuda_graph.impl": st.lists(st.sampled_from(["none", "torch_compile", "torch", "local"]), min_size=1, max_size=4),
     "cuda_graph.warmup_steps": st.lists(st.integers(0, 99), min_size=1, max_size=2),
 }).filter(bool)  # fmt: skip
-PROPERTY = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+PROPERTY = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @PROPERTY

@@ -247,7 +247,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fields=st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=6), VALUES, min_size=1, max_size=5))
 def test_any_tree_is_a_profile_or_a_list_of_problems(own: Path, fields: dict[str, Any]) -> None:
     try:

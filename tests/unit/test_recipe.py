@@ -520,7 +520,7 @@ SWEEPS = st.fixed_dictionaries({}, optional={
 })  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fields=st.dictionaries(WORDS, TREES, max_size=5), sweep=st.none() | TREES | SWEEPS, whole=st.booleans())
 def test_any_tree_is_a_recipe_or_a_list_of_problems(
     tmp_path: Path, fields: dict[str, Any], sweep: Any, whole: bool
@@ -529,7 +529,7 @@ def test_any_tree_is_a_recipe_or_a_list_of_problems(
     only_input_errors(tmp_path, yaml.safe_dump(tree, allow_unicode=True))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.sampled_from("ab:{}[]-,&*!|>'\"#?%\n\t ${}."), max_size=30))
 def test_any_text_is_a_recipe_or_a_list_of_problems(tmp_path: Path, text: str) -> None:
     only_input_errors(tmp_path, HEAD_LINES + text)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.difference import MEMORY_TOLERANCE
+from analysis.difference import MEMORY_TOLERANCE, unsure_speeds
 from analysis.golden import Golden, GoldenCell, GoldenDeviation, GoldenVerdict, golden_of, golden_to_json, read_golden
 from analysis.regression import Comparison, compare_sweeps, comparison_to_json
 from analysis.report import write_report
@@ -101,8 +101,8 @@ def test_what_no_report_says_is_refused_all_at_once(golden: Golden) -> None:
         f"{graphed}: the cell is there 2 times",
         f"{eager}: memory.peak is inf, not a number of bytes",
         f"{graphed}: verdict is null of a graphed cell that ended COMPLETED, expected COMPLETED",
-        f"{graphed}: speed.ratio is nan, not a finite number",
-        f"{graphed}: speed.low 9.0 is above speed.high 0.1",
+        f"{graphed}: speed.ratio is nan, not a positive finite number",
+        f"{graphed}: speed.ratio nan is not from speed.low 9.0 to speed.high 0.1",
     ]
 
 
@@ -236,7 +236,7 @@ def with_speed(golden: Golden, ratio: float, low: float | None, high: float | No
     [
         ((1.5, 1.4, 1.6), (1.2, 1.1, 1.39), 3),
         ((1.5, 1.4, 1.6), (1.2, 0.9, 1.4), 0),
-        ((1.5, 1.4, 1.6), (1.2, 0.9, 1.5), 0),
+        ((1.5, 1.4, 1.6), (1.2, 0.9, 1.5), 4),
         ((1.5, 1.4, 1.6), (1.7, 1.65, 1.75), 0),
         ((1.5, 1.4, 1.6), (math.nan, math.nan, math.nan), 3),
         ((1.5, 1.4, 1.6), (0.5, None, None, 1), 4),
@@ -248,6 +248,56 @@ def test_speed_is_worse_where_the_intervals_lie_apart(
     golden: Golden, before: tuple[Any, ...], after: tuple[Any, ...], exit_code: int
 ) -> None:
     assert compare_sweeps(with_speed(golden, *before), with_speed(golden, *after)).exit_code == exit_code
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ((1.5, 0.01, 200.0), (1.5, 1.5, 1.5), False),
+        ((1.5, 1.5, 1.5), (1.5, 0.01, 200.0), False),
+        ((1.5, 1.21, 1.86), (1.5, 1.5, 1.5), True),
+        ((1.5, 1.19, 1.89), (1.5, 1.5, 1.5), False),
+        ((1.5, 1.3, 1.73), (1.5, 1.3, 1.73), False),  # each could, and both together cannot
+        ((1.5, 1.36, 1.65), (1.5, 1.36, 1.65), True),
+    ],
+)
+def test_intervals_too_wide_to_tell_a_loss_of_a_fifth_tell_nothing(
+    golden: Golden, before: tuple[float, float, float], after: tuple[float, float, float], told: bool
+) -> None:
+    comparison = compare_sweeps(with_speed(golden, *before), with_speed(golden, *after))
+    assert found(comparison) == ({} if told else {(GRAPHED, "speed"): "inconclusive"})
+    assert comparison.exit_code == (0 if told else 4)
+    lost = compare_sweeps(with_speed(golden, *before), with_speed(golden, *(0.8 * figure for figure in after)))
+    assert (found(lost).get((GRAPHED, "speed")) == "worse") == told
+
+
+def test_speeds_are_compared_by_intervals_that_no_other_cell_widens(tmp_path: Path) -> None:
+    def apart(run: AttemptRecord) -> None:
+        for step in run.metrics if run.spec.graphed else ():
+            unsteady = run.spec.training.learning_rate == 2e-3
+            step["step_time_ms"] *= 1 + (0.5 if unsteady else 0.01) * run.spec.repeat
+
+    one, two = (golden_of(write_sweep(tmp_path / str(n), workloads=n, edit=apart)).cells[1] for n in (1, 2))
+    assert one.speed is not None and one.speed.interval is not None
+    assert one.speed == two.speed
+    report = read_json(write_report(SweepPaths(tmp_path / "2")).json)
+    said = report["cells"][1]["speed"]
+    assert (said["own_low"], said["own_high"]) == one.speed.interval
+    assert said["low"] < said["own_low"] and said["own_high"] < said["high"]
+
+
+@pytest.mark.parametrize(
+    ("speed", "said"),
+    [
+        ((1.5, 1.21, 1.86), ()),
+        ((1.5, 0.01, 225.0), ("torch_compile, lr 0.001, 1.500x (0.010-225.000 over 2 pairs)",)),
+        ((1.5, None, None, 1), ("torch_compile, lr 0.001, 1.500x (1 pair)",)),
+    ],
+)
+def test_a_golden_file_names_the_speeds_that_nothing_can_be_held_against(
+    golden: Golden, speed: tuple[Any, ...], said: tuple[str, ...]
+) -> None:
+    assert unsure_speeds(with_speed(golden, *speed).cells) == said
 
 
 @given(before=st.sampled_from(WORDS), after=st.sampled_from(WORDS))

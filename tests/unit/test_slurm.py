@@ -424,7 +424,7 @@ def test_whoever_must_be_certain_waits_until_no_job_is_in_doubt(
     assert scheduler.settled([submission("13")]).fault, "it does not wait for Slurm to come back"
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(["away", "away", "down", "NEW_ONE", *STATES]),
                           st.sampled_from([None, "down", "NEW_ONE", *STATES]), st.floats(0, 40)), max_size=8))  # fmt: skip
 def test_a_job_ends_by_slurms_word_or_after_the_grace_period_alone(

@@ -20,7 +20,7 @@ from orchestrator.errors import InputError
 from orchestrator.recipe import Recipe, load
 from orchestrator.sweep import ResolvedCell, expand, pick
 
-PROPERTY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+PROPERTY = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def read(folder: Path, **fields: Any) -> Recipe:

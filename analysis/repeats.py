@@ -1,0 +1,110 @@
+"""All graphed runs of a cell against the eager runs of its workload: what each pair leaves open is judged together.
+
+Equality to the bit with the eager run of its own repeat settles a pair where eager runs equal each other. What passes is held
+against the attempts before it (analysis.retried).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Optional
+
+import numpy as np
+
+from analysis import loss
+from analysis.deviation import measure
+from analysis.eager_side import Digests, EagerSide
+from analysis.pair import OPEN, PairResult, face
+from analysis.retried import contradictions
+from analysis.run import Run
+from analysis.steps import Steps
+from analysis.verdict import Verdict, worst
+from launch.record import Margins
+from launch.spec import RunSpec
+
+_HOW_OFTEN = "run the cell in a sweep of its own with more repeats, to see how often it comes, and mend that first"
+
+
+def compare_pairs(
+    runs: Sequence[Run], side: EagerSide, spec: RunSpec, margins: Margins
+) -> tuple[tuple[PairResult, ...], Optional[Verdict]]:
+    """What comes of the graphed ``runs`` of ``spec``, pair by pair and over all; None where there are no runs.
+
+    Runs are judged together with those that share their digests. The worst verdict counts.
+    """
+    faced = [face(run, side, spec, margins) for run in runs]
+    faced = [_opened(pair, faced, side) for pair in faced]
+    margins = margins_of(spec, margins)
+    together: dict[Digests, Verdict] = {}
+    pairs = []
+    for pair in faced:
+        if pair.verdict is not OPEN:
+            pairs.append(pair)
+            continue
+        group = [other for other in faced if _goes_with(other, pair)]
+        eager = _eager(group, side.repeats.get(pair.attempts[1].digests, {}))
+        if pair.attempts[1].digests not in together:
+            together[pair.attempts[1].digests] = _judge_together(eager, group, margins)
+        pairs.append(_with(pair, together[pair.attempts[1].digests], eager))
+    pairs = [_held_against_before(pair, margins) for pair in pairs]
+    came_and_went = [_of_repeat(pair) for pair in pairs if pair.verdict.remedy == _HOW_OFTEN]
+    settled = (_of_repeat(pair) for pair in faced if pair.verdict is not OPEN)
+    verdicts = [*came_and_went, *settled, *together.values()]
+    return tuple(pairs), worst(verdicts) if verdicts else None
+
+
+def margins_of(spec: RunSpec, margins: Margins) -> Margins:
+    """Who asks for determinism asks for equality to the bit."""
+    return Margins(loss=0.0, grad_norm=0.0) if spec.training.deterministic else margins
+
+
+def _held_against_before(pair: PairResult, margins: Margins) -> PairResult:
+    """``pair``, which does not pass where an attempt before it of the graphed run came to something else."""
+    found = contradictions(pair.graphed, margins) if pair.verdict.passes else ()
+    if not found:
+        return pair
+    reason = f"{'; '.join(found)}: it comes and goes"
+    return replace(pair, verdict=replace(pair.verdict, word="INCONCLUSIVE", reason=reason, remedy=_HOW_OFTEN))
+
+
+def _of_repeat(pair: PairResult) -> Verdict:
+    """A pair's own verdict, whose reason says which repeat it is of."""
+    verdict = pair.verdict
+    return replace(verdict, reason=f"repeat {pair.repeat}: {verdict.reason}") if verdict.reason else verdict
+
+
+def _goes_with(other: PairResult, pair: PairResult) -> bool:
+    """Whether ``other`` is sound too, and of the same code, libraries and data as ``pair``."""
+    return (other.verdict is OPEN or other.verdict.word == "BITWISE") and other.attempts[1].digests == pair.attempts[
+        1
+    ].digests
+
+
+def _opened(pair: PairResult, faced: Sequence[PairResult], side: EagerSide) -> PairResult:
+    """``pair``, open though it equals its own eager run to the bit, where it does not equal every eager run."""
+    if pair.verdict.word != "BITWISE":
+        return pair
+    group = [other for other in faced if _goes_with(other, pair)]
+    eager, graphed = _eager(group, side.repeats.get(pair.attempts[1].digests, {})), pair.attempts[1].steps
+    found = measure(tuple(eager.values()), [graphed], slice(pair.first_compared, None)).evidence
+    return pair if found.bitwise else replace(pair, verdict=OPEN)
+
+
+def _eager(pairs: Sequence[PairResult], complete: Mapping[int, Steps]) -> dict[str, Steps]:
+    """The eager run of each pair, and the ``complete`` eager runs of other repeats."""
+    found = {**complete, **{pair.repeat: pair.attempts[0].steps for pair in pairs}}
+    return {f"eager repeat {repeat}": steps for repeat, steps in sorted(found.items())}
+
+
+def _judge_together(eager: Mapping[str, Steps], pairs: Sequence[PairResult], margins: Margins) -> Verdict:
+    graphed = {f"graphed repeat {pair.repeat}": pair.attempts[1].steps for pair in pairs}
+    expected = np.arange(max(len(steps) for steps in graphed.values()))
+    return loss.judge(eager, graphed, expected, max(pair.first_compared for pair in pairs), margins)
+
+
+def _with(pair: PairResult, verdict: Verdict, eager: Mapping[str, Steps]) -> PairResult:
+    """``pair`` by the ``verdict`` on all repeats, with what was measured of its graphed run against all eager ones."""
+    graphed = pair.attempts[1].steps
+    own = measure(tuple(eager.values()), [graphed], slice(pair.first_compared, None)).evidence
+    return replace(pair, verdict=replace(verdict, evidence=own))
