@@ -72,17 +72,21 @@ def face(graphed: Run, side: EagerSide, spec: RunSpec, margins: Margins) -> Pair
     assert eager.attempt is not None  # beside() gives a run that has one where this one does
     verdict = _unfit(eager.attempt, graphed.attempt) or _settle(eager.attempt, graphed.attempt, proof, spec)
     verdict = _not_of_graphs(verdict, eager.attempt, graphed.attempt, side, spec, margins) or verdict
-    untimed = "the pair is incomparable" if verdict.word == "INCOMPARABLE" else ""
-    untimed = untimed or ("digests of its layers were taken in its steps" if spec.digest_steps else "")
     return replace(
         result,
         eager=eager,
         verdict=verdict,
-        speed=pair_speed.PairSpeed(reason=untimed)
-        if untimed
-        else pair_speed.pair_speed(eager.attempt, graphed.attempt),
+        speed=_speed(eager.attempt, graphed.attempt, verdict, spec),
         differences=differences(eager.attempt.environment, graphed.attempt.environment),
     )
+
+
+def _speed(eager: Attempt, graphed: Attempt, verdict: Verdict, spec: RunSpec) -> pair_speed.PairSpeed:
+    if verdict.word == "INCOMPARABLE":
+        return pair_speed.PairSpeed(reason="the pair is incomparable")
+    if spec.digest_steps:
+        return pair_speed.PairSpeed(reason="digests of layers were taken in the steps of both runs")
+    return pair_speed.pair_speed(eager, graphed)
 
 
 def _no_eager(graphed: Run) -> Verdict:
