@@ -53,7 +53,10 @@ class Site(Host):
 
     def queue(self) -> dict[str, str]:
         """By job ("123" or "123_4"), the state of every job of the cluster that waits or runs."""
-        lines = self.cluster.run("squeue", "--noheader", "--array", "--format=%i %T").splitlines()
+        return self._jobs()
+
+    def _jobs(self, *options: str) -> dict[str, str]:
+        lines = self.cluster.run("squeue", "--noheader", "--array", "--format=%i %T", *options).splitlines()
         return dict(line.split() for line in lines)  # type: ignore[arg-type]
 
     def queue_if_any(self) -> dict[str, str]:
@@ -71,19 +74,28 @@ class Site(Host):
         """By job, what sacct says of every job of this site's sweeps, once all are over; times in seconds since the
         epoch."""
         self.wait_until_over()  # a job ends after its last run
-        wait_until(self._accounted_for, 60, "slurmdbd to know", self._accounts)
-        rows = (line.split("|", 2) for line in self._accounts(field))
-        return {job: value for job, value, command in rows if "sbatch" in command and str(self.store) in command}
+        wait_until(self._accounted_for, 60, "slurmdbd to know", lambda: self._rows("State"))
+        rows = self._rows(field).items()
+        return {job: value for job, (value, command) in rows if "sbatch" in command and str(self.store) in command}
 
     def _accounted_for(self) -> bool:
-        """Whether slurmctld has handed on all that it has seen. How a job ended may go before how it began, which is
-        sent every five seconds: until then its row has no command."""
-        handed_on = "DBD Agent queue size: 0" in self.cluster.run("sdiag").splitlines()
-        return handed_on and not any(line.endswith("|") for line in self._accounts("State"))
+        """Whether slurmdbd knows of each job that slurmctld remembers how it ended, and its command: how it began is
+        sent every five seconds only, and may come last."""
+        rows = self._rows("State")
+        never_began = {job.partition("_")[0] for job in rows if "[" in job}  # elements of an array, in one row
 
-    def _accounts(self, field: str = "State") -> list[str]:
-        return self.cluster.run("env", "SLURM_TIME_FORMAT=%s", "sacct", "--allocations", "--noheader", "--parsable2",
-                                "--starttime=now-1hour", f"--format=JobID,{field},SubmitLine").splitlines()  # fmt: skip
+        def told(job: str, state: str) -> bool:
+            said, command = rows.get(job, ("", ""))
+            return job.partition("_")[0] in never_began or (said.startswith(state) and command != "")
+
+        return all(told(job, state) for job, state in self._jobs("--states=all").items())
+
+    def _rows(self, field: str) -> dict[str, tuple[str, str]]:
+        """By job, sacct's ``field`` and the command that submitted it."""
+        text = self.cluster.run("env", "SLURM_TIME_FORMAT=%s", "sacct", "--allocations", "--noheader", "--parsable2",
+                                "--starttime=now-1hour", f"--format=JobID,{field},SubmitLine")  # fmt: skip
+        rows = (line.split("|", 2) for line in text.splitlines())
+        return {job: (value, command) for job, value, command in rows}
 
     def wait_until_over(self, seconds: float = 120) -> None:
         """Until no job waits or runs."""
