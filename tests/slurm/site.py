@@ -53,10 +53,7 @@ class Site(Host):
 
     def queue(self) -> dict[str, str]:
         """By job ("123" or "123_4"), the state of every job of the cluster that waits or runs."""
-        return self._jobs()
-
-    def _jobs(self, *options: str) -> dict[str, str]:
-        lines = self.cluster.run("squeue", "--noheader", "--array", "--format=%i %T", *options).splitlines()
+        lines = self.cluster.run("squeue", "--noheader", "--array", "--format=%i %T").splitlines()
         return dict(line.split() for line in lines)  # type: ignore[arg-type]
 
     def queue_if_any(self) -> dict[str, str]:
@@ -79,16 +76,12 @@ class Site(Host):
         return {job: value for job, (value, command) in rows if "sbatch" in command and str(self.store) in command}
 
     def _accounted_for(self) -> bool:
-        """Whether slurmdbd knows of each job that slurmctld remembers how it ended, and its command: how it began is
-        sent every five seconds only, and may come last."""
+        """Whether slurmdbd knows of each job that slurmctld remembers to have run how it ended, and its command: how it
+        began is sent every five seconds only, and may come last."""
+        listed = self.cluster.run("squeue", "--noheader", "--array", "--states=all", "--format=%i %N").splitlines()
+        ran = [job for job, *nodes in map(str.split, listed) if nodes]  # sbatch may have refused the others
         rows = self._rows("State")
-        never_began = {job.partition("_")[0] for job in rows if "[" in job}  # elements of an array, in one row
-
-        def told(job: str, state: str) -> bool:
-            said, command = rows.get(job, ("", ""))
-            return job.partition("_")[0] in never_began or (said.startswith(state) and command != "")
-
-        return all(told(job, state) for job, state in self._jobs("--states=all").items())
+        return all(job in rows and rows[job][0] != "RUNNING" and rows[job][1] for job in ran)
 
     def _rows(self, field: str) -> dict[str, tuple[str, str]]:
         """By job, sacct's ``field`` and the command that submitted it."""
