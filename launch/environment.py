@@ -65,8 +65,10 @@ def _code() -> dict[str, Any]:
 
 
 def _git(folder: Path, *arguments: str) -> Optional[str]:
+    """What git prints; it takes no lock, which a rank that is killed would leave behind in the user's checkout."""
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
