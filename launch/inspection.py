@@ -11,24 +11,22 @@ import contextlib
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Optional, TextIO
 
 import numpy as np
 import torch
-from torch._C._autograd import DeviceType
 
 from launch.code_line import NOWHERE, Line, line_at_hand
 from launch.findings import BOUNDS_US, Finding, FindingKind, Inspection, Kernels, KernelTime
 from launch.operators import Operators, Seen, default_generators, differences
-from launch.probe import is_kernel, trace
+from launch.probe import calls_of, is_kernel, trace, waits_of
 
 INSPECTED_STEPS = 2
 """The least that can be compared."""
 MOST_KERNELS = 8
 LONGEST_NAME = 120
 """Characters of a kernel's name; templates of C++ go on for thousands."""
-WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 _WARNING = "called a synchronizing CUDA operation"
 """What PyTorch warns with (c10/cuda/CUDAFunctions.cpp, warn_or_error_on_sync)."""
 
@@ -50,11 +48,10 @@ def inspect(step: Step, batches: Sequence[torch.Tensor]) -> Inspection:
 
     events = trace(work)
     compiled = _compiled() - compiled
-    calls = [(event.start_ns(), event.name()) for event in events if event.device_type() != DeviceType.CUDA]
     return Inspection(
         (*_findings(waited, len(batches)), *_dispatched(step, batches)),
         kernels_of([(event.name(), event.duration_ns()) for event in events if is_kernel(event)], len(batches)),
-        waits_of(calls) / len(batches),
+        waits_of(calls_of(events)) / len(batches),
         compiled,
     )
 
@@ -85,14 +82,6 @@ def _told_of_waits(waited: list[Seen]) -> Iterator[None]:
             yield
         finally:
             torch.cuda.set_sync_debug_mode(mode)
-
-
-def waits_of(calls: Iterable[tuple[int, str]]) -> int:
-    """How often the driver was asked to wait, by its (start, name) calls, between the first launch and the last: before and
-    after them it is the profiler that waits."""
-    names = [name for _, name in sorted(calls)]
-    launches = [place for place, name in enumerate(names) if "Launch" in name]
-    return sum(name in WAITS for name in names[launches[0] : launches[-1]]) if launches else 0
 
 
 # --- kernels --------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from launch.errors import CaptureError
 from launch.inspection import INSPECTED_STEPS, inspect
 from launch.metrics import Metrics, PendingStep, StepTimer
 from launch.parallel_dims import ParallelDims
-from launch.probe import probe
+from launch.probe import PROBED_STEPS, probe
 from launch.record import Phase
 from launch.recorder import Recorder
 from launch.spec import RunSpec
@@ -59,7 +59,8 @@ def train(spec: RunSpec, mesh: Mesh, source: TokenSource, engine: Engine, record
     recorder.enter("probe", spec.training.steps)
     recorder.proof(engine.graph_stats())
     if mesh.device.type == "cuda":
-        recorder.probe(probe(lambda step: engine.step(tokens_of(step)), spec.training.steps))
+        probed = range(spec.training.steps, spec.training.steps + PROBED_STEPS)
+        recorder.probe(probe(engine.step, [tokens_of(step) for step in probed]))
     if spec.inspect:
         further = range(spec.training.steps, spec.training.steps + INSPECTED_STEPS)
         recorder.inspection(inspect(engine.step, [tokens_of(step) for step in further]))

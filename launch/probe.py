@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch._C._autograd import DeviceType
@@ -20,16 +20,19 @@ from launch.record import Probe
 HOST_STEPS = 3
 """Steps of which the host's time is taken, without the profiler."""
 TRACED_STEPS = 3
+PROBED_STEPS = HOST_STEPS + TRACED_STEPS
 COMMUNICATION = "nccl"
 """In the names of kernels that move data between ranks."""
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
 
-def probe(step: Callable[[int], object], first: int) -> Probe:
-    """Run a few steps from number ``first`` on; a collective call of all ranks, on CUDA."""
-    numbers = iter(range(first, first + HOST_STEPS + TRACED_STEPS))
-    host = [_host_milliseconds(step, next(numbers)) for _ in range(HOST_STEPS)]
-    events = trace(lambda: [step(number) for number in numbers])
-    return _summed_up(events, TRACED_STEPS, sorted(host)[len(host) // 2])
+def probe(step: Callable[[torch.Tensor], object], batches: Sequence[torch.Tensor]) -> Probe:
+    """Run ``step`` on each of ``batches``, ``PROBED_STEPS`` of them, which are on the device; a collective call of all ranks,
+    on CUDA."""
+    host = [_host_milliseconds(step, batch) for batch in batches[:HOST_STEPS]]
+    events = trace(lambda: [step(batch) for batch in batches[HOST_STEPS:]])
+    waits = waits_of(calls_of(events))
+    return _summed_up(events, len(batches) - HOST_STEPS, None if waits else sorted(host)[len(host) // 2])
 
 
 def trace(work: Callable[[], object]) -> Sequence[Any]:
@@ -46,17 +49,31 @@ def is_kernel(event: Any) -> bool:
     return event.device_type() == DeviceType.CUDA and not event.name().startswith(("Memcpy", "Memset"))
 
 
-def _host_milliseconds(step: Callable[[int], object], number: int) -> float:
-    """How long the host takes to enqueue a step onto an idle device."""
+def calls_of(events: Iterable[Any]) -> list[tuple[int, str]]:
+    """What the driver was called for in a trace: when each call began, in nanoseconds, and its name."""
+    return [(event.start_ns(), event.name()) for event in events if event.device_type() != DeviceType.CUDA]
+
+
+def waits_of(calls: Iterable[tuple[int, str]]) -> int:
+    """How often the driver was asked to wait, by its (start, name) calls, between the first launch and the last: before and
+    after them it is the profiler that waits."""
+    names = [name for _, name in sorted(calls)]
+    launches = [place for place, name in enumerate(names) if "Launch" in name]
+    return sum(name in WAITS for name in names[launches[0] : launches[-1]]) if launches else 0
+
+
+def _host_milliseconds(step: Callable[[torch.Tensor], object], batch: torch.Tensor) -> float:
+    """How long the host takes to enqueue a step onto an idle device. Where it waits in the step, that is the step's own
+    time."""
     torch.cuda.synchronize()
     begun = time.perf_counter()
-    step(number)
+    step(batch)
     taken = (time.perf_counter() - begun) * 1e3
     torch.cuda.synchronize()
     return taken
 
 
-def _summed_up(events: Iterable[Any], steps: int, host_ms: float) -> Probe:
+def _summed_up(events: Iterable[Any], steps: int, host_ms: Optional[float]) -> Probe:
     launches = kernels = 0
     computing: list[tuple[int, int]] = []
     communicating: list[tuple[int, int]] = []

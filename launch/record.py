@@ -251,14 +251,14 @@ class Probe:
 
     ``busy_ms`` is the union of the intervals in which the device worked, ``computing_ms`` that without the kernels that
     communicate, which also wait. ``host_ms`` is what the host took to enqueue a step onto an idle device, without the
-    profiler.
+    profiler; None where it waits for the device in a step, so that its time would be the device's.
     """
 
     graph_launches: float
     kernels: float
     busy_ms: float
     computing_ms: float
-    host_ms: float
+    host_ms: Optional[float]
 
 
 @dataclass(frozen=True)
@@ -371,6 +371,8 @@ def clocks_from_json(content: Mapping[str, Any]) -> Clocks:
 def probe_from_json(content: Mapping[str, Any]) -> Probe:
     """Raises TypeError or ValueError where a figure is no number from 0 on, or a field is missing or unknown."""
     for name, value in content.items():
+        if name == "host_ms" and value is None:
+            continue
         if type(value) not in (int, float) or not (math.isfinite(value) and value >= 0):
             raise ValueError(f"{name} is {value!r}, not a number from 0 on")
     return Probe(**content)

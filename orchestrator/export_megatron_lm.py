@@ -48,6 +48,8 @@ def _model_flags(spec: RunSpec, release: Release) -> Iterator[tuple[str, ...]]:
     if model.num_query_groups != model.num_attention_heads:
         yield from _flags({"group_query_attention": True, "num_query_groups": model.num_query_groups})
     yield ("--swiglu",) if model.activation == "swiglu" else ("--quick-geglu",)
+    if not settings["bias_activation_fusion"]:
+        yield ("--no-bias-gelu-fusion",)
     given = model_settings(spec)
     yield from _flags(
         {

@@ -17,7 +17,7 @@ from launch.data import batch, open_source
 from launch.engines.base import Mesh
 from launch.engines.torch_native.engine import build
 from launch.parallel_dims import ParallelDims
-from launch.probe import probe
+from launch.probe import PROBED_STEPS, probe
 from launch.spec import CudaGraph, Data, Model, Parallelism, Placement, RunSpec, Training
 
 pytestmark = pytest.mark.gpu
@@ -63,12 +63,10 @@ def _train(spec: RunSpec, rank: int, device: torch.device) -> dict[str, Any]:
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
     dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", rank)
 
-    def step(number: int) -> Any:
-        return engine.step(batch(source, spec, number, dp_rank).to(device))
-
-    results = [step(number) for number in range(STEPS)]
+    batches = [batch(source, spec, step, dp_rank).to(device) for step in range(STEPS + PROBED_STEPS)]
+    results = [engine.step(tokens) for tokens in batches[:STEPS]]
     stats, weights = engine.graph_stats(), engine.main_parameters.weights.cpu().clone()
-    seen = probe(step, STEPS)
+    seen = probe(engine.step, batches[STEPS:])
     engine.close()
     return {
         "steps": [(result.loss.item(), result.grad_norm.item()) for result in results],

@@ -12,7 +12,7 @@ from launch.data import batch, open_source
 from launch.engines.base import Mesh
 from launch.engines.torch_native.engine import TorchNativeEngine, build
 from launch.errors import ReplayError
-from launch.probe import probe
+from launch.probe import PROBED_STEPS, probe
 from launch.spec import CudaGraph, Data, Model, Placement, RunSpec, Training
 from tests.gpu.test_gpu_eager import GPT_OSS, MOE, PADDED
 
@@ -75,9 +75,10 @@ def test_replays_compute_what_uncaptured_code_computes(case: tuple[Model, CudaGr
     stats = engine.graph_stats()
     assert stats.proven, stats
     tokens = torch.zeros(3, 2, 65, dtype=torch.int64, device="cuda")
-    seen = probe(lambda step: engine.step(tokens), STEPS)
+    seen = probe(engine.step, [tokens] * PROBED_STEPS)
     assert seen.graph_launches == stats.launches_per_step > 0, (seen, stats)
     assert 0 < seen.computing_ms == seen.busy_ms
+    assert seen.host_ms, "the host waits for nothing in a step"
     engine.close()
 
 
@@ -89,7 +90,7 @@ def test_compiled_in_graphs_computes_what_it_computes_without(model: Model, micr
     eager = trained(replace(spec, cuda_graph=CudaGraph("none")))[1]
     assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in eager], abs=2e-2)
     tokens = torch.zeros(micro_batches, 2, 65, dtype=torch.int64, device="cuda")
-    seen = probe(lambda step: engine.step(tokens), STEPS)
+    seen = probe(engine.step, [tokens] * PROBED_STEPS)
     stats = engine.graph_stats()
     assert stats.proven and seen.graph_launches == stats.launches_per_step > 0, (seen, stats)
     engine.close()

@@ -24,7 +24,7 @@ from launch.data import batch, open_source
 from launch.engines.base import Build, Mesh, StepResult
 from launch.errors import ReplayError
 from launch.parallel_dims import ParallelDims
-from launch.probe import probe
+from launch.probe import PROBED_STEPS, probe
 from launch.record import GraphStats, Margins
 from launch.spec import CudaGraph, Data, Model, Parallelism, Placement, RunSpec, Training
 from launch.support import unsupported
@@ -110,7 +110,19 @@ def named(case: tuple[str, CudaGraph]) -> str:
 
 @pytest.fixture(autouse=True)
 def no_groups_left() -> Iterator[None]:
+    """Nor what else a test that fails would leave to those behind it: Megatron-Core and Transformer Engine keep in modules
+    and classes what is initialized, who captures, and who reads a buffer."""
     yield
+    from megatron.core import parallel_state
+    from megatron.core.transformer import cuda_graphs
+    from transformer_engine.pytorch.graph import set_capture_end
+
+    parallel_state.destroy_model_parallel()
+    cuda_graphs._set_capture_end()
+    set_capture_end()
+    cuda_graphs.delete_cuda_graphs()
+    cuda_graphs.fwd_buffer_reuse_ref_count = cuda_graphs.bwd_buffer_reuse_ref_count = 0
+    torch.cuda.set_stream(torch.cuda.default_stream())
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -135,9 +147,11 @@ def results_of(spec: RunSpec) -> tuple[torch.Tensor, torch.Tensor]:
     device = torch.device("cuda", 0)
     build = cast(Build, importlib.import_module(ENGINES[spec.engine]).build)
     engine = build(spec, Mesh(0, 1, device))
-    source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
-    results = [engine.step(batch(source, spec, step, 0).to(device)) for step in range(spec.training.steps)]
-    engine.close()
+    try:
+        source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
+        results = [engine.step(batch(source, spec, step, 0).to(device)) for step in range(spec.training.steps)]
+    finally:
+        engine.close()
     return torch.stack([result.loss for result in results]), torch.stack([result.grad_norm for result in results])
 
 
@@ -156,6 +170,7 @@ class Trained:
     capture_step: int | None
     stats: GraphStats
     launches: float
+    host_ms: float | None
     random: torch.Tensor
     pool_while_open: int
     pool_when_closed: int = 0
@@ -186,6 +201,7 @@ def trained(spec: RunSpec, rank: int = 0) -> Trained:
 def trained_as_released(spec: RunSpec, rank: int = 0) -> Trained:
     device = torch.device("cuda", rank)
     found = _train(spec, rank, device)
+    torch._C._cuda_clearCublasWorkspaces()  # that of the stream that captured lies in the pool of its graphs
     return replace(found, pool_when_closed=pool_of(device))
 
 
@@ -205,18 +221,15 @@ def _train(spec: RunSpec, rank: int, device: torch.device) -> Trained:
     engine = MegatronEngine(spec, Mesh(rank, spec.parallelism.world_size, device))
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
     dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", rank)
+    batches = [batch(source, spec, step, dp_rank).to(device) for step in range(STEPS + PROBED_STEPS)]
     results: list[StepResult] = []
     gradients = []
-
-    def step(number: int) -> StepResult:
-        return engine.step(batch(source, spec, number, dp_rank).to(device))
-
     try:
-        for number in range(STEPS):
-            results.append(step(number))
+        for tokens in batches[:STEPS]:
+            results.append(engine.step(tokens))
             gradients.append(gradients_of(engine))
         random = torch.cuda.get_rng_state(device)
-        seen = probe(step, STEPS)
+        seen = probe(engine.step, batches[STEPS:])
         return Trained(
             torch.stack([result.loss for result in results]).cpu(),
             torch.stack([result.grad_norm for result in results]).cpu(),
@@ -225,6 +238,7 @@ def _train(spec: RunSpec, rank: int, device: torch.device) -> Trained:
             engine.capture_step,
             engine.graph_stats(),
             seen.graph_launches,
+            seen.host_ms,
             random,
             pool_of(device),
         )
@@ -263,7 +277,6 @@ def check(found: Trained, eager: Trained, again: Trained, graph: CudaGraph) -> N
     assert found.stats.proven, found.stats
     assert found.launches == found.stats.launches_per_step > 0, (found.launches, found.stats)
     assert found.pool_while_open > 0
-    assert found.pool_when_closed == 0
     noise = difference(again, eager, replayed)
     off = difference(found, eager, replayed)
     assert off[0] <= MARGINS.loss + 4 * noise[0], (off, noise)
@@ -273,6 +286,8 @@ def check(found: Trained, eager: Trained, again: Trained, graph: CudaGraph) -> N
     noisy = gradients_apart(again.gradients[first], eager.gradients[first])
     assert {name for name, apart in wrong.items() if apart > OF_A_GRADIENT + 4 * noisy[name]} == set(), wrong
     assert torch.equal(found.random, eager.random)
+    assert found.pool_when_closed == 0
+    assert found.host_ms is None, "the host reads the gradient norm in each step"
 
 
 def difference(found: Trained, eager: Trained, steps: slice) -> tuple[float, float]:
@@ -326,11 +341,13 @@ def test_another_shape_is_refused(graph: CudaGraph) -> None:
 
     engine = MegatronEngine(spec_of(DENSE, graph), Mesh(0, 1, torch.device("cuda", 0)))
     tokens = torch.randint(256, (MICRO_BATCHES, 2, 65), device="cuda")
-    for _ in range(STEPS):
-        engine.step(tokens)
-    with pytest.raises(ReplayError, match=r"the batch has shape .*64\).* captured with .*65\)"):
-        engine.step(tokens[..., :-1])
-    engine.close()
+    try:
+        for _ in range(STEPS):
+            engine.step(tokens)
+        with pytest.raises(ReplayError, match=r"the batch has shape .*64\).* captured with .*65\)"):
+            engine.step(tokens[..., :-1])
+    finally:
+        engine.close()
 
 
 # --- on several GPUs ------------------------------------------------------------------------------------------------

@@ -20,9 +20,10 @@ from launch.data import batch, open_source
 from launch.engines.base import Mesh
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.findings import BOUNDS_US, Inspection, inspection_from_json
-from launch.inspection import inspect, kernels_of, waits_of
+from launch.inspection import inspect, kernels_of
 from launch.operators import Operation, differences
 from launch.parallel_dims import ParallelDims
+from launch.probe import waits_of
 from launch.spec import Parallelism, RunSpec
 from tests.distributed import workers
 from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, make_spec

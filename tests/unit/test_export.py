@@ -92,6 +92,15 @@ def test_names_are_those_of_bridge(name: str) -> None:
         assert field in NAMES.get(section, []) or field in known
 
 
+@pytest.mark.parametrize("name", ["qwen3_30b_a3b", "gpt_oss_20b"])
+def test_the_activation_is_fused_where_a_capture_can_hold_it(name: str) -> None:
+    """Megatron-Core's fused quick-GeGLU copies a number from the host in each call."""
+    fused = name != "gpt_oss_20b"
+    assert transformer_settings(SPECS[name])["bias_activation_fusion"] == fused
+    assert ("--no-bias-gelu-fusion" in flags_of(SPECS[name])) != fused
+    assert overrides_of(SPECS[name])[1]["model.bias_activation_fusion"] == str(fused).lower()
+
+
 def test_a_zero_is_said() -> None:
     flags = flags_of(RunSpec(training=Training(weight_decay=0.0)))
     assert flags["--hidden-dropout"] == flags["--attention-dropout"] == flags["--weight-decay"] == ["0.0"]

@@ -196,7 +196,8 @@ def _fusions(spec: RunSpec, layers: Layers) -> dict[str, Any]:
     model, on = spec.model, layers == "transformer_engine"
     fused_loss = on and not spec.training.deterministic  # it adds in no fixed order
     return {
-        "bias_activation_fusion": on,
+        # The other one copies a number from the host in each call, which no capture can hold.
+        "bias_activation_fusion": on and model.activation == "swiglu",
         "bias_dropout_fusion": on and not model.add_bias_linear,
         "masked_softmax_fusion": on,
         # Its kernel takes no scale of YaRN's.
