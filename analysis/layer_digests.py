@@ -129,18 +129,35 @@ class Located:
 
 
 def locate(eager: Mapping[int, OfRanks], graphed: Mapping[int, OfRanks], spec: RunSpec) -> Located:
-    """By repeat; every graphed one has its eager twin. ``spec`` is the graphed runs'."""
+    """By repeat; every graphed one has its eager twin. ``spec`` is the graphed runs'.
+
+    Raises:
+        RecordError: a rank has other layers in one of the runs than in another.
+    """
+    _check_ranks(eager, graphed)
     names = layer_names(spec.model.num_layers)
     first, *others = eager.values()
     parted = [first_difference(first, other, names) for other in others]
     return Located(
         names,
-        spec.cuda_graph.warmup_steps,
+        spec.cuda_graph.capture_step,
         min(len(digests) for run in (*eager.values(), *graphed.values()) for digests in run),
         len(eager),
         min((one for one in parted if one), key=lambda one: one.place(names), default=None),
         {repeat: first_difference(eager[repeat], run, names) for repeat, run in graphed.items()},
     )
+
+
+def _check_ranks(eager: Mapping[int, OfRanks], graphed: Mapping[int, OfRanks]) -> None:
+    """A rank has the same layers in all steps of all runs: others have nothing to be held against."""
+    runs = {f"{side} repeat {n}": run for side, of in (("eager", eager), ("graphed", graphed)) for n, run in of.items()}
+    (name, first), *_ = runs.items()
+    for (other, run), what in product(runs.items(), ORDER):
+        for rank, (before, after) in enumerate(zip(first, run, strict=True)):
+            if len({frozenset(getattr(step, what)) for step in (*before[:1], *after)}) > 1:
+                raise RecordError(
+                    f"rank {rank} has {what} of other layers in a step of {other} than at first in {name}"
+                )
 
 
 # --- from records ---------------------------------------------------------------------------------------------------
@@ -150,7 +167,7 @@ def load_digests(sweep: SweepPaths, run: Run, spec: RunSpec) -> OfRanks:
     """Of the attempt to go by.
 
     Raises:
-        RecordError: they are damaged, or some are missing.
+        RecordError: they are damaged, or some are missing: of a run whose results are intact, all steps are there.
     """
     assert run.attempt is not None
     attempt = sweep.run(run.run_id).attempt(run.attempt.number)
@@ -161,6 +178,9 @@ def load_digests(sweep: SweepPaths, run: Run, spec: RunSpec) -> OfRanks:
         except DAMAGE as error:
             raise RecordError(f"{run.run_id}: digests of rank {rank} cannot be read: {said(error)}") from error
     _check(run.run_id, found, spec)
+    if run.attempt.outcome.results_intact and {*map(len, found)} != {spec.digest_steps}:
+        steps = " and ".join(map(str, sorted({*map(len, found)})))
+        raise RecordError(f"{run.run_id}: digests are of {steps} steps, and {spec.digest_steps} were to be digested")
     return found
 
 

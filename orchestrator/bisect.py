@@ -60,7 +60,9 @@ def search_of(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target) -> Sear
     if len(candidates) < 2:
         raise wrong(cell.cell_id, f"there is no smaller set to try: {_why_none(cell.run_spec, left_out)} (its runs: {words})",
                     "other implementations capture parts: python -m orchestrator advise RECIPE lists what can be swept")  # fmt: skip
-    if stand is None or stand.standing != "fails":
+    if stand is None:
+        raise wrong(cell.cell_id, f"is not known to fail for its graphs: {words}", f"resume {plan.name}, then bisect")
+    if stand.standing != "fails":
         raise wrong(cell.cell_id, f"is not known to fail for its graphs: {words}", "name a run that DIVERGED or failed, whose eager twin did neither")  # fmt: skip
     if cell.run_spec.cuda_graph in left_out:
         reason = left_out[cell.run_spec.cuda_graph][0]

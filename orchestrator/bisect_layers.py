@@ -15,9 +15,11 @@ from typing import Optional
 from analysis.compare import CellResult
 from analysis.judged import results_of
 from analysis.layer_digests import Located, load_digests, locate
+from analysis.pair import PairResult
+from analysis.repeats import margins_of
 from launch.files import RecordError, dumps, write_text
 from launch.paths import SweepPaths
-from launch.record import Cell, Plan
+from launch.record import Cell, Margins, Plan
 from launch.spec import CudaGraph, RunSpec
 from orchestrator.beside import plan_beside, refuse
 from orchestrator.bisect_layers_answer import Finding, LayerAnswer, LayerSearch, answer_to_json
@@ -41,9 +43,11 @@ def layer_search_of(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target) -
         raise wrong(cell.cell_id, "is eager: there is nothing to hold it against", "name a run of a graphed cell")
     result = of_cell(results_of(sweep, plan, cell.workload_id), cell.cell_id)
     stand = stand_of(result)
-    if stand is None or (stand.standing, stand.failure) != ("fails", NUMBERS):
-        words = stand.words if stand else "a run has no outcome yet"
-        raise wrong(cell.cell_id, f"is not known to compute something else for its graphs: {words}",
+    if stand is None:
+        raise wrong(cell.cell_id, "is not known to compute something else for its graphs: a run has no outcome yet",
+                    f"resume {plan.name}, then bisect")  # fmt: skip
+    if (stand.standing, stand.failure) != ("fails", NUMBERS):
+        raise wrong(cell.cell_id, f"is not known to compute something else for its graphs: {stand.words}",
                     "name a run that DIVERGED or ended NUMERIC; bisect without --layers takes other failures too")  # fmt: skip
     as_it_was = replace(cell.run_spec, digest_steps=_steps_to_digest(result, cell.run_spec))
     deterministic = replace(as_it_was, training=replace(as_it_was.training, deterministic=True))
@@ -98,13 +102,25 @@ def _finding(sweep: SweepPaths, search: LayerSearch, trial: RunSpec, target: Tar
     plan = plan_of(search, [trial], target)
     graphed = plan.cells[-1]
     result = of_cell(results_of(sweep, plan, graphed.workload_id), graphed.cell_id)
-    stand = stand_of(result, NUMBERS)
+    margins = margins_of(search.cell.run_spec, search.plan.margins)
+    stand = stand_of(replace(result, pairs=tuple(_by_margins(pair, margins) for pair in result.pairs)), NUMBERS)
     if stand is None:
         return None
     try:
         return Finding(trial, stand, _located(sweep, result, trial))
     except RecordError as error:
         return Finding(trial, stand, problem=str(error))
+
+
+def _by_margins(pair: PairResult, margins: Margins) -> PairResult:
+    """``pair``, which has not failed as was sought where it is within ``margins``, those of the run that is looked into: in
+    deterministic mode any other bit is DIVERGED."""
+    verdict, found = pair.verdict, pair.verdict.evidence
+    near = found and found.max_loss_difference <= margins.loss and found.max_grad_norm_difference <= margins.grad_norm
+    if verdict.word != "DIVERGED" or not near:
+        return pair
+    reason = f"{verdict.reason}: other bits, but within the margins that the run looked into was judged by"
+    return replace(pair, verdict=replace(verdict, word="INCONCLUSIVE", reason=reason))
 
 
 def _located(sweep: SweepPaths, result: CellResult, spec: RunSpec) -> Located:

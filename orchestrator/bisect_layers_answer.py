@@ -92,6 +92,12 @@ class LayerAnswer:
         return f"No layer can be named. {self._why()}"
 
     def _why(self) -> str:
+        for finding in self.findings:
+            if finding.came_back and finding.problem:
+                return (
+                    f"Digests are not whole: {finding.problem}. Delete the folders of the runs named, and the same command "
+                    "makes them again."
+                )
         hidden = [finding for finding in self.findings if finding.located and finding.located.hidden]
         if any(finding.spec.training.deterministic for finding in hidden):
             return "Eager runs differ by themselves as early, in deterministic mode too."

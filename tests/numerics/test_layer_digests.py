@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from analysis.layer_digests import Difference, OfRanks, first_difference
-from launch.digests import layer_names, read_digests
+from launch.digests import MISSING, hexadecimal, layer_names, read_digests
 from launch.engines.base import Mesh
 from launch.engines.torch_native import layer_digests
 from launch.engines.torch_native.engine import TorchNativeEngine
@@ -65,6 +65,7 @@ def test_a_digest_is_the_same_however_it_is_cut_and_laid_out() -> None:
     assert digest([x.t()]) != whole
     assert digest([torch.zeros(8)]) != digest([torch.zeros(9)])
     assert digest([torch.zeros(8)]) != digest([-torch.zeros(8)])
+    assert hexadecimal(int(digest([torch.zeros(())]))) != MISSING, "a loss of exactly 0"
 
 
 # --- one rank -------------------------------------------------------------------------------------------------------

@@ -490,6 +490,13 @@ def test_what_cannot_be_bisected_is_refused(tmp_path: Path, spec: RunSpec, edit:
         search_of(sweep, plan, plan.cells[0], GPUS)
 
 
+def test_a_run_without_outcome_is_taken_up_first(tmp_path: Path) -> None:
+    sweep, plan, cell = written(tmp_path, SPECS[0], nan("attn"))
+    sweep.run(cell.run_ids[0]).attempt(1).outcome.unlink()
+    with pytest.raises(InputError, match=rf"a run has no outcome yet\s+resume {plan.name}"):
+        search_of(sweep, plan, cell, GPUS)
+
+
 def test_a_run_is_named_by_enough_of_its_beginning(tmp_path: Path) -> None:
     _, plan, cell = written(tmp_path, SPECS[0], nan())
     for name in (*cell.run_ids, cell.cell_id, cell.cell_id[:5]):

@@ -178,6 +178,15 @@ def only_without_deterministic_mode(run: AttemptRecord) -> None:
         off(run)
 
 
+def near_in_deterministic_mode(run: AttemptRecord) -> None:
+    """Other bits there, and what diverged where it was run at first alone."""
+    if run.spec.training.deterministic and run.spec.graphed:
+        for step in run.metrics[DIVERGES_AT:]:
+            step["loss"] += 1e-7
+    elif not run.spec.digest_steps:
+        off(run)
+
+
 def ended(outcome: Any, phase: Any) -> Outcome:
     return Outcome(outcome, phase, "bundle000", STARTED, STARTED + 9, 0, outcome, "said so", "r")
 
@@ -361,6 +370,21 @@ def test_a_failure_that_digests_hide_is_said_not_to_have_come_back(tmp_path: Pat
     assert answer.text.count("the failure did not come back (BITWISE)") == 2
 
 
+def test_bits_that_differ_in_deterministic_mode_are_not_the_failure_that_is_sought(tmp_path: Path) -> None:
+    """There any other bit is DIVERGED; the run looked into was off by half a nat."""
+    trial = Trial(tmp_path, other_from((4, "outputs", 0, "decoder layer 0")), near_in_deterministic_mode)
+    answer = trial.answer()
+    assert (answer.exit_code, trial.rounds) == (4, [4, 4])
+    assert "In deterministic mode it is not known whether the failure came back" in answer.text
+    assert "within the margins that the run looked into was judged by" in answer.text
+
+
+def test_what_was_run_in_deterministic_mode_is_sought_to_the_bit(tmp_path: Path) -> None:
+    known = dataclasses.replace(SPEC, training=dataclasses.replace(SPEC.training, deterministic=True))
+    answer = Trial(tmp_path, other_from((20, "outputs", 0, "loss")), near_in_deterministic_mode, known).answer()
+    assert answer.exit_code == 0
+
+
 def test_bits_that_differ_without_the_failure_are_no_answer(tmp_path: Path) -> None:
     answer = Trial(tmp_path, other_from((4, "outputs", 0, "loss")), unchanged).answer()
     assert answer.exit_code == 4 and "Graphed runs part from eager ones first in step 4" in answer.text
@@ -390,6 +414,7 @@ def test_digests_that_are_not_whole_are_no_evidence(tmp_path: Path) -> None:
     for number, torn in enumerate((
         lambda lines: [],
         lambda lines: lines[1:],
+        lambda lines: lines[:3],
         lambda lines: [{**lines[0], "outputs": {}}, *lines[1:]],
         lambda lines: [{**lines[0], "parameters": {**lines[0]["parameters"], "embedding": "0" * 16}}, *lines[1:]],
         lambda lines: [{**lines[0], "gradients": {k: v[:1] for k, v in lines[0]["gradients"].items()}}, *lines[1:]],
@@ -403,8 +428,58 @@ def test_digests_that_are_not_whole_are_no_evidence(tmp_path: Path) -> None:
         answer = bisect_layers(sweep, search, GPUS, lambda plan: None)
         assert (answer.named, answer.exit_code) == (None, 4)
         assert f"Where it begins is not known: {plan.cells[-1].run_ids[1]}: " in answer.text
+        assert answer.words.startswith(f"No layer can be named. Digests are not whole: {plan.cells[-1].run_ids[1]}: ")
         path.write_text(whole)
     assert bisect_layers(sweep, search, GPUS, lambda plan: None).exit_code == 0
+
+
+def test_an_eager_repeat_whose_digests_end_early_is_no_evidence_that_eager_runs_agree(tmp_path: Path) -> None:
+    def differs(spec: RunSpec, rank: int) -> Optional[Place]:
+        if spec.graphed:
+            return 4, "outputs", 0, "decoder layer 1"
+        return (4, "outputs", 0, "decoder layer 0") if spec.repeat == 1 else None
+
+    trial = Trial(tmp_path, differs)
+    search, sweep = trial.search()
+    plan = plan_of(search, search.trials[:1], GPUS)
+    make_runs(sweep, plan, off, trial.differs)
+    torn = plan.cells[0].run_ids[1]
+    path = sweep.run(torn).attempt(1).digests(0)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    answer = bisect_layers(sweep, search, GPUS, lambda plan: None)
+    assert (answer.named, answer.exit_code) == (None, 4)
+    assert f"{torn}: digests are of 3 steps, and 23 were to be digested" in answer.words
+
+
+@pytest.mark.parametrize("side", [0, -1])
+@pytest.mark.parametrize("what", ["outputs", "gradients", "parameter_gradients", "parameters"])
+def test_a_layer_that_one_rank_of_two_lacks_is_no_evidence(tmp_path: Path, what: str, side: int) -> None:
+    trial = Trial(tmp_path, other_from((4, "outputs", 0, "decoder layer 2"), rank=3), spec=PIPELINE)
+    search, sweep = trial.search()
+    plan = plan_of(search, search.trials[:1], GPUS)
+    make_runs(sweep, plan, off, trial.differs)
+    path = sweep.run(plan.cells[side].run_ids[1]).attempt(1).digests(1)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    del lines[7][what]["embedding"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    answer = bisect_layers(sweep, search, GPUS, lambda plan: None)
+    assert (answer.named, answer.exit_code) == (None, 4)
+    said = f"rank 1 has {what} of other layers in a step of {'graphed' if side else 'eager'} repeat 1"
+    assert said in answer.words
+
+
+def test_what_was_captured_in_the_first_step_is_laid_to_graphs_from_there_on() -> None:
+    """Warm-up of local graphs is passes, not steps."""
+    local = dataclasses.replace(SIX, cuda_graph=CudaGraph("local", (), WARMUP))
+    assert locate(*runs(other_from((1, "outputs", 0, "loss")), local), local).attributable
+
+
+def test_a_run_without_outcome_is_taken_up_first(tmp_path: Path) -> None:
+    sweep, plan, cell = written(tmp_path)
+    sweep.run(cell.run_ids[0]).attempt(1).outcome.unlink()
+    with pytest.raises(InputError, match="has no outcome") as error:
+        layer_search_of(sweep, plan, cell, GPUS)
+    assert f"resume {ORIGIN}" in str(error.value)
 
 
 def test_runs_that_were_lost_are_taken_up(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ def digest(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
     An element's bits and its place make one integer, which is mixed by a bijection of 64 bits; a digest is the sum of all
     of them modulo 2 ** 64. One element with other bits always changes it, several do but for once in 2 ** 64, and it is the
-    same in whatever order a device sums.
+    same in whatever order a device sums. Places count from 1, so that a single zero is not 0, which is what nobody wrote.
     """
-    total, place = None, 0
+    total, place = None, 1
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)
         for piece in flat.view(_INTEGERS[flat.element_size()]).split(AT_ONCE):
