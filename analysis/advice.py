@@ -77,9 +77,11 @@ class Advice:
 
     @property
     def host_is_slow(self) -> bool:
-        """Whether the host takes a good part of a step to enqueue it. Where it waits for the device inside, that says
-        nothing."""
-        return self.step is not None and self.step.host_ms >= HOST_PART * self.step.step_ms
+        """Whether the host takes a good part of a step to enqueue it. One that waits for the device inside does not run
+        ahead of it: the device then waits for the host."""
+        if self.step is None or self.step.host_ms is None:
+            return self.step is not None
+        return self.step.host_ms >= HOST_PART * self.step.step_ms
 
     @property
     def breaking(self) -> tuple[Finding, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Optional
 
 import numpy as np
@@ -21,10 +21,10 @@ from analysis.pair import PairResult
 from analysis.repeats import compare_pairs, margins_of
 from analysis.retried import contradictions
 from analysis.run import Attempt, Run, attempts_of
-from analysis.speed_interval import families
+from analysis.speed_interval import Family, families
 from analysis.step_time import StepTime, cell_step_time
 from analysis.straggler import Straggler, cell_straggler
-from analysis.throttling import Throttling, doubt_of, throttling_of
+from analysis.throttling import Throttling, Unthrottled, throttling_of, unthrottled
 from analysis.verdict import PASSES, Verdict
 from analysis.verdict import corrected as corrected_verdicts
 from launch.record import RESULTS_INTACT, Cell, Margins
@@ -50,6 +50,8 @@ class CellResult:
     throttling: Optional[Throttling] = None
     """On GPUs."""
     speed: Optional[speedup.Speed] = None
+    unthrottled: Unthrottled = field(default_factory=Unthrottled)
+    """What its speed would be."""
     replay: Optional[replay.Replay] = None
     captured: Optional[Captured] = None
     limit: Optional[Limit] = None
@@ -160,10 +162,18 @@ def _timed_as_family(results: Sequence[CellResult]) -> tuple[CellResult, ...]:
     pairs = {result.cell.cell_id: [pair.speed for pair in result.pairs] for result in timed}
     found = families([(r.cell.workload_id, speedup.ratios_of(pairs[r.cell.cell_id])) for r in timed])
     speeds = {
-        result.cell.cell_id: speedup.cell_speed(pairs[result.cell.cell_id], result.spec, family)
+        result.cell.cell_id: _speed(pairs[result.cell.cell_id], result.spec, result.unthrottled, family)
         for result, family in zip(timed, found, strict=True)
     }
     return tuple(replace(result, speed=speeds.get(result.cell.cell_id, result.speed)) for result in results)
+
+
+def _speed(
+    pairs: Sequence[pair_speed.PairSpeed], spec: RunSpec, without: Unthrottled, family: Optional[Family] = None
+) -> Optional[speedup.Speed]:
+    """What ``pairs`` say, as far as throttling leaves it."""
+    speed = speedup.cell_speed(pairs, spec, family)
+    return speed and speed.widened(without.least, without.most, without.reason)
 
 
 def _less_sure(result: CellResult, verdict: Verdict) -> CellResult:
@@ -219,17 +229,21 @@ def _graphed_result(cell: Cell, runs: tuple[Run, ...], eager: EagerSide, margins
     attempts = [(p.eager.attempt, p.graphed.attempt) for p in pairs if p.eager and p.verdict.word != "INCOMPARABLE"]
     proofs = [pair.replay for pair in pairs if pair.replay]
     ranks = spec.parallelism.world_size
-    limit = cell_limit(pairs, ranks) if spec.placement.device == "cuda" else None
-    speed = speedup.cell_speed([pair.speed for pair in pairs], spec)
-    doubt = (limit and (limit.doubt or limit.eager_doubt)) or (speed and doubt_of(pairs, ranks, speed.word))
+    ran = _ran(cell, runs, [(e, g) for e, g in attempts if e and g])
+    hot = bool(ran.throttling and ran.throttling.eager and ran.throttling.eager.slowed)
+    limit = cell_limit(pairs, ranks, hot) if spec.placement.device == "cuda" else None
+    without = unthrottled(pairs, ranks)
+    speed = _speed([pair.speed for pair in pairs], spec, without)
+    doubt = limit and (limit.doubt or limit.eager_doubt)
     failed_as_expected = cell.expect.outcome not in RESULTS_INTACT and all(
         run.attempt is not None and run.attempt.outcome.meets(cell.expect) for run in runs
     )
     return replace(
-        _ran(cell, runs, [(e, g) for e, g in attempts if e and g]),
+        ran,
         pairs=pairs,
         verdict=None if failed_as_expected else verdict,
         speed=speed.doubted(doubt) if speed and doubt else speed,
+        unthrottled=without,
         captured=cell_captured(attempts_of(runs)),
         limit=limit,
         doubt=limit.doubt if limit else "",

@@ -15,12 +15,13 @@
          "speed": null | {"word", "ratio", "low", "high", "own_low", "own_high", "pairs", "steps", "left_out", "settling",
                           "off_counts", "break_even_steps", "reason", and on a GPU "eager_ms", "graphed_ms",
                           "eager_tokens_per_second", "graphed_tokens_per_second", "eager_tflops", "graphed_tflops"};
-                          the bounds are null of one pair, and of a step that cannot have been so short,
+                          the word is null of a cell that does not pass, the bounds of one pair, of a step that cannot have
+                          been so short, and where throttling leaves none,
          "replay": null | {"proven", "reason", "ranks", "stats": GraphStats, and on a GPU "bare_ranks", "launches_seen"},
          and of a graphed cell on a GPU
          "captured": null | {"graphs", "seconds"},
-         "limit": {"reason", "eager": null | {"step_ms", "busy_ms", "computing_ms", "host_ms", "kernels"},
-                   "graphed": null | {"step_ms", "host_ms", "kernels", "graph_launches", "computing_ms"},
+         "limit": {"reason", "eager": null | {"step_ms", "busy_ms", "computing_ms", "host_ms": null | ms, "kernels"},
+                   "graphed": null | {"step_ms", "host_ms": null | ms, "kernels", "graph_launches", "computing_ms"},
                    "doubt", "eager_doubt",
                    "launch_bound", "not_computing", "largest_speedup", "largest_speedup_computing", "times_busy",
                    "times_computing", "attained", "attained_computing", "bound": null | analysis.limit.Bound},
@@ -55,7 +56,6 @@ from analysis.pair import PairResult
 from analysis.replay import Replay
 from analysis.run import Run, attempts_of
 from analysis.selection import Selection
-from analysis.speedup import Speed
 from analysis.summary import Summary
 from analysis.task import Trained
 from analysis.throttling import Throttling
@@ -138,7 +138,7 @@ def _cell(result: CellResult) -> dict[str, Any]:
         "memory": _memory(result.memory),
         "straggler": _fields(result.straggler),
         "throttling": _throttling(result.throttling),
-        "speed": _speed(result.speed, result.on_gpu),
+        "speed": _speed(result),
         "replay": _replay(result.replay, result.on_gpu),
         **({"captured": _fields(result.captured), "limit": _limit(result.limit)} if result.limit else {}),
         "runs": [_run(run) for run in result.runs],
@@ -159,11 +159,12 @@ def _throttling(throttling: Optional[Throttling]) -> Any:
     return throttling and {name: side and {**_fields(side), "slowed": side.slowed} for name, side in sides.items()}
 
 
-def _speed(speed: Optional[Speed], on_gpu: bool) -> Any:
-    """Absolute figures are left out on a CPU, where they mean nothing."""
-    if speed is None:
+def _speed(result: CellResult) -> Any:
+    """Absolute figures are left out on a CPU, where they mean nothing, and the word of a cell that does not pass."""
+    if result.speed is None:
         return None
-    return {key: value for key, value in _fields(speed).items() if on_gpu or key not in ABSOLUTE}
+    told = {key: value for key, value in _fields(result.speed).items() if result.on_gpu or key not in ABSOLUTE}
+    return told if result.verdict and result.verdict.passes else {**told, "word": None}
 
 
 def _replay(replay: Optional[Replay], on_gpu: bool) -> Any:

@@ -6,7 +6,8 @@ Worse is
 - a speed-up whose whole interval lies below the whole interval of before;
 - a memory peak above that of before by more than the tolerance.
 A gate that meets NaN says worse. Of two speed-ups so unsure that a loss of ``SPEED_LOSS`` would not have shown, nothing can be
-told.
+told: inconclusive where the one of before, measured again as surely, would have told it, and not held where it never did. One
+that never told anything and was above 1, and that is shown to be below 1 now, is inconclusive too.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ DEVIATION_GROWTH = 2.0
 """How many times as far off a cell that stays DIVERGED must be to be worse; our own choice, beyond what repeats differ by."""
 
 Aspect = Literal["cell", "outcome", "verdict", "speed", "memory"]
-Change = Literal["worse", "unfinished", "inconclusive", "changed", "better"]
-"""What a difference means: a regression, a run without an outcome, what can no longer be told, neither, or good news."""
+Change = Literal["worse", "unfinished", "inconclusive", "not held", "changed", "better"]
+"""What a difference means: a regression, a run without an outcome, what can no longer be told, what never could and is held
+against nothing, neither, or good news."""
 EXITS: Mapping[Change, int] = {
     "worse": EXIT_FAILED,
     "unfinished": EXIT_UNFINISHED,
     "inconclusive": EXIT_INCONCLUSIVE,
+    "not held": EXIT_PASS,
     "changed": EXIT_PASS,
     "better": EXIT_PASS,
 }
@@ -165,11 +168,8 @@ def _words(verdict: GoldenVerdict) -> str:
 
 
 def _speed(before: Optional[GoldenSpeed], after: Optional[GoldenSpeed]) -> Optional[Difference]:
-    if before is None or before.interval is None:
-        return None  # there is nothing to be below of
-    if after is None or after.interval is None:
-        now = _ratio(after) if after else "no figure"
-        return Difference("speed", "inconclusive", _ratio(before), now)
+    if before is None or before.interval is None or after is None or after.interval is None:
+        return _without_interval(before, after)
     (low, high), (low_before, high_before) = after.interval, before.interval
     if not high >= low_before:
         return Difference("speed", "worse", _ratio(before), _ratio(after))
@@ -177,19 +177,38 @@ def _speed(before: Optional[GoldenSpeed], after: Optional[GoldenSpeed]) -> Optio
         return Difference("speed", "better", _ratio(before), _ratio(after))
     if not high * before.ratio * (1 - SPEED_LOSS) < low_before * after.ratio:
         now = f"{_ratio(after)}: intervals this wide cannot tell a loss of {SPEED_LOSS:.0%}"
-        return Difference("speed", "inconclusive", _ratio(before), now)
+        return _untold(before, after, now)
     return None
 
 
+def _without_interval(before: Optional[GoldenSpeed], after: Optional[GoldenSpeed]) -> Optional[Difference]:
+    now = ": ".join(filter(None, (_ratio(after), after.reason))) if after else "no figure"
+    return _untold(before, after, now) if before or after else None
+
+
+def _untold(before: Optional[GoldenSpeed], after: Optional[GoldenSpeed], now: str) -> Difference:
+    """Of two speed-ups that cannot be held against each other."""
+    if before is None:
+        return Difference("speed", "not held", "no figure", now)
+    slower = before.ratio > 1 and after is not None and after.interval is not None and after.interval[1] < 1
+    change: Change = "inconclusive" if _tells(before) or slower else "not held"
+    return Difference("speed", change, _ratio(before), now + (", which is slower than eager" if slower else ""))
+
+
 def unsure_speeds(cells: Sequence[GoldenCell]) -> tuple[str, ...]:
-    """The cells whose speed-up nothing can be held against, with it: nothing that is measured later, however well, could lie
-    below its interval after a loss of ``SPEED_LOSS``."""
+    """The cells whose speed-up nothing can be held against, with it and what helps: measured again as surely after a loss of
+    ``SPEED_LOSS``, it would not lie below its interval."""
     found = ((cell.label, cell.speed) for cell in cells if cell.speed)
-    return tuple(f"{label}, {_ratio(speed)}" for label, speed in found if not _can_be_lost(speed))
+    return tuple(f"{label}, {_ratio(speed)}; {_helps(speed)}" for label, speed in found if not _tells(speed))
 
 
-def _can_be_lost(speed: GoldenSpeed) -> bool:
-    return speed.interval is not None and speed.ratio * (1 - SPEED_LOSS) < speed.interval[0]
+def _tells(speed: GoldenSpeed) -> bool:
+    return speed.interval is not None and speed.interval[1] * (1 - SPEED_LOSS) < speed.interval[0]
+
+
+def _helps(speed: GoldenSpeed) -> str:
+    no_interval = speed.interval is None and speed.pairs > 1
+    return speed.reason if no_interval and speed.reason else "more repeats narrow it"
 
 
 def _ratio(speed: GoldenSpeed) -> str:

@@ -50,12 +50,14 @@ class GoldenMemory:
 @dataclass(frozen=True)
 class GoldenSpeed:
     """Ratio of step times, eager over graphed, and the cell's own interval, whatever other cells there are; None where there
-    are too few pairs for one."""
+    are too few pairs for one, or it cannot be told for a ``reason``."""
 
     ratio: float
     low: Optional[float]
     high: Optional[float]
     pairs: int
+    reason: str = ""
+    """Why there is no interval."""
 
     @property
     def interval(self) -> Optional[tuple[float, float]]:
@@ -144,10 +146,21 @@ def _impossible(cell: GoldenCell) -> Iterator[str]:
     if cell.memory and not math.isfinite(cell.memory.peak):
         yield f"memory.peak is {cell.memory.peak}, not a number of bytes"
     if cell.speed:
+        yield from _unbounded(cell.speed)
         figures = {name: getattr(cell.speed, name) for name in ("ratio", "low", "high")}
         yield from (f"speed.{name} is {x}, not a positive finite number" for name, x in figures.items() if x is not None and not 0 < x < math.inf)  # fmt: skip
         if cell.speed.interval and not _holds(cell.speed.interval, cell.speed.ratio):
             yield f"speed.ratio {cell.speed.ratio} is not from speed.low {cell.speed.low} to speed.high {cell.speed.high}"
+
+
+def _unbounded(speed: GoldenSpeed) -> Iterator[str]:
+    """Bounds that would be taken for none. Reports once gave one pair its ratio as both, which is none."""
+    if speed.pairs < 1:
+        yield f"speed.pairs is {speed.pairs}, not a number of pairs"
+    elif speed.pairs == 1 and not {speed.low, speed.high} <= {None, speed.ratio}:
+        yield f"speed is from {speed.low} to {speed.high} of one pair, which has no interval"
+    if (speed.low is None) != (speed.high is None):
+        yield f"speed.low is {speed.low} and speed.high {speed.high}: an interval has both"
 
 
 def _holds(interval: tuple[float, float], ratio: float) -> bool:
@@ -242,7 +255,8 @@ def _speed(content: Optional[Mapping[str, Any]]) -> Optional[GoldenSpeed]:
         return None
     bounds = ("own_low", "own_high") if "own_low" in content else ("low", "high")  # a golden file has no others
     low, high = (_maybe(content[bound]) for bound in bounds)
-    return GoldenSpeed(number(content["ratio"]), low, high, int(content["pairs"]))
+    reason = str(content.get("reason", "")) if low is None and high is None else ""
+    return GoldenSpeed(number(content["ratio"]), low, high, int(content["pairs"]), reason)
 
 
 def _not_run(content: Mapping[str, Any]) -> GoldenNotRun:

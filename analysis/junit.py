@@ -1,7 +1,8 @@
 """JUnit XML of a report, or of a comparison: a testcase a cell. The same input gives the same bytes: no time, no host.
 
 A test that failed is one whose answer is bad; a test in error is one that gave none (a run without an outcome, a
-verdict that is INCONCLUSIVE). A cell that was rejected or could not run is skipped.
+verdict that is INCONCLUSIVE). A cell that was rejected or could not run is skipped, and in a comparison one that there was
+nothing to hold against, and of which nothing else is worse.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from analysis.golden import Golden, GoldenCell, GoldenNotRun
 from analysis.regression import CellComparison, Comparison
 
 Ending = Literal["failure", "error", "skipped"]
-_ENDINGS: Mapping[Change, Ending] = {"worse": "failure", "unfinished": "error", "inconclusive": "error"}
+_ENDINGS: Mapping[Change, Ending] = {
+    "worse": "failure",
+    "unfinished": "error",
+    "inconclusive": "error",
+    "not held": "skipped",
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ def _case_of_comparison(cell: CellComparison) -> Case:
     ending = _ENDINGS.get(cell.change) if cell.change else None
     if ending is None:
         return Case(cell.label)
-    found = [one for one in cell.differences if one.change in _ENDINGS]
+    found = [one for one in cell.differences if _ENDINGS.get(one.change) in (ending, "error")]
     said = "; ".join(f"{one.aspect}: {one.before} -> {one.after}" for one in found)
     return Case(cell.label, ending, ", ".join(one.aspect for one in found), said)
 

@@ -33,12 +33,13 @@ HOST_SHARE, HOST_PART = 0.9, 0.5
 
 @dataclass(frozen=True)
 class EagerStep:
-    """A step of the eager twin; each time is a positive number. ``kernels`` is a count."""
+    """A step of the eager twin; each time is a positive number. ``kernels`` is a count. ``host_ms`` is None where the host
+    waits for the device in a step."""
 
     step_ms: float
     busy_ms: float
     computing_ms: float
-    host_ms: float
+    host_ms: Optional[float]
     kernels: float
 
     @property
@@ -77,7 +78,7 @@ class GraphedStep:
     kernels that graphs run are among them."""
 
     step_ms: float
-    host_ms: float
+    host_ms: Optional[float]
     kernels: float
     graph_launches: float
     computing_ms: float
@@ -126,20 +127,23 @@ class Limit:
 
 def bound_of(eager: EagerStep, graphed: GraphedStep) -> Bound:
     """What bounds a graphed step, by which of the twin's times it is as long as. Where it runs other kernels than the
-    twin (Inductor's), these times are none of its own."""
+    twin (Inductor's), these times are none of its own. A host that waits for the device in a step bounds nothing by itself."""
     if _other_kernels(graphed, eager):
         return "other kernels"
     if graphed.step_ms <= eager.computing_ms * (1 + NEAR):
         return "device"
     if graphed.step_ms <= eager.busy_ms * (1 + NEAR):
         return "communication" if eager.communication_bound else "device"
+    if graphed.host_ms is None:
+        return "gaps"
     if graphed.host_ms >= HOST_SHARE * graphed.step_ms:
         return "host"
     return "host in part" if graphed.host_ms > HOST_PART * graphed.step_ms else "gaps"
 
 
-def cell_limit(pairs: Sequence[PairResult], ranks: int) -> Limit:
-    """The limit of a graphed cell on ``ranks`` GPUs, by its pairs that have a speed, else by their eager sides alone."""
+def cell_limit(pairs: Sequence[PairResult], ranks: int, twin_slowed: bool = False) -> Limit:
+    """The limit of a graphed cell on ``ranks`` GPUs, by its pairs that have a speed, else by their eager sides alone. What the
+    probe of a twin saw whose GPUs were slowed down is held against no graphed step."""
     timed = [pair for pair in pairs if pair.speed.ratio is not None]
     step_ms = geometric_mean([pair.speed.eager_ms for pair in timed]) if timed else None
     attempts = [pair.eager.attempt for pair in timed or pairs if pair.eager and pair.eager.attempt]
@@ -147,7 +151,7 @@ def cell_limit(pairs: Sequence[PairResult], ranks: int) -> Limit:
     too_short = "" if isinstance(eager, str) else eager.doubt
     graphed = graphed_step(timed, ranks) if timed else _untimed(pairs)
     known = None if isinstance(eager, str) or too_short else eager
-    if isinstance(graphed, GraphedStep) and (doubt := doubt_of(graphed, known)):
+    if isinstance(graphed, GraphedStep) and (doubt := doubt_of(graphed, None if twin_slowed else known)):
         return Limit(known, reason=doubt, doubt=doubt, eager_doubt=too_short)
     if isinstance(eager, str) or too_short:
         return Limit(reason=too_short or str(eager), eager_doubt=too_short)
@@ -206,7 +210,7 @@ def _timed_eager(attempts: Sequence[Attempt], ranks: int, step_ms: Optional[floa
         step_ms=step_ms or float(np.median([measured_ms(attempt) for attempt in sound])),
         busy_ms=_slowest(sound, lambda probe: probe.busy_ms),
         computing_ms=_slowest(sound, lambda probe: probe.computing_ms),
-        host_ms=_slowest(sound, lambda probe: probe.host_ms),
+        host_ms=_slowest_host(sound),
         kernels=_slowest(sound, lambda probe: probe.kernels),
     )
     return _implausible(found) or found
@@ -219,7 +223,7 @@ def graphed_step(pairs: Sequence[PairResult], ranks: int) -> GraphedStep | str:
         return f"rank {missing[0]} of the graphed run ended without a probe"
     return GraphedStep(
         step_ms=geometric_mean([pair.speed.graphed_ms for pair in pairs]),
-        host_ms=_slowest(attempts, lambda probe: probe.host_ms),
+        host_ms=_slowest_host(attempts),
         kernels=_slowest(attempts, lambda probe: probe.kernels),
         graph_launches=_slowest(attempts, lambda probe: probe.graph_launches),
         computing_ms=_slowest(attempts, lambda probe: probe.computing_ms),
@@ -241,9 +245,17 @@ def _slowest(attempts: Sequence[Attempt], figure: Callable[[Probe], float]) -> f
     return float(np.median([max(map(figure, attempt.probes.values())) for attempt in attempts]))
 
 
+def _slowest_host(attempts: Sequence[Attempt]) -> Optional[float]:
+    """The same of the host's time; None where the host of a rank waits for the device in a step."""
+    times = [[probe.host_ms for probe in attempt.probes.values()] for attempt in attempts]
+    known = [[time for time in ranks if time is not None] for ranks in times]
+    return float(np.median([max(ranks) for ranks in known])) if known == times else None
+
+
 def _implausible(step: EagerStep) -> str:
     """Why ``step`` gives no limit; empty where it does."""
-    times = {"step": step.step_ms, "busy": step.busy_ms, "computing": step.computing_ms, "host": step.host_ms}
+    times = {"step": step.step_ms, "busy": step.busy_ms, "computing": step.computing_ms}
+    times |= {} if step.host_ms is None else {"host": step.host_ms}
     wrong = [f"{name} {value:g} ms" for name, value in times.items() if not (math.isfinite(value) and value > 0)]
     if wrong:
         return f"no time is zero, negative or unknown, and the eager run has {', '.join(wrong)}"

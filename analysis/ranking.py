@@ -23,9 +23,10 @@ from analysis.flops import model_flops, tokens_per_step
 from analysis.pair_speed import PairSpeed, beside
 from analysis.run import attempts_of
 from analysis.setting_words import task_words
-from analysis.speed_interval import MINIMUM_PAIRS, families
+from analysis.speed_interval import MINIMUM_PAIRS, Family, families, interval_of
 from analysis.speedup import ratios_of, word_of
 from analysis.step_time import StepTime
+from analysis.throttling import least_beside
 from launch.spec import LAYOUT_ONLY, Device, RunSpec
 
 MACHINE = ("hardware.gpus", "hardware.cpu", "hardware.driver", "versions.", "digests.code", "settings.")
@@ -203,7 +204,8 @@ def _told_apart(first: _Candidate, other: _Candidate, slower: set[str]) -> bool:
         return speed is not None and speed.word == ("FASTER" if fast.cell.graphed else "SLOWER")
     if fast.cell.workload_id == slow.cell.workload_id:
         return slow.cell.cell_id in slower
-    apart = other.step.low > first.step.high * (1 + ALLOCATION_ALLOWANCE)
+    least = least_beside(fast.throttling, slow.throttling)
+    apart = other.step.low * least > first.step.high * (1 + ALLOCATION_ALLOWANCE)
     return min(first.step.runs, other.step.runs) > 1 and apart
 
 
@@ -217,11 +219,18 @@ def _slower_beside(fast: CellResult, others: Sequence[CellResult]) -> set[str]:
     tested = {cell_id: found for cell_id, found in pairs.items() if len(found) >= MINIMUM_PAIRS}
     words = len(tested) * (len(tested) + 1) // 2
     found = families([(fast.cell.cell_id, ratios_of(each)) for each in tested.values()], words)
+    least = {other.cell.cell_id: least_beside(fast.throttling, other.throttling) for other in beside_it}
     return {
         cell_id
         for (cell_id, each), family in zip(tested.items(), found, strict=True)
-        if word_of(each, family)[0] == "FASTER"
+        if _faster(each, family, least[cell_id])
     }
+
+
+def _faster(pairs: Sequence[PairSpeed], family: Family, least: float) -> bool:
+    """Though the ratios be only ``least`` times what was measured."""
+    interval = interval_of(ratios_of(pairs), family)
+    return word_of(pairs, family)[0] == "FASTER" and interval is not None and interval[0] * least > 1
 
 
 def _beside(fast: CellResult, slow: CellResult) -> list[PairSpeed]:

@@ -1,7 +1,8 @@
 """All graphed runs of a cell against the eager runs of its workload: what each pair leaves open is judged together.
 
 Equality to the bit with the eager run of its own repeat settles a pair where eager runs equal each other. What passes is held
-against the attempts before it (analysis.retried).
+against the attempts before it (analysis.retried), and what equals eager to the bit is judged together with those that came to
+other bits, eager ones too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from analysis import loss
 from analysis.deviation import measure
 from analysis.eager_side import Digests, EagerSide
 from analysis.pair import OPEN, PairResult, face
-from analysis.retried import contradictions
+from analysis.retried import contradictions, in_other_bits
 from analysis.run import Run
 from analysis.steps import Steps
 from analysis.verdict import Verdict, worst
@@ -34,8 +35,8 @@ def compare_pairs(
     Runs are judged together with those that share their digests. The worst verdict counts.
     """
     faced = [face(run, side, spec, margins) for run in runs]
-    faced = [_opened(pair, faced, side) for pair in faced]
     margins = margins_of(spec, margins)
+    faced = [_opened(pair, faced, side, margins) for pair in faced]
     together: dict[Digests, Verdict] = {}
     pairs = []
     for pair in faced:
@@ -45,7 +46,8 @@ def compare_pairs(
         group = [other for other in faced if _goes_with(other, pair)]
         eager = _eager(group, side.repeats.get(pair.attempts[1].digests, {}))
         if pair.attempts[1].digests not in together:
-            together[pair.attempts[1].digests] = _judge_together(eager, group, margins)
+            others = _other_attempts(group, side, margins)
+            together[pair.attempts[1].digests] = _judge_together(eager, group, margins, others)
         pairs.append(_with(pair, together[pair.attempts[1].digests], eager))
     pairs = [_held_against_before(pair, margins) for pair in pairs]
     came_and_went = [_of_repeat(pair) for pair in pairs if pair.verdict.remedy == _HOW_OFTEN]
@@ -81,14 +83,15 @@ def _goes_with(other: PairResult, pair: PairResult) -> bool:
     ].digests
 
 
-def _opened(pair: PairResult, faced: Sequence[PairResult], side: EagerSide) -> PairResult:
-    """``pair``, open though it equals its own eager run to the bit, where it does not equal every eager run."""
+def _opened(pair: PairResult, faced: Sequence[PairResult], side: EagerSide, margins: Margins) -> PairResult:
+    """``pair``, open though it equals its own eager run to the bit, where it does not equal every eager run, or attempts came to
+    other bits."""
     if pair.verdict.word != "BITWISE":
         return pair
     group = [other for other in faced if _goes_with(other, pair)]
     eager, graphed = _eager(group, side.repeats.get(pair.attempts[1].digests, {})), pair.attempts[1].steps
     found = measure(tuple(eager.values()), [graphed], slice(pair.first_compared, None)).evidence
-    return pair if found.bitwise else replace(pair, verdict=OPEN)
+    return pair if found.bitwise and not any(_other_attempts(group, side, margins)) else replace(pair, verdict=OPEN)
 
 
 def _eager(pairs: Sequence[PairResult], complete: Mapping[int, Steps]) -> dict[str, Steps]:
@@ -97,10 +100,49 @@ def _eager(pairs: Sequence[PairResult], complete: Mapping[int, Steps]) -> dict[s
     return {f"eager repeat {repeat}": steps for repeat, steps in sorted(found.items())}
 
 
-def _judge_together(eager: Mapping[str, Steps], pairs: Sequence[PairResult], margins: Margins) -> Verdict:
+def _other_attempts(
+    pairs: Sequence[PairResult], side: EagerSide, margins: Margins
+) -> tuple[dict[str, Steps], dict[str, Steps]]:
+    """The curves of other bits that attempts of eager runs, and of the graphed ones of ``pairs``, came to before or since. Those
+    of graphed runs that are further off than ``margins`` allow are said by themselves (analysis.retried)."""
+    digests = pairs[0].attempts[1].digests
+    counted = {run.repeat: run.attempt for run in side.runs if run.attempt and run.attempt.digests == digests}
+    counted |= {pair.repeat: pair.attempts[0] for pair in pairs}
+    eager = {
+        f"eager repeat {run.repeat}, attempt {other.number}": other.steps
+        for run in side.runs
+        if run.repeat in counted
+        for other in in_other_bits(run, counted[run.repeat])
+    }
+    graphed = {
+        f"graphed repeat {pair.repeat}, attempt {other.number}": other.steps
+        for pair in pairs
+        for other in in_other_bits(pair.graphed, pair.attempts[1], margins)
+    }
+    return eager, graphed
+
+
+def _judge_together(
+    eager: Mapping[str, Steps],
+    pairs: Sequence[PairResult],
+    margins: Margins,
+    others: tuple[Mapping[str, Steps], Mapping[str, Steps]],
+) -> Verdict:
+    """With ``others``, attempts of eager and of graphed runs, where without them all would be equal to the bit. What is off in
+    them alone comes and goes."""
     graphed = {f"graphed repeat {pair.repeat}": pair.attempts[1].steps for pair in pairs}
-    expected = np.arange(max(len(steps) for steps in graphed.values()))
-    return loss.judge(eager, graphed, expected, max(pair.first_compared for pair in pairs), margins)
+    expected, first = np.arange(max(map(len, graphed.values()))), max(pair.first_compared for pair in pairs)
+    verdict = loss.judge(eager, graphed, expected, first, margins)
+    if verdict.word != "BITWISE" or not any(others):
+        return verdict
+    found = loss.judge({**eager, **others[0]}, {**graphed, **others[1]}, expected, first, margins)
+    if found.word == "BITWISE":
+        return verdict
+    reason = f"equal to the bit but for {', '.join([*others[0], *others[1]])}"
+    reason += f": {found.reason}" if found.reason else ""
+    if found.word in ("EQUIVALENT", "INCONCLUSIVE"):
+        return replace(found, reason=reason)
+    return replace(found, word="INCONCLUSIVE", reason=reason, remedy=_HOW_OFTEN, deviation=None)
 
 
 def _with(pair: PairResult, verdict: Verdict, eager: Mapping[str, Steps]) -> PairResult:

@@ -16,6 +16,14 @@ from analysis.steps import Metric, Steps
 from launch.record import Margins
 
 
+def in_other_bits(run: Run, than: Attempt, margins: Optional[Margins] = None) -> tuple[Attempt, ...]:
+    """The whole attempts of ``run`` on what ``than`` ran on, whose curves differ from those of ``than`` in any bit: by more than
+    two ``margins`` too, unless they are given."""
+    others = [attempt for attempt in (*run.earlier, run.attempt) if attempt and attempt is not than]
+    unlike = (other for other in others if _apart(other, than, Margins(0.0, 0.0)))
+    return tuple(other for other in unlike if margins is None or not _apart(other, than, margins))
+
+
 def contradictions(run: Run, margins: Margins) -> tuple[str, ...]:
     """In words, what attempts of ``run`` came to before the one to go by, where that came to something else."""
     latest = run.attempt

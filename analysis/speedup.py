@@ -86,6 +86,19 @@ class Speed:
         """Whether there is enough for a word; what there is may leave it INCONCLUSIVE."""
         return self.low is not None and self.steps >= MINIMUM_STEPS
 
+    def widened(self, least: float, most: float, reason: str) -> Speed:
+        """This speed where the true ratio is from ``least`` to ``most`` times the measured one, for a ``reason``: with intervals as
+        much wider, and without a word that does not hold for all of it. Bounds that bound nothing leave no interval."""
+        if not reason or self.low is None or self.high is None or self.own_low is None or self.own_high is None:
+            return self
+        low, high = self.low * least, self.high * most
+        bounded = least > 0 and most < math.inf
+        if not bounded or self.word not in ("INCONCLUSIVE", speed_word((low, high), self.steps)[0]):
+            return self.doubted(reason)
+        said = f"{self.reason}; and {reason}" if self.reason else ""
+        own_low, own_high = self.own_low * least, self.own_high * most
+        return replace(self, low=low, high=high, own_low=own_low, own_high=own_high, reason=said)
+
     def doubted(self, reason: str) -> Speed:
         """The figure alone, for a ``reason``: what was timed wrongly has neither word nor interval."""
         return replace(self, word="INCONCLUSIVE", reason=reason, low=None, high=None, own_low=None, own_high=None)
@@ -145,14 +158,29 @@ def without_drift(pairs: Sequence[PairSpeed]) -> list[float]:
 
 
 def word_of(pairs: Sequence[PairSpeed], family: Optional[Family] = None) -> tuple[SpeedWord, str]:
-    """The word of ``pairs`` that have a ratio, and why it is INCONCLUSIVE."""
-    ratios, steps = ratios_of(pairs), min(pair.steps for pair in pairs)
-    interval = interval_of(ratios, family)
+    """The word of ``pairs`` that have a ratio, and why it is INCONCLUSIVE: a cell's own, which a ``family`` may take away. Its
+    wider interval gives none, though it may leave the band of NEUTRAL."""
+    own, reason = _word(pairs)
+    if family is None:
+        return own, reason
+    word, why = _word(pairs, family)
+    if own == "INCONCLUSIVE":
+        return own, why or reason
+    if word == own:
+        return own, ""
+    low, high = interval_of(ratios_of(pairs)) or (math.nan, math.nan)
+    return "INCONCLUSIVE", (
+        f"{own} by itself ({low:.3f} to {high:.3f}), but not sure enough for one of {family.looks} cells timed: more repeats "
+        "narrow the interval"
+    )
+
+
+def _word(pairs: Sequence[PairSpeed], family: Optional[Family] = None) -> tuple[SpeedWord, str]:
+    """By the interval of ``family``, or by the cell's own."""
+    interval, steps = interval_of(ratios_of(pairs), family), min(pair.steps for pair in pairs)
     word, reason = speed_word(interval, steps)
-    if interval is None:
+    if interval is None or word == "INCONCLUSIVE":
         return word, reason
-    if word == "INCONCLUSIVE":
-        return word, reason if family is None else _one_of(family, ratios, steps) or reason
     if out_of_turn := not_alternating(pairs):
         return "INCONCLUSIVE", out_of_turn
     drifting = interval_of(without_drift(pairs), family)
@@ -168,18 +196,6 @@ def word_of(pairs: Sequence[PairSpeed], family: Optional[Family] = None) -> tupl
             f"{interval[0] * moved:.3f} to {interval[1] * moved:.3f}; more steps tell what they are"
         )
     return word, ""
-
-
-def _one_of(family: Family, ratios: Sequence[float], steps: int) -> str:
-    """What a cell would be by itself, where it is INCONCLUSIVE as one of ``family`` alone; empty where it is not."""
-    interval = interval_of(ratios)
-    word, _ = speed_word(interval, steps)
-    if interval is None or word == "INCONCLUSIVE":
-        return ""
-    return (
-        f"{word} by itself ({interval[0]:.3f} to {interval[1]:.3f}), but not sure enough for one of {family.looks} cells "
-        "timed: more repeats narrow the interval"
-    )
 
 
 def not_alternating(pairs: Sequence[PairSpeed]) -> str:

@@ -19,7 +19,7 @@ from launch.spec import Parallelism
 
 NOTICEABLE = 0.05
 """Share of the step by which a rank must take longer than the median of the others."""
-FIGURES: Mapping[Literal["computing", "host"], Callable[[Probe], float]] = {
+FIGURES: Mapping[Literal["computing", "host"], Callable[[Probe], Optional[float]]] = {
     "computing": lambda probe: probe.computing_ms,
     "host": lambda probe: probe.host_ms,
 }
@@ -45,9 +45,11 @@ def cell_straggler(attempts: Sequence[Attempt], layout: Parallelism, step_ms: fl
     a_stage = layout.world_size // layout.pp  # Megatron's order of ranks: a stage is one stretch of them
     if not probed or a_stage < 2:
         return None
+    every = [probe for probes in probed for probe in probes.values()]
     found = [
         _slowest_of(list(range(first, first + a_stage)), what, probed)
-        for what in FIGURES
+        for what, figure in FIGURES.items()
+        if None not in map(figure, every)  # a host that waits for the device in a step
         for first in range(0, layout.world_size, a_stage)
     ]
     worst = max(found, key=lambda straggler: straggler.milliseconds - straggler.others_ms)
@@ -59,7 +61,10 @@ def cell_straggler(attempts: Sequence[Attempt], layout: Parallelism, step_ms: fl
 def _slowest_of(
     stage: list[int], what: Literal["computing", "host"], probed: Sequence[Mapping[int, Probe]]
 ) -> Straggler:
-    times = {rank: float(np.median([FIGURES[what](probes[rank]) for probes in probed])) for rank in stage}
+    figures = {
+        rank: [figure for probes in probed if (figure := FIGURES[what](probes[rank])) is not None] for rank in stage
+    }
+    times = {rank: float(np.median(of_rank)) for rank, of_rank in figures.items()}
     slowest = max(stage, key=lambda rank: times[rank])
     return Straggler(
         slowest, what, times[slowest], float(np.median([times[rank] for rank in stage if rank != slowest]))

@@ -197,7 +197,7 @@ def _fastest(results: Sequence[CellResult]) -> str:
 def _nearest(ran: Sequence[CellResult]) -> str:
     """How near the best cell on GPUs is to what its eager twin's GPUs compute, of those that pass and run its kernels. No
     graph of these kernels can be faster than that; kernels that communicate wait, too, and are no measure."""
-    fit = [r for r in ran if r.verdict and r.verdict.passes and not (r.throttling and r.throttling.own.slowed)]
+    fit = [r for r in ran if r.verdict and r.verdict.passes and not _either_slowed(r)]
     limits = [(r.limit, r.cell.label) for r in fit if r.limit]
     found = [
         (limit.times_computing, name, limit.bound)
@@ -211,6 +211,11 @@ def _nearest(ran: Sequence[CellResult]) -> str:
         return f"At the limit: `{label}`, whose step is as long as its eager twin's GPU computes."
     by = BOUND_BY[bound] if bound else "what is not told"
     return f"Nearest to the limit: `{label}`, whose step takes {times:.2f} times as long as its eager twin's GPUs compute; {by} bounds it."
+
+
+def _either_slowed(result: CellResult) -> bool:
+    sides = (result.throttling.own, result.throttling.eager) if result.throttling else ()
+    return any(side and side.slowed for side in sides)
 
 
 def _not_run(results: Sequence[CellResult]) -> str:

@@ -4,23 +4,26 @@ The driver of each rank's GPU counts for how long it lowered the clocks, and why
 
 - What slows a GPU down: heat, a hardware slowdown (to half the clocks or less), a power brake, and a slower GPU that it is to
   keep step with (sync boost). It is a fault of the machine, and comes and goes. Without it steps would be shorter by its
-  share of their time at most; above ``SLOWED``, which is what NEUTRAL allows, there is no word.
+  share of their time at most, and the interval is as much wider; up to ``SLOWED``, which is what NEUTRAL allows, it is not.
 - A power cap. It is how a GPU works under full load, the same for all runs while the limit is, and graphs that leave it
-  fewer gaps meet it more: that a graphed run is capped more takes nothing from being FASTER. Where the side that looks
-  better was capped less by ``CAPPED_APART`` of the time, the cap may be all there is to it, and there is no word.
+  fewer gaps meet it more: that a graphed run is capped more takes nothing from being FASTER. Where a side was capped for
+  longer by ``CAPPED_APART`` of the time, its steps would be shorter without by that share at most, as long as a cap leaves
+  clocks at half of what they were or more.
 
-Nor is there one across a change of the power limit. What the driver does not say is not known, and doubts nothing.
+A word that does not hold for all of the wider interval is taken away. There is none across a change of the power limit, nor
+where a slowdown was seen and not counted. What the driver does not say is not known, and doubts nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
 from analysis.pair import PairResult
 from analysis.run import Attempt
-from analysis.speedup import BAND, SpeedWord
+from analysis.speedup import BAND
 from analysis.steady import NOTICEABLE
 from launch.record import ClockReason, Clocks
 
@@ -66,12 +69,12 @@ class Throttled:
     @property
     def summary(self) -> str:
         """For a column of a table."""
-        if len(self.unknown) == len(COUNTED) + 1:
-            return "not known"
         said = [f"{WORDS[reason]} {_percent(share)}" for reason, (share, _) in self.most.items() if share > SLOWED]
         said += [f"{WORDS[reason]} seen" for reason in self.seen]
         if self.sm_mhz and self.sm_mhz[0] < self.sm_mhz[1] * (1 - NOTICEABLE):
             said.append(f"{self.sm_mhz[0]} of {self.sm_mhz[1]} MHz at the end")
+        if len(self.unknown) == len(COUNTED) + 1:
+            return ", ".join([*said, "the rest not known"]) if said else "not known"
         said += [f"{' and '.join(self.unknown)} not known"] if self.unknown else []
         return ", ".join(said) or "no"
 
@@ -82,6 +85,16 @@ class Throttling:
 
     own: Throttled
     eager: Optional[Throttled] = None
+
+
+@dataclass(frozen=True)
+class Unthrottled:
+    """What a ratio would be had GPUs not been throttled: from ``least`` to ``most`` times what was measured, for a ``reason``,
+    which is empty where nothing is known against it."""
+
+    least: float = 1.0
+    most: float = 1.0
+    reason: str = ""
 
 
 def throttling_of(
@@ -103,7 +116,7 @@ def throttled(attempts: Sequence[Attempt], ranks: Sequence[int]) -> Throttled:
         reason: [(share, rank) for clocks, rank in told if (share := _share(clocks, reason)) is not None]
         for reason in WORDS
     }
-    unknown = [WORDS[reason] for reason in COUNTED if any(not c or reason not in c.throttled for c, _ in found)]
+    unknown = [WORDS[reason] for reason in COUNTED if any(not c or _share(c, reason) is None for c, _ in found)]
     unknown += ["hardware slowdown"] if any(not clocks or clocks.active is None for clocks, _ in found) else []
     speeds = [(c.sm_mhz, c.max_sm_mhz) for c, _ in told if c.sm_mhz is not None and c.max_sm_mhz is not None]
     return Throttled(
@@ -115,38 +128,87 @@ def throttled(attempts: Sequence[Attempt], ranks: Sequence[int]) -> Throttled:
     )
 
 
-def doubt_of(results: Sequence[PairResult], ranks: int, word: SpeedWord) -> str:
-    """Why ``word`` cannot be said of the pairs that have a ratio; empty where it can."""
+def unthrottled(results: Sequence[PairResult], ranks: int) -> Unthrottled:
+    """By the pairs of a cell on so many ``ranks`` that have a ratio, of one at least."""
     timed = [(result.eager, result.graphed) for result in results if result.speed.ratio is not None]
     pairs = [
         (eager.attempt, graphed.attempt) for eager, graphed in timed if eager and eager.attempt and graphed.attempt
     ]
+    found = [_slowed(pairs, ranks), _other_limits(pairs), _capped_apart(pairs, ranks)]
+    return Unthrottled(
+        math.prod(one.least for one in found),
+        math.prod(one.most for one in found),
+        "; ".join(one.reason for one in found if one.reason),
+    )
+
+
+def _slowed(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> Unthrottled:
     names = ("eager", "graphed")
-    sides = {name: throttled([pair[place] for pair in pairs], range(ranks)) for place, name in enumerate(names)}
-    slowed = [f"in {name} runs by {side.slowed}" for name, side in sides.items() if side.slowed]
-    if slowed:
-        return f"GPUs were slowed down {' and '.join(slowed)}: see to their cooling and power, or run on other nodes"
+    attempts = [[pair[place] for pair in pairs] for place in range(len(names))]
+    sides = [throttled(side, range(ranks)) for side in attempts]
+    said = [f"in {name} runs by {side.slowed}" for name, side in zip(names, sides, strict=True) if side.slowed]
+    if not said:
+        return Unthrottled()
+    left = [1 - _lost(runs, side) for runs, side in zip(attempts, sides, strict=True)]
+    return Unthrottled(
+        left[0],
+        1 / left[1] if left[1] > 0 else math.inf,
+        f"GPUs were slowed down {' and '.join(said)}: see to their cooling and power, or run on other nodes",
+    )
+
+
+def _lost(attempts: Sequence[Attempt], side: Throttled) -> float:
+    """By which share of their time steps would be shorter at most, had nothing slowed the GPUs of a ``side`` down: of the run
+    with most, summed over ranks, since another one may have been slow at another time. All of it where it was not counted."""
+    if not side.slowed:
+        return 0.0
+    if side.seen:
+        return 1.0
+    faults = [reason for reason in WORDS if reason != "power_cap"]
+    return min(
+        1.0, max(sum(_share(c, reason) or 0.0 for c in a.clocks.values() for reason in faults) for a in attempts)
+    )
+
+
+def _other_limits(pairs: Sequence[tuple[Attempt, Attempt]]) -> Unthrottled:
     for eager, graphed in pairs:
         for rank in eager.clocks.keys() & graphed.clocks.keys():
             limits = sorted({*eager.clocks[rank].power_limits, *graphed.clocks[rank].power_limits})
             if len(limits) > 1:
-                return f"the power limit of a GPU changed, from {limits[0]:g} to {limits[-1]:g} W: run them again"
-    return _capped_apart(pairs, ranks, word)
+                said = f"the power limit of a GPU changed, from {limits[0]:g} to {limits[-1]:g} W: run them again"
+                return Unthrottled(0.0, math.inf, said)
+    return Unthrottled()
 
 
-def _capped_apart(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int, word: SpeedWord) -> str:
+def _capped_apart(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> Unthrottled:
     both = [(_capped(eager, ranks), _capped(graphed, ranks)) for eager, graphed in pairs]
     known = [(eager, graphed) for eager, graphed in both if eager is not None and graphed is not None]
     if not known:
-        return ""
+        return Unthrottled()
     before, after = (sum(side) / len(known) for side in zip(*known, strict=True))
-    in_favour = {"FASTER": before - after, "SLOWER": after - before}.get(word, abs(before - after))
-    if word == "INCONCLUSIVE" or in_favour <= CAPPED_APART:
-        return ""
-    return (
+    if abs(before - after) <= CAPPED_APART:
+        return Unthrottled()
+    left = 1 - abs(before - after)
+    return Unthrottled(
+        left if before > after else 1.0,
+        1.0 if before > after else (1 / left if left > 0 else math.inf),
         f"a power cap lowered clocks for {_percent(before)} of the time of eager runs and {_percent(after)} of that of "
-        "graphed ones, and may be the difference: hold clocks below the cap (nvidia-smi --lock-gpu-clocks) to tell"
+        "graphed ones, and may be the difference: hold clocks below the cap (nvidia-smi --lock-gpu-clocks) to tell",
     )
+
+
+def least_beside(fast: Optional[Throttling], slow: Optional[Throttling]) -> float:
+    """What share of the ratio of two cells' steps is left at least, had the ``slow`` one been throttled no more than the
+    ``fast`` one: nothing under other power limits, 1 where nothing is known against it."""
+    if not fast or not slow:
+        return 1.0
+    if fast.own.power_limits and slow.own.power_limits and fast.own.power_limits != slow.own.power_limits:
+        return 0.0
+    capped = [cell.own.most.get("power_cap") for cell in (fast, slow)]
+    if not capped[0] or not capped[1]:
+        return 1.0
+    more = capped[1][0] - capped[0][0]
+    return 1 - more if more > CAPPED_APART else 1.0
 
 
 def _capped(attempt: Attempt, ranks: int) -> Optional[float]:

@@ -12,6 +12,7 @@ _HEADINGS: dict[Change, str] = {
     "worse": "worse",
     "unfinished": "without an outcome",
     "inconclusive": "no longer to be told",
+    "not held": "not held: nothing to hold it against",
     "changed": "different",
     "better": "better",
 }

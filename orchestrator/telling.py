@@ -89,7 +89,7 @@ def _export(options: argparse.Namespace, paths: SweepPaths) -> None:
     if options.golden:
         write_json(options.golden, golden_to_json(golden))
         for speed in unsure_speeds(golden.cells):
-            said = f"too unsure to tell a loss of {SPEED_LOSS:.0%} by: {speed}; more repeats narrow it"
+            said = f"too unsure to tell a loss of {SPEED_LOSS:.0%} by: {speed}"
             print(f"{options.golden}: {said}", file=sys.stderr)
 
 

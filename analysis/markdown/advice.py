@@ -78,15 +78,18 @@ def _limit(step: EagerStep) -> str:
             f" ({step.largest_speedup_computing:.2f}x without kernels that communicate, which also wait for other ranks: "
             "the limit lies between)"
         )
+    host = "The host waits for the device in a step, so that how long it takes to enqueue one is not known."
+    if step.host_ms is not None:
+        host = f"The host takes {step.host_ms:.2f} ms to enqueue a step."
     return (
         f"The device is idle for {step.launch_bound:.0%} of a step of {step.step_ms:.2f} ms, so that the same kernels can "
-        f"run at most {most}. The host takes {step.host_ms:.2f} ms to enqueue a step."
+        f"run at most {most}. {host}"
     )
 
 
 def _caveats(advice: Advice, step: EagerStep) -> list[str]:
     said = []
-    if advice.has_waits:
+    if advice.has_waits and step.host_ms is not None:
         said.append("It waits for the device in a step (below), so that this time says little of launches.")
     elif advice.worth == "some" and not advice.host_is_slow:
         said.append(

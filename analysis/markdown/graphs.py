@@ -18,7 +18,7 @@ LIMIT_HEADER = (
 LIMIT_HOW = (
     "Graphs save what the host costs and nothing of what the device does: with the same kernels, a step cannot be "
     "shorter than the device is busy in it. Busy time and the host's time to enqueue a step are the eager twin's, of "
-    "its slowest rank, from a few steps after the timed ones. Kernels that communicate also wait for other ranks: in "
+    "its slowest rank, from a few steps after the timed ones; the host has none where it waits for the device in a step. Kernels that communicate also wait for other ranks: in "
     "brackets is the figure without them, and the limit of several ranks lies between. Launch-bound is the share of the "
     "eager step in which the device was idle; it is none where kernels waited longer when traced than when timed. Attained is "
     f"the share of that idle time that graphs saved, where it was more than {BAND:.0%} of the step, and above 100% where "
@@ -60,7 +60,7 @@ def _eager(step: Optional[EagerStep]) -> list[str]:
         f"{step.step_ms:.2f} ms",
         _both(f"{step.busy_ms:.2f} ms", f"{step.computing_ms:.2f} ms"),
         _both(_share(step.launch_bound), _share(step.not_computing)),
-        f"{step.host_ms:.2f} ms",
+        "-" if step.host_ms is None else f"{step.host_ms:.2f} ms",
         _both(f"{step.largest_speedup:.2f}x", f"{step.largest_speedup_computing:.2f}x"),
     ]
 
@@ -88,7 +88,9 @@ def _bound(eager: Optional[EagerStep], graphed: Optional[GraphedStep]) -> str:
     """In words, with the figures that say so."""
     if eager is None or graphed is None:
         return "-"
-    host = f"the host takes {graphed.host_ms:.2f} of {graphed.step_ms:.2f} ms"
+    host = "the host waits for the device in it, so that its own time is not known"
+    if graphed.host_ms is not None:
+        host = f"the host takes {graphed.host_ms:.2f} of {graphed.step_ms:.2f} ms"
     bound = bound_of(eager, graphed)
     if bound == "device":
         return "device-bound"
@@ -102,7 +104,8 @@ def _bound(eager: Optional[EagerStep], graphed: Optional[GraphedStep]) -> str:
     if bound == "host in part":
         return f"host-bound in part: {host}"
     idle = graphed.step_ms - eager.busy_ms
-    return f"gaps between kernels: the device is idle for {idle:.2f} ms, though {host}"
+    but = "and" if graphed.host_ms is None else "though"
+    return f"gaps between kernels: the device is idle for {idle:.2f} ms, {but} {host}"
 
 
 def captures(ran: Sequence[CellResult]) -> list[str]:

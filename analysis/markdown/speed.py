@@ -29,9 +29,10 @@ HOW_GPU = (
 )
 HOW_THROTTLED = (
     "GPUs are throttled for the share of the measured time for which the driver lowered their clocks, on the rank and in the "
-    "run with most of it; hardware slowdowns are only seen where the window begins and ends. A cell whose GPUs were "
-    f"slowed down by anything but a power cap for more than {SLOWED:.0%} of that time has no word; nor has one whose side that "
-    f"looks slower was capped for longer, by more than {CAPPED_APART:.0%} of it."
+    "run with most of it; hardware slowdowns are only seen where the window begins and ends. Where GPUs were slowed down by "
+    f"anything but a power cap for more than {SLOWED:.0%} of that time, or one side was capped for longer by more than "
+    f"{CAPPED_APART:.0%} of it, steps could have been shorter by as much: the interval is as much wider, and a word that does not "
+    "hold for all of it is taken away."
 )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from hypothesis import given
@@ -48,7 +48,7 @@ def inspected(*inspections: Inspection) -> Callable[[AttemptRecord], None]:
     return edit
 
 
-def probed(**figures: float) -> Callable[[AttemptRecord], None]:
+def probed(**figures: Optional[float]) -> Callable[[AttemptRecord], None]:
     def edit(run: AttemptRecord) -> None:
         for events in run.events.values():
             for event in events:
@@ -91,13 +91,18 @@ LOOKED = inspected(Inspection((), KERNELS))
         ({"busy_ms": 18.0, "computing_ms": 17.0}, "some", "Graphs may help a little."),
         ({"busy_ms": 20.0, "computing_ms": 17.0}, "little", "Graphs will not help much."),
         ({"busy_ms": 8.0, "computing_ms": 8.0, "host_ms": 3.0}, "some", "waits for something else than the host"),
+        (
+            {"busy_ms": 8.0, "computing_ms": 8.0, "host_ms": None},
+            "much",
+            "how long it takes to enqueue one is not known",
+        ),
         ({"busy_ms": 30.0, "computing_ms": 17.0}, "little", "there is nothing to win"),
         ({"busy_ms": 30.0, "computing_ms": 30.0}, "unknown", "Timing is doubtful"),
         ({"busy_ms": 0.0, "computing_ms": 0.0}, "unknown", "**Not measured.** No time is zero"),
     ],
 )
 def test_worth_is_told_by_the_idle_device_and_the_host(
-    tmp_path: Path, figures: dict[str, float], worth: str, said: str
+    tmp_path: Path, figures: dict[str, Optional[float]], worth: str, said: str
 ) -> None:
     advice, text = advice_on(tmp_path, LOOKED, probed(**figures))
     assert advice.worth == worth

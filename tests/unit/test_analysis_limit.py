@@ -32,7 +32,7 @@ def eager_steps(draw: st.DrawFn) -> EagerStep:
     return EagerStep(draw(TIMES), busy, busy * draw(st.floats(1e-2, 1)), draw(TIMES), KERNELS)
 
 
-graphed_steps = st.builds(GraphedStep, TIMES, TIMES, st.just(KERNELS), st.floats(0, 1e4), TIMES)
+graphed_steps = st.builds(GraphedStep, TIMES, st.none() | TIMES, st.just(KERNELS), st.floats(0, 1e4), TIMES)
 
 
 @given(eager_steps())
@@ -65,9 +65,9 @@ def test_a_bound_is_what_the_step_is_as_long_as(eager: EagerStep, graphed: Graph
         assert eager.computing_ms < eager.busy_ms
         assert graphed.step_ms > eager.computing_ms
     if bound == "host":
-        assert graphed.host_ms >= 0.9 * graphed.step_ms
+        assert graphed.host_ms is not None and graphed.host_ms >= 0.9 * graphed.step_ms
     if bound == "gaps":
-        assert graphed.host_ms <= 0.5 * graphed.step_ms
+        assert graphed.host_ms is None or graphed.host_ms <= 0.5 * graphed.step_ms
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,11 @@ def test_a_bound_is_what_the_step_is_as_long_as(eager: EagerStep, graphed: Graph
         (16.0, 16.0, 19.0, 18.5, "host"),
         (16.0, 16.0, 19.0, 12.0, "host in part"),
         (16.0, 16.0, 19.0, 2.0, "gaps"),
+        (16.0, 16.0, 19.0, None, "gaps"),
+        (16.0, 16.0, 16.3, None, "device"),
     ],
 )
-def test_bounds(busy: float, computing: float, graphed_ms: float, graphed_host: float, bound: str) -> None:
+def test_bounds(busy: float, computing: float, graphed_ms: float, graphed_host: Optional[float], bound: str) -> None:
     eager = EagerStep(20.0, busy, computing, 19.0, KERNELS)
     assert bound_of(eager, GraphedStep(graphed_ms, graphed_host, KERNELS, 1.0, 1.0)) == bound
     assert bound_of(eager, GraphedStep(graphed_ms, graphed_host, 1.02 * KERNELS, 1.0, 1.0)) == bound
@@ -134,6 +136,22 @@ def test_the_slowest_rank_counts_and_the_median_of_repeats(tmp_path: Path) -> No
     limit = limit_of(tmp_path, of_eager(slow), ranks=2, repeats=3)
     assert limit is not None and limit.eager is not None
     assert (limit.eager.busy_ms, limit.eager.host_ms) == (18.0, 21.0)
+
+
+def test_a_host_that_waits_for_the_device_in_a_step_has_no_time_of_its_own(tmp_path: Path) -> None:
+    """Of one rank and repeat: its slowest rank is not known then."""
+
+    def waits(run: AttemptRecord) -> None:
+        timed(run)
+        if run.spec.repeat == 1:
+            change_probe(1, host_ms=None)(run)
+
+    sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=waits, ranks=2)
+    limit = compare(load(sweep))[1].limit
+    assert limit is not None and limit.eager is not None and limit.graphed is not None
+    assert (limit.eager.host_ms, limit.graphed.host_ms, limit.bound) == (None, None, "gaps")
+    text = write_report(sweep).markdown.read_text()
+    assert "| - | 1.25x" in text and "the host waits for the device in it, so that its own time is not known" in text
 
 
 def unmeasured(run: AttemptRecord) -> None:

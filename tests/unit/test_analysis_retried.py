@@ -67,8 +67,10 @@ def test_a_whole_attempt_that_disagrees_does_not_vanish(tmp_path: Path) -> None:
     found = retried(tmp_path / "far", five_nats_off)
     assert (found.exit_code, found.verdicts) == (4, {"INCONCLUSIVE": 1})
     assert "attempt 1 ended COMPLETED, but its loss at step 89 is 6.9" in found.text
+    assert "as of attempt 2: it comes and goes" in found.text
     near, exact = (retried(tmp_path / str(mode), one_bit_off, deterministic=mode) for mode in (False, True))
     assert (near.exit_code, exact.exit_code) == (0, 4), "deterministic mode asks for equality to the bit"
+    assert near.verdicts == {"EQUIVALENT": 1}, "what was once other bits is not equal to the bit"
     first, then = exact.text.split("at step 89 is ")[1].split(" as of attempt 2")[0].split(", not ")
     assert first != then and float(first) == float(then) * (1 + 2**-52)
 
@@ -94,15 +96,42 @@ def test_what_others_ended_and_what_was_mended_since_is_harmless(tmp_path: Path,
 
 
 def test_an_eager_failure_is_said_and_blamed_on_no_graph(tmp_path: Path) -> None:
-    for name, before, said in (
-        ("nan", ended("NUMERIC"), "attempt 1 ended NUMERIC in measure, attempt 2 COMPLETED"),
-        ("far", five_nats_off, "attempt 1 ended COMPLETED, but its loss at step 89"),
+    for name, before, code, word, said in (
+        ("nan", ended("NUMERIC"), 0, "BITWISE", "attempt 1 ended NUMERIC in measure, attempt 2 COMPLETED"),
+        ("far", five_nats_off, 4, "INCONCLUSIVE", "attempt 1 ended COMPLETED, but its loss at step 89"),
     ):
         found = retried(tmp_path / name, before, EAGER)
-        assert (found.exit_code, found.verdicts) == (0, {"BITWISE": 1})
+        assert (found.exit_code, found.verdicts) == (code, {word: 1})
         assert (
             "1 cell came to something else in an attempt before**: `eager, lr 0.001` (repeat 0: " + said in found.text
         )
+
+
+@pytest.mark.parametrize(("deterministic", "word"), [(False, "EQUIVALENT"), (True, "INCONCLUSIVE")])
+def test_where_eager_came_to_other_bits_once_nothing_is_equal_to_them(
+    tmp_path: Path, deterministic: bool, word: str
+) -> None:
+    found = retried(tmp_path, one_bit_off, EAGER, deterministic)
+    assert found.verdicts == {word: 1}
+    (graphed,) = (result for result in judge(SweepPaths(tmp_path)).results if result.cell.graphed)
+    assert graphed.verdict and graphed.verdict.reason.startswith("equal to the bit but for eager repeat 0, attempt 1")
+
+
+def between_margins(run: AttemptRecord) -> None:
+    run.metrics[89]["loss"] += 1.5e-3  # beyond the margin of eager, and within two of the other attempt
+
+
+def test_a_graphed_attempt_beyond_the_margin_of_eager_comes_and_goes(tmp_path: Path) -> None:
+    found = retried(tmp_path, between_margins)
+    assert (found.exit_code, found.verdicts) == (4, {"INCONCLUSIVE": 1})
+    assert "equal to the bit but for graphed repeat 0, attempt 1" in found.text
+
+
+def test_other_bits_before_the_capture_say_nothing_of_graphs(tmp_path: Path) -> None:
+    def warming_up(run: AttemptRecord) -> None:
+        run.metrics[0]["loss"] *= 1 + 2**-52
+
+    assert retried(tmp_path, warming_up, EAGER).verdicts == {"BITWISE": 1}
 
 
 def test_the_row_of_the_cell_names_the_attempt_before(tmp_path: Path) -> None:

@@ -11,16 +11,17 @@ from typing import Optional
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from analysis.compare import CellResult, compare
 from analysis.flops import model_flops
 from analysis.judged import judge
 from analysis.load import load
+from analysis.pair_speed import PairSpeed
 from analysis.report import write_report
-from analysis.speed_interval import families, interval_of
-from analysis.speedup import MINIMUM_STEPS, Speed, speed_word
+from analysis.speed_interval import Family, families, interval_of
+from analysis.speedup import MINIMUM_STEPS, Speed, speed_word, word_of
 from analysis.student_t import quantile
 from analysis.summary import summarise
 from tests.records import AttemptRecord, write_sweep
@@ -339,6 +340,52 @@ def test_an_interval_of_a_family_holds_the_cells_own(cells: list[list[float]]) -
     for ratios, family in zip(cells, found, strict=True):
         own, wide = interval_of(ratios), interval_of(ratios, family)
         assert own and wide and wide[0] <= own[0] * (1 + 1e-9) and wide[1] >= own[1] * (1 - 1e-9)
+
+
+def pairs_of(ratios: list[float], slower: float = 0.0, moved: float = 1.0) -> list[PairSpeed]:
+    """One after the other, of a machine that slows eager steps down by ``slower`` from repeat to repeat (a logarithm)."""
+    times = [EAGER_MS * math.exp(slower * place) for place in range(len(ratios))]
+    return [
+        PairSpeed(
+            ratio=ratio,
+            steps=100,
+            moved=moved,
+            eager_ms=eager,
+            graphed_ms=eager / ratio,
+            eager_began=100.0 * place,
+            graphed_began=100.0 * place + 50,
+        )
+        for place, (ratio, eager) in enumerate(zip(ratios, times, strict=True))
+    ]
+
+
+WIDE = Family(looks=20, degrees=60, beside=0.01, widest=0.01)
+
+
+@example(ratios=[1.0070, 1.0079, 1.0073, 1.0078], slower=0.0, moved=1.0, family=WIDE)  # NEUTRAL by itself
+@example(ratios=[1.0086, 1.0089, 1.0096, 1.0105], slower=-0.001, moved=1.0, family=WIDE)  # drifting
+@given(
+    ratios=st.lists(st.floats(0.98, 1.02), min_size=2, max_size=5),
+    slower=st.floats(-0.01, 0.01),
+    moved=st.floats(0.99, 1.01),
+    family=st.builds(Family, st.integers(2, 40), st.integers(1, 80), st.floats(0, 0.1), st.floats(0, 0.1)),
+)
+def test_other_cells_take_a_word_away_and_give_none(
+    ratios: list[float], slower: float, moved: float, family: Family
+) -> None:
+    pairs = pairs_of(ratios, slower, moved)
+    own, (word, reason) = word_of(pairs)[0], word_of(pairs, family)
+    assert word in (own, "INCONCLUSIVE")
+    assert bool(reason) == (word == "INCONCLUSIVE")
+    assert "by itself" not in reason or f"{own} by itself" in reason != "INCONCLUSIVE"
+
+
+def test_a_wider_interval_of_a_neutral_cell_makes_it_no_faster() -> None:
+    pairs = pairs_of([1.0070, 1.0079, 1.0073, 1.0078])
+    interval = interval_of([1.0070, 1.0079, 1.0073, 1.0078], WIDE)
+    assert interval and speed_word(interval, 100)[0] == "FASTER"
+    assert word_of(pairs)[0] == "NEUTRAL"
+    assert word_of(pairs, WIDE)[1].startswith("NEUTRAL by itself (1.007 to 1.008), but not sure enough for one of 20")
 
 
 def apart(run: AttemptRecord) -> None:

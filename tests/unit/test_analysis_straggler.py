@@ -49,6 +49,20 @@ def test_a_slow_host_stands_out_too(tmp_path: Path) -> None:
     assert found(tmp_path, change_probe(3, host_ms=24.0)) == Straggler(3, "host", 24.0, 19.0, "no")
 
 
+def test_hosts_that_wait_for_the_device_are_not_held_against_each_other(tmp_path: Path) -> None:
+    def waits(run: AttemptRecord) -> None:
+        change_probe(3, host_ms=24.0)(run)
+        change_probe(0, host_ms=None)(run)
+
+    assert found(tmp_path, waits) is None
+
+    def computes_longest(run: AttemptRecord) -> None:
+        waits(run)
+        change_probe(2, computing_ms=17.5)(run)
+
+    assert found(tmp_path / "computing", computes_longest) == Straggler(2, "computing", 17.5, 15.0, "no")
+
+
 def test_one_slow_repeat_of_three_is_no_straggler(tmp_path: Path) -> None:
     def once(run: AttemptRecord) -> None:
         if run.spec.repeat == 1:

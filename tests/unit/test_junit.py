@@ -70,6 +70,13 @@ def test_a_report_is_a_testcase_a_cell(tmp_path: Path) -> None:
     assert content == junit_of_report(golden), "the same bytes"
 
 
+def test_what_there_is_nothing_to_hold_against_is_skipped_and_fails_nobody() -> None:
+    one = CellComparison("a", "a", "id", (Difference("speed", "not held", "1.2x", "1.1x"),))
+    worse = CellComparison("b", "b", "id", (*one.differences, Difference("memory", "worse", "1", "2")))
+    suite = suite_of(junit_of_comparison(Comparison("then", "now", (one, worse), (), (), 0.05)))
+    assert endings(suite) == {"a": ("skipped", "speed"), "b": ("failure", "memory")}
+
+
 def cell(word: Word | None, unexpected: bool, unsound: tuple[str, ...], unfinished: bool, label: str) -> GoldenCell:
     verdict = None if word is None else GoldenVerdict(word, "")
     return GoldenCell(label, label, "COMPLETED", "COMPLETED", unexpected, unsound, unfinished, verdict, None, None)
@@ -97,7 +104,7 @@ def test_any_report_is_xml_and_passes_where_it_does(cells: list[GoldenCell], nam
 
 DIFFERENCES = st.builds(
     Difference, st.sampled_from(["outcome", "verdict", "speed", "memory"]),
-    st.sampled_from(["worse", "unfinished", "inconclusive", "changed", "better"]), st.text(max_size=9), st.text(max_size=9),
+    st.sampled_from(["worse", "unfinished", "inconclusive", "not held", "changed", "better"]), st.text(max_size=9), st.text(max_size=9),
 )  # fmt: skip
 
 

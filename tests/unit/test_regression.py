@@ -106,6 +106,44 @@ def test_what_no_report_says_is_refused_all_at_once(golden: Golden) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"pairs": 1}, "of one pair, which has no interval"),
+        ({"pairs": -3}, "speed.pairs is -3, not a number of pairs"),
+        ({"low": None}, "an interval has both"),
+        ({"high": None}, "an interval has both"),
+    ],
+)
+def test_bounds_that_would_be_taken_for_none_are_refused(golden: Golden, changed: dict[str, Any], said: str) -> None:
+    content = json.loads(dumps(golden_to_json(golden)))
+    content["cells"][1]["speed"] |= changed
+    with pytest.raises(RecordError, match=said):
+        read_golden(content)
+
+
+def test_why_there_is_no_interval_goes_with_it(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "hot", device="cuda", edit=hot)
+    golden = golden_of(sweep)
+    speed = golden.cells[1].speed
+    assert speed and speed.interval is None and "GPUs were slowed down" in speed.reason
+    assert read_golden(json.loads(dumps(golden_to_json(golden)))) == golden
+    (said,) = unsure_speeds(golden.cells)
+    assert "slowed down" in said and "more repeats" not in said
+
+
+def test_a_cell_that_does_not_pass_has_no_word_of_speed_in_the_report(tmp_path: Path) -> None:
+    content = read_json(write_report(write_sweep(tmp_path / "bad", edit=far_off)).json)
+    assert content["cells"][1]["verdict"]["word"] == "DIVERGED"
+    assert content["cells"][1]["speed"]["word"] is None and content["cells"][1]["speed"]["ratio"]
+
+
+def hot(run: AttemptRecord) -> None:
+    for event in run.events[0]:
+        if event.get("clocks"):
+            event["clocks"]["throttled"]["thermal"] = event["clocks"]["seconds"]
+
+
 def test_a_failure_that_was_expected_has_no_verdict(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "failing", expect=Expectation("CUDA_OOM", "capture"), edit=out_of_memory)
     golden = golden_of(sweep)
@@ -200,7 +238,7 @@ def test_every_regression_is_found_and_undone_is_good_news(
     assert comparison.exit_code == exit_code
     assert found(comparison) == {(GRAPHED, aspect): change for aspect, change in aspects.items()}
     back = compare_sweeps(after, golden)
-    assert back.exit_code == 0 and set(found(back).values()) <= {"better", "changed"}
+    assert back.exit_code == 0 and set(found(back).values()) <= {"better", "changed", "not held"}
 
 
 def test_an_eager_cell_counts_as_much(tmp_path: Path, golden: Golden) -> None:
@@ -224,10 +262,12 @@ def test_memory_is_worse_beyond_the_tolerance_alone(golden: Golden) -> None:
     assert set(found(compare_sweeps(golden, grown(0.5))).values()) == {"better"}
 
 
-def with_speed(golden: Golden, ratio: float, low: float | None, high: float | None, pairs: int = 2) -> Golden:
+def with_speed(
+    golden: Golden, ratio: float, low: float | None, high: float | None, pairs: int = 2, reason: str = ""
+) -> Golden:
     eager, graphed = golden.cells
     assert graphed.speed is not None
-    speed = dataclasses.replace(graphed.speed, ratio=ratio, low=low, high=high, pairs=pairs)
+    speed = dataclasses.replace(graphed.speed, ratio=ratio, low=low, high=high, pairs=pairs, reason=reason)
     return dataclasses.replace(golden, cells=(eager, dataclasses.replace(graphed, speed=speed)))
 
 
@@ -240,8 +280,12 @@ def with_speed(golden: Golden, ratio: float, low: float | None, high: float | No
         ((1.5, 1.4, 1.6), (1.7, 1.65, 1.75), 0),
         ((1.5, 1.4, 1.6), (math.nan, math.nan, math.nan), 3),
         ((1.5, 1.4, 1.6), (0.5, None, None, 1), 4),
-        ((1.5, None, None, 1), (0.5, 0.4, 0.6), 0),
-        ((1.5, 1.5, 1.5, 1), (0.5, 0.4, 0.6), 0),
+        ((1.5, None, None, 1), (0.5, 0.4, 0.6), 4),
+        ((1.5, 1.5, 1.5, 1), (0.5, 0.4, 0.6), 4),
+        ((1.5, 1.0, 2.25), (0.9, 0.85, 0.95), 3),
+        ((1.5, 0.8, 2.8), (0.9, 0.85, 0.95), 4),
+        ((1.5, None, None, 1), (1.2, 0.9, 1.5), 0),
+        ((0.9, None, None, 1), (0.5, 0.4, 0.6), 0),
     ],
 )
 def test_speed_is_worse_where_the_intervals_lie_apart(
@@ -251,24 +295,42 @@ def test_speed_is_worse_where_the_intervals_lie_apart(
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "change"),
     [
-        ((1.5, 0.01, 200.0), (1.5, 1.5, 1.5), False),
-        ((1.5, 1.5, 1.5), (1.5, 0.01, 200.0), False),
-        ((1.5, 1.21, 1.86), (1.5, 1.5, 1.5), True),
-        ((1.5, 1.19, 1.89), (1.5, 1.5, 1.5), False),
-        ((1.5, 1.3, 1.73), (1.5, 1.3, 1.73), False),  # each could, and both together cannot
-        ((1.5, 1.36, 1.65), (1.5, 1.36, 1.65), True),
+        ((1.5, 0.01, 200.0), (1.5, 1.5, 1.5), "not held"),
+        ((1.5, 1.5, 1.5), (1.5, 0.01, 200.0), "inconclusive"),
+        ((1.5, 1.21, 1.86), (1.5, 1.5, 1.5), None),
+        ((1.5, 1.19, 1.89), (1.5, 1.5, 1.5), "not held"),
+        ((1.5, 1.3, 1.73), (1.5, 1.3, 1.73), "not held"),  # each could, and both together cannot
+        ((1.5, 1.36, 1.65), (1.5, 1.36, 1.65), None),
+        ((1.5, 1.36, 1.65), (1.5, 1.19, 1.89), "inconclusive"),
     ],
 )
 def test_intervals_too_wide_to_tell_a_loss_of_a_fifth_tell_nothing(
-    golden: Golden, before: tuple[float, float, float], after: tuple[float, float, float], told: bool
+    golden: Golden, before: tuple[float, float, float], after: tuple[float, float, float], change: str | None
 ) -> None:
     comparison = compare_sweeps(with_speed(golden, *before), with_speed(golden, *after))
-    assert found(comparison) == ({} if told else {(GRAPHED, "speed"): "inconclusive"})
-    assert comparison.exit_code == (0 if told else 4)
+    assert found(comparison) == ({(GRAPHED, "speed"): change} if change else {})
+    assert comparison.exit_code == (4 if change == "inconclusive" else 0)
     lost = compare_sweeps(with_speed(golden, *before), with_speed(golden, *(0.8 * figure for figure in after)))
-    assert (found(lost).get((GRAPHED, "speed")) == "worse") == told
+    assert (found(lost).get((GRAPHED, "speed")) == "worse") == (change is None)
+
+
+@given(ratio=st.floats(0.1, 10), below=st.floats(0, 5), above=st.floats(0, 5), pairs=st.integers(1, 5))
+def test_no_speed_is_worse_or_less_sure_than_itself(
+    golden: Golden, ratio: float, below: float, above: float, pairs: int
+) -> None:
+    """Who never told anything blocks nobody for ever."""
+    one = with_speed(golden, ratio, ratio * math.exp(-below), ratio * math.exp(above), pairs)
+    comparison = compare_sweeps(one, one)
+    assert comparison.exit_code == 0
+    assert found(comparison) == ({(GRAPHED, "speed"): "not held"} if unsure_speeds(one.cells) else {})
+
+
+def test_a_speed_that_was_never_told_is_listed_and_one_without_it_now(tmp_path: Path, golden: Golden) -> None:
+    untimed = golden_of(write_sweep(tmp_path / "untimed", edit=another_allocation))
+    assert found(compare_sweeps(untimed, golden)) == {(GRAPHED, "speed"): "not held"}
+    assert found(compare_sweeps(untimed, untimed)) == {}
 
 
 def test_speeds_are_compared_by_intervals_that_no_other_cell_widens(tmp_path: Path) -> None:
@@ -289,9 +351,10 @@ def test_speeds_are_compared_by_intervals_that_no_other_cell_widens(tmp_path: Pa
 @pytest.mark.parametrize(
     ("speed", "said"),
     [
-        ((1.5, 1.21, 1.86), ()),
-        ((1.5, 0.01, 225.0), ("torch_compile, lr 0.001, 1.500x (0.010-225.000 over 2 pairs)",)),
-        ((1.5, None, None, 1), ("torch_compile, lr 0.001, 1.500x (1 pair)",)),
+        ((1.5, 1.36, 1.65), ()),
+        ((1.5, 1.3, 1.73), ("torch_compile, lr 0.001, 1.500x (1.300-1.730 over 2 pairs); more repeats narrow it",)),
+        ((1.5, None, None, 1), ("torch_compile, lr 0.001, 1.500x (1 pair); more repeats narrow it",)),
+        ((1.5, None, None, 2, "it was hot"), ("torch_compile, lr 0.001, 1.500x (2 pairs); it was hot",)),
     ],
 )
 def test_a_golden_file_names_the_speeds_that_nothing_can_be_held_against(
