@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import multiprocessing
+import os
 import time
 import traceback
 from collections.abc import Callable
@@ -166,6 +167,7 @@ _POOL = _Pool()
 
 def _serve(rank: int, port: int, connection: Connection) -> None:
     """A worker's life: calls, until the session has gone."""
+    os.nice(10)  # up to eight of them leave little to tests of other processes, which wait for runs and give up
     torch.set_num_threads(1)
     store = dist.TCPStore(HOST, port, is_master=False, wait_for_workers=False)
     while True:

@@ -23,7 +23,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> I
     host = Host(tmp_path_factory.mktemp("pairs"), compile_cache)
     content = recipe("pairs", steps=120, graphed=True, repeats=2, wandb={"mode": "offline"})
     process = host.start("sweep", host.write(content))
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=900)
     assert not err, err
     yield Finished(host, "pairs", out, process.returncode)
     host.clear()

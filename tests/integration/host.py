@@ -91,7 +91,7 @@ class Host:
         return process, list(self.states(content["name"]))
 
     def run(
-        self, *arguments: str, seconds: float = 300, limit_bytes: Optional[int] = None
+        self, *arguments: str, seconds: float = 600, limit_bytes: Optional[int] = None
     ) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments, limit_bytes=limit_bytes)
         out, err = process.communicate(timeout=seconds)
@@ -140,7 +140,7 @@ class Host:
     def wait_for_step(self, name: str, run_id: str, attempt: int = 1) -> AttemptPaths:
         """Until that attempt trains."""
         paths = self.sweep(name).run(run_id).attempt(attempt)
-        wait_until(lambda: paths.metrics.exists() and paths.metrics.read_bytes().count(b"\n") > 5, 180, "a step")
+        wait_until(lambda: paths.metrics.exists() and paths.metrics.read_bytes().count(b"\n") > 5, 600, "a step")
         return paths
 
     def wait_for_nobody(self, seconds: float = 20) -> None:

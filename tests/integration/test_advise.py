@@ -22,7 +22,7 @@ def routed(**fields: Any) -> dict[str, Any]:
 
 def test_a_recipe_is_advised_on_and_taken_up_again(host: Host) -> None:
     path = host.write(routed(cuda_graph={"impl": "full_iteration"}))
-    first = host.run("advise", path, "--executor", "local", seconds=240)
+    first = host.run("advise", path, "--executor", "local", seconds=600)
     assert first.returncode == 0 and first.stderr == "", first.stderr
     assert "routed-advice: 1 cells to run (1 runs in 1 bundles)" in first.stdout
     assert "There are no CUDA graphs on a CPU" in first.stdout
@@ -46,7 +46,7 @@ def test_a_recipe_is_advised_on_and_taken_up_again(host: Host) -> None:
 def test_what_failed_is_advised_by_the_rules_alone(host: Host) -> None:
     """The command does not pass, says why nothing was measured, and what can be swept all the same."""
     path = host.write(recipe("wild", steps=30, graphed=True, training={"learning_rate": 1e30}))
-    done = host.run("advise", path, "--executor", "local", seconds=120)
+    done = host.run("advise", path, "--executor", "local", seconds=600)
     assert done.returncode == 3
     assert "**Not measured.** Its run ended NUMERIC in" in done.stdout
     assert "- {cuda_graph.impl: torch_compile}" in done.stdout

@@ -22,7 +22,7 @@ POINTS: list[dict[str, Any]] = [
 
 def test_each_fault_ends_its_run_as_what_it_is_and_no_other(host: Host) -> None:
     content = recipe("gallery", steps=12, sweep={"points": POINTS}, fault={"step": STEP})
-    done = host.run("sweep", host.write(content), seconds=300)
+    done = host.run("sweep", host.write(content), seconds=600)
     assert done.returncode == 0, done.stdout + done.stderr  # each as expected
     assert "5 cells failed as expected" in done.stdout
     *failed, whole = host.states("gallery")

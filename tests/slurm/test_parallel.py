@@ -26,7 +26,7 @@ def test_the_shipped_recipe_trains_the_same_over_nodes(site: Site, nodes: int) -
     content["sweep"]["grid"]["parallelism"] = LAYOUTS[nodes]
     content["training"] |= {"steps": 8, "global_batch_size": 16}
     content["resources"] |= {"nodes": nodes, "gpus_per_node": 2}
-    done = site.run("sweep", site.write(content), seconds=240)
+    done = site.run("sweep", site.write(content), seconds=600)
     assert done.returncode == 0, done.stdout + done.stderr
 
     sweep = site.sweep("tiny_parallel")
