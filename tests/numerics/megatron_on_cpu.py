@@ -7,6 +7,7 @@ CPU it refuses the engine.
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -150,6 +151,7 @@ def _engine(spec: RunSpec) -> Iterator[Any]:
         parallel_state.destroy_model_parallel()
         if alone and dist.is_initialized():
             dist.destroy_process_group()
+        gc.collect()  # buffers and optimizers lie in cycles, and each of their groups has three threads that poll
 
 
 def _train(spec: RunSpec, engine: Any) -> dict[str, Any]:
