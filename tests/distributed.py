@@ -69,6 +69,11 @@ def workers(world_size: int) -> Workers:
     return Workers(world_size)
 
 
+def end_workers() -> None:
+    """With what they have kept; the next call begins with others."""
+    _POOL.clear()
+
+
 @dataclass(frozen=True)
 class _Call:
     number: int

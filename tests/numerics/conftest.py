@@ -8,6 +8,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import pytest
 import torch
 
+from tests.distributed import end_workers
+
 torch.set_num_threads(1)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # importing Inductor warns of PyTorch's own deprecations
@@ -19,3 +21,10 @@ def process_settings() -> Iterator[None]:
     """What an engine sets for its whole process must not reach the next test."""
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_workers() -> Iterator[None]:
+    """Megatron-Core keeps its groups, and each of gloo's has three threads that poll."""
+    yield
+    end_workers()

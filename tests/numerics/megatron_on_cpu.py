@@ -7,7 +7,6 @@ CPU it refuses the engine.
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -19,6 +18,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launch.data import batch, open_source
 from launch.engines.base import Mesh
@@ -139,6 +139,8 @@ def logits_of(spec: RunSpec, tokens: torch.Tensor) -> torch.Tensor:
 def _engine(spec: RunSpec) -> Iterator[Any]:
     """This rank's, and no groups of its own left afterwards."""
     alone = not dist.is_initialized()
+    if alone:  # Megatron-Core keeps its groups, and each of gloo's has three threads that poll
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     rank, size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
     try:
         with cpu_as_cuda() as module:
@@ -151,7 +153,6 @@ def _engine(spec: RunSpec) -> Iterator[Any]:
         parallel_state.destroy_model_parallel()
         if alone and dist.is_initialized():
             dist.destroy_process_group()
-        gc.collect()  # buffers and optimizers lie in cycles, and each of their groups has three threads that poll
 
 
 def _train(spec: RunSpec, engine: Any) -> dict[str, Any]:
