@@ -79,8 +79,8 @@ def test_a_dead_rank_ends_its_run_and_no_other(host: Host) -> None:
 
 def test_a_run_that_hangs_or_takes_too_long_is_ended(host: Host) -> None:
     points = [
-        {"training.seed": 1, "resources.hang_minutes": 0.2},
-        {"training.seed": 2, "training.steps": 10**6, "resources.minutes_per_run": 0.2},
+        {"training.seed": 1, "resources.hang_minutes": 0.4},
+        {"training.seed": 2, "training.steps": 10**6, "resources.minutes_per_run": 0.4},
     ]
     sweep, (stopped, slow) = host.begin(recipe("stuck", sweep={"points": points}))
     attempt = host.wait_for_step("stuck", stopped)
@@ -88,9 +88,9 @@ def test_a_run_that_hangs_or_takes_too_long_is_ended(host: Host) -> None:
     sweep.communicate(timeout=300)
 
     hang, timeout = host.outcome("stuck", stopped), host.outcome("stuck", slow)
-    assert (hang.outcome, hang.phase, hang.message) == ("HANG", "measure", "no sign of life for 12 s")
+    assert (hang.outcome, hang.phase, hang.message) == ("HANG", "measure", "no sign of life for 24 s")
     assert "launch/loop.py" in attempt.log(0).read_text(), "a stack of the rank that hung"
-    assert (timeout.outcome, timeout.message) == ("TIMEOUT", "not finished after 12 s")
+    assert (timeout.outcome, timeout.message) == ("TIMEOUT", "not finished after 24 s")
     assert len(list(read_metrics(host.sweep("stuck").run(slow).attempt(1)))) > 0
     assert sweep.returncode == 3
     host.wait_for_nobody()
