@@ -14,7 +14,7 @@ from typing import Optional
 import numpy as np
 
 from analysis import loss
-from analysis.deviation import measure
+from analysis.deviation import Evidence, measure
 from analysis.eager_side import Digests, EagerSide
 from analysis.pair import OPEN, PairResult, face
 from analysis.retried import contradictions, in_other_bits
@@ -78,9 +78,8 @@ def _of_repeat(pair: PairResult) -> Verdict:
 
 def _goes_with(other: PairResult, pair: PairResult) -> bool:
     """Whether ``other`` is sound too, and of the same code, libraries and data as ``pair``."""
-    return (other.verdict is OPEN or other.verdict.word == "BITWISE") and other.attempts[1].digests == pair.attempts[
-        1
-    ].digests
+    sound = other.verdict is OPEN or other.verdict.word == "BITWISE"
+    return sound and other.attempts[1].digests == pair.attempts[1].digests
 
 
 def _opened(pair: PairResult, faced: Sequence[PairResult], side: EagerSide, margins: Margins) -> PairResult:
@@ -89,8 +88,7 @@ def _opened(pair: PairResult, faced: Sequence[PairResult], side: EagerSide, marg
     if pair.verdict.word != "BITWISE":
         return pair
     group = [other for other in faced if _goes_with(other, pair)]
-    eager, graphed = _eager(group, side.repeats.get(pair.attempts[1].digests, {})), pair.attempts[1].steps
-    found = measure(tuple(eager.values()), [graphed], slice(pair.first_compared, None)).evidence
+    found = _evidence(pair, _eager(group, side.repeats.get(pair.attempts[1].digests, {})))
     return pair if found.bitwise and not any(_other_attempts(group, side, margins)) else replace(pair, verdict=OPEN)
 
 
@@ -146,7 +144,10 @@ def _judge_together(
 
 
 def _with(pair: PairResult, verdict: Verdict, eager: Mapping[str, Steps]) -> PairResult:
-    """``pair`` by the ``verdict`` on all repeats, with what was measured of its graphed run against all eager ones."""
-    graphed = pair.attempts[1].steps
-    own = measure(tuple(eager.values()), [graphed], slice(pair.first_compared, None)).evidence
-    return replace(pair, verdict=replace(verdict, evidence=own))
+    """``pair`` by the ``verdict`` on all repeats."""
+    return replace(pair, verdict=replace(verdict, evidence=_evidence(pair, eager)))
+
+
+def _evidence(pair: PairResult, eager: Mapping[str, Steps]) -> Evidence:
+    """What is measured of its graphed run against all ``eager`` ones."""
+    return measure(tuple(eager.values()), [pair.attempts[1].steps], slice(pair.first_compared, None)).evidence
