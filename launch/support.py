@@ -132,8 +132,8 @@ def _is_llama_3s(model: Model) -> bool:
 
 
 def _captures_attention(graph: CudaGraph) -> bool:
-    """Whether a layer's graph holds its attention: local captures a layer whole, whichever part of it is named."""
-    return graph.impl == "local" or (graph.impl == "transformer_engine" and (not graph.scope or "attn" in graph.scope))
+    """Whether a layer's graph holds its attention."""
+    return graph.impl == "transformer_engine" and (not graph.scope or "attn" in graph.scope)
 
 
 ON_GPUS = (
@@ -191,14 +191,14 @@ MEGATRON: tuple[Limit, ...] = (
     ),
     _only("training.cpu_offloading", False),
     _only("training.variable_sequence_lengths", False),
-    _only("training.deterministic", False, "set training.deterministic=false, or engine=torch_native"),
     _only("data.packed_sequences", False, "set data.packed_sequences=false, or engine=torch_native"),
-    _only(
+    Limit(
         "cuda_graph.impl",
-        "none",
-        "set cuda_graph.impl=none, or engine=torch_native: this version runs Megatron-Core eagerly",
+        lambda impl, spec: impl != "local",
+        "use transformer_engine or full_iteration: a local graph of megatron-core 0.16.1 gives its input back to a pool of "
+        "buffers before its own backward pass has read it (transformer/cuda_graphs.py:995), and the gradient of the first "
+        "layer's norm is wrong (seen; mended in Megatron-LM pull request 4433)",
     ),
-    # The row above goes once graphs have been seen to hold on GPUs; what follows stays, for it is Megatron-Core's own.
     Limit(
         "training.recompute",
         lambda recompute, spec: recompute != "selective" or not _captures_attention(spec.cuda_graph),
@@ -214,19 +214,9 @@ MEGATRON: tuple[Limit, ...] = (
     ),
     Limit(
         "model.rope_scaling",
-        lambda scaling, spec: (
-            scaling != "yarn"
-            or spec.cuda_graph.impl != "transformer_engine"
-            or not _captures_attention(spec.cuda_graph)
-        ),
-        "leave attention out of cuda_graph.scope, or use full_iteration or local: megatron-core 0.16.1 captures "
+        lambda scaling, spec: scaling != "yarn" or not _captures_attention(spec.cuda_graph),
+        "leave attention out of cuda_graph.scope, or use full_iteration: megatron-core 0.16.1 captures "
         "attention of a YaRN model without positions, and says nothing (transformer/cuda_graphs.py:1863)",
-    ),
-    Limit(
-        "model.moe_router_enable_expert_bias",
-        lambda on, spec: not on or spec.cuda_graph.impl != "local",
-        "use transformer_engine or full_iteration: megatron-core 0.16.1 counts the passes before a local capture into "
-        "the experts' load (mended in Megatron-LM pull request 4433)",
     ),
     _only("digest_steps", 0, "set engine=torch_native: Megatron-Core's layers are not digested here"),
 )

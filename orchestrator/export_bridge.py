@@ -73,7 +73,6 @@ def _overrides(spec: RunSpec, release: Release) -> dict[str, Any]:
         "rng.seed": training.seed,
         "rng.te_rng_tracker": True,
         "rerun_state_machine.check_for_nan_in_loss": False,
-        **({"model.deterministic_mode": True} if training.deterministic else {}),
     }
 
 

@@ -81,7 +81,6 @@ def _training_flags(spec: RunSpec) -> Iterator[tuple[str, ...]]:
             "lr_warmup_iters": training.learning_rate_warmup_steps,
             "grad_reduce_in_bf16": training.gradient_precision == "bf16",
             "no_check_for_nan_in_loss_and_grad": True,
-            "deterministic_mode": training.deterministic,
             "seed": training.seed,
         }
     )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from launch.engines.megatron.environment import settle
+from launch.engines.megatron.environment import settle, settle_determinism
 from launch.errors import CaptureError, EnvironmentFault, ReplayError
 from launch.record import GraphStats
 from launch.spec import CudaGraph, Model, Parallelism, RunSpec
@@ -253,3 +253,13 @@ def test_graph_memory_is_kept_from_nccl_where_segments_expand() -> None:
     with pytest.raises(EnvironmentFault, match="NCCL_GRAPH_REGISTER=1 with PYTORCH_CUDA_ALLOC_CONF=expandable"):
         settle(told, graphed=True)
     assert settle(told, graphed=False)["NCCL_GRAPH_REGISTER"].startswith("1, beside")
+
+
+def test_transformer_engine_is_kept_from_kernels_without_an_order() -> None:
+    environment = {"NCCL_ALGO": "Tree"}
+    assert (
+        settle_determinism(environment) == environment == {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "NCCL_ALGO": "Tree"}
+    )
+    assert settle_determinism({})["NCCL_ALGO"] == "Ring"
+    with pytest.raises(EnvironmentFault, match=r"ALGO=1 with training\.deterministic=true: set it to 0"):
+        settle_determinism({"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "1"})

@@ -130,9 +130,14 @@ class Cluster:
     def wait_until_idle(self) -> None:
         """Every node answers, and no job is left on it."""
         idle = ["idle"] * len(NODES)
-        self._wait(
-            lambda: self._answer("sinfo", "-Nho", "%t").split() == idle, "four idle nodes", needs=["slurmctld", *NODES]
-        )
+        try:
+            self._wait(
+                lambda: self._answer("sinfo", "-Nho", "%t").split() == idle,
+                "four idle nodes",
+                needs=["slurmctld", *NODES],
+            )
+        except ClusterError as error:
+            raise ClusterError(f"{error}\n{self._answer('sinfo', '-Nho', '%n %t %E')}") from None
 
     def _supervise(self, parent: Optional[int]) -> None:
         command = [sys.executable, "-m", "tests.slurm.supervisor", str(self.folder), *([str(parent)] if parent else [])]

@@ -154,10 +154,11 @@ DefMemPerCPU={MEMORY_A_CPU}
 GresTypes=gpu
 # Seconds, short where a test waits for them. The main scheduler and the backfill one look again at once, a job that is
 # cancelled has KillWait from SIGTERM to SIGKILL (on a busy host it needs some), a slurmd that does not answer is DOWN
-# after SlurmdTimeout.
+# after SlurmdTimeout, and a node whose processes outlive SIGKILL is drained after UnkillableStepTimeout, for good.
 SchedulerParameters=batch_sched_delay=0,sched_interval=5,bf_interval=2
 KillWait=8
 SlurmdTimeout=60
+UnkillableStepTimeout=180
 # 1: a node comes back by itself if it was away, not if scontrol took it down.
 ReturnToService=1
 AccountingStorageType=accounting_storage/slurmdbd

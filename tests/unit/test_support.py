@@ -143,13 +143,10 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "attention_backend": ({}, {"training": Training(attention_backend="flex")}),
     "cpu_offloading": ({}, {"training": Training(cpu_offloading=True)}),
     "variable_sequence_lengths": ({}, {"training": Training(variable_sequence_lengths=True)}),
-    "deterministic": ({}, {"training": Training(deterministic=True)}),
     "packed_sequences": ({}, {"data": PACKED}),
-    "impl": ({}, {"cuda_graph": CudaGraph(impl="full_iteration")}),
+    "impl": ({}, {"cuda_graph": CudaGraph("local")}),
     "pp": ({}, {"parallelism": Parallelism(pp=2), "cuda_graph": CudaGraph("full_iteration")}),
-    "recompute": ({}, {"training": Training(recompute="selective"), "cuda_graph": CudaGraph("local", ("mlp",))}),
-    "moe_router_enable_expert_bias": (
-        {**vars(MOE), **SIGMOID, "moe_router_enable_expert_bias": True}, {"cuda_graph": CudaGraph("local")}),
+    "recompute": ({}, {"training": Training(recompute="selective"), "cuda_graph": CudaGraph("transformer_engine")}),
     "device": ({}, {"placement": Placement(device="cpu")}),
     "digest_steps": ({}, {"digest_steps": 8}),
 }  # fmt: skip
@@ -159,7 +156,7 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_megatron_refuses_what_it_was_not_seen_to_do(rule: str) -> None:
     model, sections = MEGATRON_REFUSES[rule]
     reasons = unsupported(dataclasses.replace(ON_GPU, model=Model(**model), **sections))
-    (reason,) = (reason for reason in reasons if rule == "impl" or reason.rule != "megatron.impl")
+    (reason,) = reasons
     assert reason.rule == f"megatron.{rule}"
     assert "is beyond engine megatron in this version" in reason.message
     assert reason.remedy
@@ -169,7 +166,6 @@ CAPTURES_ATTENTION = {
     CudaGraph("transformer_engine"): True,
     CudaGraph("transformer_engine", ("attn", "moe_router")): True,
     CudaGraph("transformer_engine", ("moe_router", "moe_preprocess")): False,
-    CudaGraph("local", ("mlp",)): True,
     CudaGraph("full_iteration"): False,
     CudaGraph(): False,
 }
@@ -181,8 +177,7 @@ def test_megatron_is_refused_what_it_does_wrong_in_a_layers_graph_alone(graph: C
     recomputed = dataclasses.replace(ON_GPU, training=Training(recompute="selective"), cuda_graph=graph)
     captured = CAPTURES_ATTENTION[graph]
     assert ("megatron.recompute" in rules_of(recomputed)) is captured
-    # local passes positions on as it was given them
-    assert ("megatron.rope_scaling" in rules_of(yarn)) is (captured and graph.impl == "transformer_engine")
+    assert ("megatron.rope_scaling" in rules_of(yarn)) is captured
 
 
 def rules_of(spec: RunSpec) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+from launch.determinism import use_deterministic_algorithms
 from launch.engines.base import Engine, Mesh
 from launch.errors import EnvironmentFault, UnsupportedError
 from launch.parallel_dims import misfits
@@ -36,4 +37,6 @@ def build(spec: RunSpec, mesh: Mesh) -> Engine:
             ) from error
     from launch.engines.megatron.engine import MegatronEngine
 
+    if spec.training.deterministic:
+        use_deterministic_algorithms()
     return MegatronEngine(spec, mesh)

@@ -17,7 +17,7 @@ from megatron.core.transformer.module import Float16Module
 from torch._C._distributed_c10d import HashStore
 
 from launch.engines.base import Mesh, StepResult
-from launch.engines.megatron.environment import settle
+from launch.engines.megatron.environment import settle, settle_determinism
 from launch.engines.megatron.graphs import make_steps
 from launch.engines.megatron.model import Configuration, build_chunk, configure
 from launch.engines.megatron.schedule import Schedule
@@ -37,7 +37,9 @@ class MegatronEngine:
         self._spec = spec
         self._device = mesh.device
         self._step = 0
-        self._environment = settle(os.environ, spec.graphed)
+        self._environment = dict(settle(os.environ, spec.graphed))
+        if spec.training.deterministic:
+            self._environment |= settle_determinism(os.environ)
         self._stream = leave_default_stream() if mesh.device.type == "cuda" else None
         self.layers: Layers = "transformer_engine" if mesh.device.type == "cuda" else "local"
         _join(spec, mesh)

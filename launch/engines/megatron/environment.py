@@ -1,4 +1,4 @@
-"""What graphs require of the environment, settled for the eager twin too."""
+"""What graphs require of the environment, settled for the eager twin too, and what deterministic mode does."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from launch.errors import EnvironmentFault
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 REGISTER = "NCCL_GRAPH_REGISTER"
+ALLOW = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
+ALGORITHM = "NCCL_ALGO"
 
 
 def settle(environment: MutableMapping[str, str], graphed: bool) -> Mapping[str, str]:
@@ -27,3 +29,19 @@ def settle(environment: MutableMapping[str, str], graphed: bool) -> Mapping[str,
             f"moved; set {REGISTER}=0, or leave expandable_segments:True out"
         )
     return {REGISTER: f"{given}, beside {expandable[0]}={environment[expandable[0]]}"}
+
+
+def settle_determinism(environment: MutableMapping[str, str]) -> Mapping[str, str]:
+    """Forbid Transformer Engine kernels that add in no fixed order, which Megatron-Core's deterministic mode insists on
+    (0.16.1 extensions/transformer_engine.py:1254), and name NCCL's algorithm where nobody has, as Megatron-LM's does. To be
+    called before layers and communicators exist. Returns what holds, by name.
+
+    Raises:
+        EnvironmentFault: Transformer Engine is told to allow them.
+    """
+    if environment.setdefault(ALLOW, "0") != "0":
+        raise EnvironmentFault(
+            f"{ALLOW}={environment[ALLOW]} with training.deterministic=true: set it to 0, leave it out, or set "
+            "training.deterministic=false"
+        )
+    return {ALLOW: "0", ALGORITHM: environment.setdefault(ALGORITHM, "Ring")}

@@ -43,6 +43,7 @@ def transformer_settings(
         **_recomputation(spec),
         **_fusions(spec, layers),
         **graph_settings(spec.cuda_graph, release),
+        "deterministic_mode": spec.training.deterministic,
         # Graphs require it, and a pair is to differ in graphs alone.
         "use_te_rng_tracker": layers == "transformer_engine",
     }

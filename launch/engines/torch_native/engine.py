@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from launch.determinism import use_deterministic_algorithms
 from launch.engines.base import Mesh, StepResult
 from launch.engines.torch_native.blueprint import draw_blueprint
 from launch.engines.torch_native.fused import FusedAccumulation
@@ -130,7 +131,5 @@ def build(spec: RunSpec, mesh: Mesh) -> TorchNativeEngine:
             f"the layout does not fit: {', '.join(wrong)}; see docs/rules.md for the way out of each"
         )
     if spec.training.deterministic:
-        torch.use_deterministic_algorithms(True)
-        # It would fill all memory before it is written, for nothing that is read.
-        setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 - it is not in its type
+        use_deterministic_algorithms()
     return TorchNativeEngine(spec, mesh)
