@@ -1,4 +1,4 @@
-"""No graphs: operations run one by one, as they are called."""
+"""No graphs: operations run one by one, as they are called, or as ``training.compile`` has compiled them."""
 
 from __future__ import annotations
 
