@@ -118,8 +118,8 @@ TORCH_NATIVE: tuple[Limit, ...] = (
     Limit(
         "digest_steps",
         lambda steps, spec: not steps or not spec.compiles_whole,
-        "look into another implementation, without training.compile=whole: Inductor's kernels round otherwise than those they replace, so that all layers "
-        "differ in their bits, whatever is at fault",
+        "look into another implementation, without training.compile=whole: Inductor's kernels round otherwise than those they "
+        "replace, so that all layers differ in their bits, whatever is at fault",
     ),
 )
 
