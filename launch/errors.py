@@ -5,6 +5,7 @@ LaunchError
 ├── DataError          the data cannot be read as the spec asks
 ├── CheckpointError    the weights cannot be read, or are those of another model
 ├── EnvironmentFault   the host or its software cannot run this at all
+├── CompileError       what was to be compiled could not be
 ├── CaptureError       the capture of a graph failed; the result of a graphed run, not an accident
 ├── ReplayError        a graph was to run on something else than what it was captured with
 └── NumericError       a loss or a gradient norm is NaN or infinite
@@ -31,6 +32,10 @@ class CheckpointError(LaunchError):
 
 class EnvironmentFault(LaunchError):
     """What the run needs of its host is not there."""
+
+
+class CompileError(LaunchError):
+    """Code that training.compile names could not be compiled."""
 
 
 class CaptureError(LaunchError):

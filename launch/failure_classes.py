@@ -43,6 +43,7 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("ENVIRONMENT", "ENVIRONMENT", "give the host what the message names", r"^EnvironmentFault:"),
     DISK_FULL,
     FailureClass("GPU_FAULT", "ENVIRONMENT", "a GPU of the node named is broken, or another process holds it: have the site look at the node", r"uncorrectable ECC error|CUDA-capable device\(s\) is/are busy or unavailable|GPU has fallen off the bus", infrastructure=True),
+    FailureClass("COMPILE", "FAILED", "see the exception it names, or set training.compile=none", r"^CompileError:"),
     FailureClass("REPLAY", "FAILED", "a graph repeats its capture: pad the input named to one shape, and keep its dtype and device", r"^ReplayError:"),
     FailureClass("RNG_CAPTURE", "CAPTURE_FAILED", "captured code uses a random generator that its graph was not told of, or reads one's state: call the graph's register_generator_state before the capture, and checkpoint with preserve_rng_state=False", r"CUDAGeneratorImpl|CUDA generator|Offset increment outside graph capture"),
     FailureClass("ALLOC_CAPTURE", "CAPTURE_FAILED", "memory changed hands beside the graph's own pool while a capture was under way: take it in the warm-up, and capture nothing after a capture that failed", r"captures_underway|beginAllocateToPool|use_count > 0 INTERNAL ASSERT FAILED"),

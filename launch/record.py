@@ -236,6 +236,7 @@ class GraphStats:
     replays: int = 0
     expected_replays: int = 0
     recompilations: int = 0
+    """How often the model was compiled anew: by torch_compile, and in an eager run by ``training.compile: whole``."""
     capture_seconds: float = 0.0
     launches_per_step: int = 0
     """CUDA graph launches that a step takes if all of it that was captured runs from graphs; 0 where there are none."""

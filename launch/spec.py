@@ -147,7 +147,7 @@ class Training:
     adam_epsilon: float = 1e-8
     clip_grad: float = 1.0
     recompute: Literal["none", "selective", "full"] = "none"
-    compile: Literal["none", "elementwise"] = "none"
+    compile: Literal["none", "elementwise", "whole"] = "none"
     attention_backend: Literal["auto", "sdpa", "flex", "transformer_engine"] = "auto"
     cpu_offloading: bool = False
     variable_sequence_lengths: bool = False
@@ -245,6 +245,16 @@ class RunSpec:
     @property
     def graphed(self) -> bool:
         return self.cuda_graph.impl != "none"
+
+    @property
+    def compiles(self) -> bool:
+        """Whether Inductor compiles anything of it, attention kernels aside."""
+        return self.training.compile != "none" or self.compiles_whole
+
+    @property
+    def compiles_whole(self) -> bool:
+        """Whether Inductor compiles model and loss as one."""
+        return self.training.compile == "whole" or self.cuda_graph.impl == "torch_compile"
 
     @cached_property
     def workload_id(self) -> str:

@@ -70,10 +70,9 @@ def _expresses(backend: str, spec: RunSpec) -> bool:
     return backend == "auto" or (plain if backend == "sdpa" else on_cuda)
 
 
-def _compiles_alone(impl: str, spec: RunSpec) -> bool:
-    """Whether what torch_compile compiles is a model that lies whole on its rank."""
-    layout = spec.parallelism
-    return impl != "torch_compile" or (layout.tp, layout.pp, layout.ep) == (1, 1, 1)
+def _lies_whole(spec: RunSpec) -> bool:
+    """Whether each rank holds the whole model."""
+    return (spec.parallelism.tp, spec.parallelism.pp, spec.parallelism.ep) == (1, 1, 1)
 
 
 TORCH_NATIVE: tuple[Limit, ...] = (
@@ -102,14 +101,25 @@ TORCH_NATIVE: tuple[Limit, ...] = (
     ),
     Limit(
         "cuda_graph.impl",
-        _compiles_alone,
+        lambda impl, spec: impl != "torch_compile" or _lies_whole(spec),
         "set cuda_graph.impl=none, or tp, pp and ep to 1: collectives break the graph",
     ),
     Limit(
+        "training.compile",
+        lambda choice, spec: choice != "whole" or _lies_whole(spec),
+        "set training.compile=none or elementwise, or tp, pp and ep to 1: collectives break the graph",
+    ),
+    Limit(
+        "cuda_graph.impl",
+        lambda impl, spec: spec.training.compile != "whole" or impl in ("none", "torch_compile", "full_iteration"),
+        "set cuda_graph.impl=full_iteration or torch_compile, or training.compile=none or elementwise: with "
+        "training.compile=whole the model is one compiled function, of which no layer or part can be captured",
+    ),
+    Limit(
         "digest_steps",
-        lambda steps, spec: not steps or spec.cuda_graph.impl != "torch_compile",
-        "look into another implementation: Inductor's kernels round otherwise than those they replace, so that all layers "
-        "differ in their bits, whatever is at fault",
+        lambda steps, spec: not steps or not spec.compiles_whole,
+        "look into another implementation, without training.compile=whole: Inductor's kernels round otherwise than those they "
+        "replace, so that all layers differ in their bits, whatever is at fault",
     ),
 )
 

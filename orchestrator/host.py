@@ -77,8 +77,7 @@ class Host:
         return tuple(reasons)
 
     def _lacks_compiler(self, spec: RunSpec) -> tuple[Reason, ...]:
-        compiles = spec.cuda_graph.impl == "torch_compile" or spec.training.compile == "elementwise"
-        if self.has_compiler or spec.placement.device != "cpu" or not compiles:
+        if self.has_compiler or spec.placement.device != "cpu" or not spec.compiles:
             return ()
         message = "torch.compile on a CPU needs a C++ compiler, and none is found (CXX, g++ or clang++)"
         return (Reason("host.compiler", message, "Debian: apt-get install g++"),)

@@ -95,8 +95,12 @@ def _caveats(advice: Advice, step: EagerStep) -> list[str]:
         said.append(
             "The device waits for something else than the host: other ranks, transfers, or gaps between kernels."
         )
-    if any(graph.impl == "torch_compile" for graph in advice.points):
-        said.append("torch_compile runs other kernels, and this is no limit to it.")
+    compiled_alike = advice.cell.spec["training"]["compile"] == "whole"
+    if any(graph.impl == "torch_compile" for graph in advice.points) and not compiled_alike:
+        said.append(
+            "torch_compile runs other kernels, and this is no limit to it; with training.compile=whole beside it its eager "
+            "twin runs the same ones."
+        )
     if advice.recompilations:
         said.append(f"In the steps looked at {advice.recompilations} functions were compiled anew.")
     return said

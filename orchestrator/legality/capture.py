@@ -14,6 +14,7 @@ from orchestrator.legality.rule import (
     MEGATRON,
     TORCH_NATIVE,
     Rule,
+    compiled_text,
     scope_text,
 )
 from orchestrator.legality.scope import SCOPED_IMPLS
@@ -106,10 +107,10 @@ def expandable_segments(spec: RunSpec) -> Optional[str]:
 
 
 def compiled_pipeline(spec: RunSpec) -> Optional[str]:
-    """torch_compile compiles a model that is whole on its rank: pp=1."""
-    if spec.cuda_graph.impl != "torch_compile" or spec.parallelism.pp <= 1:
+    """torch_compile and training.compile=whole compile a model that is whole on its rank: pp=1."""
+    if not spec.compiles_whole or spec.parallelism.pp <= 1:
         return None
-    return f"cuda_graph.impl=torch_compile with parallelism.pp={spec.parallelism.pp}"
+    return f"{compiled_text(spec)} with parallelism.pp={spec.parallelism.pp}"
 
 
 def static_input_precision(spec: RunSpec) -> Optional[str]:
@@ -208,7 +209,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "capture.compiled_pipeline", TORCH_NATIVE, ANY, compiled_pipeline,
-        remedy="Set parallelism.pp to 1, or use torch or full_iteration.",
+        remedy="Set parallelism.pp to 1, or use torch or full_iteration with training.compile none or elementwise.",
         source="a stage's sends and receives break the compiled graph, so that nothing is proven of it",
     ),
     Rule(

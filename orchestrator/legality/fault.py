@@ -6,7 +6,7 @@ from collections.abc import Set
 from typing import Optional
 
 from launch.spec import RunSpec
-from orchestrator.legality.rule import ANY, BOTH, Rule
+from orchestrator.legality.rule import ANY, BOTH, Rule, compiled_text
 
 ANYWHERE: Set[str] = {"exception", "nan", "hang", "segfault", "host_kill"}
 OF_FORWARD_PASSES: Set[str] = {
@@ -39,12 +39,12 @@ def needs_a_gpu(spec: RunSpec) -> Optional[str]:
 
 
 def traces_hooks(spec: RunSpec) -> Optional[str]:
-    """What comes in a forward pass or in its capture does not go with torch_compile, which traces hooks once
-    and does not call them again."""
+    """What comes in a forward pass or in its capture does not go with torch_compile or training.compile=whole: hooks are
+    traced once and not called again."""
     kind = spec.fault.kind
-    if kind not in OF_FORWARD_PASSES or spec.cuda_graph.impl != "torch_compile":
+    if kind not in OF_FORWARD_PASSES or not spec.compiles_whole:
         return None
-    return f"fault.kind={kind} with cuda_graph.impl=torch_compile"
+    return f"fault.kind={kind} with {compiled_text(spec)}"
 
 
 RULES: tuple[Rule, ...] = (
@@ -60,7 +60,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "fault.hooks", BOTH, ANY, traces_hooks,
-        remedy="Set cuda_graph.impl to full_iteration, torch or transformer_engine.",
+        remedy="Set cuda_graph.impl to full_iteration, torch or transformer_engine, and training.compile to none or "
+        "elementwise.",
         source="launch/faults.py; Dynamo guards the numbers that a hook reads",
     ),
 )  # fmt: skip

@@ -50,6 +50,11 @@ def divides(divisor: int, value: int) -> bool:
     return divisor < 1 or value % divisor == 0
 
 
+def compiled_text(spec: RunSpec) -> str:
+    """What has the whole model compiled, as a message names it."""
+    return "training.compile=whole" if spec.training.compile == "whole" else f"cuda_graph.impl={spec.cuda_graph.impl}"
+
+
 def scope_text(spec: RunSpec) -> str:
     """The graph configuration as a message names it: ``cuda_graph {impl: local, scope: [attn]}``."""
     return f"cuda_graph {{impl: {spec.cuda_graph.impl}, scope: [{', '.join(spec.cuda_graph.scope)}]}}"

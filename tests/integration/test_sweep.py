@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.record import read_metrics, read_plan
+from launch.record import read_events, read_metrics, read_plan
 from tests.integration.host import ROOT, SECRETS, Finished, Host, recipe
 
 
@@ -39,6 +39,18 @@ def test_a_recipe_becomes_a_report(finished: Finished) -> None:
     assert "| choices.attention_backend, full layers | sdpa |" in (sweep.report / "report.md").read_text()
     assert "EQUIVALENT" in finished.out and "report pairs" in finished.out
     assert re.search(r"\[ *\d+%, .*\] COMPLETED  torch_compile-", finished.out), "progress, in plain lines"
+
+
+def test_twins_that_are_compiled_alike_are_equal_to_the_bit(host: Host) -> None:
+    content = recipe("alike", steps=100, graphed=True, training={"compile": "whole", "deterministic": True})
+    done = host.run("sweep", host.write(content))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((host.sweep("alike").report / "report.json").read_text())
+    (graphed,) = (cell for cell in report["cells"] if cell["impl"] == "torch_compile")
+    assert graphed["verdict"]["word"] == "BITWISE", graphed["verdict"]
+    for run_id in host.states("alike"):
+        (proof,) = (e for e in read_events(host.sweep("alike").run(run_id).attempts()[0], 0) if e["kind"] == "proof")
+        assert proof["graphs"]["recompilations"] == 0
 
 
 def test_records_are_whole(finished: Finished) -> None:

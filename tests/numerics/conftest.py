@@ -21,6 +21,7 @@ def process_settings() -> Iterator[None]:
     """What an engine sets for its whole process must not reach the next test."""
     yield
     torch.use_deterministic_algorithms(False)
+    torch._inductor.config.deterministic = False
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -55,6 +55,8 @@ def said(rank: int, time: float, type_name: str, message: str, phase: Phase = "m
         ("MemoryError", "", "HOST_OOM"),
         ("InductorError", "InvalidCxxCompiler: No working C++ compiler found in config.cpp.cxx", "COMPILER"),
         ("CppCompileError", "C++ compile error\nfatal error: Python.h: No such file or directory", "COMPILER"),
+        ("CompileError", "training.compile='whole' could not compile the model: InductorError: InvalidCxxCompiler: No working C++ compiler found", "COMPILER"),
+        ("CompileError", "training.compile='whole' could not compile the model: Unsupported: Data-dependent branching", "COMPILE"),
         ("ModuleNotFoundError", "No module named 'transformer_engine'", "IMPORT"),
         ("OSError", "libnccl.so.2: undefined symbol: ncclCommWindowRegister", "IMPORT"),
         ("OSError", "[Errno 28] No space left on device", "DISK_FULL"),

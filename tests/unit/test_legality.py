@@ -132,7 +132,11 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
         graphed("local", environment=EXPANDABLE | {"NCCL_GRAPH_REGISTER": "1"}, **M),
         graphed("torch_compile", environment=EXPANDABLE, placement=Placement(device="cuda")),
     ),
-    "capture.compiled_pipeline": (graphed("torch_compile", **on_ranks(2, pp=2)),),
+    "capture.compiled_pipeline": (
+        graphed("torch_compile", **on_ranks(2, pp=2)),
+        spec(training__compile="whole", **on_ranks(2, pp=2)),
+        graphed("full_iteration", training__compile="whole", **on_ranks(2, pp=2)),
+    ),
     "capture.static_input_precision": (graphed(TE, "attn", training__precision="fp32", **M),),
     "capture.warmup": (
         spec(cuda_graph__warmup_steps=-1),
@@ -258,6 +262,8 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
     "fault.hooks": (
         graphed("torch_compile", fault=Fault("item_in_capture"), placement=ON_CUDA),
         graphed("torch_compile", fault=Fault("frozen_scalar"), placement=ON_CUDA),
+        graphed("full_iteration", training__compile="whole", fault=Fault("item_in_capture"), placement=ON_CUDA),
+        spec(training__compile="whole", fault=Fault("frozen_scalar"), placement=ON_CUDA),
     ),
 }
 
@@ -291,6 +297,8 @@ LEGAL: Mapping[str, RunSpec] = {
     "no warm-up for torch_compile": spec(cuda_graph=CudaGraph("torch_compile", warmup_steps=0)),
     "shortest run": spec(training__steps=7),
     "a fault that is not set": spec(fault=Fault("none", -1)),
+    "compiled whole": graphed("full_iteration", training__compile="whole", placement=ON_CUDA),
+    "compiled whole, with a fault of the step": spec(training__compile="whole", fault=Fault("nan", 1)),
     "a fault of any device": graphed("torch_compile", fault=Fault("nan", 1)),
     "a fault of the first replay after the capture's own": graphed(
         "full_iteration", fault=Fault("oom_replay", 4), placement=ON_CUDA

@@ -82,7 +82,10 @@ def test_what_a_host_lacks(tmp_path: Path) -> None:
     def lacking(host: Host, **fields: Any) -> set[str]:
         return {reason.rule for cell in plan(tmp_path, host=host, **fields).cells for reason in cell.reasons}
 
-    assert "host.compiler" in lacking(dataclasses.replace(CPU_HOST, has_compiler=False), sweep={"grid": COMPILED})
+    without_compiler = dataclasses.replace(CPU_HOST, has_compiler=False)
+    assert "host.compiler" in lacking(without_compiler, sweep={"grid": COMPILED})
+    assert "host.compiler" in lacking(without_compiler, training={"compile": "whole"})
+    assert not lacking(without_compiler)
     assert "host.gpus" in lacking(CPU_HOST, resources={"device": "cuda"})
     assert "host.gpus" in lacking(GPU_HOST, parallelism={"dp": 4})
     assert "host.nodes" in lacking(CPU_HOST, parallelism={"dp": 2}, resources={"nodes": 2})

@@ -48,6 +48,7 @@ def test_refusal_names_the_field_its_value_and_the_way_out(field: str, value: An
         RunSpec(),
         RunSpec(model=dataclasses.replace(MOE, moe_layer_freq=2, moe_z_loss_coeff=1e-3), parallelism=Parallelism(dp=4)),
         RunSpec(cuda_graph=CudaGraph(impl="torch_compile")),
+        RunSpec(cuda_graph=CudaGraph(impl="torch_compile"), training=Training(compile="whole"), model=MOE),
         RunSpec(cuda_graph=CudaGraph(impl="torch_compile"), placement=Placement(device="cuda")),
         RunSpec(cuda_graph=CudaGraph(impl="torch", scope=("attn",)), placement=Placement(device="cuda")),
         RunSpec(cuda_graph=CudaGraph(impl="full_iteration"), placement=Placement(device="cuda")),
@@ -106,7 +107,19 @@ def test_a_model_that_lies_on_several_ranks_is_not_compiled_whole() -> None:
         layout = Parallelism(**{degree: 2})
         (reason,) = unsupported(RunSpec(model=MOE, parallelism=layout, cuda_graph=CudaGraph(impl="torch_compile")))
         assert reason.rule == "torch_native.impl"
+        (reason,) = unsupported(RunSpec(model=MOE, parallelism=layout, training=Training(compile="whole")))
+        assert reason.rule == "torch_native.compile"
         assert unsupported(RunSpec(model=MOE, parallelism=layout)) == ()
+
+
+def test_parts_of_a_model_that_is_compiled_whole_are_not_captured() -> None:
+    on_cuda = RunSpec(training=Training(compile="whole"), placement=Placement(device="cuda"))
+    for impl in ("none", "torch_compile", "full_iteration"):
+        assert unsupported(dataclasses.replace(on_cuda, cuda_graph=CudaGraph(impl))) == ()
+    for impl in ("torch", "transformer_engine"):
+        (reason,) = unsupported(dataclasses.replace(on_cuda, cuda_graph=CudaGraph(impl)))
+        assert reason.rule == "torch_native.impl" and f"cuda_graph.impl='{impl}'" in reason.message
+        assert "training.compile=whole" in reason.remedy
 
 
 def test_layers_are_digested_where_the_kernels_stay_the_same() -> None:
@@ -116,6 +129,8 @@ def test_layers_are_digested_where_the_kernels_stay_the_same() -> None:
         assert unsupported(dataclasses.replace(on_cuda, cuda_graph=CudaGraph(impl))) == ()
     (reason,) = unsupported(dataclasses.replace(on_cuda, cuda_graph=CudaGraph("torch_compile")))
     assert reason.rule == "torch_native.digest_steps" and reason.message.startswith("digest_steps=8 ")
+    (reason,) = unsupported(dataclasses.replace(on_cuda, training=Training(compile="whole")))
+    assert reason.rule == "torch_native.digest_steps"
 
 
 def test_all_reasons_come_at_once() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -23,7 +25,8 @@ from launch.engines.torch_native.pipeline import Pipeline
 from launch.engines.torch_native.pipeline_schedule import layers_of
 from launch.engines.torch_native.rehearsal import rehearse
 from launch.engines.torch_native.sharding import shardings_of
-from launch.errors import UnsupportedError
+from launch.engines.torch_native.whole import Whole, choose_kernels_untimed, failing_to_compile
+from launch.errors import CompileError, UnsupportedError
 from launch.parallel_dims import ParallelDims, misfits
 from launch.record import GraphStats
 from launch.spec import RunSpec
@@ -51,16 +54,23 @@ class TorchNativeEngine:
             torch.promote_types(dtype, PRECISIONS[spec.training.gradient_precision]),
             distributed_optimizer=spec.parallelism.distributed_optimizer,
             tied=_tied(self.chunks, self.mesh),
-            add=FusedAccumulation() if spec.training.compile == "elementwise" else None,
+            add=None if spec.training.compile == "none" else FusedAccumulation(),
         )
         self._optimizer = Optimizer(self.main_parameters, spec.training)
         layout = spec.parallelism
         pipeline = Pipeline(self.mesh, layout.schedule, layout.vpp, spec.num_microbatches, shape, dtype)
         self._digest_steps = spec.digest_steps
         self._digested = DigestedLayers(self.chunks, spec.num_microbatches, mesh.device) if spec.digest_steps else None
-        self._graphs = make_graphs(
-            spec, Iteration(self.mesh, self.chunks, self.main_parameters, self._optimizer, pipeline, self._digested)
+        iteration = Iteration(self.mesh, self.chunks, self.main_parameters, self._optimizer, pipeline, self._digested)
+        compile = spec.training.compile
+        if compile == "whole":
+            iteration.whole = Whole(self.chunks[0])
+        self._compiling: Callable[[], AbstractContextManager[None]] = (
+            nullcontext
+            if compile == "none"
+            else partial(failing_to_compile, f"training.compile={compile!r}", CompileError)
         )
+        self._graphs = make_graphs(spec, iteration)
 
     @property
     def capture_step(self) -> int | None:
@@ -75,7 +85,8 @@ class TorchNativeEngine:
 
     def step(self, batch: torch.Tensor) -> StepResult:
         self._optimizer.set_rate(self._step)
-        ran = self._graphs.run(self._step, batch)
+        with self._compiling():
+            ran = self._graphs.run(self._step, batch)
         digests = self._digested.take() if self._digested and self._step < self._digest_steps else None
         self._step += 1
         return StepResult(ran.loss.float(), ran.grad_norm.float(), ran.kind, digests)
@@ -132,4 +143,6 @@ def build(spec: RunSpec, mesh: Mesh) -> TorchNativeEngine:
         )
     if spec.training.deterministic:
         use_deterministic_algorithms()
+        if spec.compiles:
+            choose_kernels_untimed()
     return TorchNativeEngine(spec, mesh)

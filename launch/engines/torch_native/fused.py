@@ -1,4 +1,4 @@
-"""Accumulation of gradients and AdamW in one pass over memory each, compiled: ``training.compile: elementwise``.
+"""Accumulation of gradients and AdamW in one pass over memory each, compiled, with ``training.compile``.
 
 Of a large model's step on a GPU these are most of what is not matrix products, and all that bounds them is bytes. A
 parameter of bfloat16 with everything else in float32 takes 6 bytes for its first micro-batch, 10 for each other, 4 for

@@ -31,7 +31,7 @@ class Optimizer:
         # On the device, so that a captured step reads the rate of the day.
         self._rate = torch.zeros((), device=main.weights.device)
         self._counted = main.weights.new_tensor([1 / stretch.copies for stretch in main.stretches])
-        self._adamw = FusedAdamW(main, training) if training.compile == "elementwise" else _AdamW(main, training)
+        self._adamw = _AdamW(main, training) if training.compile == "none" else FusedAdamW(main, training)
 
     def step(self, step: int) -> torch.Tensor:
         """The whole of step number ``step``, as :meth:`update`."""

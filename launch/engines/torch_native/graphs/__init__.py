@@ -21,5 +21,5 @@ def make_graphs(spec: RunSpec, iteration: Iteration) -> Graphs:
 
         return Compiled(iteration, spec)
     if impl == "full_iteration":
-        return FullIteration(iteration, spec.cuda_graph)
+        return FullIteration(iteration, spec)
     return GraphedLayers(iteration, spec)

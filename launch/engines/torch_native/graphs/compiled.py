@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch._dynamo import utils
-from torch._dynamo.exc import TorchDynamoException
 
 from launch.engines.torch_native.graphs.base import Ran
 from launch.engines.torch_native.iteration import Iteration
 from launch.engines.torch_native.model import Losses, See
+from launch.engines.torch_native.whole import Whole, failing_to_compile
 from launch.errors import CaptureError
 from launch.record import GraphStats
 from launch.spec import RunSpec
 
 
 class Compiled:
-    """A graph is a compiled frame and a replay its execution: every micro-batch from the capture step on must be one.
-    Dynamo's own counters tell of frames compiled anew and of graph breaks.
+    """A graph is a compilation of the whole and a replay its execution: every micro-batch from the capture step on must be
+    one. With ``training.compile: whole`` the warm-up runs the same code, compiled without graphs.
 
-    On a CPU the backend in which Inductor is wrapped counts executions. On CUDA Inductor's cudagraph trees run a frame
-    twice before it is a CUDA graph: once for memory, once to record it.
+    On a CPU the backend in which Inductor is wrapped counts executions. On CUDA Inductor's cudagraph trees run a compiled
+    function twice before it is a CUDA graph: once for memory, once to record it.
     """
 
     def __init__(self, iteration: Iteration, spec: RunSpec) -> None:
@@ -31,11 +30,10 @@ class Compiled:
         self._iteration = iteration
         self._on_cuda = spec.placement.device == "cuda"
         how = {"mode": "reduce-overhead"} if self._on_cuda else {"backend": self._backend}
-        self._compiled = torch.compile(iteration.whole, fullgraph=True, dynamic=False, **how)
+        self._whole = Whole(iteration.chunks[0], **how)
         self._micro_batches = spec.num_microbatches
-        self._graphs = self._replays = self._expected = 0
+        self._replays = self._expected = 0
         self._capture_seconds = 0.0
-        self._before = _DynamoCounters.now()
 
     def run(self, step: int, batch: torch.Tensor) -> Ran:
         if step < self.capture_step:
@@ -43,13 +41,11 @@ class Compiled:
         self._expected += self._micro_batches
         if step > self.capture_step:
             return Ran(*self._iteration.run(batch), "steady")
-        self._before = _DynamoCounters.now()
+        before = _seconds_compiling()
         self._iteration.whole = self._run_compiled
-        try:
+        with failing_to_compile("cuda_graph.impl='torch_compile'", CaptureError):
             loss = self._iteration.forward_backward(batch)
-        except TorchDynamoException as error:
-            raise CaptureError(_capture_message(error)) from error
-        self._capture_seconds = _DynamoCounters.now().seconds - self._before.seconds
+        self._capture_seconds = _seconds_compiling() - before
         return Ran(loss, self._iteration.update(), "capture")
 
     def _run_compiled(self, tokens: torch.Tensor, see: See) -> Losses:
@@ -57,20 +53,18 @@ class Compiled:
             # What the micro-batch before left in graph memory is not needed any more.
             torch.compiler.cudagraph_mark_step_begin()
             self._replays += 1
-        return self._compiled(tokens, see)
+        return self._whole(tokens, see)
 
     def stats(self) -> GraphStats:
-        now = _DynamoCounters.now()
-        frames = max(self._graphs, now.frames - self._before.frames)
         return GraphStats(
             impl="torch_compile",
             mechanism="compiled by Inductor, in CUDA graphs (reduce-overhead)"
             if self._on_cuda
             else "compiled by Inductor without CUDA graphs (CPU)",
-            graphs=frames if self._on_cuda else self._graphs,
+            graphs=self._whole.compilations,
             replays=self._replays,
             expected_replays=self._expected,
-            recompilations=max(0, frames - 1) + now.graph_breaks - self._before.graph_breaks,
+            recompilations=self._whole.recompilations,
             launches_per_step=2 * self._micro_batches if self._on_cuda else 0,
             capture_seconds=self._capture_seconds,
         )
@@ -82,7 +76,6 @@ class Compiled:
         # Importing Inductor takes seconds, which an eager run should not pay.
         from torch._inductor.compile_fx import compile_fx
 
-        self._graphs += 1
         compiled = cast(Callable[..., Any], compile_fx(graph, inputs))
 
         def run(*arguments: Any) -> Any:
@@ -92,26 +85,7 @@ class Compiled:
         return run
 
 
-@dataclass(frozen=True)
-class _DynamoCounters:
-    """What Dynamo counts, for the whole process: frames compiled, graph breaks, seconds spent compiling."""
-
-    frames: int
-    graph_breaks: int
-    seconds: float
-
-    @classmethod
-    def now(cls) -> _DynamoCounters:
-        return cls(
-            utils.counters["stats"]["unique_graphs"],
-            sum(utils.counters["graph_break"].values()),
-            utils.calculate_time_spent()["total_wall_time"],
-        )
-
-
-def _capture_message(error: Exception) -> str:
-    first_line = next((line for line in str(error).splitlines() if line.strip()), "no message")
-    return (
-        f"cuda_graph.impl='torch_compile' could not compile the model: {type(error).__name__}: {first_line}; "
-        f"see that a C++ compiler is installed, or set cuda_graph.impl=none"
-    )
+def _seconds_compiling() -> float:
+    """What Dynamo says of this process."""
+    seconds: float = utils.calculate_time_spent()["total_wall_time"]
+    return seconds

@@ -1,4 +1,4 @@
-"""No graphs: operations run one by one, as they are called."""
+"""No graphs: operations run one by one, as they are called, or as ``training.compile`` has compiled them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 
 from launch.engines.torch_native.graphs.base import Ran
 from launch.engines.torch_native.iteration import Iteration
+from launch.engines.torch_native.whole import Whole
 from launch.record import GraphStats
 from launch.spec import CudaGraph
 
@@ -21,7 +22,9 @@ class Eager:
         return Ran(*self._iteration.run(batch), "warmup" if step < self._warmup_steps else "steady")
 
     def stats(self) -> GraphStats:
-        return GraphStats(impl="none", mechanism="eager")
+        whole = self._iteration.whole
+        anew = whole.recompilations if isinstance(whole, Whole) else 0
+        return GraphStats(impl="none", mechanism="eager", recompilations=anew)
 
     def close(self) -> None:
         pass

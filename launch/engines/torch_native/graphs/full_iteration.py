@@ -4,24 +4,27 @@ clipping and the optimizer."""
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 
 import torch
 
 from launch.engines.base import StepKind
 from launch.engines.torch_native.graphs.base import Ran, check_input
 from launch.engines.torch_native.iteration import Iteration
+from launch.engines.torch_native.whole import nothing_compiled
 from launch.record import GraphStats
-from launch.spec import CudaGraph
+from launch.spec import RunSpec
 
 
 class FullIteration:
     """The batch is copied into a static buffer before each replay, and loss and norm are copied out after it. The learning
     rate is a tensor on the device. Communicators exist: the warm-up has used each of them."""
 
-    def __init__(self, iteration: Iteration, settings: CudaGraph) -> None:
-        self.capture_step = settings.warmup_steps
+    def __init__(self, iteration: Iteration, spec: RunSpec) -> None:
+        self.capture_step = spec.cuda_graph.warmup_steps
         self._iteration = iteration
-        self._with_optimizer = settings.optimizer
+        self._with_optimizer = spec.cuda_graph.optimizer
+        self._as_compiled = nothing_compiled if spec.training.compile == "whole" else nullcontext
         self._graph = torch.cuda.CUDAGraph()
         self._captured: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None
         self._replays = self._expected = 0
@@ -45,7 +48,7 @@ class FullIteration:
         begun = time.perf_counter()
         # As torch.cuda.graph does, less the emptying of PyTorch's cache of pinned memory, seen to take two seconds.
         torch.cuda.empty_cache()
-        with torch.cuda.stream(torch.cuda.Stream()):
+        with torch.cuda.stream(torch.cuda.Stream()), self._as_compiled():
             # thread_local: NCCL's watchdog asks the driver about events from a thread of its own.
             self._graph.capture_begin(capture_error_mode="thread_local")
             loss = self._iteration.forward_backward(batch)

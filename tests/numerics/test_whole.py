@@ -1,0 +1,133 @@
+"""training.compile=whole on a CPU: an eager run and torch_compile are the same compiled code, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from launch.engines.base import Mesh
+from launch.engines.torch_native.engine import TorchNativeEngine, build
+from launch.engines.torch_native.whole import nothing_compiled
+from launch.errors import CaptureError, CompileError
+from launch.findings import Inspection
+from launch.inspection import inspect
+from launch.spec import CudaGraph, Model, RunSpec
+from tests.numerics.tiny import CPU, MOE, make_spec, train
+from tests.presets import preset
+
+# Dynamo itself does so to trace a torch.autograd.Function, and asks tensors for gradients (PyTorch 2.13).
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
+
+ALONE = Mesh(0, 1, CPU)
+SMALL = replace(MOE, num_layers=1)
+WARMUP, STEPS, MICRO_BATCHES = 2, 12, 4
+COMPILED = CudaGraph("torch_compile", warmup_steps=WARMUP)
+
+
+@pytest.fixture(autouse=True)
+def compiled_afresh() -> Iterator[None]:
+    yield
+    torch.compiler.reset()
+
+
+def whole(model: Model, graph: CudaGraph | None = None, **training: Any) -> RunSpec:
+    return make_spec(model, graph=graph, **{"steps": STEPS, "compile": "whole", "deterministic": True} | training)
+
+
+def curves(engine: TorchNativeEngine, spec: RunSpec) -> list[tuple[float, float]]:
+    return [(result.loss.item(), result.grad_norm.item()) for result in train(engine, spec)]
+
+
+@pytest.mark.parametrize("name", ["tiny_dense", "tiny_moe"])
+def test_torch_compile_equals_the_same_code_without_graphs(name: str) -> None:
+    """And both are near what is not compiled, but not it: else the eager run were not compiled from its first step on."""
+    spec = whole(replace(preset(name), num_layers=1))
+    eager, graphed = build(spec, ALONE), build(replace(spec, cuda_graph=COMPILED), ALONE)
+    found, expected = curves(graphed, spec), curves(eager, spec)
+    assert found == expected
+    stats = graphed.graph_stats()
+    assert stats.proven and (stats.graphs, stats.replays) == (1, MICRO_BATCHES * (STEPS - WARMUP)), stats
+    assert eager.graph_stats().recompilations == 0
+    plain = replace(spec, training=replace(spec.training, compile="none"))
+    uncompiled = curves(build(plain, ALONE), plain)
+    assert uncompiled[0] != expected[0]
+    for one, other in zip(expected, uncompiled, strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+
+
+def test_another_shape_is_compiled_anew_and_counted() -> None:
+    engine = build(whole(SMALL), ALONE)
+    engine.step(torch.zeros(4, 1, 9, dtype=torch.int64))
+    assert engine.graph_stats().recompilations == 0
+    engine.step(torch.zeros(4, 2, 9, dtype=torch.int64))
+    assert engine.graph_stats().recompilations == 1
+
+
+def test_what_else_compiles_in_the_capture_step_is_no_recompilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accumulation and AdamW are compiled when a step first comes by them, without a warm-up in the capture's own."""
+    monkeypatch.setattr("launch.engines.torch_native.fused.LARGE", 1)
+    engine = build(whole(SMALL, CudaGraph("torch_compile", warmup_steps=0)), ALONE)
+    before = counters["stats"]["unique_graphs"]
+    for _ in range(2):
+        engine.step(torch.zeros(4, 1, 9, dtype=torch.int64))
+    assert counters["stats"]["unique_graphs"] - before >= 4, "the model, two sums and an update"
+    assert engine.graph_stats().proven, engine.graph_stats()
+
+
+def test_nothing_is_compiled_within_a_capture() -> None:
+    engine = build(whole(SMALL), ALONE)
+    tokens = torch.zeros(4, 1, 9, dtype=torch.int64)
+    with pytest.raises(CaptureError, match="in the capture, and not in the warm-up"), nothing_compiled():
+        engine.step(tokens)
+    engine.step(tokens)
+    with nothing_compiled():
+        engine.step(tokens)
+    with pytest.raises(CaptureError, match="in the capture, and not in the warm-up"), nothing_compiled():
+        engine.step(torch.zeros(4, 2, 9, dtype=torch.int64))
+
+
+def test_the_compiled_model_runs_compiled_while_it_is_inspected() -> None:
+    engine = build(whole(SMALL), ALONE)
+    batches = list(torch.randint(31, (2, MICRO_BATCHES, 1, 9)))
+    engine.step(batches[0])
+    assert inspect(engine.step, batches) == Inspection(())
+    assert engine.graph_stats().recompilations == 0
+
+
+@pytest.mark.parametrize(
+    ("compile", "graph"), [("whole", CudaGraph()), ("whole", COMPILED), ("elementwise", CudaGraph())]
+)
+def test_failure_to_compile_names_the_setting(compile: str, graph: CudaGraph) -> None:
+    engine = build(whole(SMALL, graph, compile=compile), ALONE)
+    with (
+        torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",), "fx_graph_cache": False}),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+        pytest.raises(CompileError, match=rf"training\.compile='{compile}'.*no-such-compiler.*training\.compile=none"),
+    ):
+        engine.step(torch.zeros(4, 1, 9, dtype=torch.int64))
+
+
+def test_a_failure_in_the_capture_step_stays_the_captures() -> None:
+    engine = build(whole(SMALL, CudaGraph("torch_compile", warmup_steps=1)), ALONE)
+    engine.step(torch.zeros(4, 1, 9, dtype=torch.int64))
+    with (
+        torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",), "fx_graph_cache": False}),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+        pytest.raises(CaptureError, match=r"cuda_graph\.impl='torch_compile'.*no-such-compiler"),
+    ):
+        engine.step(torch.zeros(4, 1, 9, dtype=torch.int64))
+
+
+def test_deterministic_compilation_times_no_kernels_against_each_other() -> None:
+    build(whole(SMALL, deterministic=False), ALONE)
+    assert not torch._inductor.config.deterministic
+    build(whole(SMALL), ALONE)
+    assert torch._inductor.config.deterministic
