@@ -1,4 +1,4 @@
-"""On four GPUs, over NCCL: what graphs replay is, bit by bit, what the same ranks compute uncaptured."""
+"""On two and on four GPUs, over NCCL: what graphs replay is, bit by bit, what the same ranks compute uncaptured."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from launch.spec import CudaGraph, Data, Model, Parallelism, Placement, RunSpec,
 
 pytestmark = pytest.mark.gpu
 
-GPUS = 4
 STEPS = 10
 MOE = Model(
     num_layers=4, hidden_size=128, kv_channels=32, num_query_groups=2, qk_layernorm=True,
@@ -33,14 +32,22 @@ WHOLE = (CudaGraph("full_iteration"), CudaGraph("full_iteration", optimizer=True
 LAYERS = tuple(CudaGraph(impl, ()) for impl in ("torch", "transformer_engine"))
 ROUTERS = tuple(CudaGraph(impl, ("attn", "moe_router", "moe_preprocess")) for impl in ("torch", "transformer_engine"))
 CASES: dict[str, tuple[Parallelism, tuple[CudaGraph, ...]]] = {
-    "tp2 pp2 ep2, alltoall": (Parallelism(tp=2, pp=2, ep=2, sequence_parallel=True), ROUTERS),
-    "tp2 pp2 ep2, allgather": (
+    "two, ep2, alltoall": (Parallelism(ep=2, dp=2), ROUTERS),
+    "two, tp2 ep2, allgather": (
+        Parallelism(tp=2, ep=2, sequence_parallel=True, dispatcher="allgather"), (*WHOLE, *LAYERS, *ROUTERS)
+    ),
+    "two, ep2, allgather, distributed optimizer": (
+        Parallelism(ep=2, dp=2, dispatcher="allgather", distributed_optimizer=True), (*WHOLE, *LAYERS, *ROUTERS)
+    ),
+    "two, pp2, interleaved": (Parallelism(pp=2, vpp=2, schedule="interleaved"), (*WHOLE, *LAYERS)),
+    "four, tp2 pp2 ep2, alltoall": (Parallelism(tp=2, pp=2, ep=2, sequence_parallel=True), ROUTERS),
+    "four, tp2 pp2 ep2, allgather": (
         Parallelism(tp=2, pp=2, ep=2, sequence_parallel=True, dispatcher="allgather"), (*WHOLE, *LAYERS, *ROUTERS)
     ),
-    "ep4, allgather, distributed optimizer": (
+    "four, ep4, allgather, distributed optimizer": (
         Parallelism(ep=4, dp=4, dispatcher="allgather", distributed_optimizer=True), (*WHOLE, *LAYERS, *ROUTERS)
     ),
-    "tp2 pp2, interleaved": (
+    "four, tp2 pp2, interleaved": (
         Parallelism(tp=2, pp=2, vpp=2, schedule="interleaved", sequence_parallel=True), (*WHOLE, *LAYERS)
     ),
 }  # fmt: skip
@@ -52,14 +59,18 @@ def train_all(rank: int, specs: Sequence[RunSpec], folder: Path) -> None:
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)
     dist.init_process_group(
-        "nccl", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=GPUS, device_id=device
+        "nccl",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=specs[0].parallelism.world_size,
+        device_id=device,
     )
     torch.save([_train(spec, rank, device) for spec in specs], folder / f"rank{rank}.pt")
     dist.destroy_process_group()
 
 
 def _train(spec: RunSpec, rank: int, device: torch.device) -> dict[str, Any]:
-    engine = build(spec, Mesh(rank, GPUS, device))
+    engine = build(spec, Mesh(rank, spec.parallelism.world_size, device))
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
     dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", rank)
 
@@ -77,11 +88,9 @@ def _train(spec: RunSpec, rank: int, device: torch.device) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("parallelism", "graphs"), CASES.values(), ids=CASES.keys())
-def test_four_gpus_replay_what_they_compute(
-    parallelism: Parallelism, graphs: tuple[CudaGraph, ...], tmp_path: Path
-) -> None:
-    found = torch.cuda.device_count()
-    assert found >= GPUS, f"{GPUS} GPUs are needed, and this host has {found}: deselect with -k 'not four_gpus'"
+def test_gpus_replay_what_they_compute(parallelism: Parallelism, graphs: tuple[CudaGraph, ...], tmp_path: Path) -> None:
+    needed, found = parallelism.world_size, torch.cuda.device_count()
+    assert found >= needed, f"{needed} GPUs are needed, and this host has {found}: deselect with -k 'not four'"
     eager = RunSpec(
         model=MOE,
         parallelism=parallelism,
@@ -90,10 +99,10 @@ def test_four_gpus_replay_what_they_compute(
             deterministic=True,
         ),
         data=Data(kind="text"),
-        placement=Placement(device="cuda", ranks_per_node=GPUS),
+        placement=Placement(device="cuda", ranks_per_node=needed),
     )  # fmt: skip
-    mp.spawn(train_all, args=([replace(eager, cuda_graph=g) for g in (EAGER, EAGER, *graphs)], tmp_path), nprocs=GPUS)
-    for rank in range(GPUS):
+    mp.spawn(train_all, args=([replace(eager, cuda_graph=g) for g in (EAGER, EAGER, *graphs)], tmp_path), nprocs=needed)
+    for rank in range(needed):
         first, second, *graphed = torch.load(tmp_path / f"rank{rank}.pt")
         assert first["steps"] == second["steps"] and torch.equal(first["weights"], second["weights"])
         for graph, trained in zip(graphs, graphed, strict=True):

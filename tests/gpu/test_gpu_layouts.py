@@ -1,4 +1,4 @@
-"""On four GPUs, over NCCL: what tensor, pipeline and expert parallelism train is what one GPU trains."""
+"""On two and on four GPUs, over NCCL: what tensor, pipeline and expert parallelism train is what one GPU trains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.numerics.layouts import train_rank
 
 pytestmark = pytest.mark.gpu
 
-GPUS = 4
 MOE = Model(
     num_layers=4, hidden_size=128, kv_channels=32, num_query_groups=2, qk_layernorm=True,
     num_moe_experts=8, moe_router_topk=2, moe_ffn_hidden_size=128, moe_aux_loss_coeff=1e-3,
@@ -30,13 +29,16 @@ ALONE = RunSpec(
     placement=Placement(device="cuda"),
 )
 LAYOUTS = {
-    "tp2 pp2 ep2, alltoall": Parallelism(tp=2, pp=2, ep=2, sequence_parallel=True),
-    "tp2 pp2 ep2, allgather": Parallelism(tp=2, pp=2, ep=2, sequence_parallel=True, dispatcher="allgather"),
-    "ep4, alltoall": Parallelism(ep=4, dp=4),
-    "ep4, allgather, distributed optimizer": Parallelism(
+    "two, ep2, alltoall": Parallelism(ep=2, dp=2),
+    "two, tp2 ep2, allgather": Parallelism(tp=2, ep=2, sequence_parallel=True, dispatcher="allgather"),
+    "two, pp2, interleaved": Parallelism(pp=2, vpp=2, schedule="interleaved"),
+    "four, tp2 pp2 ep2, alltoall": Parallelism(tp=2, pp=2, ep=2, sequence_parallel=True),
+    "four, tp2 pp2 ep2, allgather": Parallelism(tp=2, pp=2, ep=2, sequence_parallel=True, dispatcher="allgather"),
+    "four, ep4, alltoall": Parallelism(ep=4, dp=4),
+    "four, ep4, allgather, distributed optimizer": Parallelism(
         ep=4, dp=4, dispatcher="allgather", distributed_optimizer=True
     ),
-    "tp2 pp2, interleaved": Parallelism(tp=2, pp=2, vpp=2, schedule="interleaved", sequence_parallel=True),
+    "four, tp2 pp2, interleaved": Parallelism(tp=2, pp=2, vpp=2, schedule="interleaved", sequence_parallel=True),
 }
 LOSS_TOLERANCE = 2e-2
 """Nats, of a loss of about 5.5: bfloat16 itself is off by some 4e-3 of them, and layouts round partial sums elsewhere."""
@@ -67,12 +69,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("parallelism", LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_four_gpus_train_as_one_does(parallelism: Parallelism, alone: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    found = torch.cuda.device_count()
-    assert found >= GPUS, f"{GPUS} GPUs are needed, and this host has {found}: deselect with -k 'not four_gpus'"
-    spec = replace(ALONE, parallelism=parallelism, placement=Placement(device="cuda", ranks_per_node=GPUS))
-    mp.spawn(train_on_gpu, args=(spec, tmp_path), nprocs=GPUS)
-    for rank in range(GPUS):
+def test_gpus_train_as_one_does(parallelism: Parallelism, alone: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    needed, found = parallelism.world_size, torch.cuda.device_count()
+    assert found >= needed, f"{needed} GPUs are needed, and this host has {found}: deselect with -k 'not four'"
+    spec = replace(ALONE, parallelism=parallelism, placement=Placement(device="cuda", ranks_per_node=needed))
+    mp.spawn(train_on_gpu, args=(spec, tmp_path), nprocs=needed)
+    for rank in range(needed):
         trained = torch.load(tmp_path / f"rank{rank}.pt")
         torch.testing.assert_close(trained["loss"], alone["loss"], rtol=0, atol=LOSS_TOLERANCE)
         torch.testing.assert_close(trained["grad_norm"], alone["grad_norm"], rtol=NORM_TOLERANCE, atol=0)
