@@ -230,8 +230,8 @@ def _graphed_result(cell: Cell, runs: tuple[Run, ...], eager: EagerSide, margins
     proofs = [pair.replay for pair in pairs if pair.replay]
     ranks = spec.parallelism.world_size
     ran = _ran(cell, runs, [(e, g) for e, g in attempts if e and g])
-    hot = bool(ran.throttling and ran.throttling.eager and ran.throttling.eager.slowed)
-    limit = cell_limit(pairs, ranks, hot) if spec.placement.device == "cuda" else None
+    slowed = ran.throttling.eager.slowed if ran.throttling and ran.throttling.eager else ""
+    limit = cell_limit(pairs, ranks, slowed) if spec.placement.device == "cuda" else None
     without = unthrottled(pairs, ranks)
     speed = _speed([pair.speed for pair in pairs], spec, without)
     doubt = limit and (limit.doubt or limit.eager_doubt)

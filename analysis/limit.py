@@ -141,20 +141,22 @@ def bound_of(eager: EagerStep, graphed: GraphedStep) -> Bound:
     return "host in part" if graphed.host_ms > HOST_PART * graphed.step_ms else "gaps"
 
 
-def cell_limit(pairs: Sequence[PairResult], ranks: int, twin_slowed: bool = False) -> Limit:
-    """The limit of a graphed cell on ``ranks`` GPUs, by its pairs that have a speed, else by their eager sides alone. What the
-    probe of a twin saw whose GPUs were slowed down is held against no graphed step."""
+def cell_limit(pairs: Sequence[PairResult], ranks: int, twin_slowed: str = "") -> Limit:
+    """The limit of a graphed cell on ``ranks`` GPUs, by its pairs that have a speed, else by their eager sides alone. A twin
+    whose GPUs were slowed down, by ``twin_slowed``, gives none."""
     timed = [pair for pair in pairs if pair.speed.ratio is not None]
     step_ms = geometric_mean([pair.speed.eager_ms for pair in timed]) if timed else None
     attempts = [pair.eager.attempt for pair in timed or pairs if pair.eager and pair.eager.attempt]
     eager = _timed_eager(attempts, ranks, step_ms)
     too_short = "" if isinstance(eager, str) else eager.doubt
     graphed = graphed_step(timed, ranks) if timed else _untimed(pairs)
-    known = None if isinstance(eager, str) or too_short else eager
-    if isinstance(graphed, GraphedStep) and (doubt := doubt_of(graphed, None if twin_slowed else known)):
+    known = None if isinstance(eager, str) or too_short or twin_slowed else eager
+    if isinstance(graphed, GraphedStep) and (doubt := doubt_of(graphed, known)):
         return Limit(known, reason=doubt, doubt=doubt, eager_doubt=too_short)
     if isinstance(eager, str) or too_short:
         return Limit(reason=too_short or str(eager), eager_doubt=too_short)
+    if twin_slowed:
+        return Limit(reason=f"the GPUs of its eager twin were slowed down by {twin_slowed}")
     return Limit(eager, reason=graphed) if isinstance(graphed, str) else Limit(eager, graphed)
 
 

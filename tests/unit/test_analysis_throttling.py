@@ -212,7 +212,14 @@ def test_a_twin_that_was_slowed_down_accuses_no_graphed_cell(tmp_path: Path) -> 
 
     for computing_ms in (30.0, 16.5):
         found = results(tmp_path / str(computing_ms), hot)
-        assert found[1].doubt == ""
+        limit = found[1].limit
+        assert limit is not None and (found[1].doubt, limit.eager, limit.attained, limit.bound) == (
+            "",
+            None,
+            None,
+            None,
+        )
+        assert "its eager twin were slowed down by heat" in limit.reason
         said = summarise(found).text
         assert "cannot be as fast" not in said and "the limit:" not in said
 
