@@ -120,6 +120,8 @@ class Parallelism:
     schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
     dispatcher: Literal["allgather", "alltoall"] = "alltoall"
     distributed_optimizer: bool = False
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
 
     @property
     def world_size(self) -> int:
@@ -278,6 +280,9 @@ class RunSpec:
 LAYOUT_ONLY = ("micro_batch_size", "recompute", "compile", "attention_backend", "cpu_offloading", "deterministic")
 """What of the training section changes how a task is run, and not the task; the first of it where no loss is of a
 micro-batch."""
+LATER: Mapping[str, Any] = {"overlap_grad_reduce": False, "overlap_param_gather": False}
+"""Fields that no digest holds at these values, their defaults, so that a run is known by what it was known by before there
+were any."""
 
 
 def canonical(content: object) -> str:
@@ -301,7 +306,8 @@ def _sha(text: str) -> str:
 @lru_cache(maxsize=4096)
 def _section_text(section: object, without: tuple[str, ...] = ("preset",)) -> str:
     """A section as canonical JSON. Sweeps of thousands of cells share few sections, and a cell takes three digests."""
-    return canonical({name: value for name, value in _section(section).items() if name not in without})
+    known = {name: value for name, value in _section(section).items() if name not in without}
+    return canonical({name: value for name, value in known.items() if name not in LATER or value != LATER[name]})
 
 
 def _section(value: object) -> dict[str, Any]:

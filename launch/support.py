@@ -76,6 +76,7 @@ def _compiles_alone(impl: str, spec: RunSpec) -> bool:
     return impl != "torch_compile" or (layout.tp, layout.pp, layout.ep) == (1, 1, 1)
 
 
+OVERLAPPED = "set it to false, or engine=megatron: this engine has no such choice, and reduces gradients during the backward pass"
 TORCH_NATIVE: tuple[Limit, ...] = (
     Limit("model.kv_channels", lambda channels, spec: channels % 2 == 0, "set an even one: RoPE rotates pairs"),
     Limit(
@@ -93,6 +94,8 @@ TORCH_NATIVE: tuple[Limit, ...] = (
         "set training.attention_backend=auto: sdpa has neither windows, sinks nor packed documents, flex and "
         "transformer_engine run on CUDA, and transformer_engine takes bf16 without packed documents",
     ),
+    _only("parallelism.overlap_grad_reduce", False, OVERLAPPED),
+    _only("parallelism.overlap_param_gather", False, OVERLAPPED),
     _only("training.cpu_offloading", False),
     _only("training.variable_sequence_lengths", False),
     Limit(

@@ -77,6 +77,7 @@ def _training_flags(spec: RunSpec) -> Iterator[tuple[str, ...]]:
             "train_iters": training.steps,
             "eval_iters": 0,
             **optimizer,
+            "overlap_grad_reduce": spec.parallelism.overlap_grad_reduce,
             "lr_decay_style": training.learning_rate_schedule,
             "lr_warmup_iters": training.learning_rate_warmup_steps,
             "grad_reduce_in_bf16": training.gradient_precision == "bf16",

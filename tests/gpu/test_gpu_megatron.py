@@ -352,6 +352,7 @@ def test_another_shape_is_refused(graph: CudaGraph) -> None:
 
 # --- on several GPUs ------------------------------------------------------------------------------------------------
 
+OVERLAPPED = {"distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
 OF_LAYERS = (CudaGraph("transformer_engine"), CudaGraph("local"), WHOLE)
 LAYOUTS: dict[str, tuple[Model, Parallelism, tuple[CudaGraph, ...]]] = {
     "two, ep2": (MOE, Parallelism(ep=2, dp=2), (CudaGraph("transformer_engine", ROUTED),)),
@@ -362,6 +363,10 @@ LAYOUTS: dict[str, tuple[Model, Parallelism, tuple[CudaGraph, ...]]] = {
     "two, tp2 ep2, padded": (PADDED, Parallelism(tp=2, ep=2, sequence_parallel=True), OF_LAYERS),
     "two, tp2": (DENSE, Parallelism(tp=2, sequence_parallel=True), OF_LAYERS),
     "two, dp2, distributed optimizer": (DENSE, Parallelism(dp=2, distributed_optimizer=True), OF_LAYERS),
+    "two, dp2, overlapped": (DENSE, Parallelism(dp=2, **OVERLAPPED), OF_LAYERS),
+    "two, ep2, overlapped": (
+        MOE, Parallelism(ep=2, dp=2, **OVERLAPPED), (CudaGraph("transformer_engine", ROUTED),)
+    ),
     "two, pp2": (DENSE, Parallelism(pp=2), OF_LAYERS[:2]),
     "two, pp2, interleaved": (
         replace(DENSE, num_layers=4), Parallelism(pp=2, vpp=2, schedule="interleaved"), OF_LAYERS
@@ -396,3 +401,27 @@ def test_ranks_replay_what_they_compute(name: str, tmp_path: Path) -> None:
         eager, again, *graphed = torch.load(tmp_path / f"rank{rank}.pt", weights_only=False)
         for graph, result in zip(graphs, graphed, strict=True):
             check(result, eager, again, graph)
+
+
+ALIKE: dict[str, tuple[Model, Parallelism]] = {
+    "two, dp2, overlapped": (DENSE, Parallelism(dp=2, **OVERLAPPED)),
+    "two, ep2, overlapped": (MOE, Parallelism(ep=2, dp=2, **OVERLAPPED)),
+    "two, pp2, overlapped": (DENSE, Parallelism(pp=2, **OVERLAPPED)),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_ranks_train_what_one_trains(name: str, tmp_path: Path) -> None:
+    model, parallelism = ALIKE[name]
+    needed, found = parallelism.world_size, torch.cuda.device_count()
+    if found < needed:
+        pytest.skip(f"{needed} GPUs are needed, and this host has {found}")
+    spec = spec_of(model, EAGER, parallelism)
+    assert unsupported(spec) == ()
+    mp.spawn(train_rank, args=([spec], tmp_path), nprocs=needed)
+    alone = trained(replace(spec, parallelism=Parallelism(), placement=Placement(device="cuda")))
+    for rank in range(needed):
+        (result,) = torch.load(tmp_path / f"rank{rank}.pt", weights_only=False)
+        # As between engines: a factor that is wrong is off by far more.
+        torch.testing.assert_close(result.losses, alone.losses, rtol=0, atol=3e-2)
+        torch.testing.assert_close(result.norms, alone.norms, rtol=1e-1, atol=0)

@@ -104,14 +104,19 @@ def cpu_as_cuda() -> Iterator[ModuleType]:
         from megatron.core.transformer.moe import moe_utils, token_dispatcher
         from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
-        from launch.engines.megatron import engine
+        from launch.engines.megatron import data_parallel, engine
 
+        settings_of = data_parallel.data_parallel_settings
         with ExitStack() as replaced:
             for patch in (
                 mock.patch.multiple(torch, **{name: on_cpu(getattr(torch, name)) for name in FACTORIES}),
                 mock.patch.multiple(torch.Tensor, **OF_TENSORS),
                 mock.patch.multiple(torch.cuda, **OF_CUDA),
                 mock.patch.multiple(random, **OF_RANDOM),
+                # All of a tiny model would lie in one bucket.
+                mock.patch.object(
+                    data_parallel, "data_parallel_settings", lambda spec: settings_of(spec) | {"bucket_size": 200}
+                ),
                 mock.patch.object(WrappedTorchNorm, "__new__", marked_norm),
                 mock.patch.object(token_dispatcher, "maybe_move_tensor_to_cpu", as_on_cuda),
                 # 0.16.1 reads a name that it defines with Transformer Engine alone.

@@ -94,9 +94,17 @@ STEERED = replace(
     SIGMOID, vocab_size=32, moe_aux_loss_coeff=0.1, moe_z_loss_coeff=0.01, moe_shared_expert_ffn_hidden_size=12
 )
 PADDED = replace(EVEN, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)
+OVERLAPPED = {"distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
 TOGETHER = {
     "dp": Case(EVEN, {}, {"dp": 2}),
     "dp, distributed optimizer": Case(EVEN, {}, {"dp": 2, "distributed_optimizer": True}),
+    "dp, gradients in the backward pass": Case(EVEN, {}, {"dp": 2, "overlap_grad_reduce": True}),
+    "dp, parameters in the forward pass": Case(EVEN, {}, {"dp": 2, **OVERLAPPED}),
+    "pp, dp, both": Case(EVEN, {}, {"pp": 2, "dp": 2, **OVERLAPPED}),
+    "vpp, dp, both": Case(
+        replace(EVEN, num_layers=4), {}, {"pp": 2, "vpp": 2, "dp": 2, "schedule": "interleaved", **OVERLAPPED}
+    ),
+    "ep, dp, both": Case(EVEN, {}, {"dp": 4, "ep": 2, **OVERLAPPED}),
     "tp": Case(replace(DENSE, vocab_size=32), {}, {"tp": 2}),
     "tp, sequence parallel": Case(replace(DENSE, vocab_size=32), {}, {"tp": 2, "sequence_parallel": True}),
     "pp": Case(replace(EVEN, tie_embeddings=True), {"recompute": "full"}, {"pp": 2}),

@@ -44,6 +44,9 @@ SPECS = {
     **{name: RunSpec(model=preset(name)) for name in PRESETS},
     "routed": RunSpec(model=ROUTED),
     "tied": RunSpec(model=Model(tie_embeddings=True, rope_scaling="llama3", rope_original_max_position=8192)),
+    "overlapped": RunSpec(
+        parallelism=Parallelism(distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True)
+    ),
     "laid out": RunSpec(model=MOE, parallelism=LAYOUT, data=Data(kind="synthetic")),
     "recomputed": RunSpec(training=Training(recompute="full", precision="bf16", gradient_precision="bf16")),
     "recomputed in part": RunSpec(training=Training(recompute="selective", deterministic=True)),

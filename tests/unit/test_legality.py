@@ -227,6 +227,11 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
             **M,
         ),
     ),
+    "layout.overlap_param_gather": (
+        spec(parallelism__overlap_param_gather=True, **M),
+        spec(parallelism=Parallelism(overlap_param_gather=True, distributed_optimizer=True), **M),
+        spec(parallelism=Parallelism(overlap_param_gather=True, overlap_grad_reduce=True), **M),
+    ),
     "training.sizes": (spec(training__micro_batch_size=0), spec(training__seed=-1), spec(training__sequence_length=0)),
     "training.rates": (
         spec(training__adam_beta1=1.0),
@@ -299,6 +304,10 @@ LEGAL: Mapping[str, RunSpec] = {
     "layers that the stages do not divide": spec(model__num_layers=3, **on_ranks(2, pp=2)),
     "interleaved": spec(**on_ranks(2, pp=2, vpp=2, schedule="interleaved")),
     "mixture of experts with tensor parallelism": spec(model=MOE, **TP2_MOE, **M),
+    "exchanges beside passes": spec(
+        parallelism=Parallelism(overlap_param_gather=True, overlap_grad_reduce=True, distributed_optimizer=True), **M
+    ),
+    "reduced in the backward pass alone": spec(parallelism__overlap_grad_reduce=True, **M),
     "expert ranks across tensor and data ranks": spec(
         model=MOE, **on_ranks(8, tp=2, dp=4, ep=8, sequence_parallel=True), **M
     ),

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.spec import (
+    LATER,
     SECTIONS,
     CudaGraph,
     Fault,
@@ -136,6 +137,17 @@ def test_a_twin_shares_its_workload(graph: CudaGraph) -> None:
 def test_a_run_id_can_be_read_and_names_a_file() -> None:
     spec = RunSpec(cuda_graph=CudaGraph("transformer_engine", ("attn", "moe_router")), repeat=3)
     assert re.fullmatch(r"transformer_engine\.attn\.moe_router-[0-9a-f]{10}-r3", spec.run_id)
+
+
+def test_fields_that_came_later_leave_what_is_known_as_it_was() -> None:
+    content = spec_to_json(RunSpec())
+    for name, default in LATER.items():
+        assert [section.pop(name) for section in content.values() if isinstance(section, dict) and name in section] == [
+            default
+        ]
+    spec = spec_from_json(content)
+    # As it was known before there were any.
+    assert (spec.run_id, spec.workload_id, spec.task_id) == ("eager-a9ce09aa0f-r0", "f887ec5b00", "300b28dffc")
 
 
 def test_the_digest_does_not_drift() -> None:

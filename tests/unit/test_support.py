@@ -19,6 +19,8 @@ REFUSED = {
     "model.moe_expert_capacity_factor": 1.0,
     "parallelism.etp": 2,
     "parallelism.cp": 2,
+    "parallelism.overlap_grad_reduce": True,
+    "parallelism.overlap_param_gather": True,
     "training.attention_backend": "flex",
     "training.cpu_offloading": True,
     "training.variable_sequence_lengths": True,

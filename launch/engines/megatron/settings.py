@@ -79,11 +79,14 @@ def yarn_settings(model: Model) -> dict[str, Any]:
 
 def data_parallel_settings(spec: RunSpec) -> dict[str, Any]:
     """Fields of DistributedDataParallelConfig."""
+    layout = spec.parallelism
     return {
         "grad_reduce_in_fp32": spec.training.gradient_precision == "fp32",
-        "use_distributed_optimizer": spec.parallelism.distributed_optimizer,
-        "overlap_grad_reduce": False,
-        "overlap_param_gather": False,
+        "use_distributed_optimizer": layout.distributed_optimizer,
+        "overlap_grad_reduce": layout.overlap_grad_reduce,
+        "overlap_param_gather": layout.overlap_param_gather,
+        # As Megatron-LM pairs them.
+        "align_param_gather": layout.overlap_param_gather and layout.vpp > 1,
         # The loop looks at every loss and norm; a look within a step could not be captured.
         "check_for_nan_in_grad": False,
     }
@@ -104,6 +107,7 @@ def optimizer_settings(spec: RunSpec) -> dict[str, Any]:
         "bf16": training.precision == "bf16",
         "params_dtype": PRECISIONS[training.precision],
         "use_distributed_optimizer": spec.parallelism.distributed_optimizer,
+        "overlap_param_gather": spec.parallelism.overlap_param_gather,
     }
 
 
