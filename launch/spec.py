@@ -138,6 +138,7 @@ class Training:
     global_batch_size: int = 8
     precision: Literal["fp32", "bf16"] = "fp32"
     gradient_precision: Literal["fp32", "bf16"] = "fp32"
+    fp8: Literal["none", "delayed", "current"] = "none"
     optimizer: Literal["adamw"] = "adamw"
     learning_rate: float = 3e-4
     min_learning_rate: float = 0.0
@@ -280,7 +281,7 @@ class RunSpec:
 LAYOUT_ONLY = ("micro_batch_size", "recompute", "compile", "attention_backend", "cpu_offloading", "deterministic")
 """What of the training section changes how a task is run, and not the task; the first of it where no loss is of a
 micro-batch."""
-LATER: Mapping[str, Any] = {"overlap_grad_reduce": False, "overlap_param_gather": False}
+LATER: Mapping[str, Any] = {"overlap_grad_reduce": False, "overlap_param_gather": False, "fp8": "none"}
 """Fields that no digest holds at these values, their defaults, so that a run is known by what it was known by before there
 were any."""
 

@@ -96,6 +96,7 @@ TORCH_NATIVE: tuple[Limit, ...] = (
     ),
     _only("parallelism.overlap_grad_reduce", False, OVERLAPPED),
     _only("parallelism.overlap_param_gather", False, OVERLAPPED),
+    _only("training.fp8", "none", remedy="set training.fp8=none, or engine=megatron"),
     _only("training.cpu_offloading", False),
     _only("training.variable_sequence_lengths", False),
     Limit(

@@ -16,6 +16,7 @@ from launch.engines.megatron.settings import model_settings, optimizer_settings,
 from launch.spec import RunSpec
 
 SPELT = {
+    "fp8": "fp8_format",
     "layernorm_epsilon": "norm_epsilon",
     "num_moe_experts": "num_experts",
     "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",

@@ -142,6 +142,22 @@ def test_both_engines_train_the_same(model: Model) -> None:
     torch.testing.assert_close(found[1], expected[1], rtol=1e-1, atol=0)
 
 
+FP8: tuple[Any, ...] = ("delayed", "current")
+
+
+@pytest.mark.parametrize("fp8", FP8)
+@pytest.mark.parametrize("model", [Model(qk_layernorm=True), MOE, GPT_OSS], ids=["dense", "moe", "gpt-oss"])
+def test_fp8_is_near_bfloat16_and_something_else(model: Model, fp8: Any) -> None:
+    training = Training(steps=8, global_batch_size=4, micro_batch_size=2, precision="bf16", fp8=fp8)
+    spec = RunSpec(engine="megatron", model=model, training=training, placement=Placement(device="cuda"))
+    assert unsupported(spec) == ()
+    found, expected = results_of(spec), results_of(replace(spec, training=replace(training, fp8="none")))
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-1)
+    # Of the first step nothing is known yet that numbers could be scaled by.
+    torch.testing.assert_close(found[1][1:], expected[1][1:], rtol=3e-1, atol=0)
+    assert not torch.equal(found[0], expected[0])
+
+
 def results_of(spec: RunSpec) -> tuple[torch.Tensor, torch.Tensor]:
     """Losses and gradient norms, of shape (steps,) each."""
     device = torch.device("cuda", 0)
@@ -311,6 +327,35 @@ def test_graphs_compute_what_eager_code_computes(case: tuple[str, CudaGraph]) ->
     """And nothing else is different for a capture: random numbers, kinds of steps, memory when all is closed."""
     name, graph = case
     check(trained(spec_of(MODELS[name], graph)), *eager_twins(name), graph)
+
+
+IN_8_BITS = [
+    ("dense", CudaGraph("transformer_engine")),
+    ("dense", CudaGraph("transformer_engine", ("attn",))),
+    ("dense", CudaGraph("local")),
+    ("dense", WHOLE),
+    ("moe", CudaGraph("transformer_engine", ROUTED)),
+    ("padded", WHOLE),
+]
+
+
+def in_8_bits(name: str, graph: CudaGraph, fp8: Any) -> RunSpec:
+    spec = spec_of(MODELS[name], graph)
+    return replace(spec, training=replace(spec.training, fp8=fp8))
+
+
+@cache
+def eager_twins_in_8_bits(name: str, fp8: Any) -> tuple[Trained, Trained]:
+    first, second = (trained(in_8_bits(name, EAGER, fp8)) for _ in range(2))
+    return first, second
+
+
+@pytest.mark.parametrize("fp8", FP8)
+@pytest.mark.parametrize("case", IN_8_BITS, ids=named)
+def test_graphs_compute_what_eager_code_computes_in_8_bits(case: tuple[str, CudaGraph], fp8: Any) -> None:
+    """Scales go on from step to step, and casts of weights are kept from one micro-batch to the next."""
+    name, graph = case
+    check(trained(in_8_bits(name, graph, fp8)), *eager_twins_in_8_bits(name, fp8), graph)
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=named)

@@ -218,6 +218,20 @@ def test_megatron_core_accepts_every_preset(name: str) -> None:
         OptimizerConfig(**optimizer_settings(spec))
 
 
+@pytest.mark.parametrize(("fp8", "recipe"), [("delayed", "delayed"), ("current", "tensorwise")])
+def test_megatron_core_takes_fp8_as_it_is_meant(fp8: Any, recipe: str) -> None:
+    """Multiplying in 8 bits takes Transformer Engine and a GPU."""
+    spec = Case(DENSE, {"precision": "bf16", "fp8": fp8}).spec
+    with cpu_as_cuda():
+        from megatron.core.enums import Fp8Recipe
+
+        from launch.engines.megatron.model import configure
+
+        config = configure(spec, "local", CPU)
+    assert (config.fp8, Fp8Recipe(config.fp8_recipe).name, config.fp8_param) == ("hybrid", recipe, False)
+    assert config.params_dtype == torch.bfloat16
+
+
 @st.composite
 def attentions(draw: st.DrawFn) -> tuple[Model, int]:
     """A model, and a number of tensor-parallel ranks that divides its query groups."""

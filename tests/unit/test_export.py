@@ -47,6 +47,7 @@ SPECS = {
     "overlapped": RunSpec(
         parallelism=Parallelism(distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True)
     ),
+    "in 8 bits": RunSpec(training=Training(precision="bf16", fp8="current")),
     "laid out": RunSpec(model=MOE, parallelism=LAYOUT, data=Data(kind="synthetic")),
     "recomputed": RunSpec(training=Training(recompute="full", precision="bf16", gradient_precision="bf16")),
     "recomputed in part": RunSpec(training=Training(recompute="selective", deterministic=True)),
@@ -195,6 +196,10 @@ def test_what_one_target_alone_lacks() -> None:
     assert note.startswith("model.rope_scaling='yarn'")
     fractional = RunSpec(model=Model(rotary_base=0.5), data=Data(kind="synthetic"))
     assert export(fractional, "megatron-lm", "0.16").notes[0].startswith("model.rotary_base=0.5")
+    in_8_bits = replace(SPECS["in 8 bits"], data=Data(kind="synthetic"))
+    assert flags_of(in_8_bits)["--fp8-recipe"] == ["tensorwise"]
+    (note,) = export(in_8_bits, "bridge", "0.16").notes
+    assert note.startswith("training.fp8='current'") and "fp8_recipe=tensorwise" in note
     whole = RunSpec(cuda_graph=CudaGraph("local"), data=Data(kind="indexed", path="x"))
     starts = [note.partition(":")[0] for note in export(whole, "bridge", "0.16").notes]
     assert starts == ["training.precision='fp32'", "cuda_graph.scope=[]", "data.path"]

@@ -247,6 +247,22 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
     ),
     "training.window": (spec(training__steps=6), spec(cuda_graph__warmup_steps=97)),
     "training.gradient_precision": (spec(training=Training(gradient_precision="bf16")),),
+    "training.fp8_precision": (spec(training=Training(fp8="delayed"), **M),),
+    "training.fp8_sizes": (
+        spec(training__fp8="current", training__sequence_length=120, **M),
+        spec(training__fp8="current", model__ffn_hidden_size=72, **M),
+        spec(training__fp8="delayed", model__hidden_size=72, **M),
+        spec(training__fp8="delayed", model__num_query_groups=1, model__kv_channels=12, **M),
+        spec(training__fp8="delayed", model=dataclasses.replace(MOE, moe_ffn_hidden_size=24), **M),
+        spec(training__fp8="delayed", model=dataclasses.replace(MOE, moe_shared_expert_ffn_hidden_size=24), **M),
+        spec(training__fp8="delayed", model__ffn_hidden_size=48, **on_ranks(2, tp=2), **M),
+        spec(
+            training__fp8="delayed",
+            training__sequence_length=80,
+            **on_ranks(4, tp=4, sequence_parallel=True),
+            **M,
+        ),
+    ),
     "training.data": (
         spec(model__vocab_size=255),
         spec(data=Data(packed_sequences=True)),
@@ -307,6 +323,9 @@ LEGAL: Mapping[str, RunSpec] = {
     "exchanges beside passes": spec(
         parallelism=Parallelism(overlap_param_gather=True, overlap_grad_reduce=True, distributed_optimizer=True), **M
     ),
+    "in 8 bits": spec(training__fp8="delayed", model=MOE, **TP2_MOE, **M),
+    "in 8 bits, graphed": graphed("full_iteration", training__fp8="current", model=PADDED, **M),
+    "8 tokens over each tensor-parallel rank": spec(training__fp8="delayed", training__sequence_length=16, **TP2_MOE, **M),
     "reduced in the backward pass alone": spec(parallelism__overlap_grad_reduce=True, **M),
     "expert ranks across tensor and data ranks": spec(
         model=MOE, **on_ranks(8, tp=2, dp=4, ep=8, sequence_parallel=True), **M

@@ -22,6 +22,7 @@ REFUSED = {
     "parallelism.overlap_grad_reduce": True,
     "parallelism.overlap_param_gather": True,
     "training.attention_backend": "flex",
+    "training.fp8": "delayed",
     "training.cpu_offloading": True,
     "training.variable_sequence_lengths": True,
     "cuda_graph.impl": "full_iteration",

@@ -16,6 +16,7 @@ Layers = Literal["transformer_engine", "local"]
 """Whose modules layers are built of: Transformer Engine's, or Megatron-Core's own."""
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
+FP8_RECIPES = {"delayed": "delayed", "current": "tensorwise"}
 CLAMP = 7.0
 """Of GPT-OSS's activation: openai/gpt-oss, gpt_oss/torch/model.py, ``swiglu``."""
 
@@ -178,8 +179,12 @@ def _parallelism(spec: RunSpec) -> dict[str, Any]:
 
 
 def _precision(spec: RunSpec) -> dict[str, Any]:
-    dtype = PRECISIONS[spec.training.precision]
-    return {"bf16": spec.training.precision == "bf16", "params_dtype": dtype, "pipeline_dtype": dtype}
+    """With ``fp8`` activations and weights of Transformer Engine's linear layers are e4m3 where they are multiplied and
+    gradients e5m2; parameters stay what they are, and attention, router, embedding and output layer too."""
+    training = spec.training
+    dtype = PRECISIONS[training.precision]
+    in_8_bits = {} if training.fp8 == "none" else {"fp8": "hybrid", "fp8_recipe": FP8_RECIPES[training.fp8]}
+    return {"bf16": training.precision == "bf16", "params_dtype": dtype, "pipeline_dtype": dtype, **in_8_bits}
 
 
 def _recomputation(spec: RunSpec) -> dict[str, Any]:
