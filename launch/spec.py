@@ -270,11 +270,13 @@ class RunSpec:
     def task_id(self) -> str:
         model = self.model
         # Drop-and-pad experts and the load-balancing loss are of a micro-batch, and its size is then the task's;
-        # capacity is of the stretch of it that a tensor-parallel rank routes.
+        # capacity is of the stretch of it that a rank of tp and cp routes.
         drops = model.moe_expert_capacity_factor is not None
         training = _section_text(self.training, LAYOUT_ONLY[drops or model.moe_aux_loss_coeff != 0 :])
         parts = {"model": _section_text(model), "training": training, "data": _section_text(self.data)}
-        parts |= {"tp": canonical(self.parallelism.tp)} if drops else {}
+        layout = self.parallelism
+        parts |= {"tp": canonical(layout.tp)} if drops else {}
+        parts |= {"cp": canonical(layout.cp)} if drops and layout.cp > 1 else {}
         return _digest_of(parts | _purpose_parts(self))
 
 

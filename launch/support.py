@@ -181,7 +181,12 @@ MEGATRON: tuple[Limit, ...] = (
         "of experts over tensor-parallel ranks",
     ),
     _only("parallelism.etp", 1),
-    _only("parallelism.cp", 1),
+    Limit(
+        "parallelism.cp",
+        lambda cp, spec: cp == 1 or not (spec.model.window_size or spec.model.attention_sinks),
+        "set parallelism.cp=1: Transformer Engine's ring attention has neither windows nor sinks (2.11 "
+        "pytorch/attention/dot_product_attention/context_parallel.py:4026, :4046)",
+    ),
     Limit(
         "parallelism.schedule",
         lambda schedule, spec: schedule != "gpipe" or spec.parallelism.pp == 1,

@@ -199,7 +199,7 @@ def spec_of(model: Model, graph: CudaGraph, parallelism: Parallelism = Paralleli
         model=model,
         parallelism=parallelism,
         training=Training(
-            steps=STEPS, sequence_length=64, micro_batch_size=2, precision="bf16", clip_grad=0.0,
+            steps=STEPS, sequence_length=64 * (2 * parallelism.cp if parallelism.cp > 1 else 1), micro_batch_size=2, precision="bf16", clip_grad=0.0,
             global_batch_size=2 * MICRO_BATCHES * parallelism.dp,
         ),
         cuda_graph=graph,
@@ -412,6 +412,8 @@ LAYOUTS: dict[str, tuple[Model, Parallelism, tuple[CudaGraph, ...]]] = {
     "two, ep2, overlapped": (
         MOE, Parallelism(ep=2, dp=2, **OVERLAPPED), (CudaGraph("transformer_engine", ROUTED),)
     ),
+    "two, cp2": (DENSE, Parallelism(cp=2), OF_LAYERS),
+    "two, cp2 ep2": (MOE, Parallelism(cp=2, ep=2), (CudaGraph("transformer_engine", ROUTED),)),
     "two, pp2": (DENSE, Parallelism(pp=2), OF_LAYERS[:2]),
     "two, pp2, interleaved": (
         replace(DENSE, num_layers=4), Parallelism(pp=2, vpp=2, schedule="interleaved"), OF_LAYERS
@@ -451,6 +453,8 @@ def test_ranks_replay_what_they_compute(name: str, tmp_path: Path) -> None:
 ALIKE: dict[str, tuple[Model, Parallelism]] = {
     "two, dp2, overlapped": (DENSE, Parallelism(dp=2, **OVERLAPPED)),
     "two, ep2, overlapped": (MOE, Parallelism(ep=2, dp=2, **OVERLAPPED)),
+    "two, cp2": (DENSE, Parallelism(cp=2)),
+    "two, cp2 ep2": (MOE, Parallelism(cp=2, ep=2)),
     "two, pp2, overlapped": (DENSE, Parallelism(pp=2, **OVERLAPPED)),
 }
 

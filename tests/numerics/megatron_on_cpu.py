@@ -37,6 +37,7 @@ def on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         device = settings.get("device")
         if device is not None and torch.device(device).type == "cuda":
             settings["device"] = CPU
+        settings.pop("pin_memory", None)
         return factory(*arguments, **settings)
 
     return make
@@ -64,6 +65,57 @@ def marked_norm(cls: type, config: Any, hidden_size: int, eps: float = 1e-5, **u
     return norm
 
 
+def without_context_parallelism(make: Callable[..., None]) -> Callable[..., None]:
+    """0.16.1's own attention refuses it."""
+
+    def made(attention: Any, config: Any, *arguments: Any, **settings: Any) -> None:
+        cp, config.context_parallel_size = config.context_parallel_size, 1
+        make(attention, config, *arguments, **settings)
+        config.context_parallel_size = cp
+
+    return made
+
+
+class Gathered(torch.autograd.Function):
+    """Every rank's part, of shape (ranks, ...); a part's gradient is the sum of what ranks have for it."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        parts = part.new_empty(dist.get_world_size(group), *part.shape)
+        dist.all_gather([*parts.unbind()], part.contiguous(), group=group)
+        return parts
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (gradient,) = (gradient.contiguous() for gradient in gradients)
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient[dist.get_rank(ctx.group)], None
+
+
+def of_whole_sequences(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Attention over what all context-parallel ranks hold, of which each keeps its own rows: rank r has the chunks r and
+    2 * cp - 1 - r of 2 * cp."""
+
+    def attend(attention: Any, *parts: torch.Tensor, **named: Any) -> torch.Tensor:
+        from megatron.core import parallel_state
+
+        cp, rank = (parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank())
+        if cp == 1:
+            return forward(attention, *parts, **named)
+        group = parallel_state.get_context_parallel_group()
+
+        def whole(part: torch.Tensor) -> torch.Tensor:
+            first, second = Gathered.apply(part, group).chunk(2, dim=1)
+            return torch.cat([first, second.flip(0)]).flatten(0, 1)
+
+        query, key, value, mask = parts
+        chunks = forward(attention, whole(query), whole(key), whole(value), mask, **named).chunk(2 * cp)
+        return torch.cat([chunks[rank], chunks[2 * cp - 1 - rank]])
+
+    return attend
+
+
 class NoStream:
     """A CPU does one thing after another."""
 
@@ -88,7 +140,7 @@ OF_CUDA = {
     "default_stream": lambda: STREAM,
     "stream": lambda stream: nullcontext(),
 }
-OF_TENSORS = {"cuda": lambda tensor: tensor, "type": type_on_cuda, "__iadd__": add_out_of_place}
+OF_TENSORS = {"cuda": lambda tensor, **settings: tensor, "type": type_on_cuda, "__iadd__": add_out_of_place}
 OF_RANDOM = {
     "_get_cuda_rng_state": lambda **settings: torch.get_rng_state(),
     "_set_cuda_rng_state": lambda state, **settings: torch.set_rng_state(state),
@@ -101,12 +153,14 @@ def cpu_as_cuda() -> Iterator[ModuleType]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Megatron-Core warns of what it does without Transformer Engine
         from megatron.core.tensor_parallel import random
+        from megatron.core.transformer.dot_product_attention import DotProductAttention
         from megatron.core.transformer.moe import moe_utils, token_dispatcher
         from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
         from launch.engines.megatron import data_parallel, engine
 
         settings_of = data_parallel.data_parallel_settings
+        attention = DotProductAttention.__init__, DotProductAttention.forward
         with ExitStack() as replaced:
             for patch in (
                 mock.patch.multiple(torch, **{name: on_cpu(getattr(torch, name)) for name in FACTORIES}),
@@ -118,6 +172,8 @@ def cpu_as_cuda() -> Iterator[ModuleType]:
                     data_parallel, "data_parallel_settings", lambda spec: settings_of(spec) | {"bucket_size": 200}
                 ),
                 mock.patch.object(WrappedTorchNorm, "__new__", marked_norm),
+                mock.patch.object(DotProductAttention, "__init__", without_context_parallelism(attention[0])),
+                mock.patch.object(DotProductAttention, "forward", of_whole_sequences(attention[1])),
                 mock.patch.object(token_dispatcher, "maybe_move_tensor_to_cpu", as_on_cuda),
                 # 0.16.1 reads a name that it defines with Transformer Engine alone.
                 mock.patch.object(moe_utils, "te_general_gemm", None, create=True),

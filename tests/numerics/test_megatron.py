@@ -105,6 +105,13 @@ TOGETHER = {
         replace(EVEN, num_layers=4), {}, {"pp": 2, "vpp": 2, "dp": 2, "schedule": "interleaved", **OVERLAPPED}
     ),
     "ep, dp, both": Case(EVEN, {}, {"dp": 4, "ep": 2, **OVERLAPPED}),
+    "cp": Case(DENSE, {}, {"cp": 2}),
+    "cp, experts, router losses": Case(STEERED, {}, {"cp": 2}),
+    "cp, dp, ep": Case(EVEN, {}, {"cp": 2, "dp": 2, "ep": 4, "distributed_optimizer": True}),
+    "tp, cp": Case(
+        replace(DENSE, vocab_size=32), {"sequence_length": 16}, {"tp": 2, "cp": 2, "sequence_parallel": True}
+    ),
+    "cp, pp": Case(replace(EVEN, tie_embeddings=True), {}, {"cp": 2, "pp": 2}),
     "tp": Case(replace(DENSE, vocab_size=32), {}, {"tp": 2}),
     "tp, sequence parallel": Case(replace(DENSE, vocab_size=32), {}, {"tp": 2, "sequence_parallel": True}),
     "pp": Case(replace(EVEN, tie_embeddings=True), {"recompute": "full"}, {"pp": 2}),

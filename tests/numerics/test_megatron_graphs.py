@@ -106,6 +106,10 @@ def test_each_micro_batch_in_a_pipeline_has_graphs_of_its_own(name: str) -> None
 OVERLAPPED = Parallelism(dp=2, distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True)
 
 
+CONTEXT = Parallelism(cp=2)
+
+
+@pytest.mark.parametrize("parallelism", [OVERLAPPED, CONTEXT], ids=["overlapped", "cp"])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -117,11 +121,11 @@ OVERLAPPED = Parallelism(dp=2, distributed_optimizer=True, overlap_grad_reduce=T
     ],
     ids=str,
 )
-def test_layers_run_from_graphs_on_weights_that_are_gathered_on_the_way(settings: CudaGraph) -> None:
-    """A graph has no hooks: who puts it in a layer's place calls them, or each rank goes on with its own part of weights
-    alone made new."""
-    spec = spec_of(EVEN if settings.scope else replace(DENSE, vocab_size=32), settings, OVERLAPPED)
-    spec = replace(spec, training=replace(spec.training, global_batch_size=4 * MICRO_BATCHES))
+def test_graphs_on_ranks_that_exchange_more_than_gradients(settings: CudaGraph, parallelism: Parallelism) -> None:
+    """Overlapped: a graph has no hooks, so that who puts it in a layer's place calls them, or each rank goes on with its own
+    part of weights alone made new."""
+    spec = spec_of(EVEN if settings.scope else replace(DENSE, vocab_size=32), settings, parallelism)
+    spec = replace(spec, training=replace(spec.training, global_batch_size=2 * MICRO_BATCHES * parallelism.dp))
     expected = train_megatron(eager(replace(spec, parallelism=Parallelism())))
     for found in workers(2).run(train_graphed, spec):
         assert found["kind"] == kinds(settings.capture_step)

@@ -153,6 +153,7 @@ def test_values_are_words_of_a_shell_and_of_hydra() -> None:
 
 NOTED: dict[str, dict[str, Any]] = {
     "model.weights": {"model": Model(weights="/a/checkpoint")},
+    "parallelism.cp": {"model": Model(attention_sinks=True), "parallelism": Parallelism(cp=2)},
     "training.learning_rate_warmup_steps": {"training": Training(learning_rate_warmup_steps=2)},
     "training.compile": {"training": Training(compile="elementwise")},
     "training.attention_backend": {"training": Training(attention_backend="flex")},

@@ -77,12 +77,13 @@ def test_what_drops_tokens_is_a_task_of_the_layout_that_it_drops_them_by() -> No
     experts = Model(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=16)
     balanced = dataclasses.replace(experts, moe_aux_loss_coeff=0.01)
     dropping = dataclasses.replace(experts, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)
-    for model, by_size, by_tp in ((experts, False, False), (balanced, True, False), (dropping, True, True)):
+    for model, by_size, by_stretch in ((experts, False, False), (balanced, True, False), (dropping, True, True)):
         spec = RunSpec(model=model)
         larger = dataclasses.replace(spec, training=Training(micro_batch_size=2))
-        split = dataclasses.replace(spec, parallelism=Parallelism(tp=2))
         assert (larger.task_id != spec.task_id) == by_size
-        assert (split.task_id != spec.task_id) == by_tp
+        for layout in (Parallelism(tp=2), Parallelism(cp=2)):
+            split = dataclasses.replace(spec, parallelism=layout)
+            assert (split.task_id != spec.task_id) == by_stretch
 
 
 def test_a_fault_counts_everywhere_where_it_is_set_and_nowhere_else() -> None:

@@ -140,7 +140,7 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**vars(MOE), "moe_shared_expert_ffn_hidden_size": 8, "add_bias_linear": True}, {}),
     "tp": (vars(MOE), {"parallelism": Parallelism(tp=2, sequence_parallel=True)}),
     "etp": ({}, {"parallelism": Parallelism(etp=2)}),
-    "cp": ({}, {"parallelism": Parallelism(cp=2)}),
+    "cp": ({"window_size": 8}, {"parallelism": Parallelism(cp=2)}),
     "schedule": ({}, {"parallelism": Parallelism(pp=2, schedule="gpipe")}),
     "compile": ({}, {"training": Training(compile="elementwise")}),
     "attention_backend": ({}, {"training": Training(attention_backend="flex")}),
