@@ -89,7 +89,8 @@ def misfits(spec: RunSpec) -> tuple[str, ...]:
     if model.has_dense_layers:
         widths["ffn_hidden_size"] = layout.tp
     if model.is_moe:
-        widths |= {"moe_shared_expert_ffn_hidden_size": layout.tp, "num_moe_experts": layout.ep}
+        widths |= {"moe_shared_expert_ffn_hidden_size": layout.tp, "moe_ffn_hidden_size": layout.etp}
+        widths["num_moe_experts"] = layout.ep
     wrong = [
         f"model.{name}={getattr(model, name)} over {degree} ranks"
         for name, degree in widths.items()

@@ -176,11 +176,10 @@ MEGATRON: tuple[Limit, ...] = (
     ),
     Limit(
         "parallelism.tp",
-        lambda tp, spec: tp == 1 or not spec.model.is_moe or spec.parallelism.ep > 1,
-        "set parallelism.ep to 2 or more, or tp=1: with ep=1 and etp=1 megatron-core 0.16.1 does not sum the gradients "
-        "of experts over tensor-parallel ranks",
+        lambda tp, spec: tp == spec.parallelism.etp or not spec.model.is_moe or spec.parallelism.ep > 1,
+        "set parallelism.ep to 2 or more, or etp to tp: with ep=1 megatron-core 0.16.1 reduces the gradients of experts "
+        "over the ranks of dp and cp, whoever holds the same",
     ),
-    _only("parallelism.etp", 1),
     Limit(
         "parallelism.cp",
         lambda cp, spec: cp == 1 or not (spec.model.window_size or spec.model.attention_sinks),

@@ -414,6 +414,10 @@ LAYOUTS: dict[str, tuple[Model, Parallelism, tuple[CudaGraph, ...]]] = {
     ),
     "two, cp2": (DENSE, Parallelism(cp=2), OF_LAYERS),
     "two, cp2 ep2": (MOE, Parallelism(cp=2, ep=2), (CudaGraph("transformer_engine", ROUTED),)),
+    "two, tp2 etp2, padded": (PADDED, Parallelism(tp=2, etp=2, sequence_parallel=True), OF_LAYERS),
+    "two, tp2 etp2": (
+        MOE, Parallelism(tp=2, etp=2, sequence_parallel=True), (CudaGraph("transformer_engine", ROUTED),)
+    ),
     "two, pp2": (DENSE, Parallelism(pp=2), OF_LAYERS[:2]),
     "two, pp2, interleaved": (
         replace(DENSE, num_layers=4), Parallelism(pp=2, vpp=2, schedule="interleaved"), OF_LAYERS
@@ -455,6 +459,7 @@ ALIKE: dict[str, tuple[Model, Parallelism]] = {
     "two, ep2, overlapped": (MOE, Parallelism(ep=2, dp=2, **OVERLAPPED)),
     "two, cp2": (DENSE, Parallelism(cp=2)),
     "two, cp2 ep2": (MOE, Parallelism(cp=2, ep=2)),
+    "two, tp2 etp2": (MOE, Parallelism(tp=2, etp=2, sequence_parallel=True)),
     "two, pp2, overlapped": (DENSE, Parallelism(pp=2, **OVERLAPPED)),
 }
 

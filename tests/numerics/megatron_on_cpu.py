@@ -27,6 +27,7 @@ from launch.spec import RunSpec
 
 CPU = torch.device("cpu")
 TYPE, ADD_IN_PLACE = torch.Tensor.type, torch.Tensor.__iadd__
+ALL_GATHER, REDUCE_SCATTER = dist.all_gather, dist.reduce_scatter
 FACTORIES = ("arange", "empty", "ones", "tensor", "zeros")
 
 
@@ -51,6 +52,27 @@ def type_on_cuda(tensor: torch.Tensor, *arguments: Any, **settings: Any) -> Any:
 def add_out_of_place(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """0.16.1's own experts add a bias in place to what autograd forbids to change."""
     return tensor + other if "ParallelRegion" in str(tensor.grad_fn) else ADD_IN_PLACE(tensor, other)
+
+
+def gather_uneven(outputs: list[torch.Tensor], part: torch.Tensor, group: Any = None) -> None:
+    """NCCL takes parts of different lengths, and gloo does not."""
+    if len({output.shape for output in outputs}) == 1:
+        ALL_GATHER(outputs, part, group=group)
+        return
+    outputs[dist.get_rank(group)].copy_(part)
+    for rank, output in enumerate(outputs):
+        dist.broadcast(output, group=group, group_src=rank)
+
+
+def scatter_uneven(output: torch.Tensor, parts: list[torch.Tensor], group: Any = None) -> None:
+    if len({part.shape for part in parts}) == 1:
+        REDUCE_SCATTER(output, parts, group=group)
+        return
+    for rank, part in enumerate(parts):
+        total = part.clone()
+        dist.all_reduce(total, group=group)
+        if rank == dist.get_rank(group):
+            output.copy_(total)
 
 
 def as_on_cuda(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
@@ -165,6 +187,7 @@ def cpu_as_cuda() -> Iterator[ModuleType]:
             for patch in (
                 mock.patch.multiple(torch, **{name: on_cpu(getattr(torch, name)) for name in FACTORIES}),
                 mock.patch.multiple(torch.Tensor, **OF_TENSORS),
+                mock.patch.multiple(dist, all_gather=gather_uneven, reduce_scatter=scatter_uneven),
                 mock.patch.multiple(torch.cuda, **OF_CUDA),
                 mock.patch.multiple(random, **OF_RANDOM),
                 # All of a tiny model would lie in one bucket.

@@ -107,9 +107,10 @@ OVERLAPPED = Parallelism(dp=2, distributed_optimizer=True, overlap_grad_reduce=T
 
 
 CONTEXT = Parallelism(cp=2)
+TENSORS = Parallelism(tp=2, etp=2, sequence_parallel=True)
 
 
-@pytest.mark.parametrize("parallelism", [OVERLAPPED, CONTEXT], ids=["overlapped", "cp"])
+@pytest.mark.parametrize("parallelism", [OVERLAPPED, CONTEXT, TENSORS], ids=["overlapped", "cp", "tp, etp"])
 @pytest.mark.parametrize(
     "settings",
     [

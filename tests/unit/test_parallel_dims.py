@@ -91,6 +91,12 @@ def test_refuses_what_ranks_cannot_form(parallelism: Parallelism, said: str) -> 
         ({}, {"tp": 3}, {}, "num_attention_heads=4 over 3 ranks"),
         ({"vocab_size": 257}, {"tp": 2}, {}, "vocab_size=257 over 2 ranks"),
         ({"num_moe_experts": 6, "moe_router_topk": 1}, {"ep": 4, "dp": 4}, {}, "num_moe_experts=6 over 4 ranks"),
+        (
+            {"num_moe_experts": 4, "moe_router_topk": 1, "moe_ffn_hidden_size": 9},
+            {"tp": 2, "etp": 2},
+            {},
+            "moe_ffn_hidden_size=9 over 2",
+        ),
         ({}, {"pp": 4}, {}, "num_layers=2 over pp=4"),
         ({}, {"pp": 2, "vpp": 2}, {}, "schedule=1f1b with pp=2 and vpp=2"),
         (

@@ -110,10 +110,11 @@ def _build_chunks(
     stages = range(spec.parallelism.vpp) if spec.parallelism.vpp > 1 else [None]
     tp = Group(parallel_state.get_tensor_model_parallel_rank(), spec.parallelism.tp)
     ep = Group(parallel_state.get_expert_model_parallel_rank(), spec.parallelism.ep)
+    etp = Group(parallel_state.get_expert_tensor_parallel_rank(), spec.parallelism.etp)
     chunks: list[torch.nn.Module] = []
     for stage in stages:
         chunk = build_chunk(spec, config, layers, stage).to(device)
-        draw_weights(chunk, spec.model, spec.training.seed, tp, ep)
+        draw_weights(chunk, spec.model, spec.training.seed, tp, ep, etp)
         chunks.append(Float16Module(config, chunk) if config.bf16 else chunk)
     if stream is not None:
         stay_on(stream)
