@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from analysis.compare import CellResult
 from analysis.run import attempts_of
-from launch.spec import Model, Parallelism, RunSpec
+from launch.spec import Model, Parallelism, RunSpec, Training
 
 DEGREES = ("tp", "pp", "vpp", "ep", "etp", "cp", "dp")
 
@@ -26,13 +26,18 @@ def layout_words(layout: Parallelism) -> str:
 def batch_words(spec: RunSpec) -> str:
     training = spec.training
     batch = f"GBS={training.global_batch_size}, MBS={training.micro_batch_size}"
-    return f"{batch}, {training.sequence_length} tokens, {training.precision}"
+    return f"{batch}, {training.sequence_length} tokens, {precision_words(training)}"
+
+
+def precision_words(training: Training) -> str:
+    """What numbers are, and what they are multiplied in where that is less: "bf16, fp8 (delayed)"."""
+    return training.precision if training.fp8 == "none" else f"{training.precision}, fp8 ({training.fp8})"
 
 
 def task_words(spec: RunSpec) -> str:
     """What a task is to whoever knows the sweep; its digest holds more."""
     training = spec.training
-    batch = f"GBS={training.global_batch_size}, {training.sequence_length} tokens, {training.precision}"
+    batch = f"GBS={training.global_batch_size}, {training.sequence_length} tokens, {precision_words(training)}"
     return f"{model_words(spec.model)}, {batch}"
 
 

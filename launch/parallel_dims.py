@@ -1,53 +1,59 @@
 """How the ranks of a run are laid out over the kinds of parallelism. Pure, without torch.
 
 Ranks are in Megatron-Core's order tp-cp-ep-dp-pp (parallel_state.RankGenerator): neighbours share a tensor-parallel
-group, and a pipeline stage is one stretch of ranks. Within a stage the experts have a grid of their own, without tensor
-parallelism: neighbours share an expert-parallel group, whose ranks hold different experts, and ranks with the same
-experts form an expert-data-parallel group.
+group, and a pipeline stage is one stretch of ranks. Within a stage the experts have a grid of their own, in the order
+etp-ep-expert_dp: neighbours share an expert-tensor-parallel group, ranks of an expert-parallel group hold different
+experts, and ranks with the same part of the same experts form an expert-data-parallel group.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from launch.errors import UnsupportedError
 from launch.spec import Parallelism, RunSpec
 
-Axis = Literal["tp", "dp", "pp", "ep", "expert_dp"]
-AXES: tuple[Axis, ...] = ("tp", "dp", "pp", "ep", "expert_dp")
+Axis = Literal["tp", "cp", "dp", "pp", "etp", "ep", "expert_dp"]
+AXES: tuple[Axis, ...] = ("tp", "cp", "dp", "pp", "etp", "ep", "expert_dp")
 
 
 @dataclass(frozen=True)
 class ParallelDims:
-    """Degrees of a layout whose product tp * dp * pp is the number of ranks; ep divides tp * dp."""
+    """Degrees of a layout of tp * cp * dp * pp ranks; etp * ep divides tp * cp * dp."""
 
     tp: int = 1
     dp: int = 1
     pp: int = 1
     ep: int = 1
+    cp: int = 1
+    etp: int = 1
 
     @classmethod
     def of(cls, parallelism: Parallelism) -> ParallelDims:
         """
         Raises:
-            UnsupportedError: context or expert-tensor parallelism, or experts that the ranks of a stage cannot share.
+            UnsupportedError: the ranks of a stage cannot share the experts.
         """
-        for name in ("cp", "etp"):
-            if getattr(parallelism, name) != 1:
-                raise UnsupportedError(f"parallelism.{name}={getattr(parallelism, name)} is not had here: set 1")
-        tp, dp, pp, ep = parallelism.tp, parallelism.dp, parallelism.pp, parallelism.ep
-        if (tp * dp) % ep:
-            raise UnsupportedError(f"parallelism.ep={ep} does not divide tp={tp} * dp={dp}, the ranks of a stage")
-        return cls(tp, dp, pp, ep)
+        dims = cls(*(getattr(parallelism, field.name) for field in fields(cls)))
+        if dims._stage % (dims.etp * dims.ep):
+            raise UnsupportedError(
+                f"parallelism.etp={dims.etp} * ep={dims.ep} does not divide tp={dims.tp} * cp={dims.cp} * dp={dims.dp}, "
+                "the ranks of a stage"
+            )
+        return dims
 
     @property
     def world_size(self) -> int:
-        return self.tp * self.dp * self.pp
+        return self._stage * self.pp
 
     @property
     def expert_dp(self) -> int:
-        return self.tp * self.dp // self.ep
+        return self._stage // (self.etp * self.ep)
+
+    @property
+    def _stage(self) -> int:
+        return self.tp * self.cp * self.dp
 
     def size(self, axis: Axis) -> int:
         degree: int = getattr(self, axis)
@@ -69,7 +75,8 @@ class ParallelDims:
 
     def _stride(self, axis: Axis) -> int:
         """How far apart the ranks of a group are."""
-        return {"tp": 1, "dp": self.tp, "pp": self.tp * self.dp, "ep": 1, "expert_dp": self.ep}[axis]
+        experts = {"etp": 1, "ep": self.etp, "expert_dp": self.etp * self.ep}
+        return {"tp": 1, "cp": self.tp, "dp": self.tp * self.cp, "pp": self._stage, **experts}[axis]
 
 
 def misfits(spec: RunSpec) -> tuple[str, ...]:
@@ -82,14 +89,19 @@ def misfits(spec: RunSpec) -> tuple[str, ...]:
     if model.has_dense_layers:
         widths["ffn_hidden_size"] = layout.tp
     if model.is_moe:
-        widths |= {"moe_shared_expert_ffn_hidden_size": layout.tp, "num_moe_experts": layout.ep}
+        widths |= {"moe_shared_expert_ffn_hidden_size": layout.tp, "moe_ffn_hidden_size": layout.etp}
+        widths["num_moe_experts"] = layout.ep
     wrong = [
         f"model.{name}={getattr(model, name)} over {degree} ranks"
         for name, degree in widths.items()
         if getattr(model, name) % degree
     ]
-    if (layout.sequence_parallel or model.is_moe) and training.sequence_length % layout.tp:
-        wrong.append(f"training.sequence_length={training.sequence_length} over tp={layout.tp} ranks")
+    if layout.cp > 1 and training.sequence_length % (2 * layout.cp):
+        wrong.append(f"training.sequence_length={training.sequence_length} in 2 * cp={layout.cp} chunks")
+    elif (layout.sequence_parallel or model.is_moe) and training.sequence_length // layout.cp % layout.tp:
+        wrong.append(
+            f"training.sequence_length={training.sequence_length} over tp={layout.tp} ranks, with cp={layout.cp}"
+        )
     if layout.pp * layout.vpp > model.num_layers:
         wrong.append(f"model.num_layers={model.num_layers} over pp={layout.pp} * vpp={layout.vpp} virtual stages")
     interleaved = layout.schedule == "interleaved"

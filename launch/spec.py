@@ -120,6 +120,8 @@ class Parallelism:
     schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
     dispatcher: Literal["allgather", "alltoall"] = "alltoall"
     distributed_optimizer: bool = False
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
 
     @property
     def world_size(self) -> int:
@@ -136,6 +138,7 @@ class Training:
     global_batch_size: int = 8
     precision: Literal["fp32", "bf16"] = "fp32"
     gradient_precision: Literal["fp32", "bf16"] = "fp32"
+    fp8: Literal["none", "delayed", "current"] = "none"
     optimizer: Literal["adamw"] = "adamw"
     learning_rate: float = 3e-4
     min_learning_rate: float = 0.0
@@ -277,17 +280,22 @@ class RunSpec:
     def task_id(self) -> str:
         model = self.model
         # Drop-and-pad experts and the load-balancing loss are of a micro-batch, and its size is then the task's;
-        # capacity is of the stretch of it that a tensor-parallel rank routes.
+        # capacity is of the stretch of it that a rank of tp and cp routes.
         drops = model.moe_expert_capacity_factor is not None
         training = _section_text(self.training, LAYOUT_ONLY[drops or model.moe_aux_loss_coeff != 0 :])
         parts = {"model": _section_text(model), "training": training, "data": _section_text(self.data)}
-        parts |= {"tp": canonical(self.parallelism.tp)} if drops else {}
+        layout = self.parallelism
+        parts |= {"tp": canonical(layout.tp)} if drops else {}
+        parts |= {"cp": canonical(layout.cp)} if drops and layout.cp > 1 else {}
         return _digest_of(parts | _purpose_parts(self))
 
 
 LAYOUT_ONLY = ("micro_batch_size", "recompute", "compile", "attention_backend", "cpu_offloading", "deterministic")
 """What of the training section changes how a task is run, and not the task; the first of it where no loss is of a
 micro-batch."""
+LATER: Mapping[str, Any] = {"overlap_grad_reduce": False, "overlap_param_gather": False, "fp8": "none"}
+"""Fields that no digest holds at these values, their defaults, so that a run is known by what it was known by before there
+were any."""
 
 
 def canonical(content: object) -> str:
@@ -311,7 +319,8 @@ def _sha(text: str) -> str:
 @lru_cache(maxsize=4096)
 def _section_text(section: object, without: tuple[str, ...] = ("preset",)) -> str:
     """A section as canonical JSON. Sweeps of thousands of cells share few sections, and a cell takes three digests."""
-    return canonical({name: value for name, value in _section(section).items() if name not in without})
+    known = {name: value for name, value in _section(section).items() if name not in without}
+    return canonical({name: value for name, value in known.items() if name not in LATER or value != LATER[name]})
 
 
 def _section(value: object) -> dict[str, Any]:

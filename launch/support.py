@@ -75,6 +75,7 @@ def _lies_whole(spec: RunSpec) -> bool:
     return (spec.parallelism.tp, spec.parallelism.pp, spec.parallelism.ep) == (1, 1, 1)
 
 
+OVERLAPPED = "set it to false, or engine=megatron: this engine has no such choice, and reduces gradients during the backward pass"
 TORCH_NATIVE: tuple[Limit, ...] = (
     Limit("model.kv_channels", lambda channels, spec: channels % 2 == 0, "set an even one: RoPE rotates pairs"),
     Limit(
@@ -92,6 +93,9 @@ TORCH_NATIVE: tuple[Limit, ...] = (
         "set training.attention_backend=auto: sdpa has neither windows, sinks nor packed documents, flex and "
         "transformer_engine run on CUDA, and transformer_engine takes bf16 without packed documents",
     ),
+    _only("parallelism.overlap_grad_reduce", False, OVERLAPPED),
+    _only("parallelism.overlap_param_gather", False, OVERLAPPED),
+    _only("training.fp8", "none", remedy="set training.fp8=none, or engine=megatron"),
     _only("training.cpu_offloading", False),
     _only("training.variable_sequence_lengths", False),
     Limit(
@@ -182,12 +186,16 @@ MEGATRON: tuple[Limit, ...] = (
     ),
     Limit(
         "parallelism.tp",
-        lambda tp, spec: tp == 1 or not spec.model.is_moe or spec.parallelism.ep > 1,
-        "set parallelism.ep to 2 or more, or tp=1: with ep=1 and etp=1 megatron-core 0.16.1 does not sum the gradients "
-        "of experts over tensor-parallel ranks",
+        lambda tp, spec: tp == spec.parallelism.etp or not spec.model.is_moe or spec.parallelism.ep > 1,
+        "set parallelism.ep to 2 or more, or etp to tp: with ep=1 megatron-core 0.16.1 reduces the gradients of experts "
+        "over the ranks of dp and cp, whoever holds the same",
     ),
-    _only("parallelism.etp", 1),
-    _only("parallelism.cp", 1),
+    Limit(
+        "parallelism.cp",
+        lambda cp, spec: cp == 1 or not (spec.model.window_size or spec.model.attention_sinks),
+        "set parallelism.cp=1: Transformer Engine's ring attention has neither windows nor sinks (2.11 "
+        "pytorch/attention/dot_product_attention/context_parallel.py:4026, :4046)",
+    ),
     Limit(
         "parallelism.schedule",
         lambda schedule, spec: schedule != "gpipe" or spec.parallelism.pp == 1,

@@ -59,6 +59,11 @@ OF_MEGATRON = (
 
 UNSAID: Sequence[tuple[str, Callable[[Any, RunSpec], bool], str]] = (
     ("model.weights", lambda weights, spec: weights != "random", "name a checkpoint of the target's own format"),
+    (
+        "parallelism.cp",
+        lambda cp, spec: cp > 1 and bool(spec.model.window_size or spec.model.attention_sinks),
+        "choose cp_comm_type a2a by hand; the default has neither windows nor sinks",
+    ),
     ("training.learning_rate_warmup_steps", lambda steps, spec: steps > 0, "Megatron's warm-up is a step behind"),
     ("training.compile", lambda choice, spec: choice != "none", "torch_native's alone; Megatron's own fusions are on"),
     ("training.attention_backend", lambda choice, spec: choice in ("sdpa", "flex"), "Transformer Engine chooses one"),

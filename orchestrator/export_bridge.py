@@ -12,6 +12,7 @@ from typing import Any
 
 from launch.engines.megatron.graph_settings import Release, graph_settings
 from launch.engines.megatron.settings import (
+    FP8_RECIPES,
     data_parallel_settings,
     model_settings,
     optimizer_settings,
@@ -19,7 +20,7 @@ from launch.engines.megatron.settings import (
 )
 from launch.spec import RunSpec
 
-OF_THE_RECIPE = {"activation_func", "params_dtype", "pipeline_dtype", "bf16"}
+OF_THE_RECIPE = {"activation_func", "params_dtype", "pipeline_dtype", "bf16", "fp8", "fp8_recipe"}
 """Fields of a model that are no plain values, or follow from the recipe's mixed precision."""
 
 
@@ -95,6 +96,12 @@ def _literal(value: Any) -> str:
 def _notes(spec: RunSpec) -> Iterator[str]:
     if spec.training.precision != "bf16":
         yield f"training.precision={spec.training.precision!r}: recipes of Bridge are bf16; set mixed_precision by hand"
+    if spec.training.fp8 != "none":
+        recipe = FP8_RECIPES[spec.training.fp8]
+        yield (
+            f"training.fp8={spec.training.fp8!r}: set mixed_precision by hand, to bf16_mixed with fp8=hybrid and "
+            f"fp8_recipe={recipe}; those of Bridge that have it differ from this cell in more"
+        )
     if spec.graphed and not spec.cuda_graph.scope and spec.cuda_graph.impl != "full_iteration":
         yield "cuda_graph.scope=[]: the performance harness has no word for whole layers; use the override"
     if spec.data.kind == "indexed":

@@ -16,6 +16,7 @@ from launch.engines.megatron.settings import model_settings, optimizer_settings,
 from launch.spec import RunSpec
 
 SPELT = {
+    "fp8": "fp8_format",
     "layernorm_epsilon": "norm_epsilon",
     "num_moe_experts": "num_experts",
     "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
@@ -77,6 +78,7 @@ def _training_flags(spec: RunSpec) -> Iterator[tuple[str, ...]]:
             "train_iters": training.steps,
             "eval_iters": 0,
             **optimizer,
+            "overlap_grad_reduce": spec.parallelism.overlap_grad_reduce,
             "lr_decay_style": training.learning_rate_schedule,
             "lr_warmup_iters": training.learning_rate_warmup_steps,
             "grad_reduce_in_bf16": training.gradient_precision == "bf16",

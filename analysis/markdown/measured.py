@@ -9,7 +9,7 @@ from analysis.compare import CellResult
 from analysis.failure_modes import FailureMode, failure_modes
 from analysis.markdown.blocks import figure, size, table
 from analysis.metric_changes import MEMORY_METRICS, Change, MemoryRisk, MetricChange, memory_risks, metric_changes
-from analysis.setting_words import batch_words, layout_words, machine_words, model_words
+from analysis.setting_words import batch_words, layout_words, machine_words, model_words, precision_words
 from analysis.speedup import Speed
 
 NAMED = 3
@@ -127,7 +127,12 @@ def expected_changes(results: Sequence[CellResult]) -> list[str]:
 
 def _conditions(result: CellResult) -> str:
     spec = result.spec
-    parts = (model_words(spec.model), layout_words(spec.parallelism), spec.training.precision, machine_words(result))
+    parts = (
+        model_words(spec.model),
+        layout_words(spec.parallelism),
+        precision_words(spec.training),
+        machine_words(result),
+    )
     return ", ".join(filter(None, parts))
 
 

@@ -93,6 +93,47 @@ def gradients_below_weights(spec: RunSpec) -> Optional[str]:
     return f"training.gradient_precision={training.gradient_precision} with training.precision={training.precision}"
 
 
+def fp8_below_bf16(spec: RunSpec) -> Optional[str]:
+    """fp8 is of a model that computes in bf16."""
+    training = spec.training
+    if training.fp8 == "none" or training.precision == "bf16":
+        return None
+    return f"training.fp8={training.fp8} with training.precision={training.precision}"
+
+
+def fp8_sizes(spec: RunSpec) -> Optional[str]:
+    """With fp8, tokens and widths that a rank multiplies in a layer are multiples of 16, and of 8 the tokens that it holds
+    with sequence_parallel."""
+    if spec.training.fp8 == "none":
+        return None
+    found = {name: size for name, (size, step) in _multiplied(spec).items() if size % step}
+    return f"training.fp8={spec.training.fp8} with {', '.join(f'{n}={s}' for n, s in found.items())}" if found else None
+
+
+def _multiplied(spec: RunSpec) -> dict[str, tuple[int, int]]:
+    """Sizes of a rank's matrices in a layer, each with what it is to be a multiple of. An expert's tokens are padded."""
+    model, layout, training = spec.model, spec.parallelism, spec.training
+    tp, etp, cp = (max(degree, 1) for degree in (layout.tp, layout.etp, layout.cp))
+    tokens = training.micro_batch_size * (training.sequence_length // cp)
+    sizes = {
+        "tokens": (tokens, 16),
+        "hidden_size": (model.hidden_size, 16),
+        "queries": (model.num_attention_heads * model.kv_channels // tp, 16),
+        "queries, keys and values": (
+            (model.num_attention_heads + 2 * model.num_query_groups) * model.kv_channels // tp,
+            16,
+        ),
+    }
+    if layout.sequence_parallel:
+        sizes["tokens over tp"] = (tokens // tp, 8)
+    if model.has_dense_layers:
+        sizes["ffn_hidden_size over tp"] = (model.ffn_hidden_size // tp, 16)
+    if model.is_moe:
+        sizes["moe_ffn_hidden_size over etp"] = (model.moe_ffn_hidden_size // etp, 16)
+        sizes["moe_shared_expert_ffn_hidden_size over tp"] = (model.moe_shared_expert_ffn_hidden_size // tp, 16)
+    return sizes
+
+
 def data_does_not_fit(spec: RunSpec) -> Optional[str]:
     """The data section's fields belong to its kind, and its tokens to the vocabulary: text without a tokenizer is bytes,
     which need 256; packed documents need an end-of-document token."""
@@ -139,6 +180,16 @@ RULES: tuple[Rule, ...] = (
         "training.gradient_precision", BOTH, ANY, gradients_below_weights,
         remedy="Set training.gradient_precision to fp32, or training.precision to bf16.",
         source="Megatron-LM's --accumulate-allreduce-grads-in-fp32, which is on for bf16 by default",
+    ),
+    Rule(
+        "training.fp8_precision", MEGATRON, MCORE_016, fp8_below_bf16,
+        remedy="Set training.precision to bf16, or training.fp8 to none.",
+        source="megatron-bridge 0.3.1 training/mixed_precision.py, which has fp8 beside 16 bits alone",
+    ),
+    Rule(
+        "training.fp8_sizes", MEGATRON, MCORE_016, fp8_sizes,
+        remedy="Round the sizes named up to multiples of 16, or set training.fp8 to none.",
+        source="transformer_engine 2.11 pytorch/utils.py:443; cuBLASLt, leading dimensions of 8-bit matrices in 16 bytes",
     ),
     Rule(
         "training.data", BOTH, ANY, data_does_not_fit,

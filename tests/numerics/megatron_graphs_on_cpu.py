@@ -60,6 +60,7 @@ def recomputing(
 ) -> list[Callable[..., Any]]:
     """In the place of Transformer Engine's ``make_graphed_callables``: chunk by chunk, in it micro-batch by micro-batch."""
     micro_batches = len(_order) // len(_num_layers_per_chunk) // 2
+    assert not any(layer._forward_pre_hooks for layer in layers), "Modules must not have hooks registered"
     given, remaining, calls = iter(sample_kwargs), iter(layers), []
     for count in _num_layers_per_chunk:
         of_chunk = [next(remaining) for _ in range(count)]

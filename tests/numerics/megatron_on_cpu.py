@@ -27,6 +27,7 @@ from launch.spec import RunSpec
 
 CPU = torch.device("cpu")
 TYPE, ADD_IN_PLACE = torch.Tensor.type, torch.Tensor.__iadd__
+ALL_GATHER, REDUCE_SCATTER = dist.all_gather, dist.reduce_scatter
 FACTORIES = ("arange", "empty", "ones", "tensor", "zeros")
 
 
@@ -37,6 +38,7 @@ def on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         device = settings.get("device")
         if device is not None and torch.device(device).type == "cuda":
             settings["device"] = CPU
+        settings.pop("pin_memory", None)
         return factory(*arguments, **settings)
 
     return make
@@ -52,6 +54,27 @@ def add_out_of_place(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return tensor + other if "ParallelRegion" in str(tensor.grad_fn) else ADD_IN_PLACE(tensor, other)
 
 
+def gather_uneven(outputs: list[torch.Tensor], part: torch.Tensor, group: Any = None) -> None:
+    """NCCL takes parts of different lengths, and gloo does not."""
+    if len({output.shape for output in outputs}) == 1:
+        ALL_GATHER(outputs, part, group=group)
+        return
+    outputs[dist.get_rank(group)].copy_(part)
+    for rank, output in enumerate(outputs):
+        dist.broadcast(output, group=group, group_src=rank)
+
+
+def scatter_uneven(output: torch.Tensor, parts: list[torch.Tensor], group: Any = None) -> None:
+    if len({part.shape for part in parts}) == 1:
+        REDUCE_SCATTER(output, parts, group=group)
+        return
+    for rank, part in enumerate(parts):
+        total = part.clone()
+        dist.all_reduce(total, group=group)
+        if rank == dist.get_rank(group):
+            output.copy_(total)
+
+
 def as_on_cuda(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
     """What the all-to-all dispatcher makes of sizes that lie on a GPU."""
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
@@ -62,6 +85,57 @@ def marked_norm(cls: type, config: Any, hidden_size: int, eps: float = 1e-5, **u
     norm = nn.RMSNorm(hidden_size, eps)
     norm.weight.sequence_parallel = config.sequence_parallel
     return norm
+
+
+def without_context_parallelism(make: Callable[..., None]) -> Callable[..., None]:
+    """0.16.1's own attention refuses it."""
+
+    def made(attention: Any, config: Any, *arguments: Any, **settings: Any) -> None:
+        cp, config.context_parallel_size = config.context_parallel_size, 1
+        make(attention, config, *arguments, **settings)
+        config.context_parallel_size = cp
+
+    return made
+
+
+class Gathered(torch.autograd.Function):
+    """Every rank's part, of shape (ranks, ...); a part's gradient is the sum of what ranks have for it."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        parts = part.new_empty(dist.get_world_size(group), *part.shape)
+        dist.all_gather([*parts.unbind()], part.contiguous(), group=group)
+        return parts
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (gradient,) = (gradient.contiguous() for gradient in gradients)
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient[dist.get_rank(ctx.group)], None
+
+
+def of_whole_sequences(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Attention over what all context-parallel ranks hold, of which each keeps its own rows: rank r has the chunks r and
+    2 * cp - 1 - r of 2 * cp."""
+
+    def attend(attention: Any, *parts: torch.Tensor, **named: Any) -> torch.Tensor:
+        from megatron.core import parallel_state
+
+        cp, rank = (parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank())
+        if cp == 1:
+            return forward(attention, *parts, **named)
+        group = parallel_state.get_context_parallel_group()
+
+        def whole(part: torch.Tensor) -> torch.Tensor:
+            first, second = Gathered.apply(part, group).chunk(2, dim=1)
+            return torch.cat([first, second.flip(0)]).flatten(0, 1)
+
+        query, key, value, mask = parts
+        chunks = forward(attention, whole(query), whole(key), whole(value), mask, **named).chunk(2 * cp)
+        return torch.cat([chunks[rank], chunks[2 * cp - 1 - rank]])
+
+    return attend
 
 
 class NoStream:
@@ -88,7 +162,7 @@ OF_CUDA = {
     "default_stream": lambda: STREAM,
     "stream": lambda stream: nullcontext(),
 }
-OF_TENSORS = {"cuda": lambda tensor: tensor, "type": type_on_cuda, "__iadd__": add_out_of_place}
+OF_TENSORS = {"cuda": lambda tensor, **settings: tensor, "type": type_on_cuda, "__iadd__": add_out_of_place}
 OF_RANDOM = {
     "_get_cuda_rng_state": lambda **settings: torch.get_rng_state(),
     "_set_cuda_rng_state": lambda state, **settings: torch.set_rng_state(state),
@@ -101,18 +175,28 @@ def cpu_as_cuda() -> Iterator[ModuleType]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Megatron-Core warns of what it does without Transformer Engine
         from megatron.core.tensor_parallel import random
+        from megatron.core.transformer.dot_product_attention import DotProductAttention
         from megatron.core.transformer.moe import moe_utils, token_dispatcher
         from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
-        from launch.engines.megatron import engine
+        from launch.engines.megatron import data_parallel, engine
 
+        settings_of = data_parallel.data_parallel_settings
+        attention = DotProductAttention.__init__, DotProductAttention.forward
         with ExitStack() as replaced:
             for patch in (
                 mock.patch.multiple(torch, **{name: on_cpu(getattr(torch, name)) for name in FACTORIES}),
                 mock.patch.multiple(torch.Tensor, **OF_TENSORS),
+                mock.patch.multiple(dist, all_gather=gather_uneven, reduce_scatter=scatter_uneven),
                 mock.patch.multiple(torch.cuda, **OF_CUDA),
                 mock.patch.multiple(random, **OF_RANDOM),
+                # All of a tiny model would lie in one bucket.
+                mock.patch.object(
+                    data_parallel, "data_parallel_settings", lambda spec: settings_of(spec) | {"bucket_size": 200}
+                ),
                 mock.patch.object(WrappedTorchNorm, "__new__", marked_norm),
+                mock.patch.object(DotProductAttention, "__init__", without_context_parallelism(attention[0])),
+                mock.patch.object(DotProductAttention, "forward", of_whole_sequences(attention[1])),
                 mock.patch.object(token_dispatcher, "maybe_move_tensor_to_cpu", as_on_cuda),
                 # 0.16.1 reads a name that it defines with Transformer Engine alone.
                 mock.patch.object(moe_utils, "te_general_gemm", None, create=True),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field, fields, replace
 from inspect import signature
-from typing import Any
+from typing import Any, get_args
 
 import hypothesis.strategies as st
 import pytest
@@ -94,9 +94,30 @@ STEERED = replace(
     SIGMOID, vocab_size=32, moe_aux_loss_coeff=0.1, moe_z_loss_coeff=0.01, moe_shared_expert_ffn_hidden_size=12
 )
 PADDED = replace(EVEN, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)
+OVERLAPPED = {"distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
 TOGETHER = {
     "dp": Case(EVEN, {}, {"dp": 2}),
     "dp, distributed optimizer": Case(EVEN, {}, {"dp": 2, "distributed_optimizer": True}),
+    "dp, gradients in the backward pass": Case(EVEN, {}, {"dp": 2, "overlap_grad_reduce": True}),
+    "dp, parameters in the forward pass": Case(EVEN, {}, {"dp": 2, **OVERLAPPED}),
+    "pp, dp, both": Case(EVEN, {}, {"pp": 2, "dp": 2, **OVERLAPPED}),
+    "vpp, dp, both": Case(
+        replace(EVEN, num_layers=4), {}, {"pp": 2, "vpp": 2, "dp": 2, "schedule": "interleaved", **OVERLAPPED}
+    ),
+    "ep, dp, both": Case(EVEN, {}, {"dp": 4, "ep": 2, **OVERLAPPED}),
+    "cp": Case(DENSE, {}, {"cp": 2}),
+    "cp, experts, router losses": Case(STEERED, {}, {"cp": 2}),
+    "cp, dp, ep": Case(EVEN, {}, {"cp": 2, "dp": 2, "ep": 4, "distributed_optimizer": True}),
+    "tp, cp": Case(
+        replace(DENSE, vocab_size=32), {"sequence_length": 16}, {"tp": 2, "cp": 2, "sequence_parallel": True}
+    ),
+    "cp, pp": Case(replace(EVEN, tie_embeddings=True), {}, {"cp": 2, "pp": 2}),
+    "tp, etp": Case(STEERED, {}, {"tp": 2, "etp": 2, "sequence_parallel": True}),
+    "tp, etp, ep, dp": Case(EVEN, {}, {"tp": 2, "etp": 2, "ep": 2, "dp": 2, "sequence_parallel": True}),
+    "etp beyond tp": Case(EVEN, {}, {"dp": 4, "ep": 2, "etp": 2, **OVERLAPPED}),
+    "etp through all-gather": Case(
+        EVEN, {}, {"tp": 2, "etp": 2, "ep": 2, "dp": 2, "sequence_parallel": True, "dispatcher": "allgather"}
+    ),
     "tp": Case(replace(DENSE, vocab_size=32), {}, {"tp": 2}),
     "tp, sequence parallel": Case(replace(DENSE, vocab_size=32), {}, {"tp": 2, "sequence_parallel": True}),
     "pp": Case(replace(EVEN, tie_embeddings=True), {"recompute": "full"}, {"pp": 2}),
@@ -210,6 +231,20 @@ def test_megatron_core_accepts_every_preset(name: str) -> None:
         OptimizerConfig(**optimizer_settings(spec))
 
 
+@pytest.mark.parametrize(("fp8", "recipe"), [("delayed", "delayed"), ("current", "tensorwise")])
+def test_megatron_core_takes_fp8_as_it_is_meant(fp8: Any, recipe: str) -> None:
+    """Multiplying in 8 bits takes Transformer Engine and a GPU."""
+    spec = Case(DENSE, {"precision": "bf16", "fp8": fp8}).spec
+    with cpu_as_cuda():
+        from megatron.core.enums import Fp8Recipe
+
+        from launch.engines.megatron.model import configure
+
+        config = configure(spec, "local", CPU)
+    assert (config.fp8, Fp8Recipe(config.fp8_recipe).name, config.fp8_param) == ("hybrid", recipe, False)
+    assert config.params_dtype == torch.bfloat16
+
+
 @st.composite
 def attentions(draw: st.DrawFn) -> tuple[Model, int]:
     """A model, and a number of tensor-parallel ranks that divides its query groups."""
@@ -219,13 +254,13 @@ def attentions(draw: st.DrawFn) -> tuple[Model, int]:
     return Model(num_attention_heads=groups * queries, num_query_groups=groups, kv_channels=channels), ranks
 
 
-@given(attentions(), st.sampled_from(["whole", "rows", "columns", "gate_up", "qkv", "expert"]))
+@given(attentions(), st.sampled_from(get_args(Layout)))
 def test_layouts_are_carried_there_and_back(attention: tuple[Model, int], layout: Layout) -> None:
     model, ranks = attention
     rows = (model.num_attention_heads + 2 * model.num_query_groups) * model.kv_channels
     whole = torch.arange(rows * 8.0).view(rows, 8)
     assert torch.equal(from_megatron(to_megatron(whole, layout, model, Group()), layout, model), whole)
-    if layout not in ("whole", "expert"):
+    if layout != "whole":
         parts = [to_megatron(whole, layout, model, Group(rank, ranks)) for rank in range(ranks)]
         assert torch.equal(torch.cat([part.flatten() for part in parts]).sort().values, whole.flatten())
 
@@ -246,7 +281,7 @@ def test_names_of_both_kinds_of_layers_mean_the_same() -> None:
     ):
         assert origin_of(f"decoder.layers.7.{grouped}", 32) == origin_of(f"decoder.layers.7.{one}", 32)
     assert origin_of("decoder.layers.7.mlp.experts.linear_fc1.weight5", 32) == Origin(
-        "layers.7.mlp.gate_up", "expert", 37
+        "layers.7.mlp.gate_up", "expert_gate_up", 37
     )
     with pytest.raises(UnsupportedError, match=r"decoder\.layers\.0\.mlp\.experts\.weight1 has no counterpart"):
         origin_of("decoder.layers.0.mlp.experts.weight1")

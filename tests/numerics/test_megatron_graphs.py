@@ -103,6 +103,38 @@ def test_each_micro_batch_in_a_pipeline_has_graphs_of_its_own(name: str) -> None
         assert found["left"] == 0
 
 
+OVERLAPPED = Parallelism(dp=2, distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True)
+
+
+CONTEXT = Parallelism(cp=2)
+TENSORS = Parallelism(tp=2, etp=2, sequence_parallel=True)
+
+
+@pytest.mark.parametrize("parallelism", [OVERLAPPED, CONTEXT, TENSORS], ids=["overlapped", "cp", "tp, etp"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        graph("transformer_engine"),
+        graph("transformer_engine", *ROUTED),
+        graph("local"),
+        # Its graph is empty here behind the capture's own step.
+        CudaGraph("full_iteration", (), STEPS - 1),
+    ],
+    ids=str,
+)
+def test_graphs_on_ranks_that_exchange_more_than_gradients(settings: CudaGraph, parallelism: Parallelism) -> None:
+    """Overlapped: a graph has no hooks, so that who puts it in a layer's place calls them, or each rank goes on with its own
+    part of weights alone made new."""
+    spec = spec_of(EVEN if settings.scope else replace(DENSE, vocab_size=32), settings, parallelism)
+    spec = replace(spec, training=replace(spec.training, global_batch_size=2 * MICRO_BATCHES * parallelism.dp))
+    expected = train_megatron(eager(replace(spec, parallelism=Parallelism())))
+    for found in workers(2).run(train_graphed, spec):
+        assert found["kind"] == kinds(settings.capture_step)
+        torch.testing.assert_close(found["loss"], expected["loss"], rtol=5e-6, atol=0)
+        torch.testing.assert_close(found["grad_norm"], expected["grad_norm"], rtol=2e-5, atol=0)
+        assert found["left"] == 0
+
+
 def test_a_whole_step_is_captured_behind_the_warm_up() -> None:
     """Twice, since Megatron-Core keeps the graph in a class."""
     spec = spec_of(PADDED, graph("full_iteration"))

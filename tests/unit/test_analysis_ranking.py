@@ -17,10 +17,11 @@ from analysis.memory import CellMemory, PhasePeak
 from analysis.ranking import Ranking, rank
 from analysis.report import write_report
 from analysis.run import Attempt, Run
+from analysis.setting_words import task_words
 from analysis.step_time import StepTime
 from analysis.summary import summarise
 from launch.record import Outcome
-from launch.spec import Parallelism, Placement, spec_to_json
+from launch.spec import Parallelism, Placement, RunSpec, Training, spec_to_json
 from tests.records import GIB, AttemptRecord, workload_spec, write_sweep, written_cell
 from tests.unit.test_analysis_replay import change_probe
 
@@ -250,3 +251,8 @@ def test_a_cpu_is_ranked_by_ratios_alone(tmp_path: Path) -> None:
     assert " ms" not in text and "tokens/s" not in text
     (ranking,) = json.loads(report.json.read_text())["rankings"]
     assert "step_ms" not in ranking["cells"][0] and "tflops" not in ranking["cells"][0]
+
+
+def test_a_task_in_8_bits_is_named_so() -> None:
+    assert task_words(RunSpec(training=Training(precision="bf16"))).endswith(" bf16")
+    assert task_words(RunSpec(training=Training(precision="bf16", fp8="delayed"))).endswith(" bf16, fp8 (delayed)")

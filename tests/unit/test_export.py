@@ -44,6 +44,10 @@ SPECS = {
     **{name: RunSpec(model=preset(name)) for name in PRESETS},
     "routed": RunSpec(model=ROUTED),
     "tied": RunSpec(model=Model(tie_embeddings=True, rope_scaling="llama3", rope_original_max_position=8192)),
+    "overlapped": RunSpec(
+        parallelism=Parallelism(distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True)
+    ),
+    "in 8 bits": RunSpec(training=Training(precision="bf16", fp8="current")),
     "laid out": RunSpec(model=MOE, parallelism=LAYOUT, data=Data(kind="synthetic")),
     "recomputed": RunSpec(training=Training(recompute="full", precision="bf16", gradient_precision="bf16")),
     "recomputed in part": RunSpec(training=Training(recompute="selective", deterministic=True)),
@@ -149,6 +153,7 @@ def test_values_are_words_of_a_shell_and_of_hydra() -> None:
 
 NOTED: dict[str, dict[str, Any]] = {
     "model.weights": {"model": Model(weights="/a/checkpoint")},
+    "parallelism.cp": {"model": Model(attention_sinks=True), "parallelism": Parallelism(cp=2)},
     "training.learning_rate_warmup_steps": {"training": Training(learning_rate_warmup_steps=2)},
     "training.compile": {"training": Training(compile="elementwise")},
     "training.attention_backend": {"training": Training(attention_backend="flex")},
@@ -192,6 +197,10 @@ def test_what_one_target_alone_lacks() -> None:
     assert note.startswith("model.rope_scaling='yarn'")
     fractional = RunSpec(model=Model(rotary_base=0.5), data=Data(kind="synthetic"))
     assert export(fractional, "megatron-lm", "0.16").notes[0].startswith("model.rotary_base=0.5")
+    in_8_bits = replace(SPECS["in 8 bits"], data=Data(kind="synthetic"))
+    assert flags_of(in_8_bits)["--fp8-recipe"] == ["tensorwise"]
+    (note,) = export(in_8_bits, "bridge", "0.16").notes
+    assert note.startswith("training.fp8='current'") and "fp8_recipe=tensorwise" in note
     whole = RunSpec(cuda_graph=CudaGraph("local"), data=Data(kind="indexed", path="x"))
     starts = [note.partition(":")[0] for note in export(whole, "bridge", "0.16").notes]
     assert starts == ["training.precision='fp32'", "cuda_graph.scope=[]", "data.path"]

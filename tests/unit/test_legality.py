@@ -231,6 +231,11 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
             **M,
         ),
     ),
+    "layout.overlap_param_gather": (
+        spec(parallelism__overlap_param_gather=True, **M),
+        spec(parallelism=Parallelism(overlap_param_gather=True, distributed_optimizer=True), **M),
+        spec(parallelism=Parallelism(overlap_param_gather=True, overlap_grad_reduce=True), **M),
+    ),
     "training.sizes": (spec(training__micro_batch_size=0), spec(training__seed=-1), spec(training__sequence_length=0)),
     "training.rates": (
         spec(training__adam_beta1=1.0),
@@ -246,6 +251,22 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
     ),
     "training.window": (spec(training__steps=6), spec(cuda_graph__warmup_steps=97)),
     "training.gradient_precision": (spec(training=Training(gradient_precision="bf16")),),
+    "training.fp8_precision": (spec(training=Training(fp8="delayed"), **M),),
+    "training.fp8_sizes": (
+        spec(training__fp8="current", training__sequence_length=120, **M),
+        spec(training__fp8="current", model__ffn_hidden_size=72, **M),
+        spec(training__fp8="delayed", model__hidden_size=72, **M),
+        spec(training__fp8="delayed", model__num_query_groups=1, model__kv_channels=12, **M),
+        spec(training__fp8="delayed", model=dataclasses.replace(MOE, moe_ffn_hidden_size=24), **M),
+        spec(training__fp8="delayed", model=dataclasses.replace(MOE, moe_shared_expert_ffn_hidden_size=24), **M),
+        spec(training__fp8="delayed", model__ffn_hidden_size=48, **on_ranks(2, tp=2), **M),
+        spec(
+            training__fp8="delayed",
+            training__sequence_length=80,
+            **on_ranks(4, tp=4, sequence_parallel=True),
+            **M,
+        ),
+    ),
     "training.data": (
         spec(model__vocab_size=255),
         spec(data=Data(packed_sequences=True)),
@@ -307,6 +328,13 @@ LEGAL: Mapping[str, RunSpec] = {
     "layers that the stages do not divide": spec(model__num_layers=3, **on_ranks(2, pp=2)),
     "interleaved": spec(**on_ranks(2, pp=2, vpp=2, schedule="interleaved")),
     "mixture of experts with tensor parallelism": spec(model=MOE, **TP2_MOE, **M),
+    "exchanges beside passes": spec(
+        parallelism=Parallelism(overlap_param_gather=True, overlap_grad_reduce=True, distributed_optimizer=True), **M
+    ),
+    "in 8 bits": spec(training__fp8="delayed", model=MOE, **TP2_MOE, **M),
+    "in 8 bits, graphed": graphed("full_iteration", training__fp8="current", model=PADDED, **M),
+    "8 tokens over each tensor-parallel rank": spec(training__fp8="delayed", training__sequence_length=16, **TP2_MOE, **M),
+    "reduced in the backward pass alone": spec(parallelism__overlap_grad_reduce=True, **M),
     "expert ranks across tensor and data ranks": spec(
         model=MOE, **on_ranks(8, tp=2, dp=4, ep=8, sequence_parallel=True), **M
     ),

@@ -14,9 +14,9 @@ from launch.parallel_dims import AXES, ParallelDims, misfits
 from launch.spec import Model, Parallelism, RunSpec, Training
 
 LAYOUTS = [
-    ParallelDims(tp, dp, pp, ep)
-    for tp, dp, pp, ep in product(range(1, 17), repeat=4)
-    if tp * dp * pp <= 16 and (tp * dp) % ep == 0
+    ParallelDims(tp, dp, pp, ep, cp, etp)
+    for tp, dp, pp, ep, cp, etp in product(range(1, 17), range(1, 17), range(1, 17), range(1, 17), (1, 2, 3), (1, 2, 4))
+    if tp * cp * dp * pp <= 16 and (tp * cp * dp) % (etp * ep) == 0
 ]
 
 
@@ -31,15 +31,17 @@ def rank_generator() -> Callable[..., Any]:
 
 
 def test_groups_are_megatron_cores(rank_generator: Callable[..., Any]) -> None:
-    """As its initialize_model_parallel makes them, experts without tensor parallelism of their own."""
+    """As its initialize_model_parallel makes them."""
     order = "tp-cp-ep-dp-pp"
     for dims in LAYOUTS:
-        dense = rank_generator(tp=dims.tp, ep=1, dp=dims.dp, pp=dims.pp, cp=1, order=order)
-        experts = rank_generator(tp=1, ep=dims.ep, dp=dims.expert_dp, pp=dims.pp, cp=1, order=order)
+        dense = rank_generator(tp=dims.tp, ep=1, dp=dims.dp, pp=dims.pp, cp=dims.cp, order=order)
+        experts = rank_generator(tp=dims.etp, ep=dims.ep, dp=dims.expert_dp, pp=dims.pp, cp=1, order=order)
         for axis, generator, token in (
             ("tp", dense, "tp"),
+            ("cp", dense, "cp"),
             ("dp", dense, "dp"),
             ("pp", dense, "pp"),
+            ("etp", experts, "tp"),
             ("ep", experts, "ep"),
             ("expert_dp", experts, "dp"),
             ("pp", experts, "pp"),
@@ -60,22 +62,22 @@ def test_every_rank_is_in_one_group_of_each_axis_at_its_place() -> None:
 
 def test_ranks_of_a_stage_are_told_apart_by_their_places() -> None:
     """Once as dense layers see them, and once as experts do."""
-    for dims, axes in product(LAYOUTS, (("tp", "dp", "pp"), ("ep", "expert_dp", "pp"))):
+    for dims, axes in product(LAYOUTS, (("tp", "cp", "dp", "pp"), ("etp", "ep", "expert_dp", "pp"))):
         places = {tuple(dims.rank_in(axis, rank) for axis in axes) for rank in range(dims.world_size)}
         assert len(places) == dims.world_size
 
 
 def test_degrees_come_from_a_spec() -> None:
-    assert ParallelDims.of(Parallelism(tp=2, pp=3, ep=4, dp=2)) == ParallelDims(tp=2, dp=2, pp=3, ep=4)
+    found = ParallelDims.of(Parallelism(tp=2, pp=3, ep=2, dp=4, cp=5, etp=4))
+    assert found == ParallelDims(tp=2, dp=4, pp=3, ep=2, cp=5, etp=4)
 
 
 @pytest.mark.parametrize(
     ("parallelism", "said"),
     [
-        (Parallelism(cp=2), r"parallelism\.cp=2 .*set 1"),
-        (Parallelism(etp=2), r"parallelism\.etp=2 .*set 1"),
-        (Parallelism(tp=2, dp=3, ep=4), r"parallelism\.ep=4 .*tp=2 \* dp=3"),
-        (Parallelism(pp=4, ep=2), r"parallelism\.ep=2 .*tp=1 \* dp=1"),
+        (Parallelism(tp=2, dp=3, ep=4), r"ep=4 does not divide tp=2 \* cp=1 \* dp=3"),
+        (Parallelism(pp=4, ep=2), r"ep=2 does not divide tp=1 \* cp=1 \* dp=1"),
+        (Parallelism(tp=2, dp=2, ep=2, etp=4), r"etp=4 \* ep=2 does not divide tp=2 \* cp=1 \* dp=2"),
     ],
 )
 def test_refuses_what_ranks_cannot_form(parallelism: Parallelism, said: str) -> None:
@@ -89,6 +91,12 @@ def test_refuses_what_ranks_cannot_form(parallelism: Parallelism, said: str) -> 
         ({}, {"tp": 3}, {}, "num_attention_heads=4 over 3 ranks"),
         ({"vocab_size": 257}, {"tp": 2}, {}, "vocab_size=257 over 2 ranks"),
         ({"num_moe_experts": 6, "moe_router_topk": 1}, {"ep": 4, "dp": 4}, {}, "num_moe_experts=6 over 4 ranks"),
+        (
+            {"num_moe_experts": 4, "moe_router_topk": 1, "moe_ffn_hidden_size": 9},
+            {"tp": 2, "etp": 2},
+            {},
+            "moe_ffn_hidden_size=9 over 2",
+        ),
         ({}, {"pp": 4}, {}, "num_layers=2 over pp=4"),
         ({}, {"pp": 2, "vpp": 2}, {}, "schedule=1f1b with pp=2 and vpp=2"),
         (
@@ -98,6 +106,8 @@ def test_refuses_what_ranks_cannot_form(parallelism: Parallelism, said: str) -> 
             "3 micro-batches",
         ),
         ({}, {"tp": 2, "sequence_parallel": True}, {"sequence_length": 127}, "sequence_length=127 over tp=2"),
+        ({}, {"cp": 2}, {"sequence_length": 126}, "sequence_length=126 in 2 * cp=2"),
+        ({}, {"cp": 2, "tp": 4, "sequence_parallel": True}, {"sequence_length": 132}, "over tp=4 ranks, with cp=2"),
         ({}, {"dp": 3}, {}, "global_batch_size=8 over dp=3"),
     ],
 )

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.spec import (
+    LATER,
     SECTIONS,
     CudaGraph,
     Fault,
@@ -76,12 +77,13 @@ def test_what_drops_tokens_is_a_task_of_the_layout_that_it_drops_them_by() -> No
     experts = Model(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=16)
     balanced = dataclasses.replace(experts, moe_aux_loss_coeff=0.01)
     dropping = dataclasses.replace(experts, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)
-    for model, by_size, by_tp in ((experts, False, False), (balanced, True, False), (dropping, True, True)):
+    for model, by_size, by_stretch in ((experts, False, False), (balanced, True, False), (dropping, True, True)):
         spec = RunSpec(model=model)
         larger = dataclasses.replace(spec, training=Training(micro_batch_size=2))
-        split = dataclasses.replace(spec, parallelism=Parallelism(tp=2))
         assert (larger.task_id != spec.task_id) == by_size
-        assert (split.task_id != spec.task_id) == by_tp
+        for layout in (Parallelism(tp=2), Parallelism(cp=2)):
+            split = dataclasses.replace(spec, parallelism=layout)
+            assert (split.task_id != spec.task_id) == by_stretch
 
 
 def test_a_fault_counts_everywhere_where_it_is_set_and_nowhere_else() -> None:
@@ -136,6 +138,17 @@ def test_a_twin_shares_its_workload(graph: CudaGraph) -> None:
 def test_a_run_id_can_be_read_and_names_a_file() -> None:
     spec = RunSpec(cuda_graph=CudaGraph("transformer_engine", ("attn", "moe_router")), repeat=3)
     assert re.fullmatch(r"transformer_engine\.attn\.moe_router-[0-9a-f]{10}-r3", spec.run_id)
+
+
+def test_fields_that_came_later_leave_what_is_known_as_it_was() -> None:
+    content = spec_to_json(RunSpec())
+    for name, default in LATER.items():
+        assert [section.pop(name) for section in content.values() if isinstance(section, dict) and name in section] == [
+            default
+        ]
+    spec = spec_from_json(content)
+    # As it was known before there were any.
+    assert (spec.run_id, spec.workload_id, spec.task_id) == ("eager-a9ce09aa0f-r0", "f887ec5b00", "300b28dffc")
 
 
 def test_the_digest_does_not_drift() -> None:

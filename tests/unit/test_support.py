@@ -19,7 +19,10 @@ REFUSED = {
     "model.moe_expert_capacity_factor": 1.0,
     "parallelism.etp": 2,
     "parallelism.cp": 2,
+    "parallelism.overlap_grad_reduce": True,
+    "parallelism.overlap_param_gather": True,
     "training.attention_backend": "flex",
+    "training.fp8": "delayed",
     "training.cpu_offloading": True,
     "training.variable_sequence_lengths": True,
     "cuda_graph.impl": "full_iteration",
@@ -151,8 +154,7 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "moe_shared_expert_ffn_hidden_size": (
         {**vars(MOE), "moe_shared_expert_ffn_hidden_size": 8, "add_bias_linear": True}, {}),
     "tp": (vars(MOE), {"parallelism": Parallelism(tp=2, sequence_parallel=True)}),
-    "etp": ({}, {"parallelism": Parallelism(etp=2)}),
-    "cp": ({}, {"parallelism": Parallelism(cp=2)}),
+    "cp": ({"window_size": 8}, {"parallelism": Parallelism(cp=2)}),
     "schedule": ({}, {"parallelism": Parallelism(pp=2, schedule="gpipe")}),
     "compile": ({}, {"training": Training(compile="elementwise")}),
     "attention_backend": ({}, {"training": Training(attention_backend="flex")}),
@@ -232,3 +234,16 @@ def test_remedies_are_spelt_as_a_recipe_spells_them() -> None:
     assert remedies[0] == "set parallelism.etp=1"
     assert remedies[1] == "set training.cpu_offloading=false"
     assert "model.moe_expert_capacity_factor=null" in remedies[2]
+
+
+def test_megatron_reduces_experts_over_those_who_hold_the_same() -> None:
+    """Without expert parallelism that is who holds the same of the layers around them."""
+    for layout, taken in (
+        (Parallelism(tp=2, etp=1), False),
+        (Parallelism(tp=2, etp=2), True),
+        (Parallelism(dp=2, etp=2), False),
+        (Parallelism(tp=2, ep=2, dp=2, etp=2), True),
+        (Parallelism(tp=2, ep=2, etp=1), True),
+    ):
+        spec = dataclasses.replace(ON_GPU, model=MOE, parallelism=layout)
+        assert ("megatron.tp" not in rules_of(spec)) is taken, layout

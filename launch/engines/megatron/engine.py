@@ -10,18 +10,19 @@ from typing import Any, Optional
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 from torch._C._distributed_c10d import HashStore
 
 from launch.engines.base import Mesh, StepResult
+from launch.engines.megatron.data_parallel import with_gradients
 from launch.engines.megatron.environment import settle, settle_determinism
 from launch.engines.megatron.graphs import make_steps
 from launch.engines.megatron.model import Configuration, build_chunk, configure
 from launch.engines.megatron.schedule import Schedule
-from launch.engines.megatron.settings import Layers, data_parallel_settings, optimizer_settings
+from launch.engines.megatron.settings import Layers, optimizer_settings
 from launch.engines.megatron.streams import leave_default_stream, stay_on
 from launch.engines.megatron.weights import draw_weights
 from launch.engines.torch_native.mesh import Group
@@ -111,19 +112,12 @@ def _build_chunks(
     stages = range(spec.parallelism.vpp) if spec.parallelism.vpp > 1 else [None]
     tp = Group(parallel_state.get_tensor_model_parallel_rank(), spec.parallelism.tp)
     ep = Group(parallel_state.get_expert_model_parallel_rank(), spec.parallelism.ep)
+    etp = Group(parallel_state.get_expert_tensor_parallel_rank(), spec.parallelism.etp)
     chunks: list[torch.nn.Module] = []
     for stage in stages:
         chunk = build_chunk(spec, config, layers, stage).to(device)
-        draw_weights(chunk, spec.model, spec.training.seed, tp, ep)
+        draw_weights(chunk, spec.model, spec.training.seed, tp, ep, etp)
         chunks.append(Float16Module(config, chunk) if config.bf16 else chunk)
     if stream is not None:
         stay_on(stream)
-    return _with_gradients(spec, config, chunks)
-
-
-def _with_gradients(spec: RunSpec, config: Configuration, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
-    settings = DistributedDataParallelConfig(**data_parallel_settings(spec))
-    return [
-        DistributedDataParallel(config, settings, chunk, disable_bucketing=number > 0)
-        for number, chunk in enumerate(chunks)
-    ]
+    return with_gradients(spec, config, chunks)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import get_batch_on_this_cp_rank
 
 from launch.engines.megatron.model import Configuration
 from launch.spec import RunSpec
@@ -26,7 +27,7 @@ class Schedule:
         self.chunks = chunks
         self.forward_backward: Callable[..., list[torch.Tensor]] = get_forward_backward_func()
         self._training = spec.training
-        self._replicas = spec.parallelism.dp
+        self._layout = spec.parallelism
         self._device = device
         self._positions = torch.arange(spec.training.sequence_length, device=device).unsqueeze(0)
 
@@ -53,19 +54,22 @@ class Schedule:
     ) -> tuple[torch.Tensor, Any]:
         """One micro-batch through a chunk: each token's loss from the last, activations from others."""
         tokens = next(micro_batches)["tokens"]
-        labels = tokens[:, 1:].contiguous()
-        return chunk(tokens[:, :-1], self._positions, None, labels=labels), _objective
+        batch = get_batch_on_this_cp_rank({"tokens": tokens[:, :-1], "labels": tokens[:, 1:].contiguous()})
+        return chunk(batch["tokens"], self._positions, None, labels=batch["labels"]), self._objective
+
+    def _objective(self, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is differentiated, which the schedule then divides in place, and what is kept of it, of this rank's part of
+        the sequences. The routers' losses add their gradients by themselves.
+
+        The schedule multiplies by cp what it takes for a part of a sum (megatron-core 0.16.1 pipeline_parallel/schedules.py,
+        ``forward_step_calc_loss``); gradients are then averaged over the ranks of dp and cp.
+        """
+        loss = losses.float().mean()
+        return loss / self._layout.cp, loss.detach().clone()
 
     def _mean(self, losses: list[torch.Tensor]) -> torch.Tensor:
         """Of ``losses``, empty but on the last stage, which may be graph memory."""
         loss = torch.stack(losses).mean() if losses else torch.zeros((), device=self._device)
         dist.all_reduce(loss, group=parallel_state.get_pipeline_model_parallel_group())
-        dist.all_reduce(loss, group=parallel_state.get_data_parallel_group())
-        return loss / self._replicas
-
-
-def _objective(losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is differentiated, which the schedule then divides in place, and what is kept of it. The routers' losses add
-    their gradients by themselves."""
-    loss = losses.float().mean()
-    return loss, loss.detach().clone()
+        dist.all_reduce(loss, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+        return loss / (self._layout.dp * self._layout.cp)

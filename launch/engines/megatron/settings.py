@@ -16,6 +16,7 @@ Layers = Literal["transformer_engine", "local"]
 """Whose modules layers are built of: Transformer Engine's, or Megatron-Core's own."""
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
+FP8_RECIPES = {"delayed": "delayed", "current": "tensorwise"}
 CLAMP = 7.0
 """Of GPT-OSS's activation: openai/gpt-oss, gpt_oss/torch/model.py, ``swiglu``."""
 
@@ -80,11 +81,14 @@ def yarn_settings(model: Model) -> dict[str, Any]:
 
 def data_parallel_settings(spec: RunSpec) -> dict[str, Any]:
     """Fields of DistributedDataParallelConfig."""
+    layout = spec.parallelism
     return {
         "grad_reduce_in_fp32": spec.training.gradient_precision == "fp32",
-        "use_distributed_optimizer": spec.parallelism.distributed_optimizer,
-        "overlap_grad_reduce": False,
-        "overlap_param_gather": False,
+        "use_distributed_optimizer": layout.distributed_optimizer,
+        "overlap_grad_reduce": layout.overlap_grad_reduce,
+        "overlap_param_gather": layout.overlap_param_gather,
+        # As Megatron-LM pairs them.
+        "align_param_gather": layout.overlap_param_gather and layout.vpp > 1,
         # The loop looks at every loss and norm; a look within a step could not be captured.
         "check_for_nan_in_grad": False,
     }
@@ -105,6 +109,7 @@ def optimizer_settings(spec: RunSpec) -> dict[str, Any]:
         "bf16": training.precision == "bf16",
         "params_dtype": PRECISIONS[training.precision],
         "use_distributed_optimizer": spec.parallelism.distributed_optimizer,
+        "overlap_param_gather": spec.parallelism.overlap_param_gather,
     }
 
 
@@ -175,8 +180,12 @@ def _parallelism(spec: RunSpec) -> dict[str, Any]:
 
 
 def _precision(spec: RunSpec) -> dict[str, Any]:
-    dtype = PRECISIONS[spec.training.precision]
-    return {"bf16": spec.training.precision == "bf16", "params_dtype": dtype, "pipeline_dtype": dtype}
+    """With ``fp8`` activations and weights of Transformer Engine's linear layers are e4m3 where they are multiplied and
+    gradients e5m2; parameters stay what they are, and attention, router, embedding and output layer too."""
+    training = spec.training
+    dtype = PRECISIONS[training.precision]
+    in_8_bits = {} if training.fp8 == "none" else {"fp8": "hybrid", "fp8_recipe": FP8_RECIPES[training.fp8]}
+    return {"bf16": training.precision == "bf16", "params_dtype": dtype, "pipeline_dtype": dtype, **in_8_bits}
 
 
 def _recomputation(spec: RunSpec) -> dict[str, Any]:

@@ -21,10 +21,10 @@ from launch.engines.torch_native.weights import first_weights
 from launch.errors import UnsupportedError
 from launch.spec import Model
 
-Layout = Literal["whole", "rows", "columns", "gate_up", "qkv", "expert"]
+Layout = Literal["whole", "rows", "columns", "gate_up", "qkv", "expert_gate_up", "expert_down"]
 """How Megatron lays a parameter out, and what of it a tensor-parallel rank holds: all of it; its stretch of rows or of
-columns; its stretch of the rows of each half; its query groups, each as that group's queries, key and value; or one
-expert's matrix, all of it, with outputs first."""
+columns; its stretch of the rows of each half; its query groups, each as that group's queries, key and value; or of one
+expert's matrix, with outputs first, what an expert-tensor-parallel rank has of both halves' rows or of the columns."""
 
 OF_MODEL: Mapping[str, tuple[str, Layout]] = {
     "embedding.word_embeddings.weight": ("embedding.weight", "rows"),
@@ -52,11 +52,11 @@ OF_LAYER: Mapping[str, tuple[str, Layout]] = {
     "mlp.shared_experts.linear_fc1.weight": ("mlp.shared.gate_up.weight", "gate_up"),
     "mlp.shared_experts.linear_fc2.weight": ("mlp.shared.down.weight", "columns"),
 }
-OF_EXPERT: Mapping[str, str] = {
-    "linear_fc1.weight": "mlp.gate_up",
-    "linear_fc1.bias": "mlp.gate_up_bias",
-    "linear_fc2.weight": "mlp.down",
-    "linear_fc2.bias": "mlp.down_bias",
+OF_EXPERT: Mapping[str, tuple[str, Layout]] = {
+    "linear_fc1.weight": ("mlp.gate_up", "expert_gate_up"),
+    "linear_fc1.bias": ("mlp.gate_up_bias", "expert_gate_up"),
+    "linear_fc2.weight": ("mlp.down", "expert_down"),
+    "linear_fc2.bias": ("mlp.down_bias", "expert_down"),
 }
 EXPERT = re.compile(r"mlp\.experts\.(?:local_experts\.(?P<one>\d+)\.(?P<of_one>.+)|(?P<grouped>.+?)(?P<number>\d+))")
 """One by one (``local_experts.3.linear_fc1.weight``), or grouped by Transformer Engine (``linear_fc1.weight3``)."""
@@ -91,25 +91,27 @@ def origin_of(name: str, first_expert: int = 0) -> Origin:
     of_expert = OF_EXPERT.get(expert["of_one"] or expert["grouped"]) if expert else None
     if expert is None or of_expert is None:
         raise UnsupportedError(f"Megatron-Core's parameter {name} has no counterpart in torch_native")
-    return Origin(f"layers.{number}.{of_expert}", "expert", first_expert + int(expert["one"] or expert["number"]))
+    parameter, layout = of_expert
+    return Origin(f"layers.{number}.{parameter}", layout, first_expert + int(expert["one"] or expert["number"]))
 
 
 def to_megatron(whole: torch.Tensor, layout: Layout, model: Model, tp: Group) -> torch.Tensor:
-    """A rank's part of Megatron's parameter, from the whole of torch_native's, or of one expert of it."""
-    if layout == "whole":
+    """A rank's part of Megatron's parameter, from the whole of torch_native's, or of one expert of it; of experts ``tp`` is
+    the expert-tensor-parallel group."""
+    if layout == "whole" or (layout == "expert_down" and whole.dim() == 1):
         return whole
-    if layout == "expert":
-        return whole.T if whole.dim() == 2 else whole
-    if layout == "gate_up":
+    if layout.startswith("expert"):
+        whole = whole.T if whole.dim() == 2 else whole
+    if layout.endswith("gate_up"):
         return torch.cat([half.chunk(tp.size)[tp.rank] for half in whole.chunk(2)])
     if layout == "qkv":
         whole = torch.cat(_by_group(whole, model), dim=1).flatten(0, 1)
-    return whole.chunk(tp.size, dim=1 if layout == "columns" else 0)[tp.rank]
+    return whole.chunk(tp.size, dim=1 if layout in ("columns", "expert_down") else 0)[tp.rank]
 
 
 def from_megatron(part: torch.Tensor, layout: Layout, model: Model) -> torch.Tensor:
     """The inverse of :func:`to_megatron` where one rank holds the whole."""
-    if layout == "expert":
+    if layout.startswith("expert"):
         return part.T if part.dim() == 2 else part
     if layout != "qkv":
         return part
@@ -120,23 +122,25 @@ def from_megatron(part: torch.Tensor, layout: Layout, model: Model) -> torch.Ten
 
 
 @torch.no_grad()
-def draw_weights(chunk: nn.Module, model: Model, seed: int, tp: Group, ep: Group) -> None:
+def draw_weights(chunk: nn.Module, model: Model, seed: int, tp: Group, ep: Group, etp: Group) -> None:
     """Fill every parameter of a GPTModel, on whatever rank and stage, with torch_native's first weights, and mark those
     of which tensor-parallel ranks hold different parts."""
     shapes = _shapes(model)
     for parameter, origin in named_origins(chunk, model, ep):
-        shape = shapes[origin.parameter] if origin.expert is None else shapes[origin.parameter][1:]
+        shape, ranks = (shapes[origin.parameter], tp)
+        if origin.expert is not None:
+            shape, ranks = shape[1:], etp
         whole = first_weights(origin.parameter, shape, model, seed, parameter.device, origin.expert)
-        parameter.copy_(to_megatron(whole, origin.layout, model, tp).view_as(parameter))
-        _mark(parameter, origin.layout)
+        parameter.copy_(to_megatron(whole, origin.layout, model, ranks).view_as(parameter))
+        _mark(parameter, origin)
 
 
-def _mark(parameter: Any, layout: Layout) -> None:
+def _mark(parameter: Any, origin: Origin) -> None:
     """megatron-core 0.16.1 leaves the mark out where it does not draw weights, and of sinks and some biases of experts;
     but for the first rank's they would then be missing from the gradient norm. Its own experts' second biases it marks
     as held by all ranks, over which their gradients would be summed."""
-    parameter.tensor_model_parallel = layout != "whole"
-    if layout == "expert":
+    parameter.tensor_model_parallel = origin.layout != "whole"
+    if origin.expert is not None:
         parameter.sequence_parallel = False
 
 

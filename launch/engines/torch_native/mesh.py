@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from launch.engines.base import Mesh
-from launch.parallel_dims import AXES, Axis, ParallelDims
+from launch.parallel_dims import Axis, ParallelDims
 
 DENSE_AXES: tuple[Axis, ...] = ("tp", "dp", "pp")
 EXPERT_AXES: tuple[Axis, ...] = ("ep", "expert_dp")
@@ -40,7 +40,7 @@ class ParallelMesh:
 
 def make_mesh(place: Mesh, dims: ParallelDims) -> ParallelMesh:
     """A collective call: every rank makes the same groups in the same order."""
-    alone = dict.fromkeys(AXES, Group())
+    alone = dict.fromkeys((*DENSE_AXES, *EXPERT_AXES), Group())
     if place.world_size == 1:
         return ParallelMesh(place.device, dims, world=Group(), **alone)
     kind = place.device.type

@@ -19,6 +19,7 @@ from megatron.core.num_microbatches_calculator import (
 )
 from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 
+from launch.engines.megatron.data_parallel import forward_hooks_off
 from launch.engines.megatron.graphs.tally import Tally
 from launch.engines.megatron.schedule import Schedule
 from launch.spec import RunSpec
@@ -33,6 +34,7 @@ class LayerCallables:
         self.tally = Tally()
         self.capture_seconds = 0.0
         self._micro_batches = spec.num_microbatches
+        self._gathers_in_forward = spec.parallelism.overlap_param_gather
         self._schedule = schedule
         # The helper asks a global for the number of micro-batches.
         reconfigure_num_microbatches_calculator(
@@ -61,7 +63,10 @@ class LayerCallables:
     def capture(self, batch: torch.Tensor) -> torch.Tensor:
         torch.cuda.synchronize()
         begun = time.perf_counter()
-        self._helper.create_cudagraphs()
+        with forward_hooks_off(self._schedule.chunks):
+            self._helper.create_cudagraphs()
+        if self._gathers_in_forward:
+            self._helper.cuda_graph_set_manual_hooks()
         torch.cuda.synchronize()
         self.capture_seconds = time.perf_counter() - begun
         loss = self._schedule.run(batch)
