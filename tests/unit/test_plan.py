@@ -92,7 +92,8 @@ def test_what_a_host_lacks(tmp_path: Path) -> None:
     assert "host.packages" in lacking(GPU_HOST, engine="megatron", training={"precision": "bf16"})
     both = dataclasses.replace(GPU_HOST, packages=frozenset({"megatron-core", "transformer-engine"}))
     assert not lacking(both, engine="megatron", training={"precision": "bf16"})
-    assert lacking(both, engine="megatron", training={"precision": "bf16"}, parallelism={"cp": 2}) == {"megatron.cp"}
+    offloading = {"precision": "bf16", "cpu_offloading": True}
+    assert lacking(both, engine="megatron", training=offloading) == {"megatron.cpu_offloading"}
     assert not lacking(CPU_HOST, sweep={"grid": COMPILED})
 
 
