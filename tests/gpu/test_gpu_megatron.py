@@ -215,6 +215,9 @@ def trained(spec: RunSpec, rank: int = 0) -> Trained:
 
 
 def trained_as_released(spec: RunSpec, rank: int = 0) -> Trained:
+    from megatron.core.pipeline_parallel import utils
+
+    utils._COMP_STREAM = utils._COMM_STREAM = None  # those of an engine before, in this process
     device = torch.device("cuda", rank)
     found = _train(spec, rank, device)
     torch._C._cuda_clearCublasWorkspaces()  # that of the stream that captured lies in the pool of its graphs
@@ -412,6 +415,14 @@ LAYOUTS: dict[str, tuple[Model, Parallelism, tuple[CudaGraph, ...]]] = {
     "two, ep2, overlapped": (
         MOE, Parallelism(ep=2, dp=2, **OVERLAPPED), (CudaGraph("transformer_engine", ROUTED),)
     ),
+    "two, ep2, experts' exchange beside": (
+        MOE, Parallelism(ep=2, dp=2, overlap_moe_expert_parallel_comm=True),
+        (CudaGraph("transformer_engine", ("attn",)), CudaGraph("transformer_engine", ROUTED)),
+    ),
+    "two, ep2, experts' exchange beside, delayed": (
+        MOE, Parallelism(ep=2, dp=2, overlap_moe_expert_parallel_comm=True, delay_wgrad_compute=True),
+        (CudaGraph("transformer_engine", ("moe_router", "moe_preprocess")),),
+    ),
     "two, cp2": (DENSE, Parallelism(cp=2), OF_LAYERS),
     "two, cp2 ep2": (MOE, Parallelism(cp=2, ep=2), (CudaGraph("transformer_engine", ROUTED),)),
     "two, tp2 etp2, padded": (PADDED, Parallelism(tp=2, etp=2, sequence_parallel=True), OF_LAYERS),
@@ -457,6 +468,11 @@ def test_ranks_replay_what_they_compute(name: str, tmp_path: Path) -> None:
 ALIKE: dict[str, tuple[Model, Parallelism]] = {
     "two, dp2, overlapped": (DENSE, Parallelism(dp=2, **OVERLAPPED)),
     "two, ep2, overlapped": (MOE, Parallelism(ep=2, dp=2, **OVERLAPPED)),
+    "two, ep2, experts' exchange beside": (MOE, Parallelism(ep=2, dp=2, overlap_moe_expert_parallel_comm=True)),
+    "two, ep2, experts' exchange beside, delayed": (
+        MOE,
+        Parallelism(ep=2, dp=2, overlap_moe_expert_parallel_comm=True, delay_wgrad_compute=True, **OVERLAPPED),
+    ),
     "two, cp2": (DENSE, Parallelism(cp=2)),
     "two, cp2 ep2": (MOE, Parallelism(cp=2, ep=2)),
     "two, tp2 etp2": (MOE, Parallelism(tp=2, etp=2, sequence_parallel=True)),
