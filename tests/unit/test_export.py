@@ -178,6 +178,10 @@ NOTED: dict[str, dict[str, Any]] = {
         "model": replace(MOE, moe_shared_expert_ffn_hidden_size=8, add_bias_linear=True)
     },
     "parallelism.tp": {"model": MOE, "parallelism": Parallelism(tp=2, sequence_parallel=True)},
+    "parallelism.overlap_moe_expert_parallel_comm": {
+        "model": replace(MOE, moe_layer_freq=2),
+        "parallelism": Parallelism(dp=2, ep=2, overlap_moe_expert_parallel_comm=True),
+    },
     "parallelism.schedule": {"parallelism": Parallelism(pp=2, schedule="gpipe")},
     "environment.NCCL_DEBUG": {"environment": {"NCCL_DEBUG": "WARN"}},
 }

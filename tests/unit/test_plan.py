@@ -89,7 +89,8 @@ def test_what_a_host_lacks(tmp_path: Path) -> None:
     assert "host.packages" in lacking(GPU_HOST, engine="megatron", training={"precision": "bf16"})
     both = dataclasses.replace(GPU_HOST, packages=frozenset({"megatron-core", "transformer-engine"}))
     assert not lacking(both, engine="megatron", training={"precision": "bf16"})
-    assert lacking(both, engine="megatron", training={"precision": "bf16"}, parallelism={"cp": 2}) == {"megatron.cp"}
+    refused = lacking(both, engine="megatron", training={"precision": "bf16", "deterministic": True})
+    assert refused == {"megatron.deterministic"}
     assert not lacking(CPU_HOST, sweep={"grid": COMPILED})
 
 
