@@ -122,6 +122,8 @@ class Parallelism:
     distributed_optimizer: bool = False
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
+    overlap_moe_expert_parallel_comm: bool = False
+    delay_wgrad_compute: bool = False
 
     @property
     def world_size(self) -> int:
@@ -293,7 +295,13 @@ class RunSpec:
 LAYOUT_ONLY = ("micro_batch_size", "recompute", "compile", "attention_backend", "cpu_offloading", "deterministic")
 """What of the training section changes how a task is run, and not the task; the first of it where no loss is of a
 micro-batch."""
-LATER: Mapping[str, Any] = {"overlap_grad_reduce": False, "overlap_param_gather": False, "fp8": "none"}
+LATER: Mapping[str, Any] = {
+    "overlap_grad_reduce": False,
+    "overlap_param_gather": False,
+    "overlap_moe_expert_parallel_comm": False,
+    "delay_wgrad_compute": False,
+    "fp8": "none",
+}
 """Fields that no digest holds at these values, their defaults, so that a run is known by what it was known by before there
 were any."""
 

@@ -95,6 +95,8 @@ TORCH_NATIVE: tuple[Limit, ...] = (
     ),
     _only("parallelism.overlap_grad_reduce", False, OVERLAPPED),
     _only("parallelism.overlap_param_gather", False, OVERLAPPED),
+    _only("parallelism.overlap_moe_expert_parallel_comm", False, "set it to false, or engine=megatron"),
+    _only("parallelism.delay_wgrad_compute", False, "set it to false, or engine=megatron"),
     _only("training.fp8", "none", remedy="set training.fp8=none, or engine=megatron"),
     _only("training.cpu_offloading", False),
     _only("training.variable_sequence_lengths", False),
@@ -189,6 +191,12 @@ MEGATRON: tuple[Limit, ...] = (
         lambda tp, spec: tp == spec.parallelism.etp or not spec.model.is_moe or spec.parallelism.ep > 1,
         "set parallelism.ep to 2 or more, or etp to tp: with ep=1 megatron-core 0.16.1 reduces the gradients of experts "
         "over the ranks of dp and cp, whoever holds the same",
+    ),
+    Limit(
+        "parallelism.overlap_moe_expert_parallel_comm",
+        lambda on, spec: not on or (spec.model.num_layers - 1) % max(spec.model.moe_layer_freq, 1) == 0,
+        "set it to false, or a model.num_layers whose last layer has experts: behind a dense one megatron-core 0.16.1 leaves "
+        "the last norm out of the model (models/gpt/fine_grained_callables.py:583)",
     ),
     Limit(
         "parallelism.cp",

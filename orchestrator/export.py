@@ -53,7 +53,7 @@ def _unsaid(spec: RunSpec) -> Iterator[str]:
 
 OF_MEGATRON = (
     "model.rope_scaling", "model.moe_router_normalize_topk", "model.moe_shared_expert_ffn_hidden_size",
-    "parallelism.tp", "parallelism.schedule",
+    "parallelism.tp", "parallelism.schedule", "parallelism.overlap_moe_expert_parallel_comm",
 )  # fmt: skip
 """Fields that Megatron-Core itself does not have in full, whoever runs it."""
 

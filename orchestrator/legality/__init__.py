@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from launch.record import Reason
 from launch.spec import RunSpec
-from orchestrator.legality import capture, fault, layout, model, scope, training
+from orchestrator.legality import capture, fault, layout, model, overlap, scope, training
 from orchestrator.legality.rule import Rule
 
 TABLES: Mapping[str, tuple[Rule, ...]] = {
@@ -17,6 +17,7 @@ TABLES: Mapping[str, tuple[Rule, ...]] = {
     "What a capture asks for": capture.RULES,
     "Model": model.RULES,
     "Layout": layout.RULES,
+    "Overlap": overlap.RULES,
     "Training and data": training.RULES,
     "Failures on purpose": fault.RULES,
 }

@@ -175,17 +175,6 @@ def biased_experts_split(spec: RunSpec) -> Optional[str]:
     return f"model.add_bias_linear=true with parallelism.etp={spec.parallelism.etp}"
 
 
-def gathered_in_forward(spec: RunSpec) -> Optional[str]:
-    """overlap_param_gather goes with distributed_optimizer and overlap_grad_reduce."""
-    layout = spec.parallelism
-    if not layout.overlap_param_gather or (layout.distributed_optimizer and layout.overlap_grad_reduce):
-        return None
-    return (
-        f"parallelism.overlap_param_gather=true with distributed_optimizer={str(layout.distributed_optimizer).lower()} "
-        f"and overlap_grad_reduce={str(layout.overlap_grad_reduce).lower()}"
-    )
-
-
 RULES: tuple[Rule, ...] = (
     Rule(
         "layout.degrees", BOTH, ANY, degrees_out_of_range,
@@ -276,11 +265,5 @@ RULES: tuple[Rule, ...] = (
         "layout.biased_experts", MEGATRON, MCORE_016, biased_experts_split,
         remedy="Set parallelism.etp to 1.",
         source=f"{CONFIG}:1588",
-    ),
-    Rule(
-        "layout.overlap_param_gather", MEGATRON, MCORE_016, gathered_in_forward,
-        remedy="Set parallelism.distributed_optimizer and overlap_grad_reduce to true, or overlap_param_gather to false.",
-        source=f"{MCORE}distributed/param_and_grad_buffer.py:262; Megatron-LM core_v0.16.1 megatron/training/arguments.py "
-        "(Must use --overlap-param-gather with --overlap-grad-reduce)",
     ),
 )  # fmt: skip

@@ -148,6 +148,10 @@ class NoStream:
     def record_event(self) -> NoStream:
         return self
 
+    def record(self, stream: Any) -> None: ...
+
+    def wait(self, stream: Any) -> None: ...
+
 
 STREAM = NoStream()
 
@@ -157,12 +161,19 @@ OF_CUDA = {
     "manual_seed": torch.manual_seed,
     "get_rng_state": torch.get_rng_state,
     "synchronize": lambda: None,
+    "Event": NoStream,
+    "nvtx": mock.MagicMock(),
     "Stream": lambda *arguments, **settings: STREAM,
     "current_stream": lambda: STREAM,
     "default_stream": lambda: STREAM,
     "stream": lambda stream: nullcontext(),
 }
-OF_TENSORS = {"cuda": lambda tensor, **settings: tensor, "type": type_on_cuda, "__iadd__": add_out_of_place}
+OF_TENSORS = {
+    "record_stream": lambda tensor, stream: None,
+    "cuda": lambda tensor, **settings: tensor,
+    "type": type_on_cuda,
+    "__iadd__": add_out_of_place,
+}
 OF_RANDOM = {
     "_get_cuda_rng_state": lambda **settings: torch.get_rng_state(),
     "_set_cuda_rng_state": lambda state, **settings: torch.set_rng_state(state),

@@ -135,6 +135,22 @@ def test_graphs_on_ranks_that_exchange_more_than_gradients(settings: CudaGraph, 
         assert found["left"] == 0
 
 
+@pytest.mark.parametrize("scope", [("attn",), ("moe_router", "moe_preprocess"), ROUTED], ids=str)
+def test_graphs_beside_the_exchange_of_tokens(scope: tuple[str, ...]) -> None:
+    """Micro-batches overlap, and each has graphs of its own though there is no pipeline."""
+    layout = Parallelism(dp=2, ep=2, overlap_moe_expert_parallel_comm=True)
+    spec = spec_of(EVEN, graph("transformer_engine", *scope), layout)
+    spec = replace(spec, training=replace(spec.training, precision="bf16", global_batch_size=4 * MICRO_BATCHES))
+    ranks = workers(2)
+    for found, expected in zip(ranks.run(train_graphed, spec), ranks.run(train_megatron, eager(spec)), strict=True):
+        torch.testing.assert_close(found["loss"], expected["loss"], rtol=5e-6, atol=0)
+        torch.testing.assert_close(found["grad_norm"], expected["grad_norm"], rtol=2e-5, atol=0)
+        stats = GraphStats(**found["graph_stats"])
+        assert stats.proven
+        assert stats.graphs == stats.launches_per_step == 2 * 2 * MICRO_BATCHES
+        assert found["left"] == 0
+
+
 def test_a_whole_step_is_captured_behind_the_warm_up() -> None:
     """Twice, since Megatron-Core keeps the graph in a class."""
     spec = spec_of(PADDED, graph("full_iteration"))

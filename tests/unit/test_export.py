@@ -47,6 +47,11 @@ SPECS = {
     "overlapped": RunSpec(
         parallelism=Parallelism(distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True)
     ),
+    "experts' exchange overlapped": RunSpec(
+        model=MOE,
+        parallelism=Parallelism(dp=2, ep=2, overlap_moe_expert_parallel_comm=True, delay_wgrad_compute=True),
+        training=Training(precision="bf16"),
+    ),
     "in 8 bits": RunSpec(training=Training(precision="bf16", fp8="current")),
     "laid out": RunSpec(model=MOE, parallelism=LAYOUT, data=Data(kind="synthetic")),
     "recomputed": RunSpec(training=Training(recompute="full", precision="bf16", gradient_precision="bf16")),
@@ -173,6 +178,10 @@ NOTED: dict[str, dict[str, Any]] = {
         "model": replace(MOE, moe_shared_expert_ffn_hidden_size=8, add_bias_linear=True)
     },
     "parallelism.tp": {"model": MOE, "parallelism": Parallelism(tp=2, sequence_parallel=True)},
+    "parallelism.overlap_moe_expert_parallel_comm": {
+        "model": replace(MOE, moe_layer_freq=2),
+        "parallelism": Parallelism(dp=2, ep=2, overlap_moe_expert_parallel_comm=True),
+    },
     "parallelism.schedule": {"parallelism": Parallelism(pp=2, schedule="gpipe")},
     "environment.NCCL_DEBUG": {"environment": {"NCCL_DEBUG": "WARN"}},
 }

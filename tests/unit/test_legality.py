@@ -56,6 +56,7 @@ def violated(value: RunSpec) -> set[str]:
 
 TE = "transformer_engine"
 TP2_MOE = on_ranks(2, tp=2, sequence_parallel=True)
+BESIDE = {"ep": 2, "overlap_moe_expert_parallel_comm": True}
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"}
 M = {"engine": "megatron"}
 ON_CUDA = Placement(device="cuda")
@@ -231,10 +232,35 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
             **M,
         ),
     ),
-    "layout.overlap_param_gather": (
+    "overlap.param_gather": (
         spec(parallelism__overlap_param_gather=True, **M),
         spec(parallelism=Parallelism(overlap_param_gather=True, distributed_optimizer=True), **M),
         spec(parallelism=Parallelism(overlap_param_gather=True, overlap_grad_reduce=True), **M),
+    ),
+    "overlap.expert_exchange": (
+        spec(model=MOE, **on_ranks(1, overlap_moe_expert_parallel_comm=True), **M),
+        spec(model=MOE, **on_ranks(2, **BESIDE, dispatcher="allgather"), **M),
+        spec(model=MOE, training__precision="fp32", **on_ranks(2, **BESIDE), **M),
+        spec(model=MOE, training__recompute="full", **on_ranks(2, **BESIDE), **M),
+        spec(model=MOE, **on_ranks(4, pp=2, **BESIDE), **M),
+    ),
+    "overlap.expert_exchange_captured": (
+        graphed("full_iteration", model=PADDED, **on_ranks(2, **BESIDE), **M),
+        graphed("local", model=PADDED, **on_ranks(2, **BESIDE), **M),
+        graphed(TE, model=PADDED, **on_ranks(2, **BESIDE), **M),
+        graphed(TE, "attn", "moe", model=PADDED, **on_ranks(2, **BESIDE), **M),
+        graphed(TE, "mlp", model=MIXED, **on_ranks(2, **BESIDE), **M),
+    ),
+    "overlap.delayed_wgrad": (spec(model=MOE, **on_ranks(2, ep=2, delay_wgrad_compute=True), **M),),
+    "overlap.delayed_wgrad_captured": (
+        graphed(TE, "attn", model=MOE, **on_ranks(2, **BESIDE, delay_wgrad_compute=True), **M),
+        graphed(
+            TE,
+            "moe_router",
+            model=dataclasses.replace(MOE, moe_shared_expert_ffn_hidden_size=16),
+            **on_ranks(2, **BESIDE, delay_wgrad_compute=True),
+            **M,
+        ),
     ),
     "training.sizes": (spec(training__micro_batch_size=0), spec(training__seed=-1), spec(training__sequence_length=0)),
     "training.rates": (
@@ -334,6 +360,15 @@ LEGAL: Mapping[str, RunSpec] = {
     "in 8 bits": spec(training__fp8="delayed", model=MOE, **TP2_MOE, **M),
     "in 8 bits, graphed": graphed("full_iteration", training__fp8="current", model=PADDED, **M),
     "8 tokens over each tensor-parallel rank": spec(training__fp8="delayed", training__sequence_length=16, **TP2_MOE, **M),
+    "experts' exchange beside computations": graphed(
+        TE, "attn", "moe_router", "moe_preprocess", model=MOE, **on_ranks(2, **BESIDE), **M
+    ),
+    "weights' gradients behind": graphed(
+        TE, "moe_router", "moe_preprocess", model=MOE, **on_ranks(2, **BESIDE, delay_wgrad_compute=True), **M
+    ),
+    "experts' exchange of interleaved stages": spec(
+        model=MOE, **on_ranks(4, pp=2, vpp=2, schedule="interleaved", **BESIDE), **M
+    ),
     "reduced in the backward pass alone": spec(parallelism__overlap_grad_reduce=True, **M),
     "expert ranks across tensor and data ranks": spec(
         model=MOE, **on_ranks(8, tp=2, dp=4, ep=8, sequence_parallel=True), **M

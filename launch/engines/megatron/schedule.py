@@ -50,12 +50,14 @@ class Schedule:
         return self._mean(losses)
 
     def _forward(
-        self, micro_batches: Iterator[Mapping[str, torch.Tensor]], chunk: torch.nn.Module
-    ) -> tuple[torch.Tensor, Any]:
-        """One micro-batch through a chunk: each token's loss from the last, activations from others."""
+        self, micro_batches: Iterator[Mapping[str, torch.Tensor]], chunk: Any, return_schedule_plan: bool = False
+    ) -> tuple[Any, Any]:
+        """One micro-batch through a chunk: each token's loss from the last, activations from others; or the plan of that,
+        for a schedule that runs it in pieces beside those of another micro-batch."""
         tokens = next(micro_batches)["tokens"]
         batch = get_batch_on_this_cp_rank({"tokens": tokens[:, :-1], "labels": tokens[:, 1:].contiguous()})
-        return chunk(batch["tokens"], self._positions, None, labels=batch["labels"]), self._objective
+        run = chunk.build_schedule_plan if return_schedule_plan else chunk
+        return run(batch["tokens"], self._positions, None, labels=batch["labels"]), self._objective
 
     def _objective(self, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What is differentiated, which the schedule then divides in place, and what is kept of it, of this rank's part of

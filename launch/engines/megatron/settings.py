@@ -87,6 +87,7 @@ def data_parallel_settings(spec: RunSpec) -> dict[str, Any]:
         "use_distributed_optimizer": layout.distributed_optimizer,
         "overlap_grad_reduce": layout.overlap_grad_reduce,
         "overlap_param_gather": layout.overlap_param_gather,
+        "delay_wgrad_compute": layout.delay_wgrad_compute,
         # As Megatron-LM pairs them.
         "align_param_gather": layout.overlap_param_gather and layout.vpp > 1,
         # The loop looks at every loss and norm; a look within a step could not be captured.
@@ -172,6 +173,8 @@ def _parallelism(spec: RunSpec) -> dict[str, Any]:
         "expert_model_parallel_size": layout.ep,
         "expert_tensor_parallel_size": layout.etp,
         "sequence_parallel": layout.sequence_parallel,
+        "overlap_moe_expert_parallel_comm": layout.overlap_moe_expert_parallel_comm,
+        "delay_wgrad_compute": layout.delay_wgrad_compute,
         # As Megatron-LM pairs them. Batched transfers between virtual stages of two ranks would be mixed up: each is
         # the other's predecessor and successor.
         "overlap_p2p_comm": layout.vpp > 1,
