@@ -294,60 +294,6 @@ def forget_last_micro_batch(engine: Any) -> None:
                         delattr(dispatcher, name)
 
 
-@contextmanager
-def inputs_kept() -> Iterator[None]:
-    """A local graph's input stays its own until its backward pass has read it (Megatron-LM pull request 4433)."""
-    from megatron.core.transformer.cuda_graphs import TensorReusePool
-
-    with mock.patch.object(TensorReusePool, "insert", lambda pool, tensor: None):
-        yield
-
-
-def _train(spec: RunSpec, rank: int, device: torch.device) -> Trained:
-    """Past ``launch.support``, which refuses what is tested here to be wrong."""
-    from launch.engines.megatron.engine import MegatronEngine
-
-    engine = MegatronEngine(spec, Mesh(rank, spec.parallelism.world_size, device))
-    source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
-    dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", rank)
-    batches = [batch(source, spec, step, dp_rank).to(device) for step in range(STEPS + PROBED_STEPS)]
-    results: list[StepResult] = []
-    gradients = []
-    try:
-        for tokens in batches[:STEPS]:
-            results.append(engine.step(tokens))
-            gradients.append(gradients_of(engine))
-        random = torch.cuda.get_rng_state(device)
-        seen = probe(engine.step, batches[STEPS:])
-        return Trained(
-            torch.stack([result.loss for result in results]).cpu(),
-            torch.stack([result.grad_norm for result in results]).cpu(),
-            gradients,
-            [result.kind for result in results],
-            engine.capture_step,
-            engine.graph_stats(),
-            seen.graph_launches,
-            seen.host_ms,
-            random,
-            pool_of(device),
-        )
-    finally:
-        engine.close()  # of a capture that failed too: Megatron-Core keeps graphs in its classes
-        forget_last_micro_batch(engine)
-
-
-def forget_last_micro_batch(engine: Any) -> None:
-    """Megatron-Core's token dispatchers keep its probabilities, and by their autograd graph the model, in a circle that
-    Python's collector cannot see."""
-    for chunk in engine.chunks:
-        for module in chunk.modules():
-            dispatcher = getattr(module, "token_dispatcher", None)
-            if dispatcher is not None:
-                for name, value in list(vars(dispatcher).items()):
-                    if torch.is_tensor(value):
-                        delattr(dispatcher, name)
-
-
 def forget_buffers() -> None:
     """Those of local graphs, which Megatron-Core keeps in a class."""
     from megatron.core.transformer.cuda_graphs import TensorReusePool
