@@ -294,14 +294,6 @@ def forget_last_micro_batch(engine: Any) -> None:
                         delattr(dispatcher, name)
 
 
-def forget_buffers() -> None:
-    """Those of local graphs, which Megatron-Core keeps in a class."""
-    from megatron.core.transformer.cuda_graphs import TensorReusePool
-
-    TensorReusePool.tensor_strong_refs.clear()
-    TensorReusePool.tensor_strong_refs_dataptrs.clear()
-
-
 def gradients_of(engine: Any) -> dict[str, torch.Tensor]:
     """As the optimizer left them, which clips them in place."""
     return {
