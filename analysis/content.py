@@ -10,6 +10,7 @@
          "verdict": null | VERDICT, "max_loss_difference", "floor": null | FLOOR,
          "memory": null | {"kind": "device" | "host", "peak", "added", "device_total", "headroom", "whole",
                            "phases": [...]}   (bytes),
+         "state_forecast": bytes of the fullest rank's weights, gradients and optimizer state,
          "straggler": null | {"rank", "what": "computing" | "host", "milliseconds", "others_ms", "throttled"},
          "throttling": null | {"own": THROTTLED, "eager": null | THROTTLED},
          "speed": null | {"word", "ratio", "low", "high", "own_low", "own_high", "pairs", "steps", "left_out", "settling",
@@ -50,6 +51,7 @@ from typing import Any, Optional
 from analysis.compare import CellResult
 from analysis.content_tables import tables_of
 from analysis.environment import provenance
+from analysis.forecast import state_bytes
 from analysis.limit import Limit
 from analysis.memory import CellMemory
 from analysis.pair import PairResult
@@ -136,6 +138,7 @@ def _cell(result: CellResult) -> dict[str, Any]:
         "max_loss_difference": result.max_loss_difference,
         "floor": _fields(result.floor),
         "memory": _memory(result.memory),
+        "state_forecast": state_bytes(result.spec),
         "straggler": _fields(result.straggler),
         "throttling": _throttling(result.throttling),
         "speed": _speed(result),

@@ -9,6 +9,7 @@ experts, and ranks with the same part of the same experts form an expert-data-pa
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Literal
 
 from launch.errors import UnsupportedError
@@ -112,3 +113,25 @@ def misfits(spec: RunSpec) -> tuple[str, ...]:
     elif interleaved and spec.num_microbatches % layout.pp:
         wrong.append(f"{spec.num_microbatches} micro-batches interleaved over pp={layout.pp}")
     return tuple(wrong)
+
+
+def layers_of(num_layers: int, stages: int, chunks: int) -> tuple[range, ...]:
+    """Which layers each virtual stage holds.
+
+    Where they do not divide, the last virtual stages but one hold one more each. The last has the head and the loss to
+    compute; the first has the embedding and, of 1F1B's, the most micro-batches in flight, so it is the next to be
+    spared. Consecutive virtual stages are on different ranks, so no rank gets a second one before all others but the
+    last have one.
+
+    Raises:
+        ValueError: fewer layers than virtual stages.
+    """
+    parts = stages * chunks
+    if num_layers < parts:
+        raise ValueError(
+            f"num_layers={num_layers} leaves some of pp={stages} * vpp={chunks} = {parts} virtual stages without a "
+            f"layer: lower pp or vpp until their product is {num_layers} or less"
+        )
+    share, extra = divmod(num_layers, parts)
+    ends = [(part + 1) * share + max(0, min(part - (parts - 2 - extra), extra)) for part in range(parts)]
+    return tuple(range(start, end) for start, end in pairwise([0, *ends]))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Optional
 
+from analysis.forecast import state_bytes
 from launch.order import Step
 from launch.record import Cell, Reason
 from launch.spec import Device, RunSpec
@@ -51,7 +52,8 @@ class Cluster:
         """Why this cluster cannot run ``spec``, none where it can."""
         request = request_for(vars(spec.placement), 0, self.profile)
         missing = () if self.packages is None else lacks_packages(spec, self.packages)
-        return (*self._lacks_allocation(request), *lacks_gpu_for_graphs(spec), *missing, *unsupported(spec))
+        devices = (*self._lacks_allocation(request), *self._lacks_memory(spec), *lacks_gpu_for_graphs(spec))
+        return (*devices, *missing, *unsupported(spec))
 
     def lacks_time(self, runs: Sequence[Cell]) -> tuple[Reason, ...]:
         """Why no allocation lasts for a bundle, given the cell of each of its runs; none where one does."""
@@ -82,6 +84,20 @@ class Cluster:
             return (Reason("cluster.max_nodes", message, f"raise max_nodes to {request.nodes} in the profile"),)
         reasons = [partition.lacks(request, self.profile) for partition in self.partitions]
         return min(reasons, key=len)  # of several partitions, that which comes closest
+
+    def _lacks_memory(self, spec: RunSpec) -> tuple[Reason, ...]:
+        has, held = self.profile.gpu_memory_gib, state_bytes(spec) / 2**30
+        if has is None or spec.placement.device != "cuda" or held <= has:
+            return ()
+        message = (
+            f"weights, gradients and optimizer state of a rank take {held:.1f} GiB before anything is computed, and "
+            f"gpu_memory_gib of the profile is {has:g}"
+        )
+        remedy = (
+            "raise parallelism.tp, pp or ep, set parallelism.distributed_optimizer=true where dp is above 1, or "
+            "training.gradient_precision=bf16"
+        )
+        return (Reason("cluster.gpu_memory", message, remedy),)
 
 
 def find_cluster(profile: Profile, store: Path) -> Cluster:

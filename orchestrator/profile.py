@@ -21,6 +21,8 @@ class Profile:
     gpus: Literal["gres", "gpus_per_node", "none"] = "gres"
     """How GPUs are asked for. "none" is for sites that give whole nodes and refuse both."""
     gpu_type: Optional[str] = None
+    gpu_memory_gib: Optional[float] = None
+    """Of one GPU: what has to hold more is not submitted."""
     exclusive: bool = False
     mem: Optional[str] = None
     """Memory a node, as sbatch takes it: "0" is all of it."""

@@ -28,7 +28,13 @@ DEFAULT = "default"
 
 SCHEMA = Schema(
     Profile,
-    {"cpus_per_task": COUNT, "max_nodes": POSITIVE, "max_jobs": POSITIVE, "max_pending_minutes": ABOVE_ZERO},
+    {
+        "cpus_per_task": COUNT,
+        "max_nodes": POSITIVE,
+        "max_jobs": POSITIVE,
+        "max_pending_minutes": ABOVE_ZERO,
+        "gpu_memory_gib": ABOVE_ZERO,
+    },
 )
 FIELDS = tuple(name for name in SCHEMA.fields if name != "name")
 """What a profile's file may hold."""

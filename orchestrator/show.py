@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+from analysis.forecast import state_bytes
+from analysis.markdown.blocks import size
 from launch.files import number, read_json
 from launch.order import BundleOrder
 from launch.paths import SweepPaths
@@ -44,7 +46,9 @@ def plan(planned: Plan, hours: float, scripts: Sequence[BatchScript] = ()) -> No
     plan_summary(planned)
     cells = planned.cell_of_run()
     for place, bundle in enumerate(planned.bundles, 1):
-        print(f"\nbundle {place} of {len(planned.bundles)} ({bundle.bundle_id}), one allocation:")
+        held = size(state_bytes(cells[bundle.run_ids[0]].run_spec))
+        print(f"\nbundle {place} of {len(planned.bundles)} ({bundle.bundle_id}), one allocation;", end=" ")
+        print(f"weights, gradients and optimizer state of a rank take {held}:")
         for run_id in bundle.run_ids:
             print(f"  {run_id:44} {cells[run_id].label}")
     _batch_scripts(scripts)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Optional
 
 from analysis.compare import CellResult
+from analysis.forecast import state_bytes
 from analysis.markdown.blocks import size, table
 from analysis.memory import KIND_WORDS
 from analysis.outcome_matrix import OutcomeMatrix, outcome_matrix, states_of
@@ -18,6 +19,7 @@ HOW = (
     "eager twin at the end of phase measure."
 )
 HOW_GPU = (
+    "Forecast is what weights, gradients and optimizer state take of the fullest rank by the recipe; all else comes on top. "
     "The graph pool is what the allocator holds for graphs; outside it are graph executables, communicators and the "
     "context; both at the end of phase measure. Headroom is what the smallest GPU has beyond the peak of training."
 )
@@ -54,7 +56,8 @@ def _table(rows: Sequence[CellResult]) -> list[str]:
     if not rows:
         return []
     on_gpu = any(result.on_gpu for result in rows)
-    header = ["cell", "ended", *PHASES, "above eager", *(["graph pool", "outside", "headroom"] if on_gpu else [])]
+    own = ["graph pool", "outside", "headroom"]
+    header = ["cell", "ended", *(["forecast"] if on_gpu else []), *PHASES, "above eager", *(own if on_gpu else [])]
     kinds = " or ".join(sorted({KIND_WORDS[result.memory.kind] for result in rows if result.memory}))
     how = [HOW.format(kind=kinds), *([HOW_GPU] if on_gpu else [])]
     return [table(header, (_row(result, on_gpu) for result in rows)), " ".join(how)]
@@ -64,7 +67,7 @@ def _row(result: CellResult, on_gpu: bool) -> list[str]:
     memory = result.memory
     assert memory is not None  # rows are of cells that have it
     phases = {phase.phase: phase for phase in memory.phases}
-    row = [f"`{result.cell.label}`", states_of(result)]
+    row = [f"`{result.cell.label}`", states_of(result), *([size(state_bytes(result.spec))] if on_gpu else [])]
     row += [_bytes(phases[phase].peak) if phase in phases else "-" for phase in PHASES]
     row += [_bytes(memory.added, signed=True)]
     if not on_gpu:

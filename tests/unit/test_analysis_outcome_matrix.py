@@ -72,7 +72,7 @@ def test_the_report_has_the_matrix_and_the_phases(tmp_path: Path) -> None:
     assert "| fits | 1: `torch, lr 0.001` | 1: `full_iteration, lr 0.001` |" in text
     row = next(line for line in text.splitlines() if line.startswith("| `torch"))
     assert row.split(" | ")[1:] == [
-        "fits", "3.02 GiB", "4.62 GiB", "5.42 GiB", "5.27 GiB", "5.27 GiB", "+256 MiB", "256 MiB", "512 MiB",
+        "fits", "3 MiB", "3.02 GiB", "4.62 GiB", "5.42 GiB", "5.27 GiB", "5.27 GiB", "+256 MiB", "256 MiB", "512 MiB",
         "134.58 GiB of 140.00 GiB (96%) |",
     ]  # fmt: skip
     failed = next(line for line in text.splitlines() if line.startswith("| `full_iteration"))

@@ -19,8 +19,8 @@ from launch.engines.torch_native.pipeline_schedule import (
     actions,
     edges,
     in_flight_by_chunk,
-    layers_of,
 )
+from launch.parallel_dims import layers_of
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,9 @@ LACKING: Mapping[str, tuple[Cluster, dict[str, Any], str, str]] = {
         cluster(cpus_per_task=4), {}, "cluster.nodes", "partition batch has 0 that are large enough"),
     "more memory than a node has": (
         cluster(mem="1T"), {}, "cluster.memory", "1,048,576 MB of memory a node are needed, and nodes of partition batch have 512,000"),
+    "a model that no GPU holds": (
+        cluster(gpu_memory_gib=0.0001), {}, "cluster.gpu_memory", "GiB before anything is computed, and gpu_memory_gib of the profile is 0.0001"),
+    "a model that a GPU may hold": (cluster(gpu_memory_gib=80), {}, "", ""),
     "more nodes than the profile allows": (
         cluster(max_nodes=1), {}, "cluster.max_nodes", "2 nodes are needed, and the profile lets a sweep hold 1"),
 }  # fmt: skip

@@ -22,12 +22,11 @@ from launch.engines.torch_native.mesh import Group, ParallelMesh, make_mesh
 from launch.engines.torch_native.model import Decoder, build_decoder
 from launch.engines.torch_native.optimizer import Optimizer
 from launch.engines.torch_native.pipeline import Pipeline
-from launch.engines.torch_native.pipeline_schedule import layers_of
 from launch.engines.torch_native.rehearsal import rehearse
 from launch.engines.torch_native.sharding import shardings_of
 from launch.engines.torch_native.whole import Whole, choose_kernels_untimed, failing_to_compile
 from launch.errors import CompileError, UnsupportedError
-from launch.parallel_dims import ParallelDims, misfits
+from launch.parallel_dims import ParallelDims, layers_of, misfits
 from launch.record import GraphStats
 from launch.spec import RunSpec
 from launch.support import unsupported

@@ -110,25 +110,3 @@ def edges(pipeline: tuple[int, ...], chunks: int) -> tuple[Edge, ...]:
     if chunks > 1:
         pairs.append((pipeline[-1], pipeline[0]))
     return tuple(edge for a, b in pairs for edge in (Edge("forward", a, b), Edge("backward", b, a)))
-
-
-def layers_of(num_layers: int, stages: int, chunks: int) -> tuple[range, ...]:
-    """Which layers each virtual stage holds.
-
-    Where they do not divide, the last virtual stages but one hold one more each. The last has the head and the loss to
-    compute; the first has the embedding and, of 1F1B's, the most micro-batches in flight, so it is the next to be
-    spared. Consecutive virtual stages are on different ranks, so no rank gets a second one before all others but the
-    last have one.
-
-    Raises:
-        ValueError: fewer layers than virtual stages.
-    """
-    parts = stages * chunks
-    if num_layers < parts:
-        raise ValueError(
-            f"num_layers={num_layers} leaves some of pp={stages} * vpp={chunks} = {parts} virtual stages without a "
-            f"layer: lower pp or vpp until their product is {num_layers} or less"
-        )
-    share, extra = divmod(num_layers, parts)
-    ends = [(part + 1) * share + max(0, min(part - (parts - 2 - extra), extra)) for part in range(parts)]
-    return tuple(range(start, end) for start, end in pairwise([0, *ends]))
