@@ -62,11 +62,13 @@ def _grouped_mm_width(width: int, spec: RunSpec) -> bool:
 
 
 def _expresses(backend: str, spec: RunSpec) -> bool:
-    """Whether an attention backend expresses the model's layers on this device; auto chooses one that does."""
+    """Whether an attention backend expresses the model's layers on this device; auto chooses one that does. Transformer
+    Engine keeps Dynamo out of its own (2.11 pytorch/attention/dot_product_attention/dot_product_attention.py:798)."""
     plain = spec.model.window_size == 0 and not spec.model.attention_sinks and not spec.data.packed_sequences
     on_cuda = spec.placement.device == "cuda"
     if backend == "transformer_engine":
-        return on_cuda and spec.training.precision == "bf16" and not spec.data.packed_sequences
+        beyond = spec.data.packed_sequences or spec.compiles_whole
+        return on_cuda and spec.training.precision == "bf16" and not beyond
     return backend == "auto" or (plain if backend == "sdpa" else on_cuda)
 
 
@@ -91,7 +93,8 @@ TORCH_NATIVE: tuple[Limit, ...] = (
         "training.attention_backend",
         _expresses,
         "set training.attention_backend=auto: sdpa has neither windows, sinks nor packed documents, flex and "
-        "transformer_engine run on CUDA, and transformer_engine takes bf16 without packed documents",
+        "transformer_engine run on CUDA, and transformer_engine takes bf16 without packed documents and is not compiled with "
+        "the model (training.compile=whole, torch_compile)",
     ),
     _only("parallelism.overlap_grad_reduce", False, OVERLAPPED),
     _only("parallelism.overlap_param_gather", False, OVERLAPPED),

@@ -99,6 +99,15 @@ def test_some_limits_hold_on_cuda_alone(spec: RunSpec, rules: list[str]) -> None
             placement=Placement(device="cuda"),
         ),
         RunSpec(training=Training(attention_backend="transformer_engine"), placement=Placement(device="cuda")),
+        RunSpec(
+            training=Training(attention_backend="transformer_engine", precision="bf16", compile="whole"),
+            placement=Placement(device="cuda"),
+        ),
+        RunSpec(
+            training=Training(attention_backend="transformer_engine", precision="bf16"),
+            cuda_graph=CudaGraph("torch_compile"),
+            placement=Placement(device="cuda"),
+        ),
     ],
 )
 def test_a_backend_that_cannot_express_the_layers_is_refused(spec: RunSpec) -> None:
