@@ -202,6 +202,12 @@ MEGATRON: tuple[Limit, ...] = (
         "the last norm out of the model (models/gpt/fine_grained_callables.py:583)",
     ),
     Limit(
+        "parallelism.overlap_moe_expert_parallel_comm",
+        lambda on, spec: not on or spec.parallelism.ep != spec.model.num_moe_experts or spec.parallelism.etp > 1,
+        "set it to false, or parallelism.ep below model.num_moe_experts: on a rank with one expert megatron-core 0.16.1 frees "
+        "tokens that its backward pass has yet to read (models/gpt/fine_grained_callables.py:74)",
+    ),
+    Limit(
         "parallelism.cp",
         lambda cp, spec: cp == 1 or not (spec.model.window_size or spec.model.attention_sinks),
         "set parallelism.cp=1: Transformer Engine's ring attention has neither windows nor sinks (2.11 "

@@ -243,6 +243,13 @@ def test_megatron_takes_the_routers_that_it_has(router: tuple[Any, ...]) -> None
     assert (unsupported(dataclasses.replace(ON_GPU, model=model)) == ()) == ROUTERS[router]
 
 
+def test_megatron_exchanges_beside_computations_of_several_experts_a_rank_or_of_parts_of_one() -> None:
+    for layout, taken in (({"ep": 2}, True), ({"ep": 4}, False), ({"ep": 4, "tp": 2, "etp": 2}, True)):
+        parallelism = Parallelism(dp=4, overlap_moe_expert_parallel_comm=True, **layout)
+        spec = dataclasses.replace(ON_GPU, model=MOE, parallelism=parallelism)
+        assert ("megatron.overlap_moe_expert_parallel_comm" not in rules_of(spec)) is taken, layout
+
+
 def test_remedies_are_spelt_as_a_recipe_spells_them() -> None:
     wrong = {"parallelism.etp": 2, "training.cpu_offloading": True, "model.moe_expert_capacity_factor": 1.0}
     remedies = [unsupported(with_field(RunSpec(), field, value))[0].remedy for field, value in wrong.items()]
