@@ -95,6 +95,7 @@ def test_names_are_those_of_bridge(name: str) -> None:
     harness, overrides = overrides_of(SPECS[name])
     assert set(harness) <= set(NAMES["performance harness"])
     of_core = {"model": transformer_settings, "optimizer": optimizer_settings, "ddp": data_parallel_settings}
+    assert overrides.pop("comm_overlap") == "null", "it would overrule what is said of exchanges"
     for override in overrides:
         section, field = override.split(".")
         known = of_core[section](SPECS[name]) if section in of_core else {}  # held against Megatron-Core elsewhere
