@@ -214,7 +214,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "capture.static_input_precision", MEGATRON, MCORE_016, static_input_precision,
-        remedy="Set training.precision to bf16, or use local or full_iteration.",
+        remedy="Set training.precision to bf16, or use full_iteration.",
         source=f"{MCORE}transformer/module.py:247",
     ),
     Rule(

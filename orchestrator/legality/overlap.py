@@ -92,7 +92,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "overlap.delayed_wgrad_captured", MEGATRON, MCORE_016, delayed_weight_gradients_captured,
-        remedy="Leave attn out of cuda_graph.scope, and moe_router where there is a shared expert, or set "
+        remedy="Capture moe_router and moe_preprocess alone, or nothing where there is a shared expert, or set "
         "parallelism.delay_wgrad_compute to false.",
         source="Megatron-LM pull request 3074, megatron/training/arguments.py: it takes transformer-engine 2.12, which "
         "megatron-core 0.16 does not allow, and gradient_accumulation_fusion",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -425,6 +426,11 @@ def test_a_message_names_what_is_at_fault_and_nothing_else() -> None:
     for model, scope, named in ((MOE, "attn", False), (shared, "attn", False), (shared, "moe_router", True)):
         (reason,) = illegal(graphed(TE, scope, model=model, **delayed, **M))
         assert ("model.moe_shared_expert_ffn_hidden_size=16" in reason.message) is named
+
+
+def test_no_way_out_leads_to_what_an_engine_refuses_in_any_case() -> None:
+    """launch.support refuses local graphs of megatron, which alone has them; they are still among the words there are."""
+    assert [rule.id for rule in RULES if re.search(r"\blocal\b", rule.remedy)] == ["scope.impl_unknown"]
 
 
 def test_rules_are_named_once_and_say_what_holds_what_to_do_and_where_it_comes_from() -> None:
