@@ -139,6 +139,10 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
         spec(training__compile="whole", **on_ranks(2, pp=2)),
         graphed("full_iteration", training__compile="whole", **on_ranks(2, pp=2)),
     ),
+    "capture.compiled_alone": (
+        graphed("torch_compile", training__deterministic=True),
+        graphed("torch_compile", training=Training(compile="elementwise", deterministic=True)),
+    ),
     "capture.static_input_precision": (graphed(TE, "attn", training__precision="fp32", **M),),
     "capture.warmup": (
         spec(cuda_graph__warmup_steps=-1),
@@ -372,6 +376,10 @@ LEGAL: Mapping[str, RunSpec] = {
     ),
     "experts' exchange of interleaved stages": spec(
         model=MOE, **on_ranks(4, pp=2, vpp=2, schedule="interleaved", **BESIDE), **M
+    ),
+    "compiled beside a twin that is not, within margins": graphed("torch_compile"),
+    "compiled beside a twin that is, to the bit": graphed(
+        "torch_compile", training__deterministic=True, training__compile="whole"
     ),
     "deterministic kernels, asked for": spec(
         training__deterministic=True, environment={"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}, **M
