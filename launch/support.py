@@ -61,12 +61,19 @@ def _grouped_mm_width(width: int, spec: RunSpec) -> bool:
     return not in_groups or width % 8 == 0
 
 
+def _is_plain(model: Model) -> bool:
+    """Whether every token attends to all before it, and to nothing else."""
+    return model.window_size == 0 and not model.attention_sinks
+
+
 def _expresses(backend: str, spec: RunSpec) -> bool:
-    """Whether an attention backend expresses the model's layers on this device; auto chooses one that does."""
-    plain = spec.model.window_size == 0 and not spec.model.attention_sinks and not spec.data.packed_sequences
+    """Whether an attention backend expresses the model's layers on this device; auto chooses one that does. Transformer
+    Engine keeps Dynamo out of its own (2.11 pytorch/attention/dot_product_attention/dot_product_attention.py:798)."""
+    plain = _is_plain(spec.model) and not spec.data.packed_sequences
     on_cuda = spec.placement.device == "cuda"
     if backend == "transformer_engine":
-        return on_cuda and spec.training.precision == "bf16" and not spec.data.packed_sequences
+        beyond = spec.data.packed_sequences or spec.compiles_whole
+        return on_cuda and spec.training.precision == "bf16" and not beyond
     return backend == "auto" or (plain if backend == "sdpa" else on_cuda)
 
 
@@ -75,7 +82,7 @@ def _lies_whole(spec: RunSpec) -> bool:
     return (spec.parallelism.tp, spec.parallelism.pp, spec.parallelism.ep) == (1, 1, 1)
 
 
-OVERLAPPED = "set it to false, or engine=megatron: this engine has no such choice, and reduces gradients during the backward pass"
+OF_MEGATRON = "set it to false, or engine=megatron"
 TORCH_NATIVE: tuple[Limit, ...] = (
     Limit("model.kv_channels", lambda channels, spec: channels % 2 == 0, "set an even one: RoPE rotates pairs"),
     Limit(
@@ -91,12 +98,17 @@ TORCH_NATIVE: tuple[Limit, ...] = (
         "training.attention_backend",
         _expresses,
         "set training.attention_backend=auto: sdpa has neither windows, sinks nor packed documents, flex and "
-        "transformer_engine run on CUDA, and transformer_engine takes bf16 without packed documents",
+        "transformer_engine run on CUDA, and transformer_engine takes bf16 without packed documents and is not compiled with "
+        "the model (training.compile=whole, torch_compile)",
     ),
-    _only("parallelism.overlap_grad_reduce", False, OVERLAPPED),
-    _only("parallelism.overlap_param_gather", False, OVERLAPPED),
-    _only("parallelism.overlap_moe_expert_parallel_comm", False, "set it to false, or engine=megatron"),
-    _only("parallelism.delay_wgrad_compute", False, "set it to false, or engine=megatron"),
+    _only(
+        "parallelism.overlap_grad_reduce",
+        False,
+        f"{OF_MEGATRON}: gradients are reduced in the backward pass here in any case",
+    ),
+    _only("parallelism.overlap_param_gather", False, OF_MEGATRON),
+    _only("parallelism.overlap_moe_expert_parallel_comm", False, OF_MEGATRON),
+    _only("parallelism.delay_wgrad_compute", False, OF_MEGATRON),
     _only("training.fp8", "none", remedy="set training.fp8=none, or engine=megatron"),
     _only("training.cpu_offloading", False),
     _only("training.variable_sequence_lengths", False),
@@ -199,10 +211,17 @@ MEGATRON: tuple[Limit, ...] = (
         "the last norm out of the model (models/gpt/fine_grained_callables.py:583)",
     ),
     Limit(
+        "parallelism.overlap_moe_expert_parallel_comm",
+        lambda on, spec: not on or spec.parallelism.ep != spec.model.num_moe_experts or spec.parallelism.etp > 1,
+        "set it to false, or parallelism.ep below model.num_moe_experts: on a rank with one expert megatron-core 0.16.1 frees "
+        "tokens that its backward pass has yet to read (models/gpt/fine_grained_callables.py:74)",
+    ),
+    Limit(
         "parallelism.cp",
-        lambda cp, spec: cp == 1 or not (spec.model.window_size or spec.model.attention_sinks),
-        "set parallelism.cp=1: Transformer Engine's ring attention has neither windows nor sinks (2.11 "
-        "pytorch/attention/dot_product_attention/context_parallel.py:4026, :4046)",
+        lambda cp, spec: cp == 1 or (_is_plain(spec.model) and spec.training.precision == "bf16"),
+        "set parallelism.cp=1, or training.precision=bf16 for a model without windows and sinks: Transformer Engine's ring "
+        "attention has neither, and takes 16 bits alone (2.11 pytorch/attention/dot_product_attention/context_parallel.py:4026, "
+        ":4046, utils.py:756)",
     ),
     Limit(
         "parallelism.schedule",

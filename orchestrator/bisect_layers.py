@@ -52,7 +52,8 @@ def layer_search_of(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target) -
     as_it_was = replace(cell.run_spec, digest_steps=_steps_to_digest(result, cell.run_spec))
     deterministic = replace(as_it_was, training=replace(as_it_was.training, deterministic=True))
     trials = (as_it_was,) if deterministic == as_it_was else (deterministic, as_it_was)
-    for reason in (reason for trial in trials for reason in illegal(trial) or target.lacks(trial)):
+    # What the run as it was cannot do is said before what it could not in deterministic mode.
+    for reason in (reason for trial in reversed(trials) for reason in illegal(trial) or target.lacks(trial)):
         raise wrong(f"{cell.cell_id} [{reason.rule}]", reason.message, reason.remedy)
     return LayerSearch(plan, cell, stand.words, trials)
 

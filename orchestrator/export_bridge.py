@@ -63,6 +63,8 @@ def _overrides(spec: RunSpec, release: Release) -> dict[str, Any]:
         **_under("model", {name: value for name, value in model.items() if name not in OF_THE_RECIPE}),
         **_under("optimizer", optimizer),
         **_under("ddp", data_parallel_settings(spec)),
+        # A recipe's own would take the place of what is said of exchanges above (training/comm_overlap.py, ``setup``).
+        "comm_overlap": None,
         "scheduler.lr_decay_style": training.learning_rate_schedule,
         "scheduler.lr_decay_iters": training.steps,
         "scheduler.lr_warmup_iters": training.learning_rate_warmup_steps,

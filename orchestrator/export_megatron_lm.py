@@ -35,6 +35,7 @@ SAID_OTHERWISE = {
     "batch_p2p_comm", "bias_activation_fusion", "masked_softmax_fusion",
 }  # fmt: skip
 """Fields that follow from other flags, or are Megatron-LM's defaults."""
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 def render(spec: RunSpec, release: Release) -> tuple[str, tuple[str, ...]]:
@@ -97,7 +98,14 @@ def _data_flags(spec: RunSpec) -> Iterator[tuple[str, ...]]:
 
 
 def _notes(spec: RunSpec) -> Iterator[str]:
-    model = spec.model
+    model, layout = spec.model, spec.parallelism
+    # Beside the exchange of tokens it warns only (megatron/training/arguments.py, ``validate_args``).
+    in_order = max(layout.tp, layout.cp) > 1 and not layout.overlap_moe_expert_parallel_comm
+    if in_order and spec.environment.get(CONNECTIONS) != "1":
+        yield (
+            f"parallelism.tp={layout.tp}, cp={layout.cp}: set {CONNECTIONS}=1 in the job, without which Megatron-LM does not start "
+            "on GPUs before Blackwell"
+        )
     if model.rope_scaling == "yarn":
         yield "model.rope_scaling='yarn': Megatron-LM 0.16 has no flag for it; printed as unscaled"
     if model.rotary_base != int(model.rotary_base):

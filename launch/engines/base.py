@@ -12,8 +12,11 @@ from typing import Literal, Protocol
 
 import torch
 
+from launch.errors import UnsupportedError
+from launch.parallel_dims import misfits
 from launch.record import GraphStats
 from launch.spec import RunSpec
+from launch.support import unsupported
 
 StepKind = Literal["warmup", "capture", "steady"]
 """What a step was: before the capture, the capture's own, or after it. An eager engine reports its warm-up steps as
@@ -89,3 +92,17 @@ class Engine(Protocol):
 
 
 Build = Callable[[RunSpec, Mesh], Engine]
+
+
+def refuse_unfit(spec: RunSpec) -> None:
+    """What every ``build`` does first.
+
+    Raises:
+        UnsupportedError: the engine that ``spec`` names cannot run it; the message names every field at fault.
+    """
+    if reasons := unsupported(spec):
+        raise UnsupportedError("; ".join(f"{reason.message}: {reason.remedy}" for reason in reasons))
+    if wrong := misfits(spec):
+        raise UnsupportedError(
+            f"the layout does not fit: {', '.join(wrong)}; see docs/rules.md for the way out of each"
+        )

@@ -113,6 +113,14 @@ def compiled_pipeline(spec: RunSpec) -> Optional[str]:
     return f"{compiled_text(spec)} with parallelism.pp={spec.parallelism.pp}"
 
 
+def compiled_alone(spec: RunSpec) -> Optional[str]:
+    """To the bit torch_compile is held against a twin that is compiled alike: training.compile=whole."""
+    training = spec.training
+    if spec.cuda_graph.impl != "torch_compile" or not training.deterministic or training.compile == "whole":
+        return None
+    return f"cuda_graph.impl=torch_compile with training.deterministic=true and training.compile={training.compile}"
+
+
 def static_input_precision(spec: RunSpec) -> Optional[str]:
     """transformer_engine captures with bf16 inputs, whatever the model's precision is."""
     if spec.cuda_graph.impl != "transformer_engine" or spec.training.precision == "bf16":
@@ -213,8 +221,13 @@ RULES: tuple[Rule, ...] = (
         source="a stage's sends and receives break the compiled graph, so that nothing is proven of it",
     ),
     Rule(
+        "capture.compiled_alone", TORCH_NATIVE, ANY, compiled_alone,
+        remedy="Set training.compile to whole, in the eager twin too, or training.deterministic to false.",
+        source="docs/determinism.md: Inductor's kernels round otherwise than those they replace, whatever graphs do",
+    ),
+    Rule(
         "capture.static_input_precision", MEGATRON, MCORE_016, static_input_precision,
-        remedy="Set training.precision to bf16, or use local or full_iteration.",
+        remedy="Set training.precision to bf16, or use full_iteration.",
         source=f"{MCORE}transformer/module.py:247",
     ),
     Rule(

@@ -22,19 +22,21 @@ def gathered_in_forward(spec: RunSpec) -> Optional[str]:
     )
 
 
-def expert_exchange_without_need(spec: RunSpec) -> Optional[str]:
+def expert_exchange_unfit(spec: RunSpec) -> Optional[str]:
     """overlap_moe_expert_parallel_comm needs ep above 1, dispatcher alltoall, bf16, no full recomputation, and interleaved
     stages where there are any."""
     layout, training = spec.parallelism, spec.training
-    fits = layout.ep > 1 and layout.dispatcher == "alltoall" and (layout.pp <= 1 or layout.vpp > 1)
-    if not layout.overlap_moe_expert_parallel_comm or (
-        fits and training.precision == "bf16" and training.recompute != "full"
-    ):
+    needs = {
+        f"parallelism.ep={layout.ep}": layout.ep > 1,
+        f"parallelism.dispatcher={layout.dispatcher}": layout.dispatcher == "alltoall",
+        f"parallelism.pp={layout.pp}, vpp={layout.vpp}": layout.pp <= 1 or layout.vpp > 1,
+        f"training.precision={training.precision}": training.precision == "bf16",
+        f"training.recompute={training.recompute}": training.recompute != "full",
+    }
+    unmet = ", ".join(found for found, met in needs.items() if not met)
+    if not layout.overlap_moe_expert_parallel_comm or not unmet:
         return None
-    return (
-        f"parallelism.overlap_moe_expert_parallel_comm=true with ep={layout.ep}, dispatcher={layout.dispatcher}, "
-        f"pp={layout.pp}, vpp={layout.vpp}, training.precision={training.precision}, recompute={training.recompute}"
-    )
+    return f"parallelism.overlap_moe_expert_parallel_comm=true with {unmet}"
 
 
 def expert_exchange_captured(spec: RunSpec) -> Optional[str]:
@@ -56,14 +58,12 @@ def weight_gradients_delayed_alone(spec: RunSpec) -> Optional[str]:
 
 def delayed_weight_gradients_captured(spec: RunSpec) -> Optional[str]:
     """With delay_wgrad_compute no graph holds attention, nor a router with the shared expert beside it."""
-    scope = spec.cuda_graph.scope
-    shared = bool(spec.model.moe_shared_expert_ffn_hidden_size) and "moe_router" in scope
-    if not spec.parallelism.delay_wgrad_compute or not spec.graphed or not ("attn" in scope or shared):
+    scope, shared = spec.cuda_graph.scope, spec.model.moe_shared_expert_ffn_hidden_size
+    router = bool(shared) and "moe_router" in scope
+    if not spec.parallelism.delay_wgrad_compute or not spec.graphed or not ("attn" in scope or router):
         return None
-    return (
-        f"parallelism.delay_wgrad_compute=true with {scope_text(spec)}, model.moe_shared_expert_ffn_hidden_size="
-        f"{spec.model.moe_shared_expert_ffn_hidden_size}"
-    )
+    beside = f", model.moe_shared_expert_ffn_hidden_size={shared}" if router else ""
+    return f"parallelism.delay_wgrad_compute=true with {scope_text(spec)}{beside}"
 
 
 RULES: tuple[Rule, ...] = (
@@ -74,8 +74,9 @@ RULES: tuple[Rule, ...] = (
         "(Must use --overlap-param-gather with --overlap-grad-reduce)",
     ),
     Rule(
-        "overlap.expert_exchange", MEGATRON, MCORE_016, expert_exchange_without_need,
-        remedy="Set what is named, or parallelism.overlap_moe_expert_parallel_comm to false.",
+        "overlap.expert_exchange", MEGATRON, MCORE_016, expert_exchange_unfit,
+        remedy="Set ep to 2 or more, dispatcher to alltoall, vpp to 2 or more where pp is, precision to bf16, recompute to none "
+        "or selective, whichever is named, or parallelism.overlap_moe_expert_parallel_comm to false.",
         source=f"{CONFIG}:1847",
     ),
     Rule(
@@ -91,7 +92,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "overlap.delayed_wgrad_captured", MEGATRON, MCORE_016, delayed_weight_gradients_captured,
-        remedy="Capture moe_router and moe_preprocess alone, without a shared expert, or set "
+        remedy="Capture moe_router and moe_preprocess alone, or nothing where there is a shared expert, or set "
         "parallelism.delay_wgrad_compute to false.",
         source="Megatron-LM pull request 3074, megatron/training/arguments.py: it takes transformer-engine 2.12, which "
         "megatron-core 0.16 does not allow, and gradient_accumulation_fusion",

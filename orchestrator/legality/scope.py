@@ -132,7 +132,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "scope.impl_engine", BOTH, ANY, impl_of_other_engine,
         remedy="Change the engine, or use torch_compile, torch, transformer_engine or full_iteration on torch_native "
-        "and transformer_engine, local or full_iteration on megatron.",
+        "and transformer_engine or full_iteration on megatron.",
         source=f"{CONFIG}:1717",
     ),
     Rule(
@@ -143,7 +143,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "scope.not_taken", BOTH, ANY, scope_not_taken,
-        remedy="Leave cuda_graph.scope out, or use torch, transformer_engine or local.",
+        remedy="Leave cuda_graph.scope out, or use torch or transformer_engine.",
         source=f"{CONFIG}:1738; {MCORE}pipeline_parallel/schedules.py:693 (scopes beside full_iteration)",
     ),
     Rule(

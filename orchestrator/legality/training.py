@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Optional
 
 from launch.data_fields import check_fields
+from launch.engines.megatron.environment import ALLOW
 from launch.errors import DataError
 from launch.spec import RunSpec
 from orchestrator.legality.interval import ABOVE_ZERO, COUNT, POSITIVE, Interval, outside
@@ -134,6 +135,14 @@ def _multiplied(spec: RunSpec) -> dict[str, tuple[int, int]]:
     return sizes
 
 
+def nondeterministic_kernels(spec: RunSpec) -> Optional[str]:
+    """Deterministic training allows no kernels of Transformer Engine's that add in no fixed order."""
+    allowed = spec.environment.get(ALLOW, "0")
+    if not spec.training.deterministic or allowed == "0":
+        return None
+    return f"training.deterministic=true with environment.{ALLOW}={allowed}"
+
+
 def data_does_not_fit(spec: RunSpec) -> Optional[str]:
     """The data section's fields belong to its kind, and its tokens to the vocabulary: text without a tokenizer is bytes,
     which need 256; packed documents need an end-of-document token."""
@@ -190,6 +199,11 @@ RULES: tuple[Rule, ...] = (
         "training.fp8_sizes", MEGATRON, MCORE_016, fp8_sizes,
         remedy="Round the sizes named up to multiples of 16, or set training.fp8 to none.",
         source="transformer_engine 2.11 pytorch/utils.py:443; cuBLASLt, leading dimensions of 8-bit matrices in 16 bytes",
+    ),
+    Rule(
+        "training.deterministic_kernels", MEGATRON, MCORE_016, nondeterministic_kernels,
+        remedy=f"Set environment.{ALLOW} to \"0\" or leave it out, or training.deterministic to false.",
+        source=f"{MCORE}extensions/transformer_engine.py:1254",
     ),
     Rule(
         "training.data", BOTH, ANY, data_does_not_fit,

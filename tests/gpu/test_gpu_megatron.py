@@ -215,8 +215,8 @@ def spec_of(model: Model, graph: CudaGraph, parallelism: Parallelism = Paralleli
         model=model,
         parallelism=parallelism,
         training=Training(
-            steps=STEPS, sequence_length=64 * (2 * parallelism.cp if parallelism.cp > 1 else 1), micro_batch_size=2, precision="bf16", clip_grad=0.0,
-            global_batch_size=2 * MICRO_BATCHES * parallelism.dp,
+            steps=STEPS, sequence_length=64 * (2 * parallelism.cp if parallelism.cp > 1 else 1), micro_batch_size=2,
+            global_batch_size=2 * MICRO_BATCHES * parallelism.dp, precision="bf16", clip_grad=0.0,
         ),
         cuda_graph=graph,
         data=Data(kind="text"),
@@ -225,7 +225,7 @@ def spec_of(model: Model, graph: CudaGraph, parallelism: Parallelism = Paralleli
 
 
 def trained(spec: RunSpec, rank: int = 0) -> Trained:
-    """Local graphs with their one known fault mended, so that all else of them is seen."""
+    """Local graphs with the fault that they are refused for mended, so that all else of them is seen."""
     with inputs_kept():
         return trained_as_released(spec, rank)
 

@@ -30,7 +30,7 @@ from launch.errors import EnvironmentFault, UnsupportedError
 from launch.record import GraphStats
 from launch.spec import CudaGraph, Model, Parallelism, Placement, RunSpec
 from launch.support import unsupported
-from tests.distributed import workers
+from tests.distributed import RankError, workers
 from tests.numerics.megatron_on_cpu import cpu_as_cuda, logits_of, train_megatron
 from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, make_spec, train
 from tests.presets import PRESETS, preset
@@ -176,6 +176,9 @@ def test_ranks_train_what_one_trains(name: str) -> None:
 BESIDE: dict[str, Case] = {
     "ep": Case(STEERED, {}, {"dp": 2, "ep": 2}),
     "ep, dp, exchanges beside passes": Case(EVEN, {}, {"dp": 4, "ep": 2, **OVERLAPPED}),
+    "a rank with a part of one expert": Case(
+        replace(EVEN, num_moe_experts=2), {}, {"tp": 2, "etp": 2, "dp": 2, "ep": 2, "sequence_parallel": True}
+    ),
     "vpp, ep": Case(replace(EVEN, num_layers=4), {}, {"pp": 2, "vpp": 2, "dp": 2, "ep": 2, "schedule": "interleaved"}),
     "dense and expert layers": Case(
         replace(EVEN, num_layers=3, moe_layer_freq=2), {"recompute": "selective"}, {"dp": 2, "ep": 2}
@@ -194,6 +197,12 @@ def test_megatron_core_leaves_the_last_norm_out_behind_a_dense_layer() -> None:
     """Why launch.support refuses it."""
     found, expected = with_and_without(Case(replace(EVEN, moe_layer_freq=2), {"steps": 1}, {"dp": 2, "ep": 2}))
     assert (found[0]["loss"] - expected[0]["loss"]).abs() > 1e-1
+
+
+def test_megatron_core_frees_the_tokens_of_a_rank_with_one_expert() -> None:
+    """Why launch.support refuses it."""
+    with pytest.raises(RankError, match="data is not allocated"):
+        with_and_without(Case(replace(EVEN, num_moe_experts=2), {"steps": 1}, {"dp": 2, "ep": 2}))
 
 
 @pytest.mark.parametrize("name", BESIDE)
@@ -319,8 +328,8 @@ def test_names_of_both_kinds_of_layers_mean_the_same() -> None:
 
 
 def test_the_engine_refuses_by_name_and_says_what_to_install() -> None:
-    spec = RunSpec(engine="megatron", cuda_graph=CudaGraph(impl="full_iteration"))
-    with pytest.raises(UnsupportedError, match=r"placement\.device='cpu'.*cuda_graph\.impl='full_iteration'"):
+    spec = RunSpec(engine="megatron", cuda_graph=CudaGraph(impl="local"))
+    with pytest.raises(UnsupportedError, match=r"placement\.device='cpu'.*cuda_graph\.impl='local'"):
         build(spec, Mesh(0, 1, CPU))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

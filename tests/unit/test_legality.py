@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,10 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
         graphed("torch_compile", **on_ranks(2, pp=2)),
         spec(training__compile="whole", **on_ranks(2, pp=2)),
         graphed("full_iteration", training__compile="whole", **on_ranks(2, pp=2)),
+    ),
+    "capture.compiled_alone": (
+        graphed("torch_compile", training__deterministic=True),
+        graphed("torch_compile", training=Training(compile="elementwise", deterministic=True)),
     ),
     "capture.static_input_precision": (graphed(TE, "attn", training__precision="fp32", **M),),
     "capture.warmup": (
@@ -293,6 +298,9 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
             **M,
         ),
     ),
+    "training.deterministic_kernels": (
+        spec(training__deterministic=True, environment={"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "1"}, **M),
+    ),
     "training.data": (
         spec(model__vocab_size=255),
         spec(data=Data(packed_sequences=True)),
@@ -369,6 +377,14 @@ LEGAL: Mapping[str, RunSpec] = {
     "experts' exchange of interleaved stages": spec(
         model=MOE, **on_ranks(4, pp=2, vpp=2, schedule="interleaved", **BESIDE), **M
     ),
+    "compiled beside a twin that is not, within margins": graphed("torch_compile"),
+    "compiled beside a twin that is, to the bit": graphed(
+        "torch_compile", training__deterministic=True, training__compile="whole"
+    ),
+    "deterministic kernels, asked for": spec(
+        training__deterministic=True, environment={"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}, **M
+    ),
+    "kernels that are not deterministic": spec(environment={"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "1"}, **M),
     "reduced in the backward pass alone": spec(parallelism__overlap_grad_reduce=True, **M),
     "expert ranks across tensor and data ranks": spec(
         model=MOE, **on_ranks(8, tp=2, dp=4, ep=8, sequence_parallel=True), **M
@@ -407,6 +423,22 @@ def test_a_message_holds_the_values_and_a_guess_at_what_was_meant() -> None:
     assert reason.message == "cuda_graph.scope holds moe_ruoter (did you mean moe_router?)"
     (reason,) = illegal(spec(training__global_batch_size=9, training__micro_batch_size=2, **on_ranks(1)))
     assert "9" in reason.message and "micro_batch_size=2" in reason.message and "dp=1" in reason.message
+
+
+def test_a_message_names_what_is_at_fault_and_nothing_else() -> None:
+    beside = {"ep": 2, "pp": 2, "dp": 2, "overlap_moe_expert_parallel_comm": True}
+    (reason,) = illegal(spec(model=MOE, training=BF16, **on_ranks(4, **beside), **M))
+    assert reason.message == "parallelism.overlap_moe_expert_parallel_comm=true with parallelism.pp=2, vpp=1"
+    shared = dataclasses.replace(MOE, moe_shared_expert_ffn_hidden_size=16)
+    delayed = on_ranks(2, **BESIDE, delay_wgrad_compute=True)
+    for model, scope, named in ((MOE, "attn", False), (shared, "attn", False), (shared, "moe_router", True)):
+        (reason,) = illegal(graphed(TE, scope, model=model, **delayed, **M))
+        assert ("model.moe_shared_expert_ffn_hidden_size=16" in reason.message) is named
+
+
+def test_no_way_out_leads_to_what_an_engine_refuses_in_any_case() -> None:
+    """launch.support refuses local graphs of megatron, which alone has them; they are still among the words there are."""
+    assert [rule.id for rule in RULES if re.search(r"\blocal\b", rule.remedy)] == ["scope.impl_unknown"]
 
 
 def test_rules_are_named_once_and_say_what_holds_what_to_do_and_where_it_comes_from() -> None:

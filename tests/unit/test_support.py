@@ -99,6 +99,15 @@ def test_some_limits_hold_on_cuda_alone(spec: RunSpec, rules: list[str]) -> None
             placement=Placement(device="cuda"),
         ),
         RunSpec(training=Training(attention_backend="transformer_engine"), placement=Placement(device="cuda")),
+        RunSpec(
+            training=Training(attention_backend="transformer_engine", precision="bf16", compile="whole"),
+            placement=Placement(device="cuda"),
+        ),
+        RunSpec(
+            training=Training(attention_backend="transformer_engine", precision="bf16"),
+            cuda_graph=CudaGraph("torch_compile"),
+            placement=Placement(device="cuda"),
+        ),
     ],
 )
 def test_a_backend_that_cannot_express_the_layers_is_refused(spec: RunSpec) -> None:
@@ -232,6 +241,25 @@ def test_megatron_takes_the_routers_that_it_has(router: tuple[Any, ...]) -> None
     names = ("moe_router_score_function", "moe_router_order", "moe_router_normalize_topk", "moe_router_topk")
     model = dataclasses.replace(MOE, **dict(zip(names, router, strict=True)))
     assert (unsupported(dataclasses.replace(ON_GPU, model=model)) == ()) == ROUTERS[router]
+
+
+def test_megatron_exchanges_beside_computations_of_several_experts_a_rank_or_of_parts_of_one() -> None:
+    for layout, taken in (({"ep": 2}, True), ({"ep": 4}, False), ({"ep": 4, "tp": 2, "etp": 2}, True)):
+        parallelism = Parallelism(dp=4, overlap_moe_expert_parallel_comm=True, **layout)
+        spec = dataclasses.replace(ON_GPU, model=MOE, parallelism=parallelism)
+        assert ("megatron.overlap_moe_expert_parallel_comm" not in rules_of(spec)) is taken, layout
+
+
+def test_megatron_cuts_sequences_of_16_bits_without_windows_or_sinks() -> None:
+    bf16, fp32 = Training(precision="bf16"), Training(precision="fp32")
+    for model, training, taken in (
+        (MOE, bf16, True),
+        (MOE, fp32, False),
+        (SINKS, bf16, False),
+    ):
+        spec = dataclasses.replace(ON_GPU, model=model, training=training)
+        assert "megatron.cp" not in rules_of(spec)
+        assert ("megatron.cp" not in rules_of(dataclasses.replace(spec, parallelism=Parallelism(cp=2)))) is taken
 
 
 def test_remedies_are_spelt_as_a_recipe_spells_them() -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib
 
 from launch.determinism import use_deterministic_algorithms
-from launch.engines.base import Engine, Mesh
-from launch.errors import EnvironmentFault, UnsupportedError
-from launch.parallel_dims import misfits
+from launch.engines.base import Engine, Mesh, refuse_unfit
+from launch.errors import EnvironmentFault
 from launch.spec import RunSpec
-from launch.support import unsupported
 
 PACKAGES = {"megatron-core": "megatron.core", "transformer-engine": "transformer_engine.pytorch"}
 
@@ -21,12 +19,7 @@ def build(spec: RunSpec, mesh: Mesh) -> Engine:
         UnsupportedError: ``spec`` asks for what this engine does not have; the message names every field at fault.
         EnvironmentFault: a package is missing.
     """
-    if reasons := unsupported(spec):
-        raise UnsupportedError("; ".join(f"{reason.message}: {reason.remedy}" for reason in reasons))
-    if wrong := misfits(spec):
-        raise UnsupportedError(
-            f"the layout does not fit: {', '.join(wrong)}; see docs/rules.md for the way out of each"
-        )
+    refuse_unfit(spec)
     for package, module in PACKAGES.items():
         try:
             importlib.import_module(module)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from launch.determinism import use_deterministic_algorithms
-from launch.engines.base import Mesh, StepResult
+from launch.engines.base import Mesh, StepResult, refuse_unfit
 from launch.engines.torch_native.blueprint import draw_blueprint
 from launch.engines.torch_native.fused import FusedAccumulation
 from launch.engines.torch_native.graphs import make_graphs
@@ -25,11 +25,10 @@ from launch.engines.torch_native.pipeline import Pipeline
 from launch.engines.torch_native.rehearsal import rehearse
 from launch.engines.torch_native.sharding import shardings_of
 from launch.engines.torch_native.whole import Whole, choose_kernels_untimed, failing_to_compile
-from launch.errors import CompileError, UnsupportedError
-from launch.parallel_dims import ParallelDims, layers_of, misfits
+from launch.errors import CompileError
+from launch.parallel_dims import ParallelDims, layers_of
 from launch.record import GraphStats
 from launch.spec import RunSpec
-from launch.support import unsupported
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -134,12 +133,7 @@ def build(spec: RunSpec, mesh: Mesh) -> TorchNativeEngine:
     Raises:
         UnsupportedError: ``spec`` asks for what this engine does not have; the message names every field at fault.
     """
-    if reasons := unsupported(spec):
-        raise UnsupportedError("; ".join(f"{reason.message}: {reason.remedy}" for reason in reasons))
-    if wrong := misfits(spec):
-        raise UnsupportedError(
-            f"the layout does not fit: {', '.join(wrong)}; see docs/rules.md for the way out of each"
-        )
+    refuse_unfit(spec)
     if spec.training.deterministic:
         use_deterministic_algorithms()
         if spec.compiles:
