@@ -185,8 +185,8 @@ def _fastest(results: Sequence[CellResult]) -> str:
     found = [ranking for ranking in rank(results) if len(ranking.cells) > 2]
     said = []
     for ranking in found[:NAMED]:
-        level = sum(not cell.told_apart for cell in ranking.cells[1:])
-        others = f", level with {_count(level, 'other')}" if level else ""
+        unsure = sum(not cell.told_apart for cell in ranking.cells[1:])
+        others = f", not told apart from {_count(unsure, 'other')}" if unsure else ""
         said.append(f"`{ranking.best.label}`, of {len(ranking.cells)} cells{others}")
     rest = f"; and of {_count(len(found) - NAMED, 'more task')}" if len(found) > NAMED else ""
     return f"Fastest of {'its task' if len(found) == 1 else 'their tasks'}: {'; '.join(said)}{rest}." if found else ""
