@@ -12,6 +12,7 @@ import csv
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -22,6 +23,9 @@ import numpy as np
 
 from analysis.deviation import METRICS
 from analysis.steps import Floats, Integers, Metric, Steps
+
+_NAMED = 8
+"""How many columns an error names."""
 
 
 class CurveError(Exception):
@@ -113,6 +117,8 @@ def read_curve(path: Path) -> tuple[Steps, dict[Metric, Floats]]:
         text = _bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CurveError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    if text.lstrip().startswith("["):
+        raise CurveError(f"{path}: a JSON array; write an object a line (JSON lines)")
     read = _json_rows if text.lstrip().startswith("{") else _csv_rows
     rows = list(read(path, text))
     if not rows:
@@ -121,6 +127,7 @@ def read_curve(path: Path) -> tuple[Steps, dict[Metric, Floats]]:
     steps = np.array([_step(_at(path, line), row) for line, row in rows], dtype=np.int64)
     values = {metric: np.array([_number(_at(path, line), row, metric) for line, row in rows]) for metric in metrics}
     units = {metric: np.array([_unit(row[metric]) for _, row in rows]) for metric in metrics}
+    _check_norms(path, rows, values)
     none = np.full(len(rows), np.nan)
     tokens, phase = np.zeros(len(rows), dtype=np.int64), np.full(len(rows), "", dtype="U8")
     return Steps(steps, values["loss"], values.get("grad_norm", none), none, tokens, phase), units
@@ -141,6 +148,17 @@ def _has_norms(path: Path, rows: Sequence[tuple[int, Mapping[str, Any]]]) -> boo
             "gradient norms"
         )
     return True
+
+
+def _check_norms(path: Path, rows: Sequence[tuple[int, Mapping[str, Any]]], values: Mapping[Metric, Floats]) -> None:
+    """A negative norm is none: frameworks write -1 where they computed nothing, which is the same on both sides."""
+    norms = values.get("grad_norm", np.zeros(0))
+    negative = np.flatnonzero((norms < 0) & np.isfinite(norms))
+    if negative.size:
+        line, row = rows[int(negative[0])]
+        raise CurveError(
+            f"{_at(path, line)}: grad_norm is {row['grad_norm']!r}, and no norm is negative; leave grad_norm out of all files"
+        )
 
 
 def _is_like_norm(name: str) -> bool:
@@ -175,7 +193,8 @@ def _header(at: str, row: Sequence[str]) -> list[str]:
     header = [name.strip() for name in row]
     for name in ("step", "loss"):
         if name not in header:
-            raise CurveError(f"{at}: the header has no column {name}; it names {', '.join(map(repr, header))}")
+            named = ", ".join(map(repr, header[:_NAMED])) + ", ..." * (len(header) > _NAMED)
+            raise CurveError(f"{at}: the header has no column {name}; it names {named}")
     twice = next((name for name in ("step", *METRICS) if header.count(name) > 1), None)
     if twice:
         raise CurveError(f"{at}: the header names the column {twice} more than once")
@@ -188,16 +207,27 @@ class _Digits(str):
     __repr__ = str.__str__
 
 
+class _Pairs(dict[str, Any]):
+    """A JSON object; ``twice`` are the names that it has more than once, of which a dict keeps the last."""
+
+    def __init__(self, pairs: Sequence[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.twice = {name for name, count in Counter(name for name, _ in pairs).items() if count > 1}
+
+
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line, parse_float=_Digits)
+            row = json.loads(line, parse_float=_Digits, object_pairs_hook=_Pairs)
         except (ValueError, RecursionError) as error:
             raise CurveError(f"{_at(path, number)}: not JSON") from error
-        if not isinstance(row, dict):
+        if not isinstance(row, _Pairs):
             raise CurveError(f"{_at(path, number)}: not a JSON object")
+        twice = next((name for name in ("step", *METRICS) if name in row.twice), None)
+        if twice:
+            raise CurveError(f"{_at(path, number)}: {twice} is there more than once")
         yield number, row
 
 

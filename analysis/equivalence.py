@@ -69,8 +69,8 @@ def _weighed(sample: Sample, weights: Floats) -> tuple[float, tuple[StandardErro
 def _between_repeats(sample: Sample, weights: Floats) -> StandardError:
     groups = [side @ weights for side in (sample.eager, sample.graphed)]
     degrees = sum(len(group) - 1 for group in groups)
-    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
-    return StandardError(math.sqrt(squares / degrees * sum(1 / len(group) for group in groups)), degrees)
+    spread = math.hypot(*np.concatenate([group - group.mean() for group in groups]))
+    return StandardError(spread * math.sqrt(sum(1 / len(group) for group in groups) / degrees), degrees)
 
 
 def _along_steps(difference: Floats, weights: Floats) -> StandardError:
@@ -82,17 +82,20 @@ def _along_steps(difference: Floats, weights: Floats) -> StandardError:
     by what the line took. It has n (1 - r^2) / (1 + r^2) degrees of freedom, less two.
     """
     steps = len(difference)
-    line = _line(steps)
-    rest = difference - line.T @ (line @ difference)
+    largest = float(np.abs(difference).max())
+    if not largest:
+        return StandardError(0.0, steps - 2)
+    line, relative = _line(steps), difference / largest  # the square of a large difference may overflow
+    rest = relative - line.T @ (line @ relative)
     squares = float(rest @ rest)
-    if squares <= (_ROUNDING * float(np.abs(difference).max())) ** 2 * steps:
+    if squares <= _ROUNDING**2 * steps:
         return StandardError(0.0, steps - 2)
     first = float(rest[1:] @ rest[:-1]) / squares
     r = min(max((steps * first + 2) / (steps - 4), 0.0), 1 - 1 / steps)
     taken = sum(_variance_factor(part, r) for part in line) / steps
     variance = squares / steps / (1 - min(taken, 0.5))
     degrees = max(1.0, math.floor(10 * (steps * (1 - r**2) / (1 + r**2) - 2)) / 10)
-    return StandardError(math.sqrt(variance * _variance_factor(weights, r)), degrees)
+    return StandardError(largest * math.sqrt(variance * _variance_factor(weights, r)), degrees)
 
 
 @lru_cache(maxsize=16)

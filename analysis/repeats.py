@@ -84,12 +84,15 @@ def _goes_with(other: PairResult, pair: PairResult) -> bool:
 
 def _opened(pair: PairResult, faced: Sequence[PairResult], side: EagerSide, margins: Margins) -> PairResult:
     """``pair``, open though it equals its own eager run to the bit, where it does not equal every eager run, or attempts came to
-    other bits."""
+    other bits; and where all pairs equal all eager runs, so that the verdict is on all of them."""
     if pair.verdict.word != "BITWISE":
         return pair
     group = [other for other in faced if _goes_with(other, pair)]
     found = _evidence(pair, _eager(group, side.repeats.get(pair.attempts[1].digests, {})))
-    return pair if found.bitwise and not any(_other_attempts(group, side, margins)) else replace(pair, verdict=OPEN)
+    alone = any(other.verdict is OPEN for other in group)
+    if alone and found.bitwise and not any(_other_attempts(group, side, margins)):
+        return replace(pair, verdict=replace(pair.verdict, evidence=found))
+    return replace(pair, verdict=OPEN)
 
 
 def _eager(pairs: Sequence[PairResult], complete: Mapping[int, Steps]) -> dict[str, Steps]:

@@ -139,14 +139,12 @@ def _speed(ran: Sequence[CellResult]) -> str:
     """The largest speed-up counts among cells that pass only: a wrong computation has no speed worth a word. Words hold for
     all of them at once, so that one may be picked."""
     passing = [result for result in ran if result.verdict and result.verdict.passes]
-    timed = [(result.speed, result.cell.label) for result in passing if result.speed]
+    timed = [(result.speed, result.cell.label) for result in passing if result.speed and not result.doubt]
     faster = [(speed, label) for speed, label in timed if speed.word == "FASTER"]
     if faster:
         speed, label = max(faster, key=lambda item: item[0].ratio)
         return f"Largest speed-up of a cell that passes: {speed.summary}, `{label}`."
-    unsure = [
-        (speed, label) for speed, label in timed if speed.word == "INCONCLUSIVE" and speed.tells and speed.ratio > 1
-    ]
+    unsure = [(speed, label) for speed, label in timed if speed.word == "INCONCLUSIVE" and speed.ratio > 1]
     none = "No cell that passes is shown to be faster than eager" if passing else ""
     if not unsure:
         return f"{none}." if none else ""
@@ -187,8 +185,8 @@ def _fastest(results: Sequence[CellResult]) -> str:
     found = [ranking for ranking in rank(results) if len(ranking.cells) > 2]
     said = []
     for ranking in found[:NAMED]:
-        level = sum(not cell.told_apart for cell in ranking.cells[1:])
-        others = f", level with {_count(level, 'other')}" if level else ""
+        unsure = sum(not cell.told_apart for cell in ranking.cells[1:])
+        others = f", not told apart from {_count(unsure, 'other')}" if unsure else ""
         said.append(f"`{ranking.best.label}`, of {len(ranking.cells)} cells{others}")
     rest = f"; and of {_count(len(found) - NAMED, 'more task')}" if len(found) > NAMED else ""
     return f"Fastest of {'its task' if len(found) == 1 else 'their tasks'}: {'; '.join(said)}{rest}." if found else ""

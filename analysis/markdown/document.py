@@ -95,10 +95,9 @@ def _cells(shown: Sequence[CellResult], cells: int, margins: Margins) -> list[st
 
 
 def _cell_row(result: CellResult) -> list[str]:
-    graph = result.spec.cuda_graph
     return [
         f"`{result.cell.label}`",
-        f"{graph.impl} ({_scope(result)}){_mechanism(result)}" if result.cell.graphed else "eager",
+        _implementation(result),
         _outcome(result),
         _verdict_word(result),
         _difference(result),
@@ -106,6 +105,14 @@ def _cell_row(result: CellResult) -> list[str]:
         _speed(result),
         result.replay.summary if result.replay else "-",
     ]
+
+
+def _implementation(result: CellResult) -> str:
+    """What was captured is known where a run has ended."""
+    impl = result.spec.cuda_graph.impl
+    if not result.cell.graphed:
+        return "eager"
+    return impl if result.unfinished and not result.replay else f"{impl} ({_scope(result)}){_mechanism(result)}"
 
 
 def _scope(result: CellResult) -> str:

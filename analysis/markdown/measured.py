@@ -171,8 +171,8 @@ def _some(texts: Sequence[str]) -> str:
 
 
 def _risk_row(risk: MemoryRisk) -> list[str]:
-    count = len(risk.out_of_memory)
-    change = f"{count} of {risk.fitting} run out of memory" if count else f"none of {risk.fitting} runs out of memory"
+    count, cells = len(risk.out_of_memory), f"{risk.fitting} cell{'s' if risk.fitting > 1 else ''}"
+    change = f"{count or 'none'} of {cells} out of memory"
     return ["out of memory", f"`{risk.graphs}`", change, "the eager twin fits", _some(risk.out_of_memory)]
 
 

@@ -13,9 +13,10 @@ HOW = (
     "Cells of one task compute the same. Ranked are eager cells that ended well and graphed cells that pass, by absolute step "
     "time: the median over runs of the mean of their steady window, with the least and the most. Only eager and graphed runs "
     "of one workload share an allocation, so that no ratio between rows is a paired speed-up. Cells of one workload are told "
-    "apart by their pairs. Others are level unless all runs of one, of two or more each, are faster than all of the other by "
-    f"more than {ALLOCATION_ALLOWANCE:.0%}, an allowance for what allocations differ by. On the Pareto front is what no other "
-    "cell beats in step time, peak memory a rank and number of ranks together."
+    "apart by their pairs, others where all runs of one, of two or more each, are faster than all of the other by more than "
+    f"{ALLOCATION_ALLOWANCE:.0%}, an allowance for what allocations differ by. What is not told apart from the first may be as "
+    "fast, or only have too few runs to show that it is not. On the Pareto front is what no other cell beats in step time, "
+    "peak memory a rank and number of ranks together."
 )
 
 
@@ -32,7 +33,7 @@ def rankings(found: Sequence[Ranking]) -> list[str]:
 
 def _ranking(ranking: Ranking) -> list[str]:
     on_gpu = ranking.device == "cuda"
-    header = ["", "cell", "differs in", *(["GPUs", "step time", "tokens/s a GPU", "model TFLOP/s a GPU"] if on_gpu else
+    header = ["place", "cell", "differs in", *(["GPUs", "step time", "tokens/s a GPU", "model TFLOP/s a GPU"] if on_gpu else
               ["ranks", "step time, first = 1"]), "peak memory a rank", "Pareto front", "runs"]  # fmt: skip
     shown = ranking.cells[:MAXIMUM_CELLS]
     rows = [_row(place, cell, ranking) for place, cell in enumerate(shown, 1)]
@@ -51,10 +52,10 @@ def _ranking(ranking: Ranking) -> list[str]:
 def _best(ranking: Ranking) -> str:
     best, on_gpu = ranking.best, ranking.device == "cuda"
     time = f", {best.step.milliseconds:.2f} ms a step on {_machine(best)}" if on_gpu else ""
-    level = [cell for cell in ranking.cells[1:] if not cell.told_apart]
+    unsure = [cell for cell in ranking.cells[1:] if not cell.told_apart]
     said = f"Fastest: `{best.label}`{time}"
-    if level:
-        said += f", level with {len(level)} other{'s' if len(level) > 1 else ''}"
+    if unsure:
+        said += f", not told apart from {len(unsure)} other{'s' if len(unsure) > 1 else ''}"
     if ranking.most_of_a_rank is not best:
         said += f". Most tokens a second and {'GPU' if on_gpu else 'rank'}: `{ranking.most_of_a_rank.label}`"
     allocations = f"{ranking.allocations} allocation{'s' if ranking.allocations > 1 else ''}"
@@ -67,8 +68,8 @@ def _machine(cell: Ranked) -> str:
 
 
 def _row(place: int, cell: Ranked, ranking: Ranking) -> list[str]:
-    level = place > 1 and not cell.told_apart
-    row = [f"{place}{' (level)' if level else ''}", f"`{cell.label}`", ", ".join(cell.sets_apart)]
+    unsure = place > 1 and not cell.told_apart
+    row = [f"{place}{' (not told apart)' if unsure else ''}", f"`{cell.label}`", ", ".join(cell.sets_apart)]
     if ranking.device == "cuda":
         row += [
             f"{cell.ranks} on {cell.nodes} nodes" if cell.nodes > 1 else str(cell.ranks),

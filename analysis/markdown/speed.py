@@ -65,7 +65,9 @@ def _row(result: CellResult, speed: Speed) -> list[str]:
 
 
 def _steps(speed: Speed) -> str:
-    left = [f"{speed.left_out} outliers"] * (speed.left_out > 0) + [f"{speed.settling} settling"] * (speed.settling > 0)
+    left = [f"{speed.left_out} outlier{'s' * (speed.left_out > 1)}"] * (speed.left_out > 0) + [
+        f"{speed.settling} settling"
+    ] * (speed.settling > 0)
     return f"{speed.steps} ({', '.join(left)})" if left else str(speed.steps)
 
 

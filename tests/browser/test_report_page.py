@@ -112,6 +112,25 @@ def test_it_says_what_the_markdown_says(page: Chromium, folder: Path) -> None:
     assert page.evaluate("document.querySelectorAll('tr').length") == rows
 
 
+def test_a_long_name_leaves_room_for_the_first_table(page: Chromium, tmp_path: Path) -> None:
+    """Neither the label of a scope of three parts nor the call that captures it breaks by itself."""
+
+    def mechanism(run: AttemptRecord) -> None:
+        for event in run.events[0]:
+            if "graphs" in event:
+                event["graphs"]["mechanism"] = "transformer_engine.pytorch.make_graphed_callables"
+
+    sweep = write_sweep(tmp_path, device="cuda", edit=mechanism)
+    plan = json.loads(sweep.plan.read_text())
+    plan["cells"][1]["label"] = "transformer_engine.attn.moe_router.moe_preprocess,compile=elementwise"
+    sweep.plan.write_text(json.dumps(plan))
+    write_report(sweep)
+    page.screen(1280, 900)
+    page.open(sweep.report / "report.html")
+    widths = page.evaluate("(t => [t.scrollWidth, t.clientWidth])(document.querySelector('.table'))")
+    assert widths[0] <= widths[1]
+
+
 def test_the_pointer_brings_up_the_values_of_a_step(page: Chromium) -> None:
     x, y = middle_of(page, "figure svg")
     page.mouse("mouseMoved", x, y)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from analysis.compare import CellResult, compare, exit_code
+from analysis.deviation import Floor
 from analysis.judged import judge
 from analysis.load import load
 from analysis.report import write_report
@@ -39,8 +40,10 @@ def judged(root: Path, edit: Edit, **options: Any) -> CellResult:
 def test_twins_that_agree_to_the_bit(tmp_path: Path) -> None:
     results = compare(load(write_sweep(tmp_path)))
     result = results[1]
-    assert result.verdict is not None
+    assert result.verdict is not None and result.verdict.evidence is not None
     assert result.verdict.word == "BITWISE"
+    found = result.verdict.evidence
+    assert (found.eager_runs, found.graphed_runs, found.floor) == (2, 2, Floor(2, 0.0, 0.0)), "it is of all repeats"
     assert result.outcome == "COMPLETED"
     assert result.replay is not None
     assert result.replay.summary == "proven: 4 graphs, 464 of 464 replays"
@@ -54,6 +57,7 @@ def test_noise_within_the_margin_is_equivalent_and_worst_repeat_wins(tmp_path: P
 
     result = judged(tmp_path, noise)
     assert [pair.verdict.word for pair in result.pairs] == ["BITWISE", "EQUIVALENT"]
+    assert [pair.verdict.evidence.eager_runs for pair in result.pairs if pair.verdict.evidence] == [2, 2]
     assert result.verdict is not None
     assert result.verdict.word == "EQUIVALENT"
     assert result.max_loss_difference == pytest.approx(2e-4)

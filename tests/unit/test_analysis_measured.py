@@ -64,7 +64,7 @@ def out_of_memory(run: AttemptRecord) -> None:
 def test_the_risk_is_among_cells_whose_twin_fits(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, workloads=3, device="cuda", impls=("torch",), edit=out_of_memory)
     assert memory_risks(compare(load(sweep))) == (MemoryRisk("torch", 2, ("torch, lr 0.002",)),)
-    assert "| out of memory | `torch` | 1 of 2 run out of memory |" in write_report(sweep).markdown.read_text()
+    assert "| out of memory | `torch` | 1 of 2 cells out of memory |" in write_report(sweep).markdown.read_text()
 
 
 # --- measured results -----------------------------------------------------------------------------------------------

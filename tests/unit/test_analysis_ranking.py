@@ -154,7 +154,12 @@ def test_paragraph_one_says_what_trains_something_else_and_does_not_name_it_fast
 
 
 def test_a_single_run_tells_nothing_apart(tmp_path: Path) -> None:
-    assert not any(cell.told_apart for cell in ranked(tmp_path, impls=("torch",), repeats=1).cells)
+    assert not any(cell.told_apart for cell in ranked(tmp_path / "two", impls=("torch",), repeats=1).cells)
+    sweep = write_sweep(tmp_path / "one", impls=("torch", "full_iteration"), repeats=1, device="cuda", edit=timed)
+    report = write_report(sweep)
+    assert "Fastest of its task: `torch, lr 0.001`, of 3 cells, not told apart from 2 others." in report.summary
+    markdown = report.markdown.read_text()
+    assert "| place | cell |" in markdown and "| 3 (not told apart) | `eager, lr 0.001` |" in markdown
 
 
 def spoilt(run: AttemptRecord) -> None:

@@ -241,3 +241,11 @@ def test_a_report_is_written_of_any_records_and_bad_ones_never_pass(
     report = write_report(write_sweep(tmp_path, edit=edit))
     assert report.exit_code in (3, 4)
     assert report.markdown.exists()
+
+
+def test_of_a_run_that_never_was_nobody_knows_what_it_captured(tmp_path: Path) -> None:
+    def not_run(run: AttemptRecord) -> None:
+        run.begun = not run.spec.graphed
+
+    markdown = write_report(write_sweep(tmp_path, edit=not_run)).markdown.read_text()
+    assert "| `torch_compile, lr 0.001` | torch_compile | NOT RUN | **UNFINISHED** |" in markdown

@@ -396,6 +396,12 @@ def apart(run: AttemptRecord) -> None:
         step["step_time_ms"] = EAGER_MS / ratios[run.spec.repeat] if run.spec.graphed else EAGER_MS
 
 
+def test_what_one_pair_shows_is_said_and_not_claimed(tmp_path: Path) -> None:
+    text = summarise(judge(write_sweep(tmp_path, repeats=1)).results).text
+    assert "not sure enough is 1.25x (1 pair), `torch_compile, lr 0.001` (one pair cannot tell a speed-up" in text
+    assert "Largest" not in text
+
+
 def test_words_of_a_sweep_are_said_of_all_cells_at_once(tmp_path: Path) -> None:
     """By itself the interval clears 1; beside a cell whose pairs are a fifth apart nobody can be so sure."""
     alone, beside = (judge(write_sweep(tmp_path / str(n), edit=apart, workloads=n)) for n in (2, 3))

@@ -176,6 +176,8 @@ def twice_line(number: int) -> Change:
         (lambda text: text.replace("\n7,", "\nnan,", 1), "g.csv, line 9: step is 'nan', not a whole number"),
         (lambda text: text[: len(text) - 30], "g.csv, line 121: 2 values"),
         (lambda text: text + '"', "g.csv, line 122: "),
+        (lambda text: "[" + text, "g.csv: a JSON array; write an object a line"),
+        (lambda text: "a,b,c,d,e,f,g,h,i\n" + text, "it names 'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', ...\n"),
         (without_line(50), "g.csv: step 48 missing of 120"),
         (without_line(121), "g.csv: step 119 missing of 120"),
         (lambda text: "".join(text.splitlines(True)[:61]), "g.csv: steps 60, 61, 62, 63, 64 and 55 more missing"),
@@ -277,6 +279,7 @@ def test_the_unit_of_a_number_is_that_of_its_last_digit(tmp_path: Path, text: st
         ('{"step": 1, "loss": [1]}', "loss is [1]"),
         ('{"step": 1e300, "loss": 1}', "step is 1e300, not a whole number"),
         ('{"step": 1, "loss": 1' + "0" * 400 + "}", "loss is 1000"),
+        ('{"step": 1, "loss": 1.5, "loss": 2.5}', "loss is there more than once"),
     ],
 )
 def test_a_line_that_is_no_step_is_named(tmp_path: Path, line: str, said: str) -> None:
@@ -389,6 +392,22 @@ def test_full_precision_is_fine_enough_though_trailing_zeros_are_left_out(
     files = [written("e"), written("g")]
     assert judged(capsys, files[:1], files[1:]).startswith("BITWISE\n")
     assert judged(capsys, files[:1], files[1:], "--loss-margin", "0").startswith("BITWISE\n")
+
+
+def test_a_norm_of_minus_one_on_both_sides_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [csv(tmp_path / f"{name}.csv", FALLING, with_value(NORMS, 60, -1.0)) for name in ("e1", "e2", "g")]
+    said = judged(capsys, files[:2], files[2:])
+    assert said.startswith("INCOMPARABLE") and f"{files[0]}, line 62: grad_norm is '-1.0'" in said
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("size", [1e200, 1e300])
+def test_the_square_of_a_huge_number_may_overflow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], size: float
+) -> None:
+    eager = [noisy(tmp_path / f"e{seed}.csv", seed) for seed in range(2)]
+    graphed = [csv(tmp_path / f"g{i}.csv", with_value(FALLING, 80, size), (1 + i) * size * NORMS) for i in range(2)]
+    assert judged(capsys, eager, graphed).startswith("DIVERGED\nfirst at step 0: the gradient norm is ")
 
 
 def test_huge_gradient_norms_do_not_hide_behind_an_overflow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
