@@ -127,7 +127,8 @@ def _passing(ran: Sequence[CellResult]) -> str:
         return "The sweep has no graphed cell that ran: there is nothing to compare."
     counts = Counter(result.verdict.word for result in graphed if result.verdict and result.verdict.passes)
     parts = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
-    return f"{sum(counts.values())} of {_count(len(graphed), 'graphed cell')} pass{f' ({parts})' if parts else ''}."
+    verb = "passes" if len(graphed) == 1 else "pass"
+    return f"{sum(counts.values())} of {_count(len(graphed), 'graphed cell')} {verb}{f' ({parts})' if parts else ''}."
 
 
 def _expected_failures(ran: Sequence[CellResult]) -> str:

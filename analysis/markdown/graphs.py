@@ -95,7 +95,8 @@ def _bound(eager: Optional[EagerStep], graphed: Optional[GraphedStep]) -> str:
     if bound == "device":
         return "device-bound"
     if bound == "other kernels":
-        return "not told: it runs other kernels than the eager twin, whose busy time is no limit to it"
+        counts = f"{graphed.kernels:.0f} kernels, not {eager.kernels:.0f}"
+        return f"not told: it runs {counts} as the eager twin, whose busy time is no limit to it"
     if bound == "communication":
         waiting = eager.busy_ms - eager.computing_ms
         return f"communication: in {waiting:.2f} of {eager.busy_ms:.2f} ms busy ranks pass data or wait for each other"

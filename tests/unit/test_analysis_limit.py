@@ -268,7 +268,7 @@ def test_the_limit_of_a_twin_is_none_for_other_kernels(tmp_path: Path) -> None:
             change_probe(0, kernels=500.0)(run)
 
     report = write_report(write_sweep(tmp_path, device="cuda", edit=compiled))
-    assert "not told: it runs other kernels than the eager twin" in report.markdown.read_text()
+    assert "not told: it runs 500 kernels, not 1200 as the eager twin" in report.markdown.read_text()
     assert "Nearest to the limit" not in report.summary
 
 
