@@ -7,6 +7,7 @@ Colours are Okabe and Ito's (jfly.uni-koeln.de/color), which all kinds of colour
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -44,6 +45,7 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 9,
 }
 LEGEND_ROW = 0.175
+LABEL_ROW = 0.19
 """Inches."""
 
 
@@ -176,8 +178,8 @@ def _decades(threshold: float, largest: float) -> list[float]:
 
 
 def _times(chart: TimeChart) -> Figure:
-    rows = len(chart.boxes)
-    height = 1.5 + 0.55 * rows
+    rows, labels = len(chart.boxes), [_wrapped(box.label) for box in reversed(chart.boxes)]
+    height = 1.5 + max(0.55, LABEL_ROW * (1 + max(label.count("\n") for label in labels))) * rows
     figure, (axes,) = _figure(height, (1,))
     figure.subplots_adjust(left=0.3, right=0.97, top=1 - 0.4 / height, bottom=0.6 / height)
     for place, box in enumerate(reversed(chart.boxes)):
@@ -187,7 +189,7 @@ def _times(chart: TimeChart) -> Figure:
         axes.barh(place, third - first, left=first, height=0.44, color=colour, alpha=0.35, edgecolor=colour, zorder=3)
         axes.plot([middle, middle], [place - 0.22, place + 0.22], color=colour, linewidth=2.5, zorder=4)
         axes.annotate(f"{middle:.3f}", (middle, place + 0.24), ha="center", va="bottom", fontsize=8, color=colour)
-    axes.set_yticks(range(rows), [_wrapped(box.label) for box in reversed(chart.boxes)])
+    axes.set_yticks(range(rows), labels)
     axes.set_ylim(-0.6, rows - 0.4)
     axes.grid(axis="y", visible=False)
     axes.set_title("Step time over the measured steps of all repeats")
@@ -196,13 +198,15 @@ def _times(chart: TimeChart) -> Figure:
 
 
 def _wrapped(label: str, width: int = 28) -> str:
+    """In lines of about so many letters, broken at spaces, behind the dots of a name, and in a longer one at underscores."""
+    words = re.split(r"(?<= )|(?<=\.)(?=[a-z])", label)
     lines = [""]
-    for word in label.split(" "):
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
-            lines.append(word)
+    for part in (part for word in words for part in (re.split("(?<=_)", word) if len(word) > width + 1 else [word])):
+        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > width:
+            lines.append(part)
         else:
-            lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)
+            lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _memory(chart: MemoryChart) -> Figure:
