@@ -192,6 +192,9 @@ def cpu_as_cuda() -> Iterator[ModuleType]:
 
         from launch.engines.megatron import data_parallel, engine
 
+        # PyTorch notes once, for all times, which functions torch.device() is to look after: those, and not the patches.
+        with torch.device("meta"):
+            torch.empty(1)
         settings_of = data_parallel.data_parallel_settings
         attention = DotProductAttention.__init__, DotProductAttention.forward
         with ExitStack() as replaced:

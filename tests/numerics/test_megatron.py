@@ -246,6 +246,8 @@ def test_bfloat16_is_near(distributed_optimizer: bool) -> None:
 @pytest.mark.parametrize("name", [*ALONE, *TOGETHER])
 def test_what_was_seen_to_train_is_what_plans_let_through(name: str) -> None:
     spec = replace((ALONE | TOGETHER)[name].spec, engine="megatron", placement=Placement(device="cuda"))
+    if spec.parallelism.cp > 1:  # Transformer Engine's attention goes round in 16 bits alone
+        spec = replace(spec, training=replace(spec.training, precision="bf16"))
     assert unsupported(spec) == ()
 
 
