@@ -52,8 +52,7 @@ def _projections(model: Model) -> int:
 
 
 def _feed_forward(model: Model, number: int) -> int:
-    """Every ``moe_layer_freq``-th layer has experts, from layer 0 on, and the others are dense."""
-    if not model.is_moe or number % model.moe_layer_freq:
+    if not model.has_experts(number):
         return GATED_MATRICES * model.ffn_hidden_size
     experts = model.moe_router_topk * model.moe_ffn_hidden_size
     return GATED_MATRICES * (experts + model.moe_shared_expert_ffn_hidden_size)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from analysis.flops import GATED_MATRICES
 from launch.parallel_dims import ParallelDims, layers_of
 from launch.spec import Model, Parallelism, RunSpec
 
@@ -69,9 +70,9 @@ def _bytes(spec: RunSpec, held: Parameters) -> int:
 
 
 def _layer(model: Model, layout: Parallelism, number: int) -> Parameters:
-    """Both norms, attention, and the feed-forward, which is one of experts in every ``moe_layer_freq``-th layer."""
+    """Both norms, attention and the feed-forward."""
     attention = Parameters(2 * model.hidden_size + _attention(model, layout.tp))
-    if not model.is_moe or number % model.moe_layer_freq:
+    if not model.has_experts(number):
         return attention + Parameters(_gated(model, model.ffn_hidden_size, layout.tp))
     shared = model.moe_shared_expert_ffn_hidden_size
     router = model.num_moe_experts * (model.hidden_size + model.add_bias_linear)
@@ -93,6 +94,6 @@ def _attention(model: Model, tp: int) -> int:
 
 
 def _gated(model: Model, width: int, ranks: int) -> int:
-    """Gate, up and down; the bias of the last is held whole."""
-    split = 3 * model.hidden_size * width + (2 * width if model.add_bias_linear else 0)
+    """The bias of the last matrix is held whole."""
+    split = GATED_MATRICES * model.hidden_size * width + (2 * width if model.add_bias_linear else 0)
     return split // ranks + (model.hidden_size if model.add_bias_linear else 0)

@@ -99,6 +99,10 @@ class Model:
         skip = self.window_attn_skip_freq
         return 0 if skip and (number + 1) % skip == 0 else self.window_size
 
+    def has_experts(self, number: int) -> bool:
+        """Whether layer ``number``, counted from 0, has experts: of a mixture every ``moe_layer_freq``-th, from the first on."""
+        return self.is_moe and number % self.moe_layer_freq == 0
+
     @property
     def has_dense_layers(self) -> bool:
         """True where at least one layer has a plain MLP (Megatron: ``moe_layer_freq`` above 1)."""

@@ -86,8 +86,8 @@ class Cluster:
         return min(reasons, key=len)  # of several partitions, that which comes closest
 
     def _lacks_memory(self, spec: RunSpec) -> tuple[Reason, ...]:
-        has, held = self.profile.gpu_memory_gib, state_bytes(spec) / 2**30
-        if has is None or spec.placement.device != "cuda" or held <= has:
+        has = self.profile.gpu_memory_gib
+        if has is None or spec.placement.device != "cuda" or (held := state_bytes(spec) / 2**30) <= has:
             return ()
         message = (
             f"weights, gradients and optimizer state of a rank take {held:.1f} GiB before anything is computed, and "

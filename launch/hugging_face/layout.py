@@ -137,7 +137,7 @@ def _attention(model: Model, ours: str, theirs: str) -> Iterator[Entry]:
 
 def _feed_forward(model: Model, number: int, ours: str, theirs: str, packed: bool) -> Iterator[Entry]:
     # Megatron-Core: with a frequency of n every n-th layer from the first on is a mixture of experts.
-    if not model.is_moe or number % model.moe_layer_freq != 0:
+    if not model.has_experts(number):
         return _dense(model, ours, theirs)
     if architecture_of(model) is GPT_OSS:
         return _gpt_oss_experts(model, ours, theirs, packed)

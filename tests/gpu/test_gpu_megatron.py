@@ -77,7 +77,6 @@ MODELS = {
     "steered": STEERED,
     "padded, steered": replace(STEERED, **PADDING),  # type: ignore[arg-type]
 }
-DETERMINISTIC = ("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "NCCL_ALGO")
 OVERLAPPED = {"distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
 EAGER = CudaGraph("none")
 WHOLE = CudaGraph("full_iteration")
@@ -363,12 +362,11 @@ def test_graphs_compute_what_eager_code_computes(case: tuple[str, CudaGraph]) ->
 
 @pytest.fixture
 def deterministic() -> Iterator[None]:
-    """As launch.engines.megatron.build leaves a process, and what was there before."""
-    use_deterministic_algorithms()
-    yield
-    torch.use_deterministic_algorithms(False)
-    for name in DETERMINISTIC:
-        os.environ.pop(name, None)
+    """As launch.engines.megatron.build leaves a process; afterwards it is allowed again what it was, and told nothing."""
+    with mock.patch.dict(os.environ):  # an engine settles it
+        use_deterministic_algorithms()
+        yield
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.usefixtures("deterministic")
@@ -525,8 +523,9 @@ def train_rank(rank: int, specs: Sequence[RunSpec], folder: Path) -> None:
 def test_ranks_replay_what_they_compute(name: str, tmp_path: Path) -> None:
     model, parallelism, graphs = LAYOUTS[name]
     needed, found = parallelism.world_size, torch.cuda.device_count()
-    if found < needed:
-        pytest.skip(f"{needed} GPUs are needed, and this host has {found}")
+    assert found >= needed, (
+        f"{needed} GPUs are needed, and this host has {found}: deselect with -k 'not two' or 'not four'"
+    )
     specs = [spec_of(model, graph, parallelism) for graph in (EAGER, EAGER, *graphs)]
     mp.spawn(train_rank, args=(specs, tmp_path), nprocs=needed)
     for rank in range(needed):
@@ -554,8 +553,9 @@ ALIKE: dict[str, tuple[Model, Parallelism]] = {
 def test_ranks_train_what_one_trains(name: str, tmp_path: Path) -> None:
     model, parallelism = ALIKE[name]
     needed, found = parallelism.world_size, torch.cuda.device_count()
-    if found < needed:
-        pytest.skip(f"{needed} GPUs are needed, and this host has {found}")
+    assert found >= needed, (
+        f"{needed} GPUs are needed, and this host has {found}: deselect with -k 'not two' or 'not four'"
+    )
     spec = spec_of(model, EAGER, parallelism)
     assert unsupported(spec) == ()
     mp.spawn(train_rank, args=([spec], tmp_path), nprocs=needed)

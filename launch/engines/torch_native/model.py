@@ -45,7 +45,7 @@ class Layer(nn.Module):
         super().__init__()
         model, beside = blueprint.model, blueprint.tp.beside
         # Megatron-Core: with a frequency of n every n-th layer from the first on is a mixture of experts.
-        mixture = model.is_moe and number % model.moe_layer_freq == 0
+        mixture = model.has_experts(number)
         self.epsilon = model.norm_epsilon
         self.elementwise = blueprint.elementwise
         self.attention_norm = Norm(model.hidden_size, beside)
