@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Optional, Union
 
 from rich.live import Live
@@ -74,23 +74,34 @@ def _follow_host(
     return states
 
 
-class _Progress:
-    """The share of a sweep that is done, and the time left from the steps that have been seen to pass."""
+class Progress:
+    """The share of a sweep that is done, and the time left by the pace of its runs: while none ran, behind another sweep or
+    in Slurm's queue, no pace was seen."""
 
-    def __init__(self, cells: Mapping[str, Cell]) -> None:
+    LEAST_SECONDS = 5.0
+    """Of running, before a pace is told."""
+
+    def __init__(self, cells: Mapping[str, Cell], clock: Callable[[], float] = time.monotonic) -> None:
         self._cells = cells
-        self._begun = time.monotonic()
-        self._first = -1.0
+        self._clock = clock
+        self._last = clock()
+        self._running = False
+        self._ran = 0.0
+        self._first: Optional[float] = None
 
     def of(self, states: Mapping[str, RunState]) -> tuple[float, str]:
+        now = self._clock()
+        if self._running:
+            self._ran += now - self._last
+        self._last, self._running = now, any(state.name == "RUNNING" for state in states.values())
         shares = [self._share(run_id, state) for run_id, state in states.items()]
         done = sum(shares) / max(1, len(shares))
-        if self._first < 0:
+        if self._first is None:
             self._first = done
-        gained, elapsed = done - self._first, time.monotonic() - self._begun
-        if gained <= 0 or elapsed < 5:
+        gained = done - self._first
+        if gained <= 0 or self._ran < self.LEAST_SECONDS:
             return done, "estimating the time left"
-        return done, f"about {_duration(elapsed / gained * (1 - done))} left"
+        return done, f"about {_duration(self._ran / gained * (1 - done))} left"
 
     def _share(self, run_id: str, state: RunState) -> float:
         if state.finished or state.name == "INTERRUPTED":
@@ -104,7 +115,7 @@ class _LineView:
 
     def __init__(self, plan: Plan) -> None:
         self._cells = plan.cell_of_run()
-        self._progress = _Progress(self._cells)
+        self._progress = Progress(self._cells)
         self._shown: dict[str, str] = {}
 
     def update(self, states: Mapping[str, RunState]) -> None:
@@ -132,7 +143,7 @@ class _LiveView:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._cells = plan.cell_of_run()
-        self._progress = _Progress(self._cells)
+        self._progress = Progress(self._cells)
         self._live = Live(refresh_per_second=4)
         self._live.start()
 

@@ -316,7 +316,7 @@ def eager_twins(name: str) -> tuple[Trained, Trained]:
     return first, second
 
 
-def check(found: Trained, eager: Trained, again: Trained, graph: CudaGraph) -> None:
+def check(found: Trained, eager: Trained, again: Trained, graph: CudaGraph, sequence_parallel: bool = False) -> None:
     replayed = slice(graph.capture_step + 1, None)
     assert found.capture_step == graph.capture_step
     kinds = ["warmup"] * graph.capture_step + ["capture"]
@@ -332,7 +332,8 @@ def check(found: Trained, eager: Trained, again: Trained, graph: CudaGraph) -> N
     wrong = gradients_apart(found.gradients[first], eager.gradients[first])
     noisy = gradients_apart(again.gradients[first], eager.gradients[first])
     assert {name for name, apart in wrong.items() if apart > OF_A_GRADIENT + 4 * noisy[name]} == set(), wrong
-    assert torch.equal(found.random, eager.random)
+    if not (graph.impl == "local" and sequence_parallel):  # captured outside the block's own random states
+        assert torch.equal(found.random, eager.random), (graph, found.random.tolist(), eager.random.tolist())
     assert found.pool_when_closed == 0 or graph.impl == "local"  # of whose buffers some are kept, it is not known where
     assert found.host_ms is None, "the host reads the gradient norm in each step"
 
@@ -531,7 +532,7 @@ def test_ranks_replay_what_they_compute(name: str, tmp_path: Path) -> None:
     for rank in range(needed):
         eager, again, *graphed = torch.load(tmp_path / f"rank{rank}.pt", weights_only=False)
         for graph, result in zip(graphs, graphed, strict=True):
-            check(result, eager, again, graph)
+            check(result, eager, again, graph, parallelism.sequence_parallel)
 
 
 ALIKE: dict[str, tuple[Model, Parallelism]] = {
