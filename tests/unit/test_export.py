@@ -58,6 +58,9 @@ SPECS = {
     "recomputed in part": RunSpec(training=Training(recompute="selective", deterministic=True)),
     "indexed": RunSpec(data=Data(kind="indexed", path="/data/my corpus")),
     "whole step": RunSpec(cuda_graph=CudaGraph("full_iteration")),
+    "whole step over ranks": RunSpec(
+        model=MOE, parallelism=Parallelism(dp=2, ep=2), cuda_graph=CudaGraph("full_iteration")
+    ),
     "whole layers": RunSpec(cuda_graph=CudaGraph("local")),
     "parts": RunSpec(cuda_graph=CudaGraph("transformer_engine", ("attn", "mlp"))),
 }
@@ -143,6 +146,16 @@ def test_graph_settings_are_spelt_as_the_release_does(graph: CudaGraph, released
     harness, overrides = overrides_of(spec, "main")
     assert (harness["--cuda_graph_impl"], harness.get("--cuda_graph_scope", "")) == (released[0], ",".join(released[1]))
     assert overrides["model.cuda_graph_modules"] == f"[{','.join(later[1])}]"
+
+
+def test_megatron_lm_starts_with_a_whole_step_over_expert_parallel_ranks() -> None:
+    """core_v0.16.1 asserts a flag of inference there (megatron/training/arguments.py:1158), its main branch no more."""
+    asked, spec = "--moe-pad-experts-for-cuda-graph-inference", SPECS["whole step over ranks"]
+    assert flags_of(spec)[asked] == []
+    parts = CudaGraph("transformer_engine", ("attn",))
+    for other in (replace(spec, parallelism=Parallelism()), replace(spec, cuda_graph=parts)):
+        assert asked not in flags_of(other)
+    assert asked not in flags_of(spec, "main")
 
 
 def test_values_are_words_of_a_shell_and_of_hydra() -> None:
