@@ -160,6 +160,14 @@ def test_megatron_lm_starts_with_a_whole_step_over_expert_parallel_ranks() -> No
     assert asked not in flags_of(spec, "main")
 
 
+def test_the_main_branch_is_not_asked_for_the_loss_that_it_refuses() -> None:
+    """Transformer Engine's (megatron/training/arguments.py since core_v0.18.2)."""
+    for release, fused_by in (("0.16", "te"), ("main", "native")):
+        assert flags_of(RunSpec(), release)["--cross-entropy-fusion-impl"] == [fused_by]
+        assert overrides_of(RunSpec(), release)[1]["model.cross_entropy_fusion_impl"] == fused_by
+        assert "--cross-entropy-loss-fusion" in flags_of(RunSpec(), release)
+
+
 def test_values_are_words_of_a_shell_and_of_hydra() -> None:
     flags = flags_of(replace(SPECS["gpt_oss_20b"], data=Data(kind="indexed", path="/data/my corpus")))
     assert flags["--data-path"] == ["/data/my corpus"]
