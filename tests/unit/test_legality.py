@@ -135,7 +135,7 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
         graphed("torch_compile", training__variable_sequence_lengths=True),
     ),
     "capture.expandable_segments": (
-        graphed(TE, "attn", environment=EXPANDABLE, **M),
+        graphed(TE, "attn", environment=EXPANDABLE),
         graphed("full_iteration", environment={"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
         graphed("local", environment=EXPANDABLE | {"NCCL_GRAPH_REGISTER": "1"}, **M),
         graphed("torch_compile", environment=EXPANDABLE, placement=Placement(device="cuda")),
@@ -353,6 +353,7 @@ LEGAL: Mapping[str, RunSpec] = {
     ),
     "full recompute in a whole step": graphed("full_iteration", training__recompute="full", **M),
     "selective recompute in a scope": graphed(TE, "attn", training__recompute="selective", **M),
+    "registration left to the engine": graphed(TE, "attn", environment=EXPANDABLE, **M),
     "registration off": graphed(TE, "attn", environment=EXPANDABLE | {"NCCL_GRAPH_REGISTER": "0"}, **M),
     "segments not expandable": graphed(TE, environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, **M),
     "an allocator that no CPU run meets": graphed("torch_compile", environment=EXPANDABLE),
