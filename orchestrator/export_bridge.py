@@ -30,16 +30,18 @@ def render(spec: RunSpec, release: Release) -> tuple[str, tuple[str, ...]]:
     overrides = " \\\n".join(
         shlex.quote(f"{name}={_literal(value)}") for name, value in _overrides(spec, release).items()
     )
-    text = f"# performance harness\n{flags}\n# overrides of ConfigContainer\n{overrides}"
+    text = f"# performance harness\n{flags} \\\n{_precision_of_gradients(spec)}\n# overrides of ConfigContainer\n{overrides}"
     return text, tuple(_notes(spec))
 
 
 def _harness(spec: RunSpec) -> dict[str, Any]:
-    """Flags of scripts/performance. Its graph settings are spelt as in 0.16 in later releases too."""
+    """Flags of scripts/performance, whose word comes after that of overrides. Its graph settings are spelt as in 0.16 in
+    later releases too."""
     layout, training = spec.parallelism, spec.training
-    graph = graph_settings(spec.cuda_graph, "0.16")
+    graph = {} if _captures_whole_layers(spec) else graph_settings(spec.cuda_graph, "0.16")
+    null_tokenizer = {"--tokenizer_type": "NullTokenizer", "--vocab_size": spec.model.vocab_size - 1}
     flags = {
-        "--tensor_model_parallel_size": layout.tp,
+        "--tensor_model_parallel_size": None if _splits_layers_alone(spec) else layout.tp,
         "--pipeline_model_parallel_size": layout.pp,
         "--context_parallel_size": layout.cp,
         "--virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
@@ -49,10 +51,28 @@ def _harness(spec: RunSpec) -> dict[str, Any]:
         "--global_batch_size": training.global_batch_size,
         "--seq_length": training.sequence_length,
         "--max_steps": training.steps,
-        "--cuda_graph_impl": graph["cuda_graph_impl"],
+        "--cuda_graph_impl": graph.get("cuda_graph_impl"),
         "--cuda_graph_scope": ",".join(graph.get("cuda_graph_scope", ())) or None,
+        **(null_tokenizer if spec.data.kind == "synthetic" else {}),
     }
     return {name: value for name, value in flags.items() if value is not None}
+
+
+def _captures_whole_layers(spec: RunSpec) -> bool:
+    """The harness has no word for them, and none at all is an error of its own beside transformer_engine
+    (scripts/performance/utils/overrides.py:117)."""
+    return spec.graphed and not spec.cuda_graph.scope and spec.cuda_graph.impl != "full_iteration"
+
+
+def _splits_layers_alone(spec: RunSpec) -> bool:
+    """With the harness's flag of tp come split sequences (scripts/performance/utils/overrides.py:298)."""
+    return spec.parallelism.tp > 1 and not spec.parallelism.sequence_parallel
+
+
+def _precision_of_gradients(spec: RunSpec) -> str:
+    """An override, which only a recipe of the harness's takes: there mixed_precision is no name. It overrules ddp's
+    (training/config.py:1864), and is bf16 in those of experts."""
+    return f"mixed_precision.grad_reduce_in_fp32={_literal(spec.training.gradient_precision == 'fp32')}"
 
 
 def _overrides(spec: RunSpec, release: Release) -> dict[str, Any]:
@@ -65,6 +85,12 @@ def _overrides(spec: RunSpec, release: Release) -> dict[str, Any]:
         **_under("ddp", data_parallel_settings(spec)),
         # A recipe's own would take the place of what is said of exchanges above (training/comm_overlap.py, ``setup``).
         "comm_overlap": None,
+        # Recipes of the performance harness choose experts by random numbers.
+        "model.moe_router_force_load_balancing": False,
+        # It is the scheduler's that holds, 0.033 in Bridge's recipes (recipes/utils/optimizer_utils.py).
+        "scheduler.start_weight_decay": training.weight_decay,
+        "scheduler.end_weight_decay": training.weight_decay,
+        "scheduler.weight_decay_incr_style": "constant",
         "scheduler.lr_decay_style": training.learning_rate_schedule,
         "scheduler.lr_decay_iters": training.steps,
         "scheduler.lr_warmup_iters": training.learning_rate_warmup_steps,
@@ -104,7 +130,17 @@ def _notes(spec: RunSpec) -> Iterator[str]:
             f"training.fp8={spec.training.fp8!r}: set mixed_precision by hand, to bf16_mixed with fp8=hybrid and "
             f"fp8_recipe={recipe}; those of Bridge that have it differ from this cell in more"
         )
-    if spec.graphed and not spec.cuda_graph.scope and spec.cuda_graph.impl != "full_iteration":
+    if spec.training.gradient_precision != "fp32":
+        yield (
+            f"training.gradient_precision={spec.training.gradient_precision!r}: mixed_precision overrules ddp.grad_reduce_in_fp32; "
+            "where a recipe names one, set mixed_precision by hand"
+        )
+    if _splits_layers_alone(spec):
+        yield (
+            "parallelism.sequence_parallel=False: the performance harness sets it with --tensor_model_parallel_size; use the "
+            "override"
+        )
+    if _captures_whole_layers(spec):
         yield "cuda_graph.scope=[]: the performance harness has no word for whole layers; use the override"
     if spec.data.kind == "indexed":
         yield "data.path: name the data in the recipe's own dataset"

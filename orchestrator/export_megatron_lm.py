@@ -52,6 +52,9 @@ def _model_flags(spec: RunSpec, release: Release) -> Iterator[tuple[str, ...]]:
     yield ("--swiglu",) if model.activation == "swiglu" else ("--quick-geglu",)
     if not settings["bias_activation_fusion"]:
         yield ("--no-bias-gelu-fusion",)
+    if settings["cuda_graph_impl"] == "local" and spec.parallelism.ep > 1 and release == "0.16":
+        # Of inference alone, but asked of all (core_v0.16.1 megatron/training/arguments.py:1158).
+        yield ("--moe-pad-experts-for-cuda-graph-inference",)
     given = model_settings(spec)
     yield from _flags(
         {

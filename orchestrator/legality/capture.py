@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
+from launch.engines.megatron.environment import REGISTER, expands_by
 from launch.spec import Model, RunSpec
 from orchestrator.legality.rule import (
     ANY,
@@ -18,8 +19,6 @@ from orchestrator.legality.rule import (
     scope_text,
 )
 from orchestrator.legality.scope import SCOPED_IMPLS
-
-ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def megatron_expert_sync(spec: RunSpec) -> Optional[str]:
@@ -94,16 +93,17 @@ def variable_lengths(spec: RunSpec) -> Optional[str]:
 
 
 def expandable_segments(spec: RunSpec) -> Optional[str]:
-    """Graphs with expandable segments need NCCL_GRAPH_REGISTER=0, or replays read memory that has moved."""
+    """Graphs with expandable segments need NCCL_GRAPH_REGISTER=0, or replays read memory that has moved; megatron sets it
+    where nobody has."""
     compiled_on_cpu = spec.cuda_graph.impl == "torch_compile" and spec.placement.device == "cpu"
-    register = spec.environment.get("NCCL_GRAPH_REGISTER")
-    if not spec.graphed or compiled_on_cpu or register == "0":
+    register = spec.environment.get(REGISTER)
+    fits = register == "0" or (register is None and spec.engine == "megatron")
+    if not spec.graphed or compiled_on_cpu or fits:
         return None
-    for name in ALLOCATOR_VARIABLES:
-        settings = spec.environment.get(name, "").replace(" ", "").lower().split(",")
-        if "expandable_segments:true" in settings:
-            return f"environment.{name}={spec.environment[name]} with NCCL_GRAPH_REGISTER={register or 'unset'}"
-    return None
+    name = expands_by(spec.environment)
+    if name is None:
+        return None
+    return f"environment.{name}={spec.environment[name]} with {REGISTER}={register or 'unset'}"
 
 
 def compiled_pipeline(spec: RunSpec) -> Optional[str]:

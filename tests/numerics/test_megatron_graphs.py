@@ -297,6 +297,7 @@ def test_graph_memory_is_kept_from_nccl_where_segments_expand() -> None:
         environment = dict(expandable)
         assert settle(environment, graphed)["NCCL_GRAPH_REGISTER"].startswith("0, beside PYTORCH_CUDA_ALLOC_CONF=")
         assert environment["NCCL_GRAPH_REGISTER"] == "0"
+    assert settle({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64, expandable_segments: True"}, graphed=True)
     told = {**expandable, "NCCL_GRAPH_REGISTER": "1"}
     with pytest.raises(EnvironmentFault, match="NCCL_GRAPH_REGISTER=1 with PYTORCH_CUDA_ALLOC_CONF=expandable"):
         settle(told, graphed=True)

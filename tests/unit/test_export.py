@@ -58,6 +58,9 @@ SPECS = {
     "recomputed in part": RunSpec(training=Training(recompute="selective", deterministic=True)),
     "indexed": RunSpec(data=Data(kind="indexed", path="/data/my corpus")),
     "whole step": RunSpec(cuda_graph=CudaGraph("full_iteration")),
+    "whole step over ranks": RunSpec(
+        model=MOE, parallelism=Parallelism(dp=2, ep=2), cuda_graph=CudaGraph("full_iteration")
+    ),
     "whole layers": RunSpec(cuda_graph=CudaGraph("local")),
     "parts": RunSpec(cuda_graph=CudaGraph("transformer_engine", ("attn", "mlp"))),
 }
@@ -76,11 +79,11 @@ def flags_of(spec: RunSpec, release: Any = "0.16") -> dict[str, list[str]]:
 
 
 def overrides_of(spec: RunSpec, release: Any = "0.16") -> tuple[dict[str, str], dict[str, str]]:
-    """The harness's flags, and the overrides."""
+    """The harness's flags, and the overrides, that of the harness alone among them."""
     text = export(spec, "bridge", release).text.replace("\\\n", "")
-    harness, overrides = (shlex.split(part, comments=True) for part in text.split("# overrides"))
-    return dict(zip(harness[::2], harness[1::2], strict=True)), dict(
-        word.split("=", 1) for word in overrides if "=" in word
+    (*flags, override), overrides = (shlex.split(part, comments=True) for part in text.split("# overrides"))
+    return dict(zip(flags[::2], flags[1::2], strict=True)), dict(
+        word.split("=", 1) for word in (*overrides, override) if "=" in word
     )
 
 
@@ -141,8 +144,28 @@ def test_graph_settings_are_spelt_as_the_release_does(graph: CudaGraph, released
     assert (after["--cuda-graph-impl"][0], after.get("--cuda-graph-modules", [])) == later
     assert set(after) <= set(FLAGS) | set(MAINS)
     harness, overrides = overrides_of(spec, "main")
-    assert (harness["--cuda_graph_impl"], harness.get("--cuda_graph_scope", "")) == (released[0], ",".join(released[1]))
+    said = (harness.get("--cuda_graph_impl"), harness.get("--cuda_graph_scope"))
+    # Of whole layers the harness has no word, and an implementation without one ends it.
+    assert said == ((released[0], ",".join(released[1])) if released[1] else (None, None))
     assert overrides["model.cuda_graph_modules"] == f"[{','.join(later[1])}]"
+
+
+def test_megatron_lm_starts_with_a_whole_step_over_expert_parallel_ranks() -> None:
+    """core_v0.16.1 asserts a flag of inference there (megatron/training/arguments.py:1158), its main branch no more."""
+    asked, spec = "--moe-pad-experts-for-cuda-graph-inference", SPECS["whole step over ranks"]
+    assert flags_of(spec)[asked] == []
+    parts = CudaGraph("transformer_engine", ("attn",))
+    for other in (replace(spec, parallelism=Parallelism()), replace(spec, cuda_graph=parts)):
+        assert asked not in flags_of(other)
+    assert asked not in flags_of(spec, "main")
+
+
+def test_the_main_branch_is_not_asked_for_the_loss_that_it_refuses() -> None:
+    """Transformer Engine's (megatron/training/arguments.py since core_v0.18.2)."""
+    for release, fused_by in (("0.16", "te"), ("main", "native")):
+        assert flags_of(RunSpec(), release)["--cross-entropy-fusion-impl"] == [fused_by]
+        assert overrides_of(RunSpec(), release)[1]["model.cross_entropy_fusion_impl"] == fused_by
+        assert "--cross-entropy-loss-fusion" in flags_of(RunSpec(), release)
 
 
 def test_values_are_words_of_a_shell_and_of_hydra() -> None:
@@ -215,6 +238,35 @@ def test_what_one_target_alone_lacks() -> None:
     whole = RunSpec(cuda_graph=CudaGraph("local"), data=Data(kind="indexed", path="x"))
     starts = [note.partition(":")[0] for note in export(whole, "bridge", "0.16").notes]
     assert starts == ["training.precision='fp32'", "cuda_graph.scope=[]", "data.path"]
+
+
+def test_bridges_own_recipes_do_not_overrule_the_cell() -> None:
+    """Each has these settings at another value than a cell does, in a place that has the last word (0.3.1)."""
+    _, overrides = overrides_of(RunSpec(training=Training(weight_decay=0.05)))
+    assert overrides["model.moe_router_force_load_balancing"] == "false", "the harness's recipes route at random"
+    decay = [overrides[f"scheduler.{name}_weight_decay"] for name in ("start", "end")]
+    assert decay == [overrides["optimizer.weight_decay"]] * 2 == ["0.05"] * 2
+    assert overrides["scheduler.weight_decay_incr_style"] == "constant"
+    assert overrides["mixed_precision.grad_reduce_in_fp32"] == "true"
+    _, in_16_bits = overrides_of(SPECS["recomputed"])
+    assert in_16_bits["mixed_precision.grad_reduce_in_fp32"] == in_16_bits["ddp.grad_reduce_in_fp32"] == "false"
+
+
+def test_the_harness_splits_sequences_where_the_cell_does() -> None:
+    alone = RunSpec(parallelism=Parallelism(tp=2), data=Data(kind="synthetic"), training=Training(precision="bf16"))
+    harness, overrides = overrides_of(alone)
+    assert "--tensor_model_parallel_size" not in harness, "sequence_parallel would come with it"
+    assert overrides["model.tensor_model_parallel_size"] == "2"
+    assert overrides["model.sequence_parallel"] == "false"
+    (note,) = export(alone, "bridge", "0.16").notes
+    assert note.startswith("parallelism.sequence_parallel=False")
+    assert overrides_of(SPECS["laid out"])[0]["--tensor_model_parallel_size"] == "2"
+
+
+def test_a_vocabulary_without_a_tokenizer_is_said_to_the_harness() -> None:
+    harness, _ = overrides_of(RunSpec(data=Data(kind="synthetic")))
+    assert (harness["--tokenizer_type"], harness["--vocab_size"]) == ("NullTokenizer", "255")
+    assert "--tokenizer_type" not in overrides_of(RunSpec())[0]
 
 
 def test_megatron_lm_starts_with_one_queue_where_ranks_share_layers_or_sequences() -> None:

@@ -22,6 +22,7 @@ RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("*.yaml"))
 
 DENSE = Model(num_layers=4, num_attention_heads=8, num_query_groups=4)
 MOE = dataclasses.replace(DENSE, num_moe_experts=8, moe_router_topk=2, moe_ffn_hidden_size=64)
+ONE_EXPERT = dataclasses.replace(MOE, num_moe_experts=1, moe_router_topk=1, moe_router_normalize_topk=False)
 PADDED = dataclasses.replace(MOE, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)
 MIXED = dataclasses.replace(MOE, moe_layer_freq=2)
 SCALED = dataclasses.replace(DENSE, rope_original_max_position=4096)
@@ -77,7 +78,12 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
         graphed(TE, "moe", "moe_router", model=PADDED, **M),
     ),
     "scope.preprocess_without_router": (graphed(TE, "attn", "moe_preprocess", model=MOE, **M),),
-    "scope.moe_on_dense": (graphed(TE, "moe_router"), graphed(TE, "moe"), graphed(TE, "attn", "moe", **M)),
+    "scope.moe_on_dense": (
+        graphed(TE, "moe_router"),
+        graphed(TE, "moe"),
+        graphed(TE, "attn", "moe", **M),
+        graphed(TE, "moe_router", model=ONE_EXPERT, **M),
+    ),
     "scope.mlp_without_dense_layers": (graphed(TE, "mlp", model=MOE), graphed(TE, "attn", "mlp", model=MOE, **M)),
     "scope.mamba": (graphed(TE, "mamba"), graphed(TE, "attn", "mamba", **M)),
     "scope.local_mlp": (graphed("local", "mlp", model=MIXED, **M),),
@@ -129,7 +135,7 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
         graphed("torch_compile", training__variable_sequence_lengths=True),
     ),
     "capture.expandable_segments": (
-        graphed(TE, "attn", environment=EXPANDABLE, **M),
+        graphed(TE, "attn", environment=EXPANDABLE),
         graphed("full_iteration", environment={"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
         graphed("local", environment=EXPANDABLE | {"NCCL_GRAPH_REGISTER": "1"}, **M),
         graphed("torch_compile", environment=EXPANDABLE, placement=Placement(device="cuda")),
@@ -323,6 +329,7 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
 }
 
 LEGAL: Mapping[str, RunSpec] = {
+    "a router of one expert": graphed(TE, "moe_router", model=ONE_EXPERT),
     "eager": spec(),
     "eager with what graphs forbid": spec(
         training__cpu_offloading=True, training__recompute="full", data=PACKED, environment=EXPANDABLE
@@ -346,6 +353,7 @@ LEGAL: Mapping[str, RunSpec] = {
     ),
     "full recompute in a whole step": graphed("full_iteration", training__recompute="full", **M),
     "selective recompute in a scope": graphed(TE, "attn", training__recompute="selective", **M),
+    "registration left to the engine": graphed(TE, "attn", environment=EXPANDABLE, **M),
     "registration off": graphed(TE, "attn", environment=EXPANDABLE | {"NCCL_GRAPH_REGISTER": "0"}, **M),
     "segments not expandable": graphed(TE, environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, **M),
     "an allocator that no CPU run meets": graphed("torch_compile", environment=EXPANDABLE),

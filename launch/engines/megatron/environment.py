@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
+from typing import Optional
 
 from launch.errors import EnvironmentFault
 
@@ -12,6 +13,14 @@ ALLOW = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
 ALGORITHM = "NCCL_ALGO"
 
 
+def expands_by(environment: Mapping[str, str]) -> Optional[str]:
+    """The variable that has the allocator's segments expand; None where none has. PyTorch leaves out spaces."""
+    for name in ALLOCATOR_VARIABLES:
+        if "expandable_segments:true" in environment.get(name, "").replace(" ", "").lower().split(","):
+            return name
+    return None
+
+
 def settle(environment: MutableMapping[str, str], graphed: bool) -> Mapping[str, str]:
     """Keep NCCL from registering graph memory that expandable segments move (0.16.1 transformer/cuda_graphs.py:1682),
     where nobody has. To be called before communicators exist. Returns what was set, by name, and why.
@@ -19,16 +28,16 @@ def settle(environment: MutableMapping[str, str], graphed: bool) -> Mapping[str,
     Raises:
         EnvironmentFault: a graphed run is told to register it.
     """
-    expandable = [name for name in ALLOCATOR_VARIABLES if "expandable_segments:True" in environment.get(name, "")]
-    if not expandable:
+    expandable = expands_by(environment)
+    if expandable is None:
         return {}
     given = environment.setdefault(REGISTER, "0")
     if graphed and given != "0":
         raise EnvironmentFault(
-            f"{REGISTER}={given} with {expandable[0]}={environment[expandable[0]]}: graphs would read memory that has "
+            f"{REGISTER}={given} with {expandable}={environment[expandable]}: graphs would read memory that has "
             f"moved; set {REGISTER}=0, or leave expandable_segments:True out"
         )
-    return {REGISTER: f"{given}, beside {expandable[0]}={environment[expandable[0]]}"}
+    return {REGISTER: f"{given}, beside {expandable}={environment[expandable]}"}
 
 
 def settle_determinism(environment: MutableMapping[str, str]) -> Mapping[str, str]:

@@ -42,7 +42,7 @@ def transformer_settings(
         **_parallelism(spec),
         **_precision(spec),
         **_recomputation(spec),
-        **_fusions(spec, layers),
+        **_fusions(spec, layers, release),
         **graph_settings(spec.cuda_graph, release),
         "deterministic_mode": spec.training.deterministic,
         # Graphs require it, and a pair is to differ in graphs alone.
@@ -204,7 +204,7 @@ def _recomputation(spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def _fusions(spec: RunSpec, layers: Layers) -> dict[str, Any]:
+def _fusions(spec: RunSpec, layers: Layers, release: Release) -> dict[str, Any]:
     """What Megatron's own recipes switch on with Transformer Engine; none of it runs without."""
     model, on = spec.model, layers == "transformer_engine"
     fused_loss = on and not spec.training.deterministic  # it adds in no fixed order
@@ -216,7 +216,8 @@ def _fusions(spec: RunSpec, layers: Layers) -> dict[str, Any]:
         # Its kernel takes no scale of YaRN's.
         "apply_rope_fusion": on and model.rope_scaling != "yarn",
         "cross_entropy_loss_fusion": fused_loss,
-        "cross_entropy_fusion_impl": "te" if fused_loss else "native",
+        # Main refuses Transformer Engine's for its gradients (Megatron-LM pull request 5115).
+        "cross_entropy_fusion_impl": "te" if fused_loss and release == "0.16" else "native",
         # Of kernels of Apex's, which is not asked for.
         "gradient_accumulation_fusion": False,
         **({"moe_grouped_gemm": on, "moe_permute_fusion": on} if model.is_moe else {}),
