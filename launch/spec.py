@@ -158,6 +158,8 @@ class Training:
     recompute: Literal["none", "selective", "full"] = "none"
     compile: Literal["none", "elementwise", "whole"] = "none"
     attention_backend: Literal["auto", "sdpa", "flex", "transformer_engine"] = "auto"
+    gradient_accumulation_fusion: bool = False
+    moe_router_fusion: bool = False
     cpu_offloading: bool = False
     variable_sequence_lengths: bool = False
     deterministic: bool = False
@@ -296,7 +298,10 @@ class RunSpec:
         return _digest_of(parts | _purpose_parts(self))
 
 
-LAYOUT_ONLY = ("micro_batch_size", "recompute", "compile", "attention_backend", "cpu_offloading", "deterministic")
+LAYOUT_ONLY = (
+    "micro_batch_size", "recompute", "compile", "attention_backend", "gradient_accumulation_fusion", "moe_router_fusion",
+    "cpu_offloading", "deterministic",
+)  # fmt: skip
 """What of the training section changes how a task is run, and not the task; the first of it where no loss is of a
 micro-batch."""
 LATER: Mapping[str, Any] = {
@@ -305,6 +310,8 @@ LATER: Mapping[str, Any] = {
     "overlap_moe_expert_parallel_comm": False,
     "delay_wgrad_compute": False,
     "fp8": "none",
+    "gradient_accumulation_fusion": False,
+    "moe_router_fusion": False,
 }
 """Fields that no digest holds at these values, their defaults, so that a run is known by what it was known by before there
 were any."""

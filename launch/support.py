@@ -110,6 +110,8 @@ TORCH_NATIVE: tuple[Limit, ...] = (
     _only("parallelism.overlap_moe_expert_parallel_comm", False, OF_MEGATRON),
     _only("parallelism.delay_wgrad_compute", False, OF_MEGATRON),
     _only("training.fp8", "none", remedy="set training.fp8=none, or engine=megatron"),
+    _only("training.gradient_accumulation_fusion", False, OF_MEGATRON),
+    _only("training.moe_router_fusion", False, OF_MEGATRON),
     _only("training.cpu_offloading", False),
     _only("training.variable_sequence_lengths", False),
     Limit(
@@ -233,6 +235,11 @@ MEGATRON: tuple[Limit, ...] = (
         "training.attention_backend",
         lambda backend, spec: backend in ("auto", "transformer_engine"),
         "set training.attention_backend=auto: the layers are Transformer Engine's",
+    ),
+    Limit(
+        "training.moe_router_fusion",
+        lambda on, spec: not on or spec.model.is_moe,
+        "set it to false: a dense model has no router",
     ),
     _only("training.cpu_offloading", False),
     _only("training.variable_sequence_lengths", False),

@@ -12,12 +12,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import ClassVar, Literal, Optional
 
+from launch.engines.megatron.graph_settings import INSTALLED
 from launch.order import Step
 from launch.record import Cell, Reason
 from launch.spec import Device, RunSpec
 from launch.support import unsupported
 
 _ENGINE_PACKAGES = {"torch_native": (), "megatron": ("megatron-core", "transformer-engine")}
+_RELEASES = {"megatron-core": INSTALLED}
+"""Of packages of which another release does something else."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +98,10 @@ def lacks_packages(spec: RunSpec, installed: frozenset[str]) -> tuple[Reason, ..
     """What ``spec`` imports beyond this project's own requirements and is not ``installed``."""
     backend = spec.training.attention_backend
     needed = {*_ENGINE_PACKAGES[spec.engine], *(("transformer-engine",) if backend == "transformer_engine" else ())}
-    missing = sorted(needed - installed)
+    missing = " and ".join(" ".join((name, *_RELEASES.get(name, "").split())) for name in sorted(needed - installed))
     if not missing:
         return ()
-    message = (
-        f"engine {spec.engine} with training.attention_backend={backend} needs {', '.join(missing)}, not installed here"
-    )
+    message = f"engine {spec.engine} with training.attention_backend={backend} needs {missing}, not installed here"
     return (Reason("host.packages", message, "pip install '.[gpu]' in a checkout, on a GPU host"),)
 
 
@@ -115,7 +116,7 @@ def this_host() -> Host:
 
 
 def installed_packages() -> frozenset[str]:
-    """Of those that only some runs need, the ones that this interpreter finds."""
+    """Of those that only some runs need, the ones that this interpreter finds, in releases that will do."""
     return frozenset(name for name in ("megatron-core", "transformer-engine") if _is_installed(name))
 
 
@@ -130,7 +131,6 @@ def _visible_gpus() -> tuple[str, ...]:
 
 def _is_installed(package: str) -> bool:
     try:
-        metadata.version(package)
+        return metadata.version(package).startswith(_RELEASES.get(package, ""))
     except metadata.PackageNotFoundError:
         return False
-    return True

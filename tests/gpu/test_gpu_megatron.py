@@ -157,6 +157,46 @@ def test_exchanges_beside_passes_change_nothing(model: Model) -> None:
     torch.testing.assert_close(found[1], expected[1], rtol=1e-1, atol=0)
 
 
+def fused(spec: RunSpec) -> RunSpec:
+    training = replace(spec.training, gradient_accumulation_fusion=True, moe_router_fusion=spec.model.is_moe)
+    return replace(spec, training=training)
+
+
+@pytest.mark.parametrize("name", ["dense", "moe", "padded", "gpt-oss", "steered"])
+def test_fusions_compute_the_same_by_fewer_kernels(name: str) -> None:
+    plain, again = eager_twins(name)
+    spec = fused(spec_of(MODELS[name], EAGER))
+    assert unsupported(spec) == ()
+    found = trained(spec)
+    torch.testing.assert_close(found.losses, plain.losses, rtol=0, atol=3e-2)
+    torch.testing.assert_close(found.norms, plain.norms, rtol=1e-1, atol=0)
+    off, noise = (gradients_apart(run.gradients[0], plain.gradients[0]) for run in (found, again))
+    assert {name for name, apart in off.items() if apart > OF_A_GRADIENT + 4 * noise[name]} == set(), off
+    assert found.kernels < plain.kernels
+
+
+FUSED: list[tuple[str, CudaGraph]] = [
+    ("dense", CudaGraph("transformer_engine", ("attn", "mlp"))),
+    ("dense", WHOLE),
+    ("moe", CudaGraph("transformer_engine", ("attn", "moe_router", "moe_preprocess"))),
+    ("padded", CudaGraph("transformer_engine")),
+    ("padded", WHOLE),
+]
+
+
+@cache
+def eager_twins_fused(name: str) -> tuple[Trained, Trained]:
+    first, second = (trained(fused(spec_of(MODELS[name], EAGER))) for _ in range(2))
+    return first, second
+
+
+@pytest.mark.parametrize("case", FUSED, ids=named)
+def test_graphs_compute_what_eager_code_computes_fused(case: tuple[str, CudaGraph]) -> None:
+    """Products add to the gradients that Megatron-Core keeps, in a capture as beside it."""
+    name, graph = case
+    check(trained(fused(spec_of(MODELS[name], graph))), *eager_twins_fused(name), graph)
+
+
 FP8: tuple[Any, ...] = ("delayed", "current")
 
 
@@ -201,6 +241,7 @@ class Trained:
     capture_step: int | None
     stats: GraphStats
     launches: float
+    kernels: float
     host_ms: float | None
     random: torch.Tensor
     pool_while_open: int
@@ -272,6 +313,7 @@ def _train(spec: RunSpec, rank: int, device: torch.device) -> Trained:
             engine.capture_step,
             engine.graph_stats(),
             seen.graph_launches,
+            seen.kernels,
             seen.host_ms,
             random,
             pool_of(device),

@@ -5,6 +5,7 @@ Every case is three optimizer steps of Megatron-Core's own layers, schedule, gra
 
 from __future__ import annotations
 
+import importlib.metadata
 import warnings
 from dataclasses import dataclass, field, fields, replace
 from inspect import signature
@@ -16,7 +17,7 @@ import torch
 from hypothesis import given
 
 from launch.engines.base import Mesh
-from launch.engines.megatron.build import build
+from launch.engines.megatron.build import build, check_release
 from launch.engines.megatron.settings import (
     data_parallel_settings,
     model_settings,
@@ -337,3 +338,6 @@ def test_the_engine_refuses_by_name_and_says_what_to_install() -> None:
         warnings.simplefilter("ignore")
         with pytest.raises(EnvironmentFault, match=r"needs the package transformer-engine.*\.\[gpu\]"):
             build(RunSpec(engine="megatron", placement=Placement(device="cuda")), Mesh(0, 1, CPU))
+    check_release(importlib.metadata.version("megatron-core"))
+    with pytest.raises(EnvironmentFault, match=r"of megatron-core 0\.16, and finds 0\.18\.2; install"):
+        check_release("0.18.2")

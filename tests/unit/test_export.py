@@ -161,11 +161,25 @@ def test_megatron_lm_starts_with_a_whole_step_over_expert_parallel_ranks() -> No
 
 
 def test_the_main_branch_is_not_asked_for_the_loss_that_it_refuses() -> None:
-    """Transformer Engine's (megatron/training/arguments.py since core_v0.18.2)."""
-    for release, fused_by in (("0.16", "te"), ("main", "native")):
-        assert flags_of(RunSpec(), release)["--cross-entropy-fusion-impl"] == [fused_by]
-        assert overrides_of(RunSpec(), release)[1]["model.cross_entropy_fusion_impl"] == fused_by
-        assert "--cross-entropy-loss-fusion" in flags_of(RunSpec(), release)
+    """Transformer Engine's (megatron/training/arguments.py since core_v0.18.2), nor is any release asked for one that it would
+    give gradients of float32 in bfloat16, or refuse as not deterministic."""
+    fused = RunSpec(training=Training(precision="bf16"))
+    for release in ("0.16", "main"):
+        assert flags_of(fused, release)["--cross-entropy-fusion-impl"] == ["native"]
+        assert overrides_of(fused, release)[1]["model.cross_entropy_fusion_impl"] == "native"
+        assert "--cross-entropy-loss-fusion" in flags_of(fused, release)
+        for training in (Training(), Training(precision="bf16", deterministic=True)):
+            assert "--cross-entropy-loss-fusion" not in flags_of(RunSpec(training=training), release)
+
+
+def test_fusions_that_a_recipe_asks_for_are_asked_for() -> None:
+    plain = SPECS["qwen3_30b_a3b"]
+    fused = replace(plain, training=replace(plain.training, gradient_accumulation_fusion=True, moe_router_fusion=True))
+    assert "--no-gradient-accumulation-fusion" in flags_of(plain) and "--moe-router-fusion" not in flags_of(plain)
+    assert "--no-gradient-accumulation-fusion" not in flags_of(fused) and "--moe-router-fusion" in flags_of(fused)
+    for spec, value in ((plain, "false"), (fused, "true")):
+        for name in ("gradient_accumulation_fusion", "moe_router_fusion"):
+            assert overrides_of(spec)[1][f"model.{name}"] == value
 
 
 def test_values_are_words_of_a_shell_and_of_hydra() -> None:

@@ -18,6 +18,7 @@ from launch.files import dumps
 from launch.order import Step, order_from_json, order_to_json
 from launch.record import OUTCOMES, Outcome, Plan, plan_from_json, plan_to_json
 from launch.spec import RunSpec, spec_from_json
+from orchestrator import host
 from orchestrator.cluster import Cluster
 from orchestrator.errors import InputError
 from orchestrator.fields import FIELDS, SCHEMAS
@@ -536,3 +537,16 @@ def test_the_plan_is_of_the_specs_it_shows(tmp_path: Path) -> None:
     (cell,) = plan(tmp_path, training={"steps": 77}).cells
     assert isinstance(cell.run_spec, RunSpec)
     assert cell.run_spec.training.steps == 77
+
+
+def test_a_release_of_megatron_core_that_the_engine_is_not_of_counts_as_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    versions = {"megatron-core": "0.16.1", "transformer-engine": "2.11.0"}
+    monkeypatch.setattr(host.metadata, "version", lambda name: versions[name])
+    assert host.installed_packages() == {"megatron-core", "transformer-engine"}
+    versions["megatron-core"] = "0.18.2"
+    assert host.installed_packages() == {"transformer-engine"}
+    spec = RunSpec(engine="megatron")
+    (reason,) = host.lacks_packages(spec, host.installed_packages())
+    assert "needs megatron-core 0.16, not installed here" in reason.message

@@ -34,7 +34,8 @@ OF_THE_TASK = {
 } - {
     ("model", "preset"),
     *(("training", name) for name in (
-        "micro_batch_size", "recompute", "compile", "attention_backend", "cpu_offloading", "deterministic",
+        "micro_batch_size", "recompute", "compile", "attention_backend", "gradient_accumulation_fusion", "moe_router_fusion",
+        "cpu_offloading", "deterministic",
     )),
 }  # fmt: skip
 

@@ -25,6 +25,8 @@ REFUSED = {
     "parallelism.delay_wgrad_compute": True,
     "training.attention_backend": "flex",
     "training.fp8": "delayed",
+    "training.gradient_accumulation_fusion": True,
+    "training.moe_router_fusion": True,
     "training.cpu_offloading": True,
     "training.variable_sequence_lengths": True,
     "cuda_graph.impl": "full_iteration",
@@ -162,6 +164,7 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rope_scaling": ({"rope_scaling": "llama3", "rope_original_max_position": 4096}, {}),
     "moe_router_normalize_topk": ({**vars(MOE), **SIGMOID, "moe_router_normalize_topk": False}, {}),
     "moe_expert_capacity_factor": ({**vars(MOE), "moe_expert_capacity_factor": 1.0}, {}),
+    "moe_router_fusion": ({}, {"training": Training(moe_router_fusion=True)}),
     "moe_shared_expert_ffn_hidden_size": (
         {**vars(MOE), "moe_shared_expert_ffn_hidden_size": 8, "add_bias_linear": True}, {}),
     "tp": (vars(MOE), {"parallelism": Parallelism(tp=2, sequence_parallel=True)}),

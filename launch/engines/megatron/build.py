@@ -6,6 +6,7 @@ import importlib
 
 from launch.determinism import use_deterministic_algorithms
 from launch.engines.base import Engine, Mesh, refuse_unfit
+from launch.engines.megatron.graph_settings import INSTALLED
 from launch.errors import EnvironmentFault
 from launch.spec import RunSpec
 
@@ -17,7 +18,7 @@ def build(spec: RunSpec, mesh: Mesh) -> Engine:
 
     Raises:
         UnsupportedError: ``spec`` asks for what this engine does not have; the message names every field at fault.
-        EnvironmentFault: a package is missing.
+        EnvironmentFault: a package is missing, or Megatron-Core is of another release.
     """
     refuse_unfit(spec)
     for package, module in PACKAGES.items():
@@ -28,8 +29,22 @@ def build(spec: RunSpec, mesh: Mesh) -> Engine:
                 f"engine megatron needs the package {package}, which cannot be imported here: {error}; install it with "
                 "pip install '.[gpu]' in a checkout"
             ) from error
+    check_release(importlib.import_module("megatron.core.package_info").__version__)
     from launch.engines.megatron.engine import MegatronEngine
 
     if spec.training.deterministic:
         use_deterministic_algorithms()
     return MegatronEngine(spec, mesh)
+
+
+def check_release(found: str) -> None:
+    """What is refused and what is set is what release ``INSTALLED`` was seen to need.
+
+    Raises:
+        EnvironmentFault: ``found`` is a version of another release.
+    """
+    if not found.startswith(f"{INSTALLED}."):
+        raise EnvironmentFault(
+            f"engine megatron is of megatron-core {INSTALLED}, and finds {found}; install it with pip install '.[gpu]' in a "
+            "checkout"
+        )

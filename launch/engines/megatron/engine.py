@@ -63,7 +63,17 @@ class MegatronEngine:
     @property
     def choices(self) -> Mapping[str, str]:
         modules = {"transformer_engine": "Transformer Engine", "local": "Megatron-Core"}
-        return {"layers": f"modules of {modules[self.layers]}", **self._environment}
+        return {"layers": f"modules of {modules[self.layers]}", **self._fused_gradients(), **self._environment}
+
+    def _fused_gradients(self) -> Mapping[str, str]:
+        if not self._spec.training.gradient_accumulation_fusion:
+            return {}
+        where = (
+            "all"
+            if self.config.gradient_accumulation_fusion
+            else "all but the output layer's, which takes Apex's kernel"
+        )
+        return {"gradient_accumulation_fusion": where}
 
     def step(self, batch: torch.Tensor) -> StepResult:
         for group in self._optimizer.param_groups:

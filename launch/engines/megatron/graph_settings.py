@@ -12,6 +12,8 @@ from typing import Any, Literal
 from launch.spec import CudaGraph
 
 Release = Literal["0.16", "main"]
+INSTALLED: Release = "0.16"
+"""What the engine runs on; ``export`` prints either."""
 
 
 def graph_settings(graph: CudaGraph, release: Release = "0.16") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Optional
 
 import torch
@@ -15,6 +16,8 @@ from megatron.core.transformer import TransformerConfig
 from launch.engines.megatron.settings import Layers, model_settings, transformer_settings
 from launch.spec import RunSpec
 
+APEX_KERNEL = "fused_weight_gradient_mlp_cuda"
+"""Adds gradients of weights up in Megatron-Core's own linear layers; Transformer Engine's have theirs."""
 ACTIVATIONS = {"silu": torch.nn.functional.silu, "quick_gelu": quick_gelu}
 
 
@@ -34,6 +37,7 @@ class Configuration(TransformerConfig):  # type: ignore[misc]  # Megatron-Core b
 def configure(spec: RunSpec, layers: Layers, device: torch.device) -> Configuration:
     """Weights are not drawn by Megatron (weights.py)."""
     fields: dict[str, Any] = transformer_settings(spec, layers)
+    fields["gradient_accumulation_fusion"] &= has_apex()
     fields |= {name: value for name, value in model_settings(spec).items() if name.startswith("yarn_")}
     return Configuration(
         **fields
@@ -47,7 +51,7 @@ def configure(spec: RunSpec, layers: Layers, device: torch.device) -> Configurat
 def build_chunk(spec: RunSpec, config: Configuration, layers: Layers, stage: Optional[int]) -> GPTModel:
     """This rank's virtual stage ``stage``; None where there is one a rank. Its weights are what lay in memory."""
     arguments = {name: value for name, value in model_settings(spec).items() if not name.startswith("yarn_")}
-    return GPTModel(
+    chunk = GPTModel(
         config,
         get_gpt_decoder_block_spec(
             config, layers == "transformer_engine", normalization=config.normalization, vp_stage=stage
@@ -57,3 +61,17 @@ def build_chunk(spec: RunSpec, config: Configuration, layers: Layers, stage: Opt
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
         vp_stage=stage,
     )
+    if spec.training.gradient_accumulation_fusion:
+        _accumulate_in_products(chunk)
+    return chunk
+
+
+def has_apex() -> bool:
+    return find_spec(APEX_KERNEL) is not None
+
+
+def _accumulate_in_products(chunk: Any) -> None:
+    """Transformer Engine's modules take no kernel of Apex's, but 0.16.1 has one setting for them and the output layer."""
+    for module in chunk.modules():
+        if hasattr(module, "fuse_wgrad_accumulation"):
+            module.fuse_wgrad_accumulation = True

@@ -42,7 +42,7 @@ def transformer_settings(
         **_parallelism(spec),
         **_precision(spec),
         **_recomputation(spec),
-        **_fusions(spec, layers, release),
+        **_fusions(spec, layers),
         **graph_settings(spec.cuda_graph, release),
         "deterministic_mode": spec.training.deterministic,
         # Graphs require it, and a pair is to differ in graphs alone.
@@ -204,10 +204,9 @@ def _recomputation(spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def _fusions(spec: RunSpec, layers: Layers, release: Release) -> dict[str, Any]:
+def _fusions(spec: RunSpec, layers: Layers) -> dict[str, Any]:
     """What Megatron's own recipes switch on with Transformer Engine; none of it runs without."""
-    model, on = spec.model, layers == "transformer_engine"
-    fused_loss = on and not spec.training.deterministic  # it adds in no fixed order
+    model, training, on = spec.model, spec.training, layers == "transformer_engine"
     return {
         # The other one copies a number from the host in each call, which no capture can hold.
         "bias_activation_fusion": on and model.activation == "swiglu",
@@ -215,10 +214,12 @@ def _fusions(spec: RunSpec, layers: Layers, release: Release) -> dict[str, Any]:
         "masked_softmax_fusion": on,
         # Its kernel takes no scale of YaRN's.
         "apply_rope_fusion": on and model.rope_scaling != "yarn",
-        "cross_entropy_loss_fusion": fused_loss,
-        # Main refuses Transformer Engine's for its gradients (Megatron-LM pull request 5115).
-        "cross_entropy_fusion_impl": "te" if fused_loss and release == "0.16" else "native",
-        # Of kernels of Apex's, which is not asked for.
-        "gradient_accumulation_fusion": False,
+        # It gives gradients in bfloat16, and Megatron-LM does not allow it in deterministic mode.
+        "cross_entropy_loss_fusion": on and training.precision == "bf16" and not training.deterministic,
+        # Transformer Engine's waits for the host, and its gradients have made later releases refuse it (Megatron-LM pull
+        # request 5115).
+        "cross_entropy_fusion_impl": "native",
+        "gradient_accumulation_fusion": on and training.gradient_accumulation_fusion,
         **({"moe_grouped_gemm": on, "moe_permute_fusion": on} if model.is_moe else {}),
+        **({"moe_router_fusion": on and training.moe_router_fusion} if model.is_moe else {}),
     }
