@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
+from launch.graph_memory import ALLOCATOR_VARIABLES
 from launch.spec import Model, RunSpec
 from orchestrator.legality.rule import (
     ANY,
@@ -18,8 +19,6 @@ from orchestrator.legality.rule import (
     scope_text,
 )
 from orchestrator.legality.scope import SCOPED_IMPLS
-
-ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def megatron_expert_sync(spec: RunSpec) -> Optional[str]:
