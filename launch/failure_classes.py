@@ -23,7 +23,11 @@ class FailureClass:
     """Whether nodes, network or scheduler caused it, and not what was run: another attempt may well succeed."""
 
 
-_OUT_OF_MEMORY = r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|Cuda failure.*out of memory"
+# PyTorch's allocator, CUDA by way of PyTorch and of Transformer Engine, NCCL, Triton, and cuBLAS for its workspace.
+_OUT_OF_MEMORY = (
+    r"OutOfMemoryError|CUDA out of memory|CUDA [Ee]rror: out of memory|Cuda failure.*out of memory"
+    r"|Triton Error \[CUDA\]: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+)
 
 DISK_FULL = FailureClass("DISK_FULL", "ENVIRONMENT", "make room under the sweep's folder (the disk, a quota, ulimit -f), then resume the sweep", r"No space left on device|Disk quota exceeded|File too large", infrastructure=True)  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from launch.engines.megatron.environment import REGISTER, expands_by
+from launch.graph_memory import REGISTER, expands_by
 from launch.spec import Model, RunSpec
 from orchestrator.legality.rule import (
     ANY,
@@ -93,17 +93,16 @@ def variable_lengths(spec: RunSpec) -> Optional[str]:
 
 
 def expandable_segments(spec: RunSpec) -> Optional[str]:
-    """Graphs with expandable segments need NCCL_GRAPH_REGISTER=0, or replays read memory that has moved; megatron sets it
+    """Graphs with expandable segments need NCCL_GRAPH_REGISTER=0, or replays read memory that has moved; the job sets it
     where nobody has."""
     compiled_on_cpu = spec.cuda_graph.impl == "torch_compile" and spec.placement.device == "cpu"
     register = spec.environment.get(REGISTER)
-    fits = register == "0" or (register is None and spec.engine == "megatron")
-    if not spec.graphed or compiled_on_cpu or fits:
+    if not spec.graphed or compiled_on_cpu or register in (None, "0"):
         return None
     name = expands_by(spec.environment)
     if name is None:
         return None
-    return f"environment.{name}={spec.environment[name]} with {REGISTER}={register or 'unset'}"
+    return f"environment.{name}={spec.environment[name]} with {REGISTER}={register}"
 
 
 def compiled_pipeline(spec: RunSpec) -> Optional[str]:
@@ -212,7 +211,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "capture.expandable_segments", BOTH, ANY, expandable_segments,
-        remedy="Set environment.NCCL_GRAPH_REGISTER to \"0\", or take expandable_segments:True out.",
+        remedy="Set environment.NCCL_GRAPH_REGISTER to \"0\", leave it out, or take expandable_segments:True out.",
         source=f"{MCORE}transformer/cuda_graphs.py:1682 (TE), :1413 (local, below sm_100)",
     ),
     Rule(

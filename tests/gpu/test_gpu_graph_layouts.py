@@ -39,6 +39,7 @@ CASES: dict[str, tuple[Parallelism, tuple[CudaGraph, ...]]] = {
     "two, ep2, allgather, distributed optimizer": (
         Parallelism(ep=2, dp=2, dispatcher="allgather", distributed_optimizer=True), (*WHOLE, *LAYERS, *ROUTERS)
     ),
+    "two, pp2, 1f1b": (Parallelism(pp=2), (*WHOLE, *LAYERS, *ROUTERS)),
     "two, pp2, interleaved": (Parallelism(pp=2, vpp=2, schedule="interleaved"), (*WHOLE, *LAYERS)),
     "four, tp2 pp2 ep2, alltoall": (Parallelism(tp=2, pp=2, ep=2, sequence_parallel=True), ROUTERS),
     "four, tp2 pp2 ep2, allgather": (

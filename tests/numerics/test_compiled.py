@@ -10,7 +10,7 @@ import torch
 
 from launch.engines.base import Mesh, StepResult
 from launch.engines.torch_native.engine import TorchNativeEngine, build
-from launch.errors import CaptureError
+from launch.errors import CaptureError, ReplayError
 from launch.spec import CudaGraph, Model
 from tests.numerics.tiny import CPU, GPT_OSS, MOE, make_spec, train
 
@@ -87,9 +87,27 @@ def test_recompilation_undoes_the_proof() -> None:
     engine = build(spec, ALONE)
     engine.step(torch.zeros(4, 1, 9, dtype=torch.int64))
     assert engine.graph_stats().recompilations == 0
-    engine.step(torch.zeros(4, 2, 9, dtype=torch.int64))
+    engine.chunks[0].named_layers()["0"].epsilon *= 2  # compiled code holds numbers of Python's as they were
+    engine.step(torch.zeros(4, 1, 9, dtype=torch.int64))
     assert engine.graph_stats().recompilations == 1
     assert not engine.graph_stats().proven
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        (torch.zeros(4, 1, 8, dtype=torch.int64), r"shape \(4, 1, 8\), and was captured with \(4, 1, 9\)"),
+        (torch.zeros(4, 1, 9, dtype=torch.int32), r"dtype torch\.int32, and was captured with torch\.int64"),
+    ],
+    ids=["shape", "dtype"],
+)
+def test_another_batch_than_was_compiled_is_refused_with_both(batch: torch.Tensor, said: str) -> None:
+    spec = make_spec(replace(MODEL, num_layers=1), graph=CudaGraph(impl="torch_compile", warmup_steps=0))
+    engine = build(spec, ALONE)
+    engine.step(torch.zeros(4, 1, 9, dtype=torch.int64))
+    with pytest.raises(ReplayError, match=f"the batch has {said}"):
+        engine.step(batch)
     engine.close()
 
 

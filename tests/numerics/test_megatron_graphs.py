@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from launch.engines.megatron.environment import settle, settle_determinism
+from launch.engines.megatron.environment import settle_determinism
 from launch.errors import CaptureError, EnvironmentFault, ReplayError
 from launch.record import GraphStats
 from launch.spec import CudaGraph, Model, Parallelism, RunSpec
@@ -288,20 +288,6 @@ def test_what_megatron_core_asserts_in_a_capture_is_said_with_the_settings() -> 
 
     with pytest.raises(CaptureError, match=r"impl=local, scope=\[\] .* refused .* in step 0: Option .* not enabled"):
         graphed(Refuses(), graph("local")).run(0, BATCH)
-
-
-def test_graph_memory_is_kept_from_nccl_where_segments_expand() -> None:
-    assert settle({}, graphed=True) == {}
-    expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    for graphed in (False, True):  # twins are to differ in nothing else
-        environment = dict(expandable)
-        assert settle(environment, graphed)["NCCL_GRAPH_REGISTER"].startswith("0, beside PYTORCH_CUDA_ALLOC_CONF=")
-        assert environment["NCCL_GRAPH_REGISTER"] == "0"
-    assert settle({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64, expandable_segments: True"}, graphed=True)
-    told = {**expandable, "NCCL_GRAPH_REGISTER": "1"}
-    with pytest.raises(EnvironmentFault, match="NCCL_GRAPH_REGISTER=1 with PYTORCH_CUDA_ALLOC_CONF=expandable"):
-        settle(told, graphed=True)
-    assert settle(told, graphed=False)["NCCL_GRAPH_REGISTER"].startswith("1, beside")
 
 
 def test_transformer_engine_is_kept_from_kernels_without_an_order() -> None:

@@ -163,6 +163,11 @@ def test_experts_without_tokens_take_no_part_and_get_zero_gradients(dtype: torch
     assert [bool(gradient.any()) for gradient in weight.grad] == [False, True, False, True]
 
 
+def test_inductor_leaves_operators_that_read_on_the_host_out_of_its_graphs() -> None:
+    for operator in (torch.ops.launch.grouped_mm.default, torch.ops.launch.grouped_mm_weight_gradient.default):
+        assert torch.Tag.cudagraph_unsafe in operator.tags
+
+
 def test_grouped_mm_is_a_well_formed_operator() -> None:
     x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(2, 3, 2, dtype=torch.float64, requires_grad=True)

@@ -60,6 +60,7 @@ TE = "transformer_engine"
 TP2_MOE = on_ranks(2, tp=2, sequence_parallel=True)
 BESIDE = {"ep": 2, "overlap_moe_expert_parallel_comm": True}
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"}
+REGISTERED = {"NCCL_GRAPH_REGISTER": "1"}
 M = {"engine": "megatron"}
 ON_CUDA = Placement(device="cuda")
 
@@ -135,10 +136,10 @@ VIOLATIONS: Mapping[str, tuple[RunSpec, ...]] = {
         graphed("torch_compile", training__variable_sequence_lengths=True),
     ),
     "capture.expandable_segments": (
-        graphed(TE, "attn", environment=EXPANDABLE),
-        graphed("full_iteration", environment={"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
-        graphed("local", environment=EXPANDABLE | {"NCCL_GRAPH_REGISTER": "1"}, **M),
-        graphed("torch_compile", environment=EXPANDABLE, placement=Placement(device="cuda")),
+        graphed(TE, "attn", environment=EXPANDABLE | REGISTERED),
+        graphed("full_iteration", environment={"PYTORCH_ALLOC_CONF": "expandable_segments:True"} | REGISTERED),
+        graphed("local", environment=EXPANDABLE | REGISTERED, **M),
+        graphed("torch_compile", environment=EXPANDABLE | REGISTERED, placement=Placement(device="cuda")),
     ),
     "capture.compiled_pipeline": (
         graphed("torch_compile", **on_ranks(2, pp=2)),
@@ -353,10 +354,10 @@ LEGAL: Mapping[str, RunSpec] = {
     ),
     "full recompute in a whole step": graphed("full_iteration", training__recompute="full", **M),
     "selective recompute in a scope": graphed(TE, "attn", training__recompute="selective", **M),
-    "registration left to the engine": graphed(TE, "attn", environment=EXPANDABLE, **M),
+    "registration left to the engine": graphed(TE, "attn", environment=EXPANDABLE),
     "registration off": graphed(TE, "attn", environment=EXPANDABLE | {"NCCL_GRAPH_REGISTER": "0"}, **M),
     "segments not expandable": graphed(TE, environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, **M),
-    "an allocator that no CPU run meets": graphed("torch_compile", environment=EXPANDABLE),
+    "an allocator that no CPU run meets": graphed("torch_compile", environment=EXPANDABLE | REGISTERED),
     "no warm-up for torch_compile": spec(cuda_graph=CudaGraph("torch_compile", warmup_steps=0)),
     "shortest run": spec(training__steps=7),
     "a fault that is not set": spec(fault=Fault("none", -1)),

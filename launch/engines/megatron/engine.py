@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import HashStore
 
 from launch.engines.base import Mesh, StepResult
 from launch.engines.megatron.data_parallel import with_gradients
-from launch.engines.megatron.environment import settle, settle_determinism
+from launch.engines.megatron.environment import settle_determinism
 from launch.engines.megatron.graphs import make_steps
 from launch.engines.megatron.model import Configuration, build_chunk, configure
 from launch.engines.megatron.schedule import Schedule
@@ -26,6 +26,7 @@ from launch.engines.megatron.settings import Layers, optimizer_settings
 from launch.engines.megatron.streams import leave_default_stream, stay_on
 from launch.engines.megatron.weights import draw_weights
 from launch.engines.torch_native.mesh import Group
+from launch.graph_memory import settle
 from launch.learning_rate import learning_rate
 from launch.record import GraphStats
 from launch.spec import RunSpec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -26,6 +27,7 @@ from launch.engines.torch_native.rehearsal import rehearse
 from launch.engines.torch_native.sharding import shardings_of
 from launch.engines.torch_native.whole import Whole, choose_kernels_untimed, failing_to_compile
 from launch.errors import CompileError
+from launch.graph_memory import settle
 from launch.parallel_dims import ParallelDims, layers_of
 from launch.record import GraphStats
 from launch.spec import RunSpec
@@ -38,6 +40,7 @@ class TorchNativeEngine:
 
     def __init__(self, spec: RunSpec, mesh: Mesh, dtype: torch.dtype | None = None) -> None:
         self._step = 0
+        self._environment = settle(os.environ, spec.graphed) if mesh.device.type == "cuda" else {}
         self.mesh = make_mesh(mesh, ParallelDims.of(spec.parallelism))
         dtype = dtype or PRECISIONS[spec.training.precision]
         self.chunks = _build_chunks(spec, self.mesh, dtype)
@@ -79,7 +82,10 @@ class TorchNativeEngine:
         backends: dict[str, str] = {}
         for chunk in self.chunks:
             backends |= chunk.attention_backends(self.mesh.device)
-        return {f"attention_backend, {layers}": backend for layers, backend in backends.items()}
+        return {
+            **{f"attention_backend, {layers}": backend for layers, backend in backends.items()},
+            **self._environment,
+        }
 
     def step(self, batch: torch.Tensor) -> StepResult:
         self._optimizer.set_rate(self._step)

@@ -4,6 +4,7 @@ In bfloat16 on CUDA it is PyTorch's own ``grouped_mm``, whose offsets stay on th
 precision there without asking the host, and on a CPU neither float64 nor, once compiled, float32 (PyTorch 2.13); so a
 custom operator stands in: a loop over experts that Dynamo does not look into. It reads the offsets, for which on a CPU
 nothing waits; on CUDA the host does, and so such experts are not captured (docs/rules.md, capture.native_fp32_experts).
+Inductor is told to leave them between its CUDA graphs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def grouped_mm(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> 
     return product
 
 
-@torch.library.custom_op("launch::grouped_mm", mutates_args=())
+@torch.library.custom_op("launch::grouped_mm", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
 def _rows(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(x.shape[0], weight.shape[2])
     start = 0
@@ -41,7 +42,7 @@ def _rows(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch
     return out
 
 
-@torch.library.custom_op("launch::grouped_mm_weight_gradient", mutates_args=())
+@torch.library.custom_op("launch::grouped_mm_weight_gradient", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
 def _weight_gradient(x: torch.Tensor, gradient: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(offsets.numel(), x.shape[1], gradient.shape[1])
     start = 0

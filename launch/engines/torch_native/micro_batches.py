@@ -13,10 +13,11 @@ from launch.engines.torch_native.model import Decoder, Losses, RunLayer, See, ch
 
 class _Forwarded(NamedTuple):
     """What a backward pass begins from: outputs, of which the first's gradient may come from the next stage, and the
-    activation that the previous stage waits for the gradient of."""
+    activation that the previous stage waits for the gradient of. ``by_graphs`` says whether layers ran from graphs."""
 
     outputs: list[torch.Tensor]
     activation: Optional[torch.Tensor]
+    by_graphs: bool
 
 
 class MicroBatches:
@@ -71,18 +72,22 @@ class MicroBatches:
             self.loss.add_(losses.cross_entropy.detach(), alpha=1 / len(self._batch))
             self._count(chunk, losses.choices)
             outputs = [losses.objective]
-        self._forwarded[chunk, number] = _Forwarded(outputs, activation)
+        self._forwarded[chunk, number] = _Forwarded(outputs, activation, bool(graphed))
         return sent
 
     def backward(self, chunk: int, number: int, gradient: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
         """Add to the main gradients; returns the gradient of the activation that came from the stage before."""
-        outputs, activation = self._forwarded.pop((chunk, number))
+        outputs, activation, by_graphs = self._forwarded.pop((chunk, number))
         parameters = list(self._chunks[chunk].parameters())
         inputs = parameters if activation is None else [*parameters, activation]
         gradients = [gradient, *([None] * (len(outputs) - 1))]
         with self._main.accumulating(1 / len(self._batch), first=number == 0, last=number == len(self._batch) - 1):
             found = torch.autograd.grad(outputs, inputs, gradients)
-        return None if activation is None else found[-1]
+        if activation is None:
+            return None
+        # A copy of what lies in graph memory: the next replay does not wait for the stage before to take it. An activation
+        # needs none, since the callables that gave it run again after its backward pass alone, for which it was taken.
+        return found[-1].clone() if by_graphs else found[-1]
 
     def _count(self, chunk: int, choices: Optional[torch.Tensor]) -> None:
         if choices is not None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch._dynamo import utils
 
-from launch.engines.torch_native.graphs.base import Ran
+from launch.engines.torch_native.graphs.base import Ran, check_input
 from launch.engines.torch_native.iteration import Iteration
 from launch.engines.torch_native.model import Losses, See
 from launch.engines.torch_native.whole import Whole, failing_to_compile
@@ -32,6 +32,7 @@ class Compiled:
         how = {"mode": "reduce-overhead"} if self._on_cuda else {"backend": self._backend}
         self._whole = Whole(iteration.chunks[0], **how)
         self._micro_batches = spec.num_microbatches
+        self._batch: torch.Tensor | None = None
         self._replays = self._expected = 0
         self._capture_seconds = 0.0
 
@@ -39,6 +40,9 @@ class Compiled:
         if step < self.capture_step:
             return Ran(*self._iteration.run(batch), "warmup")
         self._expected += self._micro_batches
+        self._batch = batch if self._batch is None else self._batch
+        # Another shape would be compiled anew, and the run end well without proof.
+        check_input("the batch", self._batch, batch)
         if step > self.capture_step:
             return Ran(*self._iteration.run(batch), "steady")
         before = _seconds_compiling()

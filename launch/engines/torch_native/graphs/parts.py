@@ -3,7 +3,8 @@
 Scopes mean what they mean in Megatron-Core (transformer/transformer_layer.py): ``attn`` is all up to the feed-forward,
 ``mlp`` a dense one, ``moe`` a mixture of experts whole, ``moe_router`` its router and shared expert, ``moe_preprocess``
 what can be said of the dispatch beforehand; no scope is the whole layer. The norm before the feed-forward is computed
-with the sum before it, and so belongs to ``attn`` here.
+with the sum before it, and so belongs to ``attn`` here; rows are moved behind ``moe_preprocess``, where Megatron-Core's
+all-to-all dispatcher moves a rank's own in it.
 """
 
 from __future__ import annotations

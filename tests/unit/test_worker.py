@@ -1,0 +1,44 @@
+"""One rank from its setting up to its teardown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from launch import metrics, recorder, worker
+from launch.engines.base import Mesh
+from launch.engines.torch_native.engine import TorchNativeEngine
+from launch.paths import AttemptPaths
+from launch.spec import Data, Model, RunSpec, Training
+
+SPEC = RunSpec(
+    model=Model(num_layers=1),
+    training=Training(steps=7, sequence_length=8, global_batch_size=1),
+    data=Data(kind="synthetic"),
+)
+
+
+def test_results_are_on_disk_before_graphs_are_released_and_these_before_communicators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph holds the communicators that it launches, and a teardown may hang: what was measured counts all the same."""
+    attempt, device = AttemptPaths(tmp_path), torch.device("cpu")
+    order: list[str] = []
+
+    def of_file(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(write=lambda line: order.append(" ".join(str(line.get(k)) for k in ("kind", "phase"))))
+
+    monkeypatch.setattr(recorder, "JsonLines", of_file)
+    monkeypatch.setattr(metrics, "JsonLines", of_file)
+    monkeypatch.setattr(TorchNativeEngine, "close", lambda engine: order.append("graphs released"))
+    leave = SimpleNamespace(
+        is_initialized=lambda: True, destroy_process_group=lambda: order.append("communicators gone")
+    )
+    monkeypatch.setattr(worker, "dist", leave)
+    worker.run(SPEC, Mesh(0, 1, device), attempt, recorder.Recorder(attempt, 0, device))
+    results, teardown = order[: order.index("enter teardown")], order[order.index("enter teardown") :]
+    assert sum(line.startswith("None ") for line in results) == SPEC.training.steps and "proof probe" in results
+    assert teardown == ["enter teardown", "graphs released", "communicators gone", "phase teardown"]
