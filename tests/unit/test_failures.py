@@ -62,6 +62,17 @@ def said(rank: int, time: float, type_name: str, message: str, phase: Phase = "m
         ("CompileError", "training.compile='whole' could not compile the model: Unsupported: Data-dependent branching", "COMPILE"),
         ("ModuleNotFoundError", "No module named 'transformer_engine'", "IMPORT"),
         ("OSError", "libnccl.so.2: undefined symbol: ncclCommWindowRegister", "IMPORT"),
+        ("OSError", "libcudart.so.13: cannot open shared object file: No such file or directory", "IMPORT"),
+        ("AssertionError", "CUDA graph argument mismatch:\nShape mismatch", "GRAPH_ARGUMENTS"),
+        ("AssertionError", "Fwd cudagraph received a different number of tensors than what it was graphed with!", "GRAPH_ARGUMENTS"),
+        ("AssertionError", "CUDA graph accepts only Tensor inputs.", "GRAPH_ARGUMENTS"),
+        ("AssertionError", "Tried calling the fwd cudagraph when the bwd cudagraph was expected to be called next!", "GRAPH_ORDER"),
+        ("RuntimeError", "Error: accessing tensor output of CUDAGraphs that has been overwritten by a subsequent run. Stack trace: None", "GRAPH_OVERWRITTEN"),
+        ("RuntimeError", "Error: accessing gradient tensor output of CUDAGraphs that has been overwritten by a subsequent run.", "GRAPH_OVERWRITTEN"),
+        ("RuntimeError", "Modules must not have hooks registered at the time they are passed. However, registering hooks", "HOOKS"),
+        ("AssertionError", "Tried to cudagraph a module with user registered pre-forward hooks, which is not allowed.", "HOOKS"),
+        ("AcceleratorError", "CUDA error: unspecified launch failure", "KERNEL"),
+        ("AcceleratorError", "CUDA error: device-side assert triggered", "KERNEL"),
         ("OSError", "[Errno 28] No space left on device", "DISK_FULL"),
         ("SafetensorError", "Error while deserializing header: incomplete metadata, file not fully covered", "SAFETENSORS"),
         ("NumericError", "loss is nan at step 3 (phase measure)", "NUMERIC"),
@@ -134,7 +145,8 @@ def test_memory_that_a_capture_lacks_is_told_from_memory_that_the_step_lacks() -
 
 
 def test_an_unspecified_launch_failure_is_the_programs_and_no_fault_of_the_gpu() -> None:
-    assert classify("AcceleratorError", "CUDA error: unspecified launch failure", "measure") is None
+    row = classify("AcceleratorError", "CUDA error: unspecified launch failure", "measure")
+    assert row is not None and not row.infrastructure
 
 
 @pytest.mark.parametrize(
