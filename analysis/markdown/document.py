@@ -16,6 +16,7 @@ from analysis.markdown.memory import memories
 from analysis.markdown.ranking import rankings
 from analysis.markdown.speed import speeds
 from analysis.memory import KIND_WORDS
+from analysis.neighbours import neighbours_of
 from analysis.ranking import rank
 from analysis.run import Run, attempts_of
 from analysis.rungs import MINIMUM_STEPS
@@ -49,7 +50,7 @@ def render(
         _cells(shown, len(ran), plan.margins),
         _plots(selection, files),
         rankings(rank(results)),
-        speeds(shown),
+        speeds(shown, neighbours_of(results)),
         limits(shown),
         captures(shown),
         memories(results, shown),

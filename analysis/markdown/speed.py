@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Optional
 
 from analysis.compare import CellResult
 from analysis.markdown.blocks import table
+from analysis.neighbours import Neighbours
 from analysis.speed_interval import ALPHA
 from analysis.speedup import BAND, MINIMUM_STEPS, Speed
 from analysis.steady import FENCE, NOTICEABLE, RARE
@@ -36,8 +38,8 @@ HOW_THROTTLED = (
 )
 
 
-def speeds(shown: Sequence[CellResult]) -> list[str]:
-    """The graphed cells that have a speed."""
+def speeds(shown: Sequence[CellResult], neighbours: Optional[Neighbours]) -> list[str]:
+    """The graphed cells that have a speed, and who ran beside them."""
     timed = [(result, result.speed) for result in shown if result.speed]
     remarks = _remarks(shown)
     if not timed:
@@ -50,7 +52,15 @@ def speeds(shown: Sequence[CellResult]) -> list[str]:
         else []
     )
     rows = [[*_row(result, speed), *(_absolute(result, speed) if on_gpu else [])] for result, speed in timed]
-    return ["## Speed", table([*header, *absolute], rows), HOW, *([HOW_GPU, HOW_THROTTLED] if on_gpu else []), *remarks]
+    how = [HOW, *([HOW_GPU, HOW_THROTTLED] if on_gpu else []), *([_beside(neighbours)] if neighbours else [])]
+    return ["## Speed", table([*header, *absolute], rows), *how, *remarks]
+
+
+def _beside(neighbours: Neighbours) -> str:
+    return (
+        f"Runs of other bundles of this sweep were under way on the same hosts for {neighbours.eager:.0%} of the eager runs' time "
+        f"and {neighbours.graphed:.0%} of the graphed runs'. Where a step waits for the host, they slow each other down."
+    )
 
 
 def _row(result: CellResult, speed: Speed) -> list[str]:

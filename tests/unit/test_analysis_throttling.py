@@ -63,7 +63,7 @@ def graphed_result(root: Path, edit: Edit, **options: Any) -> CellResult:
 
 
 def reported(root: Path, edit: Edit) -> str:
-    return "\n".join(speeds(results(root, edit)))
+    return "\n".join(speeds(results(root, edit), None))
 
 
 def share(share: float, reason: str = "power_cap") -> dict[str, float]:
@@ -475,7 +475,7 @@ def test_clocks_below_their_maximum_are_shown_and_doubt_nothing(tmp_path: Path) 
 
 
 def test_a_report_of_a_cpu_does_not_speak_of_it(tmp_path: Path) -> None:
-    assert "throttled" not in "\n".join(speeds(compare(load(write_sweep(tmp_path)))))
+    assert "throttled" not in "\n".join(speeds(compare(load(write_sweep(tmp_path))), None))
 
 
 def test_damaged_clocks_keep_a_pair_from_being_compared(tmp_path: Path) -> None:
