@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -23,6 +24,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
         elif "finished" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("finished"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what has been imported stays: collections need not look through all of it each time
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,15 @@
-"""Functions run on every rank of a world, on gloo, in worker processes that the whole test session keeps::
+"""Functions run on every rank of a world, on gloo, in worker processes that the calls of a test share::
 
     losses = workers(4).run(train_rank, spec)  # one result a rank
 
 A function is a module's own (found by its name in the worker), and best not of a test module, whose imports every worker
 would make. What it returns are plain values and tensors. Each call has process groups of its own, made anew, so that none
-inherits what another left; that costs milliseconds, and a process with torch in it seconds.
+inherits what another left; that costs milliseconds, and a process, forked of one with torch in it, some more.
 """
 
 from __future__ import annotations
 
+import gc
 import io
 import multiprocessing
 import os
@@ -24,11 +25,15 @@ from typing import Any, Optional
 import torch
 import torch.distributed as dist
 
-SECONDS = 60.0
-"""What a call may take."""
+SECONDS = 180.0
+"""What a call may take, of which a few are usual: eight ranks behind all that other tests do on two cores."""
 GRACE_SECONDS = 5.0
 """Between the first rank's failure and the end of those that still wait for it."""
-PRELOADED = ("pytest", "launch.engines.torch_native.engine", "launch.data", __name__)
+PRELOADED = (
+    "pytest", "torch._inductor.compile_fx", "launch.engines.megatron.engine", "launch.engines.torch_native.engine",
+    "launch.data", __name__,
+)  # fmt: skip
+"""Imported once, in the server that workers are forks of."""
 HOST = "127.0.0.1"
 
 
@@ -42,7 +47,7 @@ class RankError(RuntimeError):
 
 @dataclass(frozen=True)
 class Workers:
-    """The session's first ``world_size`` worker processes."""
+    """The first ``world_size`` worker processes."""
 
     world_size: int
 
@@ -70,7 +75,7 @@ def workers(world_size: int) -> Workers:
 
 
 def end_workers() -> None:
-    """With what they have kept; the next call begins with others."""
+    """With what they have kept; the next call begins with others. At the latest they end with the session."""
     _POOL.clear()
 
 
@@ -173,6 +178,7 @@ _POOL = _Pool()
 def _serve(rank: int, port: int, connection: Connection) -> None:
     """A worker's life: calls, until the session has gone."""
     os.nice(10)  # up to eight of them leave little to tests of other processes, which wait for runs and give up
+    gc.freeze()  # of what the server has imported nothing will ever be to collect
     torch.set_num_threads(1)
     store = dist.TCPStore(HOST, port, is_master=False, wait_for_workers=False)
     while True:

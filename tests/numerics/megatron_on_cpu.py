@@ -198,6 +198,8 @@ def cpu_as_cuda() -> Iterator[ModuleType]:
         settings_of = data_parallel.data_parallel_settings
         attention = DotProductAttention.__init__, DotProductAttention.forward
         with ExitStack() as replaced:
+            # Megatron-Core compiles some small functions. For a CPU that takes longer than all steps do.
+            replaced.enter_context(torch.compiler.set_stance("force_eager"))
             for patch in (
                 mock.patch.multiple(torch, **{name: on_cpu(getattr(torch, name)) for name in FACTORIES}),
                 mock.patch.multiple(torch.Tensor, **OF_TENSORS),

@@ -63,7 +63,7 @@ def test_ways_to_run_a_step_and_the_largest_degrees(layout: Layout, training: di
     """Beside the cover: what its options leave out."""
     expected = alone(layout.task)
     spec = replace(layout.spec, training=replace(layout.spec.training, **training))
-    for found in workers(layout.world_size).run(train_rank, spec, torch.float64, seconds=180):
+    for found in workers(layout.world_size).run(train_rank, spec, torch.float64):
         for what in ("loss", "grad_norm", "last"):
             torch.testing.assert_close(found[what], expected[what], rtol=1e-9, atol=1e-10)
 

@@ -128,7 +128,7 @@ def test_a_run_that_takes_more_memory_than_its_job_has(cluster: Cluster, tmp_pat
 
 
 def test_chosen_runs_are_cancelled_and_the_others_go_on(cluster: Cluster, tmp_path: Path) -> None:
-    bundle = Bundle(tmp_path, cluster, [ENDLESS, SHORT, SHORT], nodes=1)
+    bundle = Bundle(tmp_path, cluster, [ENDLESS, SHORT, SHORT], nodes=1, ranks=1)
     bundle.submit()
     bundle.wait_for_step(0)
     bundle.cancel(0, 1)
@@ -162,7 +162,7 @@ def test_a_node_that_fails_is_named(cluster: Cluster, tmp_path: Path) -> None:
 def test_a_job_that_is_put_back_into_the_queue_goes_on_with_what_had_not_begun(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    bundle = Bundle(tmp_path, cluster, [ENDLESS, SHORT], nodes=1)
+    bundle = Bundle(tmp_path, cluster, [ENDLESS, SHORT], nodes=1, ranks=1)
     bundle.submit()
     bundle.wait_for_step(0)
     cluster.run("scontrol", "requeue", bundle.job)
@@ -186,7 +186,7 @@ def test_a_supervisor_that_alone_is_asked_to_end_cancels(cluster: Cluster, tmp_p
 
 
 def test_a_lock_that_a_file_system_has_kept_is_waited_for(cluster: Cluster, tmp_path: Path) -> None:
-    bundle = Bundle(tmp_path, cluster, [SHORT], nodes=1)
+    bundle = Bundle(tmp_path, cluster, [SHORT], nodes=1, ranks=1)
     kept = Lock.try_acquire(bundle.paths.lock)
     assert kept is not None
     bundle.submit()
