@@ -284,7 +284,7 @@ def test_a_sweep_in_which_nothing_ran_is_nothing_to_be_held_against(
 
 def test_of_a_comparison_all_that_differs_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     results = ROOT / "docs" / "results"
-    files = [str(results / name / "report.json") for name in ("launch_bound", "qwen3_8l")]
+    files = [str(results / name / "report.json") for name in ("launch_bound", "two_nodes")]
     assert main(["compare", *files]) == 3
     text = capsys.readouterr().out
     for line in ("worse:", "matched by label, since their ids differ", "the recipe differs in:", "    cell: COMPLETED"):
