@@ -82,6 +82,32 @@ def test_replays_compute_what_uncaptured_code_computes(case: tuple[Model, CudaGr
     engine.close()
 
 
+@pytest.mark.parametrize(
+    ("graph", "training"),
+    [
+        (CudaGraph("full_iteration"), {"recompute": "full"}),
+        (CudaGraph("full_iteration"), {"recompute": "selective"}),
+        (CudaGraph("torch", ("attn",)), {"recompute": "selective"}),
+        (CudaGraph("transformer_engine"), {"recompute": "selective"}),
+        (CudaGraph("full_iteration"), {"attention_backend": "transformer_engine"}),
+        (CudaGraph("torch", ("attn",)), {"attention_backend": "transformer_engine"}),
+        (CudaGraph("transformer_engine", ("attn",)), {"attention_backend": "transformer_engine"}),
+    ],
+    ids=lambda value: value.label if isinstance(value, CudaGraph) else " ".join(map(str, value.values())),
+)
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=["dense", "moe"])
+def test_what_is_recomputed_or_attended_otherwise_is_so_in_a_graph(
+    model: Model, graph: CudaGraph, training: dict[str, Any]
+) -> None:
+    """Bit by bit, as for the engine's own attention that keeps what it computed."""
+    _, expected, expected_weights = trained(spec_of(model, CudaGraph("none"), **training))
+    engine, found, weights = trained(spec_of(model, graph, **training))
+    assert found == expected
+    assert torch.equal(weights, expected_weights)
+    assert engine.graph_stats().proven, engine.graph_stats()
+    engine.close()
+
+
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("model", [DENSE, MOE], ids=["dense", "moe"])
 def test_compiled_in_graphs_computes_what_it_computes_without(model: Model, micro_batches: int) -> None:

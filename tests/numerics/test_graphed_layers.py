@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from launch.spec import CudaGraph, GraphImpl, Model, Parallelism
+from launch.spec import CudaGraph, GraphImpl, Model, Parallelism, RunSpec
 from tests.distributed import workers
 from tests.numerics.graphed_callables_on_cpu import train_graphed
 from tests.numerics.tiny import DENSE, MOE, make_spec
@@ -41,9 +41,19 @@ LAYOUTS = {
 def test_distinct_micro_batches_add_up_to_what_they_do_uncaptured(
     model: Model, scope: tuple[str, ...], impl: GraphImpl, layout: Parallelism
 ) -> None:
-    eager = replace(make_spec(model, steps=4, global_batch_size=6), parallelism=layout)
+    held_against_uncaptured(replace(make_spec(model, steps=4, global_batch_size=6), parallelism=layout), impl, scope)
+
+
+@pytest.mark.parametrize("impl", ["torch", "transformer_engine"])
+def test_attention_that_is_recomputed_in_a_graph_is_recomputed_there(impl: GraphImpl) -> None:
+    spec = make_spec(DENSE, steps=4, global_batch_size=6)
+    recomputed = replace(spec, training=replace(spec.training, recompute="selective"))
+    held_against_uncaptured(replace(recomputed, parallelism=LAYOUTS["1f1b"]), impl, ("attn",))
+
+
+def held_against_uncaptured(eager: RunSpec, impl: GraphImpl, scope: tuple[str, ...]) -> None:
     graphed = replace(eager, cuda_graph=CudaGraph(impl, scope, warmup_steps=1))
-    ranks = workers(layout.world_size)
+    ranks = workers(eager.parallelism.world_size)
     expected = ranks.run(train_graphed, replace(eager, cuda_graph=CudaGraph(warmup_steps=1)))
     found = ranks.run(train_graphed, graphed)
     assert any(rank["graphs"] for rank in found)
