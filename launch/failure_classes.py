@@ -25,7 +25,7 @@ class FailureClass:
 
 # PyTorch's allocator, CUDA by way of PyTorch and of Transformer Engine, NCCL, Triton, and cuBLAS for its workspace.
 _OUT_OF_MEMORY = (
-    r"OutOfMemoryError|CUDA out of memory|CUDA [Ee]rror: out of memory|Cuda failure.*out of memory"
+    r"OutOfMemoryError|CUDA out of memory|CUDA (driver )?[Ee]rror: out of memory|Cuda failure.*out of memory"
     r"|Triton Error \[CUDA\]: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
 )
 
@@ -41,7 +41,7 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("OOM_CAPTURE", "CUDA_OOM", "graphs hold memory beside what the eager step takes: capture fewer modules, lower training.micro_batch_size, or raise parallelism.pp or tp", _OUT_OF_MEMORY, phase="capture"),
     FailureClass("CUDA_OOM", "CUDA_OOM", "lower training.micro_batch_size, or raise parallelism.pp or tp; where the eager twin has room, capture fewer modules", _OUT_OF_MEMORY),
     FailureClass("HOST_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks on a node", r"^MemoryError|DefaultCPUAllocator: (can't allocate|not enough) memory"),
-    FailureClass("COMPILER", "ENVIRONMENT", "install a C++ compiler and Python's headers (Debian: apt-get install g++ python3-dev)", r"InvalidCxxCompiler|No working C\+\+ compiler|Python\.h: No such file"),
+    FailureClass("COMPILER", "ENVIRONMENT", "install a C++ compiler and Python's headers (Debian: apt-get install g++ python3-dev)", r"InvalidCxxCompiler|No working C\+\+ compiler|Failed to find C compiler|Python\.h: No such file"),
     FailureClass("ATTENTION_BACKEND", "ENVIRONMENT", "no kernel installed can do this attention, with or without graphs: set training.attention_backend=auto, or see why with environment.NVTE_DEBUG=1 and NVTE_DEBUG_LEVEL=2", r"No dot product attention (backend|support)|No available kernel\. Aborting execution"),
     FailureClass("IMPORT", "ENVIRONMENT", "install the package named into the environment that runs the job", r"^(ModuleNotFoundError|ImportError):|undefined symbol|cannot open shared object file"),
     FailureClass("ENVIRONMENT", "ENVIRONMENT", "give the host what the message names", r"^EnvironmentFault:"),
@@ -64,7 +64,7 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("WRONG_THREAD", "CAPTURE_FAILED", "a capture has to end in the thread that it began in", r"cudaErrorStreamCaptureWrongThread|thread-local capture sequence from another thread"),
     FailureClass("CAPTURE", "CAPTURE_FAILED", "see the exception it names; a smaller scope narrows down the culprit", r"^CaptureError:"),
     FailureClass("ILLEGAL_ACCESS", "FAILED", "a stale pointer: look for an input freed before replay; with expandable segments set NCCL_GRAPH_REGISTER=0", r"illegal memory access|cudaErrorIllegalAddress"),
-    FailureClass("KERNEL", "FAILED", "a kernel failed on the device, and what names it may be a later call: run it again with environment.CUDA_LAUNCH_BLOCKING=1 and cuda_graph.impl=none", r"unspecified launch failure|cudaErrorLaunchFailure|device-side assert|cudaErrorAssert|misaligned address|an illegal instruction was encountered"),
+    FailureClass("KERNEL", "FAILED", "a kernel failed on the device, and what names it may be a later call: run it again with environment.CUDA_LAUNCH_BLOCKING=1 and cuda_graph.impl=none", r"unspecified launch failure|cudaErrorLaunchFailure|device-side assert triggered|cudaErrorAssert|misaligned address|an illegal instruction was encountered"),
     FailureClass("COMMUNICATOR_SETUP", "ENVIRONMENT", "ranks did not reach each other: if it stays so on other nodes, look at their network, and at NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME in the cluster's profile", r"^Dist(Network|Store)Error:|EADDRINUSE|[Aa]ddress already in use|[Cc]onnect(ion)? (timed out|timeout|refused)|connectFullMesh failed|ncclCommInitRank|unhandled system error|remote process exited", phase="init", infrastructure=True),
     FailureClass("COMMUNICATION", "FAILED", "see the log of the rank that failed first", r"Gloo|gloo|NCCL|ProcessGroup|collective|Connection (closed|reset) by peer"),
 )  # fmt: skip

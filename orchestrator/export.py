@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from launch.engines.megatron.graph_settings import Release
+from launch.graph_memory import REGISTER, expands_by
 from launch.spec import CudaGraph, RunSpec
 from launch.support import LIMITS
 
@@ -49,6 +50,8 @@ def _unsaid(spec: RunSpec) -> Iterator[str]:
             yield f"{limit.field}={limit.value(spec)!r} is beyond Megatron-Core 0.16: {limit.remedy}"
     for name, value in spec.environment.items():
         yield f"environment.{name}={value!r}: set it in the job"
+    if spec.graphed and expands_by(spec.environment) and REGISTER not in spec.environment:
+        yield f"{REGISTER}: set it to 0 in the job, as runs here do beside expandable segments"
 
 
 OF_MEGATRON = (

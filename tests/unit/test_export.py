@@ -182,6 +182,20 @@ def test_fusions_that_a_recipe_asks_for_are_asked_for() -> None:
             assert overrides_of(spec)[1][f"model.{name}"] == value
 
 
+def test_what_a_run_sets_beside_expandable_segments_is_asked_of_the_job() -> None:
+    """capture.expandable_segments passes a graphed cell that leaves it to the run."""
+    expanding = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    graphed = replace(SPECS["whole step"], environment=expanding)
+    asked = "NCCL_GRAPH_REGISTER: set it to 0 in the job"
+    for other, expected in (
+        (graphed, True),
+        (replace(graphed, cuda_graph=CudaGraph()), False),
+        (replace(graphed, environment={}), False),
+        (replace(graphed, environment={**expanding, "NCCL_GRAPH_REGISTER": "0"}), False),
+    ):
+        assert any(note.startswith(asked) for note in export(other, "megatron-lm", "0.16").notes) == expected
+
+
 def test_values_are_words_of_a_shell_and_of_hydra() -> None:
     flags = flags_of(replace(SPECS["gpt_oss_20b"], data=Data(kind="indexed", path="/data/my corpus")))
     assert flags["--data-path"] == ["/data/my corpus"]

@@ -52,12 +52,14 @@ def said(rank: int, time: float, type_name: str, message: str, phase: Phase = "m
         ("DistBackendError", "NCCL error: unhandled cuda error. Last error:\nCuda failure 2 'out of memory'", "CUDA_OOM"),
         ("RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "CUDA_OOM"),
         ("RuntimeError", "Triton Error [CUDA]: out of memory", "CUDA_OOM"),
+        ("RuntimeError", "CUDA driver error: out of memory", "CUDA_OOM"),
         ("RuntimeError", "fused_attn_f16_arbitrary_seqlen.cu:123 in function fused_attn: CUDA Error: out of memory", "CUDA_OOM"),
         ("AcceleratorError", "CUDA error: an illegal memory access was encountered", "ILLEGAL_ACCESS"),
         ("RuntimeError", "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory", "HOST_OOM"),
         ("MemoryError", "", "HOST_OOM"),
         ("InductorError", "InvalidCxxCompiler: No working C++ compiler found in config.cpp.cxx", "COMPILER"),
         ("CppCompileError", "C++ compile error\nfatal error: Python.h: No such file or directory", "COMPILER"),
+        ("InductorError", "RuntimeError: Failed to find C compiler. Please specify via CC environment variable.", "COMPILER"),
         ("CompileError", "training.compile='whole' could not compile the model: InductorError: InvalidCxxCompiler: No working C++ compiler found", "COMPILER"),
         ("CompileError", "training.compile='whole' could not compile the model: Unsupported: Data-dependent branching", "COMPILE"),
         ("ModuleNotFoundError", "No module named 'transformer_engine'", "IMPORT"),
@@ -142,6 +144,20 @@ def test_memory_that_a_capture_lacks_is_told_from_memory_that_the_step_lacks() -
     names = {phase: getattr(classify("OutOfMemoryError", text, phase), "name", None) for phase in PHASES}
     assert {phase for phase, name in names.items() if name == "OOM_CAPTURE"} == {"capture"}
     assert set(names.values()) == {"OOM_CAPTURE", "CUDA_OOM"}
+
+
+@pytest.mark.parametrize("phase", ["capture", "measure"])
+def test_advice_that_pytorch_gives_with_every_cuda_error_names_no_class(phase: Phase) -> None:
+    advice = (
+        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    )
+    invalid = said(0, 1.0, "AcceleratorError", f"CUDA error: invalid argument\n{advice}", phase)
+    found = diagnose(ended(phase=phase, exceptions=(invalid,)))
+    assert found.outcome == ("CAPTURE_FAILED" if phase == "capture" else "FAILED")
+    assert found.failure_class == "AcceleratorError"
+    assertion = classify("AcceleratorError", f"CUDA error: device-side assert triggered\n{advice}", phase)
+    assert assertion is not None and assertion.name == "KERNEL"
 
 
 def test_an_unspecified_launch_failure_is_the_programs_and_no_fault_of_the_gpu() -> None:

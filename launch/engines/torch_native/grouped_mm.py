@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+UNSAFE = (torch.Tag.cudagraph_unsafe,)
+"""A sequence: PyTorch takes a single tag from 2.13 on (torch/_library/custom_ops.py:622 of 2.11)."""
+
 
 def grouped_mm(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """Rows of ``x`` times their expert's matrix.
@@ -32,7 +35,7 @@ def grouped_mm(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> 
     return product
 
 
-@torch.library.custom_op("launch::grouped_mm", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
+@torch.library.custom_op("launch::grouped_mm", mutates_args=(), tags=UNSAFE)
 def _rows(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(x.shape[0], weight.shape[2])
     start = 0
@@ -42,7 +45,7 @@ def _rows(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch
     return out
 
 
-@torch.library.custom_op("launch::grouped_mm_weight_gradient", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
+@torch.library.custom_op("launch::grouped_mm_weight_gradient", mutates_args=(), tags=UNSAFE)
 def _weight_gradient(x: torch.Tensor, gradient: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(offsets.numel(), x.shape[1], gradient.shape[1])
     start = 0
