@@ -43,7 +43,7 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("HOST_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks on a node", r"^MemoryError|DefaultCPUAllocator: (can't allocate|not enough) memory"),
     FailureClass("COMPILER", "ENVIRONMENT", "install a C++ compiler and Python's headers (Debian: apt-get install g++ python3-dev)", r"InvalidCxxCompiler|No working C\+\+ compiler|Failed to find C compiler|Python\.h: No such file"),
     FailureClass("ATTENTION_BACKEND", "ENVIRONMENT", "no kernel installed can do this attention, with or without graphs: set training.attention_backend=auto, or see why with environment.NVTE_DEBUG=1 and NVTE_DEBUG_LEVEL=2", r"No dot product attention (backend|support)|No available kernel\. Aborting execution"),
-    FailureClass("IMPORT", "ENVIRONMENT", "install the package named into the environment that runs the job", r"^(ModuleNotFoundError|ImportError):|undefined symbol|cannot open shared object file"),
+    FailureClass("IMPORT", "ENVIRONMENT", "install the package named into the environment that runs the job", r"^(ModuleNotFoundError|ImportError):|undefined symbol|^OSError:.*cannot open shared object file"),
     FailureClass("ENVIRONMENT", "ENVIRONMENT", "give the host what the message names", r"^EnvironmentFault:"),
     DISK_FULL,
     FailureClass("GPU_FAULT", "ENVIRONMENT", "a GPU of the node named is broken, or another process holds it: have the site look at the node", r"uncorrectable ECC error|CUDA-capable device\(s\) is/are busy or unavailable|GPU has fallen off the bus", infrastructure=True),

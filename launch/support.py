@@ -238,8 +238,9 @@ MEGATRON: tuple[Limit, ...] = (
     ),
     Limit(
         "training.moe_router_fusion",
-        lambda on, spec: not on or spec.model.is_moe,
-        "set it to false: a dense model has no router",
+        lambda on, spec: not on or (spec.model.is_moe and not spec.training.deterministic),
+        "set it to false: a dense model has no router, and in deterministic mode it is not known whether Transformer Engine's "
+        "kernels add in a fixed order",
     ),
     _only("training.cpu_offloading", False),
     _only("training.variable_sequence_lengths", False),

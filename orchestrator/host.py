@@ -12,15 +12,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import ClassVar, Literal, Optional
 
-from launch.engines.megatron.graph_settings import INSTALLED
+from launch.engines.megatron.graph_settings import INSTALLED, is_installed_release
 from launch.order import Step
 from launch.record import Cell, Reason
 from launch.spec import Device, RunSpec
 from launch.support import unsupported
 
 _ENGINE_PACKAGES = {"torch_native": (), "megatron": ("megatron-core", "transformer-engine")}
-_RELEASES = {"megatron-core": INSTALLED}
-"""Of packages of which another release does something else."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,9 @@ def lacks_packages(spec: RunSpec, installed: frozenset[str]) -> tuple[Reason, ..
     """What ``spec`` imports beyond this project's own requirements and is not ``installed``."""
     backend = spec.training.attention_backend
     needed = {*_ENGINE_PACKAGES[spec.engine], *(("transformer-engine",) if backend == "transformer_engine" else ())}
-    missing = " and ".join(" ".join((name, *_RELEASES.get(name, "").split())) for name in sorted(needed - installed))
+    missing = " and ".join(
+        f"{name} {INSTALLED}" if name == "megatron-core" else name for name in sorted(needed - installed)
+    )
     if not missing:
         return ()
     message = f"engine {spec.engine} with training.attention_backend={backend} needs {missing}, not installed here"
@@ -131,6 +131,7 @@ def _visible_gpus() -> tuple[str, ...]:
 
 def _is_installed(package: str) -> bool:
     try:
-        return metadata.version(package).startswith(_RELEASES.get(package, ""))
+        version = metadata.version(package)
     except metadata.PackageNotFoundError:
         return False
+    return package != "megatron-core" or is_installed_release(version)

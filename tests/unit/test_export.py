@@ -180,6 +180,9 @@ def test_fusions_that_a_recipe_asks_for_are_asked_for() -> None:
     for spec, value in ((plain, "false"), (fused, "true")):
         for name in ("gradient_accumulation_fusion", "moe_router_fusion"):
             assert overrides_of(spec)[1][f"model.{name}"] == value
+        targets: tuple[Format, ...] = ("megatron-lm", "bridge")
+        for target in targets:
+            assert any("Apex" in note for note in export(spec, target, "0.16").notes) == (spec is fused)
 
 
 def test_what_a_run_sets_beside_expandable_segments_is_asked_of_the_job() -> None:

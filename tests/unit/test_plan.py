@@ -545,6 +545,8 @@ def test_a_release_of_megatron_core_that_the_engine_is_not_of_counts_as_missing(
     versions = {"megatron-core": "0.16.1", "transformer-engine": "2.11.0"}
     monkeypatch.setattr(host.metadata, "version", lambda name: versions[name])
     assert host.installed_packages() == {"megatron-core", "transformer-engine"}
+    versions["megatron-core"] = "0.16"
+    assert "megatron-core" in host.installed_packages()
     versions["megatron-core"] = "0.18.2"
     assert host.installed_packages() == {"transformer-engine"}
     spec = RunSpec(engine="megatron")

@@ -215,6 +215,13 @@ def test_megatron_is_refused_what_it_does_wrong_in_a_layers_graph_alone(graph: C
     assert ("megatron.rope_scaling" in rules_of(yarn)) is captured
 
 
+def test_fused_routers_promise_no_order_of_additions() -> None:
+    fused = dataclasses.replace(ON_GPU, model=MOE, training=Training(precision="bf16", moe_router_fusion=True))
+    assert rules_of(fused) == set()
+    deterministic = dataclasses.replace(fused.training, deterministic=True)
+    assert rules_of(dataclasses.replace(fused, training=deterministic)) == {"megatron.moe_router_fusion"}
+
+
 def rules_of(spec: RunSpec) -> set[str]:
     return {reason.rule for reason in unsupported(spec)}
 

@@ -6,7 +6,7 @@ import importlib
 
 from launch.determinism import use_deterministic_algorithms
 from launch.engines.base import Engine, Mesh, refuse_unfit
-from launch.engines.megatron.graph_settings import INSTALLED
+from launch.engines.megatron.graph_settings import INSTALLED, is_installed_release
 from launch.errors import EnvironmentFault
 from launch.spec import RunSpec
 
@@ -43,7 +43,7 @@ def check_release(found: str) -> None:
     Raises:
         EnvironmentFault: ``found`` is a version of another release.
     """
-    if not found.startswith(f"{INSTALLED}."):
+    if not is_installed_release(found):
         raise EnvironmentFault(
             f"engine megatron is of megatron-core {INSTALLED}, and finds {found}; install it with pip install '.[gpu]' in a "
             "checkout"

@@ -16,6 +16,11 @@ INSTALLED: Release = "0.16"
 """What the engine runs on; ``export`` prints either."""
 
 
+def is_installed_release(version: str) -> bool:
+    """Whether ``version`` of megatron-core is of the release that the engine runs on."""
+    return version == INSTALLED or version.startswith(f"{INSTALLED}.")
+
+
 def graph_settings(graph: CudaGraph, release: Release = "0.16") -> dict[str, Any]:
     """``graph`` as fields of TransformerConfig in ``release``. An empty list of parts is the whole layer.
 
