@@ -4,9 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Tests wait more than they compute, those on Slurm for a cluster that all of them share.
-AT_ONCE ?= --numprocesses 4 --dist loadgroup
-AT_ONCE_ON_SLURM ?= --numprocesses 3 --dist loadgroup
+# Tests wait more than they compute.
+AT_ONCE ?= --numprocesses 3 --dist loadgroup
 
 .PHONY: demo test test-exhaustive test-slurm test-browser slurm-up slurm-down check ci clean requirements
 
@@ -22,7 +21,7 @@ test-exhaustive: $(VENV)/installed-dev
 
 # On a real Slurm cluster of four nodes, brought up on this host: docs/slurm.md.
 test-slurm: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m slurm $(AT_ONCE_ON_SLURM)
+	$(BIN)/python -m pytest -m slurm $(AT_ONCE)
 
 # Reports in a real browser, headless: apt-get install chromium.
 test-browser: $(VENV)/installed-dev

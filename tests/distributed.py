@@ -25,8 +25,8 @@ from typing import Any, Optional
 import torch
 import torch.distributed as dist
 
-SECONDS = 180.0
-"""What a call may take, of which a few are usual: eight ranks behind all that other tests do on two cores."""
+SECONDS = 600.0
+"""What a call may take, of which a few are usual: ranks yield to all that other tests do, and some compile."""
 GRACE_SECONDS = 5.0
 """Between the first rank's failure and the end of those that still wait for it."""
 PRELOADED = (
