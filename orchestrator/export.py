@@ -50,6 +50,8 @@ def _unsaid(spec: RunSpec) -> Iterator[str]:
             yield f"{limit.field}={limit.value(spec)!r} is beyond Megatron-Core 0.16: {limit.remedy}"
     for name, value in spec.environment.items():
         yield f"environment.{name}={value!r}: set it in the job"
+    if spec.training.gradient_accumulation_fusion:
+        yield "training.gradient_accumulation_fusion=True: Megatron-Core ends where Apex's kernel for it is not installed"
     if spec.graphed and expands_by(spec.environment) and REGISTER not in spec.environment:
         yield f"{REGISTER}: set it to 0 in the job, as runs here do beside expandable segments"
 

@@ -124,8 +124,6 @@ def _literal(value: Any) -> str:
 def _notes(spec: RunSpec) -> Iterator[str]:
     if spec.training.precision != "bf16":
         yield f"training.precision={spec.training.precision!r}: recipes of Bridge are bf16; set mixed_precision by hand"
-    if spec.training.gradient_accumulation_fusion:
-        yield "training.gradient_accumulation_fusion=True: Megatron-Core ends where Apex's kernel for it is not installed"
     if spec.training.fp8 != "none":
         recipe = FP8_RECIPES[spec.training.fp8]
         yield (

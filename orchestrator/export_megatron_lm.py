@@ -109,8 +109,6 @@ def _notes(spec: RunSpec) -> Iterator[str]:
             f"parallelism.tp={layout.tp}, cp={layout.cp}: set {CONNECTIONS}=1 in the job, without which Megatron-LM does not start "
             "on GPUs before Blackwell"
         )
-    if spec.training.gradient_accumulation_fusion:
-        yield "training.gradient_accumulation_fusion=True: Megatron-LM ends where Apex's kernel for it is not installed"
     if model.rope_scaling == "yarn":
         yield "model.rope_scaling='yarn': Megatron-LM 0.16 has no flag for it; printed as unscaled"
     if model.rotary_base != int(model.rotary_base):

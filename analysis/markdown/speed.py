@@ -58,8 +58,8 @@ def speeds(shown: Sequence[CellResult], neighbours: Optional[Neighbours]) -> lis
 
 def _beside(neighbours: Neighbours) -> str:
     return (
-        f"Runs of other bundles of this sweep were under way on the same host (that of rank 0) for {neighbours.eager:.0%} of the eager runs' time "
-        f"and {neighbours.graphed:.0%} of the graphed runs'. Where a step waits for the host, they slow each other down."
+        "Runs of other bundles of this sweep were under way on the same host (that of rank 0) for "
+        f"{neighbours.eager:.0%} of the eager runs' time and {neighbours.graphed:.0%} of the graphed runs'. Where a step waits for the host, they slow each other down."
     )
 
 

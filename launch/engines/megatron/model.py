@@ -37,7 +37,7 @@ class Configuration(TransformerConfig):  # type: ignore[misc]  # Megatron-Core b
 def configure(spec: RunSpec, layers: Layers, device: torch.device) -> Configuration:
     """Weights are not drawn by Megatron (weights.py)."""
     fields: dict[str, Any] = transformer_settings(spec, layers)
-    fields["gradient_accumulation_fusion"] &= has_apex()
+    fields["gradient_accumulation_fusion"] &= find_spec(APEX_KERNEL) is not None
     fields |= {name: value for name, value in model_settings(spec).items() if name.startswith("yarn_")}
     return Configuration(
         **fields
@@ -64,10 +64,6 @@ def build_chunk(spec: RunSpec, config: Configuration, layers: Layers, stage: Opt
     if spec.training.gradient_accumulation_fusion:
         _accumulate_in_products(chunk)
     return chunk
-
-
-def has_apex() -> bool:
-    return find_spec(APEX_KERNEL) is not None
 
 
 def _accumulate_in_products(chunk: Any) -> None:

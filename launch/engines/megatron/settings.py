@@ -220,6 +220,9 @@ def _fusions(spec: RunSpec, layers: Layers) -> dict[str, Any]:
         # request 5115).
         "cross_entropy_fusion_impl": "native",
         "gradient_accumulation_fusion": on and training.gradient_accumulation_fusion,
-        **({"moe_grouped_gemm": on, "moe_permute_fusion": on} if model.is_moe else {}),
-        **({"moe_router_fusion": on and training.moe_router_fusion} if model.is_moe else {}),
+        **(_fused_experts(training.moe_router_fusion, on) if model.is_moe else {}),
     }
+
+
+def _fused_experts(router: bool, on: bool) -> dict[str, bool]:
+    return {"moe_grouped_gemm": on, "moe_permute_fusion": on, "moe_router_fusion": on and router}
