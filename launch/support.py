@@ -42,6 +42,13 @@ def unsupported(spec: RunSpec) -> tuple[Reason, ...]:
     )
 
 
+def known_faults(spec: RunSpec) -> tuple[Reason, ...]:
+    """What the library that ``spec`` runs on is known to compute wrongly in it: its runs say so, and it is not advised."""
+    if spec.cuda_graph.impl != "local":
+        return ()
+    return (Reason("megatron.local_inputs", LOCAL_INPUTS, "use transformer_engine or full_iteration"),)
+
+
 def _message(limit: Limit, spec: RunSpec) -> str:
     value = limit.value(spec)
     shown = list(value) if isinstance(value, tuple) else value
@@ -82,6 +89,11 @@ def _lies_whole(spec: RunSpec) -> bool:
     return (spec.parallelism.tp, spec.parallelism.pp, spec.parallelism.ep) == (1, 1, 1)
 
 
+LOCAL_INPUTS = (
+    "a local graph of megatron-core 0.16.1 gives its input back to a pool of buffers before its own backward pass has read it "
+    "(transformer/cuda_graphs.py:995), and the gradient of the first layer's norm is wrong (seen; mended in Megatron-LM pull "
+    "request 4433)"
+)
 OF_MEGATRON = "set it to false, or engine=megatron"
 TORCH_NATIVE: tuple[Limit, ...] = (
     Limit("model.kv_channels", lambda channels, spec: channels % 2 == 0, "set an even one: RoPE rotates pairs"),
@@ -247,10 +259,9 @@ MEGATRON: tuple[Limit, ...] = (
     _only("data.packed_sequences", False, "set data.packed_sequences=false, or engine=torch_native"),
     Limit(
         "cuda_graph.impl",
-        lambda impl, spec: impl != "local",
-        "use transformer_engine or full_iteration: a local graph of megatron-core 0.16.1 gives its input back to a pool of "
-        "buffers before its own backward pass has read it (transformer/cuda_graphs.py:995), and the gradient of the first "
-        "layer's norm is wrong (seen; mended in Megatron-LM pull request 4433)",
+        lambda impl, spec: impl != "local" or spec.training.deterministic,
+        "use transformer_engine or full_iteration, or set training.deterministic=true, where a verdict shows to the bit what "
+        f"they are worth: {LOCAL_INPUTS}",
     ),
     Limit(
         "training.recompute",

@@ -26,6 +26,7 @@ from launch.paths import AttemptPaths
 from launch.record import read_spec
 from launch.recorder import Recorder
 from launch.spec import EngineName, Model, RunSpec
+from launch.support import known_faults
 
 ENGINES: dict[EngineName, str] = {
     "torch_native": "launch.engines.torch_native.engine",
@@ -59,6 +60,8 @@ def run(spec: RunSpec, mesh: Mesh, attempt: AttemptPaths, recorder: Recorder) ->
     if spec.fault.is_set:
         recorder.note(f"asked to fail on purpose: fault.kind={spec.fault.kind}, fault.step={spec.fault.step}")
         engine = FaultyEngine(engine, spec.fault, mesh.device)
+    for fault in known_faults(spec):
+        recorder.note(fault.message)
     recorder.choices(engine.choices)
     train(spec, mesh, source, engine, recorder, Metrics(attempt, mesh.rank))
     engine.close()

@@ -11,7 +11,7 @@ from launch.files import dumps, write_text
 from launch.paths import SweepPaths
 from launch.record import Reason
 from launch.spec import GRAPH_IMPLS, GRAPH_SCOPES, CudaGraph, RunSpec
-from launch.support import unsupported
+from launch.support import known_faults, unsupported
 from orchestrator import show
 from orchestrator.fields import Tracking
 from orchestrator.legality import illegal, scope
@@ -67,7 +67,7 @@ def _graphs(warmup_steps: int) -> Iterator[CudaGraph]:
 
 
 def _reasons(spec: RunSpec) -> tuple[Reason, ...]:
-    return (*illegal(spec), *unsupported(spec))
+    return (*illegal(spec), *(unsupported(spec) or known_faults(spec)))
 
 
 def write_advice(sweep: SweepPaths) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from launch.engines.megatron.graph_settings import Release
 from launch.graph_memory import REGISTER, expands_by
 from launch.spec import CudaGraph, RunSpec
-from launch.support import LIMITS
+from launch.support import LIMITS, known_faults
 
 Format = Literal["megatron-lm", "bridge"]
 
@@ -35,10 +35,10 @@ def export(spec: RunSpec, to: Format, release: Release) -> Exported:
         told = spec
     render = {"megatron-lm": export_megatron_lm.render, "bridge": export_bridge.render}[to]
     text, notes = render(told, release)
-    return Exported(text, (*_unsaid(spec), *notes))
+    return Exported(text, (*_unsaid(spec, release), *notes))
 
 
-def _unsaid(spec: RunSpec) -> Iterator[str]:
+def _unsaid(spec: RunSpec, release: Release) -> Iterator[str]:
     """What neither target has."""
     for field, is_unsaid, why in UNSAID:
         section, _, name = field.partition(".")
@@ -48,6 +48,8 @@ def _unsaid(spec: RunSpec) -> Iterator[str]:
     for limit in LIMITS["megatron"]:
         if limit.field in OF_MEGATRON and not limit.accepts(limit.value(spec), spec):
             yield f"{limit.field}={limit.value(spec)!r} is beyond Megatron-Core 0.16: {limit.remedy}"
+    if release == "0.16":
+        yield from (f"cuda_graph.impl={spec.cuda_graph.impl!r}: {fault.message}" for fault in known_faults(spec))
     for name, value in spec.environment.items():
         yield f"environment.{name}={value!r}: set it in the job"
     if spec.training.gradient_accumulation_fusion:

@@ -181,6 +181,7 @@ FUSED: list[tuple[str, CudaGraph]] = [
     ("moe", CudaGraph("transformer_engine", ("attn", "moe_router", "moe_preprocess"))),
     ("padded", CudaGraph("transformer_engine")),
     ("padded", WHOLE),
+    ("dense", CudaGraph("local")),
 ]
 
 
@@ -265,7 +266,7 @@ def spec_of(model: Model, graph: CudaGraph, parallelism: Parallelism = Paralleli
 
 
 def trained(spec: RunSpec, rank: int = 0) -> Trained:
-    """Local graphs with the fault that they are refused for mended, so that all else of them is seen."""
+    """Local graphs with the fault that they are known for mended, so that all else of them is seen."""
     with inputs_kept():
         return trained_as_released(spec, rank)
 
@@ -413,20 +414,23 @@ def deterministic() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("fuses", [False, True], ids=["", "fused"])
 @pytest.mark.parametrize("model", [DENSE, MOE, PADDED, GPT_OSS], ids=["dense", "moe", "padded", "gpt-oss"])
-def test_deterministic_runs_are_equal_to_the_bit(model: Model) -> None:
+def test_deterministic_runs_are_equal_to_the_bit(model: Model, fuses: bool) -> None:
     """Eager against eager, and against graphs: losses, gradient norms and every gradient of every step."""
     whole = (WHOLE,) if not model.is_moe or model.moe_pad_expert_input_to_capacity else ()
     parts = CudaGraph("transformer_engine", ROUTED if model.is_moe else ("attn", "mlp"))
-    first, *others = (trained(deterministic_of(spec_of(model, graph))) for graph in (EAGER, EAGER, parts, *whole))
+    specs = (deterministic_of(spec_of(model, graph), fuses) for graph in (EAGER, EAGER, parts, *whole))
+    first, *others = map(trained, specs)
     for other in others:
         assert torch.equal(other.losses, first.losses) and torch.equal(other.norms, first.norms)
         for one, expected in zip(other.gradients, first.gradients, strict=True):
             assert [name for name in expected if not torch.equal(one[name], expected[name])] == []
 
 
-def deterministic_of(spec: RunSpec) -> RunSpec:
-    return replace(spec, training=replace(spec.training, deterministic=True))
+def deterministic_of(spec: RunSpec, fuses: bool) -> RunSpec:
+    training = replace(spec.training, deterministic=True, gradient_accumulation_fusion=fuses)
+    return replace(spec, training=training)
 
 
 @cache
@@ -486,7 +490,7 @@ def test_what_is_refused_computes_something_else(case: tuple[str, CudaGraph]) ->
 
 
 def test_local_graphs_as_released_lose_the_input_of_the_first_layer() -> None:
-    """The row of launch.support that refuses local goes where this fails."""
+    """What launch.support says of local graphs goes where this fails."""
     eager, again = eager_twins("dense")
     found = trained_as_released(spec_of(DENSE, CudaGraph("local")))
     wrong, noisy = (gradients_apart(run.gradients[1], eager.gradients[1]) for run in (found, again))

@@ -127,6 +127,14 @@ def test_what_keeps_the_eager_run_from_working_is_not_held_against_graphs() -> N
     assert illegal(narrow) and works(narrow) == works(spec)
 
 
+def test_what_is_known_to_be_wrong_is_not_advised() -> None:
+    """launch.support lets it run in deterministic mode, for its verdict."""
+    training = replace(BATCH, deterministic=True)
+    spec = RunSpec(engine="megatron", training=training, placement=Placement("cuda"))
+    reasons = {one.graph.label: [reason.rule for reason in one.reasons] for one in candidates(spec)}
+    assert reasons["local"] == ["megatron.local_inputs"] and "full_iteration" in works(spec)
+
+
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_block_can_be_pasted_and_swept(path: Path, tmp_path: Path) -> None:
     """In the place of the recipe's own sweep: each point is a cell, and none is rejected that its eager twin is not."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launch.spec import CudaGraph, Data, Model, Parallelism, Placement, RunSpec, Training, spec_from_json, spec_to_json
-from launch.support import LIMITS, unsupported
+from launch.support import LIMITS, known_faults, unsupported
 
 MOE = Model(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=16)
 SINKS = dataclasses.replace(MOE, attention_sinks=True, window_size=8)
@@ -195,6 +195,14 @@ def test_megatron_refuses_what_it_was_not_seen_to_do(rule: str) -> None:
     assert reason.rule == f"megatron.{rule}"
     assert "is beyond engine megatron in this version" in reason.message
     assert reason.remedy
+
+
+def test_local_graphs_are_shown_where_a_verdict_is_of_bits_and_told_of_in_any_case() -> None:
+    local = dataclasses.replace(ON_GPU, cuda_graph=CudaGraph("local"))
+    shown = dataclasses.replace(local, training=Training(deterministic=True))
+    assert rules_of(local) == {"megatron.impl"} and rules_of(shown) == set()
+    assert known_faults(local) == known_faults(shown) != ()
+    assert all(known_faults(dataclasses.replace(shown, cuda_graph=graph)) == () for graph in CAPTURES_ATTENTION)
 
 
 CAPTURES_ATTENTION = {

@@ -20,7 +20,7 @@ from launch.engines.base import Mesh, StepResult
 from launch.engines.megatron.data_parallel import with_gradients
 from launch.engines.megatron.environment import settle_determinism
 from launch.engines.megatron.graphs import make_steps
-from launch.engines.megatron.model import Configuration, build_chunk, configure
+from launch.engines.megatron.model import Configuration, accumulate_in_products, build_chunk, configure, has_apex_kernel
 from launch.engines.megatron.schedule import Schedule
 from launch.engines.megatron.settings import Layers, optimizer_settings
 from launch.engines.megatron.streams import leave_default_stream, stay_on
@@ -69,11 +69,7 @@ class MegatronEngine:
     def _fused_gradients(self) -> Mapping[str, str]:
         if not self._spec.training.gradient_accumulation_fusion:
             return {}
-        where = (
-            "all"
-            if self.config.gradient_accumulation_fusion
-            else "all but the output layer's, which takes Apex's kernel"
-        )
+        where = "all" if has_apex_kernel() else "all but the output layer's, which takes Apex's kernel"
         return {"gradient_accumulation_fusion": where}
 
     def step(self, batch: torch.Tensor) -> StepResult:
@@ -129,6 +125,8 @@ def _build_chunks(
         chunk = build_chunk(spec, config, layers, stage).to(device)
         draw_weights(chunk, spec.model, spec.training.seed, tp, ep, etp)
         chunks.append(Float16Module(config, chunk) if config.bf16 else chunk)
+    if spec.training.gradient_accumulation_fusion:
+        accumulate_in_products(config, chunks)
     if stream is not None:
         stay_on(stream)
     return with_gradients(spec, config, chunks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Optional
@@ -34,10 +35,14 @@ class Configuration(TransformerConfig):  # type: ignore[misc]  # Megatron-Core b
     yarn_correction_range_round_to_int: bool = True
 
 
+def has_apex_kernel() -> bool:
+    return find_spec(APEX_KERNEL) is not None
+
+
 def configure(spec: RunSpec, layers: Layers, device: torch.device) -> Configuration:
     """Weights are not drawn by Megatron (weights.py)."""
     fields: dict[str, Any] = transformer_settings(spec, layers)
-    fields["gradient_accumulation_fusion"] &= find_spec(APEX_KERNEL) is not None
+    fields["gradient_accumulation_fusion"] &= has_apex_kernel()
     fields |= {name: value for name, value in model_settings(spec).items() if name.startswith("yarn_")}
     return Configuration(
         **fields
@@ -61,13 +66,13 @@ def build_chunk(spec: RunSpec, config: Configuration, layers: Layers, stage: Opt
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
         vp_stage=stage,
     )
-    if spec.training.gradient_accumulation_fusion:
-        _accumulate_in_products(chunk)
     return chunk
 
 
-def _accumulate_in_products(chunk: Any) -> None:
-    """Transformer Engine's modules take no kernel of Apex's, but 0.16.1 has one setting for them and the output layer."""
-    for module in chunk.modules():
+def accumulate_in_products(config: Configuration, chunks: Iterable[Any]) -> None:
+    """Transformer Engine's modules take no kernel of Apex's, but 0.16.1 has one setting for them and the output layer; it
+    is read again where local graphs are captured (transformer/cuda_graphs.py:725)."""
+    config.gradient_accumulation_fusion = True
+    for module in (module for chunk in chunks for module in chunk.modules()):
         if hasattr(module, "fuse_wgrad_accumulation"):
             module.fuse_wgrad_accumulation = True
