@@ -84,6 +84,12 @@ def _expresses(backend: str, spec: RunSpec) -> bool:
     return backend == "auto" or (plain if backend == "sdpa" else on_cuda)
 
 
+def _replays_first_product(spec: RunSpec) -> bool:
+    """Whether a graph of the first micro-batch is replayed for others; with fp8 modules of it know no first one."""
+    alone = spec.parallelism.pp == 1 and spec.training.fp8 == "none"
+    return alone and spec.cuda_graph.impl == "transformer_engine" and spec.num_microbatches > 1
+
+
 def _lies_whole(spec: RunSpec) -> bool:
     """Whether each rank holds the whole model."""
     return (spec.parallelism.tp, spec.parallelism.pp, spec.parallelism.ep) == (1, 1, 1)
@@ -247,6 +253,14 @@ MEGATRON: tuple[Limit, ...] = (
         "training.attention_backend",
         lambda backend, spec: backend in ("auto", "transformer_engine"),
         "set training.attention_backend=auto: the layers are Transformer Engine's",
+    ),
+    Limit(
+        "training.gradient_accumulation_fusion",
+        lambda on, spec: not on or not _replays_first_product(spec),
+        "set it to false, or cuda_graph.impl=full_iteration, or parallelism.pp to 2 or more, or a global_batch_size of one "
+        "micro-batch a step: one graph replays all micro-batches, and transformer-engine 2.11 captures it as that of the first, "
+        "which writes gradients instead of adding to them (pytorch/graph.py:484; seen; mended in TransformerEngine pull "
+        "request 2715)",
     ),
     Limit(
         "training.moe_router_fusion",

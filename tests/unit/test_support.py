@@ -165,6 +165,13 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "moe_router_normalize_topk": ({**vars(MOE), **SIGMOID, "moe_router_normalize_topk": False}, {}),
     "moe_expert_capacity_factor": ({**vars(MOE), "moe_expert_capacity_factor": 1.0}, {}),
     "moe_router_fusion": ({}, {"training": Training(moe_router_fusion=True)}),
+    "gradient_accumulation_fusion": (
+        {},
+        {
+            "training": Training(gradient_accumulation_fusion=True, global_batch_size=4, micro_batch_size=2),
+            "cuda_graph": CudaGraph("transformer_engine", ("attn",)),
+        },
+    ),
     "moe_shared_expert_ffn_hidden_size": (
         {**vars(MOE), "moe_shared_expert_ffn_hidden_size": 8, "add_bias_linear": True}, {}),
     "tp": (vars(MOE), {"parallelism": Parallelism(tp=2, sequence_parallel=True)}),
