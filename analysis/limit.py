@@ -4,8 +4,9 @@ Graphs take away what the host costs and nothing of what the device does. With T
 which its device is busy, at most T / B can be won. Kernels that communicate also wait for other ranks, and count as busy
 while they do, so that B is too much on a rank that is early; C leaves them out and is too little where communication is
 not hidden. The limit of several ranks lies between. Times of a graphed step come from its timed steps alone, since
-tracing disturbs replay. All times are milliseconds a step, of the slowest rank, medians over repeats; steps are as rank 0
-timed them, and as the speed-up has them (analysis/speedup.py).
+tracing disturbs replay. All times are milliseconds a step, of the slowest rank; steps are as rank 0 timed them, and as the
+speed-up has them (analysis/speedup.py). Over repeats all are geometric means, so that a ratio of two is the mean of the
+pairs' own, on machines that differ too; counts are medians.
 """
 
 from __future__ import annotations
@@ -210,10 +211,10 @@ def _timed_eager(attempts: Sequence[Attempt], ranks: int, step_ms: Optional[floa
         return f"rank {missing[0]} of the eager run ended without a probe"
     found = EagerStep(
         step_ms=step_ms or float(np.median([measured_ms(attempt) for attempt in sound])),
-        busy_ms=_slowest(sound, lambda probe: probe.busy_ms),
-        computing_ms=_slowest(sound, lambda probe: probe.computing_ms),
+        busy_ms=_slowest_ms(sound, lambda probe: probe.busy_ms),
+        computing_ms=_slowest_ms(sound, lambda probe: probe.computing_ms),
         host_ms=_slowest_host(sound),
-        kernels=_slowest(sound, lambda probe: probe.kernels),
+        kernels=_most(sound, lambda probe: probe.kernels),
     )
     return _implausible(found) or found
 
@@ -226,9 +227,9 @@ def graphed_step(pairs: Sequence[PairResult], ranks: int) -> GraphedStep | str:
     return GraphedStep(
         step_ms=geometric_mean([pair.speed.graphed_ms for pair in pairs]),
         host_ms=_slowest_host(attempts),
-        kernels=_slowest(attempts, lambda probe: probe.kernels),
-        graph_launches=_slowest(attempts, lambda probe: probe.graph_launches),
-        computing_ms=_slowest(attempts, lambda probe: probe.computing_ms),
+        kernels=_most(attempts, lambda probe: probe.kernels),
+        graph_launches=_most(attempts, lambda probe: probe.graph_launches),
+        computing_ms=_slowest_ms(attempts, lambda probe: probe.computing_ms),
     )
 
 
@@ -242,16 +243,27 @@ def _without_probe(attempts: Sequence[Attempt], ranks: int) -> list[int]:
     return [rank for attempt in attempts for rank in range(ranks) if rank not in attempt.probes]
 
 
-def _slowest(attempts: Sequence[Attempt], figure: Callable[[Probe], float]) -> float:
+def _most(attempts: Sequence[Attempt], count: Callable[[Probe], float]) -> float:
     """The largest of ranks, the median of repeats."""
-    return float(np.median([max(map(figure, attempt.probes.values())) for attempt in attempts]))
+    return float(np.median([max(map(count, attempt.probes.values())) for attempt in attempts]))
+
+
+def _slowest_ms(attempts: Sequence[Attempt], time: Callable[[Probe], float]) -> float:
+    """The largest of ranks, the mean of repeats."""
+    return _mean([max(map(time, attempt.probes.values())) for attempt in attempts])
 
 
 def _slowest_host(attempts: Sequence[Attempt]) -> Optional[float]:
     """The same of the host's time; None where the host of a rank waits for the device in a step."""
     times = [[probe.host_ms for probe in attempt.probes.values()] for attempt in attempts]
     known = [[time for time in ranks if time is not None] for ranks in times]
-    return float(np.median([max(ranks) for ranks in known])) if known == times else None
+    return _mean([max(ranks) for ranks in known]) if known == times else None
+
+
+def _mean(times: Sequence[float]) -> float:
+    """Geometric; one that is no time, where there is one."""
+    wrong = [time for time in times if not (math.isfinite(time) and time > 0)]
+    return wrong[0] if wrong else geometric_mean(times)
 
 
 def _implausible(step: EagerStep) -> str:

@@ -72,9 +72,17 @@ def _said(pair: PairResult, result: CellResult) -> Iterator[tuple[str, str]]:
     verdict = pair.verdict
     if verdict.reason:
         remedy = f" To settle it: {verdict.remedy}{_bisect(result)}." if verdict.remedy else ""
-        yield f"**{verdict.word}** ", f"{cell_text(verdict.reason)}.{remedy}"
+        yield f"**{verdict.word}** ", f"{cell_text(verdict.reason)}.{remedy}{_remarks(pair)}"
     if pair.differences:
         yield "", f"the environments differ. {cell_text('; '.join(pair.differences))}."
+
+
+def _remarks(pair: PairResult) -> str:
+    """What the graphed run said of itself, where that may be why it is not equal."""
+    attempt = pair.graphed.attempt
+    if pair.verdict.word != "DIVERGED" or attempt is None or not attempt.notes:
+        return ""
+    return f" The run's own remark: {cell_text('; '.join(sorted(set(attempt.notes))))}."
 
 
 def _bisect(result: CellResult) -> str:

@@ -131,3 +131,26 @@ def test_eager_cells_run_from_recipe_to_report(tmp_path: Path) -> None:
         assert all(value is not None for value in phases["measure"].values())
         environment = json.loads(attempt.environment.read_text())
         assert environment["hardware"]["gpus"] and environment["hardware"]["driver"]
+
+
+def test_sizes_of_blocks_are_tried_without_copies_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all the memory that was ever in use still is; Inductor would time those copies beside the kernel."""
+    from torch._inductor import config
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    from launch.engines.torch_native.fused import TRIED_ON, InPlace
+
+    copied: list[int] = []
+    copy = CachingAutotuner.copy_args_to_cpu_if_needed
+
+    def noting(tuner: Any, *arguments: Any, **named: Any) -> Any:
+        copied.append(len(found := copy(tuner, *arguments, **named)))
+        return found
+
+    monkeypatch.setattr(CachingAutotuner, "copy_args_to_cpu_if_needed", noting)
+    into = torch.ones(4 * TRIED_ON, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    with config.patch(force_disable_caches=True):
+        InPlace(lambda into, scale: into.mul_(scale))(into, torch.tensor(2.0, device="cuda"))
+    assert copied and not any(copied)
+    assert bool((into == 2).all())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -118,11 +120,34 @@ def test_bfloat16_gradients_update_as_their_float32_values_do(monkeypatch: pytes
     torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=0)
 
 
+def test_a_try_on_the_beginnings_leaves_no_trace_and_compiles_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "TRIED_ON", 8)
+    seen: list[int] = []
+
+    def compile(function: Callable[..., None], **_: Any) -> Callable[..., None]:
+        def run(into: torch.Tensor, gradient: torch.Tensor, scale: torch.Tensor) -> None:
+            seen.append(len(into))
+            function(into, gradient, scale)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compile)
+    add = fused.InPlace(lambda into, gradient, scale: into.add_(gradient * scale))
+    for length in (20, 30):
+        into = torch.ones(length)
+        add(into, torch.ones(length), torch.tensor(0.5))
+        assert torch.equal(into, torch.full((length,), 1.5))
+    assert seen == [8, 20, 30]
+    add(torch.ones(20, dtype=torch.float64), torch.ones(20), torch.tensor(0.5))
+    assert seen == [8, 20, 30, 8, 20], "of other types other code is compiled"
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_one_pass_updates_as_separate_operators_do(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients that a step's first micro-batch overwrites, and AdamW with clipping and rounding in it, in pieces."""
     monkeypatch.setattr(fused, "LARGE", 100)
     monkeypatch.setattr(fused, "AT_ONCE", 300)
+    monkeypatch.setattr(fused, "TRIED_ON", 200)
     results = []
     for compile, add in (("none", None), ("elementwise", fused.FusedAccumulation())):
         module = nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 10)).to(dtype)

@@ -128,6 +128,21 @@ def test_json_holds_the_verdicts_and_no_bare_nan(tmp_path: Path) -> None:
     assert verdict["evidence"]["max_loss_difference"] == "Infinity"
 
 
+def test_what_a_run_says_of_itself_stands_by_its_divergence(tmp_path: Path) -> None:
+    def remarks(run: AttemptRecord) -> None:
+        run.events[0].append({"kind": "note", "time": 0.0, "message": f"known of {run.spec.cuda_graph.impl}"})
+
+    def diverges(run: AttemptRecord) -> None:
+        remarks(run)
+        if run.spec.graphed:
+            run.metrics[90]["loss"] += 1.0
+
+    for edit, is_said in ((remarks, False), (diverges, True)):
+        text = write_report(write_sweep(tmp_path / edit.__name__, edit=edit)).markdown.read_text()
+        assert ("The run's own remark: known of torch_compile." in text) == is_said
+        assert "remark: known of none" not in text
+
+
 def test_nothing_run_says_so_and_passes(tmp_path: Path) -> None:
     report = write_report(write_sweep(tmp_path, workloads=0, extra=[Extra(workload_spec(0, "torch", 120), (HOST,))]))
     assert report.exit_code == 0

@@ -7,7 +7,7 @@ the norm and 30 for the update, where separate operators take 4, 10 for every mi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Optional
 
 import torch
@@ -19,14 +19,45 @@ LARGE = 2**18
 """Elements from which on a compiled call is worth its host time, some tens of microseconds."""
 AT_ONCE = 2**30
 """Elements of one call: beyond 2**31 kernels compute their indices in 64 bits."""
+TRIED_ON = 2**23
+"""Elements on which sizes of blocks are tried: more bytes than a device caches, and few beside what it holds."""
+
+
+class InPlace:
+    """A compiled function of tensors of one length, and of scalars behind them, that writes to some of the former.
+
+    Inductor tries sizes of blocks on the arguments of the first call, and restores them after each try: from copies on
+    the host, where copies on the device would take more memory than was in use before (2.11
+    runtime/triton_heuristics.py:1005). It times them too, so that for large tensors the choice is chance. So the first call
+    is made on the beginnings of them, where there is room for copies. What is computed does not depend on blocks.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._compiled = torch.compile(function, fullgraph=True, dynamic=True)
+        self._tried: set[tuple[Optional[torch.dtype], ...]] = set()
+
+    def __call__(self, *arguments: Optional[torch.Tensor]) -> None:
+        kinds = tuple(None if argument is None else argument.dtype for argument in arguments)
+        if kinds not in self._tried:
+            self._tried.add(kinds)
+            beginnings = _beginnings(arguments)
+            room = _beginnings(beginnings)
+            del room
+            self._compiled(*beginnings)
+        self._compiled(*arguments)
+
+
+def _beginnings(arguments: Sequence[Optional[torch.Tensor]]) -> list[Optional[torch.Tensor]]:
+    return [
+        argument if argument is None or argument.dim() == 0 else argument[:TRIED_ON].clone() for argument in arguments
+    ]
 
 
 class FusedAccumulation:
     """Adds a gradient's share to its main gradient; a step's first overwrites, so that nothing need be cleared."""
 
     def __init__(self) -> None:
-        self._put = torch.compile(_put, fullgraph=True, dynamic=True)
-        self._add = torch.compile(_add, fullgraph=True, dynamic=True)
+        self._put, self._add = InPlace(_put), InPlace(_add)
         self._scales: dict[float, torch.Tensor] = {}
 
     def __call__(self, into: torch.Tensor, gradient: torch.Tensor, scale: float, first: bool) -> None:
@@ -71,10 +102,7 @@ class FusedAdamW:
         self._betas = (training.adam_beta1, training.adam_beta2)
         self._steps = torch.zeros((), dtype=torch.float64, device=main.weights.device)
         self._one = torch.ones((), dtype=main.weights.dtype, device=main.weights.device)
-        self._groups = [
-            (torch.compile(_adamw(training, decays), fullgraph=True, dynamic=True), _slices(main, decays))
-            for decays in (True, False)
-        ]
+        self._groups = [(InPlace(_adamw(training, decays)), _slices(main, decays)) for decays in (True, False)]
 
     def step(self, scale: Optional[torch.Tensor], rate: torch.Tensor) -> None:
         """One update with gradients times ``scale``, published; both are scalars on the device. A collective call."""
