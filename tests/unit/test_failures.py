@@ -57,6 +57,8 @@ def said(rank: int, time: float, type_name: str, message: str, phase: Phase = "m
         ("AcceleratorError", "CUDA error: an illegal memory access was encountered", "ILLEGAL_ACCESS"),
         ("RuntimeError", "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory", "HOST_OOM"),
         ("MemoryError", "", "HOST_OOM"),
+        ("CaptureError", "cuda_graph.impl='torch_compile' could not compile the model: InductorError: ImportError: /tmp/torchinductor_root/wb/cwb3.main.so: file too short", "COMPILE_CACHE"),
+        ("OSError", "/tmp/torchinductor_root/wb/cwb3.main.so: invalid ELF header", "COMPILE_CACHE"),
         ("InductorError", "InvalidCxxCompiler: No working C++ compiler found in config.cpp.cxx", "COMPILER"),
         ("CppCompileError", "C++ compile error\nfatal error: Python.h: No such file or directory", "COMPILER"),
         ("InductorError", "RuntimeError: Failed to find C compiler. Please specify via CC environment variable.", "COMPILER"),

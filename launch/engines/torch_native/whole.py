@@ -66,8 +66,8 @@ def failing_to_compile(setting: str, error: type[LaunchError]) -> Iterator[None]
             raise
         first_line = next((line for line in str(failure).splitlines() if line.strip()), "no message")
         raise error(
-            f"{setting} could not compile the model: {type(failure).__name__}: {first_line}; see that a C++ compiler is "
-            f"installed, or set {setting.partition('=')[0]}=none"
+            f"{setting} could not compile the model: {type(failure).__name__}: {first_line}; "
+            f"{setting.partition('=')[0]}=none does without"
         ) from failure
 
 
