@@ -563,6 +563,15 @@ LAYOUTS: dict[str, tuple[Model, Parallelism, tuple[CudaGraph, ...]]] = {
         MOE, Parallelism(tp=2, pp=2, ep=2, sequence_parallel=True), (CudaGraph("transformer_engine", ROUTED),)
     ),
     "four, tp2 pp2 ep2, padded": (PADDED, Parallelism(tp=2, pp=2, ep=2, sequence_parallel=True), OF_LAYERS[:2]),
+    "four, tp2 pp2 ep2, interleaved, padded": (
+        replace(PADDED, num_layers=4),
+        Parallelism(tp=2, pp=2, vpp=2, schedule="interleaved", ep=2, sequence_parallel=True, distributed_optimizer=True),
+        OF_LAYERS,
+    ),
+    "four, ep4": (
+        MOE, Parallelism(ep=4, dp=4, distributed_optimizer=True), (CudaGraph("transformer_engine", ROUTED),)
+    ),
+    "four, ep4, padded": (PADDED, Parallelism(ep=4, dp=4, distributed_optimizer=True), OF_LAYERS),
 }  # fmt: skip
 
 
