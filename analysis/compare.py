@@ -218,8 +218,7 @@ def _ran(cell: Cell, runs: tuple[Run, ...], compared: Sequence[tuple[Attempt, At
 
 def _eager_result(cell: Cell, runs: tuple[Run, ...]) -> CellResult:
     result, ranks = _ran(cell, runs), cell.run_spec.parallelism.world_size
-    timed = result.step if result.on_gpu else None
-    return replace(result, doubt=eager_doubt(attempts_of(runs), ranks, timed.milliseconds)) if timed else result
+    return replace(result, doubt=eager_doubt(attempts_of(runs), ranks)) if result.on_gpu else result
 
 
 def _graphed_result(cell: Cell, runs: tuple[Run, ...], eager: EagerSide, margins: Margins) -> CellResult:
