@@ -181,7 +181,8 @@ def _short(result: CellResult) -> str:
 
 def _difference(result: CellResult) -> str:
     if result.floor is not None:
-        return f"{figure(result.floor.loss)} over {result.floor.repeats} repeats"
+        repeats, runs = result.floor.repeats, len(result.runs)
+        return f"{figure(result.floor.loss)} over {repeats}{f' of {runs}' if repeats < runs else ''} repeats"
     return "-" if result.max_loss_difference is None else figure(result.max_loss_difference)
 
 

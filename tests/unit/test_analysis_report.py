@@ -143,6 +143,26 @@ def test_what_a_run_says_of_itself_stands_by_its_divergence(tmp_path: Path) -> N
         assert "remark: known of none" not in text
 
 
+def test_repeats_of_unlike_machines_are_told_pair_by_pair(tmp_path: Path) -> None:
+    """Their mean is of no machine, and their losses are of other code: repeats 0 and 1 are judged apart from 2."""
+
+    def newer(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["step_time_ms"] = (12.0 + 2.0 * run.spec.repeat) * (1.0 if run.spec.graphed else 1.25)
+        if run.spec.repeat == 2:
+            run.environment["digests"]["code"] = "newer"
+
+    text = write_report(
+        write_sweep(tmp_path / "unlike", device="cuda", impls=("torch",), repeats=3, edit=newer)
+    ).markdown
+    said = next(line for line in text.read_text().splitlines() if line.startswith("**Repeats are not of one machine"))
+    assert "digests.code: " in said and " or newer. " in said
+    assert "Pair by pair: `torch, lr 0.001` 1.25x, 1.25x, 1.25x (graphed 12.00, 14.00, 16.00 ms)." in said
+    assert "over 2 of 3 repeats" in text.read_text() and "| 2 / 2 of 3 each |" in text.read_text()
+    alike = write_report(write_sweep(tmp_path / "alike", device="cuda", impls=("torch",), repeats=3)).markdown
+    assert "Repeats are not" not in alike.read_text() and " of 3" not in alike.read_text()
+
+
 def test_nothing_run_says_so_and_passes(tmp_path: Path) -> None:
     report = write_report(write_sweep(tmp_path, workloads=0, extra=[Extra(workload_spec(0, "torch", 120), (HOST,))]))
     assert report.exit_code == 0
