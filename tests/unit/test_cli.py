@@ -137,6 +137,14 @@ def test_cells_with_the_same_reasons_are_listed_together(capsys: pytest.CaptureF
     assert text.count("\n  transformer_engine.") == 6
 
 
+def test_what_is_known_to_be_wrong_is_said_before_a_gpu_is_spent(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = str(ROOT / "recipes" / "qwen3_8l_megatron.yaml")
+    for picked, is_said in (("local", True), ("full_iteration", False)):
+        assert main(["plan", recipe, "--only", f"cuda_graph.impl={picked}"]) == 0
+        known = capsys.readouterr().out.partition("\nknown to compute wrongly")[2]
+        assert ("[megatron.local_inputs]" in known) == is_said == ("\n  local, " in known)
+
+
 def test_overrides_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
     before = ["plan", TINY, "training.steps=50", "sweep=null", "--json", "--only", "cuda_graph.impl=none"]
     after = ["plan", "--json", TINY, "training.steps=50", "--only", "cuda_graph.impl=none", "sweep=null"]
