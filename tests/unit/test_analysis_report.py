@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from analysis.report import write_report
+from launch.files import read_json, write_json
 from launch.paths import SweepPaths
 from launch.record import Expectation, Outcome, Reason
 from launch.spec import Device
@@ -141,6 +142,15 @@ def test_what_a_run_says_of_itself_stands_by_its_divergence(tmp_path: Path) -> N
         text = write_report(write_sweep(tmp_path / edit.__name__, edit=edit)).markdown.read_text()
         assert ("The run's own remark: known of torch_compile." in text) == is_said
         assert "remark: known of none" not in text
+
+
+def test_cells_that_were_not_picked_are_spoken_of(tmp_path: Path) -> None:
+    """The resolved recipe has them, and the summary counts without them."""
+    sweep = write_sweep(tmp_path)
+    said = "Of the recipe's cells those with training.compile=none and cuda_graph.impl=torch were picked (--only)"
+    assert said not in write_report(sweep).markdown.read_text()
+    write_json(sweep.plan, read_json(sweep.plan) | {"only": ["training.compile=none", "cuda_graph.impl=torch"]})
+    assert said in write_report(sweep).markdown.read_text()
 
 
 def test_repeats_of_unlike_machines_are_told_pair_by_pair(tmp_path: Path) -> None:

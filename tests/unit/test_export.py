@@ -277,7 +277,9 @@ def test_what_one_target_alone_lacks() -> None:
 
 
 @pytest.mark.parametrize("to", ["megatron-lm", "bridge"])
-@pytest.mark.parametrize("graph", [CudaGraph(), CudaGraph("transformer_engine", ("attn",)), CudaGraph("full_iteration")])
+@pytest.mark.parametrize(
+    "graph", [CudaGraph(), CudaGraph("transformer_engine", ("attn",)), CudaGraph("full_iteration")]
+)
 def test_gradients_that_a_job_would_lose_are_told_of(graph: CudaGraph, to: Format) -> None:
     """Whatever the release of Megatron: the fault is Transformer Engine's."""
     training = Training(precision="bf16", gradient_accumulation_fusion=True, global_batch_size=4, micro_batch_size=2)
