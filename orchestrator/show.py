@@ -14,7 +14,8 @@ from launch.files import number, read_json
 from launch.order import BundleOrder
 from launch.paths import SweepPaths
 from launch.record import Cell, Plan, Reason
-from launch.support import known_faults
+from launch.spec import RunSpec
+from launch.support import known_faults, unsupported
 from orchestrator.batch_script import LANE, RUN, TOKEN, BatchScript
 from orchestrator.show_jobs import doubts, faults, job_of, job_to_json, obstacles
 from orchestrator.slurm import Jobs
@@ -55,7 +56,7 @@ def plan(planned: Plan, hours: float, scripts: Sequence[BatchScript] = ()) -> No
             print(f"  {run_id:44} {cells[run_id].label}")
     _batch_scripts(scripts)
     rejected, lacking = ([c for c in planned.cells if c.state == state] for state in ("rejected", "not_runnable"))
-    faulty = [c for c in planned.cells if c.state != "rejected" and known_faults(c.run_spec)]
+    faulty = [c for c in planned.cells if c.state != "rejected" and _is_known_to_be_wrong(c.run_spec)]
     _reasons("rejected by a rule (cannot work anywhere):", [(c.label, c.reasons) for c in rejected])
     _reasons(f"not runnable on this {_where(planned)}:", [(c.label, c.reasons) for c in lacking])
     _reasons(
@@ -97,6 +98,11 @@ def _batch_scripts(scripts: Sequence[BatchScript]) -> None:
 def _bundles(*scripts: BatchScript) -> str:
     count = sum(len(script.bundles) for script in scripts)
     return "1 bundle" if count == 1 else f"{count} bundles"
+
+
+def _is_known_to_be_wrong(spec: RunSpec) -> bool:
+    """And is run all the same."""
+    return bool(known_faults(spec)) and not unsupported(spec)
 
 
 def _reasons(heading: str, cells: Sequence[tuple[str, tuple[Reason, ...]]]) -> None:

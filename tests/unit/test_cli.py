@@ -139,10 +139,19 @@ def test_cells_with_the_same_reasons_are_listed_together(capsys: pytest.CaptureF
 
 def test_what_is_known_to_be_wrong_is_said_before_a_gpu_is_spent(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = str(ROOT / "recipes" / "qwen3_8l_megatron.yaml")
-    for picked, is_said in (("local", True), ("full_iteration", False)):
-        assert main(["plan", recipe, "--only", f"cuda_graph.impl={picked}"]) == 0
+    for picked, deterministic, is_said in (
+        ("local", "true", True),
+        ("local", "false", False),
+        ("full_iteration", "true", False),
+    ):
+        assert (
+            main(["plan", recipe, f"training.deterministic={deterministic}", "--only", f"cuda_graph.impl={picked}"])
+            == 0
+        )
         known = capsys.readouterr().out.partition("\nknown to compute wrongly")[2]
-        assert ("[megatron.local_inputs]" in known) == is_said == ("\n  local, " in known)
+        assert ("[megatron.local_inputs]" in known) == is_said == ("\n  local, " in known), (
+            "else it is refused for that"
+        )
 
 
 def test_overrides_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
