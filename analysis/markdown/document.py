@@ -132,7 +132,13 @@ def _tasks(trained: Sequence[Sequence[Trained]]) -> list[str]:
     """Eager cells that should train the same, beside each other."""
     if not trained:
         return []
-    header = ("eager cell", "first loss", "last loss", "largest loss difference", "largest gradient norm difference")
+    header = (
+        "eager cell",
+        "first loss",
+        "last loss",
+        "largest loss difference",
+        "largest gradient norm difference, relative",
+    )
     how = (
         "Cells of one task compute the same in another layout, engine or way. Differences are from the first cell of "
         "each table, over all steps that both have; they are no verdict, since sums in another order round otherwise."
@@ -145,7 +151,7 @@ def _trained_row(cell: Trained) -> list[str]:
         f"`{cell.label}`",
         f"{cell.first_loss:.6f}",
         f"{cell.last_loss:.6f}",
-        f"{figure(cell.loss_difference)} at {cell.loss_step} of {cell.steps} steps",
+        f"{figure(cell.loss_difference)} at step {cell.loss_step}, of {cell.steps} steps",
         f"{cell.grad_norm_difference:.2g}" if math.isfinite(cell.grad_norm_difference) else "not finite",
     ]
 
