@@ -93,11 +93,9 @@ class CellResult:
 
     @property
     def max_loss_difference(self) -> Optional[float]:
-        """From the mean of the eager runs, where they were judged together; else of a pair."""
-        if self.verdict and self.verdict.evidence:
-            return self.verdict.evidence.max_loss_difference
-        found = [pair.verdict.evidence.max_loss_difference for pair in self.pairs if pair.verdict.evidence]
-        return max(found, default=None)
+        """From the mean of the eager runs that a graphed run was judged with, of the repeat that is furthest from it."""
+        verdicts = [*([self.verdict] if self.verdict else []), *(pair.verdict for pair in self.pairs)]
+        return max((v.evidence.max_loss_difference for v in verdicts if v.evidence), default=None)
 
     def let_go(self) -> CellResult:
         """This result without what its attempts wrote while they ran."""
