@@ -93,11 +93,9 @@ class CellResult:
 
     @property
     def max_loss_difference(self) -> Optional[float]:
-        """From the mean of the eager runs, where they were judged together; else of a pair."""
-        if self.verdict and self.verdict.evidence:
-            return self.verdict.evidence.max_loss_difference
-        found = [pair.verdict.evidence.max_loss_difference for pair in self.pairs if pair.verdict.evidence]
-        return max(found, default=None)
+        """From the mean of the eager runs that a graphed run was judged with, of the repeat that is furthest from it."""
+        verdicts = [*([self.verdict] if self.verdict else []), *(pair.verdict for pair in self.pairs)]
+        return max((v.evidence.max_loss_difference for v in verdicts if v.evidence), default=None)
 
     def let_go(self) -> CellResult:
         """This result without what its attempts wrote while they ran."""
@@ -218,8 +216,7 @@ def _ran(cell: Cell, runs: tuple[Run, ...], compared: Sequence[tuple[Attempt, At
 
 def _eager_result(cell: Cell, runs: tuple[Run, ...]) -> CellResult:
     result, ranks = _ran(cell, runs), cell.run_spec.parallelism.world_size
-    timed = result.step if result.on_gpu else None
-    return replace(result, doubt=eager_doubt(attempts_of(runs), ranks, timed.milliseconds)) if timed else result
+    return replace(result, doubt=eager_doubt(attempts_of(runs), ranks)) if result.on_gpu else result
 
 
 def _graphed_result(cell: Cell, runs: tuple[Run, ...], eager: EagerSide, margins: Margins) -> CellResult:

@@ -27,9 +27,9 @@ class EagerSide:
 
     @property
     def floor(self) -> Optional[Floor]:
-        """Over the whole run; None where no two repeats are complete and alike."""
+        """Over the whole run, of the repeats alike that are furthest apart; None where no two are complete and alike."""
         found = (floor_of(tuple(repeats.values()), slice(None)) for repeats in self.repeats.values())
-        return next((floor for floor in found if floor), None)
+        return max((floor for floor in found if floor), key=lambda floor: (floor.loss, floor.grad_norm), default=None)
 
 
 def eager_side(runs: tuple[Run, ...], cell: Cell) -> EagerSide:

@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+MACHINE = ("hardware.gpus", "hardware.cpu", "hardware.driver", "versions.", "digests.code", "settings.")
+"""Keys whose values make step times of two runs another machine's."""
+
 
 def differences(eager: Mapping[str, Any], graphed: Mapping[str, Any]) -> tuple[str, ...]:
     """Where two environments differ, each as "key: value (eager), value (graphed)"."""
@@ -43,3 +46,9 @@ def provenance(environments: Sequence[Mapping[str, Any]]) -> dict[str, tuple[tup
         for key, values in counts.items():
             values[found.get(key, "unset")] += runs[environment]
     return {key: tuple(sorted(values.items())) for key, values in counts.items()}
+
+
+def unlike(environments: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Where machine or software of ``environments`` differ, each as "key: value or value"."""
+    differing = (item for item in provenance(environments).items() if len(item[1]) > 1 and item[0].startswith(MACHINE))
+    return tuple(f"{key}: {' or '.join(value for value, _ in found)}" for key, found in differing)

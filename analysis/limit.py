@@ -22,6 +22,7 @@ from analysis.pair import PairResult
 from analysis.run import Attempt
 from analysis.speedup import BAND, geometric_mean
 from analysis.steady import possible
+from analysis.step_time import is_sound, steady_ms
 from launch.record import Probe
 
 Bound = Literal["device", "communication", "host", "host in part", "gaps", "other kernels"]
@@ -161,9 +162,11 @@ def cell_limit(pairs: Sequence[PairResult], ranks: int, twin_slowed: str = "") -
     return Limit(eager, reason=graphed) if isinstance(graphed, str) else Limit(eager, graphed)
 
 
-def eager_doubt(attempts: Sequence[Attempt], ranks: int, step_ms: float) -> str:
-    """Why the step of an eager cell on ``ranks`` GPUs cannot have taken ``step_ms``; empty where it can, or nobody knows."""
-    found = _timed_eager(attempts, ranks, step_ms)
+def eager_doubt(attempts: Sequence[Attempt], ranks: int) -> str:
+    """Why the steps of an eager cell's ``attempts`` on ``ranks`` GPUs cannot have been as short as timed; empty where they
+    can, or nobody knows."""
+    timed = [(attempt, time) for attempt in attempts if is_sound(attempt) and (time := steady_ms(attempt)) is not None]
+    found = _timed_eager([attempt for attempt, _ in timed], ranks, _mean([time for _, time in timed])) if timed else ""
     return "" if isinstance(found, str) else found.doubt
 
 
@@ -204,13 +207,13 @@ def eager_step(attempts: Sequence[Attempt], ranks: int, step_ms: Optional[float]
 
 def _timed_eager(attempts: Sequence[Attempt], ranks: int, step_ms: Optional[float]) -> EagerStep | str:
     """The same, though it be shorter than what it computes."""
-    sound = [attempt for attempt in attempts if attempt.outcome.results_intact and not attempt.problems]
+    sound = [attempt for attempt in attempts if is_sound(attempt)]
     if not sound:
         return "no eager run ended with whole records"
     if missing := _without_probe(sound, ranks):
         return f"rank {missing[0]} of the eager run ended without a probe"
     found = EagerStep(
-        step_ms=step_ms or float(np.median([measured_ms(attempt) for attempt in sound])),
+        step_ms=step_ms or _mean([measured_ms(attempt) for attempt in sound]),
         busy_ms=_slowest_ms(sound, lambda probe: probe.busy_ms),
         computing_ms=_slowest_ms(sound, lambda probe: probe.computing_ms),
         host_ms=_slowest_host(sound),

@@ -12,13 +12,13 @@ better in one of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
 from analysis.compare import CellResult
 from analysis.course import trains_otherwise
-from analysis.environment import provenance
+from analysis.environment import unlike
 from analysis.flops import model_flops, tokens_per_step
 from analysis.pair_speed import PairSpeed, beside
 from analysis.run import attempts_of
@@ -28,9 +28,6 @@ from analysis.speedup import ratios_of, word_of
 from analysis.step_time import StepTime
 from analysis.throttling import least_beside
 from launch.spec import LAYOUT_ONLY, Device, RunSpec
-
-MACHINE = ("hardware.gpus", "hardware.cpu", "hardware.driver", "versions.", "digests.code", "settings.")
-"""Keys of the environment whose values make step times of two runs another machine's."""
 
 ALLOCATION_ALLOWANCE = 0.05
 """By how much a step may differ from one allocation to another, relative. A workload has one allocation as a rule, so that
@@ -148,7 +145,7 @@ def _ranking(task_id: str, device: Device, results: Sequence[CellResult]) -> Opt
         cells,
         tuple((result.cell.label, reason) for result, reason in zip(results, why, strict=True) if reason),
         len({allocation for candidate in taken for allocation in candidate.step.allocations}),
-        _machines(list(environments.values())),
+        unlike(list(environments.values())),
     )
 
 
@@ -254,8 +251,3 @@ def _front(points: Sequence[Point]) -> set[Point]:
         if not any(peak <= point[1] and ranks <= point[2] for _, peak, ranks in front):
             front.append(point)
     return set(front)
-
-
-def _machines(environments: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
-    differing = (item for item in provenance(environments).items() if len(item[1]) > 1 and item[0].startswith(MACHINE))
-    return tuple(f"{key}: {' or '.join(value for value, _ in found)}" for key, found in differing)

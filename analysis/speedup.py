@@ -214,8 +214,9 @@ def not_alternating(pairs: Sequence[PairSpeed]) -> str:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of positive numbers."""
-    return float(np.exp(np.mean(np.log(values))))
+    """Of positive numbers; of equal ones that number, to the bit."""
+    first = values[0]
+    return float(first * np.exp(np.mean(np.log(np.divide(values, first)))))
 
 
 def speed_word(interval: Interval, steps: int) -> tuple[SpeedWord, str]:

@@ -25,8 +25,7 @@ class StepTime:
 
 def cell_step_time(attempts: Sequence[Attempt]) -> Optional[StepTime]:
     """None where no run has measured steps whose times are positive numbers."""
-    sound = [attempt for attempt in attempts if attempt.outcome.results_intact and not attempt.problems]
-    means = [(attempt, mean) for attempt in sound if (mean := _steady_ms(attempt)) is not None]
+    means = [(attempt, mean) for attempt in attempts if is_sound(attempt) and (mean := steady_ms(attempt)) is not None]
     if not means:
         return None
     times = [mean for _, mean in means]
@@ -34,8 +33,13 @@ def cell_step_time(attempts: Sequence[Attempt]) -> Optional[StepTime]:
     return StepTime(statistics.median(times), min(times), max(times), len(times), allocations)
 
 
-def _steady_ms(attempt: Attempt) -> Optional[float]:
-    """The mean of the run's own steady window, by the rule of a pair (analysis/steady.py)."""
+def is_sound(attempt: Attempt) -> bool:
+    """Whether it ended with whole records."""
+    return attempt.outcome.results_intact and not attempt.problems
+
+
+def steady_ms(attempt: Attempt) -> Optional[float]:
+    """The mean of the run's own steady window, by the rule of a pair (analysis/steady.py); None where it has none."""
     window = window_of(attempt.steps, attempt.steps)
     if isinstance(window, str):
         return None

@@ -29,6 +29,9 @@ _OUT_OF_MEMORY = (
     r"|Triton Error \[CUDA\]: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
 )
 
+# What the loader says of half a shared object. In Inductor's and Triton's caches, whose names are digests, it may be deleted.
+_TORN = r"(file too short|cannot read file data|invalid ELF header)"
+
 DISK_FULL = FailureClass("DISK_FULL", "ENVIRONMENT", "make room under the sweep's folder (the disk, a quota, ulimit -f), then resume the sweep", r"No space left on device|Disk quota exceeded|File too large", infrastructure=True)  # fmt: skip
 
 # Sorted by priority: the first row that matches names the class.
@@ -41,10 +44,10 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("OOM_CAPTURE", "CUDA_OOM", "graphs hold memory beside what the eager step takes: capture fewer modules, lower training.micro_batch_size, or raise parallelism.pp or tp", _OUT_OF_MEMORY, phase="capture"),
     FailureClass("CUDA_OOM", "CUDA_OOM", "lower training.micro_batch_size, or raise parallelism.pp or tp; where the eager twin has room, capture fewer modules", _OUT_OF_MEMORY),
     FailureClass("HOST_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks on a node", r"^MemoryError|DefaultCPUAllocator: (can't allocate|not enough) memory"),
-    FailureClass("COMPILE_CACHE", "ENVIRONMENT", "a compilation that was killed left the file named torn: delete it, or the folder that TORCHINDUCTOR_CACHE_DIR names, and run again", r"\.so: (file too short|invalid ELF header)"),
+    FailureClass("COMPILE_CACHE", "ENVIRONMENT", "a compilation that was killed left the file named torn: delete it, or the folder that TORCHINDUCTOR_CACHE_DIR names, and run again", rf"/((\w\w)/c\2\w*(\.\w+)*|[A-Z2-7]{{52}}/[^/ ]+)\.so: {_TORN}"),
     FailureClass("COMPILER", "ENVIRONMENT", "install a C++ compiler and Python's headers (Debian: apt-get install g++ python3-dev)", r"InvalidCxxCompiler|No working C\+\+ compiler|Failed to find C compiler|Python\.h: No such file"),
     FailureClass("ATTENTION_BACKEND", "ENVIRONMENT", "no kernel installed can do this attention, with or without graphs: set training.attention_backend=auto, or see why with environment.NVTE_DEBUG=1 and NVTE_DEBUG_LEVEL=2", r"No dot product attention (backend|support)|No available kernel\. Aborting execution"),
-    FailureClass("IMPORT", "ENVIRONMENT", "install the package named into the environment that runs the job", r"^(ModuleNotFoundError|ImportError):|undefined symbol|^OSError:.*cannot open shared object file"),
+    FailureClass("IMPORT", "ENVIRONMENT", "install the package named into the environment that runs the job", rf"^(ModuleNotFoundError|ImportError):|undefined symbol|^OSError:.*(cannot open shared object file|{_TORN})"),
     FailureClass("ENVIRONMENT", "ENVIRONMENT", "give the host what the message names", r"^EnvironmentFault:"),
     DISK_FULL,
     FailureClass("GPU_FAULT", "ENVIRONMENT", "a GPU of the node named is broken, or another process holds it: have the site look at the node", r"uncorrectable ECC error|CUDA-capable device\(s\) is/are busy or unavailable|GPU has fallen off the bus", infrastructure=True),

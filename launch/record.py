@@ -127,6 +127,8 @@ class Plan:
     """Whom cells were judged against: the host that planned, or a Slurm cluster."""
     cluster: str = ""
     """The profile of that cluster, by name; its content is the site's, and stays out of records."""
+    only: tuple[str, ...] = ()
+    """What cells were picked by, "key=value" each; empty where the recipe's are all there."""
 
     def cell_of_run(self) -> Mapping[str, Cell]:
         return self._cell_of_run
@@ -137,7 +139,7 @@ class Plan:
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
-    content = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)}
+    content = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan) if f.name != "only" or plan.only}
     content["margins"] = dataclasses.asdict(plan.margins)
     content["cells"] = [_shallow(cell) | {
         "reasons": [dataclasses.asdict(reason) for reason in cell.reasons],
@@ -159,7 +161,8 @@ def plan_from_json(content: Mapping[str, Any]) -> Plan:
         for cell in content["cells"]
     )  # fmt: skip
     bundles = tuple(PlannedBundle(**bundle | {"run_ids": tuple(bundle["run_ids"])}) for bundle in content["bundles"])
-    return Plan(**dict(content) | {"margins": Margins(**content["margins"]), "cells": cells, "bundles": bundles})
+    margins, only = Margins(**content["margins"]), tuple(content.get("only", ()))
+    return Plan(**dict(content) | {"margins": margins, "cells": cells, "bundles": bundles, "only": only})
 
 
 def _shallow(value: Any) -> dict[str, Any]:

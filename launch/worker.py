@@ -61,7 +61,7 @@ def run(spec: RunSpec, mesh: Mesh, attempt: AttemptPaths, recorder: Recorder) ->
         recorder.note(f"asked to fail on purpose: fault.kind={spec.fault.kind}, fault.step={spec.fault.step}")
         engine = FaultyEngine(engine, spec.fault, mesh.device)
     for fault in known_faults(spec):
-        recorder.note(fault.message)
+        recorder.note(f"{fault.message}: {fault.remedy}")
     recorder.choices(engine.choices)
     train(spec, mesh, source, engine, recorder, Metrics(attempt, mesh.rank))
     engine.close()

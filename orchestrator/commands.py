@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -212,7 +212,7 @@ def _judged(options: argparse.Namespace, recipe: Recipe, cells: Sequence[Resolve
     from orchestrator.inputs import check_inputs
     from orchestrator.plan import check_budget, gpu_hours, make_plan
 
-    planned = make_plan(recipe, cells, target)
+    planned = replace(make_plan(recipe, cells, target), only=tuple(options.only))
     check_budget(gpu_hours(planned), options.max_gpu_hours)
     check_inputs(planned)
     return planned

@@ -61,6 +61,7 @@ def _unsaid(spec: RunSpec, release: Release) -> Iterator[str]:
 OF_MEGATRON = (
     "model.rope_scaling", "model.moe_router_normalize_topk", "model.moe_shared_expert_ffn_hidden_size",
     "parallelism.tp", "parallelism.schedule", "parallelism.overlap_moe_expert_parallel_comm",
+    "training.gradient_accumulation_fusion",
 )  # fmt: skip
 """Fields that Megatron-Core itself does not have in full, whoever runs it."""
 

@@ -14,6 +14,8 @@ from launch.files import number, read_json
 from launch.order import BundleOrder
 from launch.paths import SweepPaths
 from launch.record import Cell, Plan, Reason
+from launch.spec import RunSpec
+from launch.support import known_faults, unsupported
 from orchestrator.batch_script import LANE, RUN, TOKEN, BatchScript
 from orchestrator.show_jobs import doubts, faults, job_of, job_to_json, obstacles
 from orchestrator.slurm import Jobs
@@ -42,7 +44,8 @@ def plan_summary(planned: Plan) -> None:
 
 
 def plan(planned: Plan, hours: float, scripts: Sequence[BatchScript] = ()) -> None:
-    """The whole plan: bundles with their runs in order, what Slurm will be given, then what will not be run, and why."""
+    """The whole plan: bundles with their runs in order, what Slurm will be given, then what will not be run, and why, and
+    what is known to be wrong."""
     plan_summary(planned)
     cells = planned.cell_of_run()
     for place, bundle in enumerate(planned.bundles, 1):
@@ -52,8 +55,13 @@ def plan(planned: Plan, hours: float, scripts: Sequence[BatchScript] = ()) -> No
         for run_id in bundle.run_ids:
             print(f"  {run_id:44} {cells[run_id].label}")
     _batch_scripts(scripts)
-    _reasons(planned, "rejected", "rejected by a rule (cannot work anywhere):")
-    _reasons(planned, "not_runnable", f"not runnable on this {_where(planned)}:")
+    rejected, lacking = ([c for c in planned.cells if c.state == state] for state in ("rejected", "not_runnable"))
+    faulty = [c for c in planned.cells if c.state != "rejected" and _is_known_to_be_wrong(c.run_spec)]
+    _reasons("rejected by a rule (cannot work anywhere):", [(c.label, c.reasons) for c in rejected])
+    _reasons(f"not runnable on this {_where(planned)}:", [(c.label, c.reasons) for c in lacking])
+    _reasons(
+        "known to compute wrongly, as a verdict is to show:", [(c.label, known_faults(c.run_spec)) for c in faulty]
+    )
     if hours:
         print(f"\nat most {hours:.2f} GPU hours, every run to its time limit")
 
@@ -92,12 +100,16 @@ def _bundles(*scripts: BatchScript) -> str:
     return "1 bundle" if count == 1 else f"{count} bundles"
 
 
-def _reasons(planned: Plan, state: str, heading: str) -> None:
-    """Cells that are not run, those with the same reasons together."""
+def _is_known_to_be_wrong(spec: RunSpec) -> bool:
+    """And is run all the same."""
+    return bool(known_faults(spec)) and not unsupported(spec)
+
+
+def _reasons(heading: str, cells: Sequence[tuple[str, tuple[Reason, ...]]]) -> None:
+    """Labels of cells, those with the same reasons together."""
     groups: dict[tuple[Reason, ...], list[str]] = {}
-    for cell in planned.cells:
-        if cell.state == state:
-            groups.setdefault(cell.reasons, []).append(cell.label)
+    for label, reasons in cells:
+        groups.setdefault(reasons, []).append(label)
     if groups:
         print(f"\n{heading}")
     for reasons, labels in groups.items():

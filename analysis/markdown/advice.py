@@ -180,7 +180,10 @@ def _yaml(value: object) -> str:
 def _rejections(advice: Advice) -> list[str]:
     if not advice.rejected:
         return []
-    return ["Left out, since they cannot work here:", "\n".join(map(_rejection, advice.rejected))]
+    return [
+        "Left out, since they cannot work here or are known to compute wrongly:",
+        "\n".join(map(_rejection, advice.rejected)),
+    ]
 
 
 def _rejection(rejected: Rejected) -> str:

@@ -23,7 +23,7 @@ from analysis.rungs import MINIMUM_STEPS
 from analysis.selection import MAXIMUM_ROWS, MAXIMUM_WORKLOADS, Selection, workload_label
 from analysis.summary import Summary
 from analysis.task import Trained
-from launch.record import Margins, Outcome, Plan
+from launch.record import Outcome, Plan
 
 LONGEST_MESSAGE = 600
 """Characters of a failure's message that are shown; report.json holds it whole."""
@@ -47,7 +47,7 @@ def render(
     ran, shown = [result for result in results if result.cell.state == "run"], selection.shown
     parts = [
         [f"# Validation report: {plain(plan.name)}", plain(summary.text), f"Exit code {summary.exit_code}."],
-        _cells(shown, len(ran), plan.margins),
+        _cells(shown, len(ran), plan),
         _plots(selection, files),
         rankings(rank(results)),
         speeds(shown, neighbours_of(results)),
@@ -70,8 +70,8 @@ def render(
 # --- cells ----------------------------------------------------------------------------------------------------------
 
 
-def _cells(shown: Sequence[CellResult], cells: int, margins: Margins) -> list[str]:
-    """The cells ``shown``, of so many ``cells``."""
+def _cells(shown: Sequence[CellResult], cells: int, plan: Plan) -> list[str]:
+    """The cells ``shown``, of so many ``cells`` of the ``plan`` that ran or were to run."""
     if not shown:
         return []
     header = ("cell", "implementation (effective scope)", "outcome", "loss verdict", "max loss difference",
@@ -79,8 +79,8 @@ def _cells(shown: Sequence[CellResult], cells: int, margins: Margins) -> list[st
     how = (
         f"A graphed cell passes where all its runs equal all eager ones to the bit after the capture (BITWISE), or where over "
         f"{MINIMUM_STEPS} steps or more every step and eager's own noise are within the margins, the mean is shown to "
-        f"be, and nothing drifts (EQUIVALENT): loss within {margins.loss:g} nats, gradient norm within "
-        f"{margins.grad_norm:.2%} of eager's. Anything that is missing, not finite or not proven does not pass. An eager "
+        f"be, and nothing drifts (EQUIVALENT): loss within {plan.margins.loss:g} nats, gradient norm within "
+        f"{plan.margins.grad_norm:.2%} of eager's. Anything that is missing, not finite or not proven does not pass. An eager "
         "cell shows how far its own repeats are apart."
     )
     kinds = sorted({KIND_WORDS[result.memory.kind] for result in shown if result.memory})
@@ -88,11 +88,16 @@ def _cells(shown: Sequence[CellResult], cells: int, margins: Margins) -> list[st
     left_out = f"Here and below {len(shown):,} of {cells:,} cells are shown, worst news first; report.json holds all."
     return [
         "## Cells",
+        *([_picked(plan)] if plan.only else []),
         *([left_out] if len(shown) < cells else []),
         table(header, map(_cell_row, shown)),
         how,
         *([memory] if kinds else []),
     ]
+
+
+def _picked(plan: Plan) -> str:
+    return f"Of the recipe's cells those with {plain(' and '.join(plan.only))} were picked (--only), with their eager twins."
 
 
 def _cell_row(result: CellResult) -> list[str]:
@@ -127,7 +132,13 @@ def _tasks(trained: Sequence[Sequence[Trained]]) -> list[str]:
     """Eager cells that should train the same, beside each other."""
     if not trained:
         return []
-    header = ("eager cell", "first loss", "last loss", "largest loss difference", "largest gradient norm difference")
+    header = (
+        "eager cell",
+        "first loss",
+        "last loss",
+        "largest loss difference",
+        "largest gradient norm difference, relative",
+    )
     how = (
         "Cells of one task compute the same in another layout, engine or way. Differences are from the first cell of "
         "each table, over all steps that both have; they are no verdict, since sums in another order round otherwise."
@@ -140,7 +151,7 @@ def _trained_row(cell: Trained) -> list[str]:
         f"`{cell.label}`",
         f"{cell.first_loss:.6f}",
         f"{cell.last_loss:.6f}",
-        f"{figure(cell.loss_difference)} at {cell.loss_step} of {cell.steps} steps",
+        f"{figure(cell.loss_difference)} at step {cell.loss_step}, of {cell.steps} steps",
         f"{cell.grad_norm_difference:.2g}" if math.isfinite(cell.grad_norm_difference) else "not finite",
     ]
 
@@ -181,7 +192,8 @@ def _short(result: CellResult) -> str:
 
 def _difference(result: CellResult) -> str:
     if result.floor is not None:
-        return f"{figure(result.floor.loss)} over {result.floor.repeats} repeats"
+        repeats, runs = result.floor.repeats, len(result.runs)
+        return f"{figure(result.floor.loss)} over {repeats}{f' of {runs}' if repeats < runs else ''} repeats"
     return "-" if result.max_loss_difference is None else figure(result.max_loss_difference)
 
 

@@ -13,7 +13,8 @@ _HOW = (
     "Gradient norms are relative to eager's. The floor is how far an eager run is from the mean of the others at most, the "
     "largest difference how far a graphed run is from the mean of the eager ones. The mean difference has its interval, "
     "and p, how likely one so small is if the truth is at the margin; drift is how far the line fitted to the differences "
-    "rises over the window, and late whether the last tenth of the steps blows up (docs/verdicts.md)."
+    "rises over the window, and late whether the last tenth of the steps blows up (docs/verdicts.md). Runs are judged "
+    "together with those of the same code, libraries and data alone."
 )
 
 
@@ -37,13 +38,17 @@ def _row(result: CellResult, found: Evidence, metric: Metric) -> list[str]:
     return [
         f"`{result.cell.label}`",
         result.verdict.word if result.verdict else "",
-        f"{found.eager_runs} / {found.graphed_runs}",
+        f"{found.eager_runs} / {found.graphed_runs}{_of(found.graphed_runs, len(result.runs))}",
         METRIC_NAMES[metric],
         prefix(found),
         figure(found.floor.of(metric)) if found.floor else "unknown",
         f"{figure(size)} at {step}",
         *shown,
     ]
+
+
+def _of(judged: int, runs: int) -> str:
+    return f" of {runs} each" if judged < runs else ""
 
 
 def prefix(found: Evidence) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Optional
 
 from analysis.compare import CellResult
-from analysis.markdown.blocks import table
+from analysis.environment import unlike
+from analysis.markdown.blocks import cell_text, table
 from analysis.neighbours import Neighbours
 from analysis.speed_interval import ALPHA
 from analysis.speedup import BAND, MINIMUM_STEPS, Speed
@@ -53,7 +54,28 @@ def speeds(shown: Sequence[CellResult], neighbours: Optional[Neighbours]) -> lis
     )
     rows = [[*_row(result, speed), *(_absolute(result, speed) if on_gpu else [])] for result, speed in timed]
     how = [HOW, *([HOW_GPU, HOW_THROTTLED] if on_gpu else []), *([_beside(neighbours)] if neighbours else [])]
-    return ["## Speed", table([*header, *absolute], rows), *how, *remarks]
+    return ["## Speed", table([*header, *absolute], rows), *_unlike([result for result, _ in timed]), *how, *remarks]
+
+
+def _unlike(timed: Sequence[CellResult]) -> list[str]:
+    """Cells whose figure is a mean over repeats of several machines, or of several versions of the software."""
+    cells: dict[tuple[str, ...], list[CellResult]] = {}
+    for result in timed:
+        pairs = [pair for pair in result.pairs if pair.speed.ratio is not None]
+        if apart := unlike([pair.attempts[0].environment for pair in pairs]):
+            cells.setdefault(apart, []).append(result)
+    return [
+        f"**Repeats are not of one machine or software**: {cell_text('; '.join(apart))}. The two runs of a pair share them, and "
+        f"the figures above are means over unlike pairs. Pair by pair: {'; '.join(map(_pair_by_pair, found))}."
+        for apart, found in cells.items()
+    ]
+
+
+def _pair_by_pair(result: CellResult) -> str:
+    pairs = [pair.speed for pair in result.pairs if pair.speed.ratio is not None]
+    said = ", ".join(f"{speed.ratio:.2f}x" for speed in pairs)
+    times = f" (graphed {', '.join(f'{speed.graphed_ms:.2f}' for speed in pairs)} ms)" if result.on_gpu else ""
+    return f"`{result.cell.label}` {said}{times}"
 
 
 def _beside(neighbours: Neighbours) -> str:

@@ -12,8 +12,9 @@ from torch._dynamo.utils import counters
 
 from launch.engines.base import Mesh
 from launch.engines.torch_native.engine import TorchNativeEngine, build
-from launch.engines.torch_native.whole import nothing_compiled
+from launch.engines.torch_native.whole import failing_to_compile, nothing_compiled
 from launch.errors import CaptureError, CompileError
+from launch.failure_classes import classify
 from launch.findings import Inspection
 from launch.inspection import inspect
 from launch.spec import CudaGraph, Model, RunSpec
@@ -113,6 +114,23 @@ def test_failure_to_compile_names_the_setting(compile: str, graph: CudaGraph) ->
         pytest.raises(CompileError, match=rf"training\.compile='{compile}'.*no-such-compiler.*training\.compile=none"),
     ):
         engine.step(torch.zeros(4, 1, 9, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("raised", "failure_class"),
+    [
+        (ImportError("/cache/ih/cihdf5.main.so: cannot read file data"), "COMPILE_CACHE"),
+        (RuntimeError("C++ compile error\n\nOutput:\nfatal error: Python.h: No such file or directory"), "COMPILER"),
+        (RuntimeError("something else"), "CAPTURE"),
+    ],
+)
+def test_what_a_compiler_says_is_told_on(raised: Exception, failure_class: str) -> None:
+    """Dynamo announces a backend's error in a line of its own, and a compiler's stands below the command."""
+    failure = torch._dynamo.exc.BackendCompilerFailed("inductor", raised, None)
+    with pytest.raises(CaptureError) as told, failing_to_compile("cuda_graph.impl='torch_compile'", CaptureError):
+        raise failure
+    found = classify("CaptureError", str(told.value), "capture")
+    assert found is not None and found.name == failure_class
 
 
 def test_a_failure_in_the_capture_step_stays_the_captures() -> None:

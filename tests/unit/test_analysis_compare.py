@@ -94,6 +94,22 @@ def test_repeats_are_judged_together_the_one_that_is_equal_to_the_bit_too(tmp_pa
     assert [pair.verdict.evidence and pair.verdict.evidence.graphed_runs for pair in result.pairs] == [1, 1]
 
 
+def test_of_repeats_by_two_versions_of_the_code_the_largest_differences_are_shown(tmp_path: Path) -> None:
+    """They are judged apart, and the worse of them is what the cell comes to."""
+
+    def newer(run: AttemptRecord) -> None:
+        if run.spec.repeat >= 2:
+            run.environment["digests"]["code"] = "newer"
+            run.metrics[70]["loss"] += (4e-4 if run.spec.graphed else 2e-4) * (run.spec.repeat - 2)
+        elif run.spec.graphed:
+            run.metrics[60]["loss"] += 1e-4
+
+    eager, graphed = compare(load(write_sweep(tmp_path, edit=newer, repeats=4)))
+    assert graphed.verdict is not None and graphed.verdict.word == "EQUIVALENT"
+    assert graphed.max_loss_difference == pytest.approx(3e-4)
+    assert eager.floor is not None and (eager.floor.repeats, eager.floor.loss) == (2, pytest.approx(2e-4))
+
+
 def test_a_step_beyond_the_margin_is_of_the_repeat_that_has_it(tmp_path: Path) -> None:
     def far(run: AttemptRecord) -> None:
         if run.spec.graphed and run.spec.repeat == 1:

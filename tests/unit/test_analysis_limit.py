@@ -234,7 +234,7 @@ def test_the_report_says_how_far_and_what_captures_cost(tmp_path: Path) -> None:
     row = next(line for line in text.split("## How far from the limit")[1].splitlines() if line.startswith("| `torch"))
     assert row.split(" | ")[1:] == [
         "20.00 ms", "16.00 ms (15.00 ms)", "20% (25%)", "19.00 ms", "1.25x (1.33x)", "1200 / 1200", "8", "17.00 ms",
-        "1.063 (1.133)", "75% (60%)",
+        "1.062 (1.133)", "75% (60%)",
         "gaps between kernels: the device is idle for 1.00 ms, though the host takes 2.00 of 17.00 ms |",
     ]  # fmt: skip
     captures = next(line for line in text.split("## Captures")[1].splitlines() if line.startswith("| `torch"))
@@ -377,6 +377,41 @@ def test_an_eager_step_may_be_shorter_than_its_probe_says_by_as_little_as_a_grap
     result = compare(load(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=edit)))[1]
     assert result.speed is not None and result.limit is not None
     assert (bool(result.limit.eager_doubt), result.speed.word == "SLOWER") == (doubtful, not doubtful)
+
+
+@pytest.mark.parametrize("slower", [(1, 1, 2), (1, 2, 2)])
+def test_an_eager_step_as_long_as_its_kernels_is_sound_on_machines_that_differ(
+    tmp_path: Path, slower: tuple[int, ...]
+) -> None:
+    """One machine in three takes twice as long: the median step is of one machine, and busy times are of all."""
+
+    def edit(run: AttemptRecord) -> None:
+        timed(run)
+        factor = slower[run.spec.repeat]
+        change_probe(0, busy_ms=15.5 * factor, computing_ms=15.5 * factor)(run)
+        for step in run.metrics:
+            step["step_time_ms"] = 16.0 * factor
+
+    sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), repeats=3, edit=edit)
+    eager, graphed = judge(sweep).results
+    assert (eager.doubt, graphed.doubt) == ("", "")
+    (ranking,) = rank([eager, graphed])
+    assert ranking.left_out == ()
+
+
+def test_without_a_speed_the_eager_step_is_of_the_same_runs_as_its_kernels(tmp_path: Path) -> None:
+    """Where no graphed run was timed the twin alone has a limit: a step and busy times by the same mean."""
+
+    def edit(run: AttemptRecord) -> None:
+        timed(run)
+        factor = (1, 1, 2)[run.spec.repeat]
+        change_probe(0, busy_ms=15.5 * factor, computing_ms=15.5 * factor)(run)
+        for step in run.metrics:
+            step["step_time_ms"] = math.nan if run.spec.graphed else 16.0 * factor
+
+    limit = limit_of(tmp_path, edit, repeats=3)
+    assert limit is not None and limit.eager is not None and limit.graphed is None
+    assert limit.eager.largest_speedup == pytest.approx(16 / 15.5)
 
 
 def test_a_cpu_sweep_has_no_word_of_it(tmp_path: Path) -> None:

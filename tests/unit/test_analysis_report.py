@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from analysis.report import write_report
+from launch.files import read_json, write_json
 from launch.paths import SweepPaths
 from launch.record import Expectation, Outcome, Reason
 from launch.spec import Device
@@ -141,6 +142,35 @@ def test_what_a_run_says_of_itself_stands_by_its_divergence(tmp_path: Path) -> N
         text = write_report(write_sweep(tmp_path / edit.__name__, edit=edit)).markdown.read_text()
         assert ("The run's own remark: known of torch_compile." in text) == is_said
         assert "remark: known of none" not in text
+
+
+def test_cells_that_were_not_picked_are_spoken_of(tmp_path: Path) -> None:
+    """The resolved recipe has them, and the summary counts without them."""
+    sweep = write_sweep(tmp_path)
+    said = "Of the recipe's cells those with training.compile=none and cuda_graph.impl=torch were picked (--only)"
+    assert said not in write_report(sweep).markdown.read_text()
+    write_json(sweep.plan, read_json(sweep.plan) | {"only": ["training.compile=none", "cuda_graph.impl=torch"]})
+    assert said in write_report(sweep).markdown.read_text()
+
+
+def test_repeats_of_unlike_machines_are_told_pair_by_pair(tmp_path: Path) -> None:
+    """Their mean is of no machine, and their losses are of other code: repeats 0 and 1 are judged apart from 2."""
+
+    def newer(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["step_time_ms"] = (12.0 + 2.0 * run.spec.repeat) * (1.0 if run.spec.graphed else 1.25)
+        if run.spec.repeat == 2:
+            run.environment["digests"]["code"] = "newer"
+
+    text = write_report(
+        write_sweep(tmp_path / "unlike", device="cuda", impls=("torch",), repeats=3, edit=newer)
+    ).markdown
+    said = next(line for line in text.read_text().splitlines() if line.startswith("**Repeats are not of one machine"))
+    assert "digests.code: " in said and " or newer. " in said
+    assert "Pair by pair: `torch, lr 0.001` 1.25x, 1.25x, 1.25x (graphed 12.00, 14.00, 16.00 ms)." in said
+    assert "over 2 of 3 repeats" in text.read_text() and "| 2 / 2 of 3 each |" in text.read_text()
+    alike = write_report(write_sweep(tmp_path / "alike", device="cuda", impls=("torch",), repeats=3)).markdown
+    assert "Repeats are not" not in alike.read_text() and " of 3" not in alike.read_text()
 
 
 def test_nothing_run_says_so_and_passes(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from analysis.compare import CellResult, compare
 from analysis.load import load
+from analysis.report import write_report
 from analysis.task import Trained, TrainedAlike
+from launch.files import read_json, write_json
 from tests.records import AttemptRecord, write_sweep
 
 
@@ -45,3 +47,11 @@ def test_differences_are_from_the_first_cell_of_the_task(tmp_path: Path) -> None
     assert (second.loss_difference, second.loss_step, second.grad_norm_difference) == (0.25, 40, 0.5)
     assert (second.first_loss, second.last_loss) == (5.0, 3.81)
     assert math.isnan(third.loss_difference) and (third.loss_step, third.steps) == (50, 60)
+
+
+def test_the_step_of_a_difference_is_no_count_of_steps(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path, workloads=2, edit=same_loss_but_for_one_step)
+    plan = read_json(sweep.plan)
+    write_json(sweep.plan, plan | {"cells": [cell | {"task_id": "same"} for cell in plan["cells"]]})
+    text = write_report(sweep).markdown.read_text()
+    assert "| 5.000000 | 3.810000 | 2.50e-01 at step 40, of 120 steps | 0.5 |" in text

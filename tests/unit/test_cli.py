@@ -137,6 +137,23 @@ def test_cells_with_the_same_reasons_are_listed_together(capsys: pytest.CaptureF
     assert text.count("\n  transformer_engine.") == 6
 
 
+def test_what_is_known_to_be_wrong_is_said_before_a_gpu_is_spent(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = str(ROOT / "recipes" / "qwen3_8l_megatron.yaml")
+    for picked, deterministic, is_said in (
+        ("local", "true", True),
+        ("local", "false", False),
+        ("full_iteration", "true", False),
+    ):
+        assert (
+            main(["plan", recipe, f"training.deterministic={deterministic}", "--only", f"cuda_graph.impl={picked}"])
+            == 0
+        )
+        known = capsys.readouterr().out.partition("\nknown to compute wrongly")[2]
+        assert ("[megatron.local_inputs]" in known) == is_said == ("\n  local, " in known), (
+            "else it is refused for that"
+        )
+
+
 def test_overrides_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
     before = ["plan", TINY, "training.steps=50", "sweep=null", "--json", "--only", "cuda_graph.impl=none"]
     after = ["plan", "--json", TINY, "training.steps=50", "--only", "cuda_graph.impl=none", "sweep=null"]
@@ -311,3 +328,9 @@ def test_a_fault_of_our_own_is_not_the_users(tmp_path: Path) -> None:
     done = python("-c", code, cwd=tmp_path)
     assert done.returncode == 2
     assert "ZeroDivisionError" in done.stderr
+
+
+def test_a_plan_says_what_its_cells_were_picked_by(capsys: pytest.CaptureFixture[str]) -> None:
+    for picked in ([], ["--only", "parallelism.dp=1", "--only", "cuda_graph.impl=torch_compile"]):
+        assert main(["plan", TINY, "--json", *picked]) == 0
+        assert json.loads(capsys.readouterr().out).get("only", []) == picked[1::2]

@@ -276,6 +276,19 @@ def test_what_one_target_alone_lacks() -> None:
     assert starts["0.16"] - starts["main"] >= {"cuda_graph.impl='local'"}, "mended in what is behind the release"
 
 
+@pytest.mark.parametrize("to", ["megatron-lm", "bridge"])
+@pytest.mark.parametrize(
+    "graph", [CudaGraph(), CudaGraph("transformer_engine", ("attn",)), CudaGraph("full_iteration")]
+)
+def test_gradients_that_a_job_would_lose_are_told_of(graph: CudaGraph, to: Format) -> None:
+    """Whatever the release of Megatron: the fault is Transformer Engine's."""
+    training = Training(precision="bf16", gradient_accumulation_fusion=True, global_batch_size=4, micro_batch_size=2)
+    spec = RunSpec(engine="megatron", training=training, cuda_graph=graph, data=Data(kind="synthetic"))
+    for release in get_args(Release):
+        told = [note for note in export(spec, to, release).notes if "one graph replays all micro-batches" in note]
+        assert bool(told) == (graph.impl == "transformer_engine")
+
+
 def test_bridges_own_recipes_do_not_overrule_the_cell() -> None:
     """Each has these settings at another value than a cell does, in a place that has the last word (0.3.1)."""
     _, overrides = overrides_of(RunSpec(training=Training(weight_decay=0.05)))

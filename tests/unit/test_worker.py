@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from launch import metrics, recorder, worker
 from launch.engines.base import Mesh
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.paths import AttemptPaths
-from launch.spec import Data, Model, RunSpec, Training
+from launch.spec import CudaGraph, Data, GraphImpl, Model, RunSpec, Training
 
 SPEC = RunSpec(
     model=Model(num_layers=1),
@@ -42,3 +44,20 @@ def test_results_are_on_disk_before_graphs_are_released_and_these_before_communi
     results, teardown = order[: order.index("enter teardown")], order[order.index("enter teardown") :]
     assert sum(line.startswith("None ") for line in results) == SPEC.training.steps and "proof probe" in results
     assert teardown == ["enter teardown", "graphs released", "communicators gone", "phase teardown"]
+
+
+@pytest.mark.parametrize(("impl", "is_faulty"), [("local", True), ("full_iteration", False)])
+def test_a_run_remarks_what_is_known_to_be_wrong_in_it_and_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impl: GraphImpl, is_faulty: bool
+) -> None:
+    attempt, device = AttemptPaths(tmp_path), torch.device("cpu")
+    written: list[dict[str, Any]] = []
+    monkeypatch.setattr(recorder, "JsonLines", lambda path: SimpleNamespace(write=written.append))
+    monkeypatch.setattr(metrics, "JsonLines", lambda path: None)
+    engine = SimpleNamespace(choices={}, close=lambda: None)
+    monkeypatch.setattr(worker, "_build_of", lambda name: lambda spec, mesh: engine)
+    monkeypatch.setattr(worker, "train", lambda *arguments: None)
+    spec = replace(SPEC, engine="megatron", cuda_graph=CudaGraph(impl))
+    worker.run(spec, Mesh(0, 1, device), attempt, recorder.Recorder(attempt, 0, device))
+    notes = [line["message"] for line in written if line["kind"] == "note"]
+    assert [note.endswith(": use transformer_engine or full_iteration") for note in notes] == [True] * is_faulty

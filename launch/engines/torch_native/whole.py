@@ -64,11 +64,19 @@ def failing_to_compile(setting: str, error: type[LaunchError]) -> Iterator[None]
         dynamo = sys.modules.get("torch._dynamo.exc")
         if dynamo is None or not isinstance(failure, dynamo.TorchDynamoException):
             raise
-        first_line = next((line for line in str(failure).splitlines() if line.strip()), "no message")
         raise error(
-            f"{setting} could not compile the model: {type(failure).__name__}: {first_line}; "
+            f"{setting} could not compile the model: {type(failure).__name__}: {_gist(str(failure))}; "
             f"{setting.partition('=')[0]}=none does without"
         ) from failure
+
+
+def _gist(message: str) -> str:
+    """Its first line; where that only announces another ("backend='inductor' raised:") that one too, and the first error that
+    a compiler told."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    told = next((place for place, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
+    of_compiler = next(([line] for line in lines[told:] if "error: " in line), [])
+    return " ".join([*lines[:told], *of_compiler]) or "no message"
 
 
 @contextmanager
