@@ -24,9 +24,11 @@ def known_faults(spec: RunSpec) -> tuple[Reason, ...]:
 
 
 def _replays_first_product(spec: RunSpec) -> bool:
-    """Whether a graph of the first micro-batch is replayed for others; with fp8 modules of it know no first one."""
-    alone = spec.parallelism.pp == 1 and spec.training.fp8 == "none"
-    return alone and spec.cuda_graph.impl == "transformer_engine" and spec.num_microbatches > 1
+    """Whether a graph of the first micro-batch is replayed for others, as where micro-batches follow one another (megatron-core
+    0.16.1 transformer/cuda_graphs.py:2046); with fp8 modules of it know no first one."""
+    layout = spec.parallelism
+    shared = layout.pp == 1 and not layout.overlap_moe_expert_parallel_comm and spec.training.fp8 == "none"
+    return shared and spec.cuda_graph.impl == "transformer_engine" and spec.num_microbatches > 1
 
 
 def _routes_as_megatron(model: Model) -> bool:

@@ -230,6 +230,16 @@ def test_megatron_is_refused_what_it_does_wrong_in_a_layers_graph_alone(graph: C
     assert ("megatron.rope_scaling" in rules_of(yarn)) is captured
 
 
+def test_fused_gradients_are_refused_where_one_graph_serves_all_micro_batches() -> None:
+    fused = Training(precision="bf16", gradient_accumulation_fusion=True, global_batch_size=4, micro_batch_size=1)
+    spec = dataclasses.replace(ON_GPU, model=MOE, training=fused, cuda_graph=CudaGraph("transformer_engine", ("attn",)))
+    assert rules_of(spec) == {"megatron.gradient_accumulation_fusion"}
+    own_graphs = (Parallelism(pp=2), Parallelism(ep=2, dp=2, overlap_moe_expert_parallel_comm=True))
+    one_microbatch = Training(precision="bf16", gradient_accumulation_fusion=True, global_batch_size=1)
+    assert all(rules_of(dataclasses.replace(spec, parallelism=layout)) == set() for layout in own_graphs)
+    assert rules_of(dataclasses.replace(spec, training=one_microbatch)) == set()
+
+
 def test_fused_routers_promise_no_order_of_additions() -> None:
     fused = dataclasses.replace(ON_GPU, model=MOE, training=Training(precision="bf16", moe_router_fusion=True))
     assert rules_of(fused) == set()

@@ -2,7 +2,7 @@
 
 Names are those of megatron-core 0.16.1: TransformerConfig (and ModelParallelConfig, which it extends), GPTModel,
 DistributedDataParallelConfig, OptimizerConfig. Precisions and activations are named, not imported. What is not here is
-Megatron's default; what a spec asks for and Megatron cannot express, launch/support.py refuses.
+Megatron's default; what a spec asks for and Megatron cannot express, launch/support refuses.
 """
 
 from __future__ import annotations
