@@ -64,6 +64,7 @@ class Host:
             "HOME": str(folder / "home"),
             "TMPDIR": str(folder / "tmp"),
             "TORCHINDUCTOR_CACHE_DIR": str(cache),
+            "TORCHINDUCTOR_VEC_ISA_OK": os.environ["TORCHINDUCTOR_VEC_ISA_OK"],
             **SECRETS,
         }
 
