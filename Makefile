@@ -19,13 +19,14 @@ test: $(VENV)/installed-dev
 test-exhaustive: $(VENV)/installed-dev
 	EXHAUSTIVE=1 $(BIN)/python -m pytest tests/numerics/test_layouts.py
 
-# On a real Slurm cluster of four nodes, brought up on this host: docs/slurm.md.
+# On a real Slurm cluster of four nodes, brought up on this host: docs/slurm.md. Its folder is named so that no process
+# imports the tests of others, and with them PyTorch.
 test-slurm: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m slurm $(AT_ONCE)
+	$(BIN)/python -m pytest tests/slurm -m slurm $(AT_ONCE)
 
 # Reports in a real browser, headless: apt-get install chromium.
 test-browser: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m browser
+	$(BIN)/python -m pytest tests/browser -m browser
 
 # The same cluster as of test-slurm, to work with.
 SLURM_FOLDER ?= /tmp/slurm-$(shell id -un)

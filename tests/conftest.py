@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Inductor takes the processor's word for its vector instructions. Else each process that compiles has a library loaded for
+# each set of them, and the first compiles these. For AMX, which some virtual machines advertise and forbid, it does so still.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 settings.register_profile("busy", deadline=None)  # an example may take long where other tests want the cores
 settings.load_profile("busy")
 

@@ -64,6 +64,7 @@ class Host:
             "HOME": str(folder / "home"),
             "TMPDIR": str(folder / "tmp"),
             "TORCHINDUCTOR_CACHE_DIR": str(cache),
+            "TORCHINDUCTOR_VEC_ISA_OK": os.environ["TORCHINDUCTOR_VEC_ISA_OK"],
             **SECRETS,
         }
 
@@ -172,11 +173,12 @@ def wait_until(
 
 
 def _held(condition: Callable[[], bool]) -> bool:
-    """Whether it holds; where not, after a pause: asking is not to take a core from what is waited for."""
+    """Whether it holds; where not, after a pause: asking, which may be a command, is not to take from what is waited for
+    more than a quarter of a core."""
     begun = time.monotonic()
     holds = condition()
     if not holds:
-        time.sleep(max(0.02, time.monotonic() - begun))
+        time.sleep(max(0.02, 3 * (time.monotonic() - begun)))
     return holds
 
 

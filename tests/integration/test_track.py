@@ -302,7 +302,7 @@ def test_settings_survive_json_and_refuse_an_unknown_mode() -> None:
         settings_from_json({"project": "graphs", "group": "tiny_moe", "mode": "sometimes"})
 
 
-def wait_for(condition: Any, seconds: float = 8.0) -> None:
+def wait_for(condition: Any, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
