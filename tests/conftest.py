@@ -19,11 +19,17 @@ settings.load_profile("busy")
 ONE_BY_ONE = {"integration", "slurm"}
 """Their tests wait more than they compute, each for processes of its own."""
 
+OF_A_FOLDER = ("slurm", "browser")
+"""Marks of tests that are collected from the folder of that name alone (Makefile)."""
+
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the marks in its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of one module share what it imports, compiles and keeps, and stay together; so do those of one sweep."""
     for item in items:
+        astray = [m for m in OF_A_FOLDER if item.get_closest_marker(m) and item.path.parent.name != m]
+        if astray:
+            raise pytest.UsageError(f"{item.nodeid} is marked {astray[0]}: it runs in tests/{astray[0]} alone")
         if item.path.parent.name not in ONE_BY_ONE:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
         elif "finished" in getattr(item, "fixturenames", ()):
