@@ -96,7 +96,9 @@ def _no_eager(graphed: Run) -> Verdict:
 
 def _unfinished(eager: Run, graphed: Run) -> Verdict:
     sides = (("eager", eager), ("graphed", graphed))
-    said = " and ".join(f"the {side} run is {run.status}" for side, run in sides if run.attempt is None)
+    said = " and ".join(
+        f"the {side} run is {run.status}{' or still running' * run.begun}" for side, run in sides if run.attempt is None
+    )
     return Verdict("UNFINISHED", said, _RESUME)
 
 

@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from launch.engines.megatron.graph_settings import Release
 from launch.graph_memory import REGISTER, expands_by
-from launch.spec import CudaGraph, RunSpec
+from launch.spec import CudaGraph, Fault, RunSpec
 from launch.support import LIMITS, known_faults
+from orchestrator.legality import illegal
 
 Format = Literal["megatron-lm", "bridge"]
 
@@ -35,7 +36,17 @@ def export(spec: RunSpec, to: Format, release: Release) -> Exported:
         told = spec
     render = {"megatron-lm": export_megatron_lm.render, "bridge": export_bridge.render}[to]
     text, notes = render(told, release)
-    return Exported(text, (*_unsaid(spec, release), *notes))
+    return Exported(text, (*_rejected(told), *_unsaid(spec, release), *notes))
+
+
+def _rejected(spec: RunSpec) -> Iterator[str]:
+    """What rules say of the cell on Megatron, whichever engine it is of. How ranks are placed is the job's own, and faults on
+    purpose are not printed."""
+    ranks = dataclasses.replace(spec.placement, nodes=1, ranks_per_node=spec.parallelism.world_size)
+    graph = dataclasses.replace(spec.cuda_graph, optimizer=False)
+    job = dataclasses.replace(spec, engine="megatron", placement=ranks, cuda_graph=graph, fault=Fault())
+    for reason in illegal(job):
+        yield f"[{reason.rule}] {reason.message}: rejected with engine megatron; way out: {reason.remedy}"
 
 
 def _unsaid(spec: RunSpec, release: Release) -> Iterator[str]:
@@ -60,8 +71,8 @@ def _unsaid(spec: RunSpec, release: Release) -> Iterator[str]:
 
 OF_MEGATRON = (
     "model.rope_scaling", "model.moe_router_normalize_topk", "model.moe_shared_expert_ffn_hidden_size",
-    "parallelism.tp", "parallelism.schedule", "parallelism.overlap_moe_expert_parallel_comm",
-    "training.gradient_accumulation_fusion",
+    "parallelism.tp", "parallelism.pp", "parallelism.schedule", "parallelism.overlap_moe_expert_parallel_comm",
+    "training.recompute", "training.gradient_accumulation_fusion",
 )  # fmt: skip
 """Fields that Megatron-Core itself does not have in full, whoever runs it."""
 

@@ -16,7 +16,7 @@ from orchestrator.axes import Axes, read_axes, swept_fields
 from orchestrator.errors import InputError
 from orchestrator.fields import HEAD, Head, Tracking
 from orchestrator.patch import NAME, Checker
-from orchestrator.written import Tree, read_written
+from orchestrator.written import Tree, Written, flatten, read_written
 from orchestrator.yaml_lines import dump
 
 MOST_RUNS = 100_000
@@ -63,6 +63,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         checker.problem("name", head.name, "not usable as the name of a folder", remedy)
     _check_complete(written.fields, axes, checker)
     _check_size(axes, head.repeats, checker)
+    _check_overrides(written, axes, checker)
     equivalence, wandb = base.pop("equivalence", {}), base.pop("wandb", {})
     if problems := (*written.problems, *checker.problems):
         raise InputError(problems)
@@ -95,6 +96,15 @@ def _check_complete(fields: Mapping[str, object], axes: Axes, checker: Checker) 
     if "model" not in sections:
         remedy = "model: {preset: tiny_moe}, or its fields written out"
         checker.problems.append(checker.source.missing("model", "a recipe needs a model", remedy))
+
+
+def _check_overrides(written: Written, axes: Axes, checker: Checker) -> None:
+    """An axis that sets a field in all its points leaves nothing of what the command line says of it."""
+    for place in sorted(written.source.overridden & written.fields.keys()):
+        for axis, points in axes.items():
+            if points and all(place in flatten(point)[0] for point in points):
+                remedy = f"pick cells with --only, replace the axis ({axis}=[...]), or leave it out ({axis}=null)"
+                checker.problem(place, written.fields[place], f"{axis} sets it in every cell", remedy)
 
 
 def _check_size(axes: Axes, repeats: int, checker: Checker) -> None:

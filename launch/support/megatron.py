@@ -11,6 +11,9 @@ LOCAL_INPUTS = (
     "(transformer/cuda_graphs.py:995), and the gradient of the first layer's norm is wrong (seen; mended in Megatron-LM pull "
     "request 4433)"
 )
+WITHOUT_ATTENTION = (
+    "capture parts without attention (cuda_graph.scope: [moe_router, moe_preprocess], or [mlp] where layers are dense)"
+)
 ON_GPUS = (
     "set resources.device=cuda, or engine=torch_native: Megatron-Core's schedules and optimizers allocate on a GPU"
 )
@@ -87,7 +90,7 @@ MEGATRON: tuple[Limit, ...] = (
     Limit(
         "parallelism.tp",
         lambda tp, spec: tp == spec.parallelism.etp or not spec.model.is_moe or spec.parallelism.ep > 1,
-        "set parallelism.ep to 2 or more, or etp to tp: with ep=1 megatron-core 0.16.1 reduces the gradients of experts "
+        "set it to 1, or parallelism.ep to 2 or more, or etp to tp: with ep=1 megatron-core 0.16.1 reduces the gradients of experts "
         "over the ranks of dp and cp, whoever holds the same",
     ),
     Limit(
@@ -146,8 +149,8 @@ MEGATRON: tuple[Limit, ...] = (
     Limit(
         "training.recompute",
         lambda recompute, spec: recompute != "selective" or not _captures_attention(spec.cuda_graph),
-        "set training.recompute=none, or cuda_graph.impl=full_iteration, or leave attention out of cuda_graph.scope: "
-        "megatron-core 0.16.1 recomputes attention by a function that refuses torch.autograd.grad, by which layers are "
+        f"set training.recompute=none, or cuda_graph.impl=full_iteration, or {WITHOUT_ATTENTION}: megatron-core 0.16.1 "
+        "recomputes attention by a function that refuses torch.autograd.grad, by which layers are "
         "captured (tensor_parallel/random.py:539)",
     ),
     Limit(
@@ -159,8 +162,8 @@ MEGATRON: tuple[Limit, ...] = (
     Limit(
         "model.rope_scaling",
         lambda scaling, spec: scaling != "yarn" or not _captures_attention(spec.cuda_graph),
-        "leave attention out of cuda_graph.scope, or use full_iteration: megatron-core 0.16.1 captures "
-        "attention of a YaRN model without positions, and says nothing (transformer/cuda_graphs.py:1863)",
+        f"{WITHOUT_ATTENTION}, or use full_iteration: megatron-core 0.16.1 captures attention of a YaRN model "
+        "without positions, and says nothing (transformer/cuda_graphs.py:1863)",
     ),
     only("digest_steps", 0, "set engine=torch_native: Megatron-Core's layers are not digested here"),
 )

@@ -169,13 +169,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "capture.native_expert_sync", TORCH_NATIVE, ANY, native_expert_sync,
-        remedy="Set parallelism.dispatcher to allgather, or ep to 1, or capture [attn, moe_router] only.",
+        remedy="Set parallelism.dispatcher to allgather, or ep to 1, or capture [attn, moe_router] only, by torch or "
+        "transformer_engine.",
         source="torch.distributed.all_to_all_single takes its split sizes as Python integers",
     ),
     Rule(
         "capture.native_fp32_experts", TORCH_NATIVE, ANY, native_fp32_experts,
         remedy="Set training.precision to bf16, or drop and pad (moe_expert_capacity_factor and "
-        "moe_pad_expert_input_to_capacity: another task), or capture [attn, moe_router] only.",
+        "moe_pad_expert_input_to_capacity: another task), or capture [attn, moe_router] only, by torch or transformer_engine.",
         source="torch.nn.functional.grouped_mm has no float32 kernel on CUDA that leaves offsets on the device",
     ),
     Rule(
@@ -186,7 +187,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "capture.packed_sequences", BOTH, ANY, packed_sequences,
-        remedy="Set data.packed_sequences to false, or leave attention out: [moe_router, moe_preprocess].",
+        remedy="Set data.packed_sequences to false, or leave attention out: [moe_router, moe_preprocess], or [mlp] where layers "
+        "are dense.",
         source=f"{MCORE}transformer/transformer_layer.py:1020 (TE), transformer/cuda_graphs.py:243 (local)",
     ),
     Rule(
@@ -196,7 +198,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "capture.full_recompute", BOTH, ANY, full_recompute,
-        remedy="Set training.recompute to none or selective, or use full_iteration.",
+        remedy="Set training.recompute to none, or selective on torch_native, or use full_iteration.",
         source=f"{CONFIG}:1780",
     ),
     Rule(

@@ -218,7 +218,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "layout.megatron_query_groups", MEGATRON, MCORE_016, groups_incommensurate,
-        remedy="Choose a tp that divides num_query_groups or is a multiple of it.",
+        remedy="Choose a tp that divides num_query_groups.",
         source=f"{CONFIG}:940",
     ),
     Rule(
@@ -238,7 +238,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "layout.interleaving", BOTH, ANY, interleaving_mismatch,
-        remedy="Set schedule to interleaved with pp and vpp above 1, or to 1f1b or gpipe with vpp=1.",
+        remedy="Set schedule to interleaved with pp and vpp above 1, or to 1f1b (on torch_native, or gpipe) with vpp=1.",
         source=f"{MCORE}parallel_state.py:745",
     ),
     Rule(

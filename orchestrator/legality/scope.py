@@ -143,7 +143,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "scope.not_taken", BOTH, ANY, scope_not_taken,
-        remedy="Leave cuda_graph.scope out, or use torch or transformer_engine.",
+        remedy="Leave cuda_graph.scope out, or use transformer_engine, or torch on torch_native.",
         source=f"{CONFIG}:1738; {MCORE}pipeline_parallel/schedules.py:693 (scopes beside full_iteration)",
     ),
     Rule(

@@ -568,7 +568,12 @@ def test_too_few_steps_and_one_repeat_are_inconclusive_only(tmp_path: Path) -> N
 def test_statuses_of_runs_that_never_ended(tmp_path: Path) -> None:
     interrupted_result = judged(tmp_path / "a", for_graphed(interrupted))
     assert (interrupted_result.outcome, interrupted_result.unfinished) == ("INTERRUPTED", True)
-    assert judged(tmp_path / "b", for_graphed(never_begun)).outcome == "NOT RUN"
+    never_begun_result = judged(tmp_path / "b", for_graphed(never_begun))
+    assert never_begun_result.outcome == "NOT RUN"
+    said = [result.verdict.reason for result in (interrupted_result, never_begun_result) if result.verdict]
+    assert [reason.partition(": ")[2] or reason for reason in said] == [
+        "the graphed run is INTERRUPTED or still running", "the graphed run is NOT RUN"
+    ], "records do not tell a run that goes on from one that was interrupted"  # fmt: skip
 
 
 def test_a_teardown_that_hung_keeps_its_results_but_is_unexpected(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ NOTED: dict[str, dict[str, Any]] = {
     "training.cpu_offloading": {"training": Training(cpu_offloading=True)},
     "training.variable_sequence_lengths": {"training": Training(variable_sequence_lengths=True)},
     "data.kind": {"data": Data(kind="text")},
-    "data.packed_sequences": {"data": Data(kind="synthetic", packed_sequences=True)},
+    "data.packed_sequences": {"data": Data(kind="synthetic", packed_sequences=True, eod_token=0)},
     "cuda_graph.impl": {"cuda_graph": CudaGraph("torch", ("attn",))},
     "cuda_graph.optimizer": {"cuda_graph": CudaGraph("full_iteration", optimizer=True)},
     "fault.kind": {"fault": Fault("nan")},
@@ -238,7 +238,12 @@ NOTED: dict[str, dict[str, Any]] = {
         "model": replace(MOE, moe_layer_freq=2),
         "parallelism": Parallelism(dp=2, ep=2, overlap_moe_expert_parallel_comm=True),
     },
+    "parallelism.pp": {"parallelism": Parallelism(pp=2), "cuda_graph": CudaGraph("full_iteration")},
     "parallelism.schedule": {"parallelism": Parallelism(pp=2, schedule="gpipe")},
+    "training.recompute": {
+        "training": Training(precision="bf16", recompute="selective"),
+        "cuda_graph": CudaGraph("transformer_engine", ("attn",)),
+    },
     "environment.NCCL_DEBUG": {"environment": {"NCCL_DEBUG": "WARN"}},
 }
 
@@ -287,6 +292,28 @@ def test_gradients_that_a_job_would_lose_are_told_of(graph: CudaGraph, to: Forma
     for release in get_args(Release):
         told = [note for note in export(spec, to, release).notes if "one graph replays all micro-batches" in note]
         assert bool(told) == (graph.impl == "transformer_engine")
+
+
+@pytest.mark.parametrize("to", ["megatron-lm", "bridge"])
+@pytest.mark.parametrize("engine", ["torch_native", "megatron"])
+def test_what_rules_reject_on_megatron_is_told_of_whichever_engine_the_cell_is(engine: Any, to: Format) -> None:
+    """torch_native captures dropless experts; a job of these flags ends in its capture."""
+    spec = RunSpec(
+        engine=engine,
+        model=MOE,
+        training=Training(precision="bf16"),
+        data=Data(kind="synthetic"),
+        fault=Fault("input_freed", 1),
+    )
+    whole = replace(spec, cuda_graph=CudaGraph("full_iteration", optimizer=engine == "torch_native"))
+    padded = replace(whole, model=replace(MOE, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True))
+    on_two = replace(padded, parallelism=Parallelism(dp=2, ep=2))
+    for cell, rules in ((whole, ["capture.megatron_expert_sync"]), (padded, []), (on_two, []), (spec, [])):
+        told = [note for note in export(cell, to, "0.16").notes if note.startswith("[")]
+        assert [note[1:].partition("]")[0] for note in told] == rules
+        assert all("way out: Use transformer_engine" in note for note in told)
+    compiled = replace(spec, cuda_graph=CudaGraph("torch_compile"))
+    assert not [note for note in export(compiled, to, "0.16").notes if note.startswith("[")], "printed as eager"
 
 
 def test_bridges_own_recipes_do_not_overrule_the_cell() -> None:
@@ -345,9 +372,8 @@ def test_every_shipped_recipe_is_printed(path: Path, capsys: pytest.CaptureFixtu
 
 def test_twins_are_printed_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = str(RECIPES / "qwen3_8l.yaml")
-    assert (
-        main(["export", recipe, "--to", "megatron-lm", "--only", "cuda_graph.impl=none", "training.compile=none"]) == 0
-    )
+    picked = ["--only", "cuda_graph.impl=none", "--only", "training.compile=none"]
+    assert main(["export", recipe, "--to", "megatron-lm", *picked]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("# eager")
     assert "--cuda-graph-impl none" in printed

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 import yaml
@@ -410,6 +410,29 @@ def test_a_null_override_takes_axes_away(tmp_path: Path) -> None:
     text = HEAD_LINES + "sweep: {grid: {training.precision: [fp32, bf16], training.seed: [1, 2]}}\n"
     assert read(tmp_path, text, "sweep=null").axes == ()
     assert len(read(tmp_path, text, "sweep.grid.training.seed=null").axes) == 1
+
+
+@pytest.mark.parametrize(
+    ("swept", "override", "axis"),
+    [
+        ("{grid: {training.precision: [fp32, bf16]}}", "training.precision=bf16", "sweep.grid.training.precision"),
+        ("{grid: {training: [{seed: 1}, {seed: 2, steps: 9}]}}", "training={seed: 3}", "sweep.grid.training"),
+        ("{points: [{cuda_graph_impl: torch}]}", "cuda_graph_impl=none", "sweep.points"),
+        ("{grid: {model: [tiny_moe, tiny_dense]}}", "model=tiny_moe", "sweep.grid.model"),
+        ("{grid: {training: [{seed: 1}, {seed: 2, steps: 9}]}}", "training.steps=8", None),
+        ("{grid: {training.precision: [bf16]}}", "training.seed=3", None),
+    ],
+)
+def test_an_override_that_no_cell_would_see_is_refused(
+    tmp_path: Path, swept: str, override: str, axis: Optional[str]
+) -> None:
+    text = f"{HEAD_LINES}sweep: {swept}\n"
+    if axis is None:
+        read(tmp_path, text, override)
+        return
+    (problem,) = problems(tmp_path, text, override)
+    assert problem.place.startswith("command line: ") and problem.message == f"{axis} sets it in every cell"
+    read(tmp_path, text, override, f"{axis}=null")
 
 
 def test_interpolation_sees_overrides(tmp_path: Path) -> None:
