@@ -73,7 +73,8 @@ class Host:
                 )
             )
         if placement.device == "cuda" and placement.ranks_per_node > len(self.gpus):
-            message = f"{placement.ranks_per_node} GPUs are needed, and this host has {len(self.gpus)}"
+            needed = "1 GPU is" if placement.ranks_per_node == 1 else f"{placement.ranks_per_node} GPUs are"
+            message = f"{needed} needed, and this host has {len(self.gpus)}"
             reasons.append(Reason("host.gpus", message, "run it on a host with so many, or lower the layout's degrees"))
         return tuple(reasons)
 

@@ -68,8 +68,8 @@ def plan(planned: Plan, hours: float, scripts: Sequence[BatchScript] = ()) -> No
 
 def _summary(planned: Plan) -> str:
     states = Counter(cell.state for cell in planned.cells)
-    runs = sum(len(cell.run_ids) for cell in planned.cells)
-    parts = [f"{states['run']} cells to run ({runs} runs in {len(planned.bundles)} bundles)"]
+    runs, bundles = sum(len(cell.run_ids) for cell in planned.cells), len(planned.bundles)
+    parts = [f"{_several(states['run'], 'cell')} to run ({_several(runs, 'run')} in {_several(bundles, 'bundle')})"]
     if states["not_runnable"]:
         parts.append(f"{states['not_runnable']} not runnable on this {_where(planned)}")
     if states["rejected"]:
@@ -96,8 +96,11 @@ def _batch_scripts(scripts: Sequence[BatchScript]) -> None:
 
 
 def _bundles(*scripts: BatchScript) -> str:
-    count = sum(len(script.bundles) for script in scripts)
-    return "1 bundle" if count == 1 else f"{count} bundles"
+    return _several(sum(len(script.bundles) for script in scripts), "bundle")
+
+
+def _several(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _is_known_to_be_wrong(spec: RunSpec) -> bool:
@@ -123,7 +126,7 @@ def ordered(states: Mapping[str, RunState], orders: Sequence[BundleOrder], of_ot
     begun = sum(len(order.schedule) for order in orders)
     alive = sum(state.alive for state in states.values())
     kept = sum(state.finished and not state.alive for state in states.values())
-    parts = [f"{begun} runs to begin"] if begun else []
+    parts = [f"{_several(begun, 'run')} to begin"] if begun else []
     parts += [f"{alive} already running or waiting, adopted"] if alive else []
     parts += [f"{kept} on disk"] if kept else []
     lines = ["; ".join(parts) if parts else "nothing to run"]
@@ -151,7 +154,7 @@ def cancelled(planned: Plan, count: int, *, chosen: bool) -> None:
 def retried(orders: Sequence[BundleOrder], avoided: Sequence[str]) -> None:
     """What is made again after a failure of the infrastructure."""
     left_aside(avoided)
-    print(f"{sum(len(order.schedule) for order in orders)} runs to begin again")
+    print(f"{_several(sum(len(order.schedule) for order in orders), 'run')} to begin again")
 
 
 def left_aside(nodes: Sequence[str]) -> None:

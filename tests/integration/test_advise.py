@@ -24,7 +24,7 @@ def test_a_recipe_is_advised_on_and_taken_up_again(host: Host) -> None:
     path = host.write(routed(cuda_graph={"impl": "full_iteration"}))
     first = host.run("advise", path, "--executor", "local", seconds=600)
     assert first.returncode == 0 and first.stderr == "", first.stderr
-    assert "routed-advice: 1 cells to run (1 runs in 1 bundles)" in first.stdout
+    assert "routed-advice: 1 cell to run (1 run in 1 bundle)" in first.stdout
     assert "There are no CUDA graphs on a CPU" in first.stdout
     assert "`launch/engines/torch_native/token_dispatcher.py:" in first.stdout, "the line that sizes what arrives"
     sweep = host.sweep("routed-advice")

@@ -206,7 +206,7 @@ def test_resume_makes_an_interrupted_run_again_beside_its_eager_twin(host: Host)
     assert host.states("pair") == {eager: "COMPLETED", graphed: "INTERRUPTED"}
 
     again = host.run("sweep", str(host.folder / "pair.yaml"))
-    assert "runs to begin" not in again.stdout and "resume pair" in again.stdout
+    assert "to begin" not in again.stdout and "resume pair" in again.stdout
     assert host.attempts("pair") == {eager: [1], graphed: [1]}
 
     resumed = host.run("resume", "pair")
