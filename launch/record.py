@@ -139,7 +139,7 @@ class Plan:
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
-    content = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan) if f.name != "only" or plan.only}
+    content = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)}
     content["margins"] = dataclasses.asdict(plan.margins)
     content["cells"] = [_shallow(cell) | {
         "reasons": [dataclasses.asdict(reason) for reason in cell.reasons],

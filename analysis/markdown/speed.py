@@ -9,6 +9,7 @@ from analysis.compare import CellResult
 from analysis.environment import unlike
 from analysis.markdown.blocks import cell_text, table
 from analysis.neighbours import Neighbours
+from analysis.pair import PairResult
 from analysis.speed_interval import ALPHA
 from analysis.speedup import BAND, MINIMUM_STEPS, Speed
 from analysis.steady import FENCE, NOTICEABLE, RARE
@@ -61,8 +62,7 @@ def _unlike(timed: Sequence[CellResult]) -> list[str]:
     """Cells whose figure is a mean over repeats of several machines, or of several versions of the software."""
     cells: dict[tuple[str, ...], list[CellResult]] = {}
     for result in timed:
-        pairs = [pair for pair in result.pairs if pair.speed.ratio is not None]
-        if apart := unlike([pair.attempts[0].environment for pair in pairs]):
+        if apart := unlike([pair.attempts[0].environment for pair in _timed(result)]):
             cells.setdefault(apart, []).append(result)
     return [
         f"**Repeats are not of one machine or software**: {cell_text('; '.join(apart))}. The two runs of a pair share them, and "
@@ -71,8 +71,13 @@ def _unlike(timed: Sequence[CellResult]) -> list[str]:
     ]
 
 
+def _timed(result: CellResult) -> list[PairResult]:
+    """The pairs of which its speed is a mean."""
+    return [pair for pair in result.pairs if pair.speed.ratio is not None]
+
+
 def _pair_by_pair(result: CellResult) -> str:
-    pairs = [pair.speed for pair in result.pairs if pair.speed.ratio is not None]
+    pairs = [pair.speed for pair in _timed(result)]
     said = ", ".join(f"{speed.ratio:.2f}x" for speed in pairs)
     times = f" (graphed {', '.join(f'{speed.graphed_ms:.2f}' for speed in pairs)} ms)" if result.on_gpu else ""
     return f"`{result.cell.label}` {said}{times}"

@@ -43,6 +43,7 @@ class Limit:
 
 
 def only(field: str, allowed: Any, remedy: str = "") -> Limit:
+    """A field that has one value; setting it is the way out where no other is named."""
     spelt = json.dumps(allowed).strip('"')
     return Limit(field, lambda value, spec: value == allowed, remedy or f"set {field}={spelt}")
 

@@ -238,7 +238,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "layout.interleaving", BOTH, ANY, interleaving_mismatch,
-        remedy="Set schedule to interleaved with pp and vpp above 1, or to 1f1b (on torch_native, or gpipe) with vpp=1.",
+        remedy="Set schedule to interleaved with pp and vpp above 1, or to 1f1b with vpp=1 (torch_native has gpipe too).",
         source=f"{MCORE}parallel_state.py:745",
     ),
     Rule(

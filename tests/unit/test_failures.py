@@ -60,7 +60,7 @@ def said(rank: int, time: float, type_name: str, message: str, phase: Phase = "m
         ("CaptureError", "cuda_graph.impl='torch_compile' could not compile the model: InductorError: ImportError: /tmp/torchinductor_root/wb/cwb3.main.so: file too short", "COMPILE_CACHE"),
         ("OSError", "/tmp/torchinductor_root/wb/cwb3.main.so: invalid ELF header", "COMPILE_CACHE"),
         ("CompileError", "training.compile='whole' could not compile the model: BackendCompilerFailed: backend='inductor' raised: ImportError: /cache/ih/cihdf5.main.so: cannot read file data", "COMPILE_CACHE"),
-        ("ImportError", f"/root/.triton/cache/{'Q7' * 26}/cuda_utils.cpython-312-x86_64-linux-gnu.so: file too short", "COMPILE_CACHE"),
+        ("ImportError", f"/home/someone/.triton/cache/{'Q7' * 26}/cuda_utils.cpython-312-x86_64-linux-gnu.so: file too short", "COMPILE_CACHE"),
         ("ImportError", "/venv/lib/python3.12/site-packages/torch/lib/libtorch_cuda.so: file too short", "IMPORT"),
         ("OSError", "/usr/lib/x86_64-linux-gnu/libc.so: invalid ELF header", "IMPORT"),
         ("InductorError", "InvalidCxxCompiler: No working C++ compiler found in config.cpp.cxx", "COMPILER"),
