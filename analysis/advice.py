@@ -68,12 +68,14 @@ class Advice:
 
     @property
     def worth(self) -> Worth:
-        """What graphs are worth here, by how idle the device is and whether the host is the reason."""
+        """What graphs are worth here, by how idle the device is, of several the idlest, and whether the host is the reason."""
         if self.step is None:
             return "unknown"
-        if self.step.launch_bound < NEAR:
-            return "little"
-        return "much" if self.step.launch_bound >= IDLE_ENOUGH and self.host_is_slow else "some"
+        if self.step.launch_bound >= IDLE_ENOUGH and self.host_is_slow:
+            return "much"
+        # A device that waits for another rank is busy, and the other rank's host may be what is late.
+        idle = self.step.not_computing if self.step.communicates else self.step.launch_bound
+        return "little" if idle < NEAR else "some"
 
     @property
     def host_is_slow(self) -> bool:
@@ -225,6 +227,7 @@ def _to_json(advice: Advice) -> dict[str, Any]:
         "step": step and {
             **asdict(step),
             "launch_bound": step.launch_bound,
+            "not_computing": step.not_computing,
             "largest_speedup": step.largest_speedup,
             "largest_speedup_computing": step.largest_speedup_computing,
         },

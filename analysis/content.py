@@ -21,8 +21,8 @@
          "replay": null | {"proven", "reason", "ranks", "stats": GraphStats, and on a GPU "bare_ranks", "launches_seen"},
          and of a graphed cell on a GPU
          "captured": null | {"graphs", "seconds"},
-         "limit": {"reason", "eager": null | {"step_ms", "busy_ms", "computing_ms", "host_ms": null | ms, "kernels"},
-                   "graphed": null | {"step_ms", "host_ms": null | ms, "kernels", "graph_launches", "computing_ms"},
+         "limit": {"reason", "eager": null | {"step_ms", "busy_ms", "computing_ms", "host_ms": null | ms, "kernels", "communicates"},
+                   "graphed": null | {"step_ms", "host_ms": null | ms, "kernels", "graph_launches", "computing_ms", "busy_ms"},
                    "doubt", "eager_doubt",
                    "launch_bound", "not_computing", "largest_speedup", "largest_speedup_computing", "times_busy",
                    "times_computing", "attained", "attained_computing", "bound": null | analysis.limit.Bound},

@@ -1,12 +1,13 @@
 """How far a graphed step is from what the device needs: the limit that graphs cannot pass, from the eager twin.
 
 Graphs take away what the host costs and nothing of what the device does. With T the twin's step and B the time in it in
-which its device is busy, at most T / B can be won. Kernels that communicate also wait for other ranks, and count as busy
-while they do, so that B is too much on a rank that is early; C leaves them out and is too little where communication is
-not hidden. The limit of several ranks lies between. Times of a graphed step come from its timed steps alone, since
-tracing disturbs replay. All times are milliseconds a step, of the slowest rank; steps are as rank 0 timed them, and as the
-speed-up has them (analysis/speedup.py). Over repeats all are geometric means, so that a ratio of two is the mean of the
-pairs' own, on machines that differ too; counts are medians.
+which its device is busy, at most T / B can be won. Kernels that communicate are busy while they wait for other ranks, whose
+hosts may be what is late: graphs end that wait, and B is then no limit. What is left is C, without these kernels: a step is
+no shorter, and longer by what it takes to pass the data. What can be won of several ranks is then at most T / C. Their B is
+of the rank that is busy for least: its device is idle while the others wait for it. Times of a graphed step come from its
+timed steps alone, since tracing disturbs replay. All other times are milliseconds a step, of the slowest rank; steps are as
+rank 0 timed them, and as the speed-up has them (analysis/speedup.py). Over repeats all are geometric means, so that a ratio
+of two is the mean of the pairs' own, on machines that differ too; counts are medians.
 """
 
 from __future__ import annotations
@@ -35,18 +36,20 @@ HOST_SHARE, HOST_PART = 0.9, 0.5
 
 @dataclass(frozen=True)
 class EagerStep:
-    """A step of the eager twin; each time is a positive number. ``kernels`` is a count. ``host_ms`` is None where the host
-    waits for the device in a step."""
+    """A step of the eager twin; each time is a positive number. ``kernels`` is a count. ``busy_ms`` is of the rank that is
+    busy for least, ``communicates`` whether a rank passes data or waits for others for a good part of its own. ``host_ms``
+    is None where the host waits for the device in a step."""
 
     step_ms: float
     busy_ms: float
     computing_ms: float
     host_ms: Optional[float]
     kernels: float
+    communicates: bool = False
 
     @property
     def launch_bound(self) -> float:
-        """The share of the step in which the device does nothing; below 0 where kernels waited longer when traced."""
+        """The share of the step in which a device does nothing; below 0 where kernels waited longer when traced."""
         return 1 - self.busy_ms / self.step_ms
 
     @property
@@ -55,13 +58,9 @@ class EagerStep:
         return 1 - self.computing_ms / self.step_ms
 
     @property
-    def communication_bound(self) -> bool:
-        """Whether waiting for other ranks, or passing data, is a part of the busy time that cannot be left aside."""
-        return self.busy_ms - self.computing_ms > NEAR * self.busy_ms
-
-    @property
-    def largest_speedup(self) -> float:
-        return self.step_ms / self.busy_ms
+    def largest_speedup(self) -> Optional[float]:
+        """None where kernels wait for other ranks."""
+        return None if self.communicates else self.step_ms / self.busy_ms
 
     @property
     def largest_speedup_computing(self) -> float:
@@ -84,7 +83,9 @@ class GraphedStep:
     kernels: float
     graph_launches: float
     computing_ms: float
-    """By its own probe, which may be disturbed by tracing: it is held against the step and is no limit."""
+    busy_ms: float
+    """Of the rank that is busy for least. These two are by its own probe, which tracing may disturb: they are held against
+    the step and are no limit."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,11 @@ class Limit:
 
     @property
     def times_busy(self) -> Optional[float]:
-        """The graphed step in busy times of the twin: 1 is the limit of the twin's kernels on one rank."""
-        return self.graphed.step_ms / self.eager.busy_ms if self.eager and self.graphed else None
+        """The graphed step in busy times of the twin: 1 is the limit of the twin's kernels. None where these wait for other
+        ranks."""
+        if self.eager is None or self.graphed is None or self.eager.communicates:
+            return None
+        return self.graphed.step_ms / self.eager.busy_ms
 
     @property
     def times_computing(self) -> Optional[float]:
@@ -109,8 +113,9 @@ class Limit:
 
     @property
     def attained(self) -> Optional[float]:
-        """The share of what could be won that was: (T - graphed step) / (T - B). None where there is nothing to win."""
-        if self.eager is None or self.graphed is None or self.eager.launch_bound <= BAND:
+        """The share of what could be won that was: (T - graphed step) / (T - B). None where there is nothing to win, and
+        where kernels wait for other ranks."""
+        if self.eager is None or self.graphed is None or self.eager.communicates or self.eager.launch_bound <= BAND:
             return None
         return (self.eager.step_ms - self.graphed.step_ms) / (self.eager.step_ms - self.eager.busy_ms)
 
@@ -134,8 +139,22 @@ def bound_of(eager: EagerStep, graphed: GraphedStep) -> Bound:
         return "other kernels"
     if graphed.step_ms <= eager.computing_ms * (1 + NEAR):
         return "device"
+    if eager.communicates:
+        return _bound_of_ranks(graphed)
     if graphed.step_ms <= eager.busy_ms * (1 + NEAR):
-        return "communication" if eager.communication_bound else "device"
+        return "device"
+    return _bound_of_launches(graphed)
+
+
+def _bound_of_ranks(graphed: GraphedStep) -> Bound:
+    """Of ranks that wait for each other: for data, or for the slowest to compute, where no device has an idle moment in which
+    others wait for its host. It is the graphed run's own trace that tells: the twin's hosts are others."""
+    if graphed.host_ms is not None and graphed.host_ms >= HOST_SHARE * graphed.step_ms:
+        return "host"
+    return "communication" if graphed.busy_ms >= graphed.step_ms * (1 - NEAR) else _bound_of_launches(graphed)
+
+
+def _bound_of_launches(graphed: GraphedStep) -> Bound:
     if graphed.host_ms is None:
         return "gaps"
     if graphed.host_ms >= HOST_SHARE * graphed.step_ms:
@@ -195,7 +214,10 @@ def _too_short(step: str, step_ms: float, who: str, computing_ms: float) -> str:
 
 
 def _other_kernels(graphed: GraphedStep, eager: EagerStep) -> bool:
-    return abs(graphed.kernels - eager.kernels) > NEAR * eager.kernels
+    """Whether they are others in number and take another time. In number alone they may be the same work: what a stream is
+    asked to fill or copy is no kernel, and is one in a graph."""
+    pairs = ((graphed.kernels, eager.kernels), (graphed.computing_ms, eager.computing_ms))
+    return all(abs(own - twins) > NEAR * twins for own, twins in pairs)
 
 
 def eager_step(attempts: Sequence[Attempt], ranks: int, step_ms: Optional[float] = None) -> EagerStep | str:
@@ -214,10 +236,11 @@ def _timed_eager(attempts: Sequence[Attempt], ranks: int, step_ms: Optional[floa
         return f"rank {missing[0]} of the eager run ended without a probe"
     found = EagerStep(
         step_ms=step_ms or _mean([measured_ms(attempt) for attempt in sound]),
-        busy_ms=_slowest_ms(sound, lambda probe: probe.busy_ms),
+        busy_ms=_mean([_least_busy_ms(attempt) for attempt in sound]),
         computing_ms=_slowest_ms(sound, lambda probe: probe.computing_ms),
         host_ms=_slowest_host(sound),
         kernels=_most(sound, lambda probe: probe.kernels),
+        communicates=any(_communicates(probe) for attempt in sound for probe in attempt.probes.values()),
     )
     return _implausible(found) or found
 
@@ -233,6 +256,7 @@ def graphed_step(pairs: Sequence[PairResult], ranks: int) -> GraphedStep | str:
         kernels=_most(attempts, lambda probe: probe.kernels),
         graph_launches=_most(attempts, lambda probe: probe.graph_launches),
         computing_ms=_slowest_ms(attempts, lambda probe: probe.computing_ms),
+        busy_ms=_mean([_least_busy_ms(attempt) for attempt in attempts]),
     )
 
 
@@ -254,6 +278,16 @@ def _most(attempts: Sequence[Attempt], count: Callable[[Probe], float]) -> float
 def _slowest_ms(attempts: Sequence[Attempt], time: Callable[[Probe], float]) -> float:
     """The largest of ranks, the mean of repeats."""
     return _mean([max(map(time, attempt.probes.values())) for attempt in attempts])
+
+
+def _least_busy_ms(attempt: Attempt) -> float:
+    """No less than the most that a rank computes: one that waits without a kernel is not busy. What is no time stays so."""
+    least = min(probe.busy_ms for probe in attempt.probes.values())
+    return max(least, _slowest_ms([attempt], lambda probe: probe.computing_ms)) if least > 0 else least
+
+
+def _communicates(probe: Probe) -> bool:
+    return probe.busy_ms - probe.computing_ms > NEAR * probe.busy_ms
 
 
 def _slowest_host(attempts: Sequence[Attempt]) -> Optional[float]:

@@ -80,13 +80,21 @@ def times_busy(cells: Sequence[Cell]) -> Optional[float]:
     return least(cell["limit"]["times_busy"] for cell in best(whole(cells)))
 
 
+def times_own_busy(cells: Sequence[Cell]) -> Optional[float]:
+    """Of all layouts, the most. The twin's ranks are busy while they wait for each other's hosts: theirs is no measure."""
+    found = [cell["limit"]["graphed"] for cell in whole(cells) if cell["limit"]["graphed"]]
+    return max((graphed["step_ms"] / graphed["busy_ms"] for graphed in found), default=None)
+
+
 FIGURES = (
     Figure("qwen3_8l", "full_iteration over the twin's busy time", "<= 1.02", times_busy, lambda v: v <= 1.02),
     Figure("qwen3_8l", "fastest step, ms", "<= 135", lambda c: fastest(passing(c), "graphed_ms"), lambda v: v <= 135),
     Figure("qwen3_8l", "its capture, s", "< 1", capture_seconds, lambda v: v < 1),
     Figure("qwen3_8l", "its memory above eager, GiB", "<= 3", gibibytes_added, lambda v: v <= 3),
     Figure("launch_bound", "full_iteration, times the fastest eager", ">= 4", over_fastest_eager, lambda v: v >= 4),
-    Figure("qwen3_8l_parallel", "full_iteration over the twin's busy time", "<= 1.05", times_busy, lambda v: v <= 1.05),
+    Figure(
+        "qwen3_8l_parallel", "full_iteration over its own busy time", "<= 1.05", times_own_busy, lambda v: v <= 1.05
+    ),
 )
 
 

@@ -18,6 +18,8 @@ VERDICTS: Mapping[Worth, str] = {
     "little": "Graphs will not help much.",
     "unknown": "Not measured.",
 }
+OF_RANKS = "Graphs may help."
+"""Where some is all that is known, since ranks wait for each other."""
 ON_CPU = (
     "There are no CUDA graphs on a CPU, where torch_compile is compilation without them: what graphs could save, and where "
     "the host waits, is seen on a GPU alone."
@@ -65,25 +67,33 @@ def _worth(advice: Advice) -> list[str]:
         return [ON_CPU]
     if advice.step is None:
         return [f"**{VERDICTS['unknown']}** {advice.unmeasured[:1].upper()}{advice.unmeasured[1:]}."]
-    said = [f"**{VERDICTS[advice.worth]}** {_limit(advice.step)}", *_caveats(advice, advice.step)]
+    verdict = OF_RANKS if advice.worth == "some" and advice.step.communicates else VERDICTS[advice.worth]
+    said = [f"**{verdict}** {_limit(advice.step)}", *_caveats(advice, advice.step)]
     return [" ".join(said), *(_kernels(advice.kernels) if advice.kernels else [])]
 
 
 def _limit(step: EagerStep) -> str:
-    if step.launch_bound <= 0:
-        return f"The device is busy throughout a step of {step.step_ms:.2f} ms: there is nothing to win."
-    most = f"{step.largest_speedup:.2f}x as fast"
-    if f"{step.largest_speedup_computing:.2f}" != f"{step.largest_speedup:.2f}":
-        most += (
-            f" ({step.largest_speedup_computing:.2f}x without kernels that communicate, which also wait for other ranks: "
-            "the limit lies between)"
-        )
     host = "The host waits for the device in a step, so that how long it takes to enqueue one is not known."
     if step.host_ms is not None:
         host = f"The host takes {step.host_ms:.2f} ms to enqueue a step."
+    if step.largest_speedup is None:
+        return f"{_of_ranks(step)} {host}"
+    if step.launch_bound <= 0:
+        return f"The device is busy throughout a step of {step.step_ms:.2f} ms: there is nothing to win."
     return (
         f"The device is idle for {step.launch_bound:.0%} of a step of {step.step_ms:.2f} ms, so that the same kernels can "
-        f"run at most {most}. {host}"
+        f"run at most {step.largest_speedup:.2f}x as fast. {host}"
+    )
+
+
+def _of_ranks(step: EagerStep) -> str:
+    idle = (
+        f"the idlest device does nothing for {step.launch_bound:.0%}" if step.launch_bound > 0 else "no device is idle"
+    )
+    return (
+        f"In a step of {step.step_ms:.2f} ms {idle}, and none computes for more than {1 - step.not_computing:.0%}: else ranks "
+        " pass data, or wait for each other's hosts, which graphs end. The same kernels can run at most "
+        f"{step.largest_speedup_computing:.2f}x as fast, less by what it takes to pass the data, which only a graphed run tells."
     )
 
 

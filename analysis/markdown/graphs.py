@@ -18,9 +18,11 @@ LIMIT_HEADER = (
 LIMIT_HOW = (
     "Graphs save what the host costs and nothing of what the device does: with the same kernels, a step cannot be "
     "shorter than the device is busy in it. Busy time and the host's time to enqueue a step are the eager twin's, of "
-    "its slowest rank, from a few steps after the timed ones; the host has none where it waits for the device in a step. Kernels that communicate also wait for other ranks: in "
-    "brackets is the figure without them, and the limit of several ranks lies between. Launch-bound is the share of the "
-    "eager step in which the device was idle; it is none where kernels waited longer when traced than when timed. Attained is "
+    "its slowest rank, from a few steps after the timed ones; the host has none where it waits for the device in a step. "
+    "Kernels that communicate also wait for other ranks, whose hosts graphs make faster: in brackets is the figure without "
+    "them, which no graph can pass, and the one with them is of the rank that is busy for least and no limit. Launch-bound is "
+    "the share of the eager step in which a device was idle; it is none where kernels waited longer when traced than when "
+    "timed. What bounds ranks that communicate is told by the graphed run's own trace. Attained is "
     f"the share of that idle time that graphs saved, where it was more than {BAND:.0%} of the step, and above 100% where "
     f"kernels run faster in a graph than when traced. A step within {NEAR:.0%} of what the device needs is bound by it."
 )
@@ -61,7 +63,7 @@ def _eager(step: Optional[EagerStep]) -> list[str]:
         _both(f"{step.busy_ms:.2f} ms", f"{step.computing_ms:.2f} ms"),
         _both(_share(step.launch_bound), _share(step.not_computing)),
         "-" if step.host_ms is None else f"{step.host_ms:.2f} ms",
-        _both(f"{step.largest_speedup:.2f}x", f"{step.largest_speedup_computing:.2f}x"),
+        _both(_times(step.largest_speedup), f"{step.largest_speedup_computing:.2f}x"),
     ]
 
 
@@ -70,14 +72,19 @@ def _both(with_communication: str, without: str) -> str:
 
 
 def _graphed(limit: Limit) -> list[str]:
-    if limit.graphed is None or limit.times_busy is None or limit.times_computing is None:
+    if limit.eager is None or limit.graphed is None or limit.times_computing is None:
         return ["-"] * 4
+    attained = "-" if limit.eager.communicates else _share(limit.attained)
     return [
         f"{limit.graphed.graph_launches:g}",
         f"{limit.graphed.step_ms:.2f} ms",
-        _both(f"{limit.times_busy:.3f}", f"{limit.times_computing:.3f}"),
-        _both(_share(limit.attained), _share(limit.attained_computing)),
+        _both("-" if limit.times_busy is None else f"{limit.times_busy:.3f}", f"{limit.times_computing:.3f}"),
+        _both(attained, _share(limit.attained_computing)),
     ]
+
+
+def _times(speedup: Optional[float]) -> str:
+    return "-" if speedup is None else f"{speedup:.2f}x"
 
 
 def _share(share: Optional[float]) -> str:
@@ -98,15 +105,18 @@ def _bound(eager: Optional[EagerStep], graphed: Optional[GraphedStep]) -> str:
         counts = f"{graphed.kernels:.0f} kernels, not {eager.kernels:.0f}"
         return f"not told: it runs {counts} as the eager twin, whose busy time is no limit to it"
     if bound == "communication":
-        waiting = eager.busy_ms - eager.computing_ms
-        return f"communication: in {waiting:.2f} of {eager.busy_ms:.2f} ms busy ranks pass data or wait for each other"
+        return (
+            f"communication: traced, each device is busy for {graphed.busy_ms:.2f} ms of a step or more and computes for "
+            f"{graphed.computing_ms:.2f} at most, else ranks pass data or wait for each other"
+        )
     if bound == "host":
         return f"host-bound: {host} to enqueue what is not captured, or to wait for the device"
     if bound == "host in part":
         return f"host-bound in part: {host}"
-    idle = graphed.step_ms - eager.busy_ms
+    idle = graphed.step_ms - (graphed.busy_ms if eager.communicates else eager.busy_ms)
     but = "and" if graphed.host_ms is None else "though"
-    return f"gaps between kernels: the device is idle for {idle:.2f} ms, {but} {host}"
+    who = "a device" if eager.communicates else "the device"
+    return f"gaps between kernels: {who} is idle for {idle:.2f} ms, {but} {host}"
 
 
 def captures(ran: Sequence[CellResult]) -> list[str]:

@@ -12,7 +12,7 @@ from analysis.load import load
 from analysis.report import write_report
 from analysis.straggler import Straggler, cell_straggler
 from launch.spec import Parallelism
-from tests.records import UNTHROTTLED, AttemptRecord, write_sweep
+from tests.records import EAGER_PROBE, UNTHROTTLED, AttemptRecord, write_sweep
 from tests.unit.test_analysis_replay import change_probe
 from tests.unit.test_analysis_throttling import change_clocks
 
@@ -30,7 +30,9 @@ def test_ranks_that_are_alike_hold_nobody_up(tmp_path: Path) -> None:
 
 
 def test_the_rank_that_computes_longest_stands_out(tmp_path: Path) -> None:
-    assert found(tmp_path, change_probe(2, computing_ms=17.5)) == Straggler(2, "computing", 17.5, 15.0, "no")
+    assert found(tmp_path, change_probe(2, computing_ms=17.5)) == Straggler(
+        2, "computing", 17.5, EAGER_PROBE.computing_ms, "no"
+    )
 
 
 def test_it_is_said_whether_its_own_clocks_were_lowered(tmp_path: Path) -> None:
@@ -60,7 +62,9 @@ def test_hosts_that_wait_for_the_device_are_not_held_against_each_other(tmp_path
         waits(run)
         change_probe(2, computing_ms=17.5)(run)
 
-    assert found(tmp_path / "computing", computes_longest) == Straggler(2, "computing", 17.5, 15.0, "no")
+    assert found(tmp_path / "computing", computes_longest) == Straggler(
+        2, "computing", 17.5, EAGER_PROBE.computing_ms, "no"
+    )
 
 
 def test_one_slow_repeat_of_three_is_no_straggler(tmp_path: Path) -> None:
