@@ -39,7 +39,7 @@ class Replay:
         graphs = f"{self.stats.graphs} graph{'s' if self.stats.graphs != 1 else ''}"
         said = f"proven: {graphs}, {self.stats.replays} of {self.stats.expected_replays} replays"
         if self.launches_seen is not None:
-            said += f", {self.launches_seen:g} graph launches a step seen"
+            said += f", {self.launches_seen:g} graph launch{'es' if self.launches_seen != 1 else ''} a step seen"
         if self.bare_ranks:
             others = f"the other {self.bare_ranks} hold" if self.bare_ranks > 1 else "the other holds"
             return f"{said} on {self.ranks - self.bare_ranks} of {self.ranks} ranks; {others} no layer of the scope"
