@@ -106,7 +106,7 @@ def advise(records: Records, candidates: Mapping[str, Sequence[Candidate]]) -> t
 
 def _advice(cell: Cell, runs: Sequence[Run], candidates: Sequence[Candidate]) -> Advice:
     attempt = runs[0].attempt if runs else None
-    step = _unrun(cell, attempt) or _step(cell, attempt)
+    step = _unrun(cell, runs, attempt) or _step(cell, attempt)
     inspections = attempt.inspections if attempt else {}
     advice = Advice(
         cell,
@@ -125,10 +125,12 @@ def _advice(cell: Cell, runs: Sequence[Run], candidates: Sequence[Candidate]) ->
 # --- what was measured ----------------------------------------------------------------------------------------------
 
 
-def _unrun(cell: Cell, attempt: Optional[Attempt]) -> str:
+def _unrun(cell: Cell, runs: Sequence[Run], attempt: Optional[Attempt]) -> str:
     """Why nothing was measured; empty where the run left all that it was to leave."""
     if cell.state != "run":
         return "; ".join(f"{reason.message} (way out: {reason.remedy.rstrip('.')})" for reason in cell.reasons)
+    if damaged := [said for run in runs for said in run.damaged]:
+        return f"an outcome of its run is damaged: {'; '.join(damaged)}"
     if attempt is None:
         return "its run has no outcome: it was interrupted, or goes on"
     outcome = attempt.outcome

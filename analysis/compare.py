@@ -61,7 +61,8 @@ class CellResult:
     floor: Optional[Floor] = None
     """For an eager cell: how far its repeats are apart over the whole run."""
     unsound: tuple[str, ...] = ()
-    """What is wrong with runs whose outcome says that every step is on disk; a cell with any does not pass."""
+    """What is wrong with runs whose outcome says that every step is on disk, or cannot be read; a cell with any does not
+    pass."""
     retried: tuple[str, ...] = ()
     """Where an attempt before the one to go by came to something else."""
 
@@ -116,7 +117,10 @@ def unsound(attempt: Attempt, steps: int) -> tuple[str, ...]:
 
 def _unsound_runs(runs: Sequence[Run], steps: int) -> tuple[str, ...]:
     ended = ((run, run.attempt) for run in runs if run.attempt is not None and run.attempt.outcome.results_intact)
-    return tuple(f"{run.run_id}: {reason}" for run, attempt in ended for reason in unsound(attempt, steps))
+    return (
+        *(reason for run in runs for reason in run.damaged),
+        *(f"{run.run_id}: {reason}" for run, attempt in ended for reason in unsound(attempt, steps)),
+    )
 
 
 def exit_code(results: Sequence[CellResult]) -> int:

@@ -204,7 +204,7 @@ def _run(run: Run) -> dict[str, Any]:
         "attempts_begun": run.begun,
         "status": run.status,
         "outcome": _fields(attempt.outcome) if attempt else None,
-        "problems": attempt.problems if attempt else (),
+        "problems": (*run.damaged, *(attempt.problems if attempt else ())),
     }
 
 

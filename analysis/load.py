@@ -76,28 +76,38 @@ def _load_cell(sweep: SweepPaths, cell: Cell) -> tuple[Run, ...]:
 
 
 def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:
-    """The run, by its latest attempt that has ended, else by none.
+    """The run, by its latest attempt that has ended, else by none, nor where an outcome after it cannot be read.
 
     What ended for the scheduler's or the user's reasons says nothing, where an attempt before it ended of itself. A NaN
     or a crash does say something, whatever came before it.
     """
     attempts = paths.attempts()
     ended: list[tuple[AttemptPaths, Outcome]] = []
+    unreadable: dict[int, str] = {}
     for attempt in attempts:
         try:
             outcome = read_outcome(attempt)
-        except DAMAGE:
-            continue  # An outcome that cannot be read is none: the run counts as not ended.
+        except DAMAGE as error:
+            unreadable[attempt.number] = _unreadable(run_id, attempt, error)
+            continue
         if outcome is not None:
             ended.append((attempt, outcome))
-    if not ended:
-        return Run(run_id, repeat, len(attempts), None)
-    chosen = max(ended, key=lambda item: (not says_nothing(item[1]), item[0].number))
+    damaged = tuple(unreadable.values())
+    chosen = max(ended, key=lambda item: (not says_nothing(item[1]), item[0].number), default=None)
+    if chosen is None or chosen[0].number < max(unreadable, default=0):
+        return Run(run_id, repeat, len(attempts), None, damaged=damaged)
     before = [item for item in ended if item[0].number < chosen[0].number and item[1].results_intact]
     loaded = [_load_attempt(*item, paths, run_id, spec.parallelism.world_size) for item in (*before, chosen)]
     failed = (item for item in ended if item[0].number < chosen[0].number and failed_by_itself(item[1]))
     alike = (Failed(a.number, outcome) for a, outcome in failed if _may_have_run(a, loaded[-1].digests))
-    return Run(run_id, repeat, len(attempts), loaded[-1], tuple(loaded[:-1]), tuple(alike))
+    return Run(run_id, repeat, len(attempts), loaded[-1], tuple(loaded[:-1]), tuple(alike), damaged)
+
+
+def _unreadable(run_id: str, attempt: AttemptPaths, error: Exception) -> str:
+    name = attempt.outcome.name
+    why = said(error).removeprefix(f"{name}: ")
+    file = f"runs/{run_id}/attempts/{attempt.number}/{name}"
+    return f"{file} cannot be read: {why}; way out: move its folder away; resume makes the run again"
 
 
 def _may_have_run(paths: AttemptPaths, digests: tuple[tuple[str, str], ...]) -> bool:

@@ -66,6 +66,8 @@ def face(graphed: Run, side: EagerSide, spec: RunSpec, margins: Margins) -> Pair
     result = PairResult(graphed.repeat, eager, graphed, _no_eager(graphed), pair_speed.PairSpeed(), proof, ())
     if eager is None:
         return result
+    if eager.damaged or graphed.damaged:
+        return replace(result, verdict=_damaged(eager, graphed))
     if eager.attempt is None or graphed.attempt is None or proof is None:
         return replace(result, verdict=_unfinished(eager, graphed))
     eager = eager.beside(graphed.attempt)
@@ -100,6 +102,12 @@ def _unfinished(eager: Run, graphed: Run) -> Verdict:
         f"the {side} run is {run.status}{' or still running' * run.begun}" for side, run in sides if run.attempt is None
     )
     return Verdict("UNFINISHED", said, _RESUME)
+
+
+def _damaged(eager: Run, graphed: Run) -> Verdict:
+    sides = [name for name, run in (("eager", eager), ("graphed", graphed)) if run.damaged]
+    remedy = "move the folder of each attempt whose outcome is damaged away; resume makes the run again"
+    return Verdict("INCOMPARABLE", f"an outcome of the {' and the '.join(sides)} run is damaged", remedy)
 
 
 def _unfit(eager: Attempt, graphed: Attempt) -> Optional[Verdict]:

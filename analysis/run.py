@@ -105,6 +105,8 @@ class Run:
     earlier: tuple[Attempt, ...] = ()
     """Attempts before it whose results are intact; each may be the partner of a run of its own allocation."""
     failed: tuple[Failed, ...] = ()
+    damaged: tuple[str, ...] = ()
+    """Outcomes of its attempts that cannot be read, with the way out. Each may be of a failure: beside one none counts."""
 
     def beside(self, partner: Attempt) -> Run:
         """This run by the attempt that shared ``partner``'s allocation, where one did and nothing has ended badly since."""

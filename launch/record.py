@@ -19,7 +19,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, Optional, get_args
 
-from launch.files import number, read_json, read_json_lines
+from launch.files import RecordError, number, read_json, read_json_lines
 from launch.paths import AttemptPaths, SweepPaths
 from launch.spec import RunSpec, spec_from_json
 
@@ -327,11 +327,17 @@ def read_spec(path: Path) -> RunSpec:
 
 
 def read_outcome(attempt: AttemptPaths) -> Optional[Outcome]:
-    """How the attempt ended, or None where it has not."""
+    """How the attempt ended, or None where it has not.
+
+    Raises:
+        RecordError: it has, and its record is damaged.
+    """
     try:
         return outcome_from_json(read_json(attempt.outcome))
     except FileNotFoundError:
         return None
+    except TypeError as error:
+        raise RecordError(f"{attempt.outcome.name}: not an outcome of this version ({error})") from error
 
 
 def read_metrics(attempt: AttemptPaths) -> Iterator[StepMetrics]:

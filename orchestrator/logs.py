@@ -13,11 +13,11 @@ from launch.evidence import events_of, exceptions_of, phases_of
 from launch.failures import Evidence, RankExit, diagnose
 from launch.files import RecordError, read_json
 from launch.paths import AttemptPaths, BundlePaths, RunPaths, SweepPaths
-from launch.record import Plan
+from launch.record import Outcome, Plan, read_outcome
 from orchestrator.errors import wrong
 from orchestrator.show_jobs import job_of
 from orchestrator.slurm import Scheduler
-from orchestrator.state import RunState, read_state, readable_outcome
+from orchestrator.state import RunState, read_state
 from orchestrator.store import bundles, read_order
 from orchestrator.submission import read_submissions
 
@@ -29,12 +29,19 @@ STATE_SECONDS = 2.0
 def first_failing_rank(attempt: AttemptPaths) -> Optional[int]:
     """The rank that failed first, by the outcome or, before there is one, by what ranks have recorded up to now; None
     where none has failed."""
-    outcome = readable_outcome(attempt)
+    outcome = _readable_outcome(attempt)
     if outcome is not None:
         return outcome.rank
     events, exits = events_of(attempt), _exits(attempt)
     evidence = Evidence("itself", 1, phases_of(events), exceptions_of(events), exits)
     return diagnose(evidence).rank if evidence.exceptions or exits else None
+
+
+def _readable_outcome(attempt: AttemptPaths) -> Optional[Outcome]:
+    """How the attempt ended; None where it has not, or its record is damaged: its log is there all the same."""
+    with contextlib.suppress(RecordError):
+        return read_outcome(attempt)
+    return None
 
 
 def _exits(attempt: AttemptPaths) -> tuple[RankExit, ...]:
@@ -125,7 +132,7 @@ def followed(run: RunPaths, plan: Plan, number: Optional[int], rank: Optional[in
         return
     yield heading(attempt, path)
     yield from _grown(path, lambda: look.goes_on(attempt))
-    outcome = readable_outcome(attempt)
+    outcome = _readable_outcome(attempt)
     if outcome is not None:
         yield f"# it ended as {outcome.outcome}{f': {outcome.message}' if outcome.message else ''}\n"
     if rank is None and path != _log_of_rank(attempt, None):
@@ -187,7 +194,7 @@ class Look:
 
     def goes_on(self, attempt: AttemptPaths) -> bool:
         """Whether the attempt has not ended, as far as is known."""
-        if readable_outcome(attempt) is not None:
+        if _readable_outcome(attempt) is not None:
             return False
         if self._state is None or time.monotonic() - self._looked > STATE_SECONDS:
             self._state, self._looked = self._look(), time.monotonic()

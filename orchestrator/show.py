@@ -183,7 +183,7 @@ def states_to_json(planned: Plan, states: Mapping[str, RunState], jobs: Optional
             "steps_done": done(state, cells[run_id]),
             "steps": cells[run_id].spec["training"]["steps"],
             "expected": state.expected,
-            "message": state.outcome.message if state.outcome else "",
+            "message": state.outcome.message if state.outcome else state.damaged,
             "job": job_to_json(state.job),
         }
         for run_id, state in states.items()
@@ -206,6 +206,17 @@ def _note(state: RunState) -> str:
         return f"  {state.outcome.failure_class}: {state.outcome.message}"
     job = job_of(state)
     return f"  {job}" if job else ""
+
+
+def damage(paths: SweepPaths, current: Mapping[str, RunState]) -> None:
+    """Outcomes that cannot be read, a line each, with the way out."""
+    for run_id, state in current.items():
+        if state.damaged:
+            folder = paths.run(run_id).attempt(state.next_attempt - 1).root
+            print(
+                f"{folder}/{state.damaged}: how this attempt ended is not known, and no other counts beside it. "
+                "Way out: move its folder away; resume makes the run again"
+            )
 
 
 def slurm(jobs: Optional[Jobs], current: Mapping[str, RunState]) -> None:

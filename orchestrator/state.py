@@ -44,6 +44,8 @@ class RunState:
     """Whether its next attempt was ordered, and its job has ended without beginning it."""
     launches: int = 0
     """Of one that is abandoned: how often the bundle was handed to Slurm since any of its attempts was begun."""
+    damaged: str = ""
+    """Why the outcome of the latest attempt cannot be read; empty where it can, or there is none."""
 
     @property
     def finished(self) -> bool:
@@ -112,10 +114,13 @@ def newest_change(sweep: SweepPaths, states: Iterable[RunState]) -> float:
 
 
 def _changed(sweep: SweepPaths, state: RunState) -> float:
+    if state.next_attempt == 1:
+        return 0.0
+    attempt = sweep.run(state.run_id).attempt(state.next_attempt - 1)
+    begun = begun_at(sweep, state.run_id) / 1e9  # or since then an attempt was moved away
     if state.outcome is not None:
-        metrics = sweep.run(state.run_id).attempt(state.next_attempt - 1).metrics
-        return max(state.outcome.ended, metrics.stat().st_mtime if metrics.exists() else 0.0)
-    return begun_at(sweep, state.run_id) / 1e9 if state.next_attempt > 1 else 0.0
+        return max(begun, state.outcome.ended, attempt.metrics.stat().st_mtime if attempt.metrics.exists() else 0.0)
+    return max(begun, attempt.outcome.stat().st_mtime) if state.damaged else begun
 
 
 def _state(sweep: SweepPaths, run_id: str, expect: Expectation, supervision: Supervision) -> RunState:
@@ -140,7 +145,11 @@ def _of_attempt(
     if latest is None:
         return RunState(run_id, "CANCELLED" if supervision.cancelled(run_id) else "PLANNED", 1)
     number, attempt = latest
-    outcome = readable_outcome(attempt)
+    try:
+        outcome = read_outcome(attempt)
+    except RecordError as error:
+        # An outcome is written when the ranks have ended: whatever it said, nothing runs.
+        return RunState(run_id, "INTERRUPTED", number + 1, steps_done=_steps_done(attempt), damaged=str(error))
     if outcome is None:
         return _of_open_attempt(sweep, run_id, number, attempt, expect, supervision)
     if supervision.handed is not None and is_infrastructure(outcome) and supervision.cancelled(run_id):
@@ -176,14 +185,6 @@ def _latest_attempt(sweep: SweepPaths, run_id: str) -> Optional[tuple[int, Attem
     except FileNotFoundError:
         return None
     return (max(numbers), run.attempt(max(numbers))) if numbers else None
-
-
-def readable_outcome(attempt: AttemptPaths) -> Optional[Outcome]:
-    """How the attempt ended; None where it has not, or its record is damaged."""
-    try:
-        return read_outcome(attempt)
-    except (RecordError, TypeError):
-        return None  # The report counts such an attempt as not ended too, and it can be made again.
 
 
 def _steps_done(attempt: AttemptPaths) -> int:

@@ -46,6 +46,7 @@ def status(options: argparse.Namespace) -> int:
         print(dumps(show.states_to_json(planned, states, jobs), indent=1))
     else:
         show.states(planned, states)
+        show.damage(paths, states)
         show.slurm(jobs, states)
         show.next_commands(after(paths, planned, states))
     return 0

@@ -269,6 +269,8 @@ def _failure(result: CellResult, run: Run) -> str:
         return _ended(result, run, run.attempt.number, run.attempt.outcome)
     said = "no attempt has an outcome: interrupted, or still running" if run.begun else "never begun"
     who = f"`{result.cell.label}`, repeat {run.repeat}"
+    if run.damaged:
+        return plain(f"- **{run.status}** {who}: {'; '.join(run.damaged)}.")
     return f"- **{run.status}** {who}: {said}. Remedy: `python -m orchestrator resume --unfinished`."
 
 

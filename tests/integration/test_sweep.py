@@ -150,11 +150,20 @@ def test_a_damaged_order_is_one_message(copied: Host) -> None:
     assert copied.run("sweep", str(copied.folder / "pairs.yaml")).returncode == 0
 
 
-def test_a_damaged_outcome_is_none(copied: Host) -> None:
+def test_a_damaged_outcome_counts_again_once_its_attempt_has_been_moved_away(copied: Host) -> None:
     run_id = next(iter(copied.states("pairs")))
-    copied.sweep("pairs").run(run_id).attempt(1).outcome.write_text("{")
+    attempt = copied.sweep("pairs").run(run_id).attempt(1)
+    attempt.outcome.write_text("{")
     assert copied.states("pairs")[run_id] == "INTERRUPTED"
+    assert f"{run_id}/attempts/1/outcome.json: not JSON" in copied.run("status", "pairs").stdout
     assert copied.run("logs", run_id).returncode == 0
+    again = copied.run("sweep", str(copied.folder / "pairs.yaml"))
+    assert again.returncode == 3 and f"{run_id}/attempts/1/outcome.json cannot be read" in again.stdout
+    assert copied.run("resume", "pairs").returncode == 3, "whatever the attempt after it came to"
+    assert copied.attempts("pairs")[run_id] == [1, 2]
+    attempt.root.rename(copied.folder / "away")
+    assert copied.run("resume", "pairs").returncode == 0
+    assert copied.attempts("pairs")[run_id] == [2]
 
 
 @pytest.mark.parametrize("store", ["a-file", "/sys/kernel/sweeps"])

@@ -175,11 +175,17 @@ def unfinished(run: AttemptRecord) -> None:
     run.outcome = None
 
 
+def damaged(run: AttemptRecord) -> None:
+    assert run.outcome is not None
+    run.outcome = dataclasses.replace(run.outcome, rank="first")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
         (failed, "Its run ended CUDA_OOM in warmup: no memory (way out: a smaller batch)."),
         (unfinished, "Its run has no outcome: it was interrupted, or goes on."),
+        (damaged, "An outcome of its run is damaged: runs/eager-"),
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -456,10 +456,11 @@ def changed_outcome(**fields: Any) -> Edit:
         *((field, value) for field in ("rank", "exit_code") for value in ("NaN", [], 1.5, True)),
     ],
 )
-def test_an_outcome_of_another_shape_is_none(tmp_path: Path, field: str, value: Any) -> None:
+def test_an_outcome_of_another_shape_cannot_be_read(tmp_path: Path, field: str, value: Any) -> None:
     sweep = write_sweep(tmp_path, steps=20, edit=for_graphed(changed_outcome(**{field: value})))
     result = graphed_result(sweep)
-    assert (result.outcome, result.verdict and result.verdict.word) == ("INTERRUPTED", "UNFINISHED")
+    assert (result.outcome, result.verdict and result.verdict.word) == ("INTERRUPTED", "INCOMPARABLE")
+    assert f"{result.runs[0].run_id}/attempts/1/outcome.json cannot be read: " in result.unsound[0]
 
 
 def change_events(kind: str, change: Callable[[dict[str, Any]], object]) -> Edit:

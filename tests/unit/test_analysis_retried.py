@@ -147,3 +147,66 @@ def test_who_looks_for_a_failure_does_not_take_one_that_comes_and_goes_for_a_pas
     graphed = next(result for result in judge(SweepPaths(tmp_path)).results if result.cell.graphed)
     stand = stand_of(graphed, "CAPTURE_FAILED in capture")
     assert stand is not None and stand.standing == "unclear"
+
+
+# --- outcomes that cannot be read -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", ['{"outcome": "NUM', "[]", '{"outcome": "COMPLETED"}', ""])
+@pytest.mark.parametrize("attempt", [1, 2])
+@pytest.mark.parametrize("graphed", [GRAPHED, EAGER])
+def test_beside_an_outcome_that_cannot_be_read_no_attempt_counts(
+    tmp_path: Path, graphed: bool, attempt: int, content: str
+) -> None:
+    """It may have been a NaN, before a success or after it."""
+
+    def edit(run: AttemptRecord) -> None:
+        write_attempt(paths, run)
+        run.number = 2
+
+    paths = SweepPaths(tmp_path)
+    write_sweep(tmp_path, edit=edit)
+    assert summarise(judge(paths).results).exit_code == 0
+    cell = next(result.cell for result in judge(paths).results if result.cell.graphed is graphed)
+    damaged = paths.run(cell.run_ids[0]).attempt(attempt)
+    damaged.outcome.write_text(content)
+
+    found = summarise(judge(paths).results)
+    assert (found.exit_code, found.verdicts) == (3, {"INCOMPARABLE": 1})
+    assert f"an outcome of the {'graphed' if graphed else 'eager'} run is damaged" in found.text
+    named = f"runs/{cell.run_ids[0]}/attempts/{attempt}/outcome.json cannot be read"
+    assert found.text.count(named) == 1 and "way out: move its folder away; resume makes the run again" in found.text
+    assert named in write_report(paths).markdown.read_text()
+
+    damaged.root.rename(tmp_path / "away")
+    assert summarise(judge(paths).results).exit_code == 0
+
+
+def test_a_failure_after_an_outcome_that_cannot_be_read_is_still_one(tmp_path: Path) -> None:
+    def edit(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 0:
+            write_attempt(paths, run)
+            paths.run(run.spec.run_id).attempt(1).outcome.write_text("{")
+            run.number = 2
+            ended("NUMERIC")(run)
+
+    paths = SweepPaths(tmp_path)
+    write_sweep(tmp_path, edit=edit)
+    found = summarise(judge(paths).results)
+    assert (found.exit_code, found.unexpected) == (3, 1)
+
+
+def test_a_cancelled_attempt_gives_way_to_none_before_an_outcome_that_cannot_be_read(tmp_path: Path) -> None:
+    def edit(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 0:
+            for number in (1, 2):
+                run.number = number
+                write_attempt(paths, run)
+            paths.run(run.spec.run_id).attempt(2).outcome.write_text("{")
+            run.number = 3
+            ended("CANCELLED")(run)
+
+    paths = SweepPaths(tmp_path)
+    write_sweep(tmp_path, edit=edit)
+    graphed = next(result for result in judge(paths).results if result.cell.graphed)
+    assert graphed.runs[0].attempt is None and graphed.verdict and graphed.verdict.word == "INCOMPARABLE"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.record import Margins, Plan, Reason, plan_from_json
+from launch.record import Margins, Plan, Reason, plan_from_json, read_plan
 from orchestrator import show
 from orchestrator.batch_script import BatchScript
 from orchestrator.cli import main
@@ -234,6 +234,40 @@ def test_misuse_is_exit_code_1_with_the_usage(capsys: pytest.CaptureFixture[str]
     error = capsys.readouterr().err
     assert error.startswith("usage: ")
     assert MISUSED[command] in error
+
+
+# --- what is on disk ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ('{"outcome": "COMPL', "not JSON (Unterminated string"),
+        ("[]", "not an outcome of this version ("),
+        ('{"outcome": "COMPLETED"}', "not an outcome of this version ("),
+    ],
+)
+def test_an_outcome_that_cannot_be_read_is_named_once_with_the_way_out(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path, content: str, why: str
+) -> None:
+    sweep = write_sweep(elsewhere / "sweeps" / "torn")
+    assert main(["report", "torn"]) == 0
+    run_id = next(iter(read_plan(sweep).cell_of_run()))
+    sweep.run(run_id).attempt(1).outcome.write_text(content)
+    capsys.readouterr()
+
+    assert main(["status", "torn"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "outcome.json" in line)
+    assert line.startswith(f"sweeps/torn/runs/{run_id}/attempts/1/outcome.json: {why}")
+    assert line.endswith("Way out: move its folder away; resume makes the run again")
+    main(["status", "torn", "--json"])
+    row = next(row for row in json.loads(capsys.readouterr().out)["runs"] if row["run_id"] == run_id)
+    assert row["state"] == "INTERRUPTED" and row["message"].startswith(f"outcome.json: {why}")
+
+    assert main(["report", "torn"]) == 3
+    told = capsys.readouterr().out
+    assert told.count(f"runs/{run_id}/attempts/1/outcome.json cannot be read: {why}") == told.count("outcome.json") == 1
+    assert "way out: move its folder away; resume makes the run again" in told
 
 
 # --- comparing ------------------------------------------------------------------------------------------------------

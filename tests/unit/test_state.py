@@ -146,12 +146,26 @@ def test_a_cancelled_bundle(sweep: Sweep) -> None:
 def test_a_damaged_outcome_is_none_and_a_damaged_order_is_a_fault(sweep: Sweep) -> None:
     sweep.begin(0, outcome="COMPLETED")
     sweep.paths.run(sweep.run_ids[0]).attempt(1).outcome.write_text('{"outcome": "COMPLETED"}')
-    assert sweep.states()[0] == "INTERRUPTED"
+    state = sweep.all()[0]
+    assert (state.name, state.outcome, state.next_attempt) == ("INTERRUPTED", None, 2)
+    assert state.damaged.startswith("outcome.json: not an outcome of this version (")
+    assert not any(state.damaged for state in sweep.all()[1:])
     sweep.order((1, 1))
     taken(sweep.paths.queue_lock)
     sweep.bundle.order.write_text('{"schedule": []}')
     with pytest.raises(SystemFault, match=r"bundle\.json: not an order of this version .*; delete it"):
         sweep.states()
+
+
+def test_a_damaged_outcome_is_of_a_run_that_has_ended_whoever_lives(sweep: Sweep) -> None:
+    sweep.order((0, 1), (1, 1))
+    taken(sweep.bundle.lock)
+    sweep.begin(0)
+    assert sweep.states()[:2] == ["RUNNING*", "QUEUED*"]
+    sweep.paths.run(sweep.run_ids[0]).attempt(1).outcome.write_text("{")
+    assert sweep.states()[:2] == ["INTERRUPTED", "QUEUED*"]
+    sweep.submit("12", (0, 1), (1, 1))
+    assert sweep.states(j12="RUNNING")[0] == sweep.states(j12="NODE_FAIL")[0] == "INTERRUPTED"
 
 
 def test_live_runs_are_of_all_bundles_on_disk(sweep: Sweep) -> None:
@@ -176,6 +190,14 @@ def test_what_changed_last(sweep: Sweep) -> None:
     sweep.begin(1)
     os.utime(folder, (ended + 10, ended + 10))
     assert newest() == pytest.approx(ended + 10), "an attempt that was begun and lost"
+    outcome = sweep.paths.run(sweep.run_ids[0]).attempt(1).outcome
+    outcome.write_text("{")
+    os.utime(outcome, (ended + 20, ended + 20))
+    assert newest() == pytest.approx(ended + 20), "a report from before it would hide that it is damaged"
+    os.utime(folder, (ended + 30, ended + 30))
+    sweep.begin(1, attempt=2, outcome="COMPLETED")
+    os.utime(folder, (ended + 30, ended + 30))
+    assert newest() == pytest.approx(ended + 30), "an attempt before it that was moved away"
 
 
 def test_sweep_paths_alone_tell_nothing(tmp_path: Path) -> None:
