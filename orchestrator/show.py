@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, Optional
 
 from analysis.forecast import state_bytes
 from analysis.markdown.blocks import size
+from launch.attempt import ROOM_SECONDS
 from launch.files import number, read_json
 from launch.order import BundleOrder
 from launch.paths import SweepPaths
@@ -217,6 +219,15 @@ def damage(paths: SweepPaths, current: Mapping[str, RunState]) -> None:
                 f"{folder}/{state.damaged}: how this attempt ended is not known, and no other counts beside it. "
                 "Way out: move its folder away; resume makes the run again"
             )
+
+
+def full_disk(paths: SweepPaths, current: Mapping[str, RunState]) -> None:
+    """That runs have no room to write to, where one runs. A quota does not show here."""
+    if any(state.name == "RUNNING" for state in current.values()) and not shutil.disk_usage(paths.root).free:
+        print(
+            f"{paths.root}: no room is left on this disk. A run that cannot write is ended, and is RUNNING until there is "
+            f"room for its outcome, {ROOM_SECONDS / 60:g} minutes at most: make room there"
+        )
 
 
 def slurm(jobs: Optional[Jobs], current: Mapping[str, RunState]) -> None:

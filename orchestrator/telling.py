@@ -47,6 +47,7 @@ def status(options: argparse.Namespace) -> int:
     else:
         show.states(planned, states)
         show.damage(paths, states)
+        show.full_disk(paths, states)
         show.slurm(jobs, states)
         show.next_commands(after(paths, planned, states))
     return 0

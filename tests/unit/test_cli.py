@@ -12,9 +12,11 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from launch.lock import Lock
 from launch.record import Margins, Plan, Reason, plan_from_json, read_plan
 from orchestrator import show
 from orchestrator.batch_script import BatchScript
@@ -268,6 +270,31 @@ def test_an_outcome_that_cannot_be_read_is_named_once_with_the_way_out(
     told = capsys.readouterr().out
     assert told.count(f"runs/{run_id}/attempts/1/outcome.json cannot be read: {why}") == told.count("outcome.json") == 1
     assert "way out: move its folder away; resume makes the run again" in told
+
+
+@pytest.mark.parametrize(("free", "said"), [(0, 1), (4096, 0)])
+def test_status_says_that_a_run_has_no_room_to_end_in(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path, monkeypatch: pytest.MonkeyPatch, free: int, said: int
+) -> None:
+    def unended(run: AttemptRecord) -> None:
+        run.outcome = None
+
+    def usage(_: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=free)
+
+    monkeypatch.setattr(show.shutil, "disk_usage", usage)
+    sweep = write_sweep(elsewhere / "sweeps" / "full", steps=20, edit=unended)
+    words = "sweeps/full: no room is left on this disk. A run that cannot write is ended, and is RUNNING until"
+    assert main(["status", "full"]) == 0
+    assert words not in capsys.readouterr().out, "nothing of it runs"
+
+    bundle = sweep.bundle(read_plan(sweep).bundles[0].bundle_id)
+    lock = Lock.try_acquire(bundle.lock)
+    assert lock is not None
+    os.utime(bundle.lock, (0, 0))  # taken before the runs were begun
+    assert main(["status", "full"]) == 0
+    assert capsys.readouterr().out.count(words) == said
+    lock.release()
 
 
 # --- comparing ------------------------------------------------------------------------------------------------------
