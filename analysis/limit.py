@@ -137,8 +137,6 @@ def bound_of(eager: EagerStep, graphed: GraphedStep) -> Bound:
     twin (Inductor's), these times are none of its own. A host that waits for the device in a step bounds nothing by itself."""
     if _other_kernels(graphed, eager):
         return "other kernels"
-    if graphed.step_ms <= eager.computing_ms * (1 + NEAR):
-        return "device"
     if eager.communicates:
         return _bound_of_ranks(graphed)
     if graphed.step_ms <= eager.busy_ms * (1 + NEAR):
@@ -148,7 +146,10 @@ def bound_of(eager: EagerStep, graphed: GraphedStep) -> Bound:
 
 def _bound_of_ranks(graphed: GraphedStep) -> Bound:
     """Of ranks that wait for each other: for data, or for the slowest to compute, where no device has an idle moment in which
-    others wait for its host. It is the graphed run's own trace that tells: the twin's hosts are others."""
+    others wait for its host. It is the graphed run's own trace that tells: the twin's hosts are others, and its kernels may
+    take longer beside those that wait."""
+    if graphed.step_ms <= graphed.computing_ms * (1 + NEAR):
+        return "device"
     if graphed.host_ms is not None and graphed.host_ms >= HOST_SHARE * graphed.step_ms:
         return "host"
     return "communication" if graphed.busy_ms >= graphed.step_ms * (1 - NEAR) else _bound_of_launches(graphed)

@@ -107,7 +107,7 @@ def _bound(eager: Optional[EagerStep], graphed: Optional[GraphedStep]) -> str:
     if bound == "communication":
         return (
             f"communication: traced, each device is busy for {graphed.busy_ms:.2f} ms of a step or more and computes for "
-            f"{graphed.computing_ms:.2f} at most, else ranks pass data or wait for each other"
+            f"{graphed.computing_ms:.2f} at most; else ranks pass data, or wait for what others compute"
         )
     if bound == "host":
         return f"host-bound: {host} to enqueue what is not captured, or to wait for the device"

@@ -117,8 +117,9 @@ def test_bounds_of_ranks_that_communicate(
     graphed_ms: float, own_busy: float, graphed_host: Optional[float], bound: str
 ) -> None:
     """Where no device has an idle moment it is data, or the slowest rank, that they wait for."""
-    eager = EagerStep(20.0, 16.0, 12.0, 19.0, KERNELS, communicates=True)
-    assert bound_of(eager, GraphedStep(graphed_ms, graphed_host, KERNELS, 1.0, 12.0, own_busy)) == bound
+    graphed = GraphedStep(graphed_ms, graphed_host, KERNELS, 1.0, 12.0, own_busy)
+    for eagers in (12.0, 14.0):  # longer beside kernels that wait
+        assert bound_of(EagerStep(20.0, 16.0, eagers, 19.0, KERNELS, communicates=True), graphed) == bound
 
 
 # --- from records ---------------------------------------------------------------------------------------------------
@@ -288,7 +289,11 @@ def test_the_report_says_how_far_and_what_captures_cost(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("busy", "computing", "said"),
     [
-        (66.5, 12.0, "1.42 times as long as its eager twin's GPUs compute; communication bounds it"),
+        (
+            66.5,
+            12.0,
+            "1.42 times as long as its eager twin's GPUs compute; communication, or waiting for another rank, bounds it",
+        ),
         (16.8, 16.8, "At the limit: `torch, lr 0.001`, whose step is as long as its eager twin's GPU computes"),
     ],
 )
@@ -302,6 +307,27 @@ def test_nearness_is_to_what_is_computed_however_long_kernels_wait(
         change_probe(0, busy_ms=busy, computing_ms=computing)(run)
 
     assert said in write_report(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=waiting)).summary
+
+
+def test_ranks_are_at_the_limit_where_they_compute_all_the_step_in_the_graphed_run_too(tmp_path: Path) -> None:
+    """The figures of a pipeline on four H200s (docs/results/qwen3_8l_megatron_parallel), whose eager kernels took longer."""
+
+    def pipeline(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["step_time_ms"] = 222.59 if run.spec.graphed else 903.91
+        own = (
+            {"busy_ms": 214.60, "computing_ms": 191.10}
+            if run.spec.graphed
+            else {"busy_ms": 637.2, "computing_ms": 213.01}
+        )
+        change_probe(0, **own)(run)
+
+    report = write_report(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=pipeline))
+    assert (
+        "1.04 times as long as its eager twin's GPUs compute; communication, or waiting for another rank"
+        in report.summary
+    )
+    assert "busy for 214.60 ms of a step or more and computes for 191.10 at most" in report.markdown.read_text()
 
 
 def test_a_cell_that_does_not_pass_says_so_beside_its_figures(tmp_path: Path) -> None:
