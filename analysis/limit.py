@@ -3,11 +3,11 @@
 Graphs take away what the host costs and nothing of what the device does. With T the twin's step and B the time in it in
 which its device is busy, at most T / B can be won. Kernels that communicate are busy while they wait for other ranks, whose
 hosts may be what is late: graphs end that wait, and B is then no limit. What is left is C, without these kernels: a step is
-no shorter, and longer by what it takes to pass the data. What can be won of several ranks is then at most T / C. Their B is
-of the rank that is busy for least: its device is idle while the others wait for it. Times of a graphed step come from its
-timed steps alone, since tracing disturbs replay. All other times are milliseconds a step, of the slowest rank; steps are as
-rank 0 timed them, and as the speed-up has them (analysis/speedup.py). Over repeats all are geometric means, so that a ratio
-of two is the mean of the pairs' own, on machines that differ too; counts are medians.
+no shorter, and longer by what it takes to pass the data and to wait for what others compute. What can be won of several ranks
+is then at most T / C. Their B is of the rank that is busy for least: its device is idle while the others wait for it. How long
+a graphed step takes comes from its timed steps alone, since tracing disturbs replay. All other times are milliseconds a step,
+of the slowest rank; steps are as rank 0 timed them, and as the speed-up has them (analysis/speedup.py). Over repeats all are
+geometric means, so that a ratio of two is the mean of the pairs' own, on machines that differ too; counts are medians.
 """
 
 from __future__ import annotations
