@@ -336,7 +336,9 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
 def test_the_json_holds_what_the_text_says(tmp_path: Path) -> None:
     advice, _ = advice_on(tmp_path, inspected(Inspection((WAIT,), KERNELS, waits=4.0)))
     (content,) = advice_to_json("name", [advice])["workloads"]
+    assert advice.step is not None
     assert (content["worth"], content["step"]["busy_ms"]) == ("much", pytest.approx(16.0))
+    assert (content["step"]["not_computing"], content["step"]["communicates"]) == (advice.step.not_computing, False)
     assert content["findings"] == [dataclasses.asdict(WAIT)]
     assert content["kernels"]["share_below_50_us"] == pytest.approx(1160 / 1200)
     assert content["points"][0] == {"cuda_graph.impl": "torch", "cuda_graph.scope": []}
