@@ -108,8 +108,8 @@ def _bound(eager: Optional[EagerStep], graphed: Optional[GraphedStep]) -> str:
         return f"not told: it runs {counts} as the eager twin, whose busy time is no limit to it"
     if bound == "communication":
         return (
-            f"communication: traced, each device is busy for {graphed.busy_ms:.2f} ms of a step or more and computes for "
-            f"{graphed.computing_ms:.2f} at most; else ranks pass data, or wait for what others compute"
+            f"communication: traced, each device is busy for at least {graphed.busy_ms:.2f} ms of a step and computes for at "
+            f"most {graphed.computing_ms:.2f} ms; else ranks pass data, or wait for what others compute"
         )
     if bound == "host":
         return f"host-bound: {host} to enqueue what is not captured, or to wait for the device"
