@@ -147,7 +147,7 @@ def bound_of(eager: EagerStep, graphed: GraphedStep) -> Bound:
 def _bound_of_ranks(graphed: GraphedStep) -> Bound:
     """Of ranks that wait for each other: for data, or for the slowest to compute, where no device has an idle moment in which
     others wait for its host, or hosts are fast and there is more of that than of idle moments. It is the graphed run's own
-    trace that tells: the twin's hosts are others, and its kernels may take longer beside those that wait."""
+    trace that tells: the twin's hosts are others, and its kernels may take longer."""
     if graphed.step_ms <= graphed.computing_ms * (1 + NEAR):
         return "device"
     if graphed.host_ms is not None and graphed.host_ms >= HOST_SHARE * graphed.step_ms:

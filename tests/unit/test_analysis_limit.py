@@ -120,7 +120,7 @@ def test_bounds_of_ranks_that_communicate(
     """Where no device has an idle moment it is data, or the slowest rank, that they wait for, and where hosts are fast and
     devices wait for longer than they are idle."""
     graphed = GraphedStep(graphed_ms, graphed_host, KERNELS, 1.0, 12.0, own_busy)
-    for eagers in (12.0, 14.0):  # longer beside kernels that wait
+    for eagers in (12.0, 14.0):
         assert bound_of(EagerStep(20.0, 16.0, eagers, 19.0, KERNELS, communicates=True), graphed) == bound
 
 
