@@ -68,14 +68,19 @@ class Advice:
 
     @property
     def worth(self) -> Worth:
-        """What graphs are worth here, by how idle the device is, of several the idlest, and whether the host is the reason."""
+        """What graphs are worth here, by how idle the device is, of several the one busy for least, and whether the host is
+        the reason."""
         if self.step is None:
             return "unknown"
         if self.step.launch_bound >= IDLE_ENOUGH and self.host_is_slow:
             return "much"
-        # A device that waits for another rank is busy, and the other rank's host may be what is late.
-        idle = self.step.not_computing if self.step.communicates else self.step.launch_bound
+        idle = self.step.not_computing if self.waits_for_hosts else self.step.launch_bound
         return "little" if idle < NEAR else "some"
+
+    @property
+    def waits_for_hosts(self) -> bool:
+        """Whether a device may be busy with waiting for another rank whose host is late."""
+        return self.step is not None and self.step.communicates and self.host_is_slow
 
     @property
     def host_is_slow(self) -> bool:

@@ -25,7 +25,8 @@
                    "graphed": null | {"step_ms", "host_ms": null | ms, "kernels", "graph_launches", "computing_ms", "busy_ms"},
                    "doubt", "eager_doubt",
                    "launch_bound", "not_computing", "largest_speedup", "largest_speedup_computing", "times_busy",
-                   "times_computing", "attained", "attained_computing", "bound": null | analysis.limit.Bound},
+                   "times_computing", "attained", "attained_computing", "bound": null | analysis.limit.Bound};
+                  the largest speed-up, times busy and attained that count communication are null where ranks communicate,
          "runs": [{"run_id", "repeat", "attempt", "attempts_begun", "status", "outcome": null | Outcome, "problems"}],
          "pairs": [{"repeat", "eager_run", "graphed_run", "verdict": VERDICT, "ratio", "ratio_steps", "ratio_reason",
                     "replay", "environment_differences"}]}],

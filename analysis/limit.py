@@ -3,11 +3,11 @@
 Graphs take away what the host costs and nothing of what the device does. With T the twin's step and B the time in it in
 which its device is busy, at most T / B can be won. Kernels that communicate are busy while they wait for other ranks, whose
 hosts may be what is late: graphs end that wait, and B is then no limit. What is left is C, without these kernels: a step is
-no shorter, and longer by what it takes to pass the data. What can be won of several ranks is then at most T / C. Their B is
-of the rank that is busy for least: its device is idle while the others wait for it. Times of a graphed step come from its
-timed steps alone, since tracing disturbs replay. All other times are milliseconds a step, of the slowest rank; steps are as
-rank 0 timed them, and as the speed-up has them (analysis/speedup.py). Over repeats all are geometric means, so that a ratio
-of two is the mean of the pairs' own, on machines that differ too; counts are medians.
+no shorter, and longer by what it takes to pass the data and to wait for what others compute. What can be won of several ranks
+is then at most T / C. Their B is of the rank that is busy for least: its device is idle while the others wait for it. How long
+a graphed step takes comes from its timed steps alone, since tracing disturbs replay. All other times are milliseconds a step,
+of the slowest rank; steps are as rank 0 timed them, and as the speed-up has them (analysis/speedup.py). Over repeats all are
+geometric means, so that a ratio of two is the mean of the pairs' own, on machines that differ too; counts are medians.
 """
 
 from __future__ import annotations
@@ -137,8 +137,6 @@ def bound_of(eager: EagerStep, graphed: GraphedStep) -> Bound:
     twin (Inductor's), these times are none of its own. A host that waits for the device in a step bounds nothing by itself."""
     if _other_kernels(graphed, eager):
         return "other kernels"
-    if graphed.step_ms <= eager.computing_ms * (1 + NEAR):
-        return "device"
     if eager.communicates:
         return _bound_of_ranks(graphed)
     if graphed.step_ms <= eager.busy_ms * (1 + NEAR):
@@ -148,10 +146,16 @@ def bound_of(eager: EagerStep, graphed: GraphedStep) -> Bound:
 
 def _bound_of_ranks(graphed: GraphedStep) -> Bound:
     """Of ranks that wait for each other: for data, or for the slowest to compute, where no device has an idle moment in which
-    others wait for its host. It is the graphed run's own trace that tells: the twin's hosts are others."""
+    others wait for its host, or hosts are fast and there is more of that than of idle moments. It is the graphed run's own
+    trace that tells: the twin's hosts are others, and its kernels may take longer."""
+    if graphed.step_ms <= graphed.computing_ms * (1 + NEAR):
+        return "device"
     if graphed.host_ms is not None and graphed.host_ms >= HOST_SHARE * graphed.step_ms:
         return "host"
-    return "communication" if graphed.busy_ms >= graphed.step_ms * (1 - NEAR) else _bound_of_launches(graphed)
+    bound = _bound_of_launches(graphed)
+    idle, waiting = graphed.step_ms - graphed.busy_ms, graphed.busy_ms - graphed.computing_ms
+    hosts_are_fast = bound == "gaps" and graphed.host_ms is not None
+    return "communication" if idle <= NEAR * graphed.step_ms or (hosts_are_fast and waiting > idle) else bound
 
 
 def _bound_of_launches(graphed: GraphedStep) -> Bound:

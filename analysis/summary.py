@@ -17,7 +17,7 @@ NAMED = 3
 """How many cells a sentence names before it counts the rest."""
 BOUND_BY: dict[Bound, str] = {
     "device": "the device",
-    "communication": "communication",
+    "communication": "communication, or waiting for another rank,",
     "host": "the host",
     "host in part": "the host in part",
     "gaps": "what lies between kernels",
@@ -206,7 +206,7 @@ def _nearest(ran: Sequence[CellResult]) -> str:
     if not found:
         return ""
     times, label, bound = min(found)
-    if times <= 1 + NEAR:
+    if times <= 1 + NEAR and bound == "device":
         return f"At the limit: `{label}`, whose step is as long as its eager twin's GPU computes."
     by = BOUND_BY[bound] if bound else "what is not told"
     return f"Nearest to the limit: `{label}`, whose step takes {times:.2f} times as long as its eager twin's GPUs compute; {by} bounds it."

@@ -1,7 +1,7 @@
 """What a step does on the device, seen by the profiler: some steps after the last that was timed.
 
-Tracing disturbs replay, so that no time of a graphed step is read here: what a graphed run can reach is the busy time of
-its eager twin.
+Tracing disturbs replay, so that how long a graphed step takes is not read here, and its limit is its eager twin's; what its
+own kernels take tells what ranks that communicate wait for.
 """
 
 from __future__ import annotations

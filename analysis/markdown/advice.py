@@ -67,17 +67,18 @@ def _worth(advice: Advice) -> list[str]:
         return [ON_CPU]
     if advice.step is None:
         return [f"**{VERDICTS['unknown']}** {advice.unmeasured[:1].upper()}{advice.unmeasured[1:]}."]
-    verdict = OF_RANKS if advice.worth == "some" and advice.step.communicates else VERDICTS[advice.worth]
-    said = [f"**{verdict}** {_limit(advice.step)}", *_caveats(advice, advice.step)]
+    verdict = OF_RANKS if advice.worth == "some" and advice.waits_for_hosts else VERDICTS[advice.worth]
+    said = [f"**{verdict}** {_limit(advice, advice.step)}", *_caveats(advice, advice.step)]
     return [" ".join(said), *(_kernels(advice.kernels) if advice.kernels else [])]
 
 
-def _limit(step: EagerStep) -> str:
+def _limit(advice: Advice, step: EagerStep) -> str:
     host = "The host waits for the device in a step, so that how long it takes to enqueue one is not known."
     if step.host_ms is not None:
-        host = f"The host takes {step.host_ms:.2f} ms to enqueue a step."
+        who = "The slowest host" if step.communicates else "The host"
+        host = f"{who} takes {step.host_ms:.2f} ms to enqueue a step."
     if step.largest_speedup is None:
-        return f"{_of_ranks(step)} {host}"
+        return f"{_of_ranks(step, advice.waits_for_hosts)} {host}"
     if step.launch_bound <= 0:
         return f"The device is busy throughout a step of {step.step_ms:.2f} ms: there is nothing to win."
     return (
@@ -86,14 +87,19 @@ def _limit(step: EagerStep) -> str:
     )
 
 
-def _of_ranks(step: EagerStep) -> str:
-    idle = (
-        f"the idlest device does nothing for {step.launch_bound:.0%}" if step.launch_bound > 0 else "no device is idle"
-    )
+def _of_ranks(step: EagerStep, waits_for_hosts: bool) -> str:
+    if step.not_computing <= 0:
+        return f"A device computes throughout a step of {step.step_ms:.2f} ms: there is nothing to win."
+    idle = "no device is idle"
+    if step.launch_bound > 0:
+        idle = f"the device that is busy for least is idle for {step.launch_bound:.0%}"
+    shares = f"In a step of {step.step_ms:.2f} ms {idle}, and none computes for more than {1 - step.not_computing:.0%}"
+    if not waits_for_hosts:
+        return f"{shares}: else ranks pass data, or wait for what others compute, which graphs do not end."
     return (
-        f"In a step of {step.step_ms:.2f} ms {idle}, and none computes for more than {1 - step.not_computing:.0%}: else ranks "
-        " pass data, or wait for each other's hosts, which graphs end. The same kernels can run at most "
-        f"{step.largest_speedup_computing:.2f}x as fast, less by what it takes to pass the data, which only a graphed run tells."
+        f"{shares}: else ranks pass data, or wait for what others compute or for their hosts, of which graphs end the last "
+        f"alone. The same kernels can run at most {step.largest_speedup_computing:.2f}x as fast, less by what the rest of "
+        "that takes, which only a graphed run tells."
     )
 
 

@@ -17,12 +17,14 @@ LIMIT_HEADER = (
 )  # fmt: skip
 LIMIT_HOW = (
     "Graphs save what the host costs and nothing of what the device does: with the same kernels, a step cannot be "
-    "shorter than the device is busy in it. Busy time and the host's time to enqueue a step are the eager twin's, of "
-    "its slowest rank, from a few steps after the timed ones; the host has none where it waits for the device in a step. "
-    "Kernels that communicate also wait for other ranks, whose hosts graphs make faster: in brackets is the figure without "
-    "them, which no graph can pass, and the one with them is of the rank that is busy for least and no limit. Launch-bound is "
-    "the share of the eager step in which a device was idle; it is none where kernels waited longer when traced than when "
-    "timed. What bounds ranks that communicate is told by the graphed run's own trace. Attained is "
+    "shorter than the device is busy in it. Busy, computing and the host's time to enqueue a step are the eager twin's, from a "
+    "few steps after the timed ones: of several ranks, busy is of the one that is busy for least, computing and host are of the "
+    "slowest. The host has no time where it waits for the device in a step. In brackets is the figure without kernels that "
+    "communicate. These also wait for other ranks, whose hosts graphs make faster: where they are a good part of a rank's busy "
+    "time, the figure in brackets alone is a limit, and a step is longer by what it takes to pass data and to wait for what "
+    "others compute. "
+    "Launch-bound is the share of the eager step in which a device was idle; it is none where kernels waited longer when "
+    "traced than when timed. What bounds ranks that communicate is told by the graphed run's own trace. Attained is "
     f"the share of that idle time that graphs saved, where it was more than {BAND:.0%} of the step, and above 100% where "
     f"kernels run faster in a graph than when traced. A step within {NEAR:.0%} of what the device needs is bound by it."
 )
@@ -106,8 +108,8 @@ def _bound(eager: Optional[EagerStep], graphed: Optional[GraphedStep]) -> str:
         return f"not told: it runs {counts} as the eager twin, whose busy time is no limit to it"
     if bound == "communication":
         return (
-            f"communication: traced, each device is busy for {graphed.busy_ms:.2f} ms of a step or more and computes for "
-            f"{graphed.computing_ms:.2f} at most, else ranks pass data or wait for each other"
+            f"communication: traced, each device is busy for at least {graphed.busy_ms:.2f} ms of a step and computes for at "
+            f"most {graphed.computing_ms:.2f} ms; else ranks pass data, or wait for what others compute"
         )
     if bound == "host":
         return f"host-bound: {host} to enqueue what is not captured, or to wait for the device"

@@ -99,13 +99,28 @@ LOOKED = inspected(Inspection((), KERNELS))
         ),
         ({"busy_ms": 20.4, "computing_ms": 19.9}, "little", "there is nothing to win"),
         ({"busy_ms": 30.0, "computing_ms": 19.9}, "little", "Graphs will not help much."),
-        ({"busy_ms": 30.0, "computing_ms": 12.0}, "some", "ms no device is idle, and none computes for more than 59%"),
+        (
+            {"busy_ms": 30.0, "computing_ms": 12.0},
+            "some",
+            "may help.** In a step of 20.35 ms no device is idle, and none computes for more than 59%",
+        ),
         (
             {"busy_ms": 14.0, "computing_ms": 12.0, "host_ms": 3.0},
             "some",
-            "**Graphs may help.** In a step of 20.35 ms the idlest device does nothing for 31%",
+            "**Graphs may help a little.** In a step of 20.35 ms the device that is busy for least is idle for 31%",
         ),
-        ({"busy_ms": 14.0, "computing_ms": 12.0}, "much", "wait for each other's hosts"),
+        ({"busy_ms": 14.0, "computing_ms": 12.0}, "much", "wait for what others compute or for their hosts"),
+        (
+            {"busy_ms": 20.4, "computing_ms": 5.0, "host_ms": 4.0},
+            "little",
+            "wait for what others compute, which graphs do not end. The slowest host takes 4.00 ms",
+        ),
+        ({"busy_ms": 20.4, "computing_ms": 5.0, "host_ms": None}, "some", "or for their hosts"),
+        (
+            {"busy_ms": 30.0, "computing_ms": 20.4},
+            "little",
+            "computes throughout a step of 20.35 ms: there is nothing to win",
+        ),
         ({"busy_ms": 30.0, "computing_ms": 30.0}, "unknown", "Timing is doubtful"),
         ({"busy_ms": 0.0, "computing_ms": 0.0}, "unknown", "**Not measured.** No time is zero"),
     ],
@@ -327,7 +342,9 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
 def test_the_json_holds_what_the_text_says(tmp_path: Path) -> None:
     advice, _ = advice_on(tmp_path, inspected(Inspection((WAIT,), KERNELS, waits=4.0)))
     (content,) = advice_to_json("name", [advice])["workloads"]
+    assert advice.step is not None
     assert (content["worth"], content["step"]["busy_ms"]) == ("much", pytest.approx(16.0))
+    assert (content["step"]["not_computing"], content["step"]["communicates"]) == (advice.step.not_computing, False)
     assert content["findings"] == [dataclasses.asdict(WAIT)]
     assert content["kernels"]["share_below_50_us"] == pytest.approx(1160 / 1200)
     assert content["points"][0] == {"cuda_graph.impl": "torch", "cuda_graph.scope": []}

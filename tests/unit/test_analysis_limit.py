@@ -109,16 +109,19 @@ def test_bounds(computing: float, graphed_ms: float, graphed_host: Optional[floa
         (14.0, 15.0, 9.0, "communication"),
         (14.0, 13.4, 13.0, "host"),
         (14.0, 13.2, 9.0, "host in part"),
-        (14.0, 13.2, 1.0, "gaps"),
         (14.0, 13.2, None, "gaps"),
+        (14.0, 13.2, 1.0, "communication"),
+        (14.0, 12.9, 1.0, "gaps"),
     ],
 )
 def test_bounds_of_ranks_that_communicate(
     graphed_ms: float, own_busy: float, graphed_host: Optional[float], bound: str
 ) -> None:
-    """Where no device has an idle moment it is data, or the slowest rank, that they wait for."""
-    eager = EagerStep(20.0, 16.0, 12.0, 19.0, KERNELS, communicates=True)
-    assert bound_of(eager, GraphedStep(graphed_ms, graphed_host, KERNELS, 1.0, 12.0, own_busy)) == bound
+    """Where no device has an idle moment it is data, or the slowest rank, that they wait for, and where hosts are fast and
+    devices wait for longer than they are idle."""
+    graphed = GraphedStep(graphed_ms, graphed_host, KERNELS, 1.0, 12.0, own_busy)
+    for eagers in (12.0, 14.0):
+        assert bound_of(EagerStep(20.0, 16.0, eagers, 19.0, KERNELS, communicates=True), graphed) == bound
 
 
 # --- from records ---------------------------------------------------------------------------------------------------
@@ -172,6 +175,17 @@ def test_a_rank_that_waits_without_a_kernel_is_as_busy_as_the_others_compute(tmp
     limit = limit_of(tmp_path, of_eager(change_probe(1, busy_ms=9.0, computing_ms=9.0)), ranks=2)
     assert limit is not None and limit.eager is not None
     assert limit.eager.busy_ms == pytest.approx(EAGER_PROBE.computing_ms)
+
+
+@pytest.mark.parametrize(("busy", "communicates"), [(16.0, False), (16.5, True)])
+def test_ranks_communicate_where_one_of_one_repeat_does(tmp_path: Path, busy: float, communicates: bool) -> None:
+    def one(run: AttemptRecord) -> None:
+        if run.spec.repeat == 1:
+            change_probe(1, busy_ms=busy)(run)
+
+    limit = limit_of(tmp_path, of_eager(one), ranks=2)
+    assert limit is not None and limit.eager is not None
+    assert limit.eager.communicates == communicates
 
 
 @pytest.mark.parametrize("slower", [(1, 1, 2), (1, 2, 2)])
@@ -288,7 +302,11 @@ def test_the_report_says_how_far_and_what_captures_cost(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("busy", "computing", "said"),
     [
-        (66.5, 12.0, "1.42 times as long as its eager twin's GPUs compute; communication bounds it"),
+        (
+            66.5,
+            12.0,
+            "1.42 times as long as its eager twin's GPUs compute; communication, or waiting for another rank, bounds it",
+        ),
         (16.8, 16.8, "At the limit: `torch, lr 0.001`, whose step is as long as its eager twin's GPU computes"),
     ],
 )
@@ -302,6 +320,62 @@ def test_nearness_is_to_what_is_computed_however_long_kernels_wait(
         change_probe(0, busy_ms=busy, computing_ms=computing)(run)
 
     assert said in write_report(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=waiting)).summary
+
+
+EP4_EAGER = ((460.92, 112.39), (361.7, 111.63), (253.07, 110.67), (422.89, 112.09))
+EP4_LAYERS = ((140.11, 109.86), (140.19, 109.77), (141.04, 110.2), (139.55, 109.71))
+EP4_WHOLE = ((137.26, 110.16), (141.9, 110.03), (133.32, 110.27), (140.64, 109.89))
+
+
+@pytest.mark.parametrize(
+    ("graphed_ms", "graphed", "near", "attained", "bound"),
+    [
+        (147.24, EP4_LAYERS, "1.310", "86%", "gaps between kernels: a device is idle for 7.69 ms, and the host waits"),
+        (139.3, EP4_WHOLE, "1.239", "89%", "communication: traced, each device is busy for at least 133.32 ms of a step "
+         "and computes for at most 110.27 ms"),
+    ],
+)  # fmt: skip
+def test_ranks_that_communicate_have_figures_of_what_they_compute_alone(
+    tmp_path: Path, graphed_ms: float, graphed: Any, near: str, attained: str, bound: str
+) -> None:
+    """Busy and computing times of four H200s (docs/results/qwen3_8l_megatron_parallel)."""
+
+    def of_ranks(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["step_time_ms"] = graphed_ms if run.spec.graphed else 359.9
+        for number, (busy, computing) in enumerate(graphed if run.spec.graphed else EP4_EAGER):
+            change_probe(number, busy_ms=busy, computing_ms=computing, host_ms=None)(run)
+
+    report = write_report(write_sweep(tmp_path, device="cuda", impls=("torch",), repeats=1, ranks=4, edit=of_ranks))
+    text = report.markdown.read_text().split("## How far from the limit")[1]
+    row = next(line for line in text.splitlines() if line.startswith("| `torch"))
+    told = row.split(" | ")[1:]
+    assert told[:-1] == [
+        "359.90 ms", "253.07 ms (112.39 ms)", "30% (69%)", "-", "- (3.20x)", "1200 / 1200", "8", f"{graphed_ms:.2f} ms",
+        f"- ({near})", f"- ({attained})",
+    ]  # fmt: skip
+    assert told[-1].startswith(bound)
+
+
+def test_ranks_are_at_the_limit_where_they_compute_all_the_step_in_the_graphed_run_too(tmp_path: Path) -> None:
+    """The figures of a pipeline on four H200s (docs/results/qwen3_8l_megatron_parallel), whose eager kernels took longer."""
+
+    def pipeline(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["step_time_ms"] = 222.59 if run.spec.graphed else 903.91
+        own = (
+            {"busy_ms": 214.60, "computing_ms": 191.10}
+            if run.spec.graphed
+            else {"busy_ms": 637.2, "computing_ms": 213.01}
+        )
+        change_probe(0, **own)(run)
+
+    report = write_report(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=pipeline))
+    assert (
+        "1.04 times as long as its eager twin's GPUs compute; communication, or waiting for another rank"
+        in report.summary
+    )
+    assert "busy for at least 214.60 ms of a step and computes for at most 191.10 ms" in report.markdown.read_text()
 
 
 def test_a_cell_that_does_not_pass_says_so_beside_its_figures(tmp_path: Path) -> None:
