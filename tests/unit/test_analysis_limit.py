@@ -435,6 +435,7 @@ def test_a_step_shorter_than_its_kernels_has_no_speed_and_is_at_no_limit(tmp_pat
         (9.0, {}, {"kernels": 500.0, "computing_ms": 8.0}, False),  # other kernels, which are faster
         (9.0, {}, {"kernels": 500.0}, True),
         (9.0, {}, {"computing_ms": 8.0}, True),  # the same kernels as the twin's, and its probe disagrees
+        (13.7, {}, {"computing_ms": 13.7}, False),  # they may be quicker in a graph
         (9.0, {"kernels": 500.0}, {}, True),
     ],
 )
