@@ -257,7 +257,7 @@ def graphed_step(pairs: Sequence[PairResult], ranks: int) -> GraphedStep | str:
     attempts = [pair.graphed.attempt for pair in pairs if pair.graphed.attempt]
     if missing := _without_probe(attempts, ranks):
         return f"rank {missing[0]} of the graphed run ended without a probe"
-    return GraphedStep(
+    found = GraphedStep(
         step_ms=geometric_mean([pair.speed.graphed_ms for pair in pairs]),
         host_ms=_slowest_host(attempts),
         kernels=_most(attempts, lambda probe: probe.kernels),
@@ -265,6 +265,7 @@ def graphed_step(pairs: Sequence[PairResult], ranks: int) -> GraphedStep | str:
         computing_ms=_slowest_ms(attempts, lambda probe: probe.computing_ms),
         busy_ms=_mean([_least_busy_ms(attempt) for attempt in attempts]),
     )
+    return found if found.busy_ms > 0 else "a rank of the graphed run saw no kernel in its probe"
 
 
 def measured_ms(attempt: Attempt) -> float:

@@ -270,6 +270,19 @@ def test_a_pair_without_a_speed_still_shows_the_eager_limit(tmp_path: Path) -> N
     assert (limit.graphed, limit.reason) == (None, "the pair is incomparable")
 
 
+def test_a_graphed_run_whose_trace_is_lost_is_held_against_nothing(tmp_path: Path) -> None:
+    """Its launches were seen, its kernels were not: that is no idle device."""
+
+    def lost(run: AttemptRecord) -> None:
+        timed(run)
+        if run.spec.graphed:
+            change_probe(1, busy_ms=0.0, computing_ms=0.0, kernels=0.0)(run)
+
+    limit = limit_of(tmp_path, lost, ranks=2)
+    assert limit is not None and limit.eager is not None
+    assert (limit.graphed, limit.reason) == (None, "a rank of the graphed run saw no kernel in its probe")
+
+
 def test_repeats_without_a_time_are_left_out_with_their_pair(tmp_path: Path) -> None:
     limit = limit_of(tmp_path, of_eager(one_bad_time))
     assert limit is not None and limit.eager is not None and limit.eager.step_ms == pytest.approx(EAGER_MS)
