@@ -15,6 +15,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # importing Inductor warns of PyTorch's own deprecations
     import torch._inductor.compile_fx
 
+# A run builds one engine, which compiles a function three times at most; a process of tests builds many, in any order.
+torch._dynamo.config.recompile_limit = 64
+
 
 @pytest.fixture(autouse=True)
 def process_settings() -> Iterator[None]:
