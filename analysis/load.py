@@ -30,6 +30,7 @@ from launch.files import dumps, number, read_json
 from launch.findings import Inspection, inspection_from_json
 from launch.paths import AttemptPaths, RunPaths, SweepPaths
 from launch.record import (
+    DAMAGED_OUTCOME_REMEDY,
     Cell,
     GraphStats,
     Outcome,
@@ -107,7 +108,7 @@ def _unreadable(run_id: str, attempt: AttemptPaths, error: Exception) -> str:
     name = attempt.outcome.name
     why = said(error).removeprefix(f"{name}: ")
     file = f"runs/{run_id}/attempts/{attempt.number}/{name}"
-    return f"{file} cannot be read: {why}; way out: move its folder away; resume makes the run again"
+    return f"{file} cannot be read: {why}; way out: {DAMAGED_OUTCOME_REMEDY}"
 
 
 def _may_have_run(paths: AttemptPaths, digests: tuple[tuple[str, str], ...]) -> bool:

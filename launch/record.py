@@ -326,6 +326,10 @@ def read_spec(path: Path) -> RunSpec:
     return spec_from_json(read_json(path))
 
 
+DAMAGED_OUTCOME_REMEDY = "move its folder away; resume makes the run again"
+"""For an attempt whose outcome cannot be read."""
+
+
 def read_outcome(attempt: AttemptPaths) -> Optional[Outcome]:
     """How the attempt ended, or None where it has not.
 

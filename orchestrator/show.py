@@ -15,7 +15,7 @@ from launch.attempt import ROOM_SECONDS
 from launch.files import number, read_json
 from launch.order import BundleOrder
 from launch.paths import SweepPaths
-from launch.record import Cell, Plan, Reason
+from launch.record import DAMAGED_OUTCOME_REMEDY, Cell, Plan, Reason
 from launch.spec import RunSpec
 from launch.support import known_faults, unsupported
 from orchestrator.batch_script import LANE, RUN, TOKEN, BatchScript
@@ -217,7 +217,7 @@ def damage(paths: SweepPaths, current: Mapping[str, RunState]) -> None:
             folder = paths.run(run_id).attempt(state.next_attempt - 1).root
             print(
                 f"{folder}/{state.damaged}: how this attempt ended is not known, and no other counts beside it. "
-                "Way out: move its folder away; resume makes the run again"
+                f"Way out: {DAMAGED_OUTCOME_REMEDY}"
             )
 
 
