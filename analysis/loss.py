@@ -1,142 +1,144 @@
-"""Do graphed runs compute what eager ones compute? A ladder of rules over curves, keyed by step, pure.
+"""`python -m analysis.loss`: the same verdict on curves of any framework, from files.
 
-Rung 0, analysis.completeness: every step is there, once, in order and finite, on both sides, else INCOMPARABLE. A number
-after the capture that all eager runs have finite and a graphed one has not is DIVERGED. (What runs have to share beside
-their steps, and that what was captured ran, is analysis.pair's to say.)
-Rung 1: every graphed run equals every eager one to the bit after the capture: BITWISE. Where eager runs differ among each
-other, equality with one of them shows little, and the ladder goes on.
-Rung 2, the floor: how far an eager run is from the others at most. It never widens a margin. Without two of them, or
-with a floor beyond the margin, a verdict is INCONCLUSIVE at best.
-Rung 3: every graphed run is within the margin of the mean of the eager runs at every step, since a mean hides alternating
-signs and single bad steps, and the mean over the window is shown to be within it by two one-sided tests
-(analysis.equivalence).
-Rung 4, analysis.drift: the line fitted to the differences is not on its way out of the margin, and the last steps do not
-blow up.
-EQUIVALENT is what passes all of them over ``MINIMUM_STEPS`` steps or more, where eager trained: its loss moved by more than
-the margin, and it had gradients.
+    python -m analysis.loss --eager e1.csv e2.csv --graphed g1.csv --capture-step 4
 
-DIVERGED has to be shown (analysis.divergence). What is neither shown to be within nor beyond is INCONCLUSIVE.
-
-Every gate is written so that NaN fails it. The length comes from a known failure: Megatron-LM issue 5966 (TE graphs over
-attention) leaves the eager curve at step 81 and is NaN at 91, so that a check over 50 steps passes it. docs/verdicts.md
-has how often the rules err, by simulation.
+Files hold nothing of what runs have to share beside their steps, so that this is left to who made them.
 """
 
 from __future__ import annotations
 
+import argparse
+import math
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Optional
+from pathlib import Path
 
 import numpy as np
 
-from analysis.completeness import Curves, fault_of
-from analysis.deviation import METRICS, Floor, Measured, Sample, Tested, measure
-from analysis.drift import blows_up, leaves, rise_of_line
-from analysis.equivalence import estimate_of, mean_within
-from analysis.rungs import (
-    MINIMUM_STEPS,
-    SMALLER,
-    Window,
-    beyond,
-    margin_of,
-    not_shown,
-    shown,
-    too_short,
-    unknown_floor,
-    unmoved,
-    untrained,
-)
-from analysis.steps import Integers, Metric
-from analysis.verdict import Verdict
-from launch.record import Margins
+from analysis.curves.curve_files import CurveError, CurveFiles, read_curves
+from analysis.curves.print_precision import too_coarse, unseen, widened, without_small
+from analysis.records.steps import Metric
+from analysis.verdict.curve_difference import METRIC_NAMES, Evidence
+from analysis.verdict.ladder import judge
+from analysis.verdict.rungs import margin_of
+from analysis.verdict.verdict import Verdict, Word
+from launch.contract.records import Margins
+
+_UNCHECKED = "provenance unchecked: that the runs share workload, data, code and libraries is not in the files"
+EXIT_CODES: Mapping[Word, int] = {"BITWISE": 0, "EQUIVALENT": 0, "INCOMPARABLE": 1, "DIVERGED": 3, "INCONCLUSIVE": 4}
+NOT_WRITTEN = 2
 
 
-def first_compared(phases: Sequence[str]) -> Optional[int]:
-    """The place after the last capture of a graphed run with these ``phases``, by step; None where it has none."""
-    captures = [place for place, phase in enumerate(phases) if phase == "capture"]
-    return captures[-1] + 1 if captures else None
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    margins = Margins(loss=options.loss_margin, grad_norm=options.grad_norm_margin)
+    evidence: list[str] = []
+    try:
+        files = read_curves(options.eager, options.graphed)
+        verdict = _judge(files, options.capture_step, margins)
+    except CurveError as error:
+        verdict = Verdict("INCOMPARABLE", str(error))
+    else:
+        evidence = _rungs(verdict.evidence, files, margins) if verdict.evidence else []
+        evidence += [f"{copy}: the same bytes as {of}; a copy proves nothing" for copy, of in files.copies]
+    said = [verdict.word, verdict.reason, f"To settle it: {verdict.remedy}." if verdict.remedy else ""]
+    lines = [*filter(None, said), *evidence, "", _UNCHECKED]
+    return EXIT_CODES[verdict.word] if _written("\n".join(lines) + "\n") else NOT_WRITTEN
 
 
-def settle(
-    eager: Curves, graphed: Curves, expected: Integers, first: int, metrics: Sequence[Metric] = METRICS
-) -> Optional[Verdict]:
-    """The verdict of rungs 0 and 1, which need no repeats; None where they leave it open.
+def _written(text: str) -> bool:
+    """Whether ``text`` reached standard output; if not, why is on standard error."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # What is left in the buffer would fail once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stderr.write(f"the verdict could not be written: {error.strerror}\n")
+        return False
+    return True
 
-    The window is from the ``first``-th of the ``expected`` steps on.
-    """
-    found = _begin(eager, graphed, expected, first, metrics)
-    return found if isinstance(found, Verdict) else None
+
+def _judge(files: CurveFiles, capture_step: int | None, margins: Margins) -> Verdict:
+    expected = files.steps
+    first = 0 if capture_step is None else int(np.searchsorted(expected, capture_step, side="right"))
+    verdict = judge(files.eager, files.graphed, expected, first, margins, files.metrics)
+    coarse = too_coarse(files, first, margins) if verdict.word != "INCOMPARABLE" else {}
+    if not coarse:
+        return verdict
+    sure = without_small(files, coarse)
+    surely = judge(sure.eager, sure.graphed, expected, first, widened(margins, coarse), files.metrics)
+    if verdict.word == surely.word == "DIVERGED":
+        same = verdict.deviation and surely.deviation and verdict.deviation.step == surely.deviation.step
+        return verdict if same else replace(surely, evidence=verdict.evidence)
+    return unseen(verdict, coarse, margins)
 
 
-def judge(
-    eager: Curves,
-    graphed: Curves,
-    expected: Integers,
-    first: int,
-    margins: Margins,
-    metrics: Sequence[Metric] = METRICS,
-) -> Verdict:
-    """The verdict on all graphed runs of one configuration against all eager ones of its workload, the whole ladder."""
-    found = _begin(eager, graphed, expected, first, metrics)
-    if isinstance(found, Verdict):
-        return found
-    samples = tuple(found.samples[metric] for metric in metrics)
-    evidence = replace(found.evidence, tested=_tested(found, samples, margins))
-    window = Window(eager, graphed, expected, first, margins, samples, evidence)
-    return (
-        shown(window)
-        or unknown_floor(window)
-        or beyond(window)
-        or too_short(window)
-        or not_shown(window)
-        or unmoved(window)
-        or Verdict("EQUIVALENT", evidence=evidence)
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.loss",
+        description="Are the graphed curves the eager ones? Files are CSV or JSON lines with step, loss and optionally "
+        "grad_norm; several of a side are repeats of one configuration. docs/verdicts.md has the rules.",
+        epilog="Exit codes: 0 BITWISE or EQUIVALENT, 3 DIVERGED, 4 INCONCLUSIVE, 1 INCOMPARABLE, 2 wrong usage or the output "
+        "cannot be written.",
     )
+    parser.add_argument("--eager", nargs="+", type=Path, required=True, metavar="FILE", help="two or more give a floor")
+    parser.add_argument("--graphed", nargs="+", type=Path, required=True, metavar="FILE")
+    parser.add_argument(
+        "--capture-step", type=int, metavar="K", help="compare the steps after K; by default all steps are compared"
+    )
+    parser.add_argument(
+        "--loss-margin", type=_margin, default=Margins.loss, metavar="NATS", help="absolute (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--grad-norm-margin", type=_margin, default=Margins.grad_norm, metavar="SHARE",
+        help="relative to eager (default: %(default)s)",
+    )  # fmt: skip
+    return parser
 
 
-def _begin(
-    eager: Curves, graphed: Curves, expected: Integers, first: int, metrics: Sequence[Metric]
-) -> Verdict | Measured:
-    """Rungs 0 and 1, and what was measured where they leave the verdict open."""
-    before, after = tuple(eager.values()), tuple(graphed.values())
-    fault = fault_of(eager, graphed, expected, first, metrics)
-    if fault and fault.deviation:
-        shared = slice(first, min(len(steps) for steps in (*before, *after)))
-        evidence = measure(before, after, shared, metrics).evidence
-        return Verdict("DIVERGED", fault.reason, SMALLER, evidence, fault.deviation)
-    if fault:
-        return Verdict("INCOMPARABLE", fault.reason, fault.remedy)
-    found = measure(before, after, slice(first, None), metrics)
-    if not found.evidence.bitwise:
-        return found
-    still = untrained(before, first, metrics, 0.0)
-    return Verdict("BITWISE", f"{still}, so that equality shows little" if still else "", evidence=found.evidence)
+def _margin(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"a margin is a number from 0 on, not {text}")
+    return value
 
 
-def _tested(found: Measured, samples: Sequence[Sample], margins: Margins) -> tuple[Tested, ...]:
-    """What rungs 3 and 4 test, where there is a floor and the window is long enough for them."""
-    floor = found.evidence.floor
-    if floor is None or found.evidence.steps < MINIMUM_STEPS:
-        return ()
-    finite = [sample for sample in samples if _is_finite(sample)]
-    return tuple(_test(sample, margin_of(margins, sample.metric), floor) for sample in finite)
+def _rungs(found: Evidence, files: CurveFiles, margins: Margins) -> list[str]:
+    runs = f"{found.eager_runs} eager, {found.graphed_runs} graphed"
+    lines = [
+        "",
+        f"window         steps {found.first_step} to {found.last_step} ({found.steps}); {runs}",
+        f"1 bitwise      the first {found.bitwise_prefix} of {found.steps} steps{_eager_prefix(found)}",
+    ]
+    for metric in files.metrics:
+        lines += ["", *_rungs_of(found, metric, margin_of(margins, metric))]
+    return lines if len(files.metrics) > 1 else [*lines, "", "gradient norm: not in the files"]
 
 
-def _is_finite(sample: Sample) -> bool:
-    """A gradient norm of 0 leaves no relative difference to average."""
-    return bool(np.isfinite(sample.eager).all() and np.isfinite(sample.graphed).all())
+def _eager_prefix(found: Evidence) -> str:
+    return f"; eager runs among themselves {found.eager_prefix}" if found.eager_prefix < found.steps else ""
 
 
-def _test(sample: Sample, margin: float, floor: Floor) -> Tested:
-    mean, p = mean_within(sample, margin)
-    rise = estimate_of(sample, rise_of_line(sample.graphed.shape[1]))
-    late = blows_up(sample, margin, floor.of(sample.metric))
-    return Tested(sample.metric, mean, p, rise, leaves=leaves(mean, rise, margin), late=late)
+def _rungs_of(found: Evidence, metric: Metric, margin: float) -> list[str]:
+    size, step = found.largest(metric)
+    floor = found.floor
+    lines = [f"{METRIC_NAMES[metric]}, margin {margin:g}{'' if metric == 'loss' else ' of it'}"]
+    lines += [
+        f"2 floor        {floor.of(metric):.3g} over {floor.repeats} eager runs" if floor else "2 floor        unknown"
+    ]
+    lines += [f"3 largest      {size:.3g} at step {step}"]
+    for tested in found.tested:
+        if tested.metric == metric:
+            lines += [
+                f"3 mean         {tested.mean.value:.3g} +- {tested.mean.half_width:.3g} (p {tested.p:.2g})",
+                f"4 drift        {tested.rise.value:.3g} +- {tested.rise.half_width:.3g} over the window",
+                f"4 late         {'a blow-up' if tested.late else 'no blow-up'}",
+            ]
+    return lines
 
 
 if __name__ == "__main__":
-    from analysis.loss_command import main
-
     sys.exit(main())

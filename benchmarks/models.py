@@ -33,9 +33,9 @@ from typing import Any
 
 import torch
 
-from analysis.flops import model_flops, tokens_per_step
+from analysis.speed.flops import model_flops, tokens_per_step
 from benchmarks.stacks import STACKS, Step, our_step, stack, their_step
-from launch.spec import RunSpec
+from launch.contract.spec import RunSpec
 
 WARMUP_STEPS = 5
 

@@ -3,8 +3,8 @@ memory, and sbatch, squeue, sacct, scontrol, sinfo and scancel, which ask it. be
 
     python -m benchmarks.simulated_slurm FOLDER --nodes 1000 --seconds 4 --node-failures 0.01
 
-A job takes one node. Nothing is computed in it: the process writes what launch.job and a rank would have written, at the
-times at which they would have, and nothing more once the job's node has failed.
+A job takes one node. Nothing is computed in it: the process writes what launch.supervise.supervisor and a rank would
+have written, at the times at which they would have, and nothing more once the job's node has failed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from launch.files import JsonLines, read_json, write_json
-from launch.lock import Owner
-from launch.order import order_from_json
-from launch.paths import AttemptPaths, BundlePaths, SweepPaths
-from launch.record import read_spec
+from launch.common.atomic_files import JsonLines, read_json, write_json
+from launch.common.file_lock import Owner
+from launch.contract.bundle import order_from_json
+from launch.contract.paths import AttemptPaths, BundlePaths, SweepPaths
+from launch.contract.records import read_spec
 from tests.records import STARTED, attempt_record
 
 PROGRAMS = ("sbatch", "squeue", "sacct", "scontrol", "sinfo", "scancel", "srun")
@@ -219,7 +219,8 @@ class Simulation:
             self._free.append(job.node)
 
     def _run(self, job: Job) -> Iterator[float]:
-        """launch.job's part, from the start of the job to its end; the values are the seconds that pass in between."""
+        """launch.supervise.supervisor's part, from the start of the job to its end; the values are the seconds that
+        pass in between."""
         yield self._random.uniform(0.5, 1.5) * self.seconds / 4  # prolog, and the start of a supervisor
         bundle, sweep = job.bundle, job.bundle.sweep
         order = order_from_json(read_json(bundle.order))

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.simulated_slurm import install
-from launch.paths import AttemptPaths, SweepPaths
-from launch.record import Outcome, Plan, read_outcome, read_plan
+from launch.contract.paths import AttemptPaths, SweepPaths
+from launch.contract.records import Outcome, Plan, read_outcome, read_plan
 from tests.integration.host import recipe, wait_until
 from tests.slurm.cluster import Cluster
 

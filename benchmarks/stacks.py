@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import yaml
 
-from launch.engines.base import Mesh
+from launch.contract.spec import Data, Model, Placement, RunSpec, Training
+from launch.engines.protocol import Mesh
 from launch.engines.torch_native.engine import build
-from launch.engines.torch_native.main_parameters import MainParameters
-from launch.engines.torch_native.optimizer import Optimizer
-from launch.spec import Data, Model, Placement, RunSpec, Training
+from launch.engines.torch_native.optim.adamw import Optimizer
+from launch.engines.torch_native.optim.flat_parameters import MainParameters
 
 PRESETS = Path(__file__).resolve().parent.parent / "recipes" / "models"
 STACKS = {"llama": "llama3_8b", "qwen": "qwen3_30b_a3b"}

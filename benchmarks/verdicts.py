@@ -1,4 +1,5 @@
-"""How often verdicts err: curves with known truth, judged by analysis.loss; prints the tables of docs/verdicts.md.
+"""How often verdicts err: curves with known truth, judged by analysis.verdict.ladder; prints the tables of
+docs/verdicts.md.
 
     python benchmarks/verdicts.py            print them (about a minute)
     python benchmarks/verdicts.py --write    and put them into docs/verdicts.md
@@ -20,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.loss import judge
-from analysis.steps import Floats, Metric, Steps
-from analysis.verdict import PASSES, Word
-from launch.record import Margins
+from analysis.records.steps import Floats, Metric, Steps
+from analysis.verdict.ladder import judge
+from analysis.verdict.verdict import PASSES, Word
+from launch.contract.records import Margins
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "verdicts.md"
 BEGIN, END = "<!-- written by benchmarks/verdicts.py -->", "<!-- end -->"

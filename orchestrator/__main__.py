@@ -1,3 +1,3 @@
-from orchestrator.cli import run
+from orchestrator.cli.main import run
 
 run()

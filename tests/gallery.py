@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launch.spec import FaultKind
+from launch.contract.spec import FaultKind
 
 CLASS_OF: Mapping[FaultKind, str] = {
     "exception": "RuntimeError",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from launch.spec import Model
+from launch.contract.spec import Model
 
 MODELS = Path(__file__).parents[1] / "recipes" / "models"
 PRESETS = sorted(path.stem for path in MODELS.glob("*.yaml"))

@@ -21,9 +21,9 @@ from typing import Any, Optional
 
 import numpy as np
 
-from launch.files import JsonLines, write_json
-from launch.paths import SweepPaths
-from launch.record import (
+from launch.common.atomic_files import JsonLines, write_json
+from launch.contract.paths import SweepPaths
+from launch.contract.records import (
     Cell,
     Clocks,
     Expectation,
@@ -39,7 +39,7 @@ from launch.record import (
     StepMetrics,
     plan_to_json,
 )
-from launch.spec import CudaGraph, Device, GraphImpl, Parallelism, Placement, RunSpec, Training, spec_to_json
+from launch.contract.spec import CudaGraph, Device, GraphImpl, Parallelism, Placement, RunSpec, Training, spec_to_json
 
 STARTED = 1_760_000_000.0
 """Unix seconds at which the first attempt of a bundle began; the others follow one after the other."""

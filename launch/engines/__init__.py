@@ -1,1 +1,1 @@
-"""The engines: each trains the same RunSpec behind one protocol (base.py)."""
+"""The engines: each trains the same RunSpec behind one protocol (protocol.py)."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launch.record import Reason
-from launch.spec import EngineName, RunSpec
-from launch.support.limit import Limit
+from launch.contract.records import Reason
+from launch.contract.spec import EngineName, RunSpec
 from launch.support.megatron import MEGATRON, known_faults
+from launch.support.support_rule import Limit
 from launch.support.torch_native import TORCH_NATIVE
 
 __all__ = ["LIMITS", "known_faults", "unsupported"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from launch.record import Reason
-from launch.spec import CudaGraph, Model, RunSpec
-from launch.support.limit import Limit, is_plain, only
+from launch.contract.records import Reason
+from launch.contract.spec import CudaGraph, Model, RunSpec
+from launch.support.support_rule import Limit, is_plain, only
 
 LOCAL_INPUTS = (
     "a local graph of megatron-core 0.16.1 gives its input back to a pool of buffers before its own backward pass has read it "

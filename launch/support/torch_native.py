@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launch.spec import RunSpec
-from launch.support.limit import Limit, is_plain, only
+from launch.contract.spec import RunSpec
+from launch.support.support_rule import Limit, is_plain, only
 
 OF_MEGATRON = "set it to false, or engine=megatron"
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from analysis.report import write_report
-from launch.record import Outcome
+from analysis.report.write_report import write_report
+from launch.contract.records import Outcome
 from tests.browser.chromium import Chromium
 from tests.records import AttemptRecord, write_sweep
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-from launch.data import batch, open_source
-from launch.engines.base import Mesh
+from launch.contract.inspection import Inspection
+from launch.contract.spec import CudaGraph, Model, RunSpec
+from launch.engines.protocol import Mesh
 from launch.engines.torch_native.engine import build
-from launch.findings import Inspection
-from launch.inspection import inspect
-from launch.spec import CudaGraph, Model, RunSpec
+from launch.train.data_loader import batch, open_source
+from launch.train.inspection.capture_blockers import inspect
 from tests.gpu.test_gpu_eager import GPT_OSS, MOE, PADDED
 from tests.gpu.test_gpu_graphs import spec_of
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from launch.engines.torch_native.core_attention import CoreAttention, Positions, block_masks, plain_attention
-from launch.spec import Model
+from launch.contract.spec import Model
+from launch.engines.torch_native.layers.attention_backends import CoreAttention, Positions, block_masks, plain_attention
 
 pytestmark = pytest.mark.gpu
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from launch.paths import SweepPaths
-from launch.record import Cell, read_plan
-from orchestrator.bisection import candidates_of
+from launch.contract.paths import SweepPaths
+from launch.contract.records import Cell, read_plan
+from orchestrator.bisect.scope_candidates import candidates_of
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]

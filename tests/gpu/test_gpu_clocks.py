@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from launch.clocks import BITS, Gpu, PhaseClocks, find, pci_address
+from launch.train.telemetry.gpu_clocks import BITS, Gpu, PhaseClocks, find, pci_address
 
 pytestmark = pytest.mark.gpu
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from launch.data import batch, open_source
-from launch.engines.base import Mesh
+from launch.contract.paths import AttemptPaths
+from launch.contract.records import PHASES, read_events, read_metrics
+from launch.contract.spec import Model, Placement, RunSpec, Training
+from launch.engines.protocol import Mesh
 from launch.engines.torch_native.engine import build
-from launch.paths import AttemptPaths
-from launch.record import PHASES, read_events, read_metrics
-from launch.spec import Model, Placement, RunSpec, Training
+from launch.train.data_loader import batch, open_source
 from tests.numerics.tiny import decoder_of
 
 pytestmark = pytest.mark.gpu
@@ -138,7 +138,7 @@ def test_sizes_of_blocks_are_tried_without_copies_on_the_host(monkeypatch: pytes
     from torch._inductor import config
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    from launch.engines.torch_native.fused import TRIED_ON, InPlace
+    from launch.engines.torch_native.optim.fused_kernels import TRIED_ON, InPlace
 
     copied: list[int] = []
     copy = CachingAutotuner.copy_args_to_cpu_if_needed

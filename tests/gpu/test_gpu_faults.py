@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.compare import CellResult, compare
-from analysis.load import load
-from launch.paths import SweepPaths
+from analysis.records.load import load
+from analysis.sweep.cell_results import CellResult, compare
+from launch.contract.paths import SweepPaths
 from tests.gallery import CLASS_OF
 
 pytestmark = pytest.mark.gpu

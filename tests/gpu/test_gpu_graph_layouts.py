@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from launch.data import batch, open_source
-from launch.engines.base import Mesh
+from launch.contract.parallel_dims import ParallelDims
+from launch.contract.spec import CudaGraph, Data, Model, Parallelism, Placement, RunSpec, Training
+from launch.engines.protocol import Mesh
 from launch.engines.torch_native.engine import build
-from launch.parallel_dims import ParallelDims
-from launch.probe import PROBED_STEPS, probe
-from launch.spec import CudaGraph, Data, Model, Parallelism, Placement, RunSpec, Training
+from launch.train.data_loader import batch, open_source
+from launch.train.telemetry.profiler import PROBED_STEPS, probe
 
 pytestmark = pytest.mark.gpu
 
@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Parallelism, tuple[CudaGraph, ...]]] = {
 
 def train_all(rank: int, specs: Sequence[RunSpec], folder: Path) -> None:
     """One of the ranks: what each of ``specs`` gave it, by its place."""
-    os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # as launch.worker does
+    os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # as launch.train.worker does
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)
     dist.init_process_group(

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from launch.data import batch, open_source
-from launch.engines.base import Mesh
+from launch.contract.errors import ReplayError
+from launch.contract.spec import CudaGraph, Data, Model, Placement, RunSpec, Training
+from launch.engines.protocol import Mesh
 from launch.engines.torch_native.engine import TorchNativeEngine, build
-from launch.errors import ReplayError
-from launch.probe import PROBED_STEPS, probe
-from launch.spec import CudaGraph, Data, Model, Placement, RunSpec, Training
+from launch.train.data_loader import batch, open_source
+from launch.train.telemetry.profiler import PROBED_STEPS, probe
 from tests.gpu.test_gpu_eager import GPT_OSS, MOE, PADDED
 
 pytestmark = [
@@ -132,7 +132,7 @@ def test_graphs_of_a_compiled_model_compute_what_it_computes_without(
     model: Model, graph: CudaGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit by bit over 100 steps, against an eager run that is compiled alike; accumulation is compiled, too."""
-    monkeypatch.setattr("launch.engines.torch_native.fused.LARGE", 1)
+    monkeypatch.setattr("launch.engines.torch_native.optim.fused_kernels.LARGE", 1)
     spec = spec_of(model, graph, steps=100, compile="whole")
     eager = replace(spec, cuda_graph=CudaGraph("none"))
     twin, expected, expected_weights = trained(eager)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from launch.data import batch, open_source
-from launch.digests import layer_names
-from launch.engines.base import LayerDigests, Mesh
+from launch.contract.layer_digests import layer_names
+from launch.contract.spec import CudaGraph, Model, RunSpec
+from launch.engines.protocol import LayerDigests, Mesh
 from launch.engines.torch_native.engine import build
-from launch.spec import CudaGraph, Model, RunSpec
+from launch.train.data_loader import batch, open_source
 from tests.gpu.test_gpu_graphs import DENSE, MOE, SHARED, STEPS, spec_of
 
 pytestmark = [

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from launch.spec import Data, Model, Parallelism, Placement, RunSpec, Training
+from launch.contract.spec import Data, Model, Parallelism, Placement, RunSpec, Training
 from tests.numerics.layouts import train_rank
 
 pytestmark = pytest.mark.gpu
@@ -48,7 +48,7 @@ NORM_TOLERANCE = 5e-2
 
 def train_on_gpu(rank: int, spec: RunSpec, folder: Path) -> None:
     """One of the processes of ``spec``: leaves its losses and gradient norms in the folder."""
-    os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # as launch.worker does
+    os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # as launch.train.worker does
     torch.cuda.set_device(rank)
     rendezvous = f"file://{folder}/rendezvous"
     world_size = spec.parallelism.world_size

@@ -19,17 +19,17 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from launch import memory
-from launch.data import batch, open_source
-from launch.determinism import use_deterministic_algorithms
-from launch.engines.base import Build, Mesh, StepResult
-from launch.errors import ReplayError
-from launch.parallel_dims import ParallelDims
-from launch.probe import PROBED_STEPS, probe
-from launch.record import GraphStats, Margins
-from launch.spec import CudaGraph, Data, Model, Parallelism, Placement, RunSpec, Training
+from launch.contract.errors import ReplayError
+from launch.contract.parallel_dims import ParallelDims
+from launch.contract.records import GraphStats, Margins
+from launch.contract.spec import CudaGraph, Data, Model, Parallelism, Placement, RunSpec, Training
+from launch.engines.determinism import use_deterministic_algorithms
+from launch.engines.protocol import Build, Mesh, StepResult
 from launch.support import unsupported
-from launch.worker import ENGINES
+from launch.train.data_loader import batch, open_source
+from launch.train.telemetry import memory
+from launch.train.telemetry.profiler import PROBED_STEPS, probe
+from launch.train.worker import ENGINES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # Megatron-Core's and Transformer Engine's own
 
@@ -577,7 +577,7 @@ LAYOUTS: dict[str, tuple[Model, Parallelism, tuple[CudaGraph, ...]]] = {
 
 def train_rank(rank: int, specs: Sequence[RunSpec], folder: Path) -> None:
     """One of the ranks: what each of ``specs`` gave it, by its place. That groups can be destroyed is part of it."""
-    os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # as launch.worker does
+    os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # as launch.train.worker does
     torch.cuda.set_device(rank)
     dist.init_process_group(
         "nccl", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=specs[0].parallelism.world_size

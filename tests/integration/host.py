@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from launch.lock import Owner
-from launch.paths import AttemptPaths, SweepPaths
-from launch.record import Outcome, read_events, read_outcome
+from launch.common.file_lock import Owner
+from launch.contract.paths import AttemptPaths, SweepPaths
+from launch.contract.records import Outcome, read_events, read_outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRETS = {"WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567", "HF_TOKEN": "hf_not_to_be_written_anywhere"}
@@ -134,7 +134,7 @@ class Host:
         return pid
 
     def supervisor(self, name: str) -> int:
-        """The process that supervises the sweep's bundle: launch.job, whoever started it."""
+        """The process that supervises the sweep's bundle: launch.supervise.supervisor, whoever started it."""
         (lock,) = self.sweep(name).root.glob("bundles/*/lock")
         return Owner(**json.loads(lock.read_text())).pid
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from launch.files import read_json
+from launch.common.atomic_files import read_json
 from tests.integration.host import Host, recipe
 
 MOE = {
@@ -28,7 +28,7 @@ def test_a_recipe_is_advised_on_and_taken_up_again(host: Host) -> None:
     assert first.returncode == 0 and first.stderr == "", first.stderr
     assert "routed-advice: 1 cell to run (1 run in 1 bundle)" in first.stdout
     assert "There are no CUDA graphs on a CPU" in first.stdout
-    assert "`launch/engines/torch_native/token_dispatcher.py:" in first.stdout, "the line that sizes what arrives"
+    assert "`launch/engines/torch_native/moe/token_dispatcher.py:" in first.stdout, "the line that sizes what arrives"
     sweep = host.sweep("routed-advice")
     text = (sweep.report / "advice.md").read_bytes()
     assert text.decode() in first.stdout

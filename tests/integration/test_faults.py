@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from launch.lock import was_killed
-from launch.record import read_metrics
+from launch.common.file_lock import was_killed
+from launch.contract.records import read_metrics
 from tests.integration.host import Host, rank_pid, recipe, wait_until
 
 
@@ -31,7 +31,7 @@ def test_a_command_that_goes_away_leaves_its_sweep_to_the_next_one(host: Host) -
     assert any("2 already running or waiting, adopted" in second.stdout.readline() for _ in range(2))
     second.kill()
     second.communicate()
-    os.kill(host.process("orchestrator.queue"), signal.SIGKILL)
+    os.kill(host.process("orchestrator.submit.local_queue"), signal.SIGKILL)
     wait_until(lambda: was_killed(host.sweep("mini").queue_lock), 5, "the queue's end")
     assert rank_pid(attempt) in host.processes()
 
@@ -56,13 +56,13 @@ def test_a_supervisor_that_dies_takes_its_ranks_along_and_the_queue_goes_on(host
 
 
 def test_a_dead_rank_ends_its_run_and_no_other(host: Host) -> None:
-    """SIGKILL, SIGSEGV, and a dead launch.ranks; the run after them is whole."""
+    """SIGKILL, SIGSEGV, and a dead launch.train.torchrun_agent; the run after them is whole."""
     sweep, (killed, faulted, orphaned, whole) = host.begin(recipe("mini", repeats=4))
     os.kill(rank_pid(host.wait_for_step("mini", killed)), signal.SIGKILL)
     crashed = host.wait_for_step("mini", faulted)
     os.kill(rank_pid(crashed), signal.SIGSEGV)
     left = host.wait_for_step("mini", orphaned)
-    os.kill(host.process("launch.ranks"), signal.SIGKILL)
+    os.kill(host.process("launch.train.torchrun_agent"), signal.SIGKILL)
     wait_until(lambda: rank_pid(left) not in host.processes(), 5, "the rank to die with its launcher")
     out, _ = sweep.communicate(timeout=300)
 
@@ -89,7 +89,7 @@ def test_a_run_that_hangs_or_takes_too_long_is_ended(host: Host) -> None:
 
     hang, timeout = host.outcome("stuck", stopped), host.outcome("stuck", slow)
     assert (hang.outcome, hang.phase, hang.message) == ("HANG", "measure", "no sign of life for 24 s")
-    assert "launch/loop.py" in attempt.log(0).read_text(), "a stack of the rank that hung"
+    assert "launch/train/loop.py" in attempt.log(0).read_text(), "a stack of the rank that hung"
     assert (timeout.outcome, timeout.message) == ("TIMEOUT", "not finished after 24 s")
     assert len(list(read_metrics(host.sweep("stuck").run(slow).attempt(1)))) > 0
     assert sweep.returncode == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from launch.record import read_events, read_metrics
+from launch.contract.records import read_events, read_metrics
 from tests.gallery import CLASS_OF
 from tests.integration.host import Host, recipe
 
@@ -41,6 +41,6 @@ def test_each_fault_ends_its_run_as_what_it_is_and_no_other(host: Host) -> None:
     assert not any("purpose" in str(event) for event in read_events(host.sweep("gallery").run(whole).attempt(1), 0))
 
     hang, segfault = (host.sweep("gallery").run(failed[index]).attempt(1).log(0).read_text() for index in (4, 2))
-    assert "launch/faults.py" in hang, "a stack of the rank that hung"
+    assert "launch/train/fault_injection.py" in hang, "a stack of the rank that hung"
     assert "Fatal Python error: Segmentation fault" in segfault
     host.wait_for_nobody()

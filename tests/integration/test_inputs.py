@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from launch.record import read_metrics
-from launch.spec import Model
+from launch.contract.records import read_metrics
+from launch.contract.spec import Model
 from tests.integration.host import MODEL, Host, recipe
-from tests.unit.test_hugging_face import shapes_of, write_file
-from tests.unit.test_indexed import write_pair
+from tests.unit.launch.checkpoints.test_checkpoint import shapes_of, write_file
+from tests.unit.launch.data.test_indexed_dataset import write_pair
 
 TRAINING = {"steps": 8, "sequence_length": 8}
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.record import read_metrics, read_plan
+from launch.contract.records import read_metrics, read_plan
 from tests.integration.host import ROOT, Host, rank_pid, recipe
 
 LAYOUTS: list[dict[str, Any]] = [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.record import read_events, read_metrics, read_plan
+from launch.contract.records import read_events, read_metrics, read_plan
 from tests.integration.host import ROOT, SECRETS, Finished, Host, recipe
 
 

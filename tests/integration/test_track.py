@@ -21,11 +21,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.files import JsonLines, write_json
-from launch.paths import AttemptPaths, SweepPaths
-from launch.record import Outcome, OutcomeName, Phase, StepMetrics, read_metrics
-from launch.spec import CudaGraph, RunSpec, spec_to_json
-from launch.track import (
+from launch.common.atomic_files import JsonLines, write_json
+from launch.contract.paths import AttemptPaths, SweepPaths
+from launch.contract.records import Outcome, OutcomeName, Phase, StepMetrics, read_metrics
+from launch.contract.spec import CudaGraph, RunSpec, spec_to_json
+from launch.supervise.wandb_tracker import (
     Tail,
     TrackSettings,
     run_summary,
@@ -79,7 +79,7 @@ def start(attempt: AttemptPaths, settings: TrackSettings = SETTINGS, **environ: 
         [
             sys.executable,
             "-m",
-            "launch.track",
+            "launch.supervise.wandb_tracker",
             str(attempt.root),
             "--settings",
             json.dumps(dataclasses.asdict(settings)),
@@ -242,7 +242,7 @@ def test_an_error_of_wandb_is_one_line(attempt: AttemptPaths) -> None:
 
 
 def test_importing_the_tracker_imports_neither_wandb_nor_torch() -> None:
-    question = "import sys, launch.track; sys.exit(bool({'wandb', 'torch'} & set(sys.modules)))"
+    question = "import sys, launch.supervise.wandb_tracker; sys.exit(bool({'wandb', 'torch'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", question], cwd=ROOT, check=True)
 
 

@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from launch.data import open_source
-from launch.engines.base import Mesh
+from launch.contract.paths import AttemptPaths
+from launch.contract.spec import RunSpec
+from launch.engines.protocol import Mesh
 from launch.engines.torch_native.engine import TorchNativeEngine
-from launch.loop import train
-from launch.metrics import Metrics
-from launch.paths import AttemptPaths
-from launch.recorder import Recorder
-from launch.spec import RunSpec
+from launch.train.data_loader import open_source
+from launch.train.loop import train
+from launch.train.telemetry.event_log import Recorder
+from launch.train.telemetry.step_metrics import Metrics
 from tests.numerics.tiny import CPU
 
 DTYPES = {torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}

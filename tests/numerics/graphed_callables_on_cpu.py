@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 from torch.func import functional_call
 
-from launch.engines.base import Mesh
+from launch.contract.spec import RunSpec
+from launch.engines.protocol import Mesh
 from launch.engines.torch_native.engine import TorchNativeEngine
-from launch.engines.torch_native.graphs import graphed_layers
-from launch.engines.torch_native.graphs.parts import Part
-from launch.spec import RunSpec
+from launch.engines.torch_native.graphs import layer_callables
+from launch.engines.torch_native.graphs.layer_parts import Part
 from tests.numerics.tiny import CPU, train
 
 Tensors = tuple[torch.Tensor, ...]
@@ -141,7 +141,7 @@ def graphs_on_cpu() -> Iterator[None]:
     with (
         mock.patch.object(torch.cuda, "synchronize", lambda: None),
         mock.patch.object(torch.cuda, "make_graphed_callables", of_torch),
-        mock.patch.object(graphed_layers, "_make_graphed_callables", make),
+        mock.patch.object(layer_callables, "_make_graphed_callables", make),
     ):
         yield
 

@@ -1,7 +1,7 @@
 """Layouts to train in: every legal combination of the options of parallelism, over small models.
 
 A layout is compared with one process that trains on the same micro-batches: their sequences are the same whatever dp is
-(launch.data.batch), and the auxiliary loss of a micro-batch is over its own sequences.
+(launch.train.data_loader.batch), and the auxiliary loss of a micro-batch is over its own sequences.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from launch.data import batch, open_source
-from launch.engines.base import Mesh
+from launch.contract.parallel_dims import ParallelDims
+from launch.contract.spec import Data, Model, Parallelism, RunSpec, Training
+from launch.engines.protocol import Mesh
 from launch.engines.torch_native.engine import TorchNativeEngine
-from launch.parallel_dims import ParallelDims
-from launch.spec import Data, Model, Parallelism, RunSpec, Training
+from launch.train.data_loader import batch, open_source
 from tests.numerics.tiny import DENSE, GPT_OSS, MOE
 from tests.numerics.whole_parameters import whole_parameters
 

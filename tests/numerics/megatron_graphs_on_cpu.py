@@ -17,7 +17,7 @@ from unittest import mock
 
 import torch
 
-from launch.spec import RunSpec
+from launch.contract.spec import RunSpec
 from tests.numerics.megatron_on_cpu import train_megatron
 
 

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from launch.data import batch, open_source
-from launch.engines.base import Mesh
-from launch.parallel_dims import ParallelDims
-from launch.spec import RunSpec
+from launch.contract.parallel_dims import ParallelDims
+from launch.contract.spec import RunSpec
+from launch.engines.protocol import Mesh
+from launch.train.data_loader import batch, open_source
 
 CPU = torch.device("cpu")
 TYPE, ADD_IN_PLACE = torch.Tensor.type, torch.Tensor.__iadd__
@@ -190,12 +190,12 @@ def cpu_as_cuda() -> Iterator[ModuleType]:
         from megatron.core.transformer.moe import moe_utils, token_dispatcher
         from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
-        from launch.engines.megatron import data_parallel, engine
+        from launch.engines.megatron import ddp_hooks, engine
 
         # PyTorch notes once, for all times, which functions torch.device() is to look after: those, and not the patches.
         with torch.device("meta"):
             torch.empty(1)
-        settings_of = data_parallel.data_parallel_settings
+        settings_of = ddp_hooks.data_parallel_settings
         attention = DotProductAttention.__init__, DotProductAttention.forward
         with ExitStack() as replaced:
             # Megatron-Core compiles some small functions. For a CPU that takes longer than all steps do.
@@ -208,7 +208,7 @@ def cpu_as_cuda() -> Iterator[ModuleType]:
                 mock.patch.multiple(random, **OF_RANDOM),
                 # All of a tiny model would lie in one bucket.
                 mock.patch.object(
-                    data_parallel, "data_parallel_settings", lambda spec: settings_of(spec) | {"bucket_size": 200}
+                    ddp_hooks, "data_parallel_settings", lambda spec: settings_of(spec) | {"bucket_size": 200}
                 ),
                 mock.patch.object(WrappedTorchNorm, "__new__", marked_norm),
                 mock.patch.object(DotProductAttention, "__init__", without_context_parallelism(attention[0])),
@@ -256,7 +256,7 @@ def _engine(spec: RunSpec) -> Iterator[Any]:
 
 
 def _train(spec: RunSpec, engine: Any) -> dict[str, Any]:
-    from launch.engines.megatron.weights import whole_weights
+    from launch.engines.megatron.weight_map import whole_weights
 
     chunk = engine.chunks[0].module
     chunk = chunk.module if spec.training.precision == "bf16" else chunk

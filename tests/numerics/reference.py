@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from launch.spec import Model
+from launch.contract.spec import Model
 
 Weights = Mapping[str, torch.Tensor]
 

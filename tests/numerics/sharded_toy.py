@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from launch.engines.base import Mesh
-from launch.engines.torch_native.main_parameters import MainParameters
-from launch.engines.torch_native.mesh import Group, ParallelMesh, make_mesh
-from launch.engines.torch_native.optimizer import Optimizer
-from launch.engines.torch_native.sharding import WHOLE, Sharding
-from launch.parallel_dims import ParallelDims
-from launch.spec import Training
+from launch.contract.parallel_dims import ParallelDims
+from launch.contract.spec import Training
+from launch.engines.protocol import Mesh
+from launch.engines.torch_native.optim.adamw import Optimizer
+from launch.engines.torch_native.optim.flat_parameters import MainParameters
+from launch.engines.torch_native.parallel.process_groups import Group, ParallelMesh, make_mesh
+from launch.engines.torch_native.parallel.sharding import WHOLE, Sharding
 
 CPU = torch.device("cpu")
 HIDDEN, INNER, EXPERTS, TOKENS, MICRO_BATCHES, STEPS = 8, 18, 4, 8, 2, 3

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from launch.engines.base import Mesh, StepResult
+from launch.contract.errors import CaptureError, ReplayError
+from launch.contract.spec import CudaGraph, Model
+from launch.engines.protocol import Mesh, StepResult
 from launch.engines.torch_native.engine import TorchNativeEngine, build
-from launch.errors import CaptureError, ReplayError
-from launch.spec import CudaGraph, Model
 from tests.numerics.tiny import CPU, GPT_OSS, MOE, make_spec, train
 
 # Dynamo itself does so to trace a torch.autograd.Function (PyTorch 2.13).

@@ -14,15 +14,15 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
-from launch.engines.base import Mesh
-from launch.engines.torch_native.buckets import ALIGNMENT, Kind, cut
-from launch.engines.torch_native.data_parallel import average
-from launch.engines.torch_native.main_parameters import MainParameters
-from launch.engines.torch_native.mesh import Group, make_mesh
-from launch.engines.torch_native.optimizer import Optimizer
-from launch.engines.torch_native.sharding import WHOLE
-from launch.parallel_dims import ParallelDims
-from launch.spec import Training
+from launch.contract.parallel_dims import ParallelDims
+from launch.contract.spec import Training
+from launch.engines.protocol import Mesh
+from launch.engines.torch_native.optim.adamw import Optimizer
+from launch.engines.torch_native.optim.flat_parameters import MainParameters
+from launch.engines.torch_native.parallel.buckets import ALIGNMENT, Kind, cut
+from launch.engines.torch_native.parallel.data_parallel import average
+from launch.engines.torch_native.parallel.process_groups import Group, make_mesh
+from launch.engines.torch_native.parallel.sharding import WHOLE
 from tests.distributed import workers
 from tests.numerics.sharded_toy import CPU, Case, compare_all
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from launch.engines.base import Mesh
+from launch.contract.errors import UnsupportedError
+from launch.contract.spec import CudaGraph, RunSpec
+from launch.engines.protocol import Mesh
 from launch.engines.torch_native.engine import TorchNativeEngine, build
-from launch.errors import UnsupportedError
-from launch.spec import CudaGraph, RunSpec
 from tests.distributed import workers
 from tests.numerics.tiny import CPU, MOE, make_spec, train, train_rank
 

@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from analysis.forecast import MOMENTS, Parameters, bytes_of_stages, stages
-from launch.engines.base import Mesh
-from launch.engines.torch_native.buckets import ALIGNMENT
+from analysis.memory.static_memory import MOMENTS, Parameters, bytes_of_stages, stages
+from launch.contract.parallel_dims import ParallelDims
+from launch.engines.protocol import Mesh
 from launch.engines.torch_native.engine import TorchNativeEngine
-from launch.engines.torch_native.sharding import shardings_of
-from launch.parallel_dims import ParallelDims
+from launch.engines.torch_native.parallel.buckets import ALIGNMENT
+from launch.engines.torch_native.parallel.sharding import shardings_of
 from tests.numerics.layouts import Layout, legal_layouts
 from tests.numerics.tiny import CPU
 from tests.pairwise import cover

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from launch.spec import CudaGraph, GraphImpl, Model, Parallelism, RunSpec
+from launch.contract.spec import CudaGraph, GraphImpl, Model, Parallelism, RunSpec
 from tests.distributed import workers
 from tests.numerics.graphed_callables_on_cpu import train_graphed
 from tests.numerics.tiny import DENSE, MOE, make_spec

@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from launch.code_line import NOWHERE, Line, line_at_hand
-from launch.data import batch, open_source
-from launch.engines.base import Mesh
+from launch.contract.inspection import BOUNDS_US, Inspection, inspection_from_json
+from launch.contract.parallel_dims import ParallelDims
+from launch.contract.spec import Parallelism, RunSpec
+from launch.engines.protocol import Mesh
 from launch.engines.torch_native.engine import TorchNativeEngine
-from launch.findings import BOUNDS_US, Inspection, inspection_from_json
-from launch.inspection import inspect, kernels_of
-from launch.operators import Operation, differences
-from launch.parallel_dims import ParallelDims
-from launch.probe import waits_of
-from launch.spec import Parallelism, RunSpec
+from launch.train.data_loader import batch, open_source
+from launch.train.inspection.capture_blockers import inspect, kernels_of
+from launch.train.inspection.dispatch_trace import Operation, differences
+from launch.train.inspection.source_line import NOWHERE, Line, line_at_hand
+from launch.train.telemetry.profiler import waits_of
 from tests.distributed import workers
 from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, make_spec
 
@@ -92,8 +92,8 @@ def test_the_dispatcher_that_sizes_what_it_receives_changes_shapes(name: str) ->
         assert {finding.kind for finding in findings} == {"shape"}
         lines = [(finding.file.removeprefix("launch/engines/torch_native/"), finding.function) for finding in findings]
         assert lines[:2] == [
-            ("collectives.py", "_all_to_all"),
-            ("token_dispatcher.py", "AllToAllDispatcher._layout_here"),
+            ("parallel/collectives.py", "_all_to_all"),
+            ("moe/token_dispatcher.py", "AllToAllDispatcher._layout_here"),
         ]
 
 
@@ -141,8 +141,8 @@ def test_a_line_that_breaks_a_capture_is_named(hook: Callable[..., Any], code: s
     if kind == "operators":  # which of two loops ends first, the tokens decide
         assert finding.file in (
             HERE,
-            "launch/engines/torch_native/micro_batches.py",
-            "launch/engines/torch_native/model.py",
+            "launch/engines/torch_native/microbatches.py",
+            "launch/engines/torch_native/decoder.py",
         )
         return
     assert (finding.file, finding.function) == (HERE, hook.__qualname__)
@@ -165,7 +165,7 @@ def test_an_inspection_changes_nothing_that_is_computed() -> None:
 
 SHAPES = st.lists(st.tuples(st.integers(1, 3)), max_size=2).map(tuple)
 OPERATIONS = st.lists(
-    st.builds(Operation, st.sampled_from(["aten.mm", "aten.add"]), SHAPES, SHAPES, st.just(Line("model.py", 3, "f"))),
+    st.builds(Operation, st.sampled_from(["aten.mm", "aten.add"]), SHAPES, SHAPES, st.just(Line("decoder.py", 3, "f"))),
     max_size=6,
 )
 

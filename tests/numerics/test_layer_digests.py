@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from analysis.layer_digests import Difference, OfRanks, first_difference
-from launch.digests import MISSING, hexadecimal, layer_names, read_digests
-from launch.engines.base import Mesh
+from analysis.graphs.layer_divergence import Difference, OfRanks, first_difference
+from launch.contract.layer_digests import MISSING, hexadecimal, layer_names, read_digests
+from launch.contract.paths import AttemptPaths
+from launch.contract.records import read_metrics
+from launch.contract.spec import Parallelism, RunSpec
+from launch.engines.protocol import Mesh
 from launch.engines.torch_native import layer_digests
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.engines.torch_native.layer_digests import digest
-from launch.paths import AttemptPaths
-from launch.record import read_metrics
-from launch.spec import Parallelism, RunSpec
 from tests.distributed import workers
 from tests.numerics.digested import DTYPES, Fault, OtherGradient, in_layer, sound, train_ranks, trained, with_other_bit
 from tests.numerics.tiny import CPU, DENSE, MOE, make_spec, train

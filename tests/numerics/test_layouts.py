@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from launch.spec import RunSpec
+from launch.contract.spec import RunSpec
 from tests.distributed import workers
 from tests.numerics.layouts import Layout, legal_layouts, spec_of, train_rank
 from tests.pairwise import cover

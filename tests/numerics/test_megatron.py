@@ -16,20 +16,20 @@ import pytest
 import torch
 from hypothesis import given
 
-from launch.engines.base import Mesh
+from launch.contract.errors import EnvironmentFault, UnsupportedError
+from launch.contract.records import GraphStats
+from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec
 from launch.engines.megatron.build import build, check_release
-from launch.engines.megatron.settings import (
+from launch.engines.megatron.weight_map import Layout, Origin, from_megatron, origin_of, to_megatron
+from launch.engines.protocol import Mesh
+from launch.engines.torch_native.engine import TorchNativeEngine
+from launch.engines.torch_native.parallel.process_groups import Group
+from launch.megatron_config.transformer_config import (
     data_parallel_settings,
     model_settings,
     optimizer_settings,
     transformer_settings,
 )
-from launch.engines.megatron.weights import Layout, Origin, from_megatron, origin_of, to_megatron
-from launch.engines.torch_native.engine import TorchNativeEngine
-from launch.engines.torch_native.mesh import Group
-from launch.errors import EnvironmentFault, UnsupportedError
-from launch.record import GraphStats
-from launch.spec import CudaGraph, Model, Parallelism, Placement, RunSpec
 from launch.support import unsupported
 from tests.distributed import RankError, workers
 from tests.numerics.megatron_on_cpu import cpu_as_cuda, logits_of, train_megatron

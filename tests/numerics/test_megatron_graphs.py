@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from launch.engines.megatron.environment import settle_determinism
-from launch.errors import CaptureError, EnvironmentFault, ReplayError
-from launch.record import GraphStats
-from launch.spec import CudaGraph, Model, Parallelism, RunSpec
+from launch.contract.errors import CaptureError, EnvironmentFault, ReplayError
+from launch.contract.records import GraphStats
+from launch.contract.spec import CudaGraph, Model, Parallelism, RunSpec
+from launch.megatron_config.determinism import settle_determinism
 from tests.distributed import workers
 from tests.numerics.megatron_graphs_on_cpu import train_graphed
 from tests.numerics.megatron_on_cpu import cpu_as_cuda, train_megatron
@@ -227,7 +227,7 @@ class Passes:
     graphs, replays_per_step, launches_per_step = 2, 3, 6
 
     def __init__(self, replayed: int = 3, works: bool = True) -> None:
-        from launch.engines.megatron.graphs.tally import Tally
+        from launch.engines.megatron.graphs.replay_counter import Tally
 
         self.tally = Tally()
         self.captured = False
@@ -249,7 +249,7 @@ class Passes:
 
 
 def graphed(passes: Any, settings: CudaGraph = graph("transformer_engine", "attn")) -> Any:  # noqa: B008 (frozen)
-    from launch.engines.megatron.graphs.steps import Graphed
+    from launch.engines.megatron.graphs.protocol import Graphed
 
     return Graphed(settings, passes, passes)
 

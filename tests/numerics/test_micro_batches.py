@@ -6,12 +6,12 @@ from typing import Any, Optional
 
 import torch
 
-from launch.engines.torch_native.blueprint import Blueprint
-from launch.engines.torch_native.core_attention import Positions
-from launch.engines.torch_native.main_parameters import MainParameters
-from launch.engines.torch_native.micro_batches import MicroBatches
-from launch.engines.torch_native.model import Layer, RunLayer, build_decoder, unseen
-from launch.engines.torch_native.moe import Routed
+from launch.engines.torch_native.decoder import Layer, RunLayer, build_decoder, unseen
+from launch.engines.torch_native.layers.attention_backends import Positions
+from launch.engines.torch_native.layers.build_context import Blueprint
+from launch.engines.torch_native.microbatches import MicroBatches
+from launch.engines.torch_native.moe.layer import Routed
+from launch.engines.torch_native.optim.flat_parameters import MainParameters
 from tests.numerics.tiny import CPU, DENSE
 
 MICRO_BATCHES, SHAPE = 2, (1, 8, DENSE.hidden_size)

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from launch.engines.torch_native.blueprint import Blueprint
-from launch.engines.torch_native.grouped_mm import grouped_mm
-from launch.engines.torch_native.model import Decoder
-from launch.engines.torch_native.weights import draw_weights
-from launch.spec import Model, Training
+from launch.contract.spec import Model, Training
+from launch.engines.torch_native.decoder import Decoder
+from launch.engines.torch_native.init.initial_weights import draw_weights
+from launch.engines.torch_native.layers.build_context import Blueprint
+from launch.engines.torch_native.moe.grouped_mm import grouped_mm
 from tests.numerics import reference
 from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, decoder_of
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from launch.engines.torch_native import fused
-from launch.engines.torch_native.main_parameters import MainParameters
-from launch.engines.torch_native.optimizer import Optimizer
-from launch.learning_rate import learning_rate
-from launch.spec import Training
+from launch.contract.spec import Training
+from launch.engines.lr_schedule import learning_rate
+from launch.engines.torch_native.optim import fused_kernels
+from launch.engines.torch_native.optim.adamw import Optimizer
+from launch.engines.torch_native.optim.flat_parameters import MainParameters
 
 
 class Pair(nn.Module):
@@ -100,7 +100,7 @@ def test_gradients_of_micro_batches_add_up_in_float32() -> None:
 
 def test_bfloat16_gradients_update_as_their_float32_values_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """In pieces smaller than a parameter, across the border of what decays."""
-    monkeypatch.setattr("launch.engines.torch_native.optimizer.CONVERTED_AT_ONCE", 100)
+    monkeypatch.setattr("launch.engines.torch_native.optim.adamw.CONVERTED_AT_ONCE", 100)
     training = Training(learning_rate=0.01, clip_grad=0.5, weight_decay=0.1)
     results = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -121,7 +121,7 @@ def test_bfloat16_gradients_update_as_their_float32_values_do(monkeypatch: pytes
 
 
 def test_a_try_on_the_beginnings_leaves_no_trace_and_compiles_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "TRIED_ON", 8)
+    monkeypatch.setattr(fused_kernels, "TRIED_ON", 8)
     seen: list[int] = []
 
     def compile(function: Callable[..., None], **_: Any) -> Callable[..., None]:
@@ -132,7 +132,7 @@ def test_a_try_on_the_beginnings_leaves_no_trace_and_compiles_for_all_lengths(mo
         return run
 
     monkeypatch.setattr(torch, "compile", compile)
-    add = fused.InPlace(lambda into, gradient, scale: into.add_(gradient * scale))
+    add = fused_kernels.InPlace(lambda into, gradient, scale: into.add_(gradient * scale))
     for length in (20, 30):
         into = torch.ones(length)
         add(into, torch.ones(length), torch.tensor(0.5))
@@ -145,11 +145,11 @@ def test_a_try_on_the_beginnings_leaves_no_trace_and_compiles_for_all_lengths(mo
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_one_pass_updates_as_separate_operators_do(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients that a step's first micro-batch overwrites, and AdamW with clipping and rounding in it, in pieces."""
-    monkeypatch.setattr(fused, "LARGE", 100)
-    monkeypatch.setattr(fused, "AT_ONCE", 300)
-    monkeypatch.setattr(fused, "TRIED_ON", 200)
+    monkeypatch.setattr(fused_kernels, "LARGE", 100)
+    monkeypatch.setattr(fused_kernels, "AT_ONCE", 300)
+    monkeypatch.setattr(fused_kernels, "TRIED_ON", 200)
     results = []
-    for compile, add in (("none", None), ("elementwise", fused.FusedAccumulation())):
+    for compile, add in (("none", None), ("elementwise", fused_kernels.FusedAccumulation())):
         module = nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 10)).to(dtype)
         with torch.no_grad():
             for parameter in module.parameters():

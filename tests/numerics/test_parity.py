@@ -28,12 +28,12 @@ from transformers import (
 )
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from launch.engines.torch_native.blueprint import Blueprint
-from launch.engines.torch_native.checkpoint import load_weights, unpack_mxfp4
-from launch.engines.torch_native.model import Decoder
-from launch.errors import CheckpointError
-from launch.hugging_face.config import ROTARY_DEFAULTS, YARN_DEFAULTS
-from launch.spec import Model
+from launch.checkpoints.config_check import ROTARY_DEFAULTS, YARN_DEFAULTS
+from launch.contract.errors import CheckpointError
+from launch.contract.spec import Model
+from launch.engines.torch_native.decoder import Decoder
+from launch.engines.torch_native.init.load_checkpoint import load_weights, unpack_mxfp4
+from launch.engines.torch_native.layers.build_context import Blueprint
 from tests.numerics.tiny import CPU, decoder_of
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}

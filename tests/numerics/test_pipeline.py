@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from launch.engines.base import Mesh
-from launch.engines.torch_native.mesh import make_mesh
-from launch.engines.torch_native.pipeline import Pipeline
-from launch.engines.torch_native.pipeline_schedule import Schedule
-from launch.parallel_dims import ParallelDims
+from launch.contract.parallel_dims import ParallelDims
+from launch.engines.protocol import Mesh
+from launch.engines.torch_native.parallel.pipeline import Pipeline
+from launch.engines.torch_native.parallel.pipeline_schedule import Schedule
+from launch.engines.torch_native.parallel.process_groups import make_mesh
 from tests.distributed import workers
 
 ROWS, WIDTH, STEPS = 3, 5, 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from launch.engines.torch_native.blueprint import Blueprint
-from launch.engines.torch_native.model import Decoder
+from launch.engines.torch_native.decoder import Decoder
+from launch.engines.torch_native.layers.build_context import Blueprint
 from tests.presets import PRESETS, parameters, preset
 
 

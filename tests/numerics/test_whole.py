@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from launch.engines.base import Mesh
+from launch.contract.errors import CaptureError, CompileError
+from launch.contract.inspection import Inspection
+from launch.contract.spec import CudaGraph, Model, RunSpec
+from launch.engines.protocol import Mesh
+from launch.engines.torch_native.compiled_model import failing_to_compile, nothing_compiled
 from launch.engines.torch_native.engine import TorchNativeEngine, build
-from launch.engines.torch_native.whole import failing_to_compile, nothing_compiled
-from launch.errors import CaptureError, CompileError
-from launch.failure_classes import classify
-from launch.findings import Inspection
-from launch.inspection import inspect
-from launch.spec import CudaGraph, Model, RunSpec
+from launch.failures.classes import classify
+from launch.train.inspection.capture_blockers import inspect
 from tests.numerics.tiny import CPU, MOE, make_spec, train
 from tests.presets import preset
 
@@ -74,7 +74,7 @@ def test_another_shape_is_compiled_anew_and_counted() -> None:
 
 def test_what_else_compiles_in_the_capture_step_is_no_recompilation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accumulation and AdamW are compiled when a step first comes by them, without a warm-up in the capture's own."""
-    monkeypatch.setattr("launch.engines.torch_native.fused.LARGE", 1)
+    monkeypatch.setattr("launch.engines.torch_native.optim.fused_kernels.LARGE", 1)
     engine = build(whole(SMALL, CudaGraph("torch_compile", warmup_steps=0)), ALONE)
     before = counters["stats"]["unique_graphs"]
     for _ in range(2):

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from launch.data import batch, open_source
-from launch.engines.base import Mesh, StepResult
-from launch.engines.torch_native.blueprint import Blueprint
-from launch.engines.torch_native.elementwise import Elementwise, compiled
+from launch.contract.spec import CudaGraph, Data, Model, Parallelism, RunSpec, Training
+from launch.engines.protocol import Mesh, StepResult
+from launch.engines.torch_native.decoder import Decoder, build_decoder
 from launch.engines.torch_native.engine import TorchNativeEngine
-from launch.engines.torch_native.model import Decoder, build_decoder
-from launch.spec import CudaGraph, Data, Model, Parallelism, RunSpec, Training
+from launch.engines.torch_native.layers.build_context import Blueprint
+from launch.engines.torch_native.layers.pointwise import Elementwise, compiled
+from launch.train.data_loader import batch, open_source
 
 CPU = torch.device("cpu")
 

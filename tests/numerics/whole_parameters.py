@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from launch.engines.torch_native.collectives import all_gather_single
 from launch.engines.torch_native.engine import TorchNativeEngine
-from launch.engines.torch_native.mesh import Group
-from launch.engines.torch_native.weights import named_weights
+from launch.engines.torch_native.init.initial_weights import named_weights
+from launch.engines.torch_native.parallel.collectives import all_gather_single
+from launch.engines.torch_native.parallel.process_groups import Group
 
 
 def whole_parameters(engine: TorchNativeEngine) -> dict[str, torch.Tensor]:

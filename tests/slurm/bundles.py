@@ -1,4 +1,5 @@
-"""Bundles made by hand, as the orchestrator orders them, and jobs of a real Slurm that launch.job supervises them in."""
+"""Bundles made by hand, as the orchestrator orders them, and jobs of a real Slurm that launch.supervise.supervisor
+supervises them in."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from launch.files import read_json, read_json_lines, write_json
-from launch.order import BundleOrder, Step, order_to_json
-from launch.paths import AttemptPaths, BundlePaths, SweepPaths
-from launch.record import Limits, Outcome, read_events, read_outcome
-from launch.spec import Data, Model, Parallelism, Placement, RunSpec, Training, spec_to_json
+from launch.common.atomic_files import read_json, read_json_lines, write_json
+from launch.contract.bundle import BundleOrder, Step, order_to_json
+from launch.contract.paths import AttemptPaths, BundlePaths, SweepPaths
+from launch.contract.records import Limits, Outcome, read_events, read_outcome
+from launch.contract.spec import Data, Model, Parallelism, Placement, RunSpec, Training, spec_to_json
 from tests.integration.host import MODEL, wait_until
 from tests.slurm.cluster import ROOT, Cluster
 
@@ -71,7 +72,7 @@ class Bundle:
         script.write_text(
             f"#!/bin/bash\ncd {ROOT}\nexport TMPDIR={self.folder}\n{lines}\n"
             f"srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --overlap --mpi=none --unbuffered "
-            f"{sys.executable} -m launch.job {self.paths.root}\n"
+            f"{sys.executable} -m launch.supervise.supervisor {self.paths.root}\n"
         )
         if element is not None:
             options = (*options, f"--array={element}")

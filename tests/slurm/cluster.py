@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Optional
 
-from launch.lock import holder
+from launch.common.file_lock import holder
 from tests.slurm.configuration import (
     CLUSTER_NAME,
     NODES,

@@ -15,7 +15,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.files import write_json
+from launch.common.atomic_files import write_json
 
 CLUSTER_NAME = "test"
 NODES = ("node1", "node2", "node3", "node4")

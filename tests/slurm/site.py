@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launch.files import read_json
+from launch.common.atomic_files import read_json
 from tests.integration.host import Host, wait_until
 from tests.slurm.cluster import Cluster
 from tests.slurm.configuration import ClusterError

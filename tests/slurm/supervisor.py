@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Optional
 
-from launch.files import read_json, write_text
-from launch.lock import Lock
+from launch.common.atomic_files import read_json, write_text
+from launch.common.file_lock import Lock
 from tests.slurm.configuration import PATH
 
 LOCK = "supervisor.lock"

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.job_request import JobRequest
-from orchestrator.profile import Profile
-from orchestrator.submit import BatchJob, batch_script
+from orchestrator.submit.submitit_adapter import BatchJob, batch_script
+from orchestrator.targets.job_request import JobRequest
+from orchestrator.targets.profile import Profile
 from tests.integration.host import recipe
 from tests.slurm.cluster import Cluster
 from tests.slurm.site import Site

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.files import read_json_lines
-from launch.record import read_metrics, read_plan
+from launch.common.atomic_files import read_json_lines
+from launch.contract.records import read_metrics, read_plan
 from tests.integration.host import ROOT
 from tests.slurm.site import Site
 

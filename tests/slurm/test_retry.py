@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from launch.failures import is_infrastructure
-from launch.files import read_json_lines
-from launch.record import read_outcome
+from launch.common.atomic_files import read_json_lines
+from launch.contract.records import read_outcome
+from launch.failures.diagnose import is_infrastructure
 from tests.integration.host import recipe, wait_until
 from tests.slurm.site import Site
 

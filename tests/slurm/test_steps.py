@@ -1,4 +1,5 @@
-"""launch.job in a job of a real Slurm: every run is a step, and however it ends, the outcome says so."""
+"""launch.supervise.supervisor in a job of a real Slurm: every run is a step, and however it ends, the outcome says
+so."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.allocation import Allocation
-from launch.lock import Lock
-from launch.record import Limits
+from launch.common.file_lock import Lock
+from launch.contract.records import Limits
+from launch.slurm.allocation import Allocation
 from tests.integration.host import wait_until
 from tests.slurm.bundles import ENDLESS, Bundle, parent_of
 from tests.slurm.cluster import Cluster
@@ -114,7 +115,7 @@ def test_a_run_that_hangs_leaves_the_stacks_of_all_its_ranks(cluster: Cluster, t
     hang = bundle.outcome(0)
     assert (hang.outcome, hang.message) == ("HANG", "no sign of life for 15 s"), bundle.output()
     for rank in range(2):
-        assert "launch/loop.py" in bundle.attempt(0).log(rank).read_text(), f"a stack of rank {rank}"
+        assert "launch/train/loop.py" in bundle.attempt(0).log(rank).read_text(), f"a stack of rank {rank}"
 
 
 def test_a_run_that_takes_more_memory_than_its_job_has(cluster: Cluster, tmp_path: Path) -> None:

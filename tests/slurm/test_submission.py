@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from launch.job_state import life
-from launch.lock import holder
+from launch.common.file_lock import holder
+from launch.slurm.job_states import life
 from tests.integration.host import ROOT, recipe, wait_until
 from tests.slurm.site import Site
 

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis import plots
-from analysis.charts import Chart
+from analysis.report import plots
+from analysis.report.charts import Chart
 
 
 @pytest.fixture(scope="session", autouse=True)
 def drawn_once() -> Iterator[None]:
-    """For whoever draws through ``analysis.plots`` in this process; a chart that no test had before is drawn as ever."""
+    """For whoever draws through ``analysis.report.plots`` in this process; a chart that no test had before is drawn as
+    ever."""
     draw, drawn = plots.draw, dict[Hashable, bytes]()
 
     def draw_once(chart: Chart) -> bytes:

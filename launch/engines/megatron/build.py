@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 
-from launch.determinism import use_deterministic_algorithms
-from launch.engines.base import Engine, Mesh, refuse_unfit
-from launch.engines.megatron.graph_settings import INSTALLED, is_installed_release
-from launch.errors import EnvironmentFault
-from launch.spec import RunSpec
+from launch.contract.errors import EnvironmentFault
+from launch.contract.spec import RunSpec
+from launch.engines.determinism import use_deterministic_algorithms
+from launch.engines.protocol import Engine, Mesh, refuse_unfit
+from launch.megatron_config.graph_config import INSTALLED, is_installed_release
 
 PACKAGES = {"megatron-core": "megatron.core", "transformer-engine": "transformer_engine.pytorch"}
 

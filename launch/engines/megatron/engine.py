@@ -16,20 +16,20 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 from torch._C._distributed_c10d import HashStore
 
-from launch.engines.base import Mesh, StepResult
-from launch.engines.megatron.data_parallel import with_gradients
-from launch.engines.megatron.environment import settle_determinism
+from launch.contract.records import GraphStats
+from launch.contract.spec import RunSpec
+from launch.engines.lr_schedule import learning_rate
+from launch.engines.megatron.ddp_hooks import with_gradients
 from launch.engines.megatron.graphs import make_steps
 from launch.engines.megatron.model import Configuration, accumulate_in_products, build_chunk, configure, has_apex_kernel
 from launch.engines.megatron.schedule import Schedule
-from launch.engines.megatron.settings import Layers, optimizer_settings
-from launch.engines.megatron.streams import leave_default_stream, stay_on
-from launch.engines.megatron.weights import draw_weights
-from launch.engines.torch_native.mesh import Group
-from launch.graph_memory import settle
-from launch.learning_rate import learning_rate
-from launch.record import GraphStats
-from launch.spec import RunSpec
+from launch.engines.megatron.side_stream import leave_default_stream, stay_on
+from launch.engines.megatron.weight_map import draw_weights
+from launch.engines.protocol import Mesh, StepResult
+from launch.engines.torch_native.parallel.process_groups import Group
+from launch.megatron_config.determinism import settle_determinism
+from launch.megatron_config.transformer_config import Layers, optimizer_settings
+from launch.support.expandable_segments import settle
 
 
 class MegatronEngine:
@@ -96,7 +96,7 @@ class MegatronEngine:
 
 
 def _join(spec: RunSpec, mesh: Mesh) -> None:
-    """Megatron's process groups, of ranks in its own order, which is that of launch.parallel_dims."""
+    """Megatron's process groups, of ranks in its own order, which is that of launch.contract.parallel_dims."""
     if not dist.is_initialized():  # a rank that is alone; Megatron wants groups all the same
         backend = "nccl" if mesh.device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)

@@ -14,8 +14,8 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer import TransformerConfig
 
-from launch.engines.megatron.settings import Layers, model_settings, transformer_settings
-from launch.spec import RunSpec
+from launch.contract.spec import RunSpec
+from launch.megatron_config.transformer_config import Layers, model_settings, transformer_settings
 
 APEX_KERNEL = "fused_weight_gradient_mlp_cuda"
 """Adds gradients of weights up in Megatron-Core's own linear layers; Transformer Engine's have theirs."""
@@ -40,7 +40,7 @@ def has_apex_kernel() -> bool:
 
 
 def configure(spec: RunSpec, layers: Layers, device: torch.device) -> Configuration:
-    """Weights are not drawn by Megatron (weights.py)."""
+    """Weights are not drawn by Megatron (weight_map.py)."""
     fields: dict[str, Any] = transformer_settings(spec, layers)
     fields["gradient_accumulation_fusion"] &= has_apex_kernel()
     fields |= {name: value for name, value in model_settings(spec).items() if name.startswith("yarn_")}

@@ -11,8 +11,8 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_batch_on_this_cp_rank
 
+from launch.contract.spec import RunSpec
 from launch.engines.megatron.model import Configuration
-from launch.spec import RunSpec
 
 
 class Schedule:

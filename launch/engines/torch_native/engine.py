@@ -11,26 +11,26 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from launch.determinism import use_deterministic_algorithms
-from launch.engines.base import Mesh, StepResult, refuse_unfit
-from launch.engines.torch_native.blueprint import draw_blueprint
-from launch.engines.torch_native.fused import FusedAccumulation
+from launch.contract.errors import CompileError
+from launch.contract.parallel_dims import ParallelDims, layers_of
+from launch.contract.records import GraphStats
+from launch.contract.spec import RunSpec
+from launch.engines.determinism import use_deterministic_algorithms
+from launch.engines.protocol import Mesh, StepResult, refuse_unfit
+from launch.engines.torch_native.compiled_model import Whole, choose_kernels_untimed, failing_to_compile
+from launch.engines.torch_native.decoder import Decoder, build_decoder
 from launch.engines.torch_native.graphs import make_graphs
-from launch.engines.torch_native.iteration import Iteration
+from launch.engines.torch_native.kernel_warmup import rehearse
 from launch.engines.torch_native.layer_digests import DigestedLayers
-from launch.engines.torch_native.main_parameters import MainParameters
-from launch.engines.torch_native.mesh import Group, ParallelMesh, make_mesh
-from launch.engines.torch_native.model import Decoder, build_decoder
-from launch.engines.torch_native.optimizer import Optimizer
-from launch.engines.torch_native.pipeline import Pipeline
-from launch.engines.torch_native.rehearsal import rehearse
-from launch.engines.torch_native.sharding import shardings_of
-from launch.engines.torch_native.whole import Whole, choose_kernels_untimed, failing_to_compile
-from launch.errors import CompileError
-from launch.graph_memory import settle
-from launch.parallel_dims import ParallelDims, layers_of
-from launch.record import GraphStats
-from launch.spec import RunSpec
+from launch.engines.torch_native.layers.build_context import draw_blueprint
+from launch.engines.torch_native.optim.adamw import Optimizer
+from launch.engines.torch_native.optim.flat_parameters import MainParameters
+from launch.engines.torch_native.optim.fused_kernels import FusedAccumulation
+from launch.engines.torch_native.parallel.pipeline import Pipeline
+from launch.engines.torch_native.parallel.process_groups import Group, ParallelMesh, make_mesh
+from launch.engines.torch_native.parallel.sharding import shardings_of
+from launch.engines.torch_native.train_step import Iteration
+from launch.support.expandable_segments import settle
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

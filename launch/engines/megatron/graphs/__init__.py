@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from launch.contract.spec import RunSpec
 from launch.engines.megatron.graphs.full_iteration import FullIteration
-from launch.engines.megatron.graphs.layer_callables import LayerCallables
-from launch.engines.megatron.graphs.layer_runners import LayerRunners
-from launch.engines.megatron.graphs.steps import Eager, Graphed, Steps
+from launch.engines.megatron.graphs.local import LayerRunners
+from launch.engines.megatron.graphs.protocol import Eager, Graphed, Steps
+from launch.engines.megatron.graphs.transformer_engine import LayerCallables
 from launch.engines.megatron.schedule import Schedule
-from launch.spec import RunSpec
 
 
 def make_steps(spec: RunSpec, schedule: Schedule, optimizer: Any) -> Steps:

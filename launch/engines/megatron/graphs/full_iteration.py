@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from megatron.core.full_cuda_graph import FullCudaGraphWrapper, StaticBufferLoader
 
-from launch.engines.megatron.graphs.tally import Tally
+from launch.contract.spec import RunSpec
+from launch.engines.megatron.graphs.replay_counter import Tally
 from launch.engines.megatron.schedule import Schedule
-from launch.spec import RunSpec
 
 
 class FullIteration:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from launch.engines.torch_native.graphs.base import Graphs
+from launch.contract.spec import RunSpec
 from launch.engines.torch_native.graphs.eager import Eager
 from launch.engines.torch_native.graphs.full_iteration import FullIteration
-from launch.engines.torch_native.graphs.graphed_layers import GraphedLayers
-from launch.engines.torch_native.iteration import Iteration
-from launch.spec import RunSpec
+from launch.engines.torch_native.graphs.layer_callables import GraphedLayers
+from launch.engines.torch_native.graphs.protocol import Graphs
+from launch.engines.torch_native.train_step import Iteration
 
 
 def make_graphs(spec: RunSpec, iteration: Iteration) -> Graphs:
@@ -17,7 +17,7 @@ def make_graphs(spec: RunSpec, iteration: Iteration) -> Graphs:
         return Eager(iteration, spec.cuda_graph)
     if impl == "torch_compile":
         # Only here: Dynamo takes as long to load as all the rest of torch.
-        from launch.engines.torch_native.graphs.compiled import Compiled
+        from launch.engines.torch_native.graphs.torch_compile import Compiled
 
         return Compiled(iteration, spec)
     if impl == "full_iteration":

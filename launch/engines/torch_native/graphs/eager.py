@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from launch.engines.torch_native.graphs.base import Ran
-from launch.engines.torch_native.iteration import Iteration
-from launch.engines.torch_native.whole import Whole
-from launch.record import GraphStats
-from launch.spec import CudaGraph
+from launch.contract.records import GraphStats
+from launch.contract.spec import CudaGraph
+from launch.engines.torch_native.compiled_model import Whole
+from launch.engines.torch_native.graphs.protocol import Ran
+from launch.engines.torch_native.train_step import Iteration
 
 
 class Eager:

@@ -8,12 +8,12 @@ from contextlib import nullcontext
 
 import torch
 
-from launch.engines.base import StepKind
-from launch.engines.torch_native.graphs.base import Ran, check_input
-from launch.engines.torch_native.iteration import Iteration
-from launch.engines.torch_native.whole import nothing_compiled
-from launch.record import GraphStats
-from launch.spec import RunSpec
+from launch.contract.records import GraphStats
+from launch.contract.spec import RunSpec
+from launch.engines.protocol import StepKind
+from launch.engines.torch_native.compiled_model import nothing_compiled
+from launch.engines.torch_native.graphs.protocol import Ran, check_input
+from launch.engines.torch_native.train_step import Iteration
 
 
 class FullIteration:

@@ -1,0 +1,1 @@
+"""`compare`: what became worse from one sweep to another."""

@@ -1,0 +1,239 @@
+"""What became of each figure of a cell from one sweep to another: outcome, verdict, speed, memory. Pure.
+
+Worse is
+- a verdict further down in analysis.verdict.verdict.WORDS, or one that stays DIVERGED and is off by more than twice as
+  much;
+- a larger share of runs that do not end well or as expected, or records that are unsound now;
+- a speed-up whose whole interval lies below the whole interval of before;
+- a memory peak above that of before by more than the tolerance.
+A gate that meets NaN says worse. Of two speed-ups so unsure that a loss of ``SPEED_LOSS`` would not have shown, nothing can be
+told: inconclusive where the one of before, measured again as surely, would have told it, and not held where it never did. One
+that never told anything and was above 1, and that is shown to be below 1 now, is inconclusive too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Optional
+
+from analysis.compare.golden import GoldenCell, GoldenMemory, GoldenSpeed, GoldenVerdict
+from analysis.sweep.cell_results import EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_PASS, EXIT_UNFINISHED
+from analysis.verdict.verdict import WORDS
+from launch.contract.records import RESULTS_INTACT
+
+MEMORY_TOLERANCE = 0.05
+"""Relative. Megatron-LM's functional tests allow as much (tests/functional_tests/python_test_utils)."""
+
+SPEED_LOSS = 0.2
+"""Relative: what a comparison of two speed-ups has to be able to tell, or says that it cannot. Our own choice: intervals of
+two pairs on a quiet GPU do, and those of a golden file that is worth nothing do not."""
+
+DEVIATION_GROWTH = 2.0
+"""How many times as far off a cell that stays DIVERGED must be to be worse; our own choice, beyond what repeats differ by."""
+
+Aspect = Literal["cell", "outcome", "verdict", "speed", "memory"]
+Change = Literal["worse", "unfinished", "inconclusive", "not held", "changed", "better"]
+"""What a difference means: a regression, a run without an outcome, what can no longer be told, what never could and is held
+against nothing, neither, or good news."""
+EXITS: Mapping[Change, int] = {
+    "worse": EXIT_FAILED,
+    "unfinished": EXIT_UNFINISHED,
+    "inconclusive": EXIT_INCONCLUSIVE,
+    "not held": EXIT_PASS,
+    "changed": EXIT_PASS,
+    "better": EXIT_PASS,
+}
+"""From what matters most to what matters least; the worst one is the command's exit code."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One figure of a cell, before and now, in words."""
+
+    aspect: Aspect
+    change: Change
+    before: str
+    after: str
+
+
+def gravest(changes: Sequence[Change]) -> Optional[Change]:
+    return next((change for change in EXITS if change in changes), None)
+
+
+def differences(before: GoldenCell, after: GoldenCell, memory_tolerance: float) -> tuple[Difference, ...]:
+    """Where one cell differs from what it was."""
+    found = (
+        _outcome(before, after),
+        _verdict(before, after),
+        _speed(before.speed, after.speed),
+        _memory(before.memory, after.memory, memory_tolerance),
+    )
+    return tuple(one for one in found if one)
+
+
+def by_itself(cell: GoldenCell) -> Change:
+    """What a cell means that there is nothing to hold against: as its own report has it."""
+    word = cell.verdict.word if cell.verdict else None
+    if word in ("DIVERGED", "INCOMPARABLE") or cell.unexpected or cell.unsound:
+        return "worse"
+    if cell.unfinished or word == "UNFINISHED":
+        return "unfinished"
+    return "inconclusive" if word == "INCONCLUSIVE" else "changed"
+
+
+def _outcome(before: GoldenCell, after: GoldenCell) -> Optional[Difference]:
+    change = _outcome_change(before, after)
+    return Difference("outcome", change, _ended(before), _ended(after)) if change else None
+
+
+def _outcome_change(before: GoldenCell, after: GoldenCell) -> Optional[Change]:
+    was, now = _badness(before), _badness(after)
+    if any(flag > flag_before for flag, flag_before in zip(now, was, strict=True)):
+        return "worse"
+    if after.unfinished:
+        return "unfinished"
+    if now != was:
+        return "better"
+    return "changed" if before.outcome != after.outcome else None
+
+
+def _badness(cell: GoldenCell) -> tuple[float, float, float, bool, bool]:
+    """The shares of its runs that ended otherwise than expected, without results, and not cleanly; and what is wrong
+    beside."""
+    runs = _runs(cell.outcome)
+    ended = {name: count for name, count in runs.items() if name not in ("NOT RUN", "INTERRUPTED")}
+    expected = cell.expected.partition(" in ")[0]
+
+    def share(*well: str) -> float:
+        return sum(count for name, count in ended.items() if name not in well) / sum(runs.values())
+
+    return share(expected), share(*RESULTS_INTACT), share("COMPLETED"), cell.unexpected, bool(cell.unsound)
+
+
+def _runs(outcome: str) -> dict[str, int]:
+    """How many runs ended how, as analysis.sweep.cell_results.CellResult.outcome writes it; of one kind alone, 1."""
+    parts = (part.partition(" x") for part in outcome.split(", "))
+    return {name: int(count) if count.isdecimal() and int(count) else 1 for name, _, count in parts}
+
+
+def _ended(cell: GoldenCell) -> str:
+    notes = [f"expected {cell.expected}"] if cell.unexpected else []
+    notes += [f"unsound records: {cell.unsound[0]}"] if cell.unsound else []
+    return f"{cell.outcome} ({'; '.join(notes)})" if notes else cell.outcome
+
+
+def _verdict(before: GoldenCell, after: GoldenCell) -> Optional[Difference]:
+    """None too where no verdict is given any more: the cell then failed as expected, which its outcome says."""
+    if after.verdict is None:
+        return None
+    words = _words(after.verdict)
+    if before.verdict is None:
+        return Difference("verdict", by_itself(after), "no verdict", words)
+    rank, rank_before = WORDS.index(after.verdict.word), WORDS.index(before.verdict.word)
+    if after.verdict.word == "UNFINISHED":
+        return Difference("verdict", "unfinished", before.verdict.word, words)
+    if rank == rank_before:
+        return _same_word(before, after)
+    worse: Change = "inconclusive" if after.verdict.word == "INCONCLUSIVE" else "worse"
+    return Difference("verdict", worse if rank > rank_before else "better", before.verdict.word, words)
+
+
+def _same_word(before: GoldenCell, after: GoldenCell) -> Optional[Difference]:
+    """Of two verdicts alike, how those that more runs do not undo differ."""
+    assert before.verdict and after.verdict  # as the caller has found
+    if after.verdict.word not in ("DIVERGED", "INCOMPARABLE"):
+        return None
+    was, now = _off_by(before), _off_by(after)
+    further = was and now and was[0] == now[0] and now[1] > was[1] * DEVIATION_GROWTH
+    if not further and before.verdict == after.verdict:
+        return None
+    sizes = f" (off by {was[1]:.3g} before, {now[1]:.3g} now)" if further and was and now else ""
+    change: Change = "worse" if further else "changed"
+    return Difference("verdict", change, _words(before.verdict), _words(after.verdict) + sizes)
+
+
+def _off_by(cell: GoldenCell) -> Optional[tuple[str, float]]:
+    """The metric by which a cell DIVERGED, and how far off it was at most, as far as is known."""
+    found = cell.verdict.deviation if cell.verdict else None
+    if found is None:
+        return None
+    of_loss = cell.max_loss_difference if found.metric == "loss" else None
+    sizes = [found.size] if of_loss is None else [found.size, of_loss]
+    return found.metric, max(sizes) if all(map(math.isfinite, sizes)) else math.inf
+
+
+def _words(verdict: GoldenVerdict) -> str:
+    return f"{verdict.word}: {verdict.reason}" if verdict.reason else verdict.word
+
+
+def _speed(before: Optional[GoldenSpeed], after: Optional[GoldenSpeed]) -> Optional[Difference]:
+    if before is None or before.interval is None or after is None or after.interval is None:
+        return _without_interval(before, after)
+    (low, high), (low_before, high_before) = after.interval, before.interval
+    if not high >= low_before:
+        return Difference("speed", "worse", _ratio(before), _ratio(after))
+    if low > high_before:
+        return Difference("speed", "better", _ratio(before), _ratio(after))
+    if not high * before.ratio * (1 - SPEED_LOSS) < low_before * after.ratio:
+        now = f"{_ratio(after)}: intervals this wide cannot tell a loss of {SPEED_LOSS:.0%}"
+        return _untold(before, after, now)
+    return None
+
+
+def _without_interval(before: Optional[GoldenSpeed], after: Optional[GoldenSpeed]) -> Optional[Difference]:
+    now = ": ".join(filter(None, (_ratio(after), after.reason))) if after else "no figure"
+    return _untold(before, after, now) if before or after else None
+
+
+def _untold(before: Optional[GoldenSpeed], after: Optional[GoldenSpeed], now: str) -> Difference:
+    """Of two speed-ups that cannot be held against each other."""
+    if before is None:
+        return Difference("speed", "not held", "no figure", now)
+    slower = before.ratio > 1 and after is not None and after.interval is not None and after.interval[1] < 1
+    change: Change = "inconclusive" if _tells(before) or slower else "not held"
+    return Difference("speed", change, _ratio(before), now + (", which is slower than eager" if slower else ""))
+
+
+def unsure_speeds(cells: Sequence[GoldenCell]) -> tuple[str, ...]:
+    """The cells whose speed-up nothing can be held against, with it and what helps: measured again as surely after a loss of
+    ``SPEED_LOSS``, it would not lie below its interval."""
+    found = ((cell.label, cell.speed) for cell in cells if cell.speed)
+    return tuple(f"{label}, {_ratio(speed)}; {_helps(speed)}" for label, speed in found if not _tells(speed))
+
+
+def _tells(speed: GoldenSpeed) -> bool:
+    return speed.interval is not None and speed.interval[1] * (1 - SPEED_LOSS) < speed.interval[0]
+
+
+def _helps(speed: GoldenSpeed) -> str:
+    no_interval = speed.interval is None and speed.pairs > 1
+    return speed.reason if no_interval and speed.reason else "more repeats narrow it"
+
+
+def _ratio(speed: GoldenSpeed) -> str:
+    over = f"{speed.pairs} pairs" if speed.pairs != 1 else "1 pair"
+    if speed.interval is None:
+        return f"{speed.ratio:.3f}x ({over})"
+    return f"{speed.ratio:.3f}x ({speed.interval[0]:.3f}-{speed.interval[1]:.3f} over {over})"
+
+
+def _memory(before: Optional[GoldenMemory], after: Optional[GoldenMemory], tolerance: float) -> Optional[Difference]:
+    if before is None:
+        return None
+    if after is None or after.kind != before.kind:
+        return Difference("memory", "inconclusive", _bytes(before), _bytes(after) if after else "no figure")
+    if not after.peak <= before.peak * (1 + tolerance):
+        return Difference("memory", "worse", _bytes(before), f"{_bytes(after)}, {_more(before, after)}")
+    if after.peak < before.peak * (1 - tolerance):
+        return Difference("memory", "better", _bytes(before), f"{_bytes(after)}, {_more(before, after)}")
+    return None
+
+
+def _bytes(memory: GoldenMemory) -> str:
+    return f"{memory.peak / 2**30:.2f} GiB ({memory.kind})"
+
+
+def _more(before: GoldenMemory, after: GoldenMemory) -> str:
+    return f"{after.peak / before.peak - 1:+.1%}" if before.peak else "from nothing"

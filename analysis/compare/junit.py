@@ -1,0 +1,108 @@
+"""JUnit XML of a report, or of a comparison: a testcase a cell. The same input gives the same bytes: no time, no host.
+
+A test that failed is one whose answer is bad; a test in error is one that gave none (a run without an outcome, a
+verdict that is INCONCLUSIVE). A cell that was rejected or could not run is skipped, and in a comparison one that there was
+nothing to hold against, and of which nothing else is worse.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Optional
+
+from analysis.compare.cell_changes import Change
+from analysis.compare.golden import Golden, GoldenCell, GoldenNotRun
+from analysis.compare.sweep_changes import CellComparison, Comparison
+
+Ending = Literal["failure", "error", "skipped"]
+_ENDINGS: Mapping[Change, Ending] = {
+    "worse": "failure",
+    "unfinished": "error",
+    "inconclusive": "error",
+    "not held": "skipped",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One testcase; ``ending`` None is one that passed. ``kind`` is a word to group by, ``message`` says why."""
+
+    name: str
+    ending: Optional[Ending] = None
+    kind: str = ""
+    message: str = ""
+
+
+def junit_of_report(golden: Golden) -> bytes:
+    """A cell passes where the report's exit code holds nothing against it."""
+    cases = [*map(_case_of_cell, golden.cells), *map(_case_not_run, golden.not_run)]
+    properties = {key: ", ".join(value for value, _ in values) for key, values in golden.provenance.items()}
+    return _as_xml(golden.sweep, cases, properties)
+
+
+def junit_of_comparison(comparison: Comparison) -> bytes:
+    """A cell passes where nothing of it is worse than before."""
+    properties = {unlike.key: f"{unlike.before} -> {unlike.after}" for unlike in comparison.environment}
+    name = f"{comparison.after} against {comparison.before}"
+    return _as_xml(name, [_case_of_comparison(cell) for cell in comparison.cells], properties)
+
+
+def _case_of_cell(cell: GoldenCell) -> Case:
+    word, reason = (cell.verdict.word, cell.verdict.reason) if cell.verdict else ("", "")
+    if cell.unexpected:
+        return Case(cell.label, "failure", cell.outcome, f"ended {cell.outcome}, expected {cell.expected}")
+    if cell.unsound:
+        return Case(cell.label, "failure", "unsound records", "; ".join(cell.unsound))
+    if word in ("DIVERGED", "INCOMPARABLE"):
+        return Case(cell.label, "failure", word, reason)
+    if cell.unfinished:
+        return Case(cell.label, "error", "UNFINISHED", reason or f"a run has no outcome: {cell.outcome}")
+    return Case(cell.label, "error", word, reason) if word in ("UNFINISHED", "INCONCLUSIVE") else Case(cell.label)
+
+
+def _case_not_run(cell: GoldenNotRun) -> Case:
+    return Case(cell.label, "skipped", cell.state, ", ".join(cell.rules))
+
+
+def _case_of_comparison(cell: CellComparison) -> Case:
+    ending = _ENDINGS.get(cell.change) if cell.change else None
+    if ending is None:
+        return Case(cell.label)
+    found = [one for one in cell.differences if _ENDINGS.get(one.change) in (ending, "error")]
+    said = "; ".join(f"{one.aspect}: {one.before} -> {one.after}" for one in found)
+    return Case(cell.label, ending, ", ".join(one.aspect for one in found), said)
+
+
+def _as_xml(name: str, cases: Sequence[Case], properties: Mapping[str, str]) -> bytes:
+    """In the dialect that Jenkins, GitLab and GitHub's reporters read: testsuites, testsuite, testcase."""
+    endings = [case.ending for case in cases]
+    counts = {
+        "tests": str(len(cases)),
+        "failures": str(endings.count("failure")),
+        "errors": str(endings.count("error")),
+        "skipped": str(endings.count("skipped")),
+    }
+    root = ElementTree.Element("testsuites", counts)
+    suite = ElementTree.SubElement(root, "testsuite", {"name": _legal(name), **counts})
+    if properties:
+        listed = ElementTree.SubElement(suite, "properties")
+        for key, value in properties.items():
+            ElementTree.SubElement(listed, "property", {"name": _legal(key), "value": _legal(value)})
+    for case in cases:
+        element = ElementTree.SubElement(suite, "testcase", {"classname": _legal(name), "name": _legal(case.name)})
+        if case.ending:
+            said = {"message": _legal(case.message), "type": _legal(case.kind)}
+            ElementTree.SubElement(element, case.ending, said)
+    ElementTree.indent(root)
+    return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def _legal(text: str) -> str:
+    """``text`` without what XML 1.0 cannot hold (section 2.2, Char); an exception's message may have any."""
+    return "".join(c if _is_legal(ord(c)) else ascii(c)[1:-1] for c in text)
+
+
+def _is_legal(point: int) -> bool:
+    return point in (0x9, 0xA, 0xD) or 0x20 <= point <= 0xD7FF or 0xE000 <= point <= 0xFFFD or point >= 0x10000

@@ -1,0 +1,175 @@
+"""What became worse from one sweep to another: cell by cell, by verdict, outcome, speed and memory. Pure.
+
+Cells are matched by their ids, which say all that determines them; those left over by their labels, where a label is
+unique on both sides, since another version's fields give the same configuration another id.
+
+Worse is what analysis/compare/cell_changes.py says of a figure, a cell that has gone, and a new one that does not pass
+by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Optional
+
+import yaml
+
+from analysis.compare.cell_changes import EXITS, MEMORY_TOLERANCE, Change, Difference, by_itself, differences, gravest
+from analysis.compare.golden import Golden, GoldenCell
+from analysis.records.provenance import flat
+from analysis.sweep.cell_results import EXIT_PASS
+
+
+@dataclass(frozen=True)
+class CellComparison:
+    """A cell on both sides, or on one. ``matched`` is how it was found again."""
+
+    label: str
+    cell_id: str
+    matched: Literal["id", "label", "no"]
+    differences: tuple[Difference, ...]
+
+    @property
+    def change(self) -> Optional[Change]:
+        """The gravest of its differences."""
+        return gravest([difference.change for difference in self.differences])
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """A key of the environment, or of the recipe, whose values differ; "unset" where a side has none."""
+
+    key: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sweeps. ``environment`` and ``recipe`` say where what they ran on, and what they were told, differ."""
+
+    before: str
+    after: str
+    cells: tuple[CellComparison, ...]
+    environment: tuple[Unlike, ...]
+    recipe: tuple[Unlike, ...]
+    memory_tolerance: float
+
+    @property
+    def change(self) -> Optional[Change]:
+        return gravest([change for cell in self.cells if (change := cell.change)])
+
+    @property
+    def exit_code(self) -> int:
+        """3 a regression; 2 a run without an outcome; 4 only what can no longer be told; 0 nothing worse."""
+        return EXITS[self.change] if self.change else EXIT_PASS
+
+
+def compare_sweeps(before: Golden, after: Golden, memory_tolerance: float = MEMORY_TOLERANCE) -> Comparison:
+    """``after`` held against ``before``. Cells stand in the order of ``before``, then those that appeared."""
+    partners = _matched(before.cells, after.cells)
+    stayed = {partner.cell_id for partner, _ in partners.values()}
+    cells = [
+        _stayed(cell, *partners[cell.cell_id], memory_tolerance) if cell.cell_id in partners else _gone(cell, after)
+        for cell in before.cells
+    ]
+    cells += [_appeared(cell) for cell in after.cells if cell.cell_id not in stayed]
+    return Comparison(
+        before.sweep,
+        after.sweep,
+        tuple(cells),
+        _unlike(_values(before), _values(after)),
+        _unlike(_fields(before.recipe), _fields(after.recipe)),
+        memory_tolerance,
+    )
+
+
+def _matched(
+    before: Sequence[GoldenCell], after: Sequence[GoldenCell]
+) -> dict[str, tuple[GoldenCell, Literal["id", "label"]]]:
+    """By the id of a cell of ``before``, the same cell of ``after``, and how it was found."""
+    by_id = {cell.cell_id: cell for cell in after}
+    found: dict[str, tuple[GoldenCell, Literal["id", "label"]]] = {
+        cell.cell_id: (by_id[cell.cell_id], "id") for cell in before if cell.cell_id in by_id
+    }
+    left, there = _by_label(before, found.keys()), _by_label(after, found.keys())
+    return found | {left[label].cell_id: (there[label], "label") for label in left.keys() & there.keys()}
+
+
+def _by_label(cells: Sequence[GoldenCell], without: Any) -> dict[str, GoldenCell]:
+    """Cells whose label no other one has."""
+    rest = [cell for cell in cells if cell.cell_id not in without]
+    counts = Counter(cell.label for cell in rest)
+    return {cell.label: cell for cell in rest if counts[cell.label] == 1}
+
+
+def _stayed(before: GoldenCell, after: GoldenCell, matched: Literal["id", "label"], tolerance: float) -> CellComparison:
+    return CellComparison(after.label, after.cell_id, matched, differences(before, after, tolerance))
+
+
+def _gone(cell: GoldenCell, after: Golden) -> CellComparison:
+    now = next((one for one in after.not_run if one.cell_id == cell.cell_id), None) or next(
+        (one for one in after.not_run if one.label == cell.label), None
+    )
+    words = f"{now.state} ({', '.join(now.rules)})" if now else "not there"
+    return CellComparison(cell.label, cell.cell_id, "no", (Difference("cell", "worse", _said(cell), words),))
+
+
+def _appeared(cell: GoldenCell) -> CellComparison:
+    """There is nothing to hold it against: it is judged as its own report judges it."""
+    difference = Difference("cell", by_itself(cell), "not there", _said(cell))
+    return CellComparison(cell.label, cell.cell_id, "no", (difference,))
+
+
+def _said(cell: GoldenCell) -> str:
+    return f"{cell.outcome}, {cell.verdict.word}" if cell.verdict else cell.outcome
+
+
+# --- what differs around them ---------------------------------------------------------------------------------------
+
+_FIRST = ("versions.", "hardware.gpus", "hardware.driver", "code.", "digests.", "data_digest", "choices.", "hardware.")
+
+
+def _unlike(before: Mapping[str, tuple[str, ...]], after: Mapping[str, tuple[str, ...]]) -> tuple[Unlike, ...]:
+    """Keys whose values differ, what may change numbers or speed first. How many runs had each value is left aside."""
+    keys = sorted(before.keys() | after.keys(), key=lambda key: (_place(key), key))
+    pairs = ((key, before.get(key, ("unset",)), after.get(key, ("unset",))) for key in keys)
+    return tuple(Unlike(key, " | ".join(was), " | ".join(now)) for key, was, now in pairs if set(was) != set(now))
+
+
+def _values(golden: Golden) -> dict[str, tuple[str, ...]]:
+    return {key: tuple(value for value, _ in values) for key, values in golden.provenance.items()}
+
+
+def _place(key: str) -> int:
+    return next((place for place, prefix in enumerate(_FIRST) if key.startswith(prefix)), len(_FIRST))
+
+
+def _fields(recipe: str) -> dict[str, tuple[str, ...]]:
+    """A recipe's fields by their dotted keys; its text as one field where it is no mapping."""
+    try:
+        content = yaml.safe_load(recipe)
+    except yaml.YAMLError:
+        content = None
+    fields = flat(content) if isinstance(content, dict) else {"recipe": recipe}
+    return {key: (value,) for key, value in fields.items()}
+
+
+def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
+    """What ``compare --json`` prints."""
+    return {
+        "before": comparison.before,
+        "after": comparison.after,
+        "exit_code": comparison.exit_code,
+        "change": comparison.change,
+        "memory_tolerance": comparison.memory_tolerance,
+        "cells": [
+            {"label": cell.label, "cell_id": cell.cell_id, "matched": cell.matched, "change": cell.change}
+            | {"differences": [dict(vars(difference)) for difference in cell.differences]}
+            for cell in comparison.cells
+        ],
+        "environment": [dict(vars(unlike)) for unlike in comparison.environment],
+        "recipe": [dict(vars(unlike)) for unlike in comparison.recipe],
+    }

@@ -1,0 +1,1 @@
+"""Loss curves of any framework, from files."""

@@ -1,0 +1,25 @@
+"""What captures cost: how many graphs, and how long they took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+from analysis.records.run import Attempt
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The most graphs of a rank, and the longest capture, over ranks and repeats."""
+
+    graphs: int
+    seconds: float
+
+
+def cell_captured(attempts: Sequence[Attempt]) -> Optional[Captured]:
+    """By what ranks said last: after the timed steps, else right after the capture. None where none said anything."""
+    said = [stats for attempt in attempts for stats in {**attempt.captures, **attempt.proofs}.values()]
+    if not said:
+        return None
+    return Captured(max(stats.graphs for stats in said), max(stats.capture_seconds for stats in said))

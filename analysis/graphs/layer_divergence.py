@@ -1,0 +1,204 @@
+"""Where runs first give other bits, layer by layer, and whether that can be laid to what was captured. By their digests
+(launch/contract/layer_digests.py) alone, which tell that bits differ and not by how much.
+
+What a step computes has an order: outputs, from the first layer to the last; then gradients by them, from the last to the
+first; then the gradients of parameters; then what the update makes of the parameters. Where all that comes before a place
+agrees, weights and inputs included, it is what is computed there that differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal, Optional
+
+from analysis.records.events import DAMAGE, said
+from analysis.records.run import Run
+from launch.common.atomic_files import RecordError
+from launch.contract.layer_digests import StepDigests, layer_names, read_digests
+from launch.contract.paths import SweepPaths
+from launch.contract.spec import RunSpec
+
+What = Literal["outputs", "gradients", "parameter_gradients", "parameters"]
+ORDER: tuple[What, ...] = ("outputs", "gradients", "parameter_gradients", "parameters")
+OfRanks = Sequence[Sequence[StepDigests]]
+"""A run's digests: by rank, by step from 0 on."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place at which two runs gave other bits, in the order of a step.
+
+    ``layers`` is one, but several of parameters, which no order is among. ``micro_batch`` is None of those: they are of a
+    whole step. ``ranks`` are those on which it is so.
+    """
+
+    step: int
+    what: What
+    micro_batch: Optional[int]
+    layers: tuple[str, ...]
+    ranks: tuple[int, ...]
+
+    def place(self, names: Sequence[str]) -> tuple[int, int, int, int]:
+        """Where it stands in the order of all steps. ``names`` are the model's layers."""
+        number = names.index(self.layers[0])
+        backward = self.what == "gradients"
+        of_step = self.micro_batch is None
+        return self.step, ORDER.index(self.what), self.micro_batch or 0, 0 if of_step else -number if backward else number  # fmt: skip
+
+
+def first_difference(one: OfRanks, other: OfRanks, names: Sequence[str]) -> Optional[Difference]:
+    """Of two runs of one workload; None where they agree in all steps that both have."""
+    for step in range(min(map(len, (*one, *other)))):
+        before, after = ([digests[step] for digests in side] for side in (one, other))
+        for found in _differences(before, after, names):
+            return found
+    return None
+
+
+OfStep = Sequence[StepDigests]
+"""One step's, by rank."""
+
+
+def _differences(one: OfStep, other: OfStep, names: Sequence[str]) -> Iterator[Difference]:
+    """In the order of the step."""
+    yield from _in_passes(one, other, "outputs", names)
+    yield from _in_passes(one, other, "gradients", names[::-1])
+    yield from _of_parameters(one, other, "parameter_gradients", names)
+    yield from _of_parameters(one, other, "parameters", names)
+
+
+def _in_passes(one: OfStep, other: OfStep, what: What, order: Sequence[str]) -> Iterator[Difference]:
+    pairs = [(getattr(a, what), getattr(b, what)) for a, b in zip(one, other, strict=True)]
+    micro_batches = {len(row) for before, _ in pairs for row in before.values()}
+    for number, layer in product(range(max(micro_batches)), order):
+        ranks = [r for r, (a, b) in enumerate(pairs) if layer in a and a[layer][number] != b[layer][number]]
+        if ranks:
+            yield Difference(one[0].step, what, number, (layer,), tuple(ranks))
+
+
+def _of_parameters(one: OfStep, other: OfStep, what: What, names: Sequence[str]) -> Iterator[Difference]:
+    pairs = [(getattr(a, what), getattr(b, what)) for a, b in zip(one, other, strict=True)]
+    found = [(layer, r) for layer in names for r, (a, b) in enumerate(pairs) if a.get(layer) != b.get(layer)]
+    if found:
+        layers = tuple(dict.fromkeys(layer for layer, _ in found))
+        yield Difference(one[0].step, what, None, layers, tuple(sorted({rank for _, rank in found})))
+
+
+# --- several runs ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where graphed runs first part from eager ones, and eager ones from each other.
+
+    ``eager`` is None where all eager repeats agree in all of ``steps``; ``graphed`` holds the same of each graphed repeat
+    against the eager one beside it.
+    """
+
+    names: tuple[str, ...]
+    capture_step: int
+    steps: int
+    repeats: int
+    """Of the eager run."""
+    eager: Optional[Difference]
+    graphed: Mapping[int, Optional[Difference]]
+
+    @property
+    def first(self) -> Optional[Difference]:
+        """The first at which a graphed run parts from its eager twin."""
+        return self._earliest(self.graphed.values())
+
+    @property
+    def attributable(self) -> bool:
+        """Whether ``first`` can be laid to graphs: what was captured had begun to run, two eager runs or more were held
+        against each other, and they agree there and in all that comes before."""
+        first = self.first
+        return first is not None and first.step >= self.capture_step and self.repeats > 1 and not self.hidden
+
+    @property
+    def hidden(self) -> bool:
+        """Whether eager runs part from each other before a graphed one does from its twin, or at the same place."""
+        if self.eager is None:
+            return False
+        return self.first is None or self.eager.place(self.names) <= self.first.place(self.names)
+
+    def _earliest(self, found: Iterable[Optional[Difference]]) -> Optional[Difference]:
+        return min((one for one in found if one), key=lambda one: one.place(self.names), default=None)
+
+
+def locate(eager: Mapping[int, OfRanks], graphed: Mapping[int, OfRanks], spec: RunSpec) -> Located:
+    """By repeat; every graphed one has its eager twin. ``spec`` is the graphed runs'.
+
+    Raises:
+        RecordError: a rank has other layers in one of the runs than in another.
+    """
+    _check_ranks(eager, graphed)
+    names = layer_names(spec.model.num_layers)
+    first, *others = eager.values()
+    parted = [first_difference(first, other, names) for other in others]
+    return Located(
+        names,
+        spec.cuda_graph.capture_step,
+        min(len(digests) for run in (*eager.values(), *graphed.values()) for digests in run),
+        len(eager),
+        min((one for one in parted if one), key=lambda one: one.place(names), default=None),
+        {repeat: first_difference(eager[repeat], run, names) for repeat, run in graphed.items()},
+    )
+
+
+def _check_ranks(eager: Mapping[int, OfRanks], graphed: Mapping[int, OfRanks]) -> None:
+    """A rank has the same layers in all steps of all runs: others have nothing to be held against."""
+    runs = {f"{side} repeat {n}": run for side, of in (("eager", eager), ("graphed", graphed)) for n, run in of.items()}
+    (name, first), *_ = runs.items()
+    for (other, run), what in product(runs.items(), ORDER):
+        for rank, (before, after) in enumerate(zip(first, run, strict=True)):
+            if len({frozenset(getattr(step, what)) for step in (*before[:1], *after)}) > 1:
+                raise RecordError(
+                    f"rank {rank} has {what} of other layers in a step of {other} than at first in {name}"
+                )
+
+
+# --- from records ---------------------------------------------------------------------------------------------------
+
+
+def load_digests(sweep: SweepPaths, run: Run, spec: RunSpec) -> OfRanks:
+    """Of the attempt to go by.
+
+    Raises:
+        RecordError: they are damaged, or some are missing: of a run whose results are intact, all steps are there.
+    """
+    assert run.attempt is not None
+    attempt = sweep.run(run.run_id).attempt(run.attempt.number)
+    found = []
+    for rank in range(spec.parallelism.world_size):
+        try:
+            found.append(tuple(read_digests(attempt, rank)))
+        except DAMAGE as error:
+            raise RecordError(f"{run.run_id}: digests of rank {rank} cannot be read: {said(error)}") from error
+    _check(run.run_id, found, spec)
+    if run.attempt.outcome.results_intact and {*map(len, found)} != {spec.digest_steps}:
+        steps = " and ".join(map(str, sorted({*map(len, found)})))
+        raise RecordError(f"{run.run_id}: digests are of {steps} steps, and {spec.digest_steps} were to be digested")
+    return found
+
+
+def _check(run_id: str, found: OfRanks, spec: RunSpec) -> None:
+    for rank, digests in enumerate(found):
+        if not digests or [one.step for one in digests] != list(range(len(digests))):
+            raise RecordError(f"{run_id}: digests of rank {rank} are not of steps 0, 1, 2 and so on")
+    for step in range(min(map(len, found))):
+        _check_step(run_id, [digests[step] for digests in found], spec)
+
+
+def _check_step(run_id: str, ranks: Sequence[StepDigests], spec: RunSpec) -> None:
+    """Every layer is on a rank, with a digest for each micro-batch: what nobody recorded would count as equal."""
+    names = layer_names(spec.model.num_layers)
+    for what in ("outputs", "gradients"):
+        rows = [row for digests in ranks for row in getattr(digests, what).items()]
+        if {layer for layer, _ in rows} != set(names) or {len(row) for _, row in rows} != {spec.num_microbatches}:
+            raise RecordError(f"{run_id}: {what} of step {ranks[0].step} lack a layer or a micro-batch")
+    for what in ("parameter_gradients", "parameters"):
+        if {layer for digests in ranks for layer in getattr(digests, what)} != set(names[:-1]):
+            raise RecordError(f"{run_id}: {what} of step {ranks[0].step} lack a layer")

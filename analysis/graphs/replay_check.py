@@ -1,0 +1,141 @@
+"""Did what was captured run? Evidence from every rank, so that "captured but never replayed" cannot pass as success.
+
+An engine counts its own replays; on CUDA the profiler, which knows nothing of engines, must have seen their launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+from analysis.records.run import Attempt
+from launch.contract.records import GraphStats, Probe
+from launch.contract.spec import RunSpec
+
+OF_DENSE_LAYERS = {"mlp"}
+OF_EXPERTS = {"moe", "moe_router", "moe_preprocess"}
+LAUNCHES_OF_A_REPLAY = 2
+"""At most: a graph of the forward pass and one of the backward pass."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One run's proof of replay. ``stats`` is the rank's that says least for it; ``reason`` is empty where proven."""
+
+    proven: bool
+    reason: str
+    stats: GraphStats
+    ranks: int
+    bare_ranks: int = 0
+    """Ranks that captured nothing and need not: no layer of theirs is in the scope."""
+    launches_seen: Optional[float] = None
+    """Graph launches a step that the probe saw on the rank of ``stats``, where proven; None on a CPU."""
+
+    @property
+    def summary(self) -> str:
+        if not self.proven:
+            return f"not proven: {self.reason}"
+        graphs = f"{self.stats.graphs} graph{'s' if self.stats.graphs != 1 else ''}"
+        said = f"proven: {graphs}, {self.stats.replays} of {self.stats.expected_replays} replays"
+        if self.launches_seen is not None:
+            said += f", {self.launches_seen:g} graph launch{'es' if self.launches_seen != 1 else ''} a step seen"
+        if self.bare_ranks:
+            others = f"the other {self.bare_ranks} hold" if self.bare_ranks > 1 else "the other holds"
+            return f"{said} on {self.ranks - self.bare_ranks} of {self.ranks} ranks; {others} no layer of the scope"
+        return f"{said} on each of {self.ranks} ranks" if self.ranks > 1 else said
+
+
+def prove(attempt: Attempt, spec: RunSpec) -> Replay:
+    """The proof that ``attempt`` ran from its graphs: every rank must give it, for the implementation asked for."""
+    ranks, bare = spec.parallelism.world_size, _bare_ranks(attempt, spec)
+    steps = int((attempt.steps.step > _capture_step(attempt)).sum())
+    for rank in range(ranks):
+        stats = attempt.proofs.get(rank)
+        if stats is None:
+            captured = attempt.captures.get(rank, GraphStats(spec.cuda_graph.impl))
+            return Replay(False, f"rank {rank} ended without giving proof", captured, ranks)
+        reason = "" if rank in bare else _doubt(stats, spec, steps)
+        if not reason and spec.placement.device == "cuda":
+            reason = _unseen(stats, attempt.probes.get(rank))
+        if reason:
+            return Replay(False, f"rank {rank}: {reason}" if ranks > 1 else reason, stats, ranks)
+    shown = next(rank for rank in range(ranks) if rank not in bare)
+    seen = attempt.probes[shown].graph_launches if spec.placement.device == "cuda" else None
+    return Replay(True, "", attempt.proofs[shown], ranks, len(bare), seen)
+
+
+def _capture_step(attempt: Attempt) -> int:
+    captured = attempt.steps.step[attempt.steps.phase == "capture"]
+    return int(captured[-1]) if len(captured) else -1
+
+
+def _doubt(stats: GraphStats, spec: RunSpec, steps: int) -> str:
+    """What speaks against ``stats``, given ``steps`` after the capture: each takes one replay or more."""
+    if stats.impl != spec.cuda_graph.impl:
+        return f"the engine captured with {stats.impl}, not with {spec.cuda_graph.impl}"
+    if stats.graphs == 0:
+        return "nothing was captured"
+    if stats.recompilations:
+        return f"{stats.recompilations} recompilations after the capture"
+    if not stats.proven:
+        return f"{stats.replays} replays where {stats.expected_replays} were expected"
+    if stats.replays < steps:
+        return f"{stats.replays} replays in {steps} steps after the capture"
+    if LAUNCHES_OF_A_REPLAY * stats.replays < stats.launches_per_step * steps:
+        told = f"of {stats.launches_per_step} graph launches each"
+        return f"{stats.replays} replays in {steps} steps after the capture, {told}: too few"
+    return ""
+
+
+def _unseen(stats: GraphStats, probe: Optional[Probe]) -> str:
+    """What of ``stats`` the profiler did not see."""
+    if probe is None:
+        return "ended without a probe"
+    seen, expected = probe.graph_launches, stats.launches_per_step
+    if stats.graphs == 0:
+        return f"the probe saw {seen:g} graph launches a step where nothing was captured" if seen else ""
+    if not seen > 0:
+        return "not graphed: the probe saw no graph launch"
+    if expected <= 0:
+        return f"the engine does not say how many launches its {stats.graphs} graphs take a step"
+    if not seen >= expected:
+        return f"the probe saw {seen:g} graph launches a step where {expected} were expected"
+    return ""
+
+
+def _bare_ranks(attempt: Attempt, spec: RunSpec) -> Collection[int]:
+    """Ranks that captured nothing and need not: all ranks of a pipeline stage, where the layers that the scope names
+    may lie in other stages. A rank that says so alone, or of a scope that no stage can be without, is not among them."""
+    if not _stages_may_be_bare(spec):
+        return ()
+    layout = spec.parallelism
+    a_stage = layout.world_size // layout.pp  # Megatron's order of ranks: a stage is one stretch of them
+    bare: list[int] = []
+    for first in range(0, layout.world_size, a_stage):
+        stage = range(first, first + a_stage)
+        if all(_captured_nothing(attempt.proofs.get(rank), spec) for rank in stage):
+            bare += stage
+    return bare if len(bare) < layout.world_size else ()
+
+
+def _captured_nothing(stats: Optional[GraphStats], spec: RunSpec) -> bool:
+    """Whether the rank reports no graphs, and nothing else that would contradict it."""
+    return stats is not None and stats == GraphStats(
+        spec.cuda_graph.impl, stats.effective_scope, stats.mechanism, capture_seconds=stats.capture_seconds
+    )
+
+
+def _stages_may_be_bare(spec: RunSpec) -> bool:
+    """Whether a pipeline stage can be without a layer that the scope names. Every ``moe_layer_freq``-th layer has
+    experts and the others are dense, so that a stage which is long enough has both; attention is in every layer."""
+    scope, model, layout = set(spec.cuda_graph.scope), spec.model, spec.parallelism
+    if not scope or not model.is_moe or not model.has_dense_layers:
+        return False
+    shortest = model.num_layers // (layout.pp * layout.vpp)
+    return (scope <= OF_DENSE_LAYERS and shortest < 2) or (scope <= OF_EXPERTS and shortest < model.moe_layer_freq)
+
+
+def worst(replays: Sequence[Replay]) -> Replay:
+    """The first that is not proven, else the first."""
+    return min(replays, key=lambda replay: replay.proven)

@@ -1,0 +1,236 @@
+"""Whether GPUs ran slower than they can while steps were measured, and when that leaves a speed-up without a word.
+
+The driver of each rank's GPU counts for how long it lowered the clocks, and why (launch/train/telemetry/gpu_clocks.py).
+Two kinds of reasons:
+
+- What slows a GPU down: heat, a hardware slowdown (to half the clocks or less), a power brake, and a slower GPU that it is to
+  keep step with (sync boost). It is a fault of the machine, and comes and goes. Without it steps would be shorter by its
+  share of their time at most, and the interval is as much wider; up to ``SLOWED``, which is what NEUTRAL allows, it is not.
+- A power cap. It is how a GPU works under full load, the same for all runs while the limit is, and graphs that leave it
+  fewer gaps meet it more: that a graphed run is capped more takes nothing from being FASTER. Where a side was capped for
+  longer by ``CAPPED_APART`` of the time, its steps would be shorter without by that share at most, as long as a cap leaves
+  clocks at half of what they were or more.
+
+A word that does not hold for all of the wider interval is taken away. There is none across a change of the power limit, nor
+where a slowdown was seen and not counted. What the driver does not say is not known, and doubts nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+from analysis.pairing.pair import PairResult
+from analysis.records.run import Attempt
+from analysis.speed.speedup import BAND
+from analysis.speed.steady_window import NOTICEABLE
+from launch.contract.records import ClockReason, Clocks
+
+SLOWED = BAND
+"""Share of the measured time for which a GPU may be slowed down."""
+CAPPED_APART = NOTICEABLE
+"""By how much of the measured time a power cap may differ between the sides, in the mean over pairs."""
+WORDS: Mapping[ClockReason, str] = {
+    "power_cap": "power cap",
+    "thermal": "heat",
+    "sync_boost": "sync boost",
+    "hardware_slowdown": "hardware slowdown",
+    "hardware_thermal": "hardware slowdown by heat",
+    "power_brake": "power brake",
+}
+COUNTED: tuple[ClockReason, ...] = ("power_cap", "thermal")
+"""What there has to be a counter of, for the rest of the time to count as unthrottled."""
+
+
+@dataclass(frozen=True)
+class Throttled:
+    """Of some runs, all of their ranks. ``most`` is the largest share of a run's measured time that any driver counted, and
+    the rank it is of. ``seen`` is what slowed a GPU down when the window began or ended, and was not counted. ``unknown``
+    says in words what some driver does not say; ``power_limits`` are watts, ``sm_mhz`` the lowest clock at the window's end,
+    with the highest that it could be."""
+
+    most: Mapping[ClockReason, tuple[float, int]]
+    seen: tuple[ClockReason, ...]
+    unknown: tuple[str, ...]
+    power_limits: tuple[float, ...]
+    sm_mhz: Optional[tuple[int, int]]
+
+    @property
+    def slowed(self) -> str:
+        """By what GPUs were slowed down; empty where they were not, or it is not known."""
+        counted = [
+            f"{WORDS[reason]} for {_percent(share)} of the measured time on rank {rank}"
+            for reason, (share, rank) in self.most.items()
+            if reason != "power_cap" and share > SLOWED
+        ]
+        return ", ".join([*counted, *(f"{WORDS[reason]} when it began or ended" for reason in self.seen)])
+
+    @property
+    def summary(self) -> str:
+        """For a column of a table."""
+        said = [f"{WORDS[reason]} {_percent(share)}" for reason, (share, _) in self.most.items() if share > SLOWED]
+        said += [f"{WORDS[reason]} seen" for reason in self.seen]
+        if self.sm_mhz and self.sm_mhz[0] < self.sm_mhz[1] * (1 - NOTICEABLE):
+            said.append(f"{self.sm_mhz[0]} of {self.sm_mhz[1]} MHz at the end")
+        if len(self.unknown) == len(COUNTED) + 1:
+            return ", ".join([*said, "the rest not known"]) if said else "not known"
+        said += [f"{' and '.join(self.unknown)} not known"] if self.unknown else []
+        return ", ".join(said) or "no"
+
+
+@dataclass(frozen=True)
+class Throttling:
+    """Of a cell's own runs, and of the eager runs of its pairs where it has any."""
+
+    own: Throttled
+    eager: Optional[Throttled] = None
+
+
+@dataclass(frozen=True)
+class Unthrottled:
+    """What a ratio would be had GPUs not been throttled: from ``least`` to ``most`` times what was measured, for a ``reason``,
+    which is empty where nothing is known against it."""
+
+    least: float = 1.0
+    most: float = 1.0
+    reason: str = ""
+
+
+def throttling_of(
+    attempts: Sequence[Attempt], compared: Sequence[tuple[Attempt, Attempt]], ranks: int
+) -> Optional[Throttling]:
+    """Of a cell's own ``attempts`` and the pairs of it, (eager, graphed), of so many ranks each; None where no run ended with
+    its results."""
+    own = [attempt for attempt in attempts if attempt.outcome.results_intact]
+    eager = [attempt for attempt, _ in compared if attempt.outcome.results_intact]
+    sides = [throttled(side, range(ranks)) if side else None for side in (own, eager)]
+    return Throttling(sides[0], sides[1]) if sides[0] else None
+
+
+def throttled(attempts: Sequence[Attempt], ranks: Sequence[int]) -> Throttled:
+    """What is known of ``ranks`` of ``attempts``, of at least one."""
+    found = [(attempt.clocks.get(rank), rank) for attempt in attempts for rank in ranks]
+    told = [(clocks, rank) for clocks, rank in found if clocks]
+    shares = {
+        reason: [(share, rank) for clocks, rank in told if (share := _share(clocks, reason)) is not None]
+        for reason in WORDS
+    }
+    unknown = [WORDS[reason] for reason in COUNTED if any(not c or _share(c, reason) is None for c, _ in found)]
+    unknown += ["hardware slowdown"] if any(not clocks or clocks.active is None for clocks, _ in found) else []
+    speeds = [(c.sm_mhz, c.max_sm_mhz) for c, _ in told if c.sm_mhz is not None and c.max_sm_mhz is not None]
+    return Throttled(
+        most={reason: max(each) for reason, each in shares.items() if each},
+        seen=tuple(reason for reason in WORDS if any(reason in _seen(clocks) for clocks, _ in told)),
+        unknown=tuple(unknown),
+        power_limits=tuple(sorted({limit for clocks, _ in told for limit in clocks.power_limits})),
+        sm_mhz=min(speeds, default=None),
+    )
+
+
+def unthrottled(results: Sequence[PairResult], ranks: int) -> Unthrottled:
+    """By the pairs of a cell on so many ``ranks`` that have a ratio, of one at least."""
+    timed = [(result.eager, result.graphed) for result in results if result.speed.ratio is not None]
+    pairs = [
+        (eager.attempt, graphed.attempt) for eager, graphed in timed if eager and eager.attempt and graphed.attempt
+    ]
+    found = [_slowed(pairs, ranks), _other_limits(pairs), _capped_apart(pairs, ranks)]
+    return Unthrottled(
+        math.prod(one.least for one in found),
+        math.prod(one.most for one in found),
+        "; ".join(one.reason for one in found if one.reason),
+    )
+
+
+def _slowed(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> Unthrottled:
+    names = ("eager", "graphed")
+    attempts = [[pair[place] for pair in pairs] for place in range(len(names))]
+    sides = [throttled(side, range(ranks)) for side in attempts]
+    said = [f"in {name} runs by {side.slowed}" for name, side in zip(names, sides, strict=True) if side.slowed]
+    if not said:
+        return Unthrottled()
+    left = [1 - _lost(runs, side) for runs, side in zip(attempts, sides, strict=True)]
+    return Unthrottled(
+        left[0],
+        1 / left[1] if left[1] > 0 else math.inf,
+        f"GPUs were slowed down {' and '.join(said)}: see to their cooling and power, or run on other nodes",
+    )
+
+
+def _lost(attempts: Sequence[Attempt], side: Throttled) -> float:
+    """By which share of their time steps would be shorter at most, had nothing slowed the GPUs of a ``side`` down: of the run
+    with most, summed over ranks, since another one may have been slow at another time. All of it where it was not counted."""
+    if not side.slowed:
+        return 0.0
+    if side.seen:
+        return 1.0
+    faults = [reason for reason in WORDS if reason != "power_cap"]
+    return min(
+        1.0, max(sum(_share(c, reason) or 0.0 for c in a.clocks.values() for reason in faults) for a in attempts)
+    )
+
+
+def _other_limits(pairs: Sequence[tuple[Attempt, Attempt]]) -> Unthrottled:
+    for eager, graphed in pairs:
+        for rank in eager.clocks.keys() & graphed.clocks.keys():
+            limits = sorted({*eager.clocks[rank].power_limits, *graphed.clocks[rank].power_limits})
+            if len(limits) > 1:
+                said = f"the power limit of a GPU changed, from {limits[0]:g} to {limits[-1]:g} W: run them again"
+                return Unthrottled(0.0, math.inf, said)
+    return Unthrottled()
+
+
+def _capped_apart(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> Unthrottled:
+    both = [(_capped(eager, ranks), _capped(graphed, ranks)) for eager, graphed in pairs]
+    known = [(eager, graphed) for eager, graphed in both if eager is not None and graphed is not None]
+    if not known:
+        return Unthrottled()
+    before, after = (sum(side) / len(known) for side in zip(*known, strict=True))
+    if abs(before - after) <= CAPPED_APART:
+        return Unthrottled()
+    left = 1 - abs(before - after)
+    return Unthrottled(
+        left if before > after else 1.0,
+        1.0 if before > after else (1 / left if left > 0 else math.inf),
+        f"a power cap lowered clocks for {_percent(before)} of the time of eager runs and {_percent(after)} of that of "
+        "graphed ones, and may be the difference: hold clocks below the cap (nvidia-smi --lock-gpu-clocks) to tell",
+    )
+
+
+def least_beside(fast: Optional[Throttling], slow: Optional[Throttling]) -> float:
+    """What share of the ratio of two cells' steps is left at least, had the ``slow`` one been throttled no more than the
+    ``fast`` one: nothing under other power limits, 1 where nothing is known against it."""
+    if not fast or not slow:
+        return 1.0
+    if fast.own.power_limits and slow.own.power_limits and fast.own.power_limits != slow.own.power_limits:
+        return 0.0
+    capped = [cell.own.most.get("power_cap") for cell in (fast, slow)]
+    if not capped[0] or not capped[1]:
+        return 1.0
+    more = capped[1][0] - capped[0][0]
+    return 1 - more if more > CAPPED_APART else 1.0
+
+
+def _capped(attempt: Attempt, ranks: int) -> Optional[float]:
+    """The share of the rank with most; None where a rank's is not known."""
+    shares = [_share(clocks, "power_cap") if (clocks := attempt.clocks.get(rank)) else None for rank in range(ranks)]
+    known = [share for share in shares if share is not None]
+    return max(known) if len(known) == ranks else None
+
+
+def _share(clocks: Clocks, reason: ClockReason) -> Optional[float]:
+    """At most 1: counters and the clock of the host are not read at the same instant."""
+    if reason not in clocks.throttled or not clocks.seconds:
+        return None
+    return min(1.0, clocks.throttled[reason] / clocks.seconds)
+
+
+def _seen(clocks: Clocks) -> list[ClockReason]:
+    """What slowed the GPU down by the flags at the window's ends, and is not counted or counted as nothing: nvml.h
+    says up to CUDA 12.9 that heat is not counted."""
+    return [reason for reason in clocks.active or () if reason != "power_cap" and not clocks.throttled.get(reason)]
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}"

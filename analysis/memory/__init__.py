@@ -1,0 +1,1 @@
+"""Memory of a rank: measured peaks, and what weights and optimizer take."""

@@ -1,0 +1,139 @@
+"""Memory by phase, what capture added, and what is left.
+
+On a GPU the figure is what nobody else can use: the allocator's reservation and what lies outside it (graph
+executables, communicators, the context). Peaks of allocated bytes alone mislead under replay, which allocates nothing.
+On a CPU it is the process's resident memory. All figures are bytes; a cell's are the maximum over ranks and repeats.
+Headroom is what the smallest GPU has beyond the peak of training, of a cell whose runs all ended with their results: the
+peak of a phase that ran out of memory is on no record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Optional
+
+from analysis.records.run import Attempt
+from launch.contract.records import PHASES, Memory, Phase
+from launch.contract.spec import Device
+
+Kind = Literal["device", "host"]
+KIND_WORDS: dict[Kind, str] = {
+    "device": "GPU memory (reserved and outside the allocator)",
+    "host": "resident memory (CPU host)",
+}
+
+
+@dataclass(frozen=True)
+class PhasePeak:
+    """The peak of one phase; what it is made of is None on a CPU."""
+
+    phase: Phase
+    peak: int
+    peak_allocated: Optional[int]
+    graph_pool: Optional[int]
+    device_outside: Optional[int]
+
+
+@dataclass(frozen=True)
+class CellMemory:
+    """A cell's memory. ``added`` is graphed minus eager at the end of measure, the largest over ranks and pairs;
+    ``headroom`` is None on a CPU, where a run did not end well, and in records that do not have the GPU's memory."""
+
+    kind: Kind
+    phases: tuple[PhasePeak, ...]
+    added: Optional[int]
+    device_total: Optional[int] = None
+    """Of the smallest GPU."""
+    whole: bool = False
+    """Whether all runs ended with their results."""
+
+    @property
+    def peak(self) -> int:
+        """The largest of phases; on a GPU of those up to the last timed step, since the profiler of the probe holds
+        device memory of its own from then on."""
+        training = [p.peak for p in self.phases if self.kind == "host" or p.phase not in ("probe", "teardown")]
+        return max(training or [phase.peak for phase in self.phases])
+
+    @property
+    def headroom(self) -> Optional[int]:
+        return self.device_total - self.peak if self.whole and self.device_total is not None else None
+
+    @property
+    def before_capture(self) -> Optional[int]:
+        """The largest peak up to the end of the warm-up."""
+        before = [p.peak for p in self.phases if p.phase in ("init", "build", "warmup")]
+        return max(before, default=None)
+
+    def of(self, phase: Phase) -> Optional[PhasePeak]:
+        return next((found for found in self.phases if found.phase == phase), None)
+
+
+def cell_memory(
+    attempts: Sequence[Attempt], pairs: Sequence[tuple[Attempt, Attempt]], device: Device
+) -> Optional[CellMemory]:
+    """Memory of a cell's ``attempts``; ``pairs`` are (eager, graphed). None where no rank recorded any."""
+    kind: Kind = "device" if device == "cuda" else "host"
+    samples: dict[Phase, list[Memory]] = {}
+    for attempt in attempts:
+        for sample in attempt.memory:
+            samples.setdefault(sample.phase, []).append(sample.memory)
+    peaks = (_phase_peak(phase, samples[phase], kind) for phase in PHASES if phase in samples)
+    phases = tuple(peak for peak in peaks if peak is not None)
+    if not phases:
+        return None
+    whole = all(attempt.outcome.results_intact for attempt in attempts)
+    return CellMemory(kind, phases, _added(pairs, kind), _device_total(attempts) if kind == "device" else None, whole)
+
+
+def _device_total(attempts: Sequence[Attempt]) -> Optional[int]:
+    """Of the smallest GPU that any of ``attempts`` saw; None where one did not record it."""
+    found = [_totals(attempt.environment.get("hardware")) for attempt in attempts]
+    return min((total for totals in found for total in totals), default=None) if all(found) else None
+
+
+def _totals(hardware: object) -> list[int]:
+    totals = hardware.get("gpu_memory_bytes") if isinstance(hardware, dict) else None
+    return [total for total in totals if type(total) is int and total > 0] if isinstance(totals, list) else []
+
+
+def _phase_peak(phase: Phase, samples: Sequence[Memory], kind: Kind) -> Optional[PhasePeak]:
+    peak = _largest(_peak_bytes(sample, kind) for sample in samples)
+    if peak is None:
+        return None
+    return PhasePeak(
+        phase=phase,
+        peak=peak,
+        peak_allocated=_largest(sample.peak_allocated for sample in samples),
+        graph_pool=_largest(sample.graph_pool for sample in samples),
+        device_outside=_largest(sample.device_outside for sample in samples),
+    )
+
+
+def _largest(values: Iterable[Optional[int]]) -> Optional[int]:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _peak_bytes(memory: Memory, kind: Kind) -> Optional[int]:
+    return memory.host_peak_rss if kind == "host" else _sum(memory.peak_reserved, memory.device_outside)
+
+
+def _held_bytes(memory: Memory, kind: Kind) -> Optional[int]:
+    return memory.host_rss if kind == "host" else _sum(memory.reserved, memory.device_outside)
+
+
+def _sum(reserved: Optional[int], outside: Optional[int]) -> Optional[int]:
+    return None if reserved is None or outside is None else reserved + outside
+
+
+def _added(pairs: Sequence[tuple[Attempt, Attempt]], kind: Kind) -> Optional[int]:
+    differences = []
+    for eager, graphed in pairs:
+        before, after = _at_end_of_measure(eager, kind), _at_end_of_measure(graphed, kind)
+        differences += [after[rank] - before[rank] for rank in before.keys() & after.keys()]
+    return max(differences, default=None)
+
+
+def _at_end_of_measure(attempt: Attempt, kind: Kind) -> dict[int, int]:
+    held = {sample.rank: _held_bytes(sample.memory, kind) for sample in attempt.memory if sample.phase == "measure"}
+    return {rank: value for rank, value in held.items() if value is not None}

@@ -1,0 +1,1 @@
+"""Graphed runs against the eager runs of their workload."""

@@ -1,0 +1,44 @@
+"""The eager runs of a workload, which all of its graphed cells are held against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+
+from analysis.records.run import Run, attempts_of
+from analysis.records.steps import Steps
+from analysis.verdict.completeness import incomplete
+from analysis.verdict.curve_difference import Floor, floor_of
+from launch.contract.records import Cell
+
+Digests = tuple[tuple[str, str], ...]
+"""What must agree before two runs may be compared (analysis.records.run.Attempt.digests)."""
+
+
+@dataclass(frozen=True)
+class EagerSide:
+    """The eager side of a workload. ``repeats`` holds the steps of its complete runs by repeat, by their digests."""
+
+    runs: tuple[Run, ...]
+    repeats: Mapping[Digests, Mapping[int, Steps]]
+
+    @property
+    def floor(self) -> Optional[Floor]:
+        """Over the whole run, of the repeats alike that are furthest apart; None where no two are complete and alike."""
+        found = (floor_of(tuple(repeats.values()), slice(None)) for repeats in self.repeats.values())
+        return max((floor for floor in found if floor), key=lambda floor: (floor.loss, floor.grad_norm), default=None)
+
+
+def eager_side(runs: tuple[Run, ...], cell: Cell) -> EagerSide:
+    """The eager ``cell`` of a workload."""
+    expected = np.arange(cell.run_spec.training.steps)
+    complete: dict[Digests, dict[int, Steps]] = {}
+    for run in runs:
+        for attempt in attempts_of([run]):
+            whole = not incomplete(attempt.steps, expected, "eager run")
+            if attempt.outcome.results_intact and not attempt.problems and whole:
+                complete.setdefault(attempt.digests, {})[run.repeat] = attempt.steps
+    return EagerSide(runs, complete)

@@ -1,0 +1,1 @@
+"""Records of a sweep, loaded into dataclasses."""

@@ -1,0 +1,126 @@
+"""What the ranks of an attempt wrote of themselves: phases with memory and clocks, choices, captures, proof, probes, notes.
+
+What is damaged becomes a sentence in ``problems`` and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from launch.common.atomic_files import RecordError, read_json_lines
+from launch.contract.paths import AttemptPaths
+from launch.contract.records import PHASES, Clocks, Memory, Phase, clocks_from_json
+
+Found = TypeVar("Found")
+Events = Mapping[int, list[dict[str, Any]]]
+"""By rank."""
+
+DAMAGE = (RecordError, OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError)
+"""What reading a damaged record raises: not JSON, unreadable, or JSON of another shape."""
+MOST_BYTES = 1 << 60
+"""An exbibyte: no host and no GPU holds more."""
+
+
+@dataclass(frozen=True)
+class PhaseMemory:
+    """One rank's memory at the end of one phase."""
+
+    rank: int
+    phase: Phase
+    memory: Memory
+
+
+def said(error: Exception) -> str:
+    """The error in words that hold no path of this machine."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
+
+
+def is_of(event: Mapping[str, Any], kind: str) -> bool:
+    return event.get("kind") == kind
+
+
+def read_events(paths: AttemptPaths, ranks: int, problems: list[str]) -> Events:
+    return {rank: _read_rank(paths, rank, problems) for rank in range(ranks)}
+
+
+def _read_rank(paths: AttemptPaths, rank: int, problems: list[str]) -> list[dict[str, Any]]:
+    try:
+        return [dict(event) for event in read_json_lines(paths.events(rank))]
+    except DAMAGE as error:
+        problems.append(f"events of rank {rank} cannot be read: {said(error)}")
+        return []
+
+
+def memory_of(events: Events, problems: list[str]) -> Iterable[PhaseMemory]:
+    for rank, lines in events.items():
+        try:
+            yield from [
+                PhaseMemory(rank, _phase(e["phase"]), _checked(Memory(**e["memory"])))
+                for e in lines
+                if is_of(e, "phase")
+            ]
+        except DAMAGE as error:
+            problems.append(f"memory of rank {rank} cannot be read: {said(error)}")
+
+
+def _phase(name: Any) -> Phase:
+    if name not in PHASES:
+        raise ValueError(f"{name!r} is no phase")
+    return cast(Phase, name)
+
+
+def _checked(memory: Memory) -> Memory:
+    for name, value in vars(memory).items():
+        least = -MOST_BYTES if name == "device_outside" else 0
+        if value is not None and not (type(value) is int and least <= value <= MOST_BYTES):
+            raise TypeError(f"{name} is {value!r}, not a number of bytes")
+    return memory
+
+
+def measured_clocks(events: Events, problems: list[str]) -> dict[int, Clocks]:
+    """Of phase "measure", of each rank whose driver said anything of them."""
+    found = {}
+    for rank, lines in events.items():
+        try:
+            for event in lines:
+                if is_of(event, "phase") and event["phase"] == "measure" and event.get("clocks"):
+                    found[rank] = clocks_from_json(event["clocks"])
+        except DAMAGE as error:
+            problems.append(f"clocks of rank {rank} cannot be read: {said(error)}")
+    return found
+
+
+def choices_of(events: Events) -> dict[str, Any]:
+    """What the engine chose where the spec left it open, as all ranks recorded it: part of what a run ran with. Where
+    ranks chose otherwise, all that they chose."""
+    found: dict[str, set[str]] = {}
+    for lines in events.values():
+        for event in lines:
+            if is_of(event, "choices") and isinstance(event.get("choices"), dict):
+                for name, choice in event["choices"].items():
+                    found.setdefault(str(name), set()).add(str(choice))
+    return {"choices": {name: ", ".join(sorted(found[name])) for name in sorted(found)}} if found else {}
+
+
+def notes_of(events: Events) -> tuple[str, ...]:
+    """What ranks remarked, rank by rank."""
+    return tuple(str(event.get("message", "")) for rank in events for event in events[rank] if is_of(event, "note"))
+
+
+def last_of_kind(
+    events: Events, kind: str, read: Callable[[Mapping[str, Any]], Found], problems: list[str]
+) -> dict[int, Found]:
+    """The last event of ``kind`` of each rank that has one, as ``read`` makes it out."""
+    found = {}
+    for rank, lines in events.items():
+        try:
+            for event in lines:
+                if is_of(event, kind):
+                    found[rank] = read(event)
+        except DAMAGE as error:
+            problems.append(f"{kind} of rank {rank} cannot be read: {said(error)}")
+    return found

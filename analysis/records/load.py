@@ -1,0 +1,184 @@
+"""From the records of a sweep to frozen dataclasses: what was planned, and what each run left behind.
+
+Nothing is judged here and nothing is filled in. A record that is damaged or missing becomes a sentence in
+``Attempt.problems``, so that what reads it can refuse the run by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from analysis.records.events import (
+    DAMAGE,
+    choices_of,
+    is_of,
+    last_of_kind,
+    measured_clocks,
+    memory_of,
+    notes_of,
+    read_events,
+    said,
+)
+from analysis.records.outcomes import failed_by_itself, says_nothing
+from analysis.records.run import Attempt, Failed, Recorded, Run, digests_of
+from analysis.records.steps import no_steps, read_steps
+from launch.common.atomic_files import dumps, number, read_json
+from launch.contract.inspection import Inspection, inspection_from_json
+from launch.contract.paths import AttemptPaths, RunPaths, SweepPaths
+from launch.contract.records import (
+    DAMAGED_OUTCOME_REMEDY,
+    Cell,
+    GraphStats,
+    Outcome,
+    Plan,
+    Probe,
+    graph_stats_from_json,
+    probe_from_json,
+    read_outcome,
+    read_plan,
+    read_spec,
+)
+from launch.contract.spec import RunSpec
+
+LONGEST_CAPTURE = 1e9
+"""Seconds. No capture takes thirty years."""
+
+
+@dataclass(frozen=True)
+class Records:
+    """A whole sweep. ``runs`` are by cell id, in the order of repeats."""
+
+    plan: Plan
+    runs: Mapping[str, tuple[Run, ...]]
+
+
+def load(sweep: SweepPaths) -> Records:
+    """All that the analysis reads of ``sweep``.
+
+    Raises:
+        FileNotFoundError: the folder holds no plan.
+        RecordError: its plan is not JSON.
+    """
+    return load_planned(sweep, read_plan(sweep))
+
+
+def load_planned(sweep: SweepPaths, plan: Plan) -> Records:
+    """What the cells of ``plan`` left behind in ``sweep``."""
+    return Records(plan, {cell.cell_id: _load_cell(sweep, cell) for cell in plan.cells if cell.state == "run"})
+
+
+def _load_cell(sweep: SweepPaths, cell: Cell) -> tuple[Run, ...]:
+    spec = cell.run_spec
+    return tuple(load_run(sweep.run(run_id), run_id, repeat, spec) for repeat, run_id in enumerate(cell.run_ids))
+
+
+def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:
+    """The run, by its latest attempt that has ended, else by none, nor where an outcome after it cannot be read.
+
+    What ended for the scheduler's or the user's reasons says nothing, where an attempt before it ended of itself. A NaN
+    or a crash does say something, whatever came before it.
+    """
+    attempts = paths.attempts()
+    ended: list[tuple[AttemptPaths, Outcome]] = []
+    unreadable: dict[int, str] = {}
+    for attempt in attempts:
+        try:
+            outcome = read_outcome(attempt)
+        except DAMAGE as error:
+            unreadable[attempt.number] = _unreadable(run_id, attempt, error)
+            continue
+        if outcome is not None:
+            ended.append((attempt, outcome))
+    damaged = tuple(unreadable.values())
+    chosen = max(ended, key=lambda item: (not says_nothing(item[1]), item[0].number), default=None)
+    if chosen is None or chosen[0].number < max(unreadable, default=0):
+        return Run(run_id, repeat, len(attempts), None, damaged=damaged)
+    before = [item for item in ended if item[0].number < chosen[0].number and item[1].results_intact]
+    loaded = [_load_attempt(*item, paths, run_id, spec.parallelism.world_size) for item in (*before, chosen)]
+    failed = (item for item in ended if item[0].number < chosen[0].number and failed_by_itself(item[1]))
+    alike = (Failed(a.number, outcome) for a, outcome in failed if _may_have_run(a, loaded[-1].digests))
+    return Run(run_id, repeat, len(attempts), loaded[-1], tuple(loaded[:-1]), tuple(alike), damaged)
+
+
+def _unreadable(run_id: str, attempt: AttemptPaths, error: Exception) -> str:
+    name = attempt.outcome.name
+    why = said(error).removeprefix(f"{name}: ")
+    file = f"runs/{run_id}/attempts/{attempt.number}/{name}"
+    return f"{file} cannot be read: {why}; way out: {DAMAGED_OUTCOME_REMEDY}"
+
+
+def _may_have_run(paths: AttemptPaths, digests: tuple[tuple[str, str], ...]) -> bool:
+    """Whether the attempt ran what ``digests`` name, as far as its records say."""
+    try:
+        return digests_of(dict(read_json(paths.environment))) in (digests, ())
+    except DAMAGE:
+        return True
+
+
+def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: str, ranks: int) -> Attempt:
+    problems: list[str] = []
+    _check_spec(run, run_id, problems)
+    steps = no_steps()
+    try:
+        steps = read_steps(paths)
+    except DAMAGE as error:
+        problems.append(f"metrics.jsonl cannot be read: {said(error)}")
+    environment: Mapping[str, Any] = {}
+    try:
+        environment = dict(read_json(paths.environment))
+    except DAMAGE as error:
+        problems.append(f"environment.json cannot be read: {said(error)}")
+    events = read_events(paths, ranks, problems)
+    if outcome.results_intact and any(is_of(event, "exception") for lines in events.values() for event in lines):
+        problems.append(f"a rank recorded an exception, though the outcome is {outcome.outcome}")
+    recorded = Recorded(
+        steps=steps,
+        memory=tuple(memory_of(events, problems)),
+        captures=last_of_kind(events, "capture", _graph_stats, problems),
+        proofs=last_of_kind(events, "proof", _graph_stats, problems),
+        probes=last_of_kind(events, "probe", _probe, problems),
+        inspections=last_of_kind(events, "inspection", _inspection, problems),
+        clocks=measured_clocks(events, problems),
+    )
+    environment = _shared(dumps({**environment, **choices_of(events)}))
+    return Attempt(paths.number, outcome, environment, notes_of(events), tuple(problems), recorded)
+
+
+@lru_cache(maxsize=4096)
+def _shared(environment: str) -> Mapping[str, Any]:
+    """One object for the many runs that ran on and with the same."""
+    content: dict[str, Any] = json.loads(environment)
+    return content
+
+
+def _check_spec(run: RunPaths, run_id: str, problems: list[str]) -> None:
+    try:
+        found = read_spec(run.spec).run_id
+    except DAMAGE as error:
+        problems.append(f"spec.json cannot be read: {said(error)}")
+        return
+    if found != run_id:
+        problems.append(f"spec.json is of run {found}, not of {run_id}")
+
+
+def _graph_stats(event: Mapping[str, Any]) -> GraphStats:
+    # Records from before there were captures on CUDA do not know of launches, and a CPU has none.
+    stats = graph_stats_from_json({"launches_per_step": 0, **event["graphs"]})
+    seconds = number(stats.capture_seconds)
+    if not 0 <= seconds <= LONGEST_CAPTURE:
+        raise ValueError(f"capture_seconds is {seconds!r}, not a number of seconds")
+    if not all(isinstance(text, str) for text in (stats.impl, stats.mechanism, *stats.effective_scope)):
+        raise TypeError("the implementation, its mechanism or its scope is no text")
+    return replace(stats, capture_seconds=seconds)
+
+
+def _probe(event: Mapping[str, Any]) -> Probe:
+    return probe_from_json(event["probe"])
+
+
+def _inspection(event: Mapping[str, Any]) -> Inspection:
+    return inspection_from_json(event["inspection"])

@@ -1,0 +1,134 @@
+"""What a run left behind: its attempts, the one to go by, and what each of them wrote while it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Optional
+
+from analysis.records.events import PhaseMemory
+from analysis.records.steps import Steps
+from launch.contract.inspection import Inspection
+from launch.contract.records import Clocks, GraphStats, Outcome, Probe
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What an attempt wrote while it ran. All but the steps and the memory are by rank."""
+
+    steps: Steps
+    memory: tuple[PhaseMemory, ...]
+    captures: Mapping[int, GraphStats]
+    proofs: Mapping[int, GraphStats]
+    probes: Mapping[int, Probe]
+    inspections: Mapping[int, Inspection]
+    clocks: Mapping[int, Clocks]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of a run. ``notes`` are what ranks remarked; ``recorded`` is None once it has been judged and let go,
+    since a sweep's steps are more than fits in memory. Asking for any of it then is a mistake, and an AssertionError."""
+
+    number: int
+    outcome: Outcome
+    environment: Mapping[str, Any]
+    notes: tuple[str, ...]
+    problems: tuple[str, ...]
+    recorded: Optional[Recorded]
+
+    @property
+    def steps(self) -> Steps:
+        return self._recorded.steps
+
+    @property
+    def memory(self) -> tuple[PhaseMemory, ...]:
+        return self._recorded.memory
+
+    @property
+    def captures(self) -> Mapping[int, GraphStats]:
+        return self._recorded.captures
+
+    @property
+    def proofs(self) -> Mapping[int, GraphStats]:
+        return self._recorded.proofs
+
+    @property
+    def probes(self) -> Mapping[int, Probe]:
+        return self._recorded.probes
+
+    @property
+    def inspections(self) -> Mapping[int, Inspection]:
+        return self._recorded.inspections
+
+    @property
+    def clocks(self) -> Mapping[int, Clocks]:
+        """Over the measured steps."""
+        return self._recorded.clocks
+
+    @property
+    def _recorded(self) -> Recorded:
+        assert self.recorded is not None, "this attempt has been judged and let go"
+        return self.recorded
+
+    @cached_property
+    def digests(self) -> tuple[tuple[str, str], ...]:
+        """What must agree before two runs may be compared: code, libraries, data and a checkpoint. Missing ones are left out."""
+        return digests_of(self.environment)
+
+
+def digests_of(environment: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """:attr:`Attempt.digests`, of the content of its environment.json."""
+    digests = environment.get("digests")
+    content = {**(digests if isinstance(digests, dict) else {}), "data": environment.get("data_digest")}
+    return tuple(sorted((name, str(value)) for name, value in content.items() if value))
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An attempt that failed by itself before the one to go by, and on the same code, libraries and data."""
+
+    number: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Run:
+    """A cell's repeat. ``attempt`` is the one to go by: see analysis.records.load.load_run."""
+
+    run_id: str
+    repeat: int
+    begun: int
+    """How many attempts were begun, with an outcome or without."""
+    attempt: Optional[Attempt]
+    earlier: tuple[Attempt, ...] = ()
+    """Attempts before it whose results are intact; each may be the partner of a run of its own allocation."""
+    failed: tuple[Failed, ...] = ()
+    damaged: tuple[str, ...] = ()
+    """Outcomes of its attempts that cannot be read, with the way out. Each may be of a failure: beside one none counts."""
+
+    def beside(self, partner: Attempt) -> Run:
+        """This run by the attempt that shared ``partner``'s allocation, where one did and nothing has ended badly since."""
+        if self.attempt is None or not self.attempt.outcome.results_intact:
+            return self
+        shared = [a for a in self.earlier if a.outcome.allocation == partner.outcome.allocation]
+        if not shared or self.attempt.outcome.allocation == partner.outcome.allocation:
+            return self
+        return replace(self, attempt=shared[-1])
+
+    def let_go(self) -> Run:
+        """This run without what its attempts wrote while they ran."""
+        return replace(self, attempt=self.attempt and replace(self.attempt, recorded=None), earlier=())
+
+    @property
+    def status(self) -> str:
+        """The outcome's name, or why there is none."""
+        if self.attempt is not None:
+            return self.attempt.outcome.outcome
+        return "INTERRUPTED" if self.begun else "NOT RUN"
+
+
+def attempts_of(runs: Iterable[Run]) -> list[Attempt]:
+    """The attempts to go by, of the runs that have one."""
+    return [run.attempt for run in runs if run.attempt is not None]

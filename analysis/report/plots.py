@@ -1,0 +1,230 @@
+"""Pictures of a workload as PNG: loss and gradient norm with their differences, step times, memory by phase.
+
+The same records give the same bytes: no date, no software version, no setting of the reader's own matplotlib.
+Colours are Okabe and Ito's (jfly.uni-koeln.de/color), which all kinds of colour vision tell apart.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from analysis.records.steps import Metric
+from analysis.report.charts import EAGER, Chart, CurveChart, Line, MemoryChart, TimeChart
+
+COLOURS = ("#4d4d4d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Eager's, then graphed cells'."""
+BAD_COLOUR = "#b2182b"
+TITLES: dict[Metric, str] = {"loss": "Loss", "grad_norm": "Gradient norm"}
+AXES: dict[Metric, tuple[str, str]] = {
+    "loss": ("loss (nats a token)", "|difference| (nats)"),
+    "grad_norm": ("gradient norm", "|difference| / eager"),
+}
+STYLE: dict[Any, Any] = {
+    "figure.dpi": 100,
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6e6e6",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+}
+LEGEND_ROW = 0.175
+LABEL_ROW = 0.19
+"""Inches."""
+
+
+def draw(chart: Chart) -> bytes:
+    """``chart`` as a PNG file."""
+    with _style():
+        if isinstance(chart, CurveChart):
+            return _png(_curves(chart))
+        return _png(_times(chart) if isinstance(chart, TimeChart) else _memory(chart))
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(STYLE)
+        yield
+
+
+def _png(figure: Figure) -> bytes:
+    content = io.BytesIO()
+    FigureCanvasAgg(figure)
+    figure.savefig(content, format="png", metadata={"Software": None})
+    return content.getvalue()
+
+
+def _figure(height: float, ratios: Sequence[float]) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(8.5, height))
+    grid = figure.add_gridspec(len(ratios), 1, height_ratios=ratios, hspace=0.28)
+    axes: list[Axes] = []
+    for row in range(len(ratios)):
+        axes.append(figure.add_subplot(grid[row], sharex=axes[0] if axes else None))
+    return figure, axes
+
+
+# --- curves ---------------------------------------------------------------------------------------------------------
+
+
+def _curves(chart: CurveChart) -> Figure:
+    labels = list(dict.fromkeys(line.label for line in chart.curves))
+    height = 6.2 + LEGEND_ROW * len(labels)
+    figure, (curves, difference) = _figure(height, (3, 2))
+    figure.subplots_adjust(
+        left=0.11, right=0.98, top=1 - (0.4 + LEGEND_ROW * len(labels)) / height, bottom=0.55 / height
+    )
+    cells = len({line.colour for line in chart.curves})
+    for line in chart.curves:
+        _draw_curve(curves, line, cells)
+    for line in chart.differences:
+        _draw_difference(difference, line)
+    _finish_difference(difference, chart)
+    _mark_capture(chart, curves, difference)
+    own, beside = AXES[chart.metric]
+    curves.set_title(f"{TITLES[chart.metric]}: eager and graphed, all repeats", pad=8 + LEGEND_ROW * 72 * len(labels))
+    curves.set_ylabel(own)
+    _legend(curves, len(labels))
+    curves.tick_params(labelbottom=False)
+    difference.set_ylabel(beside)
+    difference.set_xlabel("step")
+    return figure
+
+
+def _legend(axes: Axes, rows: int) -> None:
+    """A row a cell between the title and the axes, where it hides nothing however long labels are."""
+    handles, labels = axes.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    axes.legend(
+        list(unique.values()), list(unique), loc="lower left", bbox_to_anchor=(-0.01, 1.0), borderaxespad=0.1,
+        ncols=-(-len(unique) // rows), labelspacing=0.25,
+    )  # fmt: skip
+
+
+def _draw_curve(axes: Axes, line: Line, cells: int) -> None:
+    """Dashes begin at another place for each of the ``cells``, so that equal curves show beside each other."""
+    graphed = line.colour != EAGER
+    axes.plot(
+        line.step,
+        np.where(np.isfinite(line.y), line.y, np.nan),
+        color=COLOURS[line.colour],
+        linewidth=1.3 if graphed else 3.2,
+        linestyle=(8 * line.colour / cells, (5, 3)) if graphed else "-",
+        alpha=1.0 if graphed else 0.45,
+        label=line.label,
+    )
+
+
+def _draw_difference(axes: Axes, line: Line) -> None:
+    """A step where a side is not finite is a cross at the upper edge."""
+    finite = np.isfinite(line.y)
+    axes.plot(line.step, np.where(finite, line.y, np.nan), color=COLOURS[line.colour], linewidth=1.1)
+    if not finite.all():
+        edge = np.full(int((~finite).sum()), 0.97)
+        place = axes.get_xaxis_transform()
+        axes.plot(line.step[~finite], edge, "x", color=BAD_COLOUR, transform=place, label="not finite", markersize=6)
+
+
+def _mark_capture(chart: CurveChart, curves: Axes, difference: Axes) -> None:
+    if chart.capture is None:
+        return
+    for axes in (curves, difference):
+        axes.axvline(chart.capture, color="#999999", linewidth=1, linestyle=":")
+    curves.annotate("capture", (chart.capture, 0.02), xycoords=("data", "axes fraction"), color="#666666", fontsize=9,
+                    xytext=(4, 0), textcoords="offset points")  # fmt: skip
+
+
+def _finish_difference(axes: Axes, chart: CurveChart) -> None:
+    if chart.floor is not None:
+        spread = np.where(np.isfinite(chart.floor.y), chart.floor.y, np.nan)
+        axes.plot(chart.floor.step, spread, color=COLOURS[EAGER], linewidth=3, alpha=0.35, label=chart.floor.label)
+    values = np.concatenate([*(line.y for line in chart.differences), np.array([chart.margin])])
+    values = values[np.isfinite(values) & (values > 0)]
+    smallest, largest = (float(values.min()), float(values.max())) if len(values) else (1e-3, 1e-3)
+    threshold = 10.0 ** np.floor(np.log10(min(smallest, largest / 1e3)))
+    axes.axhline(chart.margin, color=BAD_COLOUR, linewidth=1.2, linestyle="--", label=f"margin {chart.margin:g}")
+    axes.set_yscale("symlog", linthresh=threshold, linscale=0.5)
+    axes.set_ylim(-0.2 * threshold, 10.0 ** np.ceil(np.log10(largest * 2)))
+    axes.set_yticks(_decades(threshold, largest))
+    axes.minorticks_off()
+    axes.set_title("Difference, pair by pair", pad=20)
+    _legend(axes, 1)
+
+
+def _decades(threshold: float, largest: float) -> list[float]:
+    first, last = int(np.log10(threshold)), int(np.ceil(np.log10(largest * 2)))
+    stride = max(1, (last - first) // 5)
+    return [0.0] + [10.0**power for power in range(first, last + 1, stride)]
+
+
+# --- step times, memory ---------------------------------------------------------------------------------------------
+
+
+def _times(chart: TimeChart) -> Figure:
+    rows, labels = len(chart.boxes), [_wrapped(box.label) for box in reversed(chart.boxes)]
+    height = 1.5 + max(0.55, LABEL_ROW * (1 + max(label.count("\n") for label in labels))) * rows
+    figure, (axes,) = _figure(height, (1,))
+    figure.subplots_adjust(left=0.3, right=0.97, top=1 - 0.4 / height, bottom=0.6 / height)
+    for place, box in enumerate(reversed(chart.boxes)):
+        low, first, middle, third, high = box.percentiles
+        colour = COLOURS[box.colour]
+        axes.plot([low, high], [place, place], color=colour, linewidth=1.5, zorder=2)
+        axes.barh(place, third - first, left=first, height=0.44, color=colour, alpha=0.35, edgecolor=colour, zorder=3)
+        axes.plot([middle, middle], [place - 0.22, place + 0.22], color=colour, linewidth=2.5, zorder=4)
+        axes.annotate(f"{middle:.3f}", (middle, place + 0.24), ha="center", va="bottom", fontsize=8, color=colour)
+    axes.set_yticks(range(rows), labels)
+    axes.set_ylim(-0.6, rows - 0.4)
+    axes.grid(axis="y", visible=False)
+    axes.set_title("Step time over the measured steps of all repeats")
+    axes.set_xlabel(f"{chart.unit}; line: median, box: half, whiskers: 5-95%")
+    return figure
+
+
+def _wrapped(label: str, width: int = 28) -> str:
+    """In lines of about so many letters, broken at spaces, behind the dots of a name, and in a longer one at underscores."""
+    words = re.split(r"(?<= )|(?<=\.)(?=[a-z])", label)
+    lines = [""]
+    for part in (part for word in words for part in (re.split("(?<=_)", word) if len(word) > width + 1 else [word])):
+        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > width:
+            lines.append(part)
+        else:
+            lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _memory(chart: MemoryChart) -> Figure:
+    rows, cells = len(chart.bars), range(len(chart.phases))
+    height = 3.6 + LEGEND_ROW * rows
+    figure, (axes,) = _figure(height, (1,))
+    figure.subplots_adjust(left=0.09, right=0.98, top=1 - (0.4 + LEGEND_ROW * rows) / height, bottom=0.6 / height)
+    width = 0.8 / rows
+    for index, bars in enumerate(chart.bars):
+        places = [place + (index - (rows - 1) / 2) * width for place in cells]
+        heights = [found or 0.0 for found in bars.heights]
+        axes.bar(places, heights, width * 0.92, color=COLOURS[bars.colour], alpha=0.55 if bars.colour == EAGER else 0.85,
+                 label=bars.label)  # fmt: skip
+    axes.set_xticks(cells, chart.phases)
+    axes.grid(axis="x", visible=False)
+    axes.set_ylabel("GiB")
+    axes.set_xlabel(chart.words)
+    axes.set_title("Peak memory by phase: the largest of ranks and repeats", pad=8 + LEGEND_ROW * 72 * rows)
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    _legend(axes, rows)
+    return figure

@@ -1,0 +1,1 @@
+"""Step times and speed-ups."""

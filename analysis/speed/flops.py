@@ -1,0 +1,65 @@
+"""Model floating-point operations of a step, as Megatron counts them, so that figures compare with published ones.
+
+A matrix product of m x n by n x k takes 2mnk operations, and each product of the forward pass has two of its size in the
+backward pass: 6 for every weight that a token meets. Counted are the projections of attention, the gated feed-forward
+(three matrices), of a mixture of experts the top-k experts that a token is sent to and the shared one, and the output
+layer; the embedding, the router, norms and everything elementwise are not. Attention takes 2 products (with keys, with
+values) for each key that a token sees: half the sequence on average under a causal mask, less in a windowed layer.
+Recomputation and padding of experts do not count: these are operations of the model, not of the hardware.
+
+Sources: Narayanan et al., arXiv:2104.04473, appendix; Megatron-LM, ``num_floating_point_operations`` in
+megatron/training/training.py; windows as in ``calculate_swa_context`` of Megatron-Bridge's flop_utils.py. Documents of a
+packed sequence are counted as one, which is too much for attention.
+"""
+
+from __future__ import annotations
+
+from launch.contract.spec import Model, RunSpec
+
+PASSES = 3
+"""The forward pass and two products of its size backward: for the weights' gradients and for the inputs'."""
+MULTIPLY_ADD = 2
+GATED_MATRICES = 3
+"""Gate, up and down."""
+
+
+def model_flops(spec: RunSpec) -> float:
+    """Of one optimizer step over the whole global batch, all GPUs together."""
+    return flops_per_token(spec.model, spec.training.sequence_length) * tokens_per_step(spec)
+
+
+def tokens_per_step(spec: RunSpec) -> int:
+    return spec.training.global_batch_size * spec.training.sequence_length
+
+
+def flops_per_token(model: Model, sequence_length: int) -> float:
+    """Forward and backward."""
+    layers = sum(
+        model.hidden_size * (_projections(model) + _feed_forward(model, number))
+        + 2 * _queries(model) * _keys_seen(model.window_of_layer(number), sequence_length)
+        for number in range(model.num_layers)
+    )
+    return PASSES * MULTIPLY_ADD * (layers + model.hidden_size * model.vocab_size)
+
+
+def _queries(model: Model) -> int:
+    return model.num_attention_heads * model.kv_channels
+
+
+def _projections(model: Model) -> int:
+    """Columns of queries, keys and values, and rows of the output projection."""
+    return 2 * _queries(model) + 2 * model.num_query_groups * model.kv_channels
+
+
+def _feed_forward(model: Model, number: int) -> int:
+    if not model.has_experts(number):
+        return GATED_MATRICES * model.ffn_hidden_size
+    experts = model.moe_router_topk * model.moe_ffn_hidden_size
+    return GATED_MATRICES * (experts + model.moe_shared_expert_ffn_hidden_size)
+
+
+def _keys_seen(window: int, sequence_length: int) -> float:
+    """The average over a sequence's tokens; ``window`` 0 is none."""
+    if not 0 < window < sequence_length:
+        return sequence_length / 2
+    return window - window * (window - 1) / (2 * sequence_length)

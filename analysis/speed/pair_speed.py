@@ -1,0 +1,141 @@
+"""How much faster one pair is: the ratio of the mean steps of its steady window (analysis/speed/steady_window.py),
+eager over graphed.
+
+Runs of a pair that were in different allocations, overlap in time, or trained other numbers of tokens, give no figure.
+
+The capture pays off after as many steps as its cost takes: what the graphed run's steps of the capture and of settling
+took beyond eager ones, or what the engine says that the capture took, whichever is more, and settling that the steady
+window found, over the gain a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+
+from analysis.records.run import Attempt
+from analysis.records.steps import Floats, Steps
+from analysis.speed.steady_window import Window, behaviour, window_of
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What the figures of one pair come from; times are milliseconds. ``tokens`` are a step's, of the global batch."""
+
+    window: Window
+    tokens: float
+    capture_steps_ms: Floats
+    """Of the graphed run, from the capture's own step until it had settled."""
+    capture_ms: float
+    """What the engine says that the capture took, on the rank that took longest."""
+    eager_began: float = 0.0
+    graphed_began: float = 0.0
+    """Seconds since the epoch."""
+    allocation: str = ""
+
+
+@dataclass(frozen=True)
+class PairSpeed:
+    """One pair's figures; times are milliseconds a step. ``reason`` says why there are none; it is empty where there are."""
+
+    ratio: Optional[float] = None
+    steps: int = 0
+    """How many count."""
+    left_out: int = 0
+    """How many were outliers."""
+    settling: int = 0
+    """How many were left out at the beginning."""
+    moved: float = 1.0
+    """The ratio over all steps of the window, outliers among them, over ``ratio``."""
+    off_counts: str = ""
+    """Why steps that are off count all the same (analysis/speed/steady_window.py)."""
+    eager_ms: float = 0.0
+    graphed_ms: float = 0.0
+    eager_tokens_per_second: float = 0.0
+    graphed_tokens_per_second: float = 0.0
+    break_even_steps: Optional[int] = None
+    """None where a step gains nothing."""
+    eager_began: float = 0.0
+    graphed_began: float = 0.0
+    allocation: str = ""
+    reason: str = ""
+    timed: Optional[Timed] = None
+    """Until the pairs of the cell are taken together, which gives the figures."""
+
+
+def pair_speed(eager: Attempt, graphed: Attempt) -> PairSpeed:
+    """What the figures of one pair come from, or the reason for which there are none."""
+    if eager.outcome.allocation != graphed.outcome.allocation:
+        return PairSpeed(reason="the runs were in different allocations")
+    if eager.outcome.started < graphed.outcome.ended and graphed.outcome.started < eager.outcome.ended:
+        return PairSpeed(reason="the eager and the graphed run were under way at the same time")
+    if unequal := _unequal_tokens(eager.steps, graphed.steps):
+        return PairSpeed(reason=unequal)
+    window = window_of(eager.steps, graphed.steps)
+    if isinstance(window, str):
+        return PairSpeed(reason=window)
+    of_capture = np.isin(graphed.steps.phase, ("capture", "settle"))
+    said = [stats.capture_seconds * 1e3 for stats in {**graphed.captures, **graphed.proofs}.values()]
+    tokens = float(np.median(graphed.steps.tokens))
+    began = eager.outcome.started, graphed.outcome.started
+    capture_steps_ms, capture_ms = graphed.steps.step_time_ms[of_capture], max(said, default=0.0)
+    return PairSpeed(timed=Timed(window, tokens, capture_steps_ms, capture_ms, *began, eager.outcome.allocation))
+
+
+def _unequal_tokens(eager: Steps, graphed: Steps) -> str:
+    """Where two runs trained other numbers of tokens; empty where they did not."""
+    steps, of_eager, of_graphed = np.intersect1d(eager.step, graphed.step, return_indices=True)
+    before, after = eager.tokens[of_eager], graphed.tokens[of_graphed]
+    if not len(other := np.flatnonzero(before != after)):
+        return ""
+    at = other[0]
+    return f"the runs trained other numbers of tokens: {before[at]} eager and {after[at]} graphed in step {steps[at]}"
+
+
+def together(pairs: Sequence[PairSpeed]) -> tuple[PairSpeed, ...]:
+    """The figures of the pairs of one cell: what is an outlier and what behaviour is decided over all of them."""
+    off_counts = behaviour([pair.timed.window for pair in pairs if pair.timed])
+    return tuple(_figures(pair.timed, off_counts) if pair.timed else pair for pair in pairs)
+
+
+def _figures(timed: Timed, off_counts: str) -> PairSpeed:
+    window = timed.window
+    kept = np.ones(len(window), bool) if off_counts else ~window.off
+    eager_ms, graphed_ms = float(window.eager_ms[kept].mean()), float(window.graphed_ms[kept].mean())
+    capture_ms = max(timed.capture_ms, float(np.nansum(timed.capture_steps_ms - eager_ms)))
+    capture_ms += max(0.0, float((window.settling_ms - eager_ms).sum()))
+    gain = eager_ms - graphed_ms
+    return PairSpeed(
+        ratio=eager_ms / graphed_ms,
+        steps=int(kept.sum()),
+        left_out=int((~kept).sum()),
+        settling=window.settling,
+        moved=float(window.eager_ms.mean() / window.graphed_ms.mean()) / (eager_ms / graphed_ms),
+        off_counts=off_counts,
+        eager_ms=eager_ms,
+        graphed_ms=graphed_ms,
+        eager_tokens_per_second=timed.tokens / eager_ms * 1e3,
+        graphed_tokens_per_second=timed.tokens / graphed_ms * 1e3,
+        break_even_steps=max(1, math.ceil(capture_ms / gain)) if gain > 0 else None,
+        eager_began=timed.eager_began,
+        graphed_began=timed.graphed_began,
+        allocation=timed.allocation,
+    )
+
+
+def beside(first: PairSpeed, second: PairSpeed) -> PairSpeed:
+    """The graphed runs of two pairs of one eager run as a pair: ``second`` against ``first``."""
+    return PairSpeed(
+        ratio=first.graphed_ms / second.graphed_ms,
+        steps=min(first.steps, second.steps),
+        moved=second.moved / first.moved,
+        eager_ms=first.graphed_ms,
+        graphed_ms=second.graphed_ms,
+        eager_began=first.graphed_began,
+        graphed_began=second.graphed_began,
+        allocation=first.allocation,
+    )

@@ -1,0 +1,242 @@
+"""How much faster: the ratio of step times, eager over graphed, pair by pair within one allocation.
+
+A pair's figure is analysis/speed/pair_speed.py's. The cell's is the geometric mean of its pairs' ratios, with an
+interval from their logarithms (analysis/statistics/confidence_interval.py): ratios are multiplicative, and a repeat,
+not a step, is what varies independently. One pair gives no interval and no word, since it cannot tell a speed-up from
+the minute it ran in.
+
+Pairs do not rule out a machine that changes steadily: every graphed run comes after its eager one. A word therefore has to
+hold as well for ratios to what the eager runs would have taken at the time of the graphed one, by the straight line through
+the logarithms of their steps over the times at which they began.
+
+Nor may what is left out change a word: it has to hold for the interval moved to the mean over all steps of the window,
+outliers among them. Repeats that do not alternate give no word. All cells of a sweep that have a word count as one family:
+the chance that any of them is wrongly FASTER or SLOWER is 5%.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Optional
+
+import numpy as np
+
+from analysis.speed.flops import model_flops
+from analysis.speed.pair_speed import PairSpeed
+from analysis.statistics.confidence_interval import Family, Interval, interval_of
+from launch.contract.spec import RunSpec
+
+SpeedWord = Literal["FASTER", "SLOWER", "NEUTRAL", "INCONCLUSIVE"]
+BAND = 0.01
+"""A ratio whose whole interval lies within 1 -+ BAND is neutral."""
+MINIMUM_STEPS = 20
+"""Steady steps that each pair needs for a word."""
+
+MOST_DRIFT = 1.0
+"""The logarithm by which a trend may change a step within a pair: beyond it the line is drawn too far from its points."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A cell's speed-up over its pairs. ``low`` and ``high`` bound the interval that the word follows from, ``own_low`` and
+    ``own_high`` the cell's by itself; None with one pair. ``reason`` says why the word is INCONCLUSIVE, ``off_counts`` why
+    steps that are off count; both are empty where there is nothing to say.
+
+    Times are geometric means over pairs, so that their ratio is ``ratio``. Operations are the model's, a GPU
+    (analysis/speed/flops.py).
+    """
+
+    word: SpeedWord
+    ratio: float
+    low: Optional[float]
+    high: Optional[float]
+    own_low: Optional[float]
+    own_high: Optional[float]
+    pairs: int
+    steps: int
+    """Steady steps of the pair that has fewest."""
+    left_out: int
+    """Outliers, over all pairs."""
+    settling: int
+    """Steps left out at the beginning of the window, of the pair that has most."""
+    off_counts: str
+    break_even_steps: Optional[int]
+    """Of the pair that takes longest; None where a pair gains nothing."""
+    reason: str
+    eager_ms: float
+    graphed_ms: float
+    eager_tokens_per_second: float
+    graphed_tokens_per_second: float
+    eager_tflops: float
+    graphed_tflops: float
+
+    @property
+    def summary(self) -> str:
+        over = f"over {self.pairs} pairs" if self.pairs > 1 else "1 pair"
+        return f"{self.ratio:.2f}x ({f'{self.interval} ' if self.low is not None else ''}{over})"
+
+    @property
+    def interval(self) -> str:
+        return "-" if self.low is None or self.high is None else f"{self.low:.2f}-{self.high:.2f}"
+
+    @property
+    def tells(self) -> bool:
+        """Whether there is enough for a word; what there is may leave it INCONCLUSIVE."""
+        return self.low is not None and self.steps >= MINIMUM_STEPS
+
+    def widened(self, least: float, most: float, reason: str) -> Speed:
+        """This speed where the true ratio is from ``least`` to ``most`` times the measured one, for a ``reason``: with intervals as
+        much wider, and without a word that does not hold for all of it. Bounds that bound nothing leave no interval."""
+        if not reason or self.low is None or self.high is None or self.own_low is None or self.own_high is None:
+            return self
+        low, high = self.low * least, self.high * most
+        bounded = least > 0 and most < math.inf
+        if not bounded or self.word not in ("INCONCLUSIVE", speed_word((low, high), self.steps)[0]):
+            return self.doubted(reason)
+        said = f"{self.reason}; and {reason}" if self.reason else ""
+        own_low, own_high = self.own_low * least, self.own_high * most
+        return replace(self, low=low, high=high, own_low=own_low, own_high=own_high, reason=said)
+
+    def doubted(self, reason: str) -> Speed:
+        """The figure alone, for a ``reason``: what was timed wrongly has neither word nor interval."""
+        return replace(self, word="INCONCLUSIVE", reason=reason, low=None, high=None, own_low=None, own_high=None)
+
+
+def cell_speed(pairs: Sequence[PairSpeed], spec: RunSpec, family: Optional[Family] = None) -> Optional[Speed]:
+    """The figure of a cell of ``spec`` over those of its ``pairs``, taken together, that have a ratio; None of none. The word
+    and the interval are the cell's by itself, or as one of ``family``."""
+    timed = [pair for pair in pairs if pair.ratio is not None]
+    if not timed:
+        return None
+    ratios = ratios_of(timed)
+    interval, own = interval_of(ratios, family), interval_of(ratios)
+    steps = min(pair.steps for pair in timed)
+    word, reason = word_of(timed, family)
+    break_even = [pair.break_even_steps for pair in timed if pair.break_even_steps is not None]
+    eager_ms, graphed_ms = (
+        geometric_mean(times) for times in ([p.eager_ms for p in timed], [p.graphed_ms for p in timed])
+    )
+    flops = model_flops(spec) / spec.parallelism.world_size / 1e9  # over milliseconds: in units of 10^12 a second
+    return Speed(
+        word=word,
+        ratio=geometric_mean(ratios),
+        low=interval[0] if interval else None,
+        high=interval[1] if interval else None,
+        own_low=own[0] if own else None,
+        own_high=own[1] if own else None,
+        pairs=len(timed),
+        steps=steps,
+        left_out=sum(pair.left_out for pair in timed),
+        settling=max(pair.settling for pair in timed),
+        off_counts=timed[0].off_counts,
+        break_even_steps=max(break_even) if len(break_even) == len(timed) else None,
+        reason=reason,
+        eager_ms=eager_ms,
+        graphed_ms=graphed_ms,
+        eager_tokens_per_second=geometric_mean([pair.eager_tokens_per_second for pair in timed]),
+        graphed_tokens_per_second=geometric_mean([pair.graphed_tokens_per_second for pair in timed]),
+        eager_tflops=flops / eager_ms,
+        graphed_tflops=flops / graphed_ms,
+    )
+
+
+def ratios_of(pairs: Sequence[PairSpeed]) -> list[float]:
+    """Of those that have one."""
+    return [pair.eager_ms / pair.graphed_ms for pair in pairs if pair.ratio is not None]
+
+
+def without_drift(pairs: Sequence[PairSpeed]) -> list[float]:
+    """The ratios of ``pairs`` if eager steps took what they take by their trend at the time of the graphed run."""
+    began, steps = np.array([pair.eager_began for pair in pairs]), np.log([pair.eager_ms for pair in pairs])
+    since = began - began.mean()
+    slope = float(since @ steps) / float(since @ since) if since.any() else 0.0
+    later = [slope * (pair.graphed_began - pair.eager_began) for pair in pairs]
+    factors = [math.exp(min(max(rise, -MOST_DRIFT), MOST_DRIFT)) for rise in later]
+    return [pair.eager_ms / pair.graphed_ms * factor for pair, factor in zip(pairs, factors, strict=True)]
+
+
+def word_of(pairs: Sequence[PairSpeed], family: Optional[Family] = None) -> tuple[SpeedWord, str]:
+    """The word of ``pairs`` that have a ratio, and why it is INCONCLUSIVE: a cell's own, which a ``family`` may take away. Its
+    wider interval gives none, though it may leave the band of NEUTRAL."""
+    own, reason = _word(pairs)
+    if family is None:
+        return own, reason
+    word, why = _word(pairs, family)
+    if own == "INCONCLUSIVE":
+        return own, why or reason
+    if word == own:
+        return own, ""
+    low, high = interval_of(ratios_of(pairs)) or (math.nan, math.nan)
+    return "INCONCLUSIVE", (
+        f"{own} by itself ({low:.3f} to {high:.3f}), but not sure enough for one of {family.looks} cells timed: more repeats "
+        "narrow the interval"
+    )
+
+
+def _word(pairs: Sequence[PairSpeed], family: Optional[Family] = None) -> tuple[SpeedWord, str]:
+    """By the interval of ``family``, or by the cell's own."""
+    interval, steps = interval_of(ratios_of(pairs), family), min(pair.steps for pair in pairs)
+    word, reason = speed_word(interval, steps)
+    if interval is None or word == "INCONCLUSIVE":
+        return word, reason
+    if out_of_turn := not_alternating(pairs):
+        return "INCONCLUSIVE", out_of_turn
+    drifting = interval_of(without_drift(pairs), family)
+    if drifting and speed_word(drifting, steps)[0] != word:
+        return "INCONCLUSIVE", (
+            f"eager steps changed from repeat to repeat: by their trend the interval is {drifting[0]:.3f} to "
+            f"{drifting[1]:.3f}; more repeats, or fewer cells to a bundle, tell them apart"
+        )
+    moved = geometric_mean([pair.moved for pair in pairs])
+    if speed_word((interval[0] * moved, interval[1] * moved), steps)[0] != word:
+        return "INCONCLUSIVE", (
+            f"steps that were left out change the word: over all steps, outliers among them, the interval is "
+            f"{interval[0] * moved:.3f} to {interval[1] * moved:.3f}; more steps tell what they are"
+        )
+    return word, ""
+
+
+def not_alternating(pairs: Sequence[PairSpeed]) -> str:
+    """Which runs came between those of a pair in one allocation; empty where each pair's came one after the other."""
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for pair in pairs:
+        first, last = sorted((pair.eager_began, pair.graphed_began))
+        spans.setdefault(pair.allocation, []).append((first, last))
+    for found in map(sorted, spans.values()):
+        if any(later[0] < earlier[1] for earlier, later in itertools.pairwise(found)):
+            return (
+                "eager and graphed runs did not alternate: another repeat began between the two of a pair, and what "
+                "changed meanwhile counts as a speed-up; run the workload's cells again"
+            )
+    return ""
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of positive numbers; of equal ones that number, to the bit."""
+    first = values[0]
+    return float(first * np.exp(np.mean(np.log(np.divide(values, first)))))
+
+
+def speed_word(interval: Interval, steps: int) -> tuple[SpeedWord, str]:
+    """The word of an interval over pairs of at least ``steps`` steady steps each, and why it is INCONCLUSIVE.
+
+    NEUTRAL where it lies within the band; else FASTER and SLOWER where it clears 1.
+    """
+    if interval is None:
+        return "INCONCLUSIVE", "one pair cannot tell a speed-up from the minute it ran in: give the sweep repeats"
+    if steps < MINIMUM_STEPS:
+        return "INCONCLUSIVE", f"a pair has {steps} steady steps, of at least {MINIMUM_STEPS}: give it more steps"
+    low, high = interval
+    if low >= 1 - BAND and high <= 1 + BAND:
+        return "NEUTRAL", ""
+    if low > 1:
+        return "FASTER", ""
+    if high < 1:
+        return "SLOWER", ""
+    return (
+        "INCONCLUSIVE",
+        f"the interval, {low:.3f} to {high:.3f}, holds 1 and more than 1% around it: more repeats narrow it",
+    )

@@ -1,0 +1,132 @@
+"""The steady window of a pair: the steps from which speed is read.
+
+A step counts where both runs were in phase "measure", which warm-up, capture and the steps right after it are not, and
+which no step of another phase interrupts. Of those, in this order:
+
+1. A step is off where it is further from its own run's median than ``FENCE`` robust standard deviations (the median
+   absolute deviation times 1.4826) and than ``NOTICEABLE`` of the median. Source of the fence: Iglewicz and Hoaglin, How
+   to Detect and Handle Outliers (1993); NIST/SEMATECH e-Handbook, 1.3.5.17.
+2. Steps at the beginning that are off in either run belong to settling and are left out, up to ``LONGEST_SETTLING`` of
+   the window. Where more of it is off, it is how the run behaves, and all counts.
+3. Later steps that are off in either run are outliers and left out on both sides, unless they are behaviour: more than
+   ``RARE`` of one run's steps, or so many more in one run than in the other that noise alone would do it with a
+   probability below ``CHANCE`` (sign test over all pairs of the cell). Behaviour counts in full, or a graphed run that
+   takes twice as long every tenth step would look as fast as its better steps.
+
+What is left out as an outlier must not change the word: analysis/speed/speedup.py asks for it over all steps of the
+window as well. Settling is paid for once, and counts in what a capture costs.
+
+The figure of a run is the mean of its window, not the median: what trains pays for every step, and a median hides a
+second mode.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from analysis.records.steps import Booleans, Floats, Steps
+
+FENCE = 3.5
+TO_STANDARD_DEVIATION = 1.4826
+NOTICEABLE = 0.05
+LONGEST_SETTLING = 0.25
+SHORTEST_MS, LONGEST_MS = 1e-6, 1e9
+"""A nanosecond, and eleven days: no step takes less or more."""
+RARE = 0.05
+CHANCE = 0.05
+
+
+@dataclass(frozen=True)
+class Window:
+    """The steps that both runs of a pair measured, settling left out. All arrays have shape (steps,); times are positive,
+    in milliseconds. ``settling_ms`` are the graphed run's steps that were left out at the beginning, shape (settling,)."""
+
+    eager_ms: Floats
+    graphed_ms: Floats
+    eager_off: Booleans
+    graphed_off: Booleans
+    settling_ms: Floats = field(default_factory=lambda: np.empty(0))
+
+    @cached_property
+    def off(self) -> Booleans:
+        either: Booleans = self.eager_off | self.graphed_off
+        return either
+
+    @property
+    def settling(self) -> int:
+        """How many steps were left out at the beginning."""
+        return len(self.settling_ms)
+
+    def __len__(self) -> int:
+        return len(self.eager_ms)
+
+
+def window_of(eager: Steps, graphed: Steps) -> Window | str:
+    """The window of a pair, or why there is none."""
+    if any(_interrupted(side) for side in (eager, graphed)):
+        return "steps of another phase lie among the measured ones"
+    before, after = (side.take(side.phase == "measure") for side in (eager, graphed))
+    steps, of_eager, of_graphed = np.intersect1d(before.step, after.step, return_indices=True)
+    if not len(steps):
+        return "no step was measured in both runs"
+    eager_ms, graphed_ms = before.step_time_ms[of_eager], after.step_time_ms[of_graphed]
+    if not (possible(eager_ms).all() and possible(graphed_ms).all()):
+        return f"a step time is not a number of milliseconds from {SHORTEST_MS:g} to {LONGEST_MS:g}"
+    whole = Window(eager_ms, graphed_ms, _off(eager_ms), _off(graphed_ms))
+    settling = _settling(whole.off)
+    rest = slice(settling, None)
+    off = whole.eager_off[rest], whole.graphed_off[rest]
+    return Window(eager_ms[rest], graphed_ms[rest], *off, graphed_ms[:settling])
+
+
+def behaviour(windows: Sequence[Window]) -> str:
+    """Why the steps that are off count in all ``windows`` of a cell; empty where they are outliers, or where none is."""
+    sides = {"eager": [w.eager_off for w in windows], "graphed": [w.graphed_off for w in windows]}
+    for name, runs in sides.items():
+        for off in runs:
+            if off.mean() > RARE:
+                return f"{off.sum()} of {len(off)} {name} steps of a run are off its median"
+    counts = {name: sum(int(off.sum()) for off in runs) for name, runs in sides.items()}
+    (fewer, least), (more, most) = sorted(counts.items(), key=lambda item: item[1])
+    if _chance(most, least + most) < CHANCE:
+        return f"{most} {more} steps are off their run's median, and {least} {fewer} ones"
+    return ""
+
+
+def _interrupted(side: Steps) -> bool:
+    """Whether a run left out steps of its own choice."""
+    measured = np.flatnonzero(side.phase == "measure")
+    return len(measured) > 0 and bool(measured[-1] - measured[0] >= len(measured))
+
+
+def possible(times: Floats) -> Booleans:
+    """Which are times that a step can take."""
+    which: Booleans = (times >= SHORTEST_MS) & (times <= LONGEST_MS)
+    return which
+
+
+def _off(times: Floats) -> Booleans:
+    median = float(np.median(times))
+    deviation = np.abs(times - median)
+    robust = TO_STANDARD_DEVIATION * float(np.median(deviation))
+    off: Booleans = deviation > max(FENCE * robust, NOTICEABLE * median)
+    return off
+
+
+def _settling(off: Booleans) -> int:
+    """How many steps at the beginning are off in a row; 0 where they are too many to be settling."""
+    first_steady = int(np.argmin(off))
+    if off[first_steady] or first_steady > LONGEST_SETTLING * len(off):
+        return 0
+    return first_steady
+
+
+def _chance(most: int, together: int) -> float:
+    """The probability that of ``together`` fair coins as many as ``most`` or more fall on the same side."""
+    tail = sum(math.comb(together, count) for count in range(most, together + 1))
+    return float(min(1, 2 * tail / 2**together))

@@ -1,0 +1,1 @@
+"""Student's t and intervals from it."""

@@ -1,0 +1,259 @@
+"""Pairs each graphed run with the eager run of its workload and repeat, and says of each cell what came of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Optional
+
+import numpy as np
+
+from analysis.graphs import replay_check as replay
+from analysis.graphs.capture_cost import Captured, cell_captured
+from analysis.limits.speedup_bound import Limit, cell_limit, eager_doubt
+from analysis.limits.straggler import Straggler, cell_straggler
+from analysis.limits.throttling import Throttling, Unthrottled, throttling_of, unthrottled
+from analysis.memory import peaks as memory
+from analysis.pairing.eager_baseline import EagerSide, eager_side
+from analysis.pairing.flaky_attempts import contradictions
+from analysis.pairing.pair import PairResult
+from analysis.pairing.repeats import compare_pairs, margins_of
+from analysis.records.load import Records
+from analysis.records.run import Attempt, Run, attempts_of
+from analysis.speed import pair_speed, speedup
+from analysis.speed.step_time import StepTime, cell_step_time
+from analysis.statistics.confidence_interval import Family, families
+from analysis.sweep.loss_trajectory import Course, cell_course
+from analysis.verdict.completeness import finite_steps, incomplete
+from analysis.verdict.curve_difference import Floor
+from analysis.verdict.verdict import PASSES, Verdict
+from analysis.verdict.verdict import corrected as corrected_verdicts
+from launch.contract.records import RESULTS_INTACT, Cell, Margins
+from launch.contract.spec import RunSpec
+
+EXIT_PASS, EXIT_UNFINISHED, EXIT_FAILED, EXIT_INCONCLUSIVE = 0, 2, 3, 4
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What came of one cell. ``verdict`` is None for an eager cell and for one that failed as it was expected to."""
+
+    cell: Cell
+    runs: tuple[Run, ...]
+    pairs: tuple[PairResult, ...] = ()
+    verdict: Optional[Verdict] = None
+    memory: Optional[memory.CellMemory] = None
+    step: Optional[StepTime] = None
+    course: Optional[Course] = None
+    """Of its loss, over the first run that ended with whole records."""
+    straggler: Optional[Straggler] = None
+    """On GPUs."""
+    throttling: Optional[Throttling] = None
+    """On GPUs."""
+    speed: Optional[speedup.Speed] = None
+    unthrottled: Unthrottled = field(default_factory=Unthrottled)
+    """What its speed would be."""
+    replay: Optional[replay.Replay] = None
+    captured: Optional[Captured] = None
+    limit: Optional[Limit] = None
+    """For a graphed cell on GPUs."""
+    doubt: str = ""
+    """On GPUs, why its step cannot have been as short as timed."""
+    floor: Optional[Floor] = None
+    """For an eager cell: how far its repeats are apart over the whole run."""
+    unsound: tuple[str, ...] = ()
+    """What is wrong with runs whose outcome says that every step is on disk, or cannot be read; a cell with any does not
+    pass."""
+    retried: tuple[str, ...] = ()
+    """Where an attempt before the one to go by came to something else."""
+
+    @property
+    def spec(self) -> RunSpec:
+        return self.cell.run_spec
+
+    @property
+    def on_gpu(self) -> bool:
+        return bool(self.cell.spec["placement"]["device"] == "cuda")
+
+    @property
+    def outcome(self) -> str:
+        """The outcome of all runs, or of each kind how many: "COMPLETED x1, CUDA_OOM x1"."""
+        counts = Counter(run.status for run in self.runs)
+        if len(counts) <= 1:
+            return next(iter(counts), "NOT RUN")
+        return ", ".join(f"{status} x{count}" for status, count in sorted(counts.items()))
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a run of a cell that was to run has no outcome."""
+        return self.cell.state == "run" and (not self.runs or any(run.attempt is None for run in self.runs))
+
+    @property
+    def unexpected(self) -> bool:
+        """Whether a run ended otherwise than the recipe expects of the cell."""
+        return any(run.attempt and not run.attempt.outcome.meets(self.cell.expect) for run in self.runs)
+
+    @property
+    def max_loss_difference(self) -> Optional[float]:
+        """From the mean of the eager runs that a graphed run was judged with, of the repeat that is furthest from it."""
+        verdicts = [*([self.verdict] if self.verdict else []), *(pair.verdict for pair in self.pairs)]
+        return max((v.evidence.max_loss_difference for v in verdicts if v.evidence), default=None)
+
+    def let_go(self) -> CellResult:
+        """This result without what its attempts wrote while they ran."""
+        pairs = (replace(p, eager=p.eager and p.eager.let_go(), graphed=p.graphed.let_go()) for p in self.pairs)
+        return replace(self, runs=tuple(run.let_go() for run in self.runs), pairs=tuple(pairs))
+
+
+def unsound(attempt: Attempt, steps: int) -> tuple[str, ...]:
+    """Why ``attempt`` is not what a completed run of ``steps`` steps leaves behind."""
+    gap = incomplete(attempt.steps, np.arange(steps), "run")
+    finite = bool(finite_steps(attempt.steps).all())
+    return (
+        *attempt.problems,
+        *((gap,) if gap else ()),
+        *(() if finite else ("a loss or gradient norm is not finite",)),
+    )
+
+
+def _unsound_runs(runs: Sequence[Run], steps: int) -> tuple[str, ...]:
+    ended = ((run, run.attempt) for run in runs if run.attempt is not None and run.attempt.outcome.results_intact)
+    return (
+        *(reason for run in runs for reason in run.damaged),
+        *(f"{run.run_id}: {reason}" for run, attempt in ended for reason in unsound(attempt, steps)),
+    )
+
+
+def exit_code(results: Sequence[CellResult]) -> int:
+    """0 all as it should be; 3 a failure that more runs will not undo; 2 runs without an outcome; 4 inconclusive.
+
+    Cells that were rejected, or cannot run on this host, are no failure.
+    """
+    words = {result.verdict.word for result in results if result.verdict}
+    if words & {"DIVERGED", "INCOMPARABLE"} or any(result.unexpected or result.unsound for result in results):
+        return EXIT_FAILED
+    if "UNFINISHED" in words or any(result.unfinished for result in results):
+        return EXIT_UNFINISHED
+    return EXIT_INCONCLUSIVE if words - set(PASSES) else EXIT_PASS
+
+
+def compare(records: Records) -> tuple[CellResult, ...]:
+    """A result for each cell of the plan, in its order; rejected and not runnable ones hold no runs."""
+    eager = {
+        cell.workload_id: eager_side(records.runs[cell.cell_id], cell)
+        for cell in records.plan.cells
+        if cell.state == "run" and not cell.graphed
+    }
+    return tuple(_result(cell, records, eager.get(cell.workload_id)) for cell in records.plan.cells)
+
+
+def corrected(results: Sequence[CellResult]) -> tuple[CellResult, ...]:
+    """The results of a whole sweep, whose cells were compared workload by workload, with verdicts that count as one
+    family, and speeds of those that pass as another: the more cells are tested, the surer each has to be."""
+    return _timed_as_family(_judged_as_family(results))
+
+
+def _judged_as_family(results: Sequence[CellResult]) -> tuple[CellResult, ...]:
+    judged = [result for result in results if result.verdict]
+    verdicts = corrected_verdicts([result.verdict for result in judged if result.verdict])
+    changed = {old.cell.cell_id: new for old, new in zip(judged, verdicts, strict=True) if new is not old.verdict}
+    return tuple(_less_sure(r, changed[r.cell.cell_id]) if r.cell.cell_id in changed else r for r in results)
+
+
+def _timed_as_family(results: Sequence[CellResult]) -> tuple[CellResult, ...]:
+    timed = [r for r in results if r.speed and r.speed.tells and r.verdict and r.verdict.passes]
+    pairs = {result.cell.cell_id: [pair.speed for pair in result.pairs] for result in timed}
+    found = families([(r.cell.workload_id, speedup.ratios_of(pairs[r.cell.cell_id])) for r in timed])
+    speeds = {
+        result.cell.cell_id: _speed(pairs[result.cell.cell_id], result.spec, result.unthrottled, family)
+        for result, family in zip(timed, found, strict=True)
+    }
+    return tuple(replace(result, speed=speeds.get(result.cell.cell_id, result.speed)) for result in results)
+
+
+def _speed(
+    pairs: Sequence[pair_speed.PairSpeed], spec: RunSpec, without: Unthrottled, family: Optional[Family] = None
+) -> Optional[speedup.Speed]:
+    """What ``pairs`` say, as far as throttling leaves it."""
+    speed = speedup.cell_speed(pairs, spec, family)
+    return speed and speed.widened(without.least, without.most, without.reason)
+
+
+def _less_sure(result: CellResult, verdict: Verdict) -> CellResult:
+    pairs = (
+        replace(pair, verdict=replace(verdict, evidence=pair.verdict.evidence))
+        if pair.verdict.word == "EQUIVALENT"
+        else pair
+        for pair in result.pairs
+    )
+    return replace(result, verdict=verdict, pairs=tuple(pairs))
+
+
+def _result(cell: Cell, records: Records, eager: Optional[EagerSide]) -> CellResult:
+    if cell.state != "run":
+        return CellResult(cell, ())
+    runs, margins = records.runs[cell.cell_id], records.plan.margins
+    retried = _retried(runs, margins_of(cell.run_spec, margins))
+    if cell.graphed:
+        return replace(_graphed_result(cell, runs, eager or EagerSide((), {}), margins), retried=retried)
+    return replace(_eager_result(cell, runs), floor=eager.floor if eager else None, retried=retried)
+
+
+def _retried(runs: Sequence[Run], margins: Margins) -> tuple[str, ...]:
+    return tuple(f"repeat {run.repeat}: {said}" for run in runs for said in contradictions(run, margins))
+
+
+def _ran(cell: Cell, runs: tuple[Run, ...], compared: Sequence[tuple[Attempt, Attempt]] = ()) -> CellResult:
+    """What the ``runs`` of a cell say of themselves; ``compared`` are pairs of it, (eager, graphed)."""
+    spec, attempts = cell.run_spec, attempts_of(runs)
+    step, on_gpus = cell_step_time(attempts), spec.placement.device == "cuda"
+    return CellResult(
+        cell,
+        runs,
+        memory=memory.cell_memory(attempts, compared, spec.placement.device),
+        step=step,
+        course=cell_course(attempts),
+        straggler=cell_straggler(attempts, spec.parallelism, step.milliseconds) if step and on_gpus else None,
+        throttling=throttling_of(attempts, compared, spec.parallelism.world_size) if on_gpus else None,
+        unsound=_unsound_runs(runs, spec.training.steps),
+    )
+
+
+def _eager_result(cell: Cell, runs: tuple[Run, ...]) -> CellResult:
+    result, ranks = _ran(cell, runs), cell.run_spec.parallelism.world_size
+    return replace(result, doubt=eager_doubt(attempts_of(runs), ranks)) if result.on_gpu else result
+
+
+def _graphed_result(cell: Cell, runs: tuple[Run, ...], eager: EagerSide, margins: Margins) -> CellResult:
+    spec = cell.run_spec
+    untimed, verdict = compare_pairs(runs, eager, spec, margins)
+    pairs = _timed_together(untimed)
+    attempts = [(p.eager.attempt, p.graphed.attempt) for p in pairs if p.eager and p.verdict.word != "INCOMPARABLE"]
+    proofs = [pair.replay for pair in pairs if pair.replay]
+    ranks = spec.parallelism.world_size
+    ran = _ran(cell, runs, [(e, g) for e, g in attempts if e and g])
+    slowed = ran.throttling.eager.slowed if ran.throttling and ran.throttling.eager else ""
+    limit = cell_limit(pairs, ranks, slowed) if spec.placement.device == "cuda" else None
+    without = unthrottled(pairs, ranks)
+    speed = _speed([pair.speed for pair in pairs], spec, without)
+    doubt = limit and (limit.doubt or limit.eager_doubt)
+    failed_as_expected = cell.expect.outcome not in RESULTS_INTACT and all(
+        run.attempt is not None and run.attempt.outcome.meets(cell.expect) for run in runs
+    )
+    return replace(
+        ran,
+        pairs=pairs,
+        verdict=None if failed_as_expected else verdict,
+        speed=speed.doubted(doubt) if speed and doubt else speed,
+        unthrottled=without,
+        captured=cell_captured(attempts_of(runs)),
+        limit=limit,
+        doubt=limit.doubt if limit else "",
+        replay=replay.worst(proofs) if proofs else None,
+    )
+
+
+def _timed_together(pairs: Sequence[PairResult]) -> tuple[PairResult, ...]:
+    speeds = pair_speed.together([pair.speed for pair in pairs])
+    return tuple(replace(pair, speed=speed) for pair, speed in zip(pairs, speeds, strict=True))

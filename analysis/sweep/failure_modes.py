@@ -1,0 +1,57 @@
+"""What went wrong in a sweep, by kind: what is rejected before a GPU is spent, and how runs failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from analysis.sweep.cell_results import CellResult
+from launch.contract.records import Outcome
+
+
+@dataclass(frozen=True)
+class FailureMode:
+    """One kind of failure. ``name`` is a rule's id or a failure class; ``ending`` is "CUDA_OOM in capture", or "rejected".
+
+    ``graphed`` and ``eager`` are labels of the cells that it befell; ``message`` is that of the first.
+    """
+
+    name: str
+    ending: str
+    message: str
+    remedy: str
+    graphed: tuple[str, ...]
+    eager: tuple[str, ...]
+
+
+def failure_modes(results: Sequence[CellResult]) -> tuple[FailureMode, ...]:
+    """Failures of runs, the most frequent first, then rejections; each in the plan's order where they are as frequent."""
+    failed: dict[tuple[str, str], list[tuple[CellResult, str, str]]] = {}
+    rejected: dict[tuple[str, str], list[tuple[CellResult, str, str]]] = {}
+    for result in results:
+        for key, outcome in _failures(result):
+            failed.setdefault(key, []).append((result, outcome.message, outcome.remedy))
+        for reason in result.cell.reasons if result.cell.state == "rejected" else ():
+            rejected.setdefault((reason.rule, "rejected by a rule"), []).append((result, reason.message, reason.remedy))
+    by_count = sorted(failed.items(), key=lambda item: -len(item[1]))
+    return tuple(_mode(key, found) for key, found in (*by_count, *rejected.items()))
+
+
+def _failures(result: CellResult) -> list[tuple[tuple[str, str], Outcome]]:
+    """One a kind: a cell that fails in the same way in each repeat has failed in one way."""
+    found: dict[tuple[str, str], Outcome] = {}
+    for run in result.runs:
+        if run.attempt is not None and not run.attempt.outcome.results_intact:
+            outcome = run.attempt.outcome
+            found.setdefault(
+                (outcome.failure_class or outcome.outcome, f"{outcome.outcome} in {outcome.phase}"), outcome
+            )
+    return list(found.items())
+
+
+def _mode(key: tuple[str, str], found: Sequence[tuple[CellResult, str, str]]) -> FailureMode:
+    name, ending = key
+    _, message, remedy = found[0]
+    graphed = tuple(result.cell.label for result, _, _ in found if result.cell.graphed)
+    eager = tuple(result.cell.label for result, _, _ in found if not result.cell.graphed)
+    return FailureMode(name, ending, message, remedy, graphed, eager)

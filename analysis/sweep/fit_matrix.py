@@ -1,0 +1,81 @@
+"""What graphs do to whether a run fits: eager outcomes by graphed ones.
+
+A graphed cell stands where its eager twin ended and where it ended itself. Running out of device memory is told by phase:
+before the capture a graphed run is an eager one, at the capture graphs take their memory, and at replay they hold it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from analysis.records.run import Run
+from analysis.sweep.cell_results import CellResult
+from launch.contract.records import Phase
+
+FITS, NOT_ENDED, NO_TWIN = "fits", "not ended", "no eager run"
+EAGER_OOM, BEFORE, AT_CAPTURE, AT_REPLAY, HOST_OOM = (
+    "OOM", "OOM before capture", "OOM at capture", "OOM at replay", "host OOM",
+)  # fmt: skip
+STATES = (FITS, NOT_ENDED, HOST_OOM, AT_REPLAY, AT_CAPTURE, BEFORE, EAGER_OOM)
+"""From the least to the most that is to be said of memory; outcomes of other names stand before ``HOST_OOM``."""
+BEFORE_CAPTURE: tuple[Phase, ...] = ("init", "build", "warmup")
+
+
+@dataclass(frozen=True)
+class OutcomeMatrix:
+    """Labels of graphed cells by (eager state, graphed state); both axes hold the states that occur."""
+
+    eager: tuple[str, ...]
+    graphed: tuple[str, ...]
+    labels: dict[tuple[str, str], tuple[str, ...]]
+
+
+def outcome_matrix(results: Sequence[CellResult]) -> OutcomeMatrix:
+    """Of the graphed cells among ``results`` that ran or were to run."""
+    ran = [result for result in results if result.cell.state == "run"]
+    eager = {result.cell.workload_id: state_of(result) for result in ran if not result.cell.graphed}
+    labels: dict[tuple[str, str], tuple[str, ...]] = {}
+    for result in ran:
+        if result.cell.graphed:
+            key = eager.get(result.cell.workload_id, NO_TWIN), state_of(result)
+            labels[key] = (*labels.get(key, ()), result.cell.label)
+    return OutcomeMatrix(_ordered(before for before, _ in labels), _ordered(after for _, after in labels), labels)
+
+
+def state_of(result: CellResult) -> str:
+    """How the cell's runs ended; where they did not end alike, the state that says most of memory."""
+    return max((_state(run, result.cell.graphed) for run in result.runs), key=_weight, default=NOT_ENDED)
+
+
+def states_of(result: CellResult) -> str:
+    """The same in words, with how many runs ended otherwise: "OOM at capture (1 of 2 runs)"."""
+    counts = Counter(_state(run, result.cell.graphed) for run in result.runs)
+    state = state_of(result)
+    return state if len(counts) < 2 else f"{state} ({counts[state]} of {len(result.runs)} runs)"
+
+
+def _state(run: Run, graphed: bool) -> str:
+    if run.attempt is None:
+        return NOT_ENDED
+    outcome = run.attempt.outcome
+    if outcome.results_intact:
+        return FITS
+    if outcome.outcome == "HOST_OOM":
+        return HOST_OOM
+    if outcome.outcome != "CUDA_OOM":
+        return outcome.outcome
+    if not graphed:
+        return EAGER_OOM
+    if outcome.phase in BEFORE_CAPTURE:
+        return BEFORE
+    return AT_CAPTURE if outcome.phase == "capture" else AT_REPLAY
+
+
+def _weight(state: str) -> float:
+    return STATES.index(state) if state in STATES else STATES.index(HOST_OOM) - 0.5
+
+
+def _ordered(states: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(states), key=lambda state: (_weight(state), state)))

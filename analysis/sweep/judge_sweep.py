@@ -1,0 +1,57 @@
+"""A sweep judged workload by workload, so that the steps of one workload are in memory and not those of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from analysis.records.load import Records, load_planned
+from analysis.sweep.cell_results import CellResult, compare, corrected
+from analysis.sweep.task_agreement import Trained, TrainedAlike
+from analysis.text import as_name
+from launch.contract.paths import SweepPaths
+from launch.contract.records import Cell, Plan, read_plan
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What came of a sweep: a result for each cell of the plan, in its order. Their attempts' steps have been let go."""
+
+    plan: Plan
+    results: tuple[CellResult, ...]
+    trained: tuple[tuple[Trained, ...], ...]
+    """Of each task that more than one eager cell has run, these cells in the plan's order."""
+
+
+def judge(sweep: SweepPaths, see: Callable[[Records], None] = lambda records: None) -> Judged:
+    """Judge ``sweep`` from its records; ``see`` is shown the whole records of each workload before they go. Labels of cells
+    come out as every form of the report can show them.
+
+    Raises:
+        FileNotFoundError: the folder holds no plan.
+        RecordError: its plan is not JSON.
+    """
+    read, alike = read_plan(sweep), TrainedAlike()
+    plan = replace(read, cells=tuple(replace(cell, label=as_name(cell.label)) for cell in read.cells))
+    results: dict[str, CellResult] = {}
+    for cells in _workloads(plan.cells):
+        records = load_planned(sweep, replace(plan, cells=cells))
+        see(records)
+        found = compare(records)
+        alike.add(found)
+        results |= {result.cell.cell_id: result.let_go() for result in found}
+    return Judged(plan, corrected([results[cell.cell_id] for cell in plan.cells]), alike.tasks)
+
+
+def results_of(sweep: SweepPaths, plan: Plan, workload_id: str) -> tuple[CellResult, ...]:
+    """The results of one workload, with all that its attempts wrote."""
+    cells = tuple(cell for cell in plan.cells if cell.workload_id == workload_id)
+    return compare(load_planned(sweep, replace(plan, cells=cells)))
+
+
+def _workloads(cells: Iterable[Cell]) -> Iterator[tuple[Cell, ...]]:
+    """The cells of each workload, those of one task one after another, else in the plan's order."""
+    tasks: dict[str, dict[str, list[Cell]]] = {}
+    for cell in cells:
+        tasks.setdefault(cell.task_id, {}).setdefault(cell.workload_id, []).append(cell)
+    return (tuple(workload) for workloads in tasks.values() for workload in workloads.values())

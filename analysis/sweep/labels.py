@@ -1,0 +1,60 @@
+"""A cell's model, layout and machine in a few words, as people write them beside a measurement."""
+
+from __future__ import annotations
+
+from analysis.records.run import attempts_of
+from analysis.sweep.cell_results import CellResult
+from launch.contract.spec import Model, Parallelism, RunSpec, Training
+
+DEGREES = ("tp", "pp", "vpp", "ep", "etp", "cp", "dp")
+
+
+def model_words(model: Model) -> str:
+    """The preset's name, else the sizes that say most."""
+    if model.preset:
+        return model.preset
+    experts = f", {model.num_moe_experts} experts" if model.is_moe else ""
+    return f"{model.num_layers} layers of {model.hidden_size}{experts}"
+
+
+def layout_words(layout: Parallelism) -> str:
+    """Degrees above 1: "TP2 PP2 EP4"; empty on one rank."""
+    degrees = ((name, getattr(layout, name)) for name in DEGREES)
+    return " ".join(f"{name.upper()}{degree}" for name, degree in degrees if degree > 1)
+
+
+def batch_words(spec: RunSpec) -> str:
+    training = spec.training
+    batch = f"GBS={training.global_batch_size}, MBS={training.micro_batch_size}"
+    return f"{batch}, {training.sequence_length} tokens, {precision_words(training)}"
+
+
+def precision_words(training: Training) -> str:
+    """What numbers are, and what they are multiplied in where that is less: "bf16, fp8 (delayed)"."""
+    return training.precision if training.fp8 == "none" else f"{training.precision}, fp8 ({training.fp8})"
+
+
+def task_words(spec: RunSpec) -> str:
+    """What a task is to whoever knows the sweep; its digest holds more."""
+    training = spec.training
+    batch = f"GBS={training.global_batch_size}, {training.sequence_length} tokens, {precision_words(training)}"
+    return f"{model_words(spec.model)}, {batch}"
+
+
+def machine_words(result: CellResult) -> str:
+    """How many ranks on how many nodes, and of which GPU: "16 x NVIDIA H100, 2 nodes"."""
+    spec = result.spec
+    ranks, nodes = spec.parallelism.world_size, spec.placement.nodes
+    where = f", {nodes} nodes" if nodes > 1 else ""
+    if spec.placement.device == "cpu":
+        return f"{ranks} CPU rank{'' if ranks == 1 else 's'}{where}"
+    return f"{ranks} x {_gpu(result)}{where}"
+
+
+def _gpu(result: CellResult) -> str:
+    found: dict[str, None] = {}
+    for attempt in attempts_of(result.runs):
+        hardware = attempt.environment.get("hardware")
+        gpus = hardware.get("gpus") if isinstance(hardware, dict) else None
+        found |= dict.fromkeys(map(str, gpus)) if isinstance(gpus, list) else {}
+    return " or ".join(sorted(found)) or "GPU"

@@ -1,0 +1,115 @@
+"""What to expect of graphs: for each metric and graph configuration, how it changed from eager to graphed.
+
+Of graphed cells that have a speed and whose loss passes or is INCONCLUSIVE: what computes something else is no evidence.
+Running out of memory counts over all graphed cells that ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Optional
+
+from analysis.sweep.cell_results import CellResult
+from analysis.sweep.fit_matrix import AT_CAPTURE, AT_REPLAY, BEFORE, FITS, state_of
+
+MEMORY_METRICS = ("memory before capture", "peak memory")
+OUT_OF_MEMORY = (BEFORE, AT_CAPTURE, AT_REPLAY)
+Metric = Literal["step time", "model TFLOP/s a GPU", "memory before capture", "peak memory"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One cell's: milliseconds a step, 10^12 operations a second, or bytes. ``sure`` is False of a speed that is
+    INCONCLUSIVE."""
+
+    label: str
+    eager: float
+    graphed: float
+    sure: bool = True
+
+    @property
+    def relative(self) -> float:
+        return self.graphed / self.eager - 1
+
+
+@dataclass(frozen=True)
+class MetricChange:
+    """How ``metric`` changed in the cells of one graph configuration; at least one."""
+
+    metric: Metric
+    graphs: str
+    changes: tuple[Change, ...]
+
+    @property
+    def span(self) -> Optional[tuple[float, float]]:
+        """The least and the most of the relative changes that are sure; None where none is."""
+        sure = [change.relative for change in self.changes if change.sure]
+        return (min(sure), max(sure)) if sure else None
+
+
+@dataclass(frozen=True)
+class MemoryRisk:
+    """Of the cells of one graph configuration whose eager twin fits: how many, and which ran out of memory."""
+
+    graphs: str
+    fitting: int
+    out_of_memory: tuple[str, ...]
+
+
+def metric_changes(results: Sequence[CellResult]) -> tuple[MetricChange, ...]:
+    """Metric by metric, graph configurations in the plan's order."""
+    twins = _twins(results)
+    found: dict[tuple[Metric, str], list[Change]] = {}
+    for result in results:
+        twin = twins.get(result.cell.workload_id)
+        if twin is not None and _is_evidence(result):
+            for metric, change in _changes(twin, result).items():
+                found.setdefault((metric, result.spec.cuda_graph.label), []).append(change)
+    order: tuple[Metric, ...] = ("step time", "model TFLOP/s a GPU", "memory before capture", "peak memory")
+    return tuple(
+        MetricChange(metric, graphs, tuple(changes))
+        for wanted in order
+        for (metric, graphs), changes in found.items()
+        if metric == wanted
+    )
+
+
+def memory_risks(results: Sequence[CellResult]) -> tuple[MemoryRisk, ...]:
+    twins = _twins(results)
+    fitting: dict[str, list[CellResult]] = {}
+    for result in results:
+        twin = twins.get(result.cell.workload_id)
+        ended = result.cell.state == "run" and not result.unfinished
+        if result.cell.graphed and ended and twin is not None and state_of(twin) == FITS:
+            fitting.setdefault(result.spec.cuda_graph.label, []).append(result)
+    return tuple(
+        MemoryRisk(graphs, len(cells), tuple(c.cell.label for c in cells if state_of(c) in OUT_OF_MEMORY))
+        for graphs, cells in fitting.items()
+    )
+
+
+def _twins(results: Sequence[CellResult]) -> dict[str, CellResult]:
+    return {r.cell.workload_id: r for r in results if r.cell.state == "run" and not r.cell.graphed}
+
+
+def _is_evidence(result: CellResult) -> bool:
+    verdict = result.verdict
+    return verdict is not None and (verdict.passes or verdict.word == "INCONCLUSIVE") and result.speed is not None
+
+
+def _changes(eager: CellResult, graphed: CellResult) -> dict[Metric, Change]:
+    speed, label = graphed.speed, graphed.cell.label
+    values: dict[Metric, tuple[Optional[float], Optional[float]]] = {}
+    if speed is not None:
+        values["step time"] = speed.eager_ms, speed.graphed_ms
+        values["model TFLOP/s a GPU"] = speed.eager_tflops, speed.graphed_tflops
+    if eager.memory is not None and graphed.memory is not None:
+        values["memory before capture"] = eager.memory.before_capture, graphed.memory.before_capture
+        values["peak memory"] = eager.memory.peak, graphed.memory.peak
+    sure = speed is not None and speed.word != "INCONCLUSIVE"
+    return {
+        metric: Change(label, before, after, sure or metric in MEMORY_METRICS)
+        for metric, (before, after) in values.items()
+        if before and after is not None
+    }

@@ -1,0 +1,78 @@
+"""Eager cells of one task beside each other: layouts, engines and ways to run a step that should train the same.
+
+No verdict is drawn: sums in another order round otherwise, and how far that may go is not calibrated across workloads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+
+from analysis.records.steps import Steps, no_steps
+from analysis.sweep.cell_results import CellResult
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One eager cell's first run. Differences are from the first cell of the task, over ``steps`` that both have."""
+
+    label: str
+    first_loss: float
+    last_loss: float
+    steps: int
+    loss_difference: float
+    """The largest, in nats."""
+    loss_step: int
+    """Where it is."""
+    grad_norm_difference: float
+    """The largest, relative to the first cell's."""
+
+
+class TrainedAlike:
+    """Of each task the eager cells, each beside the first: results are added task by task, so that the steps of one cell
+    are held and not those of all."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, list[Trained]] = {}
+        self._first: tuple[str, Steps] = "", no_steps()
+
+    def add(self, results: Iterable[CellResult]) -> None:
+        """Take in ``results``, whose attempts have not been let go."""
+        for result in results:
+            attempt = next((run.attempt for run in result.runs if run.attempt), None)
+            if not result.cell.graphed and attempt is not None and len(attempt.steps):
+                self._add(result.cell.task_id, result.cell.label, attempt.steps)
+
+    def _add(self, task: str, label: str, steps: Steps) -> None:
+        if self._first[0] != task:
+            self._first = task, steps
+        trained = _trained(label, steps, self._first[1])
+        self._tasks.setdefault(task, []).extend([trained] if trained else [])
+
+    @property
+    def tasks(self) -> tuple[tuple[Trained, ...], ...]:
+        """Of each task that more than one eager cell has run, these cells in the order of their coming."""
+        return tuple(tuple(cells) for cells in self._tasks.values() if len(cells) > 1)
+
+
+def _trained(label: str, found: Steps, first: Steps) -> Optional[Trained]:
+    _, own, other = np.intersect1d(found.step, first.step, return_indices=True)
+    if not own.size:
+        return None
+    steps, reference = found.take(own), first.take(other)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        losses = np.abs(steps.loss - reference.loss)
+        norms = np.abs(steps.grad_norm - reference.grad_norm) / np.abs(reference.grad_norm)
+    worst = int(np.argmax(np.where(np.isnan(losses), np.inf, losses)))
+    return Trained(
+        label,
+        float(steps.loss[0]),
+        float(steps.loss[-1]),
+        len(steps),
+        float(losses[worst]),
+        int(steps.step[worst]),
+        float(np.max(np.where(reference.grad_norm == steps.grad_norm, 0.0, norms))),
+    )

@@ -1,0 +1,1 @@
+"""Do graphed runs compute what eager ones do: rules over curves."""

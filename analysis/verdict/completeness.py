@@ -1,0 +1,147 @@
+"""Rung 0 of a verdict: is every step there, once, in its place and finite, on both sides?
+
+Curves come by name, since a message has to say which one it means: "eager run", or a file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+
+from analysis.records.steps import Booleans, Integers, Metric, Steps
+from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, Deviation
+
+Curves = Mapping[str, Steps]
+
+_AGAIN = "run the pair again: a comparison needs every step of both"
+_TRAIN = "make eager train first: a lower learning rate, or other data"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why curves cannot be compared. ``deviation`` is a number that only the eager side has finite: that is shown."""
+
+    reason: str
+    remedy: str
+    deviation: Optional[Deviation] = None
+
+
+def fault_of(
+    eager: Curves, graphed: Curves, expected: Integers, first: int, metrics: Sequence[Metric] = METRICS
+) -> Optional[Fault]:
+    """What keeps the curves from being compared from the ``first``-th of the ``expected`` steps on; None where nothing.
+
+    A number after the capture that only eager runs have finite comes first: a run that ended at its NaN misses steps too.
+    """
+    curves = {**eager, **graphed}
+    shared = shared_steps(list(curves.values()), expected)
+    one_sided = _one_sided(eager, graphed, expected, first, shared, metrics) if shared > first else None
+    if one_sided:
+        return one_sided
+    gap = next((gap for name, steps in curves.items() if (gap := incomplete(steps, expected, name))), "")
+    if gap and not (shared > first and _ended_together(list(curves.values()), shared, metrics)):
+        return Fault(gap, _AGAIN)
+    if shared <= first:
+        return Fault("no step ran after the capture", "train for more steps")
+    return _not_finite(curves, expected, first, shared, metrics)
+
+
+def incomplete(steps: Steps, expected: Integers, name: str) -> str:
+    """What is wrong with the numbering of ``steps``, in words; empty where they are those ``expected``, in order."""
+    if np.array_equal(steps.step, expected):
+        return ""
+    found = steps.step.tolist()
+    missing = sorted(set(expected.tolist()) - set(found))
+    unexpected = sorted(set(found) - set(expected.tolist()))
+    twice = sorted(step for step, count in Counter(found).items() if count > 1)
+    parts = [f"{_listed(missing)} missing of {len(expected)}" if missing else ""]
+    parts += [f"{_listed(unexpected)} not expected (steps are {_span(expected)})" if unexpected else ""]
+    parts += [f"{_listed(twice)} recorded more than once" if twice else ""]
+    said = "; ".join(part for part in parts if part) or "steps are out of order"
+    return f"{name}: {said}"
+
+
+def _listed(steps: list[int]) -> str:
+    shown = ", ".join(map(str, steps[:5]))
+    return f"step{'s' if len(steps) > 1 else ''} {shown}" + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")
+
+
+def _span(expected: Integers) -> str:
+    return f"{expected[0]} to {expected[-1]}" if len(expected) else "none"
+
+
+def shared_steps(curves: Sequence[Steps], expected: Integers) -> int:
+    """How many leading steps all ``curves`` have, each in its place."""
+    length = min(len(expected), *(len(steps) for steps in curves))
+    in_place = np.all([steps.step[:length] == expected[:length] for steps in curves], axis=0)
+    return length if in_place.all() else int(np.argmin(in_place))
+
+
+def finite_steps(steps: Steps, metrics: Sequence[Metric] = METRICS) -> Booleans:
+    finite: Booleans = np.all([np.isfinite(steps.of(metric)) for metric in metrics], axis=0)
+    return finite
+
+
+def _one_sided(
+    eager: Curves, graphed: Curves, expected: Integers, first: int, shared: int, metrics: Sequence[Metric]
+) -> Optional[Fault]:
+    """The first number after the capture that a graphed run has not finite where all eager ones have. An eager run that is
+    not finite tells of no graph, whatever the others are."""
+    found = []
+    for metric in metrics:
+        before, after = (
+            np.stack([np.isfinite(steps.of(metric)[first:shared]) for steps in side.values()])
+            for side in (eager, graphed)
+        )
+        differs = ~after.all(axis=0) & before.all(axis=0)
+        if differs.any():
+            found.append((first + int(np.argmax(differs)), metric))
+    if not found:
+        return None
+    at, metric = min(found, key=lambda item: item[0])
+    values = [_value_at(side, metric, at) for side in (graphed, eager)]
+    reason = f"first at step {expected[at]}: the {METRIC_NAMES[metric]} is {values[0]} graphed and {values[1]} eager"
+    return Fault(reason, "", Deviation(int(expected[at]), metric, float("inf")))
+
+
+def eager_fault(eager: Sequence[Steps]) -> Optional[Fault]:
+    """Said where eager itself meets numbers that are not finite, wherever that is: a graph need not have made others'."""
+    for steps in eager:
+        finite = finite_steps(steps)
+        if not finite.all():
+            at = int(steps.step[np.argmin(finite)])
+            said = f"the loss or gradient norm of an eager run is not finite at step {at}: nothing sound to compare"
+            return Fault(said, _TRAIN)
+    return None
+
+
+def _value_at(side: Curves, metric: Metric, at: int) -> str:
+    """Of several runs the first that is not finite there, else the first."""
+    values = [float(steps.of(metric)[at]) for steps in side.values()]
+    return f"{next((value for value in values if not np.isfinite(value)), values[0]):.9g}"
+
+
+def _ended_together(curves: Sequence[Steps], shared: int, metrics: Sequence[Metric]) -> bool:
+    """Whether all runs end at the same step with a number that is not finite: nothing is missing then."""
+    return all(len(steps) == shared and not finite_steps(steps, metrics)[-1] for steps in curves)
+
+
+def _not_finite(
+    curves: Curves, expected: Integers, first: int, shared: int, metrics: Sequence[Metric]
+) -> Optional[Fault]:
+    """A number that is not finite anywhere else: on both sides, before the capture, or in one of several eager runs."""
+    finite = {name: finite_steps(steps, metrics)[:shared] for name, steps in curves.items()}
+    bad = {name: int(np.argmin(values)) for name, values in finite.items() if not values.all()}
+    if not bad:
+        return None
+    name = min(bad, key=lambda name: bad[name])
+    at = bad[name]
+    everywhere = all(not values[at] for values in finite.values())
+    where = "on both sides" if everywhere else name
+    when = "" if at >= first else ", before the capture"
+    reason = f"the loss or gradient norm is not finite at step {expected[at]} ({where}{when}): nothing sound to compare"
+    return Fault(reason, _TRAIN)

@@ -1,0 +1,188 @@
+"""What each rung of analysis.verdict.ladder says of sound curves that are not equal to the bit; None where it leaves
+the verdict open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+
+from analysis.records.steps import Integers, Metric, Steps
+from analysis.verdict.completeness import Curves
+from analysis.verdict.curve_difference import METRIC_NAMES, Deviation, Evidence, Sample, bitwise_prefix, told_apart
+from analysis.verdict.divergence import beyond_doubt
+from analysis.verdict.equivalence_test import ALPHA
+from analysis.verdict.verdict import REPEAT, Verdict
+from launch.contract.records import Margins
+
+MINIMUM_STEPS = 100
+"""Steps after the capture that EQUIVALENT needs."""
+
+SMALLER = "capture less (a smaller scope) until it agrees, and compare the first diverging step"
+_SECOND = "set repeats to 2 or more: a second eager repeat shows how far eager is from itself"
+_REPRODUCE = (
+    "make eager reproduce itself first: deterministic mode (training.deterministic: true), else a lower learning rate or "
+    "a larger global batch"
+)
+_NOT_DETERMINISTIC = (
+    "find what eager itself does not compute deterministically (the notes of its runs), or judge by margins "
+    "(training.deterministic: false)"
+)
+_SEPARATE = "deterministic mode (training.deterministic: true) tells noise from graphs; else a lower learning rate"
+_MOVE = "train on what is learnt (learning rate, data, loss scale), or set a margin that suits such losses"
+_LONGER = "train for twice as many steps: what drifts leaves the margin, and noise does not"
+
+
+@dataclass(frozen=True)
+class Window:
+    """Sound curves after the capture, with what was measured of them. Samples are in the order of their metrics."""
+
+    eager: Curves
+    graphed: Curves
+    expected: Integers
+    first: int
+    margins: Margins
+    samples: tuple[Sample, ...]
+    evidence: Evidence
+
+    def margin(self, metric: Metric) -> float:
+        return margin_of(self.margins, metric)
+
+
+def margin_of(margins: Margins, metric: Metric) -> float:
+    return margins.loss if metric == "loss" else margins.grad_norm
+
+
+def shown(window: Window) -> Optional[Verdict]:
+    """DIVERGED, at the first step that shows it."""
+    floor = window.evidence.floor
+    if floor is None:
+        return None
+    found, means = [], {tested.metric: tested.mean for tested in window.evidence.tested}
+    for sample in window.samples:
+        metric = sample.metric
+        places = beyond_doubt(sample, window.margin(metric), floor.of(metric), means.get(metric))
+        if places.any():
+            found.append((int(np.argmax(places)), sample))
+    return _diverged(window, *min(found, key=lambda item: item[0])) if found else None
+
+
+def _diverged(window: Window, place: int, sample: Sample) -> Verdict:
+    metric, size = sample.metric, float(sample.largest[place])
+    at = window.first + place
+    run = list(window.graphed)[int(np.argmax(np.abs(sample.graphed[:, place])))]
+    eager = float(np.sum([steps.of(metric)[at] / len(window.eager) for steps in window.eager.values()]))
+    graphed = float(window.graphed[run].of(metric)[at])
+    step = int(window.expected[at])
+    values = told_apart(graphed, eager)
+    reason = f"first at step {step}: the {METRIC_NAMES[metric]} is {values[0]} graphed and {values[1]} eager, "
+    reason += f"a difference of {size:.3g}{' of it' if metric == 'grad_norm' else ''} ({run})"
+    return Verdict("DIVERGED", reason, SMALLER, window.evidence, Deviation(step, metric, size))
+
+
+def _inconclusive(window: Window, reason: str, remedy: str) -> Verdict:
+    return Verdict("INCONCLUSIVE", reason + _of_several(window), remedy, window.evidence)
+
+
+def _of_several(window: Window) -> str:
+    """Which eager runs graphed ones equal to the bit where eager runs differ, in words; empty where none does."""
+    if window.evidence.eager_prefix == window.evidence.steps:
+        return ""
+    equal = [
+        f"{name} equals {other} to the bit"
+        for name, graphed in window.graphed.items()
+        for other, eager in window.eager.items()
+        if bitwise_prefix([eager], [graphed], slice(window.first, None), _metrics(window)) == window.evidence.steps
+    ]
+    return f" ({', '.join(equal)}, and eager repeats differ)" if equal else ""
+
+
+def _metrics(window: Window) -> list[Metric]:
+    return [sample.metric for sample in window.samples]
+
+
+def _largest(window: Window) -> Iterator[tuple[Metric, float, int, float]]:
+    """For each metric with a step that is not within its margin: the metric, the largest difference, its step, the margin."""
+    for sample in window.samples:
+        size, step = window.evidence.largest(sample.metric)
+        if not size <= window.margin(sample.metric):
+            yield sample.metric, size, step, window.margin(sample.metric)
+
+
+def unknown_floor(window: Window) -> Optional[Verdict]:
+    """Rung 2."""
+    floor = window.evidence.floor
+    if floor is None:
+        seen = next((f"{_difference(*found)}, and " for found in _largest(window)), "")
+        return _inconclusive(window, f"{seen}fewer than two complete eager repeats give no floor", _SECOND)
+    for sample in window.samples:
+        widest, margin = floor.of(sample.metric), window.margin(sample.metric)
+        if not widest <= margin:
+            reason = f"eager repeats themselves differ in {METRIC_NAMES[sample.metric]} by up to {widest:.3g}, "
+            reason += f"beyond the margin of {margin:g}"
+            return _inconclusive(window, reason, _REPRODUCE if margin > 0 else _NOT_DETERMINISTIC)
+    return None
+
+
+def _difference(metric: Metric, size: float, step: int, margin: float) -> str:
+    return f"the {METRIC_NAMES[metric]} difference of {size:.3g} at step {step} is beyond the margin of {margin:g}"
+
+
+def beyond(window: Window) -> Optional[Verdict]:
+    """Rung 3, step by step."""
+    for found in _largest(window):
+        reason = f"{_difference(*found)}, though not so far that it cannot be noise"
+        return _inconclusive(window, reason, _SEPARATE)
+    return None
+
+
+def too_short(window: Window) -> Optional[Verdict]:
+    if window.evidence.steps >= MINIMUM_STEPS:
+        return None
+    reason = f"within the margins, but over {window.evidence.steps} steps after the capture; {MINIMUM_STEPS} are needed"
+    remedy = f"set training.steps to {len(window.expected) - window.evidence.steps + MINIMUM_STEPS} or more"
+    return _inconclusive(window, reason, remedy)
+
+
+def not_shown(window: Window) -> Optional[Verdict]:
+    """Rungs 3 and 4, over the window."""
+    if len(window.evidence.tested) < len(window.samples):
+        return _inconclusive(window, "a gradient norm of 0 leaves nothing to compare with", _SEPARATE)
+    for tested in window.evidence.tested:
+        name, margin = METRIC_NAMES[tested.metric], window.margin(tested.metric)
+        if not tested.p <= ALPHA:
+            reason = f"the mean difference of the {name} is {tested.mean.value:.3g} +- {tested.mean.half_width:.3g}: "
+            return _inconclusive(window, f"{reason}not shown to be within the margin of {margin:g}", REPEAT)
+        if tested.leaves:
+            reason = (
+                f"the {name} drifts: the difference rose by {tested.rise.value:.3g} +- {tested.rise.half_width:.3g} "
+            )
+            return _inconclusive(window, f"{reason}over the window, to leave the margin of {margin:g} soon", _LONGER)
+        if tested.late:
+            size, step = window.evidence.largest(tested.metric)
+            reason = (
+                f"the {name} blows up at the end of the window: a difference of {size:.3g} at step {step}, within the "
+            )
+            return _inconclusive(window, f"{reason}margin of {margin:g} but far above all before it", _LONGER)
+    return None
+
+
+def unmoved(window: Window) -> Optional[Verdict]:
+    """A margin is absolute: held against a loss that does not move by more, it passes whatever there is."""
+    still = untrained(tuple(window.eager.values()), window.first, _metrics(window), window.margins.loss)
+    return _inconclusive(window, f"within the margins, but {still}", _MOVE) if still else None
+
+
+def untrained(eager: Sequence[Steps], first: int, metrics: Sequence[Metric], margin: float) -> str:
+    """How eager did not train from the ``first``-th step on, in words: its mean loss moves by ``margin`` at most, or all its
+    gradient norms are 0. Empty where it did."""
+    losses = np.mean([steps.loss[first:] for steps in eager], axis=0)
+    moved = float(np.ptp(losses))
+    if len(losses) > 1 and not moved > margin:
+        moves = f"moves by no more than {moved:.3g}" if moved else "does not move"
+        return f"the eager loss {moves} over the window: hardly anything is trained"
+    if "grad_norm" in metrics and not any(steps.grad_norm[first:].any() for steps in eager):
+        return "the eager gradient norm is 0 at every step: nothing is trained"
+    return ""

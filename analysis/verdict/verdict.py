@@ -1,0 +1,58 @@
+"""What is said of a graphed cell's numbers: a word, why, what would settle it, and what it stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Optional
+
+from analysis.verdict.curve_difference import Deviation, Evidence
+from analysis.verdict.equivalence_test import holm
+
+Word = Literal["BITWISE", "EQUIVALENT", "INCONCLUSIVE", "UNFINISHED", "INCOMPARABLE", "DIVERGED"]
+WORDS: tuple[Word, ...] = ("BITWISE", "EQUIVALENT", "INCONCLUSIVE", "UNFINISHED", "INCOMPARABLE", "DIVERGED")
+"""From the best to the worst. UNFINISHED is a pair of which a run has no outcome yet."""
+PASSES: tuple[Word, ...] = ("BITWISE", "EQUIVALENT")
+
+REPEAT = "more repeats, which narrow the interval; or deterministic mode (training.deterministic: true)"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``reason`` says why, ``remedy`` what would settle it most cheaply; both are empty where nothing is open."""
+
+    word: Word
+    reason: str = ""
+    remedy: str = ""
+    evidence: Optional[Evidence] = None
+    deviation: Optional[Deviation] = None
+
+    @property
+    def passes(self) -> bool:
+        return self.word in PASSES
+
+    @property
+    def p(self) -> float:
+        """Of the tests that an EQUIVALENT passed, the largest; 1 for all other verdicts, which no test speaks for."""
+        tested = self.evidence.tested if self.evidence and self.word == "EQUIVALENT" else ()
+        return max((one.p for one in tested), default=1.0)
+
+
+def worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """The worst of several verdicts, the first of equals."""
+    return max(verdicts, key=lambda verdict: WORDS.index(verdict.word))
+
+
+def corrected(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
+    """The same verdicts where all that were tested count as one family: the chance of any wrong EQUIVALENT is alpha."""
+    tested = [place for place, verdict in enumerate(verdicts) if verdict.evidence and verdict.evidence.tested]
+    holds = dict(zip(tested, holm([verdicts[place].p for place in tested]), strict=True))
+    return tuple(
+        verdict if verdict.word != "EQUIVALENT" or holds[place] else _uncertain(verdict, len(tested))
+        for place, verdict in enumerate(verdicts)
+    )
+
+
+def _uncertain(verdict: Verdict, tests: int) -> Verdict:
+    reason = f"within the margins by itself (p {verdict.p:.2g}), but not sure enough for one of {tests} cells tested"
+    return replace(verdict, word="INCONCLUSIVE", reason=reason, remedy=REPEAT)

@@ -1,0 +1,96 @@
+"""The files of a checkpoint: one, or shards with an index that maps each tensor to its file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.checkpoints.problem import COPY_AGAIN, Fault, shortened, unreadable
+from launch.checkpoints.safetensors_header import Tensor, read_header, read_object
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+WRITE_ANEW = "write the checkpoint anew with save_pretrained"
+
+
+@dataclass(frozen=True)
+class Files:
+    """All that could be read. ``unread`` are the tensors that the index puts into files at fault."""
+
+    tensors: Mapping[str, Tensor]
+    faults: tuple[Fault, ...] = ()
+    unread: frozenset[str] = frozenset()
+
+
+def read_files(path: Path) -> Files:
+    """The tensors of ``path``: a .safetensors file, or a folder that holds model.safetensors or shards with an index.
+
+    As in transformers, model.safetensors comes before the index where a folder holds both.
+    """
+    try:
+        names = {file.name for file in path.iterdir()} if path.is_dir() else None
+    except OSError as error:
+        return Files({}, (unreadable("the folder", error),))
+    if names is None:
+        return _read_single(path)
+    if SINGLE in names:
+        return _read_single(path / SINGLE)
+    if INDEX in names:
+        return _read_shards(path)
+    remedy = f"pickled .bin files are not read: {WRITE_ANEW}"
+    return Files({}, (Fault(f"the folder holds neither {SINGLE} nor {INDEX}", remedy),))
+
+
+def _read_single(path: Path) -> Files:
+    try:
+        return Files(read_header(path))
+    except FileNotFoundError:
+        remedy = f"name a folder that holds {SINGLE} or {INDEX}, or a .safetensors file"
+        return Files({}, (Fault(f"{path.name} is not there", remedy),))
+    except (OSError, ValueError) as error:
+        return Files({}, (unreadable(path.name, error),))
+
+
+def _read_shards(folder: Path) -> Files:
+    try:
+        shards = _weight_map(folder / INDEX)
+    except (OSError, ValueError) as error:
+        return Files({}, (unreadable(INDEX, error),))
+    tensors: dict[str, Tensor] = {}
+    holders: dict[str, list[str]] = {}
+    broken: dict[str, Fault] = {}
+    for shard in sorted(set(shards.values())):
+        try:
+            header = read_header(folder / shard)
+        except FileNotFoundError:
+            broken[shard] = Fault(f"{shard}, which {INDEX} names, is not there", COPY_AGAIN)
+        except (OSError, ValueError) as error:
+            broken[shard] = unreadable(shard, error)
+        else:
+            tensors |= header
+            for name in header:
+                holders.setdefault(name, []).append(shard)
+    unread = frozenset(name for name, shard in shards.items() if shard in broken)
+    return Files(tensors, (*broken.values(), *_misplaced(shards, holders)), unread)
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    shards = read_object(path).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+        raise ValueError("its weight_map does not map names to files")
+    return shards
+
+
+def _misplaced(shards: Mapping[str, str], holders: Mapping[str, list[str]]) -> Iterator[Fault]:
+    """Tensors of which no one can say which file's is meant."""
+    twice = [f"{name} in {' and '.join(files)}" for name, files in holders.items() if len(files) > 1]
+    if twice:
+        yield Fault(f"tensors in more than one file ({len(twice)}): {shortened(twice)}", WRITE_ANEW)
+    astray = [
+        f"{name} in {files[0]}, not {shards[name]}"
+        for name, files in holders.items()
+        if len(files) == 1 and shards.get(name, files[0]) != files[0]
+    ]
+    if astray:
+        yield Fault(f"tensors in another file than {INDEX} says ({len(astray)}): {shortened(astray)}", WRITE_ANEW)

@@ -1,0 +1,1 @@
+"""Files, locks, digests, redaction; knows nothing of runs."""

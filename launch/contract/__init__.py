@@ -1,0 +1,1 @@
+"""The shapes and paths on disk that all three packages share; no torch."""

@@ -1,0 +1,137 @@
+"""How the ranks of a run are laid out over the kinds of parallelism. Pure, without torch.
+
+Ranks are in Megatron-Core's order tp-cp-ep-dp-pp (parallel_state.RankGenerator): neighbours share a tensor-parallel
+group, and a pipeline stage is one stretch of ranks. Within a stage the experts have a grid of their own, in the order
+etp-ep-expert_dp: neighbours share an expert-tensor-parallel group, ranks of an expert-parallel group hold different
+experts, and ranks with the same part of the same experts form an expert-data-parallel group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Literal
+
+from launch.contract.errors import UnsupportedError
+from launch.contract.spec import Parallelism, RunSpec
+
+Axis = Literal["tp", "cp", "dp", "pp", "etp", "ep", "expert_dp"]
+AXES: tuple[Axis, ...] = ("tp", "cp", "dp", "pp", "etp", "ep", "expert_dp")
+
+
+@dataclass(frozen=True)
+class ParallelDims:
+    """Degrees of a layout of tp * cp * dp * pp ranks; etp * ep divides tp * cp * dp."""
+
+    tp: int = 1
+    dp: int = 1
+    pp: int = 1
+    ep: int = 1
+    cp: int = 1
+    etp: int = 1
+
+    @classmethod
+    def of(cls, parallelism: Parallelism) -> ParallelDims:
+        """
+        Raises:
+            UnsupportedError: the ranks of a stage cannot share the experts.
+        """
+        dims = cls(*(getattr(parallelism, field.name) for field in fields(cls)))
+        if dims._stage % (dims.etp * dims.ep):
+            raise UnsupportedError(
+                f"parallelism.etp={dims.etp} * ep={dims.ep} does not divide tp={dims.tp} * cp={dims.cp} * dp={dims.dp}, "
+                "the ranks of a stage"
+            )
+        return dims
+
+    @property
+    def world_size(self) -> int:
+        return self._stage * self.pp
+
+    @property
+    def expert_dp(self) -> int:
+        return self._stage // (self.etp * self.ep)
+
+    @property
+    def _stage(self) -> int:
+        return self.tp * self.cp * self.dp
+
+    def size(self, axis: Axis) -> int:
+        degree: int = getattr(self, axis)
+        return degree
+
+    def rank_in(self, axis: Axis, rank: int) -> int:
+        """Where ``rank`` stands in its group along ``axis``."""
+        return rank // self._stride(axis) % self.size(axis)
+
+    def group(self, axis: Axis, rank: int) -> tuple[int, ...]:
+        """The ranks of ``rank``'s group along ``axis``, in order."""
+        stride = self._stride(axis)
+        first = rank - self.rank_in(axis, rank) * stride
+        return tuple(first + i * stride for i in range(self.size(axis)))
+
+    def groups(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
+        """All groups along ``axis``; every rank is in one of them."""
+        return tuple(dict.fromkeys(self.group(axis, rank) for rank in range(self.world_size)))
+
+    def _stride(self, axis: Axis) -> int:
+        """How far apart the ranks of a group are."""
+        experts = {"etp": 1, "ep": self.etp, "expert_dp": self.etp * self.ep}
+        return {"tp": 1, "cp": self.tp, "dp": self.tp * self.cp, "pp": self._stage, **experts}[axis]
+
+
+def misfits(spec: RunSpec) -> tuple[str, ...]:
+    """Why the model and the batch cannot be laid out as ``spec`` says, with the numbers; empty where they can.
+
+    The rules of docs/rules.md say the same before a run is submitted; here a job looks for itself.
+    """
+    model, layout, training = spec.model, spec.parallelism, spec.training
+    widths = {"num_attention_heads": layout.tp, "num_query_groups": layout.tp, "vocab_size": layout.tp}
+    if model.has_dense_layers:
+        widths["ffn_hidden_size"] = layout.tp
+    if model.is_moe:
+        widths |= {"moe_shared_expert_ffn_hidden_size": layout.tp, "moe_ffn_hidden_size": layout.etp}
+        widths["num_moe_experts"] = layout.ep
+    wrong = [
+        f"model.{name}={getattr(model, name)} over {degree} ranks"
+        for name, degree in widths.items()
+        if getattr(model, name) % degree
+    ]
+    if layout.cp > 1 and training.sequence_length % (2 * layout.cp):
+        wrong.append(f"training.sequence_length={training.sequence_length} in 2 * cp={layout.cp} chunks")
+    elif (layout.sequence_parallel or model.is_moe) and training.sequence_length // layout.cp % layout.tp:
+        wrong.append(
+            f"training.sequence_length={training.sequence_length} over tp={layout.tp} ranks, with cp={layout.cp}"
+        )
+    if layout.pp * layout.vpp > model.num_layers:
+        wrong.append(f"model.num_layers={model.num_layers} over pp={layout.pp} * vpp={layout.vpp} virtual stages")
+    interleaved = layout.schedule == "interleaved"
+    if (layout.vpp > 1) != interleaved or (interleaved and layout.pp < 2):
+        wrong.append(f"parallelism.schedule={layout.schedule} with pp={layout.pp} and vpp={layout.vpp}")
+    if training.global_batch_size % (training.micro_batch_size * layout.dp):
+        wrong.append(f"training.global_batch_size={training.global_batch_size} over dp={layout.dp} ranks")
+    elif interleaved and spec.num_microbatches % layout.pp:
+        wrong.append(f"{spec.num_microbatches} micro-batches interleaved over pp={layout.pp}")
+    return tuple(wrong)
+
+
+def layers_of(num_layers: int, stages: int, chunks: int) -> tuple[range, ...]:
+    """Which layers each virtual stage holds.
+
+    Where they do not divide, the last virtual stages but one hold one more each. The last has the head and the loss to
+    compute; the first has the embedding and, of 1F1B's, the most micro-batches in flight, so it is the next to be
+    spared. Consecutive virtual stages are on different ranks, so no rank gets a second one before all others but the
+    last have one.
+
+    Raises:
+        ValueError: fewer layers than virtual stages.
+    """
+    parts = stages * chunks
+    if num_layers < parts:
+        raise ValueError(
+            f"num_layers={num_layers} leaves some of pp={stages} * vpp={chunks} = {parts} virtual stages without a "
+            f"layer: lower pp or vpp until their product is {num_layers} or less"
+        )
+    share, extra = divmod(num_layers, parts)
+    ends = [(part + 1) * share + max(0, min(part - (parts - 2 - extra), extra)) for part in range(parts)]
+    return tuple(range(start, end) for start, end in pairwise([0, *ends]))

@@ -1,0 +1,168 @@
+"""Where everything of a sweep stands: every path, spelt once.
+
+A sweep is a folder. Each file in it has one writer:
+
+    <sweep>/plan.json                       orchestrator      cells, rejections, bundles; what the sweep is
+    <sweep>/bundles/<bundle>/bundle.json    orchestrator      which attempts of which runs the bundle is to make
+    <sweep>/bundles/<bundle>/start.json     local_queue       token and process of its latest start on this host
+    <sweep>/bundles/<bundle>/cancel         orchestrator      asks the supervisor to end: all runs, or those it lists
+    <sweep>/bundles/<bundle>/lock           supervisor        who supervises the bundle (pid, start time, boot)
+    <sweep>/bundles/<bundle>/allocations.jsonl supervisor        one line each time a supervisor took the bundle
+    <sweep>/submissions/<token>.json        orchestrator      bundles handed to Slurm by one sbatch, and its job id
+    <sweep>/order.lock                      orchestrator      that a command is planning or cancelling
+    <sweep>/queue.lock                      local_queue       that this host's queue lives
+    <sweep>/queue.log, submitit/            orchestrator      for people only
+    <sweep>/report/                         write_report      made from all the rest, at any time: report.md, report.html,
+                                                              report.json, summary.json, steps.parquet, plots/
+    <sweep>/tracking/                       wandb_tracker     what a later upload needs
+    <sweep>/runs/<run>/spec.json            orchestrator      the RunSpec
+    <sweep>/runs/<run>/attempts/<k>/        supervisor        made by it; a folder that exists is an attempt begun
+        events/rank<r>.jsonl                that rank         phases with memory, capture, proof, exceptions
+        metrics.jsonl                       rank 0            one object a step
+        digests/rank<r>.jsonl               that rank         digests of what its layers gave, one object a step, where the
+                                                              spec asks for them (launch/contract/layer_digests.py)
+        environment.json                    rank 0            versions, code, hardware, digests
+        exits/rank<r>.json                  slurm_rank        how that rank's process ended (Slurm)
+        ranks.json                          torchrun_agent    exit codes of ranks that failed, the first one first
+        outcome.json                        supervisor        how it ended; a run without one has not ended. Where Slurm
+                                                              ended the supervisor, the orchestrator writes it
+        logs/                               launcher and ranks, for people only
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class AttemptPaths:
+    root: Path
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def outcome(self) -> Path:
+        return self.root / "outcome.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.root / "environment.json"
+
+    @property
+    def exits(self) -> Path:
+        return self.root / "ranks.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def spec(self) -> Path:
+        return self.root.parent.parent / "spec.json"
+
+    @property
+    def number(self) -> int:
+        return int(self.root.name)
+
+    @property
+    def rank_exits(self) -> Path:
+        return self.root / "exits"
+
+    def events(self, rank: int) -> Path:
+        return self.root / "events" / f"rank{rank}.jsonl"
+
+    def digests(self, rank: int) -> Path:
+        return self.root / "digests" / f"rank{rank}.jsonl"
+
+    def rank_exit(self, rank: int) -> Path:
+        return self.rank_exits / f"rank{rank}.json"
+
+    def log(self, rank: int) -> Path:
+        return self.logs / f"rank{rank}.log"
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    root: Path
+
+    @property
+    def spec(self) -> Path:
+        return self.root / "spec.json"
+
+    def attempt(self, number: int) -> AttemptPaths:
+        return AttemptPaths(self.root.joinpath("attempts", str(number)))
+
+    def attempts(self) -> list[AttemptPaths]:
+        """Attempts begun, in order."""
+        try:
+            names = [entry.name for entry in (self.root / "attempts").iterdir() if entry.name.isdigit()]
+        except FileNotFoundError:
+            return []
+        return [self.attempt(number) for number in sorted(map(int, names))]
+
+
+@dataclass(frozen=True)
+class BundlePaths:
+    root: Path
+
+    @property
+    def order(self) -> Path:
+        return self.root / "bundle.json"
+
+    @property
+    def start(self) -> Path:
+        return self.root / "start.json"
+
+    @property
+    def cancel(self) -> Path:
+        return self.root / "cancel"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def allocations(self) -> Path:
+        return self.root / "allocations.jsonl"
+
+    @property
+    def sweep(self) -> SweepPaths:
+        return SweepPaths(self.root.parent.parent)
+
+
+@dataclass(frozen=True)
+class SweepPaths:
+    root: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def queue_lock(self) -> Path:
+        return self.root / "queue.lock"
+
+    @property
+    def order_lock(self) -> Path:
+        return self.root / "order.lock"
+
+    @property
+    def submissions(self) -> Path:
+        return self.root / "submissions"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report"
+
+    @property
+    def tracking(self) -> Path:
+        return self.root / "tracking"
+
+    def run(self, run_id: str) -> RunPaths:
+        return RunPaths(self.root.joinpath("runs", run_id))
+
+    def bundle(self, bundle_id: str) -> BundlePaths:
+        return BundlePaths(self.root.joinpath("bundles", bundle_id))

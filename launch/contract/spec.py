@@ -1,0 +1,403 @@
+"""RunSpec: everything a run is told, as frozen dataclasses in plain Python.
+
+This module is a contract. The orchestrator writes a RunSpec, the job reads it, the analysis compares two of
+them; none of that may import torch. Fields carry the field's own names: the model section speaks Megatron-Core's
+TransformerConfig, the parallelism section its short forms.
+
+Three digests name what a run is:
+
+* ``run_id``: everything that determines the run, its repeat included;
+* ``workload_id``: what an eager and a graphed run must share to be compared (all but ``cuda_graph`` and ``repeat``);
+* ``task_id``: what makes cells rankable against each other (model mathematics, data, batch, precision, optimizer).
+
+A fault on purpose belongs to all three, and so do digests of layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, Literal, Optional, cast, get_args
+
+Device = Literal["cpu", "cuda"]
+EngineName = Literal["torch_native", "megatron"]
+GraphImpl = Literal["none", "torch_compile", "torch", "transformer_engine", "local", "full_iteration"]
+FaultKind = Literal[
+    "none", "exception", "nan", "hang", "segfault", "host_kill",
+    "item_in_capture", "background_thread", "unjoined_stream", "legacy_stream", "unregistered_generator",
+    "oom_eager", "oom_capture", "oom_replay",
+    "input_freed", "dynamic_shape", "frozen_scalar", "missing_attention_backend",
+]  # fmt: skip
+
+GRAPH_IMPLS: tuple[GraphImpl, ...] = get_args(GraphImpl)
+GRAPH_SCOPES: tuple[str, ...] = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder-only transformer. ``num_moe_experts=0`` is a dense model; sizes are per layer, in elements.
+
+    ``window_size`` counts the tokens that a windowed layer attends to, the token itself included.
+    """
+
+    preset: str = ""
+    weights: str = "random"
+    num_layers: int = 2
+    hidden_size: int = 64
+    num_attention_heads: int = 4
+    num_query_groups: int = 4
+    kv_channels: int = 16
+    ffn_hidden_size: int = 256
+    vocab_size: int = 256
+    activation: Literal["swiglu", "clamped_quick_gelu_glu"] = "swiglu"
+    norm_epsilon: float = 1e-6
+    qk_layernorm: bool = False
+    add_qkv_bias: bool = False
+    add_bias_linear: bool = False
+    tie_embeddings: bool = False
+    rotary_base: float = 10_000.0
+    rope_scaling: Literal["none", "llama3", "yarn"] = "none"
+    rope_scaling_factor: float = 1.0
+    rope_original_max_position: int = 0
+    rope_low_freq_factor: float = 1.0
+    rope_high_freq_factor: float = 4.0
+    rope_beta_fast: float = 32.0
+    rope_beta_slow: float = 1.0
+    rope_truncate: bool = True
+    window_size: int = 0
+    window_attn_skip_freq: int = 0
+    attention_sinks: bool = False
+    num_moe_experts: int = 0
+    moe_router_topk: int = 0
+    moe_ffn_hidden_size: int = 0
+    moe_layer_freq: int = 1
+    moe_router_score_function: Literal["softmax", "sigmoid"] = "softmax"
+    moe_router_order: Literal["softmax_then_topk", "topk_then_softmax"] = "softmax_then_topk"
+    moe_router_normalize_topk: bool = True
+    moe_router_enable_expert_bias: bool = False
+    moe_router_bias_update_rate: float = 1e-3
+    moe_aux_loss_coeff: float = 0.0
+    moe_z_loss_coeff: float = 0.0
+    moe_shared_expert_ffn_hidden_size: int = 0
+    moe_expert_capacity_factor: Optional[float] = None
+    moe_pad_expert_input_to_capacity: bool = False
+    init_std: float = 0.02
+
+    @property
+    def is_moe(self) -> bool:
+        return self.num_moe_experts > 0
+
+    def window_of_layer(self, number: int) -> int:
+        """The window of layer ``number``, counted from 0; 0 where it sees the whole sequence.
+
+        Every ``window_attn_skip_freq``-th layer does (Megatron-Core, ``is_layer_window_attention``, counts from 1).
+        """
+        skip = self.window_attn_skip_freq
+        return 0 if skip and (number + 1) % skip == 0 else self.window_size
+
+    def has_experts(self, number: int) -> bool:
+        """Whether layer ``number``, counted from 0, has experts: of a mixture every ``moe_layer_freq``-th, from the first on."""
+        return self.is_moe and number % self.moe_layer_freq == 0
+
+    @property
+    def has_dense_layers(self) -> bool:
+        """True where at least one layer has a plain MLP (Megatron: ``moe_layer_freq`` above 1)."""
+        return not self.is_moe or self.moe_layer_freq > 1
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """Degrees of each kind of parallelism; ``tp * cp * pp * dp`` ranks in all."""
+
+    tp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    ep: int = 1
+    etp: int = 1
+    cp: int = 1
+    dp: int = 1
+    sequence_parallel: bool = False
+    schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
+    dispatcher: Literal["allgather", "alltoall"] = "alltoall"
+    distributed_optimizer: bool = False
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+    overlap_moe_expert_parallel_comm: bool = False
+    delay_wgrad_compute: bool = False
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.cp * self.pp * self.dp
+
+
+@dataclass(frozen=True)
+class Training:
+    """The training loop: lengths in tokens, batches in sequences, rates per optimizer step."""
+
+    steps: int = 100
+    sequence_length: int = 128
+    micro_batch_size: int = 1
+    global_batch_size: int = 8
+    precision: Literal["fp32", "bf16"] = "fp32"
+    gradient_precision: Literal["fp32", "bf16"] = "fp32"
+    fp8: Literal["none", "delayed", "current"] = "none"
+    optimizer: Literal["adamw"] = "adamw"
+    learning_rate: float = 3e-4
+    min_learning_rate: float = 0.0
+    learning_rate_schedule: Literal["constant", "cosine"] = "cosine"
+    learning_rate_warmup_steps: int = 0
+    weight_decay: float = 0.01
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_epsilon: float = 1e-8
+    clip_grad: float = 1.0
+    recompute: Literal["none", "selective", "full"] = "none"
+    compile: Literal["none", "elementwise", "whole"] = "none"
+    attention_backend: Literal["auto", "sdpa", "flex", "transformer_engine"] = "auto"
+    gradient_accumulation_fusion: bool = False
+    moe_router_fusion: bool = False
+    cpu_offloading: bool = False
+    variable_sequence_lengths: bool = False
+    deterministic: bool = False
+    seed: int = 1234
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where tokens come from.
+
+    ``text`` with no path reads the source of Python's own standard library, and with no tokenizer it reads bytes;
+    ``indexed`` is Megatron's pair of files, ``path`` without ``.bin`` and ``.idx``. ``eod_token`` ends a document.
+    """
+
+    kind: Literal["text", "indexed", "synthetic"] = "text"
+    path: Optional[str] = None
+    tokenizer: Optional[str] = None
+    eod_token: Optional[int] = None
+    packed_sequences: bool = False
+
+
+@dataclass(frozen=True)
+class CudaGraph:
+    """Which implementation captures what; an empty scope is the whole layer (or the whole model, or the whole step)."""
+
+    impl: GraphImpl = "none"
+    scope: tuple[str, ...] = ()
+    warmup_steps: int = 3
+    optimizer: bool = False
+    """Whether full_iteration captures clipping and the optimizer too."""
+
+    @property
+    def capture_step(self) -> int:
+        """The step in which graphs are captured: the first behind the warm-up. Megatron's local graphs are made at the end
+        of the first step, and their warm-up is passes inside the capture."""
+        return 0 if self.impl == "local" else self.warmup_steps
+
+    @property
+    def label(self) -> str:
+        if self.impl == "none":
+            return "eager"
+        return ".".join((self.impl, *self.scope, *(("optimizer",) if self.optimizer else ())))
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a run is to fail by, on purpose (launch/train/fault_injection.py). ``step`` is an optimizer step, counted
+    from 0; what happens in a capture happens in the capture's own step, whatever this one is."""
+
+    kind: FaultKind = "none"
+    step: int = 5
+
+    @property
+    def is_set(self) -> bool:
+        return self.kind != "none"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where ranks live: ``nodes * ranks_per_node`` of them, each with ``threads_per_rank`` CPU threads."""
+
+    device: Device = "cpu"
+    nodes: int = 1
+    ranks_per_node: int = 1
+    threads_per_rank: int = 1
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run, fully resolved."""
+
+    engine: EngineName = "torch_native"
+    model: Model = field(default_factory=Model)
+    parallelism: Parallelism = field(default_factory=Parallelism)
+    training: Training = field(default_factory=Training)
+    data: Data = field(default_factory=Data)
+    cuda_graph: CudaGraph = field(default_factory=CudaGraph)
+    placement: Placement = field(default_factory=Placement)
+    fault: Fault = field(default_factory=Fault)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    repeat: int = 0
+    inspect: bool = False
+    """Whether steps after the timed ones are looked at closely (launch/train/inspection/capture_blockers.py). No digest
+    holds it, since it changes nothing that a run computes."""
+    digest_steps: int = 0
+    """In how many of its first steps each layer's outputs and gradients are digested
+    (launch/contract/layer_digests.py). Such a run is for diagnosis, and its speed is nobody's: every digest holds it
+    where it is set."""
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches a rank runs each step (gradient accumulation)."""
+        return self.training.global_batch_size // (self.training.micro_batch_size * self.parallelism.dp)
+
+    @property
+    def graphed(self) -> bool:
+        return self.cuda_graph.impl != "none"
+
+    @property
+    def compiles(self) -> bool:
+        """Whether Inductor compiles anything of it, attention kernels aside."""
+        return self.training.compile != "none" or self.compiles_whole
+
+    @property
+    def compiles_whole(self) -> bool:
+        """Whether Inductor compiles model and loss as one."""
+        return self.training.compile == "whole" or self.cuda_graph.impl == "torch_compile"
+
+    @cached_property
+    def workload_id(self) -> str:
+        parts = _identity(self)
+        del parts["cuda_graph"]
+        # Warm-up is not a matter of graphs alone: a twin must share the window it is compared over.
+        parts["warmup_steps"] = canonical(self.cuda_graph.warmup_steps)
+        return _digest_of(parts)
+
+    @cached_property
+    def cell_id(self) -> str:
+        return f"{self.cuda_graph.label}-{_digest_of(_identity(self))}"
+
+    @property
+    def run_id(self) -> str:
+        """Readable in squeue and in a tracker, unique by its digest: ``torch_compile-1a2b3c4d5e-r0``."""
+        return f"{self.cell_id}-r{self.repeat}"
+
+    @cached_property
+    def task_id(self) -> str:
+        model = self.model
+        # Drop-and-pad experts and the load-balancing loss are of a micro-batch, and its size is then the task's;
+        # capacity is of the stretch of it that a rank of tp and cp routes.
+        drops = model.moe_expert_capacity_factor is not None
+        training = _section_text(self.training, LAYOUT_ONLY[drops or model.moe_aux_loss_coeff != 0 :])
+        parts = {"model": _section_text(model), "training": training, "data": _section_text(self.data)}
+        layout = self.parallelism
+        parts |= {"tp": canonical(layout.tp)} if drops else {}
+        parts |= {"cp": canonical(layout.cp)} if drops and layout.cp > 1 else {}
+        return _digest_of(parts | _purpose_parts(self))
+
+
+LAYOUT_ONLY = (
+    "micro_batch_size", "recompute", "compile", "attention_backend", "gradient_accumulation_fusion", "moe_router_fusion",
+    "cpu_offloading", "deterministic",
+)  # fmt: skip
+"""What of the training section changes how a task is run, and not the task; the first of it where no loss is of a
+micro-batch."""
+LATER: Mapping[str, Any] = {
+    "overlap_grad_reduce": False,
+    "overlap_param_gather": False,
+    "overlap_moe_expert_parallel_comm": False,
+    "delay_wgrad_compute": False,
+    "fp8": "none",
+    "gradient_accumulation_fusion": False,
+    "moe_router_fusion": False,
+}
+"""Fields that no digest holds at these values, their defaults, so that a run is known by what it was known by before there
+were any."""
+
+
+def canonical(content: object) -> str:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"))
+
+
+def digest(content: object) -> str:
+    """Ten hexadecimal digits of the SHA-256 of ``content`` as canonical JSON."""
+    return _sha(canonical(content))
+
+
+def _digest_of(parts: Mapping[str, str]) -> str:
+    """The digest of an object whose members are canonical JSON already."""
+    return _sha("{" + ",".join(f'"{name}":{parts[name]}' for name in sorted(parts)) + "}")
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+@lru_cache(maxsize=4096)
+def _section_text(section: object, without: tuple[str, ...] = ("preset",)) -> str:
+    """A section as canonical JSON. Sweeps of thousands of cells share few sections, and a cell takes three digests."""
+    known = {name: value for name, value in _section(section).items() if name not in without}
+    return canonical({name: value for name, value in known.items() if name not in LATER or value != LATER[name]})
+
+
+def _section(value: object) -> dict[str, Any]:
+    return dict(vars(value))
+
+
+def _identity(spec: RunSpec) -> dict[str, str]:
+    """What determines a cell, as canonical JSON by section: all but the repeat, and but the preset's name, which is a
+    label of what it expands to."""
+    parts = {name: _section_text(getattr(spec, name)) for name in SECTIONS} | _purpose_parts(spec)
+    return parts | {"engine": canonical(spec.engine), "environment": canonical(dict(spec.environment))}
+
+
+def _purpose_parts(spec: RunSpec) -> dict[str, str]:
+    """Nothing where no fault and no digests are asked for, so that a run is known by what it was known by before there were
+    any."""
+    fault = {"fault": _section_text(spec.fault)} if spec.fault.is_set else {}
+    return fault | ({"digest_steps": canonical(spec.digest_steps)} if spec.digest_steps else {})
+
+
+def spec_to_json(spec: RunSpec) -> dict[str, Any]:
+    """``spec`` as plain JSON values, one mapping a section."""
+    content: dict[str, Any] = {name: _section(getattr(spec, name)) for name in SECTIONS}
+    content["cuda_graph"]["scope"] = list(spec.cuda_graph.scope)
+    if spec.fault.is_set:
+        content["fault"] = _section(spec.fault)
+    if spec.digest_steps:
+        content["digest_steps"] = spec.digest_steps
+    further = {"environment": dict(spec.environment), "repeat": spec.repeat, "inspect": spec.inspect}
+    return content | {"engine": spec.engine, **further}
+
+
+def spec_from_json(content: Mapping[str, Any]) -> RunSpec:
+    """The inverse of :func:`spec_to_json`.
+
+    Raises:
+        TypeError: a section holds a field that this version does not know.
+    """
+    sections = {name: cls(**content[name]) for name, cls in SECTIONS.items()}
+    graph = cast(CudaGraph, sections["cuda_graph"])
+    sections["cuda_graph"] = dataclasses.replace(graph, scope=tuple(graph.scope))
+    return RunSpec(
+        **cast(Any, sections),
+        engine=content["engine"],
+        fault=Fault(**content.get("fault", {})),
+        environment=dict(content["environment"]),
+        repeat=content["repeat"],
+        inspect=content.get("inspect", False),  # specs on disk may be older than it
+        digest_steps=content.get("digest_steps", 0),
+    )
+
+
+SECTIONS: Mapping[str, type] = {
+    "model": Model,
+    "parallelism": Parallelism,
+    "training": Training,
+    "data": Data,
+    "cuda_graph": CudaGraph,
+    "placement": Placement,
+}

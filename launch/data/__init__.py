@@ -1,0 +1,1 @@
+"""Token files: text and Megatron's indexed data sets; no torch."""

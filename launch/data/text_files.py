@@ -1,0 +1,128 @@
+"""Text files as one stream of tokens: their bytes, or what a tokenizer makes of them."""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import numpy.typing as npt
+
+from launch.contract.errors import DataError
+from launch.contract.spec import Data
+from launch.data.fields import BYTE_VALUES, read_bytes, unreadable
+from launch.data.tokenizer import LocalTokenizer, load_tokenizer
+
+TEXT_SUFFIXES = (".py", ".txt")
+ENCODED_TOGETHER = 1 << 24
+"""Bytes of text after which a batch is encoded. The library encodes the files of a batch in parallel, and takes some
+hundred bytes of memory for each token until it is done."""
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """A text held in memory, once."""
+
+    name: str
+    tokens: npt.NDArray[np.integer[Any]]
+    """The stream: shape (tokens,), uint8 or int32."""
+    digest: str
+    """SHA-256 of each file, of the tokenizer's file and of the end of document, in hexadecimal digits."""
+
+
+def read_text(data: Data, vocab_size: int) -> Text:
+    """The text that ``data`` describes, file by file in the order of their names.
+
+    ``data.eod_token`` follows each document, which is a file; one without a token is left out, and so is its end.
+
+    Raises:
+        DataError: a file cannot be read or is not UTF-8, there is no token in all of them, or the tokenizer does not
+            fit ``vocab_size``.
+        EnvironmentFault: the tokenizers library is needed and not installed.
+    """
+    name = _name(data)
+    tokenizer = load_tokenizer(data.tokenizer, vocab_size) if data.tokenizer is not None else None
+    as_bytes = tokenizer is None and (data.eod_token or 0) < BYTE_VALUES
+    dtype = np.dtype(np.uint8 if as_bytes else np.int32)
+    content = hashlib.sha256(f"{tokenizer.digest if tokenizer else 'bytes'} {data.eod_token}".encode())
+    end = b"" if data.eod_token is None else np.array(data.eod_token, dtype).tobytes()
+    stream, read = bytearray(), 0
+    for files in _batches(name, text_files(data), content):
+        read += sum(map(len, files.values()))
+        for document in _encode(files, tokenizer):
+            if len(document):
+                stream += np.asarray(document, dtype).tobytes() + end
+    if not stream:
+        raise _without_tokens(name, read, tokenizer)
+    return Text(name, np.frombuffer(stream, dtype), content.hexdigest())
+
+
+def _without_tokens(name: str, read: int, tokenizer: Optional[LocalTokenizer]) -> DataError:
+    if tokenizer is None or not read:
+        return DataError(f"{name} is empty; name a file with text in it, or leave data.path out")
+    return DataError(
+        f"{tokenizer.name} makes no token of the {read} bytes of {name}; "
+        f"name a tokenizer that covers the text, or leave data.tokenizer out"
+    )
+
+
+def _batches(name: str, files: Sequence[Path], digest: hashlib._Hash) -> Iterator[dict[Path, bytes]]:
+    """The content of all files, in batches of about ENCODED_TOGETHER bytes; ``digest`` takes in each of them."""
+    batch: dict[Path, bytes] = {}
+    held = 0
+    for file in files:
+        batch[file] = read_bytes(name, file)
+        digest.update(hashlib.sha256(batch[file]).digest())
+        held += len(batch[file])
+        if held >= ENCODED_TOGETHER:
+            yield batch
+            batch, held = {}, 0
+    yield batch
+
+
+def text_files(data: Data) -> list[Path]:
+    """The files that ``data`` names, in the order of their names.
+
+    Raises:
+        DataError: there is none, or the path cannot be looked at.
+    """
+    name = _name(data)
+    root = Path(data.path or sysconfig.get_path("stdlib"))
+    suffixes = TEXT_SUFFIXES if data.path else (".py",)
+    try:
+        if root.is_file():
+            return [root]
+        if not root.is_dir():
+            raise DataError(f"{name} is neither a file nor a folder; mend the path, or leave it out")
+        files = sorted(file for file in root.iterdir() if file.suffix in suffixes and file.is_file())
+    except OSError as error:
+        raise unreadable(name, root, error) from error
+    if not files:
+        raise DataError(f"{name} holds no *{' or *'.join(suffixes)} file; name a file or a folder with such files")
+    return files
+
+
+def _encode(
+    files: dict[Path, bytes], tokenizer: Optional[LocalTokenizer]
+) -> list[npt.NDArray[np.uint8]] | list[list[int]]:
+    if tokenizer is None:
+        return [np.frombuffer(content, np.uint8) for content in files.values()]
+    return tokenizer.encode([_decode(path, content) for path, content in files.items()])
+
+
+def _decode(path: Path, content: bytes) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not UTF-8: byte {error.start} is 0x{content[error.start]:02x} ({error.reason}); "
+            f"convert the file, or leave data.tokenizer out to read bytes"
+        ) from error
+
+
+def _name(data: Data) -> str:
+    return f"data.path={data.path!r}" if data.path else "the source of Python's standard library"

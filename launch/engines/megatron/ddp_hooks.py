@@ -1,0 +1,50 @@
+"""What data-parallel ranks exchange: gradients behind the backward pass or in it, parameters behind the optimizer or in the
+forward pass.
+
+Functions of a schedule are those of Megatron-LM's training loop (megatron/training/training.py, ``train``), which has
+pipeline stages begin together: gradient reductions always, parameter gathers where stages are interleaved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+
+from launch.contract.spec import RunSpec
+from launch.engines.megatron.model import Configuration
+from launch.megatron_config.transformer_config import data_parallel_settings
+
+
+def with_gradients(spec: RunSpec, config: Configuration, chunks: Sequence[torch.nn.Module]) -> list[Any]:
+    """``chunks``, each with its gradient buffers; ``config`` tells the schedule when to exchange them."""
+    settings = DistributedDataParallelConfig(**data_parallel_settings(spec))
+    buffered = [
+        DistributedDataParallel(config, settings, chunk, disable_bucketing=number > 0)
+        for number, chunk in enumerate(chunks)
+    ]
+    if settings.overlap_grad_reduce:
+        config.no_sync_func = _one_or_all([chunk.no_sync for chunk in buffered])
+        config.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in buffered])
+    if settings.align_param_gather:
+        config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in buffered])
+    return buffered
+
+
+def _one_or_all(functions: list[Any]) -> Any:
+    return functions[0] if len(functions) == 1 else functions
+
+
+@contextmanager
+def forward_hooks_off(chunks: Sequence[Any]) -> Iterator[None]:
+    """Without the hooks by which forward passes wait for gathered parameters: Transformer Engine captures no module that has
+    any. What a capture reads of weights does not matter."""
+    gathering = [chunk for chunk in chunks if chunk.use_forward_hook]
+    for chunk in gathering:
+        chunk.disable_forward_pre_hook(param_sync=False)
+    yield
+    for chunk in gathering:
+        chunk.enable_forward_pre_hook()

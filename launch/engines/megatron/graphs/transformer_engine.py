@@ -1,0 +1,81 @@
+"""``transformer_engine``: Transformer Engine's graphed callables in the place of layers, or of the first parts of them.
+
+Without a pipeline one set of callables serves all micro-batches; with one each micro-batch of a step has its own, captured
+in the order of the schedule. The capture begins with warm-up passes over inputs of ones and ends with zeroed gradients and
+routers' counts (megatron-core 0.16.1 transformer/cuda_graphs.py:2117, :2195).
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.num_microbatches_calculator import (
+    reconfigure_num_microbatches_calculator,
+    unset_num_microbatches_calculator,
+)
+from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
+
+from launch.contract.spec import RunSpec
+from launch.engines.megatron.ddp_hooks import forward_hooks_off
+from launch.engines.megatron.graphs.replay_counter import Tally
+from launch.engines.megatron.schedule import Schedule
+
+
+class LayerCallables:
+    mechanism = "TECudaGraphHelper, a forward and a backward graph for each layer"
+
+    def __init__(self, spec: RunSpec, schedule: Schedule, optimizer: Any) -> None:
+        training = spec.training
+        self.scope = spec.cuda_graph.scope
+        self.tally = Tally()
+        self.capture_seconds = 0.0
+        self._micro_batches = spec.num_microbatches
+        self._gathers_in_forward = spec.parallelism.overlap_param_gather
+        self._schedule = schedule
+        # The helper asks a global for the number of micro-batches.
+        reconfigure_num_microbatches_calculator(
+            dist.get_rank(), None, training.global_batch_size, training.micro_batch_size, spec.parallelism.dp
+        )
+        self._helper = TECudaGraphHelper(
+            schedule.chunks, schedule.config, training.sequence_length, training.micro_batch_size, [optimizer]
+        )
+
+    @property
+    def captured(self) -> bool:
+        return bool(self._helper.graphs_created())
+
+    @property
+    def graphs(self) -> int:
+        return sum(2 * len(layer.cuda_graphs) for layer in self._helper.flattened_callables)
+
+    @property
+    def replays_per_step(self) -> int:
+        return len(self._helper.flattened_callables) * self._micro_batches
+
+    @property
+    def launches_per_step(self) -> int:
+        return 2 * self.replays_per_step
+
+    def capture(self, batch: torch.Tensor) -> torch.Tensor:
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        with forward_hooks_off(self._schedule.chunks):
+            self._helper.create_cudagraphs()
+        if self._gathers_in_forward:
+            self._helper.cuda_graph_set_manual_hooks()
+        torch.cuda.synchronize()
+        self.capture_seconds = time.perf_counter() - begun
+        loss = self._schedule.run(batch)
+        for layer in self._helper.flattened_callables:
+            layer.cuda_graphs = [self.tally.counting(callable) for callable in layer.cuda_graphs]
+        return loss
+
+    def release(self) -> None:
+        if self.captured:
+            self._helper.delete_cuda_graphs()
+        unset_num_microbatches_calculator()
+        gc.collect()  # callables lie in cycles, and graphs in them hold communicators

@@ -1,0 +1,180 @@
+"""One model, two engines: Megatron-Core's parameters as those of torch_native, by a table of names and layouts.
+
+First weights are torch_native's, drawn from (seed, torch_native's name), so that both engines train the same model from
+the same start. A parameter that the table does not name is refused: it would train from whatever lay in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Optional
+
+import torch
+from torch import nn
+
+from launch.contract.errors import UnsupportedError
+from launch.contract.spec import Model
+from launch.engines.torch_native.decoder import Decoder
+from launch.engines.torch_native.init.initial_weights import first_weights
+from launch.engines.torch_native.layers.build_context import Blueprint
+from launch.engines.torch_native.parallel.process_groups import Group
+
+Layout = Literal["whole", "rows", "columns", "gate_up", "qkv", "expert_gate_up", "expert_down"]
+"""How Megatron lays a parameter out, and what of it a tensor-parallel rank holds: all of it; its stretch of rows or of
+columns; its stretch of the rows of each half; its query groups, each as that group's queries, key and value; or of one
+expert's matrix, with outputs first, what an expert-tensor-parallel rank has of both halves' rows or of the columns."""
+
+OF_MODEL: Mapping[str, tuple[str, Layout]] = {
+    "embedding.word_embeddings.weight": ("embedding.weight", "rows"),
+    "decoder.final_layernorm.weight": ("final_norm.weight", "whole"),
+    "output_layer.weight": ("head.weight", "rows"),
+}
+OF_LAYER: Mapping[str, tuple[str, Layout]] = {
+    "input_layernorm.weight": ("attention_norm.weight", "whole"),
+    "self_attention.linear_qkv.layer_norm_weight": ("attention_norm.weight", "whole"),
+    "self_attention.linear_qkv.weight": ("attention.qkv.weight", "qkv"),
+    "self_attention.linear_qkv.bias": ("attention.qkv.bias", "qkv"),
+    "self_attention.q_layernorm.weight": ("attention.query_norm.weight", "whole"),
+    "self_attention.k_layernorm.weight": ("attention.key_norm.weight", "whole"),
+    "self_attention.core_attention.softmax_offset": ("attention.sinks", "rows"),
+    "self_attention.linear_proj.weight": ("attention.output.weight", "columns"),
+    "self_attention.linear_proj.bias": ("attention.output.bias", "whole"),
+    "pre_mlp_layernorm.weight": ("mlp_norm.weight", "whole"),
+    "mlp.linear_fc1.layer_norm_weight": ("mlp_norm.weight", "whole"),
+    "mlp.linear_fc1.weight": ("mlp.gate_up.weight", "gate_up"),
+    "mlp.linear_fc1.bias": ("mlp.gate_up.bias", "gate_up"),
+    "mlp.linear_fc2.weight": ("mlp.down.weight", "columns"),
+    "mlp.linear_fc2.bias": ("mlp.down.bias", "whole"),
+    "mlp.router.weight": ("mlp.router.weight", "whole"),
+    "mlp.router.bias": ("mlp.router.bias", "whole"),
+    "mlp.shared_experts.linear_fc1.weight": ("mlp.shared.gate_up.weight", "gate_up"),
+    "mlp.shared_experts.linear_fc2.weight": ("mlp.shared.down.weight", "columns"),
+}
+OF_EXPERT: Mapping[str, tuple[str, Layout]] = {
+    "linear_fc1.weight": ("mlp.gate_up", "expert_gate_up"),
+    "linear_fc1.bias": ("mlp.gate_up_bias", "expert_gate_up"),
+    "linear_fc2.weight": ("mlp.down", "expert_down"),
+    "linear_fc2.bias": ("mlp.down_bias", "expert_down"),
+}
+EXPERT = re.compile(r"mlp\.experts\.(?:local_experts\.(?P<one>\d+)\.(?P<of_one>.+)|(?P<grouped>.+?)(?P<number>\d+))")
+"""One by one (``local_experts.3.linear_fc1.weight``), or grouped by Transformer Engine (``linear_fc1.weight3``)."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a parameter of Megatron's is in torch_native. ``expert`` is the number of the one it belongs to, of all."""
+
+    parameter: str
+    layout: Layout
+    expert: Optional[int] = None
+
+
+def origin_of(name: str, first_expert: int = 0) -> Origin:
+    """
+    Args:
+        name: of a parameter of GPTModel, its layer numbered as in the whole model.
+        first_expert: the number of the first expert that the rank holds.
+
+    Raises:
+        UnsupportedError: the table has no such name.
+    """
+    if name in OF_MODEL:
+        return Origin(*OF_MODEL[name])
+    layer = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
+    number, part = layer.groups() if layer else ("", name)
+    if part in OF_LAYER:
+        parameter, layout = OF_LAYER[part]
+        return Origin(f"layers.{number}.{parameter}", layout)
+    expert = EXPERT.fullmatch(part)
+    of_expert = OF_EXPERT.get(expert["of_one"] or expert["grouped"]) if expert else None
+    if expert is None or of_expert is None:
+        raise UnsupportedError(f"Megatron-Core's parameter {name} has no counterpart in torch_native")
+    parameter, layout = of_expert
+    return Origin(f"layers.{number}.{parameter}", layout, first_expert + int(expert["one"] or expert["number"]))
+
+
+def to_megatron(whole: torch.Tensor, layout: Layout, model: Model, tp: Group) -> torch.Tensor:
+    """A rank's part of Megatron's parameter, from the whole of torch_native's, or of one expert of it; of experts ``tp`` is
+    the expert-tensor-parallel group."""
+    if layout == "whole" or (layout == "expert_down" and whole.dim() == 1):
+        return whole
+    if layout.startswith("expert"):
+        whole = whole.T if whole.dim() == 2 else whole
+    if layout.endswith("gate_up"):
+        return torch.cat([half.chunk(tp.size)[tp.rank] for half in whole.chunk(2)])
+    if layout == "qkv":
+        whole = torch.cat(_by_group(whole, model), dim=1).flatten(0, 1)
+    return whole.chunk(tp.size, dim=1 if layout in ("columns", "expert_down") else 0)[tp.rank]
+
+
+def from_megatron(part: torch.Tensor, layout: Layout, model: Model) -> torch.Tensor:
+    """The inverse of :func:`to_megatron` where one rank holds the whole."""
+    if layout.startswith("expert"):
+        return part.T if part.dim() == 2 else part
+    if layout != "qkv":
+        return part
+    queries = model.num_attention_heads // model.num_query_groups
+    groups = part.unflatten(0, (model.num_query_groups, (queries + 2) * model.kv_channels))
+    widths = [queries * model.kv_channels, model.kv_channels, model.kv_channels]
+    return torch.cat([rows.flatten(0, 1) for rows in groups.split(widths, dim=1)])
+
+
+@torch.no_grad()
+def draw_weights(chunk: nn.Module, model: Model, seed: int, tp: Group, ep: Group, etp: Group) -> None:
+    """Fill every parameter of a GPTModel, on whatever rank and stage, with torch_native's first weights, and mark those
+    of which tensor-parallel ranks hold different parts."""
+    shapes = _shapes(model)
+    for parameter, origin in named_origins(chunk, model, ep):
+        shape, ranks = (shapes[origin.parameter], tp)
+        if origin.expert is not None:
+            shape, ranks = shape[1:], etp
+        whole = first_weights(origin.parameter, shape, model, seed, parameter.device, origin.expert)
+        parameter.copy_(to_megatron(whole, origin.layout, model, ranks).view_as(parameter))
+        _mark(parameter, origin)
+
+
+def _mark(parameter: Any, origin: Origin) -> None:
+    """megatron-core 0.16.1 leaves the mark out where it does not draw weights, and of sinks and some biases of experts;
+    but for the first rank's they would then be missing from the gradient norm. Its own experts' second biases it marks
+    as held by all ranks, over which their gradients would be summed."""
+    parameter.tensor_model_parallel = origin.layout != "whole"
+    if origin.expert is not None:
+        parameter.sequence_parallel = False
+
+
+@torch.no_grad()
+def whole_weights(chunk: nn.Module, model: Model) -> dict[str, torch.Tensor]:
+    """The weights of a GPTModel that one rank holds whole, by torch_native's names and in its layouts."""
+    whole = {name: torch.empty(shape) for name, shape in _shapes(model).items()}
+    for parameter, origin in named_origins(chunk, model, Group()):
+        into = whole[origin.parameter] if origin.expert is None else whole[origin.parameter][origin.expert]
+        into.copy_(from_megatron(parameter, origin.layout, model).view_as(into))
+    return whole
+
+
+def named_origins(chunk: nn.Module, model: Model, ep: Group) -> Iterator[tuple[nn.Parameter, Origin]]:
+    """Each parameter of a GPTModel, and what it is in torch_native's whole model."""
+    layers: Any = chunk.get_submodule("decoder.layers")
+    numbers = [layer.layer_number - 1 for layer in layers]
+    first_expert = ep.rank * (model.num_moe_experts // ep.size)
+    tied = {"head.weight": "embedding.weight"} if model.tie_embeddings else {}
+    for name, parameter in chunk.named_parameters():
+        whole_name = re.sub(r"(?<=decoder\.layers\.)\d+", lambda found: str(numbers[int(found[0])]), name)
+        origin = origin_of(whole_name, first_expert)
+        yield parameter, Origin(tied.get(origin.parameter, origin.parameter), origin.layout, origin.expert)
+
+
+def _by_group(qkv: torch.Tensor, model: Model) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values, each (query groups, rows of a group, ...)."""
+    queries = model.num_attention_heads * model.kv_channels
+    keys = model.num_query_groups * model.kv_channels
+    return tuple(rows.unflatten(0, (model.num_query_groups, -1)) for rows in qkv.split([queries, keys, keys]))
+
+
+def _shapes(model: Model) -> dict[str, torch.Size]:
+    """Of torch_native's parameters in the whole model."""
+    with torch.device("meta"):
+        decoder = Decoder(Blueprint(model))
+    return {name: parameter.shape for name, parameter in decoder.named_parameters()}

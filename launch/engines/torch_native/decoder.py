@@ -1,0 +1,233 @@
+"""The decoder: embedding, layers of attention and feed-forward, head, and the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Optional, cast
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from launch.contract.layer_digests import EMBEDDING, FINAL_NORM, HEAD, LOSS, layer_name
+from launch.engines.torch_native.init.initial_weights import draw_weights
+from launch.engines.torch_native.init.load_checkpoint import load_weights
+from launch.engines.torch_native.layers.attention import Attention
+from launch.engines.torch_native.layers.attention_backends import Positions, block_masks
+from launch.engines.torch_native.layers.build_context import Blueprint
+from launch.engines.torch_native.layers.mlp import Mlp
+from launch.engines.torch_native.layers.norm import Norm
+from launch.engines.torch_native.layers.rotary import rotary_tables
+from launch.engines.torch_native.moe.layer import MixtureOfExperts, Routed
+from launch.engines.torch_native.moe.router import Router
+from launch.engines.torch_native.parallel.tensor_parallel import (
+    ColumnParallelLinear,
+    VocabParallelEmbedding,
+    vocab_parallel_cross_entropy,
+)
+
+
+class Losses(NamedTuple):
+    """Of one micro-batch; scalars are of at least float32.
+
+    ``objective`` is what is differentiated: the cross-entropy plus the router's losses. ``cross_entropy``, the mean
+    over the micro-batch's tokens in nats, is what is reported. ``choices``, int64 of shape (layers with experts,
+    experts), says how many tokens chose each expert; None in a dense model.
+    """
+
+    objective: torch.Tensor
+    cross_entropy: torch.Tensor
+    choices: Optional[torch.Tensor]
+
+
+class Layer(nn.Module):
+    def __init__(self, blueprint: Blueprint, number: int) -> None:
+        super().__init__()
+        model, beside = blueprint.model, blueprint.tp.beside
+        # Megatron-Core: with a frequency of n every n-th layer from the first on is a mixture of experts.
+        mixture = model.has_experts(number)
+        self.epsilon = model.norm_epsilon
+        self.elementwise = blueprint.elementwise
+        self.attention_norm = Norm(model.hidden_size, beside)
+        self.attention = Attention(blueprint, number)
+        self.mlp_norm = Norm(model.hidden_size, beside)
+        self.mlp = (
+            MixtureOfExperts(blueprint)
+            if mixture
+            else Mlp(model, model.ffn_hidden_size, blueprint.elementwise, blueprint.tp)
+        )
+
+    def forward(self, x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, Optional[Routed]]:
+        """(batch, sequence, hidden) -> the same, and what the experts' router says, None of a dense layer."""
+        return self.feed(*self.attend(x, positions))
+
+    def attend(self, x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, torch.Tensor]:
+        """Up to the feed-forward: the residual stream, and the same normed."""
+        normed = self.elementwise.rms_norm(x, self.attention_norm.weight, self.epsilon)
+        change = self.attention(normed, positions)
+        return self.elementwise.add_and_norm(x, change, self.mlp_norm.weight, self.epsilon)
+
+    def feed(self, x: torch.Tensor, normed: torch.Tensor) -> tuple[torch.Tensor, Optional[Routed]]:
+        """The feed-forward, from what :meth:`attend` gave."""
+        if isinstance(self.mlp, MixtureOfExperts):
+            change, routed = self.mlp(normed)
+            return x + change, routed
+        return x + self.mlp(normed), None
+
+
+RunLayer = Callable[[torch.Tensor, Positions], tuple[torch.Tensor, Optional[Routed]]]
+"""What a layer computes, by whatever means: the layer itself, or parts of it from graphs."""
+See = Callable[[str, torch.Tensor], None]
+"""Is shown what each layer gives, by its name (launch/contract/layer_digests.py)."""
+
+
+def unseen(layer: str, output: torch.Tensor) -> None:
+    """Nobody looks."""
+
+
+class Decoder(nn.Module):
+    """A stretch of layers, with the embedding before the first and the head behind the last; by default all of it.
+
+    Layers keep the numbers, and so the names, that they have in the whole.
+    """
+
+    def __init__(self, blueprint: Blueprint, numbers: Optional[range] = None) -> None:
+        super().__init__()
+        model = blueprint.model
+        numbers = range(model.num_layers) if numbers is None else numbers
+        self.blueprint = blueprint
+        self.is_first, self.is_last = numbers.start == 0, numbers.stop == model.num_layers
+        layers = {str(number): Layer(blueprint, number) for number in numbers}
+        self.layers = nn.ModuleDict(layers)
+        self.cores = [layer.attention.core for layer in layers.values()]
+        if self.is_first:
+            self.embedding = VocabParallelEmbedding(model.vocab_size, model.hidden_size, blueprint.tp)
+        if self.is_last:
+            self.final_norm = Norm(model.hidden_size, blueprint.tp.beside)
+            self.head = ColumnParallelLinear(model.hidden_size, (model.vocab_size,), False, blueprint.tp)
+        self.tie()
+
+    def tie(self) -> None:
+        """Make head and embedding one parameter where the model says so and both are here."""
+        if self.blueprint.model.tie_embeddings and self.is_first and self.is_last:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor, see: See = unseen) -> Losses:
+        """Predict each token from those before it.
+
+        Args:
+            tokens: int64 of shape (batch, sequence + 1).
+        """
+        x, routed = self.decode(tokens, see=see)
+        return self.losses(x, routed, tokens, see)
+
+    def losses(self, x: torch.Tensor, routed: list[Routed], tokens: torch.Tensor, see: See = unseen) -> Losses:
+        """From what :meth:`decode` returns, where it holds the last layer."""
+        logits = self.head(x)
+        see(HEAD, logits)
+        if self.blueprint.tp.size == 1:
+            cross_entropy = self.blueprint.elementwise.cross_entropy(logits, tokens[:, 1:])
+        else:
+            cross_entropy = vocab_parallel_cross_entropy(logits, tokens[:, 1:], self.blueprint.tp.group)
+        see(LOSS, cross_entropy)
+        return Losses(sum((one.loss for one in routed), cross_entropy), cross_entropy, choices_of(routed))
+
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """int64 of shape (batch, sequence) -> (batch, sequence, this rank's stretch of the vocabulary)"""
+        # The last token is predicted nothing from, and so it is put there twice.
+        logits: torch.Tensor = self.head(self.decode(torch.cat((tokens, tokens[:, -1:]), dim=1))[0])
+        return logits
+
+    def named_layers(self) -> dict[str, Layer]:
+        """By their numbers, as text."""
+        return {name: cast(Layer, layer) for name, layer in self.layers.items()}
+
+    def routers(self) -> list[Router]:
+        """In order of the layers that have one."""
+        return [module for module in self.modules() if isinstance(module, Router)]
+
+    def attention_backends(self, device: torch.device) -> dict[str, str]:
+        """By kind of layer ("full layers", "layers of window 128"), the backend of its attention."""
+        return {
+            f"layers of window {core.window}" if core.window else "full layers": core.backend(device)
+            for core in self.cores
+        }
+
+    def decode(
+        self,
+        tokens: torch.Tensor,
+        x: Optional[torch.Tensor] = None,
+        graphed: Mapping[str, RunLayer] = {},
+        see: See = unseen,
+    ) -> tuple[torch.Tensor, list[Routed]]:
+        """Through these layers, and the last norm behind the last.
+
+        Args:
+            tokens: int64 of shape (batch, sequence + 1); the last is no input.
+            x: what the layers before gave, (batch, sequence or this rank's stretch of it, hidden); None at the first.
+            graphed: by its name, what runs in the place of a layer.
+        """
+        inputs = tokens[:, :-1]
+        if x is None:
+            x = self.embedding(inputs)
+            see(EMBEDDING, x)
+        positions = self.positions(inputs, torch.promote_types(x.dtype, torch.float32))
+        routings = []
+        for name, layer in self.named_layers().items():
+            run: RunLayer = graphed.get(name, layer)
+            if self.blueprint.training.recompute == "full":
+                x, routed = checkpoint(run, x, positions, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x, routed = run(x, positions)
+            see(layer_name(name), x)
+            if routed is not None:
+                routings.append(routed)
+        if self.is_last:
+            x = self.blueprint.elementwise.rms_norm(x, self.final_norm.weight, self.blueprint.model.norm_epsilon)
+            see(FINAL_NORM, x)
+        return x, routings
+
+    def positions(self, tokens: torch.Tensor, dtype: torch.dtype) -> Positions:
+        """What the layers share, of tokens of shape (batch, sequence)."""
+        place = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
+        documents = None
+        if self.blueprint.eod_token is not None:
+            first = torch.nn.functional.pad(tokens[:, :-1] == self.blueprint.eod_token, (1, 0))
+            documents = first.cumsum(1)
+            place = place - torch.where(first, place, 0).cummax(1).values
+        windows = {core.window for core in self.cores if core.backend(tokens.device) == "flex"}
+        masks = block_masks(windows, tokens.shape[1], documents, tokens.device)
+        return Positions(rotary_tables(self.blueprint.model, place, dtype), documents, masks)
+
+
+def choices_of(routed: list[Routed]) -> Optional[torch.Tensor]:
+    return torch.stack([one.choices for one in routed]) if routed else None
+
+
+def build_decoder(
+    blueprint: Blueprint, seed: int, dtype: torch.dtype, device: torch.device, numbers: Optional[range] = None
+) -> Decoder:
+    """A decoder on ``device`` with its first weights. ``dtype`` is that of weights and activations.
+
+    Raises:
+        launch.contract.errors.CheckpointError: ``model.weights`` names a checkpoint that does not fit.
+    """
+    with torch.device("meta"):  # no memory and no random numbers spent on weights that are drawn over
+        decoder = Decoder(blueprint, numbers)
+    _allocate(decoder, dtype, device)
+    decoder.tie()
+    for router in decoder.routers():
+        router.reset_expert_bias()
+    if blueprint.model.weights == "random":
+        draw_weights(decoder, blueprint, seed)
+    else:
+        load_weights(decoder, blueprint)
+    return decoder
+
+
+def _allocate(decoder: Decoder, dtype: torch.dtype, device: torch.device) -> None:
+    """Memory for each parameter of a decoder on the meta device, tied ones apart. Not by to_empty: PyTorch's empty_like of a
+    meta tensor loads sympy, which took a third of the time in which a rank begins."""
+    for module in decoder.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            module.register_parameter(name, nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device)))

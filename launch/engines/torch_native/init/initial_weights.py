@@ -1,0 +1,64 @@
+"""First weights, drawn from (seed, parameter name) alone: the same whatever the layout and the order of construction."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Optional
+
+import torch
+from torch import nn
+
+from launch.contract.spec import Model
+from launch.engines.torch_native.layers.build_context import Blueprint
+from launch.engines.torch_native.parallel.sharding import Sharding, shardings_of
+
+INTO_RESIDUAL = ("attention.output.weight", "mlp.down.weight", "mlp.down", "mlp.shared.down.weight")
+"""Projections that add to the residual stream; their deviation shrinks with depth (GPT-2, Megatron-LM)."""
+
+
+@torch.no_grad()
+def draw_weights(module: nn.Module, blueprint: Blueprint, seed: int) -> None:
+    """First weights of every parameter of ``module``. A part of a parameter is that part of the whole."""
+    model, tp, ep = blueprint.model, blueprint.tp.group, blueprint.ep
+    for name, (parameter, sharding) in named_weights(module, model).items():
+        if sharding.axis == "ep":
+            for number, expert in enumerate(parameter, start=ep.rank * len(parameter)):
+                expert.copy_(first_weights(name, expert.shape, model, seed, expert.device, number))
+        else:
+            shape = list(parameter.shape)
+            if sharding.axis == "tp":
+                shape[sharding.dim] *= tp.size
+            parameter.copy_(sharding.take(first_weights(name, shape, model, seed, parameter.device), tp))
+
+
+def first_weights(
+    name: str, shape: Sequence[int], model: Model, seed: int, device: torch.device, expert: Optional[int] = None
+) -> torch.Tensor:
+    """The whole of parameter ``name``, or of the part of it that is expert number ``expert``, in float32.
+
+    Norms are one, biases and sinks zero, all else normal with deviation ``init_std``; experts are drawn one by one.
+    """
+    if name.endswith("norm.weight"):
+        return torch.ones(shape, device=device)
+    if name.endswith(("bias", "sinks")):
+        return torch.zeros(shape, device=device)
+    deviation = model.init_std
+    if name.endswith(INTO_RESIDUAL):
+        deviation /= math.sqrt(2 * model.num_layers)
+    return _normal(seed, name if expert is None else f"{name}.{expert}", shape, device) * deviation
+
+
+def named_weights(module: nn.Module, model: Model) -> dict[str, tuple[nn.Parameter, Sharding]]:
+    """Parameters by their name in the whole model, where a tied head is the embedding."""
+    tied = {"head.weight": "embedding.weight"} if model.tie_embeddings else {}
+    shardings = shardings_of(module)
+    return {tied.get(name, name): (parameter, shardings[name]) for name, parameter in module.named_parameters()}
+
+
+def _normal(seed: int, name: str, shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Standard normal numbers in float32, which every precision then rounds."""
+    key = hashlib.sha256(f"{seed} {name}".encode()).digest()[:8]
+    generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little"))
+    return torch.randn(shape, generator=generator, device=device, dtype=torch.float32)

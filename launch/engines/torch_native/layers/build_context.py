@@ -1,0 +1,41 @@
+"""What every part of a decoder is built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Optional
+
+from launch.contract.spec import Model, RunSpec, Training
+from launch.engines.torch_native.layers.pointwise import Elementwise, compiled
+from launch.engines.torch_native.parallel.process_groups import Group, ParallelMesh
+from launch.engines.torch_native.parallel.tensor_parallel import TensorParallel
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """``eod_token`` ends a document where documents are packed: the token after it is at position 0 and sees none before
+    it. None: a sequence is one document."""
+
+    model: Model
+    training: Training = field(default_factory=Training)
+    eod_token: Optional[int] = None
+    elementwise: Elementwise = field(default_factory=Elementwise)
+    tp: TensorParallel = field(default_factory=TensorParallel)
+    ep: Group = field(default_factory=Group)
+    dispatcher: str = "alltoall"
+
+    @property
+    def packed(self) -> bool:
+        return self.eod_token is not None
+
+
+def draw_blueprint(spec: RunSpec, mesh: ParallelMesh) -> Blueprint:
+    return Blueprint(
+        spec.model,
+        spec.training,
+        spec.data.eod_token if spec.data.packed_sequences else None,
+        compiled() if spec.training.compile == "elementwise" else Elementwise(),
+        TensorParallel(mesh.tp, spec.parallelism.sequence_parallel),
+        mesh.ep,
+        spec.parallelism.dispatcher,
+    )

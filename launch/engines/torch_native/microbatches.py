@@ -1,0 +1,96 @@
+"""The micro-batches of one step on one rank: forward and backward through its chunks, in whatever order they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Optional
+
+import torch
+
+from launch.engines.torch_native.decoder import Decoder, Losses, RunLayer, See, choices_of
+from launch.engines.torch_native.optim.flat_parameters import MainParameters
+
+
+class _Forwarded(NamedTuple):
+    """What a backward pass begins from: outputs, of which the first's gradient may come from the next stage, and the
+    activation that the previous stage waits for the gradient of. ``by_graphs`` says whether layers ran from graphs."""
+
+    outputs: list[torch.Tensor]
+    activation: Optional[torch.Tensor]
+    by_graphs: bool
+
+
+class MicroBatches:
+    """
+    Args:
+        batch: int64 of shape (micro-batches, micro-batch size, sequence + 1).
+        whole: what runs a chunk that is the whole model.
+        graphed: (chunk, micro-batch) -> by its name, what runs in the place of a layer.
+        watching: micro-batch -> what is shown what its layers give.
+    """
+
+    def __init__(
+        self,
+        batch: torch.Tensor,
+        chunks: Sequence[Decoder],
+        whole: Callable[[torch.Tensor, See], Losses],
+        graphed: Callable[[int, int], Mapping[str, RunLayer]],
+        main: MainParameters,
+        watching: Callable[[int], See],
+    ) -> None:
+        self._batch = batch
+        self._chunks = chunks
+        self._whole = whole
+        self._graphed = graphed
+        self._main = main
+        self._watching = watching
+        self._forwarded: dict[tuple[int, int], _Forwarded] = {}
+        self.loss = torch.zeros((), device=batch.device, dtype=main.weights.dtype)
+        """The mean cross-entropy over all micro-batches, on the rank that holds the head; zero on others. What is
+        differentiated holds the routers' losses too."""
+        self.choices: dict[int, torch.Tensor] = {}
+        """By chunk, how many of this rank's tokens chose each expert: int64 of shape (layers with experts, experts)."""
+
+    def forward(self, chunk: int, number: int, activation: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+        """Micro-batch ``number`` through ``chunk``; returns the activation for the next stage, None from the last."""
+        decoder, tokens, see = self._chunks[chunk], self._batch[number], self._watching(number)
+        if activation is not None:
+            activation.requires_grad_()
+        sent = None
+        graphed = self._graphed(chunk, number)
+        if decoder.is_first and decoder.is_last and not graphed:
+            losses = self._whole(tokens, see)
+        else:
+            x, routed = decoder.decode(tokens, activation, graphed, see)
+            if not decoder.is_last:
+                outputs = [x, *(one.loss for one in routed if one.loss.requires_grad)]
+                self._count(chunk, choices_of(routed))
+                sent = x.detach()
+            else:
+                losses = decoder.losses(x, routed, tokens, see)
+        if decoder.is_last:
+            self.loss.add_(losses.cross_entropy.detach(), alpha=1 / len(self._batch))
+            self._count(chunk, losses.choices)
+            outputs = [losses.objective]
+        self._forwarded[chunk, number] = _Forwarded(outputs, activation, bool(graphed))
+        return sent
+
+    def backward(self, chunk: int, number: int, gradient: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+        """Add to the main gradients; returns the gradient of the activation that came from the stage before."""
+        outputs, activation, by_graphs = self._forwarded.pop((chunk, number))
+        parameters = list(self._chunks[chunk].parameters())
+        inputs = parameters if activation is None else [*parameters, activation]
+        gradients = [gradient, *([None] * (len(outputs) - 1))]
+        with self._main.accumulating(1 / len(self._batch), first=number == 0, last=number == len(self._batch) - 1):
+            found = torch.autograd.grad(outputs, inputs, gradients)
+        if activation is None:
+            return None
+        # A copy of what lies in graph memory: the next replay does not wait for the stage before to take it. An activation
+        # needs none, since the callables that gave it run again after its backward pass alone, for which it was taken.
+        return found[-1].clone() if by_graphs else found[-1]
+
+    def _count(self, chunk: int, choices: Optional[torch.Tensor]) -> None:
+        if choices is not None:
+            so_far = self.choices.get(chunk)
+            # A copy: what a graph has given is overwritten when it runs again.
+            self.choices[chunk] = choices.clone() if so_far is None else so_far + choices

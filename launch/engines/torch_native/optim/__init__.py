@@ -1,0 +1,1 @@
+"""AdamW on flat buffers."""

@@ -1,0 +1,1 @@
+"""Process groups, collectives, and the layouts over them."""

@@ -1,0 +1,1 @@
+"""From what an attempt left behind to its outcome and its remedy."""

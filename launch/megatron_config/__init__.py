@@ -1,0 +1,1 @@
+"""A RunSpec in Megatron-Core's own fields; pure, no torch."""

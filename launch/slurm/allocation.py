@@ -1,0 +1,151 @@
+"""What Slurm has given to this job, and what it says of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+from launch.contract.errors import EnvironmentFault
+from launch.slurm.job_states import life
+
+ANSWER_SECONDS = 2.0
+"""For Slurm to say what became of the job: of the seconds that a job has from SIGTERM to SIGKILL (KillWait) few are
+sure."""
+ACCOUNTS_SECONDS = 0.2
+"""Between two questions to accounts that do not know yet."""
+CONTROLLER_SECONDS = 600.0
+RETURN_SECONDS = 10.0
+"""For nodes to report to a slurmctld that has come back: before that it makes no step on them, and srun asks again only
+after a minute."""
+PORTS = (10000, 32768)
+"""Where a port for ranks is looked for: below those that the kernel gives to outgoing connections, unless a site's
+begin even lower."""
+
+_DEFAULTS = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_")
+_STATE_OF_REASON = {"TimeLimit": "TIMEOUT", "NodeDown": "NODE_FAIL", "NodeFailure": "NODE_FAIL"}
+"""squeue says COMPLETING of a job that is being ended, whatever ended it; its reason may say more."""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The job that this process is in."""
+
+    job: str
+    """As squeue writes it: "123", or "123_4" of an array. Only so is one element named: "123" may be all of them."""
+    nodes: tuple[str, ...]
+    restarts: int = 0
+    """How often Slurm put the job back into the queue after it had begun."""
+
+    @staticmethod
+    def here(environment: Mapping[str, str] = os.environ) -> Optional[Allocation]:
+        """The allocation that this process runs in, None outside one.
+
+        Raises:
+            EnvironmentFault: scontrol, which names its nodes, does not.
+        """
+        job, nodes = environment.get("SLURM_JOB_ID"), environment.get("SLURM_JOB_NODELIST")
+        if job is None or nodes is None:
+            return None
+        if "SLURM_ARRAY_TASK_ID" in environment:
+            job = f"{environment['SLURM_ARRAY_JOB_ID']}_{environment['SLURM_ARRAY_TASK_ID']}"
+        names = ask("scontrol", "show", "hostnames", nodes)
+        if not names:
+            raise EnvironmentFault(f"scontrol show hostnames {nodes}: no answer; is scontrol on PATH in the job?")
+        return Allocation(job, tuple(names.split()), int(environment.get("SLURM_RESTART_COUNT", 0)))
+
+    def address(self) -> str:
+        """Where other nodes reach the first one: its name, where that resolves, else the address that Slurm uses."""
+        first = self.nodes[0]
+        try:
+            socket.getaddrinfo(first, None)
+            return first
+        except OSError:
+            shown = ask("scontrol", "--oneliner", "show", "node", first) or ""
+            known = re.search(r"\bNodeAddr=(\S+)", shown)
+            return known[1] if known else first
+
+    def failed_nodes(self) -> tuple[str, ...]:
+        """Those of its nodes that Slurm holds for down or failing."""
+        listed = ask("sinfo", "--noheader", "--Node", f"--nodes={','.join(self.nodes)}", "--format=%N %T") or ""
+        rows = [line.split() for line in listed.splitlines()]
+        return tuple(dict.fromkeys(name for name, state in rows if state.startswith(("down", "fail"))))
+
+    def wait_for_controller(self, give_up: Callable[[], bool]) -> None:
+        """Until slurmctld answers: without it srun makes no step. After ten minutes srun has to say so itself."""
+        asked = begun = time.monotonic()
+        while ask("squeue", "--noheader", f"--jobs={self.job}") is None:
+            if give_up() or time.monotonic() - begun > CONTROLLER_SECONDS:
+                return
+            time.sleep(1.0)
+            asked = time.monotonic()
+        # squeue itself tries for some seconds.
+        if asked > begun or time.monotonic() - asked > ANSWER_SECONDS:
+            time.sleep(RETURN_SECONDS)
+
+
+def job_state(job: str) -> Optional[str]:
+    """The state of ``job`` ("123" or "123_4") as Slurm tells it within two seconds, None where it does not; never
+    COMPLETING, which may be any end: the accounts learn of it a moment later.
+
+    A job within its grace time before a preemption is PREEMPTED already: what ends by itself until then ends for that.
+    """
+    deadline = time.monotonic() + ANSWER_SECONDS
+    fields = "State:30,Reason:60,PreemptTime:30"
+    seen = ask("squeue", "--noheader", f"--jobs={job}", "--states=all", f"--Format={fields}", seconds=ANSWER_SECONDS)
+    state = queue_state(seen or "")
+    if state is not None and state != "COMPLETING":
+        return state
+    options = ("--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State")
+    while True:
+        left = max(0.1, deadline - time.monotonic())
+        accounted = (ask("sacct", *options, seconds=left) or "").split()
+        if accounted and life(accounted[0]) == "ended":
+            return accounted[0]
+        if time.monotonic() + ACCOUNTS_SECONDS > deadline:
+            return None
+        time.sleep(ACCOUNTS_SECONDS)
+
+
+def queue_state(line: str) -> Optional[str]:
+    """The state in a line of squeue, which tells state, reason, and when a preemption began."""
+    words = line.split()
+    if len(words) < 3:
+        return None
+    state, reason, preempted = words[0], words[1], words[-1]
+    if state == "COMPLETING":
+        return _STATE_OF_REASON.get(reason, state)
+    return "PREEMPTED" if preempted != "N/A" and life(state) == "runs" else state
+
+
+def free_port() -> int:
+    """A port of this host on which nothing listens. Nobody keeps it until rank 0 takes it."""
+    low, high = PORTS
+    outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    if low < outgoing:
+        high = min(high, outgoing)
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", random.SystemRandom().randrange(low, high)))
+            return int(probe.getsockname()[1])
+
+
+def ask(*command: str, seconds: float = 10.0) -> Optional[str]:
+    """What a command of Slurm's prints, None where it fails or takes longer. What a user sets as its defaults (such as
+    SQUEUE_PARTITION) is of no account."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(_DEFAULTS)}
+    try:
+        done = subprocess.run(
+            command, text=True, capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL, env=own
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,46 @@
+"""What Slurm's accounting says of the memory of a step that was killed."""
+
+from __future__ import annotations
+
+import time
+
+from launch.slurm.allocation import ask
+
+PATIENCE_SECONDS = 5.0
+"""For accounting to hear of a step's end: it lags behind by a second or so."""
+_FIELDS = "JobName,State,MaxRSS,NNodes,TRESUsageInTot%200,AllocTRES%200"
+_RUNS = ("RUNNING", "PENDING", "")
+
+
+def over_memory(job: str, step_name: str) -> str:
+    """In words, what the step took and had, where it was ended for that; "" where it was not, or nobody says."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        listed = ask("sacct", "--noheader", "--parsable2", "--units=K", f"--jobs={job}", f"--format={_FIELDS}")
+        rows = [row.split("|") for row in (listed or "").splitlines()]
+        ended = [row for row in rows if row[0] == step_name and row[1] not in _RUNS]
+        if ended or time.monotonic() > deadline:
+            return verdict(*ended[-1][1:]) if ended else ""
+        time.sleep(0.5)
+
+
+def verdict(state: str, max_rss: str, nodes: str, used: str, granted: str) -> str:
+    """:func:`over_memory` of a step that was killed, from its row: sizes in kB ("204800K"), TRES as "cpu=4,mem=409600K".
+
+    OUT_OF_MEMORY is said only where a control group bounds memory. Where Slurm itself looks (OverMemoryKill), the step
+    is CANCELLED, and used more on a node than it had there: one task alone, or the nodes in the mean.
+    """
+    if state == "OUT_OF_MEMORY":
+        return "a process of the run took more host memory than the job has on its node"
+    had = _kilobytes(_memory_of(granted)) / max(1, int(nodes or 1))
+    took = max(_kilobytes(max_rss), _kilobytes(_memory_of(used)) / max(1, int(nodes or 1)))
+    return f"it took {took / 1024:.0f} MB of host memory on a node, of {had / 1024:.0f} MB" if took > had > 0 else ""
+
+
+def _memory_of(resources: str) -> str:
+    named = dict(pair.split("=", 1) for pair in resources.split(",") if "=" in pair)
+    return named.get("mem", "")
+
+
+def _kilobytes(size: str) -> float:
+    return float(size.removesuffix("K") or 0)

@@ -1,0 +1,1 @@
+"""In the job, a bundle: its supervisor, attempts and ranks' processes; no torch."""

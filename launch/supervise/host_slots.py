@@ -1,0 +1,69 @@
+"""A host's slots (its GPUs, or its CPU cores) and the queue for them.
+
+A slot is a locked file in the host's temporary folder, so that two sweeps of one user never share a GPU or time their
+runs against each other, and a slot whose holder died is free at once.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Optional
+
+from launch.common.file_lock import Lock
+
+POLL_SECONDS = 0.2
+
+
+class Slots:
+    """Slots held until :meth:`release` or the end of this process."""
+
+    def __init__(self, names: tuple[str, ...], locks: list[Lock]) -> None:
+        self.names = names
+        self._locks = locks
+
+    def release(self) -> None:
+        for lock in self._locks:
+            lock.release()
+
+
+def acquire(names: Sequence[str], count: int, give_up: Callable[[], bool]) -> Optional[Slots]:
+    """``count`` of the slots ``names``, as soon as so many are free; None once ``give_up`` says so.
+
+    Raises:
+        ValueError: the host has fewer slots than are asked for.
+    """
+    if count > len(names):
+        raise ValueError(f"{count} slots asked for, but this host has {len(names)}: {', '.join(names)}")
+    if count == 0:
+        return Slots((), [])  # in an allocation of Slurm's
+    while not give_up():
+        slots = _try_acquire(names, count)
+        if slots is not None:
+            return slots
+        time.sleep(POLL_SECONDS)
+    return None
+
+
+def _try_acquire(names: Sequence[str], count: int) -> Optional[Slots]:
+    folder = Path(tempfile.gettempdir()) / f"orchestrator-slots-{os.getuid()}"
+    # Whoever counts slots holds the door, so that two waiting bundles never keep half of what each needs.
+    door = Lock.try_acquire(folder / "door")
+    if door is None:
+        return None
+    held: list[tuple[str, Lock]] = []
+    try:
+        for name in names:
+            lock = Lock.try_acquire(folder / name)
+            if lock is not None:
+                held.append((name, lock))
+            if len(held) == count:
+                return Slots(tuple(name for name, _ in held), [lock for _, lock in held])
+    finally:
+        door.release()
+    for _, lock in held:
+        lock.release()
+    return None

@@ -1,0 +1,86 @@
+"""The ranks of one attempt on this host, under launch.train.torchrun_agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Optional
+
+from launch.common.atomic_files import read_json
+from launch.contract.paths import AttemptPaths
+from launch.contract.spec import RunSpec
+from launch.failures.diagnose import Diagnosis, Evidence, RankExit
+from launch.failures.evidence import events_of
+from launch.supervise.child_process import start
+from launch.supervise.oom_kills import oom_kills
+from launch.supervise.rank_environment import rank_variables
+
+GRACE_SECONDS = 5.0
+"""Between asking processes to end and ending them."""
+STACKS_SECONDS = 1.0
+"""For ranks to print their stacks."""
+
+
+class LocalRanks:
+    """Ranks that run beside this process."""
+
+    def __init__(self, attempt: AttemptPaths, variables: Mapping[str, str]) -> None:
+        self._attempt = attempt
+        self._killed_before = oom_kills()
+        self._ranks = start(
+            "launch.train.torchrun_agent", (str(attempt.root),), variables, attempt.logs / "launcher.log"
+        )
+
+    def poll(self) -> Optional[int]:
+        return self._ranks.poll()
+
+    def exits(self) -> tuple[RankExit, ...]:
+        oom_killed = oom_kills() > self._killed_before
+        try:
+            rows = read_json(self._attempt.exits)
+        except FileNotFoundError:
+            return ()
+        return tuple(RankExit(row["rank"], row["code"], oom_killed=oom_killed) for row in rows)
+
+    def print_stacks(self) -> None:
+        """SIGUSR1 makes each rank's faulthandler write all stacks to the rank's log."""
+        for lines in events_of(self._attempt).values():
+            pid = lines[0].get("pid") if lines else None
+            if pid is not None and _parent(pid) == self._ranks.pid:
+                os.kill(pid, signal.SIGUSR1)
+                os.kill(pid, signal.SIGCONT)  # a process that is stopped cannot print
+        time.sleep(STACKS_SECONDS)
+
+    def end(self) -> None:
+        self._ranks.terminate()
+        try:
+            self._ranks.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._ranks.kill()  # its ranks follow it (launch.common.parent_death)
+            self._ranks.wait()
+
+    def ask_scheduler(self, evidence: Evidence) -> Evidence:
+        """There is none here."""
+        return evidence
+
+    def where(self, diagnosis: Diagnosis) -> str:
+        """This host needs no name."""
+        return ""
+
+
+def local_variables(spec: RunSpec, cluster: Mapping[str, str], slot_names: tuple[str, ...]) -> dict[str, str]:
+    """For launch.train.torchrun_agent, which hands them on to ranks: of the host's GPUs they see those of the bundle's
+    slots."""
+    devices = ",".join(slot_names) if spec.placement.device == "cuda" else ""
+    return rank_variables(spec, cluster, {"CUDA_VISIBLE_DEVICES": devices})
+
+
+def _parent(pid: int) -> Optional[int]:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None

@@ -1,0 +1,66 @@
+"""One task of a step: ``python -m launch.supervise.slurm_rank ATTEMPT_FOLDER``, started by srun, once for each rank.
+
+It says to launch.train.worker which rank it is, and to the supervisor how that ended. It outlives it: Slurm signals all
+processes of a step, and only this one is left to tell what became of the other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from launch.common.atomic_files import write_json
+from launch.common.parent_death import PARENT
+from launch.contract.paths import AttemptPaths
+from launch.supervise.oom_kills import oom_kills
+
+
+def main(arguments: list[str]) -> int:
+    """The rank's exit code, 128 + n where signal n ended it."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # submitit's notice of preemption; the rank inherits that
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # asks the rank for its stacks
+    attempt = AttemptPaths(Path(arguments[0]))
+    place = place_of(os.environ)
+    killed_before = oom_kills()
+    worker = subprocess.Popen(
+        [sys.executable, "-u", "-m", "launch.train.worker", str(attempt.root)],
+        env={**os.environ, **place, PARENT: str(os.getpid())},
+    )
+    signal.signal(signal.SIGTERM, lambda *_: worker.terminate())
+    code = worker.wait()
+    rank = int(place["RANK"])
+    end = {"rank": rank, "code": code, "time": time.time(), "node": os.environ.get("SLURMD_NODENAME", "")}
+    write_json(attempt.rank_exit(rank), end | {"oom_killed": oom_kills() > killed_before})
+    return code if code >= 0 else 128 - code
+
+
+def place_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """What torch.distributed reads, from what srun says to a task (srun(1), OUTPUT ENVIRONMENT VARIABLES)."""
+    here = environment.get("SLURM_NTASKS_PER_NODE") or _tasks_on(
+        int(environment["SLURM_NODEID"]), environment["SLURM_STEP_TASKS_PER_NODE"]
+    )
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "WORLD_SIZE": environment["SLURM_NTASKS"],
+        "LOCAL_RANK": environment["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": str(here),
+    }
+
+
+def _tasks_on(node: int, counts: str) -> int:
+    """How many tasks the step has on its node number ``node``; ``counts`` is as Slurm writes them, "2(x3),1"."""
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts):
+        node -= int(times or 1)
+        if node < 0:
+            return int(count)
+    raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={counts} does not reach to node {node}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

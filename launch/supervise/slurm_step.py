@@ -1,0 +1,183 @@
+"""The ranks of one attempt as a step of a Slurm job: one srun, which starts launch.supervise.slurm_rank once for
+each."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from typing import Optional
+
+from launch.common.atomic_files import RecordError, read_json
+from launch.contract.bundle import Step
+from launch.contract.paths import AttemptPaths
+from launch.contract.spec import RunSpec
+from launch.failures.diagnose import Diagnosis, EndedBy, Evidence, RankExit, diagnose, is_explained
+from launch.slurm.allocation import Allocation, ask, free_port, job_state
+from launch.slurm.job_states import OUTCOME_OF_STATE, life
+from launch.slurm.step_memory import over_memory
+from launch.supervise.rank_environment import rank_variables
+
+STACKS_SECONDS = 1.0
+"""For ranks to print their stacks."""
+LEAVE_SECONDS = 30.0
+"""For a step to end by itself after a rank has failed. Slurm asks the others to (SIGTERM), and does not insist."""
+END_SECONDS = 60.0
+"""For the processes of a step to go after SIGKILL; Slurm gives up on them (UnkillableStepTimeout) as late."""
+FOR_SRUN = ("SLURM_CONF", "SLURM_JOB_ID")
+"""All that srun needs of the variables around it: where Slurm's configuration is, and the job to make a step of."""
+OF_DEVICES = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+"""What Slurm says of the supervisor's GPUs: on another node a step may have others. It says it to each rank anew."""
+
+
+class StepRanks:
+    """Ranks that run as a step of ``allocation``."""
+
+    def __init__(self, attempt: AttemptPaths, step: Step, allocation: Allocation, variables: Mapping[str, str]) -> None:
+        self._attempt = attempt
+        self._step = step
+        self._allocation = allocation
+        self._name = step_name(attempt)
+        self._seen_to_end: set[int] = set()
+        self._failed_at: Optional[float] = None
+        with open(attempt.logs / "launcher.log", "ab") as log:
+            self._srun = subprocess.Popen(
+                srun_command(step, attempt),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(variables),
+                start_new_session=True,
+            )
+
+    def poll(self) -> Optional[int]:
+        """srun's exit code, or minus the signal that ended a rank; None while it runs."""
+        code = self._srun.poll()
+        if code is None and self._should_have_ended():
+            self.end()
+            code = self._srun.wait()
+        return code if code is None or not 128 < code <= 128 + signal.SIGRTMAX else 128 - code
+
+    def exits(self) -> tuple[RankExit, ...]:
+        """Ranks that failed, the first one first. Read by name: a listing may be older than a file on another node."""
+        ranks = range(self._step.nodes * self._step.ranks_per_node)
+        found = {rank: self._exit_of(rank) for rank in ranks}
+        failed = [rank_exit for rank_exit in found.values() if rank_exit is not None and rank_exit.code != 0]
+        if failed and self._srun.poll() is not None and {rank_exit.code for rank_exit in failed} == {-signal.SIGTERM}:
+            # Slurm ended these for others, which were killed together with the process that was to tell of them.
+            failed += [RankExit(rank, -signal.SIGKILL) for rank in ranks if found[rank] is None]
+        return tuple(sorted(failed, key=lambda rank_exit: (rank_exit.time or 0.0, rank_exit.rank)))
+
+    def print_stacks(self) -> None:
+        """SIGUSR1 makes each rank's faulthandler write all stacks to the rank's log."""
+        step = self._find()
+        if step is not None:
+            ask("scancel", "--signal=USR1", step)
+            ask("scancel", "--signal=CONT", step)  # a process that is stopped cannot print
+            time.sleep(STACKS_SECONDS)
+
+    def end(self) -> None:
+        """End what there is of the step on any node, and return when nothing is left, or Slurm cannot end it.
+
+        srun may go before its step does, and does if it is killed: only the queue says that the nodes are free.
+        """
+        deadline = time.monotonic() + END_SECONDS
+        while time.monotonic() < deadline:
+            step = self._find()
+            if step is not None:
+                ask("scancel", step)
+            elif self._srun.poll() is not None:
+                return
+            else:
+                self._srun.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._srun.wait(1.0)
+        self._srun.kill()
+        self._srun.wait()
+
+    def ask_scheduler(self, evidence: Evidence) -> Evidence:
+        """``evidence`` with what Slurm says, where ranks do not explain their end."""
+        if is_explained(evidence):
+            return evidence
+        state = job_state(self._allocation.job)
+        if state is not None and state in OUTCOME_OF_STATE:
+            return dataclasses.replace(evidence, ended_by="job", job_state=state)
+        if evidence.ended_by == "job":
+            # SIGTERM, and the job goes on: somebody asked this supervisor alone to end, as without Slurm.
+            asked: EndedBy = "cancel" if state is not None and life(state) == "runs" else "job"
+            return dataclasses.replace(evidence, ended_by=asked)
+        if diagnose(evidence).failure_class == "SIGKILL":
+            return dataclasses.replace(evidence, over_memory=over_memory(self._allocation.job, self._name))
+        return evidence
+
+    def where(self, diagnosis: Diagnosis) -> str:
+        """The node of the rank that failed, or the nodes that did."""
+        if diagnosis.outcome == "NODE_FAIL":
+            # Of one node there is nothing to ask: what is asked now may be ended by the signal that ends the job.
+            nodes = self._allocation.nodes
+            return ",".join(nodes if len(nodes) == 1 else self._allocation.failed_nodes())
+        if diagnosis.rank is None:
+            return ""
+        said = self._exit_of(diagnosis.rank)
+        return said.node if said else self._allocation.nodes[diagnosis.rank // self._step.ranks_per_node]
+
+    def _exit_of(self, rank: int) -> Optional[RankExit]:
+        try:
+            return RankExit(**read_json(self._attempt.rank_exit(rank)))
+        except (FileNotFoundError, RecordError):
+            return None
+
+    def _find(self) -> Optional[str]:
+        """The step as scancel takes it ("123_4.0"), None where Slurm knows of none that runs."""
+        listed = ask("squeue", "--noheader", "--steps", f"--jobs={self._allocation.job}", "--format=%i %j") or ""
+        rows = (line.split(maxsplit=1) for line in listed.splitlines())
+        return next((step for step, *name in rows if name == [self._name]), None)
+
+    def _should_have_ended(self) -> bool:
+        """Whether a rank failed some time ago. Each rank's end is read once: there may be many, and one that stays."""
+        for path in self._attempt.rank_exits.glob("rank*.json"):
+            rank = int(path.stem.removeprefix("rank"))
+            if self._failed_at is None and rank not in self._seen_to_end:
+                self._seen_to_end.add(rank)
+                rank_exit = self._exit_of(rank)
+                self._failed_at = time.monotonic() if rank_exit is not None and rank_exit.code != 0 else None
+        return self._failed_at is not None and time.monotonic() - self._failed_at > LEAVE_SECONDS
+
+
+def step_name(attempt: AttemptPaths) -> str:
+    """Of this attempt alone within its job."""
+    return f"{attempt.root.parent.parent.name}.{attempt.number}"
+
+
+def srun_command(step: Step, attempt: AttemptPaths) -> list[str]:
+    """The profile's own arguments come last, so that they go before ours."""
+    return [
+        "srun",
+        "--overlap",  # the supervisor's step has its part of the first node
+        "--kill-on-bad-exit=1",
+        f"--nodes={step.nodes}",
+        f"--ntasks={step.nodes * step.ranks_per_node}",
+        f"--ntasks-per-node={step.ranks_per_node}",
+        f"--cpus-per-task={step.cpus_per_rank}",  # srun does not take it from the job since 22.05
+        "--distribution=block",
+        "--unbuffered",
+        "--input=none",
+        "--export=ALL",
+        f"--job-name={step_name(attempt)}",
+        *step.arguments,
+        step.python, "-u", "-m", "launch.supervise.slurm_rank", str(attempt.root),
+    ]  # fmt: skip
+
+
+def step_variables(
+    spec: RunSpec, cluster: Mapping[str, str], allocation: Allocation, inherited: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """For srun, which hands them on to ranks: where they meet is on the first node, where this process is."""
+    placing = {name: inherited[name] for name in FOR_SRUN if name in inherited}
+    placing |= {"MASTER_ADDR": allocation.address(), "MASTER_PORT": str(free_port())}
+    kept = {name: value for name, value in inherited.items() if name not in OF_DEVICES}
+    return rank_variables(spec, cluster, placing, kept)

@@ -1,0 +1,157 @@
+"""A bundle's only supervisor: makes its attempts one after another, each as a fresh process group.
+
+It runs in a Slurm job and on a laptop alike; submitit merely starts it. It alone writes outcomes while it lives. Started
+twice it works once: a lock says that it lives, and an attempt whose folder exists is never made again. If it dies, its
+ranks die with it (launch.common.parent_death, or Slurm) and the attempt at hand is left without an outcome.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Optional
+
+from launch.common.atomic_files import JsonLines, RecordError, read_json, read_json_lines, write_json
+from launch.common.file_lock import Lock, holder, this_process
+from launch.contract.bundle import BundleOrder, order_from_json
+from launch.contract.cancellation import read_cancellation
+from launch.contract.paths import AttemptPaths, BundlePaths
+from launch.contract.records import read_spec
+from launch.contract.spec import RunSpec
+from launch.failures.diagnose import EndedBy, ended_by_job, without_spec
+from launch.failures.evidence import events_of, phases_of
+from launch.slurm.allocation import Allocation
+from launch.supervise import host_slots
+from launch.supervise.attempt import Ranks, outcome_of, see_through
+from launch.supervise.child_process import Tracker
+from launch.supervise.local_ranks import LocalRanks, local_variables
+from launch.supervise.slurm_step import StepRanks, step_variables
+
+GATHER_SECONDS = 30.0
+"""How long trackers may go on delivering after the bundle's last run has ended."""
+LOCK_SECONDS = 120.0
+"""How long a job waits for the bundle's lock: a file system may keep that of a node that has died for a while."""
+
+
+class Supervisor:
+    """The supervision of one bundle by this process; ``job`` is the bundle's own Slurm job, None on a host."""
+
+    def __init__(self, bundle: BundlePaths, order: BundleOrder, job: Optional[Allocation]) -> None:
+        self._bundle = bundle
+        self._order = order
+        self._job = job
+        self._asked_to_end = False
+        self._trackers: list[Tracker] = []
+
+    def run(self) -> None:
+        """Make every attempt of the order that has not been begun, until asked to end."""
+        signal.signal(signal.SIGTERM, self._end)
+        signal.signal(signal.SIGINT, self._end)
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # submitit's notice of preemption; attempts are ours to retry
+        held = host_slots.acquire(self._order.slot_names, self._order.slots, self._nothing_is_wanted)
+        if held is None:
+            return
+        number = self._note_allocation()
+        if self._job is not None and self._job.restarts > 0:
+            self._close_requeued(f"{self._order.bundle_id}.{number - 1}")
+        for run_id, attempt in self._attempts():
+            if attempt.root.exists() or self._asked(run_id) is not None:
+                continue
+            if self._job is not None:
+                self._job.wait_for_controller(give_up=lambda: self._asked_to_end)
+            if self._asked(run_id) is None:
+                self._make(run_id, attempt, f"{self._order.bundle_id}.{number}", held.names)
+        held.release()
+        in_haste = self._asked_to_end and self._job is not None
+        deadline = time.monotonic() + (0.0 if in_haste else GATHER_SECONDS)
+        for tracker in self._trackers:
+            tracker.finish(deadline - time.monotonic())
+
+    def _attempts(self) -> Iterator[tuple[str, AttemptPaths]]:
+        return ((run_id, self._bundle.sweep.run(run_id).attempt(k)) for run_id, k in self._order.schedule)
+
+    def _make(self, run_id: str, attempt: AttemptPaths, allocation: str, slot_names: tuple[str, ...]) -> None:
+        attempt.logs.mkdir(parents=True)
+        try:
+            spec = read_spec(attempt.spec)
+        except (OSError, RecordError, KeyError, TypeError, ValueError) as error:
+            write_json(attempt.outcome, asdict(outcome_of(without_spec(error), allocation, time.time())))
+            return
+        ranks, variables = self._start(spec, attempt, slot_names)
+        if self._order.tracking is not None:
+            self._trackers.append(Tracker(attempt, self._order.tracking, variables))
+        see_through(attempt, ranks, self._order.limits, allocation, lambda: self._asked(run_id))
+
+    def _start(
+        self, spec: RunSpec, attempt: AttemptPaths, slot_names: tuple[str, ...]
+    ) -> tuple[Ranks, Mapping[str, str]]:
+        order = self._order
+        if order.step is not None and self._job is not None:
+            variables = step_variables(spec, order.environment, self._job)
+            return StepRanks(attempt, order.step, self._job, variables), variables
+        variables = local_variables(spec, order.environment, slot_names)
+        return LocalRanks(attempt, variables), variables
+
+    def _note_allocation(self) -> int:
+        """The number of this supervision: attempts that share it met the same devices, minutes apart."""
+        number = 1 + sum(1 for _ in read_json_lines(self._bundle.allocations))
+        job, nodes = (self._job.job, self._job.nodes) if self._job is not None else ("", ())
+        with JsonLines(self._bundle.allocations) as lines:
+            line = {"allocation": number, "time": time.time(), "job": job, "nodes": nodes}
+            lines.write({**line, **asdict(this_process())})
+        return number
+
+    def _close_requeued(self, allocation: str) -> None:
+        """What this job had begun when Slurm put it back into the queue: no process of that is left."""
+        for _, attempt in self._attempts():
+            if attempt.root.exists() and not attempt.outcome.exists():
+                events = events_of(attempt)
+                started = min((lines[0]["time"] for lines in events.values() if lines), default=time.time())
+                diagnosis = ended_by_job("REQUEUED", phases_of(events).get(0, "init"))
+                write_json(attempt.outcome, asdict(outcome_of(diagnosis, allocation, started)))
+
+    def _nothing_is_wanted(self) -> bool:
+        return all(self._asked(run_id) is not None for run_id, _ in self._order.schedule)
+
+    def _asked(self, run_id: str) -> Optional[EndedBy]:
+        """Who asks for the end of a run. Slurm ends a job by SIGTERM first."""
+        if self._asked_to_end:
+            return "cancel" if self._job is None else "job"
+        cancellation = read_cancellation(self._bundle)
+        return "cancel" if cancellation is not None and cancellation.covers(run_id) else None
+
+    def _end(self, _signal: int, _frame: Optional[FrameType]) -> None:
+        self._asked_to_end = True
+
+
+def supervise(folder: str) -> None:
+    """Supervise the bundle in ``folder`` unless a living process does.
+
+    Raises:
+        SystemExit: the bundle is one of a Slurm job, and this is none, or another has held its lock for two minutes.
+    """
+    bundle = BundlePaths(Path(folder).absolute())
+    order = order_from_json(read_json(bundle.order))
+    job = Allocation.here() if order.step is not None else None
+    if order.step is not None and job is None:
+        raise SystemExit(f"bundle {order.bundle_id} is run by srun, and this process is in no Slurm job (SLURM_JOB_ID)")
+    deadline = time.monotonic() + (LOCK_SECONDS if job is not None else 0.0)
+    while (lock := Lock.try_acquire(bundle.lock)) is None:
+        if job is None:
+            return
+        if time.monotonic() > deadline:
+            owner = holder(bundle.lock)
+            whose = f"process {owner.pid} on {owner.host}" if owner else "a process that has not said which it is"
+            raise SystemExit(f"bundle {order.bundle_id} is supervised by {whose}, and has been for {LOCK_SECONDS:g} s")
+        time.sleep(1.0)
+    Supervisor(bundle, order, job).run()
+    lock.release()
+
+
+if __name__ == "__main__":
+    supervise(sys.argv[1])

@@ -1,0 +1,317 @@
+"""Follows a run's metrics into Weights & Biases, in a process of its own.
+
+    python -m launch.supervise.wandb_tracker ATTEMPT_DIR --settings '{"project": "graphs", "group": "tiny_moe"}'
+
+A process that captures CUDA graphs must hold no tracker's threads, and no step may wait for a network. So this process
+only reads what the run records, and the run does not know of it: it may be killed at any moment, and running it again
+delivers the whole attempt. It ends when the attempt has an outcome, or when its standard input does:
+launch.supervise.supervisor holds the other end of that pipe, so an end of file says that the supervisor is gone.
+
+Whatever goes wrong with Weights & Biases is one line on standard output and exit code 0. The API key is read from the
+environment or from netrc by wandb itself; it stands in no file and on no command line of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import math
+import netrc
+import os
+import secrets
+import select
+import shutil
+import signal
+import statistics
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from launch.common.redact import redact
+from launch.contract.paths import AttemptPaths, SweepPaths
+from launch.contract.records import Outcome, read_outcome, read_spec, step_from_json
+from launch.contract.spec import RunSpec, spec_to_json
+
+if TYPE_CHECKING:
+    import wandb
+
+TrackMode = Literal["auto", "online", "offline", "disabled"]
+
+POLL_SECONDS = 1.0
+REACH_SECONDS = 3.0
+FINISH_SECONDS = 25.0
+"""For uploading what is left; less than launch.supervise.supervisor waits, so that a tracker says itself what it could
+not deliver."""
+
+QUIET: Mapping[str, Any] = {
+    "silent": True,
+    "console": "off",
+    "disable_git": True,
+    "disable_code": True,
+    "disable_job_creation": True,
+    "save_code": False,
+    "symlink": False,
+    "finish_timeout": FINISH_SECONDS,
+    "finish_timeout_raises": True,
+    "x_disable_machine_info": True,
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "x_save_requirements": False,
+}
+"""wandb settings that keep it to what we log: no console, code, git, packages or machine, and an end to its waiting."""
+
+
+@dataclass(frozen=True)
+class TrackSettings:
+    """Where a sweep's runs go. ``group`` is the sweep's name; ``entity`` None is the key owner's default.
+
+    Raises:
+        ValueError: ``mode`` is not one of auto, online, offline, disabled.
+    """
+
+    project: str
+    group: str
+    entity: str | None = None
+    mode: TrackMode = "auto"
+    tags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(TrackMode):
+            raise ValueError(f"tracking mode={self.mode!r} is unknown; use one of {', '.join(get_args(TrackMode))}")
+
+
+def settings_from_json(content: Mapping[str, Any]) -> TrackSettings:
+    """The settings whose ``dataclasses.asdict`` is ``content``; what has a default may be left out.
+
+    Raises:
+        TypeError: a key is missing or unknown.
+        ValueError: a value is not one that its field takes.
+    """
+    return TrackSettings(**dict(content) | {"tags": tuple(content.get("tags", ()))})
+
+
+# --- what a tracker is told -----------------------------------------------------------------------------------------
+
+
+def run_config(spec: RunSpec, attempt: AttemptPaths) -> dict[str, Any]:
+    """The resolved spec, and the names to group and filter by."""
+    names = {"workload_id": spec.workload_id, "task_id": spec.task_id}
+    return spec_to_json(spec) | names | {"run_id": _run_id(attempt), "attempt": attempt.number}
+
+
+def run_summary(outcome: Outcome | None, measured_ms: Sequence[float]) -> dict[str, Any]:
+    """How an attempt ended and the median step time (milliseconds) of its measured steps, as far as both are known."""
+    summary: dict[str, Any] = {}
+    if outcome is not None:
+        summary |= {"outcome": outcome.outcome, "phase": outcome.phase, "failure_class": outcome.failure_class}
+    if measured_ms:
+        # A median is undefined among NaNs: the sort that it rests on depends on their places.
+        finite = all(map(math.isfinite, measured_ms))
+        summary["median_step_time_ms"] = statistics.median(measured_ms) if finite else math.nan
+    return summary
+
+
+def follow(attempt: AttemptPaths) -> Iterator[dict[str, Any]]:
+    """The attempt's steps as they are written, from the first, until the attempt or the supervisor ends."""
+    tail = Tail(attempt.metrics)
+    ended = False
+    while not ended:
+        # The end is looked for before the rest is read, so that nothing written before it is missed.
+        ended = attempt.outcome.exists() or _supervisor_is_gone(POLL_SECONDS)
+        yield from tail.read()
+
+
+class Tail:
+    """Reads each whole line of a growing file once; a line still being written waits for the next read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                whole, newline, _torn = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return
+        self._offset += len(whole + newline)
+        for line in whole.splitlines():
+            yield step_from_json(json.loads(line))
+
+
+def _supervisor_is_gone(timeout: float) -> bool:
+    """Whether standard input has ended, waiting at most ``timeout`` seconds for it to."""
+    readable, _, _ = select.select([0], [], [], timeout)
+    return bool(readable) and not os.read(0, 4096)
+
+
+# --- where it goes --------------------------------------------------------------------------------------------------
+
+
+def why_offline(base_url: str) -> str | None:
+    """What stands between this process and the server at ``base_url``, in words; None where nothing does."""
+    if not _has_key(urllib.parse.urlsplit(base_url).netloc):
+        return "no API key is configured (WANDB_API_KEY or netrc)"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(base_url, method="HEAD"), timeout=REACH_SECONDS):
+            return None
+    except urllib.error.HTTPError:
+        return None  # It answered.
+    except (OSError, http.client.HTTPException) as error:
+        return f"{base_url} cannot be reached ({error})"
+
+
+def _has_key(host: str) -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    try:
+        return netrc.netrc(path).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def choose_mode(settings: TrackSettings, base_url: str) -> Literal["online", "offline", "disabled"]:
+    """The recipe's mode; for auto WANDB_MODE's, where it asks for less than online, and else what is possible."""
+    if settings.mode != "auto":
+        return settings.mode
+    asked = os.environ.get("WANDB_MODE")
+    if asked == "disabled":
+        return "disabled"
+    reason = "WANDB_MODE says so" if asked == "offline" else why_offline(base_url)
+    if reason is None:
+        return "online"
+    say(f"offline, as {reason}; upload later with: wandb sync tracking/wandb/offline-run-* (in the sweep's folder)")
+    return "offline"
+
+
+def tracker_id(attempt: AttemptPaths, tracking: Path) -> str:
+    """The W&B id of ``attempt``: the same each time, and another one in every other sweep.
+
+    A run_id is a digest of what determines the run, so two people who run one recipe into one project share it. A
+    token made once for the sweep's folder keeps their runs apart.
+    """
+    path, token = tracking / "id", secrets.token_hex(4)
+    tracking.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        beside = tracking / f".id.{token}"
+        beside.write_text(token)
+        try:
+            os.link(beside, path)  # Unlike a rename it leaves another tracker's token standing.
+        except FileExistsError:
+            pass
+        finally:
+            beside.unlink()
+    return f"{_run_id(attempt)}-a{attempt.number}-{path.read_text()}"
+
+
+def _run_id(attempt: AttemptPaths) -> str:
+    return attempt.spec.parent.name
+
+
+# --- the process ----------------------------------------------------------------------------------------------------
+
+
+def track(attempt: AttemptPaths, settings: TrackSettings) -> None:
+    """Deliver ``attempt`` from its first step, following it until it ends.
+
+    Raises:
+        Exception: whatever wandb raises; nothing of the attempt's records is touched.
+    """
+    tracking = SweepPaths(attempt.root.parents[3]).tracking
+    wandb = _import_wandb(tracking)
+    quiet = {key: value for key, value in QUIET.items() if key in wandb.Settings.model_fields}
+    mode = choose_mode(settings, wandb.setup(wandb.Settings(**quiet)).settings.base_url)
+    if mode == "disabled":
+        return say("disabled; metrics stay in metrics.jsonl")
+    spec = read_spec(attempt.spec)
+    run = wandb.init(
+        project=settings.project,
+        entity=settings.entity,
+        id=tracker_id(attempt, tracking),
+        name=f"{_run_id(attempt)}-a{attempt.number}",
+        group=settings.group,
+        job_type="graphed" if spec.graphed else "eager",
+        tags=settings.tags,
+        config=run_config(spec, attempt),
+        dir=tracking,
+        mode=mode,
+        resume="allow",
+    )
+    if mode == "online":
+        say(f"online at {run.url}")
+    deliver(attempt, run)
+
+
+def _import_wandb(tracking: Path) -> Any:
+    """wandb, told before it is imported to keep its cache in the sweep and to report nothing of its own."""
+    os.environ.setdefault("WANDB_CACHE_DIR", str(tracking / "cache"))
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
+    return wandb
+
+
+def deliver(attempt: AttemptPaths, run: wandb.Run) -> None:
+    """Log every step, then the summary, and finish ``run``; W&B shows it failed where its results are not intact."""
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+    measured_ms = []
+    for step in follow(attempt):
+        if step["phase"] == "measure":
+            measured_ms.append(step["step_time_ms"])
+        if step["step"] >= run.starting_step:  # The server has the earlier ones, from a tracker that was killed.
+            run.log(step, step=step["step"], commit=True)
+    outcome = read_outcome(attempt)
+    run.summary.update(run_summary(outcome, measured_ms))
+    run.finish(exit_code=0 if outcome is not None and outcome.results_intact else 1)
+    if outcome is not None:
+        _remove_superseded(run.id, keep=Path(run.settings.sync_dir))
+
+
+def _remove_superseded(run_id: str, keep: Path) -> None:
+    """Remove what earlier trackers left to upload of this attempt, now that all of it is delivered in ``keep``."""
+    for folder in keep.parent.glob(f"offline-run-*-{run_id}*"):
+        if folder != keep:
+            shutil.rmtree(folder)
+
+
+def explain(error: Exception) -> str:
+    """What ended a tracker early, in one line, and the way out."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "wandb":
+        return "wandb is not installed; metrics stay in metrics.jsonl (pip install wandb)"
+    reason = next(iter(str(error).splitlines()), "")
+    return f"ended early, {type(error).__name__}: {reason}; metrics stay in metrics.jsonl, run this again to upload"
+
+
+def say(message: str) -> None:
+    sys.stdout.write(f"tracking: {redact(message)}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m launch.supervise.wandb_tracker", description="Follow an attempt into W&B."
+    )
+    parser.add_argument("attempt", type=Path, help="<sweep>/runs/<run>/attempts/<k>")
+    parser.add_argument("--settings", type=json.loads, required=True, help="TrackSettings, as a JSON object")
+    options = parser.parse_args()
+    # An interrupt from the keyboard, or from the W&B page's stop button, is launch.supervise.supervisor's to act upon.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(10)
+    try:
+        track(AttemptPaths(options.attempt.resolve()), settings_from_json(options.settings))
+    except Exception as error:  # A tracker that fails must never fail a run.
+        say(explain(error))
+        os._exit(0)  # wandb's exit handlers would wait for, or complain of, what has just failed.
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""In the job, a rank: the worker and its training loop."""

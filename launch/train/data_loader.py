@@ -1,0 +1,121 @@
+"""Where tokens come from: a sequence is a pure function of (seed, step, its index in the global batch).
+
+So every layout and both twins of a pair see the same tokens, and any sequence can be had without those before it.
+Randomness is counter-based: Philox (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) with the
+seed as its key and (step, index) as its counter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from launch.contract.errors import DataError
+from launch.contract.spec import Data, RunSpec
+from launch.data.fields import check_fields, check_length
+from launch.data.indexed_dataset import IndexedPair, open_pair
+from launch.data.text_files import Text, read_text
+
+
+class TokenSource(Protocol):
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the content, in hexadecimal digits."""
+
+    def sequence(self, step: int, index: int, length: int) -> torch.Tensor:
+        """Tokens of sequence ``index`` of the global batch of ``step``: int64 of shape (length,).
+
+        Raises:
+            DataError: the source is shorter than ``length``, or a token is not in the vocabulary.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class StreamSource:
+    """Each sequence is a stretch of one stream of tokens that begins anywhere, across the borders of documents.
+
+    Megatron-Core's GPTDataset cuts its stream across documents likewise, there in steps of the sequence length.
+    """
+
+    stream: Text | IndexedPair
+    vocab_size: int
+    seed: int
+
+    @property
+    def digest(self) -> str:
+        return self.stream.digest
+
+    def sequence(self, step: int, index: int, length: int) -> torch.Tensor:
+        held = len(self.stream.tokens)
+        check_length(self.stream.name, held, length)
+        places = held - length + 1
+        start = int(_random(self.seed, step, index, 1)[0] % np.uint64(places))
+        tokens = np.array(self.stream.tokens[start : start + length], np.int64)
+        self._check_vocabulary(tokens, start)
+        return torch.from_numpy(tokens)
+
+    def _check_vocabulary(self, tokens: npt.NDArray[np.int64], start: int) -> None:
+        """Here and not on the device, where an index beyond the embedding is undefined or ends the process."""
+        outside = np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))
+        if outside.size:
+            place = int(outside[0])
+            raise DataError(
+                f"{self.stream.name} holds token {tokens[place]} at position {start + place}, which is not in the "
+                f"vocabulary of model.vocab_size={self.vocab_size}; set the model's vocabulary to that of the "
+                f"tokenizer which wrote the data, or name data for this one"
+            )
+
+
+@dataclass(frozen=True)
+class SyntheticSource:
+    """Uniformly random tokens below ``vocab_size``: for speed alone, there is nothing in them to learn."""
+
+    vocab_size: int
+    seed: int
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(f"synthetic {self.vocab_size} {self.seed}".encode()).hexdigest()
+
+    def sequence(self, step: int, index: int, length: int) -> torch.Tensor:
+        tokens = _random(self.seed, step, index, length) % np.uint64(self.vocab_size)
+        return torch.from_numpy(tokens.astype(np.int64))
+
+
+def open_source(data: Data, vocab_size: int, seed: int) -> TokenSource:
+    """The source that ``data`` describes.
+
+    Raises:
+        DataError: the fields do not fit each other or ``vocab_size``, or what they name is not there, is empty, cannot
+            be read or is damaged.
+        EnvironmentFault: the tokenizers library is needed and not installed.
+    """
+    check_fields(data, vocab_size)
+    if data.kind == "synthetic":
+        return SyntheticSource(vocab_size, seed)
+    if data.kind == "indexed" and data.path is not None:
+        return StreamSource(open_pair(data.path), vocab_size, seed)
+    return StreamSource(read_text(data, vocab_size), vocab_size, seed)
+
+
+def batch(source: TokenSource, spec: RunSpec, step: int, dp_rank: int) -> torch.Tensor:
+    """One rank's tokens of one step: int64 of shape (micro-batches, micro-batch size, sequence length + 1).
+
+    Micro-batch m of data-parallel rank r holds the sequences from (m * dp + r) * micro-batch size on, so that the
+    ranks' m-th micro-batches together are one stretch of the global batch.
+    """
+    size, dp = spec.training.micro_batch_size, spec.parallelism.dp
+    length = spec.training.sequence_length + 1
+    starts = [(m * dp + dp_rank) * size for m in range(spec.num_microbatches)]
+    sequences = [source.sequence(step, start + i, length) for start in starts for i in range(size)]
+    return torch.stack(sequences).view(spec.num_microbatches, size, length)
+
+
+def _random(seed: int, step: int, index: int, count: int) -> npt.NDArray[np.uint64]:
+    # The lowest word counts the numbers drawn, so streams of different (step, index) never meet.
+    return np.random.Philox(key=seed % 2**64, counter=[0, 0, index, step]).random_raw(count)

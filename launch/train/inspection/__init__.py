@@ -1,0 +1,1 @@
+"""Which lines of a step cannot be captured, for `advise`."""

@@ -1,0 +1,153 @@
+"""A close look at some steps: how long their kernels are, and which lines of code could not be captured.
+
+Two passes. One runs on CUDA alone, under the profiler and with PyTorch's warnings of synchronisation
+(``torch.cuda.set_sync_debug_mode``); the other sees every operator that is dispatched, and compares the steps. None of
+that is timed, and none of it changes what a step computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Optional, TextIO
+
+import numpy as np
+import torch
+
+from launch.contract.inspection import BOUNDS_US, Finding, FindingKind, Inspection, Kernels, KernelTime
+from launch.train.inspection.dispatch_trace import Operators, Seen, default_generators, differences
+from launch.train.inspection.source_line import NOWHERE, Line, line_at_hand
+from launch.train.telemetry.profiler import calls_of, is_kernel, trace, waits_of
+
+INSPECTED_STEPS = 2
+"""The least that can be compared."""
+MOST_KERNELS = 8
+LONGEST_NAME = 120
+"""Characters of a kernel's name; templates of C++ go on for thousands."""
+_WARNING = "called a synchronizing CUDA operation"
+"""What PyTorch warns with (c10/cuda/CUDAFunctions.cpp, warn_or_error_on_sync)."""
+
+Step = Callable[[torch.Tensor], object]
+
+
+def inspect(step: Step, batches: Sequence[torch.Tensor]) -> Inspection:
+    """Run ``step`` on each of ``batches``, of which there are two or more and no two are alike; on CUDA twice. A
+    collective call of all ranks."""
+    if batches[0].device.type == "cpu":
+        return Inspection(_dispatched(step, batches))
+    waited: list[Seen] = []
+    compiled = _compiled()
+
+    def work() -> None:
+        with _told_of_waits(waited):
+            for batch in batches:
+                step(batch)
+
+    events = trace(work)
+    compiled = _compiled() - compiled
+    return Inspection(
+        (*_findings(waited, len(batches)), *_dispatched(step, batches)),
+        kernels_of([(event.name(), event.duration_ns()) for event in events if is_kernel(event)], len(batches)),
+        waits_of(calls_of(events)) / len(batches),
+        compiled,
+    )
+
+
+# --- the host waits for the device ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _told_of_waits(waited: list[Seen]) -> Iterator[None]:
+    """PyTorch warns where it waits: the warning's place is the innermost line of Python, and so its cause."""
+    mode, shown = torch.cuda.get_sync_debug_mode(), warnings.showwarning
+
+    def note(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int,
+        file: Optional[TextIO] = None, line: Optional[str] = None,
+    ) -> None:  # fmt: skip
+        if _WARNING in str(message):
+            waited.append(Seen("synchronisation", line_at_hand()))
+        else:
+            shown(message, category, filename, lineno, file, line)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        warnings.filterwarnings("always", message=_WARNING)
+        warnings.showwarning = note
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+
+
+# --- kernels --------------------------------------------------------------------------------------------------------
+
+
+def kernels_of(ran: Sequence[tuple[str, int]], steps: int) -> Kernels:
+    """Of the (name, nanoseconds) of each kernel that ``steps`` steps ran."""
+    lengths = np.array([nanoseconds for _, nanoseconds in ran]) / 1e3
+    parted = np.bincount(np.searchsorted(BOUNDS_US, lengths, side="right"), minlength=len(BOUNDS_US) + 1)
+    counts, totals = Counter(name for name, _ in ran), Counter[str]()
+    for name, nanoseconds in ran:
+        totals[name] += nanoseconds
+    longest = sorted(totals.items(), key=lambda item: (-item[1], item[0]))[:MOST_KERNELS]
+    return Kernels(
+        tuple((parted / steps).tolist()),
+        float(np.median(lengths)) if len(lengths) else 0.0,
+        tuple(KernelTime(name[:LONGEST_NAME], counts[name] / steps, total / steps / 1e6) for name, total in longest),
+    )
+
+
+def _compiled() -> int:
+    """How many functions Dynamo has compiled in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
+
+
+# --- operators ------------------------------------------------------------------------------------------------------
+
+
+def _dispatched(step: Step, batches: Sequence[torch.Tensor]) -> tuple[Finding, ...]:
+    """What differs between steps, and what numbers are drawn from."""
+    generators = default_generators(batches[0].device)
+    before = [generator.get_state() for generator in generators]
+    operations, drawn = [], []
+    for batch in batches:
+        with Operators(generators) as seen:
+            step(batch)
+        operations.append(seen.operations)
+        drawn += seen.drawn
+    drawn += _drawn_unseen(generators, before, drawn)
+    changes = [change for later in operations[1:] for change in differences(operations[0], later)]
+    return (*_findings(changes, len(batches) - 1), *_findings(drawn, len(batches)))
+
+
+def _drawn_unseen(
+    generators: Mapping[torch.Generator, FindingKind], before: Sequence[torch.Tensor], drawn: Sequence[Seen]
+) -> list[Seen]:
+    """Generators that have moved, though no operator was seen to draw from them: compiled code and libraries do that."""
+    known = {seen.kind for seen in drawn}
+    return [
+        Seen(kind, NOWHERE, "in compiled code or a library")
+        for (generator, kind), state in zip(generators.items(), before, strict=True)
+        if kind not in known and not torch.equal(generator.get_state(), state)
+    ]
+
+
+def _findings(seen: Sequence[Seen], steps: int) -> list[Finding]:
+    """One a line and kind, in the order in which they were seen first. Shapes that change on no line known are left out
+    where a line tells of some: the backward pass does as the forward pass did."""
+    counts = Counter((one.kind, one.line) for one in seen)
+    details: dict[tuple[FindingKind, Line], str] = {}
+    for one in seen:
+        details.setdefault((one.kind, one.line), one.detail)
+    told = any(kind == "shape" and line != NOWHERE for kind, line in counts)
+    return [
+        Finding(kind, line.name, line.number, line.function, line.code, count / steps, details[kind, line])
+        for (kind, line), count in counts.items()
+        if not (told and kind == "shape" and line == NOWHERE)
+    ]

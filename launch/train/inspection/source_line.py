@@ -1,0 +1,53 @@
+"""Which line of code is being executed: of this checkout, told without its folder."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple, Optional
+
+from launch.common.redact import redact
+
+_FOLDER = Path(__file__).resolve().parent
+_CHECKOUT = _FOLDER.parents[2]
+_LOOKING = frozenset(str(_FOLDER / name) for name in ("source_line.py", "dispatch_trace.py", "capture_blockers.py"))
+"""Code that looks at other code, and is never what is meant."""
+
+
+class Line(NamedTuple):
+    """``file`` is a whole path; empty where no line of this checkout is at hand."""
+
+    file: str
+    number: int
+    function: str
+
+    @property
+    def name(self) -> str:
+        """The file as it is told from the checkout."""
+        return Path(self.file).relative_to(_CHECKOUT).as_posix() if self.file else ""
+
+    @property
+    def code(self) -> str:
+        return redact(linecache.getline(self.file, self.number).strip()) if self.file else ""
+
+
+NOWHERE = Line("", 0, "")
+
+
+def line_at_hand() -> Line:
+    """The innermost line of this checkout that this thread is in; nowhere in a thread that autograd began."""
+    frame: Optional[FrameType] = sys._getframe()
+    while frame is not None:
+        if _is_ours(frame.f_code.co_filename):
+            return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
+        frame = frame.f_back
+    return NOWHERE
+
+
+@lru_cache(maxsize=1024)
+def _is_ours(file: str) -> bool:
+    path = Path(file)
+    return path.is_relative_to(_CHECKOUT) and "site-packages" not in path.parts and file not in _LOOKING

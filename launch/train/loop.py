@@ -1,0 +1,82 @@
+"""The training loop: phases, timing, records. It knows engines by their protocol only.
+
+    init -> build -> warmup -> capture -> settle -> measure -> probe -> teardown
+
+An eager run has no capture. ``settle`` is the first steps after the capture, which still pay for it (allocator, caches,
+clocks); ``measure`` is what speed is read from.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from launch.contract.errors import CaptureError
+from launch.contract.parallel_dims import ParallelDims
+from launch.contract.records import Phase
+from launch.contract.spec import RunSpec
+from launch.engines.protocol import Engine, Mesh, StepKind
+from launch.train.data_loader import TokenSource, batch
+from launch.train.inspection.capture_blockers import INSPECTED_STEPS, inspect
+from launch.train.telemetry.event_log import Recorder
+from launch.train.telemetry.profiler import PROBED_STEPS, probe
+from launch.train.telemetry.step_metrics import Metrics, PendingStep, StepTimer
+
+SETTLE_STEPS = 2
+"""Steps left out of the measured window after a capture (after the warm-up, in an eager run)."""
+
+
+def train(spec: RunSpec, mesh: Mesh, source: TokenSource, engine: Engine, recorder: Recorder, metrics: Metrics) -> None:
+    """Run all steps of ``spec``; on return every step is on disk and the recorder stands in ``teardown``.
+
+    Raises:
+        NumericError: a step's loss or gradient norm was not finite; the steps up to it are on disk.
+        CaptureError: the engine captured in another step than it declared, or failed to capture.
+    """
+    tokens = spec.training.global_batch_size * spec.training.sequence_length
+    dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", mesh.rank)
+    capture_step = engine.capture_step
+    last_unsettled = spec.cuda_graph.warmup_steps - 1 if capture_step is None else capture_step
+
+    def tokens_of(step: int) -> torch.Tensor:
+        return batch(source, spec, step, dp_rank).to(mesh.device)
+
+    for step in range(spec.training.steps):
+        phase = phase_of(step, capture_step, last_unsettled)
+        if phase != recorder.phase:
+            metrics.flush()
+        recorder.enter(phase, step)
+        tensors = tokens_of(step)
+        timer = StepTimer(mesh.device)
+        timer.begin()
+        result = engine.step(tensors)
+        timer.end()
+        _check_kind(step, phase, result.kind)
+        metrics.add(PendingStep(step, result.loss, result.grad_norm, timer, tokens, phase, result.digests))
+        if phase == "capture":
+            metrics.flush()
+            recorder.capture(engine.graph_stats())
+    metrics.flush()
+    recorder.enter("probe", spec.training.steps)
+    recorder.proof(engine.graph_stats())
+    if mesh.device.type == "cuda":
+        probed = range(spec.training.steps, spec.training.steps + PROBED_STEPS)
+        recorder.probe(probe(engine.step, [tokens_of(step) for step in probed]))
+    if spec.inspect:
+        further = range(spec.training.steps, spec.training.steps + INSPECTED_STEPS)
+        recorder.inspection(inspect(engine.step, [tokens_of(step) for step in further]))
+    recorder.enter("teardown", spec.training.steps)
+
+
+def phase_of(step: int, capture_step: int | None, last_unsettled: int) -> Phase:
+    """The phase of ``step``: what comes up to ``last_unsettled`` is warm-up or the capture itself, then it settles."""
+    if step == capture_step:
+        return "capture"
+    if step <= last_unsettled:
+        return "warmup"
+    return "settle" if step <= last_unsettled + SETTLE_STEPS else "measure"
+
+
+def _check_kind(step: int, phase: Phase, kind: StepKind) -> None:
+    expected: StepKind = "steady" if phase in ("settle", "measure") else "capture" if phase == "capture" else "warmup"
+    if kind != expected:
+        raise CaptureError(f"step {step} was to be {expected!r} and the engine says that it was {kind!r}")

@@ -1,0 +1,1 @@
+"""What a rank writes down: events, steps, memory, clocks, profile, provenance."""

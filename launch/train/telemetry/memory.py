@@ -1,0 +1,63 @@
+"""Memory of this process and of its device, as phases see it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from launch.contract.records import Memory
+
+_CLEAR_PEAK = "5"  # proc(5), /proc/PID/clear_refs: reset the peak resident set size
+
+
+def sample(device: torch.device) -> Memory:
+    """Memory now, with peaks since :func:`reset_peaks`; all in bytes."""
+    status = _status()
+    host_rss, host_peak = status["VmRSS"], status["VmHWM"]
+    if device.type != "cuda":
+        return Memory(host_rss, host_peak)
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    return Memory(
+        host_rss,
+        host_peak,
+        allocated=torch.cuda.memory_allocated(device),
+        peak_allocated=torch.cuda.max_memory_allocated(device),
+        reserved=reserved,
+        peak_reserved=torch.cuda.max_memory_reserved(device),
+        graph_pool=_graph_pool_bytes(),
+        device_outside=total - free - reserved,
+    )
+
+
+def reset_peaks(device: torch.device) -> bool:
+    """Begin a new peak. False where the system does not let the host's peak be reset: it then is the process's."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK)
+    except OSError:
+        return False
+    return True
+
+
+def _graph_pool_bytes() -> int:
+    """Bytes of segments that belong to a private pool (segment_pool_id other than (0, 0)), as cudagraph trees count."""
+    segments = torch.cuda.memory_snapshot()
+    return sum(s["total_size"] for s in segments if tuple(s.get("segment_pool_id", (0, 0))) != (0, 0))
+
+
+def _status() -> dict[str, int]:
+    """Fields of /proc/self/status that are in kB, as bytes."""
+    rows = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
+
+
+def host_total() -> int:
+    """Bytes of memory of this host."""
+    if not sys.platform.startswith("linux"):
+        raise OSError(f"platform {sys.platform}: jobs run on Linux only")
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,110 @@
+"""What a run ran on and with: environment.json, written by rank 0. It holds no secret and no private path."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+
+from launch.common.redact import is_secret_name, redact
+from launch.contract.spec import digest
+from launch.train.telemetry import memory
+
+PACKAGES = (
+    "torch", "triton", "numpy", "tokenizers", "transformer-engine", "megatron-core", "nvidia-nccl-cu13",
+    "nvidia-cudnn-cu13",
+)  # fmt: skip
+"""Distributions whose versions may change a run's numbers or its speed."""
+SETTING_PREFIXES = ("NCCL_", "NVTE_", "TORCH_", "PYTORCH_", "CUDA_", "CUBLAS_", "OMP_", "MKL_", "ONEDNN_", "GLOO_")
+
+
+def describe(device: torch.device, data_digest: str, weights_digest: Optional[str]) -> dict[str, Any]:
+    """The content of environment.json. ``weights_digest`` is that of a checkpoint; None for random weights."""
+    versions = _versions()
+    code = _code()
+    return {
+        "versions": versions,
+        "code": code,
+        "hardware": _hardware(device),
+        "settings": _settings(os.environ),
+        "data_digest": data_digest,
+        "digests": {"code": code["digest"], "libraries": digest(versions)}
+        | ({"weights": weights_digest} if weights_digest else {}),
+    }
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
+    return versions
+
+
+def _code() -> dict[str, Any]:
+    """The digest of the job's own source, and the commit it stands at where it stands in a checkout."""
+    package = Path(__file__).resolve().parents[2]
+    content = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        content.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    commit = _git(package.parent, "rev-parse", "HEAD")
+    changed = _git(package.parent, "status", "--porcelain", "--", "launch")
+    return {"commit": commit, "dirty": bool(changed), "digest": content.hexdigest()[:10]}
+
+
+def _git(folder: Path, *arguments: str) -> Optional[str]:
+    """What git prints; it takes no lock, which a rank that is killed would leave behind in the user's checkout."""
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _hardware(device: torch.device) -> dict[str, Any]:
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    gpus = [torch.cuda.get_device_properties(i) for i in range(count)]
+    return {
+        "hosts": [socket.gethostname()],
+        "cpu": _cpu_name(),
+        "cpus": os.cpu_count(),
+        "memory_bytes": memory.host_total(),
+        "gpus": [gpu.name for gpu in gpus],
+        "gpu_memory_bytes": [gpu.total_memory for gpu in gpus],
+        "driver": _driver() if gpus else None,
+    }
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _driver() -> Optional[str]:
+    try:
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        return None
+
+
+def _settings(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: redact(value)
+        for name, value in sorted(environment.items())
+        if name.startswith(SETTING_PREFIXES) and not is_secret_name(name)
+    }

@@ -1,0 +1,116 @@
+"""Steps as they go to disk: one step behind the device, so that reading a loss never makes the host wait for a step
+that it has just enqueued."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from typing import Optional
+
+import torch
+
+from launch.common.atomic_files import JsonLines
+from launch.contract.errors import NumericError
+from launch.contract.layer_digests import StepDigests, hexadecimal
+from launch.contract.paths import AttemptPaths
+from launch.contract.records import Phase, StepMetrics
+from launch.engines.protocol import LayerDigests
+
+
+class StepTimer:
+    """Times one step: CUDA events on a GPU, the wall clock on a CPU (where a step has ended when its call returns)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events = None
+        if device.type == "cuda":
+            self._events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        self._begun = self._ended = 0.0
+
+    def begin(self) -> None:
+        if self._events:
+            self._events[0].record()
+        self._begun = time.perf_counter()
+
+    def end(self) -> None:
+        if self._events:
+            self._events[1].record()
+        self._ended = time.perf_counter()
+
+    def milliseconds(self) -> float:
+        """Waits for the step to end."""
+        if self._events:
+            self._events[1].synchronize()
+            return float(self._events[0].elapsed_time(self._events[1]))
+        return (self._ended - self._begun) * 1e3
+
+
+@dataclass(frozen=True)
+class PendingStep:
+    """A step that has been enqueued; its numbers may not have been computed."""
+
+    step: int
+    loss: torch.Tensor
+    grad_norm: torch.Tensor
+    timer: StepTimer
+    tokens: int
+    phase: Phase
+    digests: Optional[LayerDigests] = None
+
+
+class Metrics:
+    """Reads each step's numbers a step late; rank 0 writes them. Every rank checks them, so that all end together, and writes
+    the digests of its own layers."""
+
+    def __init__(self, attempt: AttemptPaths, rank: int) -> None:
+        self._lines = JsonLines(attempt.metrics) if rank == 0 else None
+        self._digests = attempt.digests(rank)
+        self._digest_lines: Optional[JsonLines] = None
+        self._pending: Optional[PendingStep] = None
+
+    def add(self, pending: PendingStep) -> None:
+        """Take ``pending`` and settle the one before it.
+
+        Raises:
+            NumericError: the one before it has a loss or gradient norm that is not finite. It is on disk.
+        """
+        self.flush()
+        self._pending = pending
+
+    def flush(self) -> None:
+        """Settle the step at hand, waiting for it.
+
+        Raises:
+            NumericError: as :meth:`add`.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        time_ms = pending.timer.milliseconds()
+        metrics = StepMetrics(
+            pending.step, float(pending.loss), float(pending.grad_norm), time_ms, pending.tokens, pending.phase
+        )
+        if self._lines:
+            self._lines.write(asdict(metrics))
+        if pending.digests is not None:
+            self._digest_lines = self._digest_lines or JsonLines(self._digests)
+            self._digest_lines.write(asdict(_read_back(pending.step, pending.digests)))
+        for name, value in (("loss", metrics.loss), ("grad_norm", metrics.grad_norm)):
+            if not math.isfinite(value):
+                raise NumericError(f"{name} is {value} at step {metrics.step} (phase {metrics.phase})")
+
+
+def _read_back(step: int, digests: LayerDigests) -> StepDigests:
+    def of_micro_batches(values: torch.Tensor) -> dict[str, tuple[str, ...]]:
+        return {layer: tuple(map(hexadecimal, row)) for layer, row in zip(digests.layers, values.tolist(), strict=True)}
+
+    def of_step(values: torch.Tensor) -> dict[str, str]:
+        return dict(zip(digests.holders, map(hexadecimal, values.tolist()), strict=True))
+
+    return StepDigests(
+        step,
+        of_micro_batches(digests.outputs),
+        of_micro_batches(digests.gradients),
+        of_step(digests.parameter_gradients),
+        of_step(digests.parameters),
+    )

@@ -1,0 +1,1 @@
+"""`advise`: can graphs help a recipe, what breaks a capture, what to sweep."""

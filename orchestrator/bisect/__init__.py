@@ -1,0 +1,1 @@
+"""`bisect`: the smallest captured set, and the first layer, that fail."""

@@ -1,0 +1,96 @@
+"""How a graphed cell stands by its records, for who looks for a failure: it fails so, or otherwise, passes, or neither is
+known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Optional
+
+from analysis.pairing.pair import PairResult
+from analysis.sweep.cell_results import CellResult
+from analysis.text import one_line
+from analysis.verdict.verdict import Verdict
+from launch.contract.records import Outcome, OutcomeName
+from launch.failures.diagnose import is_infrastructure
+from orchestrator.bisect.scope_candidates import Standing
+
+_REFUSED: tuple[OutcomeName, ...] = ("CONFIG", "ENVIRONMENT")
+"""Ends that say of settings or of the host that they cannot do what was asked, and nothing of what is captured."""
+
+NUMBERS = "DIVERGED"
+"""The failure of who computed something else, to the end (its verdict) or to the first NaN (NUMERIC)."""
+
+
+@dataclass(frozen=True)
+class Stand:
+    """How a set stands, and what became of its runs, in words. ``failure`` is what tells its failure from others: NUMBERS,
+    or an outcome and its class; empty where it did not fail."""
+
+    standing: Standing
+    words: str
+    failure: str = ""
+
+
+def stand_of(result: CellResult, sought: Optional[str] = None) -> Optional[Stand]:
+    """How a graphed cell stands by its records; None while a run of it, or an eager one beside it, has no outcome.
+
+    Fails: a run failed as is ``sought`` (Stand.failure), or in any way where that is None, of which NUMBERS goes first; a
+    failure of one repeat counts. A run fails that DIVERGED, or ended badly where its eager twin did not, though not for want
+    of a setting or of what the host has. Passes: every run passes. Where an end is sought, and not NUMBERS, it is enough
+    that runs end well and replay is proven.
+    """
+    stands = [_of_pair(pair, sought or NUMBERS) for pair in result.pairs]
+    known = [_as_sought(stand, sought) for stand in stands if stand is not None]
+    if len(known) < len(stands) or not known:
+        return None
+    order: Sequence[Standing] = ("fails", "fails otherwise", "unclear", "passes")
+    return min(known, key=lambda stand: (order.index(stand.standing), stand.failure != NUMBERS))
+
+
+def _as_sought(stand: Stand, sought: Optional[str]) -> Stand:
+    other = stand.standing == "fails" and sought not in (None, stand.failure)
+    return replace(stand, standing="fails otherwise") if other else stand
+
+
+def _of_pair(pair: PairResult, sought: str) -> Optional[Stand]:
+    eager = pair.eager.attempt if pair.eager is not None else None
+    graphed = pair.graphed.attempt
+    if eager is None or graphed is None:
+        return None
+    for outcome in (eager.outcome, graphed.outcome):
+        if is_infrastructure(outcome) or outcome.outcome == "CANCELLED":
+            return None
+    if not eager.outcome.results_intact:
+        ended = (
+            f"the eager twin ended {eager.outcome.outcome} in {eager.outcome.phase}: graphs are not what it is about"
+        )
+        return Stand("unclear", ended)
+    if not graphed.outcome.results_intact:
+        return _of_end(graphed.outcome, pair.verdict)
+    verdict, words = pair.verdict, _said(pair.verdict)
+    if verdict.word == "DIVERGED":
+        return Stand("fails", words, NUMBERS)
+    ended_well = sought != NUMBERS and verdict.word == "INCONCLUSIVE" and not pair.graphed.failed
+    return Stand("passes" if verdict.passes or ended_well else "unclear", words)
+
+
+def _of_end(outcome: Outcome, verdict: Verdict) -> Stand:
+    """Of a graphed run that left no whole curve, beside an eager one that did."""
+    if outcome.outcome == "NUMERIC" and verdict.word != "DIVERGED":
+        return Stand("unclear", _said(verdict))  # as where another eager run has the NaN too
+    said = f"{outcome.outcome} in {outcome.phase}"
+    words = f"{said} ({one_line(outcome.message)})" if outcome.message else said
+    return Stand("unclear", words) if outcome.outcome in _REFUSED else Stand("fails", words, _failure(outcome))
+
+
+def _said(verdict: Verdict) -> str:
+    return one_line(f"{verdict.word}: {verdict.reason}" if verdict.reason else verdict.word)
+
+
+def _failure(outcome: Outcome) -> str:
+    return NUMBERS if outcome.outcome == "NUMERIC" else f"{outcome.outcome} ({outcome.failure_class or 'no class'})"
+
+
+def of_cell(results: Sequence[CellResult], cell_id: str) -> CellResult:
+    return next(result for result in results if result.cell.cell_id == cell_id)

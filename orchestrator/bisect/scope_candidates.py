@@ -1,0 +1,108 @@
+"""Which of the smaller sets of what a run captures to try next, and which is the smallest that fails. Pure.
+
+Sets are tried from the smallest up, all of one size together: they share an eager twin. The first size at which one fails
+ends it, so that no smaller set that was tried fails, whether or not a larger set fails wherever a smaller one does. The
+whole set is the last: that it fails again, and no part of it does, is then known from the same sweep. A size of which
+nothing is clear ends it too, as where the eager twin fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Literal, Optional, Union
+
+from launch.contract.spec import GRAPH_SCOPES, CudaGraph, Model, RunSpec
+from orchestrator.rules import graph_scope
+
+Standing = Literal["fails", "fails otherwise", "passes", "unclear"]
+"""Only "fails" is the failure looked for. Another one hides whether it would have come about."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A set to try, and the parts of a step that it captures."""
+
+    graph: CudaGraph
+    parts: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """``smallest`` fails, and no set of fewer parts is known to; None where none is, the whole included, or nothing is
+    clear. ``also`` fail too and have as many parts. Whether ``unclear`` sets, of fewer parts, fail so is not known: those
+    that fail otherwise are among them."""
+
+    smallest: Optional[Candidate]
+    also: tuple[Candidate, ...]
+    unclear: tuple[Candidate, ...]
+
+
+def next_sets(
+    candidates: Sequence[Candidate], found: Mapping[CudaGraph, Standing]
+) -> Union[tuple[Candidate, ...], Conclusion]:
+    """The sets that must have been tried by the end of the next round, or what follows from those that have been.
+
+    Args:
+        candidates: the whole set among them.
+        found: how sets stand that have been tried.
+    """
+    tried: tuple[Candidate, ...] = ()
+    unclear: tuple[Candidate, ...] = ()
+    for size in sorted({len(candidate.parts) for candidate in candidates}):
+        level = tuple(candidate for candidate in candidates if len(candidate.parts) == size)
+        tried += level
+        if any(candidate.graph not in found for candidate in level):
+            return tried
+        failing = [candidate for candidate in level if found[candidate.graph] == "fails"]
+        if failing:
+            return Conclusion(failing[0], tuple(failing[1:]), unclear)
+        unclear += tuple(candidate for candidate in level if found[candidate.graph] != "passes")
+        beyond = any(candidate.graph in found for candidate in candidates if len(candidate.parts) > size)
+        if all(found[candidate.graph] == "unclear" for candidate in level) and not beyond:
+            break
+    return Conclusion(None, (), unclear)
+
+
+def candidates_of(whole: RunSpec) -> tuple[Candidate, ...]:
+    """Every set of the same implementation that captures strictly less than ``whole`` and means something for the model,
+    in the order of launch.contract.spec.GRAPH_SCOPES, and last the whole. Other rules are not asked."""
+    all_parts = parts_of(whole)
+    specs = (replace(whole, cuda_graph=graph) for graph in _graphs(whole.cuda_graph))
+    smaller = [
+        Candidate(spec.cuda_graph, parts_of(spec))
+        for spec in specs
+        if parts_of(spec) < all_parts and not any(rule.judge(spec) for rule in graph_scope.RULES)
+    ]
+    return (*smaller, Candidate(whole.cuda_graph, all_parts))
+
+
+def _graphs(whole: CudaGraph) -> list[CudaGraph]:
+    scopes = [parts for size in range(len(GRAPH_SCOPES) + 1) for parts in combinations(GRAPH_SCOPES, size)]
+    return [replace(whole, scope=parts, optimizer=False) for parts in scopes]
+
+
+_PARTS: Mapping[str, frozenset[str]] = {
+    "attn": frozenset({"attention"}),
+    "mlp": frozenset({"mlp"}),
+    "moe_router": frozenset({"router"}),
+    "moe_preprocess": frozenset({"preprocessing"}),
+    "moe": frozenset({"router", "preprocessing", "experts"}),
+    "mamba": frozenset({"mamba"}),
+}
+"""What each scope holds (docs/graphs.md)."""
+
+
+def parts_of(spec: RunSpec) -> frozenset[str]:
+    """The parts of a step that ``spec`` captures."""
+    graph = spec.cuda_graph
+    if graph.impl not in graph_scope.SCOPED_IMPLS:
+        return frozenset({"model", "optimizer"} if graph.optimizer else {"model"})
+    # Megatron's local implementation captures a GPT layer whole, whichever part of it is named.
+    named = () if graph.impl == "local" else graph.scope
+    return frozenset().union(*(_PARTS[name] for name in named or _whole_layer(spec.model)))
+
+
+def _whole_layer(model: Model) -> tuple[str, ...]:
+    return ("attn", *(("mlp",) if model.has_dense_layers else ()), *(("moe",) if model.is_moe else ()))

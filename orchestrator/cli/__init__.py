@@ -1,0 +1,1 @@
+"""The command line: parse, dispatch, one function a verb."""

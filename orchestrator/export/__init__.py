@@ -1,0 +1,1 @@
+"""`export`: a cell in the words of other programs."""

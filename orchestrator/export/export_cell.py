@@ -1,0 +1,97 @@
+"""A cell as other programs are told of it: Megatron-LM's flags, or Megatron Bridge's. Pure.
+
+What a cell asks for and the target cannot say is told in a line each, and nothing is left out in silence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from launch.contract.spec import CudaGraph, Fault, RunSpec
+from launch.megatron_config.graph_config import Release
+from launch.support import LIMITS, known_faults
+from launch.support.expandable_segments import REGISTER, expands_by
+from orchestrator.rules import illegal
+
+Format = Literal["megatron-lm", "bridge"]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """``text`` is for standard output, ``notes`` for standard error: what it does not say."""
+
+    text: str
+    notes: tuple[str, ...]
+
+
+def export(spec: RunSpec, to: Format, release: Release) -> Exported:
+    from orchestrator.export import megatron_bridge, megatron_lm
+
+    if spec.cuda_graph.impl in ("torch", "torch_compile"):
+        told = dataclasses.replace(spec, cuda_graph=CudaGraph(warmup_steps=spec.cuda_graph.warmup_steps))
+    else:
+        told = spec
+    render = {"megatron-lm": megatron_lm.render, "bridge": megatron_bridge.render}[to]
+    text, notes = render(told, release)
+    return Exported(text, (*_rejected(told), *_unsaid(spec, release), *notes))
+
+
+def _rejected(spec: RunSpec) -> Iterator[str]:
+    """What rules say of the cell on Megatron, whichever engine it is of. How ranks are placed is the job's own, and faults on
+    purpose are not printed."""
+    ranks = dataclasses.replace(spec.placement, nodes=1, ranks_per_node=spec.parallelism.world_size)
+    graph = dataclasses.replace(spec.cuda_graph, optimizer=False)
+    job = dataclasses.replace(spec, engine="megatron", placement=ranks, cuda_graph=graph, fault=Fault())
+    for reason in illegal(job):
+        yield f"[{reason.rule}] {reason.message}: rejected with engine megatron; way out: {reason.remedy}"
+
+
+def _unsaid(spec: RunSpec, release: Release) -> Iterator[str]:
+    """What neither target has."""
+    for field, is_unsaid, why in UNSAID:
+        section, _, name = field.partition(".")
+        value = getattr(getattr(spec, section), name)
+        if is_unsaid(value, spec):
+            yield f"{field}={value!r}: {why}"
+    for limit in LIMITS["megatron"]:
+        if limit.field in OF_MEGATRON and not limit.accepts(limit.value(spec), spec):
+            yield f"{limit.field}={limit.value(spec)!r} is beyond Megatron-Core 0.16: {limit.remedy}"
+    if release == "0.16":
+        yield from (f"cuda_graph.impl={spec.cuda_graph.impl!r}: {fault.message}" for fault in known_faults(spec))
+    for name, value in spec.environment.items():
+        yield f"environment.{name}={value!r}: set it in the job"
+    if spec.training.gradient_accumulation_fusion:
+        yield "training.gradient_accumulation_fusion=True: Megatron-Core ends where Apex's kernel for it is not installed"
+    if spec.graphed and expands_by(spec.environment) and REGISTER not in spec.environment:
+        yield f"{REGISTER}: set it to 0 in the job, as runs here do beside expandable segments"
+
+
+OF_MEGATRON = (
+    "model.rope_scaling", "model.moe_router_normalize_topk", "model.moe_shared_expert_ffn_hidden_size",
+    "parallelism.tp", "parallelism.pp", "parallelism.schedule", "parallelism.overlap_moe_expert_parallel_comm",
+    "training.recompute", "training.gradient_accumulation_fusion",
+)  # fmt: skip
+"""Fields that Megatron-Core itself does not have in full, whoever runs it."""
+
+UNSAID: Sequence[tuple[str, Callable[[Any, RunSpec], bool], str]] = (
+    ("model.weights", lambda weights, spec: weights != "random", "name a checkpoint of the target's own format"),
+    (
+        "parallelism.cp",
+        lambda cp, spec: cp > 1 and bool(spec.model.window_size or spec.model.attention_sinks),
+        "choose cp_comm_type a2a by hand; the default has neither windows nor sinks",
+    ),
+    ("training.learning_rate_warmup_steps", lambda steps, spec: steps > 0, "Megatron's warm-up is a step behind"),
+    ("training.compile", lambda choice, spec: choice != "none", "torch_native's alone; Megatron's own fusions are on"),
+    ("training.attention_backend", lambda choice, spec: choice in ("sdpa", "flex"), "Transformer Engine chooses one"),
+    ("training.deterministic", lambda on, spec: on, "set NCCL_ALGO=Ring, NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 too"),
+    ("training.cpu_offloading", lambda on, spec: on, "choose --cpu-offloading or recomputation by hand"),
+    ("training.variable_sequence_lengths", lambda on, spec: on, "sequences are printed as of one length"),
+    ("data.kind", lambda kind, spec: kind == "text", "name data of the target's own format and its tokenizer"),
+    ("data.packed_sequences", lambda on, spec: on, "pack documents by the target's own data settings"),
+    ("cuda_graph.impl", lambda impl, spec: impl in ("torch", "torch_compile"), "torch_native's; printed as eager"),
+    ("cuda_graph.optimizer", lambda on, spec: on, "torch_native's alone; Megatron's graph ends before the optimizer"),
+    ("fault.kind", lambda kind, spec: kind != "none", "faults on purpose are this program's own"),
+)  # fmt: skip

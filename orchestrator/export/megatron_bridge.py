@@ -1,0 +1,146 @@
+"""A cell for Megatron Bridge: flags of its performance harness, and overrides of a recipe's ConfigContainer. Pure.
+
+Both are to be given to a recipe of the model's own family, which brings its activation and its precision. Names are
+those of megatron-bridge 0.3.1; tests/golden/megatron_bridge_names.json lists them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launch.contract.spec import RunSpec
+from launch.megatron_config.graph_config import Release, graph_settings
+from launch.megatron_config.transformer_config import (
+    FP8_RECIPES,
+    data_parallel_settings,
+    model_settings,
+    optimizer_settings,
+    transformer_settings,
+)
+
+OF_THE_RECIPE = {"activation_func", "params_dtype", "pipeline_dtype", "bf16", "fp8", "fp8_recipe"}
+"""Fields of a model that are no plain values, or follow from the recipe's mixed precision."""
+
+
+def render(spec: RunSpec, release: Release) -> tuple[str, tuple[str, ...]]:
+    """Flags and overrides, one a line of a shell's command, and what they do not say."""
+    flags = " \\\n".join(f"{name} {value}" for name, value in _harness(spec).items())
+    overrides = " \\\n".join(
+        shlex.quote(f"{name}={_literal(value)}") for name, value in _overrides(spec, release).items()
+    )
+    text = f"# performance harness\n{flags} \\\n{_precision_of_gradients(spec)}\n# overrides of ConfigContainer\n{overrides}"
+    return text, tuple(_notes(spec))
+
+
+def _harness(spec: RunSpec) -> dict[str, Any]:
+    """Flags of scripts/performance, whose word comes after that of overrides. Its graph settings are spelt as in 0.16 in
+    later releases too."""
+    layout, training = spec.parallelism, spec.training
+    graph = {} if _captures_whole_layers(spec) else graph_settings(spec.cuda_graph, "0.16")
+    null_tokenizer = {"--tokenizer_type": "NullTokenizer", "--vocab_size": spec.model.vocab_size - 1}
+    flags = {
+        "--tensor_model_parallel_size": None if _splits_layers_alone(spec) else layout.tp,
+        "--pipeline_model_parallel_size": layout.pp,
+        "--context_parallel_size": layout.cp,
+        "--virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
+        "--expert_model_parallel_size": layout.ep,
+        "--expert_tensor_parallel_size": layout.etp,
+        "--micro_batch_size": training.micro_batch_size,
+        "--global_batch_size": training.global_batch_size,
+        "--seq_length": training.sequence_length,
+        "--max_steps": training.steps,
+        "--cuda_graph_impl": graph.get("cuda_graph_impl"),
+        "--cuda_graph_scope": ",".join(graph.get("cuda_graph_scope", ())) or None,
+        **(null_tokenizer if spec.data.kind == "synthetic" else {}),
+    }
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+def _captures_whole_layers(spec: RunSpec) -> bool:
+    """The harness has no word for them, and none at all is an error of its own beside transformer_engine
+    (scripts/performance/utils/overrides.py:117)."""
+    return spec.graphed and not spec.cuda_graph.scope and spec.cuda_graph.impl != "full_iteration"
+
+
+def _splits_layers_alone(spec: RunSpec) -> bool:
+    """With the harness's flag of tp come split sequences (scripts/performance/utils/overrides.py:298)."""
+    return spec.parallelism.tp > 1 and not spec.parallelism.sequence_parallel
+
+
+def _precision_of_gradients(spec: RunSpec) -> str:
+    """An override, which only a recipe of the harness's takes: there mixed_precision is no name. It overrules ddp's
+    (training/config.py:1864), and is bf16 in those of experts."""
+    return f"mixed_precision.grad_reduce_in_fp32={_literal(spec.training.gradient_precision == 'fp32')}"
+
+
+def _overrides(spec: RunSpec, release: Release) -> dict[str, Any]:
+    training = spec.training
+    model = transformer_settings(spec, release=release) | _renamed(model_settings(spec))
+    optimizer = {name: value for name, value in optimizer_settings(spec).items() if name not in OF_THE_RECIPE}
+    return {
+        **_under("model", {name: value for name, value in model.items() if name not in OF_THE_RECIPE}),
+        **_under("optimizer", optimizer),
+        **_under("ddp", data_parallel_settings(spec)),
+        # A recipe's own would take the place of what is said of exchanges above (training/comm_overlap.py, ``setup``).
+        "comm_overlap": None,
+        # Recipes of the performance harness choose experts by random numbers.
+        "model.moe_router_force_load_balancing": False,
+        # It is the scheduler's that holds, 0.033 in Bridge's recipes (recipes/utils/optimizer_utils.py).
+        "scheduler.start_weight_decay": training.weight_decay,
+        "scheduler.end_weight_decay": training.weight_decay,
+        "scheduler.weight_decay_incr_style": "constant",
+        "scheduler.lr_decay_style": training.learning_rate_schedule,
+        "scheduler.lr_decay_iters": training.steps,
+        "scheduler.lr_warmup_iters": training.learning_rate_warmup_steps,
+        "train.train_iters": training.steps,
+        "train.micro_batch_size": training.micro_batch_size,
+        "train.global_batch_size": training.global_batch_size,
+        "train.eval_iters": 0,
+        "dataset.sequence_length": training.sequence_length,
+        "rng.seed": training.seed,
+        "rng.te_rng_tracker": True,
+        "rerun_state_machine.check_for_nan_in_loss": False,
+    }
+
+
+def _renamed(model: Mapping[str, Any]) -> dict[str, Any]:
+    """GPTModelProvider calls the length otherwise."""
+    return {("seq_length" if name == "max_sequence_length" else name): value for name, value in model.items()}
+
+
+def _under(section: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{section}.{name}": value for name, value in settings.items()}
+
+
+def _literal(value: Any) -> str:
+    """As Hydra's grammar of overrides reads it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
+
+
+def _notes(spec: RunSpec) -> Iterator[str]:
+    if spec.training.precision != "bf16":
+        yield f"training.precision={spec.training.precision!r}: recipes of Bridge are bf16; set mixed_precision by hand"
+    if spec.training.fp8 != "none":
+        recipe = FP8_RECIPES[spec.training.fp8]
+        yield (
+            f"training.fp8={spec.training.fp8!r}: set mixed_precision by hand, to bf16_mixed with fp8=hybrid and "
+            f"fp8_recipe={recipe}; those of Bridge that have it differ from this cell in more"
+        )
+    if spec.training.gradient_precision != "fp32":
+        yield (
+            f"training.gradient_precision={spec.training.gradient_precision!r}: mixed_precision overrules ddp.grad_reduce_in_fp32; "
+            "where a recipe names one, set mixed_precision by hand"
+        )
+    if _splits_layers_alone(spec):
+        yield (
+            "parallelism.sequence_parallel=False: the performance harness sets it with --tensor_model_parallel_size; use the "
+            "override"
+        )
+    if _captures_whole_layers(spec):
+        yield "cuda_graph.scope=[]: the performance harness has no word for whole layers; use the override"
+    if spec.data.kind == "indexed":
+        yield "data.path: name the data in the recipe's own dataset"

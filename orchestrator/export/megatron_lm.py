@@ -1,0 +1,135 @@
+"""A cell as command-line flags of Megatron-LM (``pretrain_gpt.py``). Pure.
+
+Flags are those of core_v0.16.1; most are derived there from the fields of TransformerConfig, whose names they bear
+(megatron/training/argument_utils.py, ArgumentGroupFactory), others stand in megatron/training/arguments.py.
+tests/golden/megatron_lm_flags.json lists those used here. On the main branch graph settings are spelt otherwise.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launch.contract.spec import RunSpec
+from launch.megatron_config.graph_config import Release
+from launch.megatron_config.transformer_config import model_settings, optimizer_settings, transformer_settings
+
+SPELT = {
+    "fp8": "fp8_format",
+    "layernorm_epsilon": "norm_epsilon",
+    "num_moe_experts": "num_experts",
+    "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
+    "use_te_rng_tracker": "te_rng_tracker",
+}
+"""Fields whose flags are called otherwise."""
+SWITCHED_OFF = {
+    "add_bias_linear": "disable_bias_linear",
+    "bias_dropout_fusion": "no_bias_dropout_fusion",
+    "apply_rope_fusion": "no_rope_fusion",
+    "gradient_accumulation_fusion": "no_gradient_accumulation_fusion",
+}
+"""Fields that are on unless a flag says otherwise."""
+SAID_OTHERWISE = {
+    "num_query_groups", "gated_linear_unit", "activation_func", "params_dtype", "pipeline_dtype", "overlap_p2p_comm",
+    "batch_p2p_comm", "bias_activation_fusion", "masked_softmax_fusion",
+}  # fmt: skip
+"""Fields that follow from other flags, or are Megatron-LM's defaults."""
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+def render(spec: RunSpec, release: Release) -> tuple[str, tuple[str, ...]]:
+    """The flags, one a line of a shell's command, and what they do not say."""
+    flags = [*_model_flags(spec, release), *_training_flags(spec), *_data_flags(spec)]
+    return " \\\n".join(shlex.join(flag) for flag in flags), tuple(_notes(spec))
+
+
+def _model_flags(spec: RunSpec, release: Release) -> Iterator[tuple[str, ...]]:
+    model, settings = spec.model, transformer_settings(spec, release=release)
+    yield from _flags({name: value for name, value in settings.items() if name not in SAID_OTHERWISE})
+    if model.num_query_groups != model.num_attention_heads:
+        yield from _flags({"group_query_attention": True, "num_query_groups": model.num_query_groups})
+    yield ("--swiglu",) if model.activation == "swiglu" else ("--quick-geglu",)
+    if not settings["bias_activation_fusion"]:
+        yield ("--no-bias-gelu-fusion",)
+    if settings["cuda_graph_impl"] == "local" and spec.parallelism.ep > 1 and release == "0.16":
+        # Of inference alone, but asked of all (core_v0.16.1 megatron/training/arguments.py:1158).
+        yield ("--moe-pad-experts-for-cuda-graph-inference",)
+    given = model_settings(spec)
+    yield from _flags(
+        {
+            "padded_vocab_size": given["vocab_size"],
+            "max_position_embeddings": given["max_sequence_length"],
+            "untie_embeddings_and_output_weights": not given["share_embeddings_and_output_weights"],
+            "position_embedding_type": "rope",
+            "rotary_base": int(given["rotary_base"]),
+            "use_rope_scaling": model.rope_scaling == "llama3",
+            "rope_scaling_factor": given.get("rope_scaling_factor"),
+        }
+    )
+
+
+def _training_flags(spec: RunSpec) -> Iterator[tuple[str, ...]]:
+    training = spec.training
+    optimizer = {
+        name: value for name, value in optimizer_settings(spec).items() if name not in ("bf16", "params_dtype")
+    }
+    yield from _flags(
+        {
+            "seq_length": training.sequence_length,
+            "micro_batch_size": training.micro_batch_size,
+            "global_batch_size": training.global_batch_size,
+            "train_iters": training.steps,
+            "eval_iters": 0,
+            **optimizer,
+            "overlap_grad_reduce": spec.parallelism.overlap_grad_reduce,
+            "lr_decay_style": training.learning_rate_schedule,
+            "lr_warmup_iters": training.learning_rate_warmup_steps,
+            "grad_reduce_in_bf16": training.gradient_precision == "bf16",
+            "no_check_for_nan_in_loss_and_grad": True,
+            "seed": training.seed,
+        }
+    )
+
+
+def _data_flags(spec: RunSpec) -> Iterator[tuple[str, ...]]:
+    if spec.data.kind == "text":
+        return
+    yield ("--data-path", str(spec.data.path)) if spec.data.kind == "indexed" else ("--mock-data",)
+    # Tokens are numbers already; the tokenizer counts one more than it is told.
+    yield from _flags({"tokenizer_type": "NullTokenizer", "vocab_size": spec.model.vocab_size - 1})
+
+
+def _notes(spec: RunSpec) -> Iterator[str]:
+    model, layout = spec.model, spec.parallelism
+    # Beside the exchange of tokens it warns only (megatron/training/arguments.py, ``validate_args``).
+    in_order = max(layout.tp, layout.cp) > 1 and not layout.overlap_moe_expert_parallel_comm
+    if in_order and spec.environment.get(CONNECTIONS) != "1":
+        yield (
+            f"parallelism.tp={layout.tp}, cp={layout.cp}: set {CONNECTIONS}=1 in the job, without which Megatron-LM does not start "
+            "on GPUs before Blackwell"
+        )
+    if model.rope_scaling == "yarn":
+        yield "model.rope_scaling='yarn': Megatron-LM 0.16 has no flag for it; printed as unscaled"
+    if model.rotary_base != int(model.rotary_base):
+        whole = int(model.rotary_base)
+        yield f"model.rotary_base={model.rotary_base!r}: Megatron-LM takes whole numbers; printed as {whole}"
+
+
+def _flags(settings: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name, value in settings.items():
+        if name in SWITCHED_OFF:
+            if not value:
+                yield (_hyphened(SWITCHED_OFF[name]),)
+        elif value is not None and value is not False and value != []:
+            yield (_hyphened(SPELT.get(name, name)), *(() if value is True else _words(value)))
+
+
+def _hyphened(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    if isinstance(value, tuple):
+        return (",".join(map(str, value)),)
+    return tuple(map(str, value)) if isinstance(value, list) else (str(value),)

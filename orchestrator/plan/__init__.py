@@ -1,0 +1,1 @@
+"""What would run and what not, decided before anything is submitted."""

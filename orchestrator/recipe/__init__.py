@@ -1,0 +1,1 @@
+"""From YAML and overrides to cells, every problem told at once."""

@@ -1,0 +1,42 @@
+"""The spellings of graph settings that are in use, normalised once.
+
+Megatron-Core up to 0.16 writes ``cuda_graph_impl: local`` with ``cuda_graph_scope: full_iteration`` for the whole
+iteration and a comma-separated scope; later releases write ``cuda_graph_impl: full_iteration`` and
+``cuda_graph_modules``. Here it is ``cuda_graph: {impl, scope, warmup_steps}``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from launch.contract.spec import GRAPH_SCOPES
+
+_WHERE = r"^(sweep\.grid\.|sweep\.points\[\d+\]\.)?"
+_FLAT = re.compile(_WHERE + r"cuda_graph_(impl|scope|modules|warmup_steps)(?![a-z_])")
+_MODULES = re.compile(_WHERE + r"(cuda_graph(?:\[\d+\])?)\.modules(?![a-z_])")
+
+
+def canonical_place(place: str) -> str:
+    """The place of a field in this project's spelling: ``cuda_graph_modules`` stands at ``cuda_graph.scope``."""
+    nested = _FLAT.sub(r"\1cuda_graph.\2", place) if "cuda_graph_" in place else place
+    return _MODULES.sub(r"\1\2.scope", nested) if ".modules" in nested else nested
+
+
+def canonical_values(graph: Mapping[str, Any]) -> dict[str, Any]:
+    """A complete ``cuda_graph`` section in one vocabulary: the whole iteration is an implementation, not a scope, and
+    scopes stand in one order, since a scope is a set."""
+    normal = dict(graph)
+    scope = tuple(normal.get("scope", ()))
+    if scope == ("full",):  # Megatron's default: the whole layer
+        normal["scope"] = ()
+    elif scope == ("full_iteration",) and normal.get("impl") == "local":
+        normal["impl"], normal["scope"] = "full_iteration", ()
+    elif scope:
+        normal["scope"] = tuple(sorted(scope, key=_rank))
+    return normal
+
+
+def _rank(name: str) -> int:
+    return GRAPH_SCOPES.index(name) if name in GRAPH_SCOPES else len(GRAPH_SCOPES)

@@ -1,0 +1,94 @@
+"""A job as Slurm speaks of it, read from what squeue and sacct print. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Optional
+
+from launch.slurm.job_states import life
+
+GONE = "GONE"
+"""The state of a job that has ended and of whose end nobody knows."""
+UNHEARD = "UNKNOWN"
+"""The state of a job of which nothing has been heard yet."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job, or an element of an array, as Slurm last spoke of it."""
+
+    job_id: str
+    """ "123", or "123_4" of an array."""
+    name: str
+    state: str
+    """Slurm's own word, GONE or UNKNOWN."""
+    reason: str = ""
+    """Why it waits."""
+    expected_start: Optional[float] = None
+    """Of a job that waits, in seconds since the epoch; None where Slurm has not worked it out."""
+    nodes: str = ""
+    """As Slurm writes them: "node[1-2,7]"; empty before they are given."""
+    exit_code: str = ""
+    """ "3:0" (exit code, signal); of jobs that sacct told of."""
+
+    @property
+    def ended(self) -> bool:
+        return life(self.state) == "ended"
+
+
+def read_queue(text: str, separator: str) -> Iterator[Job]:
+    """Jobs from lines of %i %T %r %S %N %j."""
+    for job_id, state, reason, start, nodes, name in _rows(text, separator, 6):
+        waits = life(state) == "waits"
+        for each in _elements(job_id):
+            why = reason if waits and reason != "None" else ""
+            yield Job(each, name, state, why, _time(start) if waits else None, _nodes(nodes))
+
+
+def read_submitted(text: str, separator: str, name: str) -> Iterator[tuple[float, str]]:
+    """(time of submission, id) of jobs called ``name``, from lines of %V %i %j."""
+    for submitted, job_id, called in _rows(text, separator, 3):
+        if called == name:
+            yield from ((_time(submitted) or 0.0, each) for each in _elements(job_id))
+
+
+def read_accounts(text: str, separator: str) -> Iterator[tuple[float, Job]]:
+    """(time of submission, job) from lines of Submit JobID State ExitCode NodeList JobName."""
+    for submitted, job_id, state, exit_code, nodes, name in _rows(text, separator, 6):
+        word = state.partition(" ")[0]  # "CANCELLED by 1000"
+        for each in _elements(job_id):
+            yield _time(submitted) or 0.0, Job(each, name, word, nodes=_nodes(nodes), exit_code=exit_code)
+
+
+def _rows(text: str, separator: str, count: int) -> Iterator[list[str]]:
+    """Rows of ``count`` values, of which only the last, a job's name, may hold a line break."""
+    row: list[str] = []
+    for chunk in text.split(separator):
+        row.append(chunk)
+        if len(row) == count:
+            row[-1], _, first = chunk.rpartition("\n")
+            yield row
+            row = [first]
+
+
+def _elements(job_id: str) -> Iterator[str]:
+    """The ids that ``job_id`` stands for: "12_[0-2,7%4]" is an array's elements that have not begun."""
+    base, bracket, places = job_id.partition("_[")
+    if not bracket:
+        yield job_id
+        return
+    for part in re.sub(r"(%\d+)?\]$", "", places).split(","):
+        span = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        if span is not None:
+            first, last, step = int(span[1]), int(span[2] or span[1]), int(span[3] or 1)
+            yield from (f"{base}_{place}" for place in range(first, last + 1, step))
+
+
+def _time(text: str) -> Optional[float]:
+    return float(text) if text.isdigit() else None
+
+
+def _nodes(text: str) -> str:
+    return "" if text in ("None assigned", "(null)", "n/a") else text

@@ -1,0 +1,1 @@
+"""Bundles handed to this host or to Slurm, and taken back."""

@@ -1,0 +1,61 @@
+"""What `plan` shows of a submission: the scripts that sbatch would be given, and how ranks would start in their jobs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from launch.contract.paths import SweepPaths
+from launch.contract.records import Plan
+
+if TYPE_CHECKING:
+    from orchestrator.targets.slurm_cluster import Cluster
+
+TOKEN, LANE, RUN = "TOKEN", "LANE", "RUN"
+"""Where a submission has its own, a lane its number, a run its id."""
+
+
+@dataclass(frozen=True)
+class BatchScript:
+    text: str
+    bundles: tuple[str, ...]
+    """Ids of all bundles that it is submitted for."""
+    calls: int
+    """How often it is given to sbatch: an array has a greatest length, and each lane has its own."""
+    srun: str
+    """The command by which the job starts the ranks of each run."""
+
+
+def batch_scripts(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> tuple[BatchScript, ...]:
+    """The scripts by which the whole of ``plan`` is submitted, equal ones together."""
+    scripts: dict[str, BatchScript] = {}
+    for script in _submissions(sweep, plan, cluster):
+        there = scripts.get(script.text, replace(script, bundles=(), calls=0))
+        scripts[script.text] = replace(there, bundles=there.bundles + script.bundles, calls=there.calls + 1)
+    return tuple(scripts.values())
+
+
+def _submissions(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> Iterator[BatchScript]:
+    # Only here: submitit takes long to load, and a plan for this host does without.
+    from launch.supervise.slurm_step import srun_command
+    from orchestrator.submit.job_arrays import count_lanes, form_arrays
+    from orchestrator.submit.slurm_queue import lane_name
+    from orchestrator.submit.submitit_adapter import BatchJob, batch_script
+    from orchestrator.targets.job_request import request_of
+
+    profile = cluster.profile
+    first_run = {bundle.bundle_id: bundle.run_ids[0] for bundle in plan.bundles}
+    requests = {
+        bundle.bundle_id: request_of(plan, [(run_id, 1) for run_id in bundle.run_ids], profile)
+        for bundle in plan.bundles
+    }
+    lanes = count_lanes(max((r.nodes for r in requests.values()), default=1), profile.max_nodes, profile.max_jobs)
+    folder, attempt = sweep.root.absolute().joinpath("submitit", TOKEN), SweepPaths(sweep.root.absolute()).run(RUN)
+    for array in form_arrays(requests, None if lanes is None else [0.0] * lanes, cluster.configuration.max_array_size):
+        name = TOKEN if array.lane is None else lane_name(sweep, plan, array.lane).removesuffix(str(array.lane)) + LANE
+        job = BatchJob(folder, array.request, profile, name, len(array.bundles), in_lane=array.lane is not None)
+        step = cluster.placing(plan.cell_of_run()[first_run[array.bundles[0]]].run_spec).step
+        if step is not None:
+            yield BatchScript(batch_script(job), array.bundles, 1, shlex.join(srun_command(step, attempt.attempt(1))))

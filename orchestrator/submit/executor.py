@@ -1,0 +1,84 @@
+"""What makes the runs of a sweep: Slurm's jobs, or this host."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, Optional
+
+from launch.contract.records import Plan
+from orchestrator.errors import wrong
+from orchestrator.slurm.command import environment
+
+ExecutorName = Literal["auto", "slurm", "local", "debug"]
+Executor = Literal["slurm", "local", "debug"]
+
+ANSWER_SECONDS = 30.0
+_UNCONFIGURED = "Could not establish a configuration source"
+"""What Slurm's commands say (20.02 and later) where they are installed and belong to no cluster."""
+
+
+def resolve_executor(name: ExecutorName) -> Executor:
+    """The executor that ``name`` stands for here: "auto" is Slurm where it answers, else this host.
+
+    Raises:
+        InputError: it is Slurm, which does not answer.
+    """
+    if name in ("local", "debug"):
+        return name
+    silence = _listen()
+    if silence is None:
+        return "slurm"
+    if name == "slurm":
+        raise wrong("--executor", f"slurm: {silence.words}", "--executor local runs the sweep on this host")
+    return "local"
+
+
+def outage() -> str:
+    """Why Slurm does not answer, where this host is set up for it; empty where it answers, or is none of this host's."""
+    silence = _listen()
+    return silence.words if silence is not None and silence.is_outage else ""
+
+
+def check_executor(plan: Plan, executor: Executor) -> None:
+    """A plan is resumed where its cells were judged.
+
+    Raises:
+        InputError: it was made for a host and would go on under Slurm, or the other way round.
+    """
+    where = {"slurm": "a Slurm cluster", "host": "a host"}
+    now: Literal["host", "slurm"] = "slurm" if executor == "slurm" else "host"
+    if plan.scheduler != now:
+        message = f"sweep {plan.name!r} was planned for {where[plan.scheduler]}, and would be resumed on {where[now]}"
+        other = "slurm" if plan.scheduler == "slurm" else "local"
+        remedy = f"resume it with --executor {other}, or plan it anew: sweep {plan.recipe_file} --executor {executor}"
+        raise wrong("--executor", message, remedy)
+
+
+@dataclass(frozen=True)
+class _Silence:
+    words: str
+    is_outage: bool = False
+
+
+@cache
+def _listen() -> Optional[_Silence]:
+    """Whether Slurm answers on this host, asked once; None where it does."""
+    if shutil.which("sbatch") is None:
+        return _Silence("there is no sbatch on PATH")
+    try:
+        done = subprocess.run(
+            ["sinfo", "--noheader"], env=environment(), text=True, capture_output=True, timeout=ANSWER_SECONDS
+        )
+    except FileNotFoundError:
+        return _Silence("there is no sinfo on PATH")
+    except subprocess.TimeoutExpired:
+        return _Silence(f"sinfo has not answered within {ANSWER_SECONDS:g} s", is_outage=True)
+    if done.returncode == 0:
+        return None
+    if _UNCONFIGURED in done.stderr:
+        return _Silence("Slurm is not configured on this host (SLURM_CONF, /etc/slurm/slurm.conf)")
+    said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return _Silence(f"Slurm does not answer ({said[-1]})", is_outage=True)

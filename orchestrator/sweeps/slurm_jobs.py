@@ -1,0 +1,226 @@
+"""What Slurm says of jobs: one squeue for all of them, then one sacct for those that squeue no longer lists.
+
+squeue lists a job for some time after its end too (MinJobAge, 300 s unless the site says otherwise). sacct may fail, lag
+behind, or be switched off; neither ever ends a job here. What ends one is Slurm's word, or that squeue answered, did not
+list it, and nothing was heard of it for a grace period.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Optional
+
+from launch.slurm.job_states import life
+from orchestrator.errors import SystemFault
+from orchestrator.slurm.command import Program
+from orchestrator.slurm.job_listing import GONE, UNHEARD, Job, read_accounts, read_queue, read_submitted
+from orchestrator.sweeps.submissions import Submission
+from orchestrator.targets.scontrol import ask_configuration
+
+GRACE_SECONDS = 60.0
+"""How long a job may be known to neither squeue nor sacct: what has just ended reaches the accounts late."""
+GRACE_WITHOUT_ACCOUNTS = 5.0
+CLOCKS_APART = 30.0
+"""How far the clock of this host may be from the controller's."""
+MOST_IDS = 1000
+"""Jobs that one sacct is asked about; what is left over is asked about next time."""
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Slurm's last answer."""
+
+    known: Mapping[str, Job] = field(default_factory=dict)
+    fault: str = ""
+    """What does not answer, and since when; empty where all is well."""
+    accounting: bool = True
+    """Whether there are accounts, as far as anybody had to ask."""
+    doubtful: frozenset[str] = frozenset()
+    """Jobs that squeue does not list any more, and of whose end nothing is known yet."""
+
+    def of(self, job_id: str) -> Optional[Job]:
+        """The job, None where it has never been asked about."""
+        return self.known.get(job_id)
+
+
+class Scheduler:
+    """Slurm, as the commands of this user see it. ``clock`` tells seconds since the epoch."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._squeue = Program("squeue")
+        self._sacct = Program("sacct")
+        self._cluster: Optional[str] = None
+        self._missed: dict[str, float] = {}
+        """When squeue first answered without that job."""
+        self._jobs = Jobs()
+
+    def look(self, submissions: Iterable[Submission]) -> Jobs:
+        """What is known of every job of ``submissions``. Slurm is asked where its last answer is old enough and some
+        job may have changed; the value is that of the last call (the same object) where it is not.
+
+        Raises:
+            SystemFault: a submission was made to another cluster, whose jobs this one knows nothing of.
+        """
+        submissions = list(submissions)
+        self._check_cluster(submissions)
+        if self._squeue.due:
+            asked = {job.job_id: job for submission in submissions for job in _handed_over(submission)}
+            if not all(job_id in self._jobs.known and self._jobs.known[job_id].ended for job_id in asked):
+                self._jobs = self._ask(asked)
+        return self._jobs
+
+    def settled(self, submissions: Sequence[Submission]) -> Jobs:
+        """As :meth:`look`, once no job is in doubt (a grace period at most), or Slurm does not answer."""
+        while (jobs := self.look(submissions)).doubtful and not self._squeue.fault:
+            time.sleep(0.5)
+        return jobs
+
+    def answers(self) -> bool:
+        """Whether squeue answers; it is asked anew where its last answer is old enough."""
+        if self._squeue.due:
+            self._listed()
+        return not self._squeue.fault
+
+    def find(self, name: str, since: float) -> tuple[str, ...]:
+        """The ids of the jobs and arrays called ``name`` that were submitted after ``since``, oldest first.
+
+        Raises:
+            SystemFault: squeue does not answer. What only sacct knows has ended; where it fails, none of that is found.
+        """
+        listed = self._submitted(name)
+        if listed is None:
+            raise SystemFault(f"{self._squeue.fault}; without it nobody knows what has been submitted. Try again later")
+        text = self._accounts(since, f"--name={name}")
+        found = [
+            *listed,
+            *((time, job.job_id) for time, job in read_accounts(text, self._sacct.separator) if job.name == name),
+        ]
+        return tuple(
+            sorted({_base(job_id) for submitted, job_id in found if submitted > since - CLOCKS_APART}, key=int)
+        )
+
+    def _submitted(self, name: str) -> Optional[list[tuple[float, str]]]:
+        """(time of submission, id) of every job called ``name`` that squeue lists; None where it does not answer."""
+        separator = self._squeue.separator
+        text = self._squeue.ask(
+            "--me", "--array", "--states=all", "--noheader", "--format=" + separator.join(("%V", "%i", "%j"))
+        )
+        return None if text is None else list(read_submitted(text, separator, name))
+
+    def _check_cluster(self, submissions: Iterable[Submission]) -> None:
+        named = {submission.cluster for submission in submissions if submission.cluster}
+        if named and self._cluster is None:
+            with contextlib.suppress(SystemFault):  # where it does not answer, squeue says so
+                self._cluster = ask_configuration().cluster_name
+        others = named - {self._cluster}
+        if others and self._cluster is not None:
+            raise SystemFault(
+                f"jobs of this sweep are of Slurm cluster {min(others)!r}, and the one that answers here is "
+                f"{self._cluster!r}: type it on a login node of {min(others)!r}, or set SLURM_CONF to its"
+            )
+
+    def _ask(self, asked: Mapping[str, _HandedOver]) -> Jobs:
+        rows = self._listed()
+        if rows is None:
+            return replace(self._jobs, fault=self._squeue.fault)
+        now = self._clock()
+        listed = {job.job_id: job for job in rows if job.job_id in asked and asked[job.job_id].name == job.name}
+        known = {**self._jobs.known, **listed}
+        missing = [job for job_id, job in asked.items() if job_id not in listed and not _has_ended(known.get(job_id))]
+        self._missed = {job.job_id: self._missed.get(job.job_id, now) for job in missing}
+        accounts, answered_for = self._accounts_of(missing)
+        silent = self._sacct.exists and self._sacct.fault != ""
+        there = {job_id for job_id, job in known.items() if job.ended and job.state != GONE} | listed.keys()
+        arrays = set() if silent else {_base(job_id) for job_id in there | accounts.keys()}
+        for job in missing:
+            last, account = known.get(job.job_id), accounts.get(job.job_id)
+            heard = silent or account is not None or (last is not None and last.state != UNHEARD)
+            # Of one that nobody has ever heard of, and everybody was asked about, the time since then is enough.
+            since = max(self._missed[job.job_id], job.submitted) if heard else job.submitted
+            certain = now >= since + self._grace and job.job_id in answered_for
+            # An element that is cancelled before it begins leaves no trace, while others of its array do.
+            end = "CANCELLED" if account is None and _never_began(last) and _base(job.job_id) in arrays else GONE
+            known[job.job_id] = _unlisted(job, last, account, end if certain else None)
+        doubtful = frozenset(job.job_id for job in missing if not known[job.job_id].ended)
+        fault = self._sacct.fault if missing and self._sacct.exists else ""
+        return Jobs(known, fault, self._sacct.exists, doubtful)
+
+    @property
+    def _grace(self) -> float:
+        return GRACE_SECONDS if self._sacct.exists else GRACE_WITHOUT_ACCOUNTS
+
+    def _listed(self) -> Optional[list[Job]]:
+        """Every job of this user's that squeue lists; None where it does not answer."""
+        separator = self._squeue.separator
+        text = self._squeue.ask(
+            "--me", "--array", "--states=all", "--noheader",
+            "--format=" + separator.join(("%i", "%T", "%r", "%S", "%N", "%j")),
+        )  # fmt: skip
+        return None if text is None else list(read_queue(text, separator))
+
+    def _accounts_of(self, missing: Sequence[_HandedOver]) -> tuple[dict[str, Job], set[str]]:
+        """What the accounts say of ``missing``, by job; and the jobs of which no more can be learnt now."""
+        if missing and self._sacct.exists and not self._sacct.due:
+            return {}, set()
+        arrays = dict(islice({_base(job.job_id): job.name for job in missing}.items(), MOST_IDS))
+        names = {job.job_id: job.name for job in missing if _base(job.job_id) in arrays}
+        if not names:
+            return {}, set()
+        text = self._accounts(min(job.submitted for job in missing), f"--jobs={','.join(arrays)}")
+        rows = sorted(read_accounts(text, self._sacct.separator), key=lambda row: row[0])
+        return {job.job_id: job for _, job in rows if names.get(job.job_id) == job.name}, set(names)
+
+    def _accounts(self, since: float, which: str) -> str:
+        if not self._sacct.exists:
+            return ""
+        # An hour: clocks differ, and local time is said twice when summer ends.
+        begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since - 3600))
+        text = self._sacct.ask(
+            "--allocations", "--duplicates", "--parsable2", "--noheader", f"--delimiter={self._sacct.separator}",
+            f"--starttime={begin}", which, "--format=Submit,JobID,State,ExitCode,NodeList,JobName",
+        )  # fmt: skip
+        return text or ""
+
+
+# --- one job --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _HandedOver:
+    """A job as it was submitted. Slurm gives ids again after a crash: only one with this name is this job."""
+
+    job_id: str
+    name: str
+    submitted: float
+
+
+def _handed_over(submission: Submission) -> Iterator[_HandedOver]:
+    return (_HandedOver(job_id, submission.name, submission.time) for job_id in submission.job_ids())
+
+
+def _base(job_id: str) -> str:
+    """The id of the array that the job is an element of, its own where it is none."""
+    return job_id.partition("_")[0]
+
+
+def _has_ended(job: Optional[Job]) -> bool:
+    return job is not None and job.ended
+
+
+def _never_began(job: Optional[Job]) -> bool:
+    """As far as was ever heard of it."""
+    return job is None or job.state == UNHEARD or life(job.state) == "waits"
+
+
+def _unlisted(job: _HandedOver, last: Optional[Job], account: Optional[Job], end: Optional[str]) -> Job:
+    """What is to be thought of a job that squeue, which answered, does not list; ``end`` is how it has ended if nothing
+    more is to be heard of it."""
+    if account is not None and account.ended:
+        return account
+    known = last or account or Job(job.job_id, job.name, UNHEARD)
+    return replace(known, state=end, expected_start=None) if end else known

@@ -1,0 +1,130 @@
+"""What Slurm says of its own configuration: partitions, their nodes, the longest array."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from orchestrator.errors import SystemFault
+from orchestrator.slurm.command import environment
+from orchestrator.targets.partition import Nodes, Partition
+
+ANSWER_SECONDS = 60.0
+"""How long Slurm may take to answer; its own commands give up earlier (MessageTimeout, 10 s by default)."""
+
+_PARTITIONS = ("scontrol", "--all", "--oneliner", "show", "partition")
+_NODES = ("sinfo", "--all", "--noheader", "--exact", "--format=%R|%D|%c|%m|%f|%G")
+"""A line for nodes of one partition that are alike: how many, CPUs, megabytes, features, generic resources of each."""
+_CONFIGURATION = ("scontrol", "show", "config")
+
+
+class Configuration(NamedTuple):
+    cluster_name: str
+    max_array_size: int
+    """The most elements that an array may have."""
+
+
+def ask_partitions() -> tuple[Partition, ...]:
+    """Every partition, hidden ones too.
+
+    Raises:
+        SystemFault: Slurm does not answer.
+    """
+    described, nodes = ask(*_PARTITIONS), ask(*_NODES)
+    try:
+        return read_partitions(described, nodes)
+    except ValueError as error:
+        raise SystemFault(f"{_PARTITIONS[0]} or {_NODES[0]} said what this version cannot read: {error}") from error
+
+
+def ask_configuration() -> Configuration:
+    """What of Slurm's configuration matters here.
+
+    Raises:
+        SystemFault: Slurm does not answer.
+    """
+    text = ask(*_CONFIGURATION)
+    return Configuration(_value(text, "ClusterName"), int(_value(text, "MaxArraySize")))
+
+
+def _value(text: str, name: str) -> str:
+    found = re.search(rf"^{name}\s*=\s*(\S+)", text, re.MULTILINE)
+    if found is None:
+        raise SystemFault(f"`{' '.join(_CONFIGURATION)}` names no {name}")
+    return found[1]
+
+
+def ask(*command: str) -> str:
+    """What ``command`` prints.
+
+    Raises:
+        SystemFault: it is not there, fails, or takes too long.
+    """
+    said = ""
+    try:
+        done = subprocess.run(command, env=environment(), text=True, capture_output=True, timeout=ANSWER_SECONDS)
+        said = done.stderr.strip() or f"exit code {done.returncode}"
+    except FileNotFoundError:
+        said = f"no {command[0]} on PATH"
+    except subprocess.TimeoutExpired:
+        said = f"no answer within {ANSWER_SECONDS:g} s"
+    else:
+        if done.returncode == 0:
+            return done.stdout
+    raise SystemFault(f"Slurm does not answer `{' '.join(command)}`: {said}. Try again when `scontrol ping` says UP")
+
+
+def read_partitions(described: str, nodes: str) -> tuple[Partition, ...]:
+    """Partitions from what the commands above print.
+
+    Raises:
+        ValueError: they print something else.
+    """
+    by_partition: dict[str, list[Nodes]] = {}
+    for line in nodes.splitlines():
+        name, count, cpus, megabytes, features, resources = line.split("|")
+        known = frozenset(features.split(",")) - {"(null)", ""}
+        alike = Nodes(int(count), int(cpus), int(megabytes), known, gpus(resources))
+        by_partition.setdefault(name, []).append(alike)
+    return tuple(_partition(line, by_partition) for line in described.splitlines() if line.strip())
+
+
+def minutes(text: str) -> float:
+    """A limit of time ("1-12:00:00", UNLIMITED) in minutes."""
+    if text in ("UNLIMITED", "INFINITE"):
+        return math.inf
+    days, _, clock = text.rpartition("-")
+    hours, minute, seconds = clock.split(":")
+    return int(days or 0) * 1440 + int(hours) * 60 + int(minute) + int(seconds) / 60
+
+
+def gpus(resources: str) -> dict[str, int]:
+    """GPUs by type from generic resources ("gpu:a100:8(S:0-1),nvme:1"); what is no GPU is passed over."""
+    found: dict[str, int] = {}
+    for resource in re.sub(r"\([^)]*\)", "", resources).split(","):
+        name, *words = (word for word in resource.split(":") if word != "no_consume")
+        if name == "gpu":
+            count = int(words.pop()) if words and words[-1].isdigit() else 1
+            kind = words[0] if words else ""
+            found[kind] = found.get(kind, 0) + count
+    return found
+
+
+def _partition(line: str, nodes: Mapping[str, list[Nodes]]) -> Partition:
+    values = dict(word.split("=", 1) for word in line.split() if "=" in word)
+    try:
+        name, most = values["PartitionName"], values["MaxNodes"]
+        return Partition(
+            name=name,
+            is_default=values["Default"] == "YES",
+            state=values["State"],
+            max_minutes=minutes(values["MaxTime"]),
+            min_nodes=int(values["MinNodes"]),
+            max_nodes=math.inf if most in ("UNLIMITED", "INFINITE") else int(most),
+            nodes=tuple(nodes.get(name, ())),
+        )
+    except KeyError as error:
+        raise ValueError(f"no {error} in {line[:80]!r}") from None

@@ -1,0 +1,1 @@
+"""See a sweep through: order, submit, follow, retry, report."""

@@ -1,0 +1,240 @@
+"""Proof of replay on CUDA: what the engine counts, and what the profiler must have seen of it on every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.graphs.replay_check import Replay, prove
+from analysis.records.load import load, load_run
+from analysis.records.run import Attempt
+from analysis.sweep.cell_results import CellResult, compare
+from launch.contract.paths import SweepPaths
+from launch.contract.records import GraphStats, Probe
+from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training
+from tests.records import GRAPHED_PROBE, AttemptRecord, attempt_record, write_attempt, write_sweep
+
+Edit = Callable[[AttemptRecord], None]
+
+
+def graphed_result(root: Path, edit: Edit, **options: Any) -> CellResult:
+    def of_graphed(run: AttemptRecord) -> None:
+        if run.spec.graphed:
+            edit(run)
+
+    results = compare(load(write_sweep(root, device="cuda", impls=("torch",), edit=of_graphed, **options)))
+    return results[1]
+
+
+def change_probe(rank: int, **fields: Any) -> Edit:
+    def change(run: AttemptRecord) -> None:
+        for event in run.events[rank]:
+            if event["kind"] == "probe":
+                event["probe"] |= fields
+
+    return change
+
+
+def change_proof(rank: int, **fields: Any) -> Edit:
+    def change(run: AttemptRecord) -> None:
+        for event in run.events[rank]:
+            if event["kind"] == "proof":
+                event["graphs"] |= fields
+
+    return change
+
+
+def no_probe(rank: int) -> Edit:
+    def drop(run: AttemptRecord) -> None:
+        run.events[rank] = [event for event in run.events[rank] if event["kind"] != "probe"]
+
+    return drop
+
+
+def nothing(run: AttemptRecord) -> None:
+    pass
+
+
+def test_launches_that_the_probe_saw_on_every_rank_are_proof(tmp_path: Path) -> None:
+    for ranks, where in ((1, ""), (2, " on each of 2 ranks")):
+        result = graphed_result(tmp_path / str(ranks), nothing, ranks=ranks)
+        assert result.verdict is not None and result.verdict.word == "BITWISE"
+        assert result.replay is not None
+        assert result.replay.summary == (f"proven: 4 graphs, 464 of 464 replays, 8 graph launches a step seen{where}")
+
+
+def test_one_graph_is_launched_once() -> None:
+    stats = GraphStats("full_iteration", graphs=1, replays=28, expected_replays=28, launches_per_step=1)
+    assert Replay(True, "", stats, 1, launches_seen=1.0).summary == (
+        "proven: 1 graph, 28 of 28 replays, 1 graph launch a step seen"
+    )
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (change_probe(0, graph_launches=0.0), "not graphed: the probe saw no graph launch"),
+        (change_probe(0, graph_launches=7.0), "the probe saw 7 graph launches a step where 8 were expected"),
+        (change_probe(0, graph_launches=23 / 3), "the probe saw 7.66667 graph launches a step where 8 were expected"),
+        (change_proof(0, launches_per_step=0), "the engine does not say how many launches its 4 graphs take"),
+        (no_probe(0), "ended without a probe"),
+        (change_proof(0, replays=10), "10 replays where 464 were expected"),
+        (change_proof(0, replays=463, expected_replays=463), "463 replays in 116 steps after the capture, of 8 graph"),
+    ],
+)
+def test_a_run_whose_launches_were_not_seen_is_not_proven(tmp_path: Path, edit: Edit, said: str) -> None:
+    result = graphed_result(tmp_path, edit)
+    assert result.verdict is not None
+    assert result.verdict.word == "INCOMPARABLE"
+    assert said in result.verdict.reason
+    assert result.speed is None
+
+
+def test_one_rank_without_launches_or_probe_is_enough(tmp_path: Path) -> None:
+    for name, edit in (("unseen", change_probe(1, graph_launches=0.0)), ("lost", no_probe(1))):
+        result = graphed_result(tmp_path / name, edit, ranks=2)
+        assert result.verdict is not None and result.verdict.word == "INCOMPARABLE"
+        assert "rank 1: " in result.verdict.reason
+
+
+def test_more_launches_than_expected_are_no_fault(tmp_path: Path) -> None:
+    result = graphed_result(tmp_path, change_probe(0, graph_launches=12.0))
+    assert result.verdict is not None and result.verdict.passes
+
+
+@pytest.mark.parametrize("value", [None, "many", "NaN", -1.0, True, [8]])
+def test_a_damaged_probe_is_a_problem_of_the_run(tmp_path: Path, value: Any) -> None:
+    result = graphed_result(tmp_path, change_probe(0, graph_launches=value))
+    assert result.verdict is not None and result.verdict.word == "INCOMPARABLE"
+    assert "probe of rank 0 cannot be read: graph_launches is" in result.verdict.reason
+    assert result.unsound
+
+
+def test_an_eager_run_that_launched_graphs_is_no_eager_run(tmp_path: Path) -> None:
+    def launches(run: AttemptRecord) -> None:
+        if not run.spec.graphed:
+            change_probe(0, graph_launches=1.0)(run)
+
+    verdict = compare(load(write_sweep(tmp_path, device="cuda", edit=launches)))[1].verdict
+    assert verdict is not None and verdict.word == "INCOMPARABLE"
+    assert "the eager run launched CUDA graphs" in verdict.reason
+
+
+def test_a_cpu_run_needs_no_probe(tmp_path: Path) -> None:
+    result = compare(load(write_sweep(tmp_path)))[1]
+    assert result.replay is not None
+    assert (result.replay.proven, result.replay.launches_seen) == (True, None)
+
+
+# --- ranks that hold no layer of the scope --------------------------------------------------------------------------
+
+NOTHING = {"graphs": 0, "replays": 0, "expected_replays": 0, "launches_per_step": 0}
+
+
+def pipeline_spec(scope: tuple[str, ...], layers: int = 4, frequency: int = 2, experts: int = 8) -> RunSpec:
+    """Four stages of two ranks each. By default every other stage of one layer has experts."""
+    return RunSpec(
+        model=Model(num_layers=layers, num_moe_experts=experts, moe_router_topk=2, moe_layer_freq=frequency),
+        training=Training(steps=120, global_batch_size=16),
+        parallelism=Parallelism(dp=2, pp=4),
+        placement=Placement(device="cuda", ranks_per_node=8),
+        cuda_graph=CudaGraph(impl="torch", scope=scope),
+    )
+
+
+def proof_of(root: Path, spec: RunSpec, bare: set[int], **probe: float) -> Replay:
+    """The proof of a run whose ranks ``bare`` captured nothing."""
+    record = attempt_record(spec)
+    for rank in bare:
+        change_proof(rank, **NOTHING)(record)
+        change_probe(rank, **{"graph_launches": 0.0, **probe})(record)
+    sweep = SweepPaths(root)
+    write_attempt(sweep, record)
+    attempt = load_run(sweep.run(spec.run_id), spec.run_id, 0, spec).attempt
+    assert attempt is not None and not attempt.problems
+    return prove(attempt, spec)
+
+
+def test_stages_without_a_layer_of_the_scope_capture_nothing(tmp_path: Path) -> None:
+    for scope, bare in ((("moe_router",), {2, 3, 6, 7}), (("mlp",), {0, 1, 4, 5})):
+        proof = proof_of(tmp_path / scope[0], pipeline_spec(scope), bare)
+        assert proof.proven, proof.summary
+        assert proof.stats.graphs == 4
+        assert proof.summary.endswith("on 4 of 8 ranks; the other 4 hold no layer of the scope")
+
+
+@pytest.mark.parametrize(
+    ("spec", "bare"),
+    [
+        (pipeline_spec(("moe",)), {2, 3, 6}),  # ranks of one stage hold the same layers
+        (pipeline_spec(("moe",)), {3}),
+        (pipeline_spec(("moe",)), set(range(8))),  # somebody must have captured
+        (pipeline_spec(("attn",)), {2, 3}),
+        (pipeline_spec(("attn", "moe")), {2, 3}),
+        (pipeline_spec(("mlp", "moe")), {2, 3}),  # every layer has one of the two
+        (pipeline_spec(()), {2, 3}),
+        (pipeline_spec(("moe",), layers=8), {2, 3}),  # two layers a stage: each has an expert layer
+        (pipeline_spec(("mlp",), layers=8), {2, 3}),
+        (pipeline_spec(("moe",), frequency=1), {2, 3}),
+        (pipeline_spec(("mlp",), experts=0), {2, 3}),
+    ],
+)
+def test_a_rank_that_should_have_captured_is_found(tmp_path: Path, spec: RunSpec, bare: set[int]) -> None:
+    proof = proof_of(tmp_path, spec, bare)
+    assert not proof.proven
+    assert "nothing was captured" in proof.reason
+
+
+def test_a_stretch_shorter_than_the_frequency_may_be_without_experts(tmp_path: Path) -> None:
+    spec = pipeline_spec(("moe",), layers=8, frequency=4)
+    assert proof_of(tmp_path, spec, {2, 3, 6, 7}).proven
+
+
+def test_a_bare_rank_that_launches_graphs_contradicts_itself(tmp_path: Path) -> None:
+    proof = proof_of(tmp_path, pipeline_spec(("moe",)), {2, 3}, graph_launches=3.0)
+    assert proof.reason == "rank 2: the probe saw 3 graph launches a step where nothing was captured"
+
+
+def test_a_bare_rank_still_needs_its_probe(tmp_path: Path) -> None:
+    spec = pipeline_spec(("moe",))
+    record = attempt_record(spec)
+    sweep = SweepPaths(tmp_path)
+    for rank in (2, 3):
+        change_proof(rank, **NOTHING)(record)
+        no_probe(rank)(record)
+    write_attempt(sweep, record)
+    attempt = load_run(sweep.run(spec.run_id), spec.run_id, 0, spec).attempt
+    assert attempt is not None
+    assert prove(attempt, spec).reason == "rank 2: ended without a probe"
+
+
+def test_no_launch_count_passes_below_what_was_expected(tmp_path: Path) -> None:
+    """Even one that no comparison orders."""
+    sweep = SweepPaths(tmp_path)
+    spec = dataclasses.replace(pipeline_spec(("attn",)), parallelism=Parallelism(), training=Training(steps=120))
+    write_attempt(sweep, attempt_record(spec))
+    attempt = load_run(sweep.run(spec.run_id), spec.run_id, 0, spec).attempt
+    assert attempt is not None
+    assert prove(attempt, spec).proven
+    unknown = dataclasses.replace(GRAPHED_PROBE, graph_launches=float("nan"))
+    assert not prove(_seen(attempt, unknown), spec).proven
+
+
+def _seen(attempt: Attempt, probe: Probe) -> Attempt:
+    assert attempt.recorded is not None
+    return dataclasses.replace(attempt, recorded=dataclasses.replace(attempt.recorded, probes={0: probe}))
+
+
+def test_records_that_know_of_no_launches_are_read(tmp_path: Path) -> None:
+    def older(run: AttemptRecord) -> None:
+        for event in run.events[0]:
+            event.get("graphs", {}).pop("launches_per_step", None)
+
+    result = compare(load(write_sweep(tmp_path, edit=older)))[1]
+    assert result.replay is not None and result.replay.stats == GraphStats(
+        "torch_compile", (), "compiled without CUDA graphs (CPU)", 4, 464, 464, 0, 2.5
+    )

@@ -1,0 +1,546 @@
+"""The limit of a graphed step: figures, what bounds it, and when nothing can be said."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.limits.speedup_bound import NEAR, EagerStep, GraphedStep, Limit, bound_of
+from analysis.records.load import load
+from analysis.report.write_report import write_report
+from analysis.sweep.cell_results import compare
+from analysis.sweep.judge_sweep import judge
+from analysis.sweep.ranking import rank
+from tests.records import EAGER_PROBE, GRAPHED_PROBE, AttemptRecord, write_sweep
+from tests.unit.analysis.graphs.test_replay_check import change_probe, no_probe
+
+TIMES = st.floats(1e-3, 1e6)
+KERNELS = 1000.0
+EAGER_MS, GRAPHED_MS = 20.0, 17.0
+
+
+@st.composite
+def eager_steps(draw: st.DrawFn, communicates: bool = False) -> EagerStep:
+    """Steps in which the device computes for no longer than it is busy."""
+    busy = draw(TIMES)
+    return EagerStep(draw(TIMES), busy, busy * draw(st.floats(1e-2, 1)), draw(TIMES), KERNELS, communicates)
+
+
+graphed_steps = st.builds(GraphedStep, TIMES, st.none() | TIMES, st.just(KERNELS), st.floats(0, 1e4), TIMES, TIMES)
+
+
+@given(eager_steps())
+def test_without_what_communicates_there_is_no_less_to_win(eager: EagerStep) -> None:
+    assert eager.largest_speedup is not None and eager.largest_speedup <= eager.largest_speedup_computing
+    assert eager.launch_bound == pytest.approx(1 - 1 / eager.largest_speedup, rel=1e-9, abs=1e-9)
+    assert (eager.launch_bound > 0) == (eager.busy_ms < eager.step_ms)
+
+
+@given(eager_steps(communicates=True), graphed_steps)
+def test_a_busy_device_that_waits_for_other_ranks_is_no_limit(eager: EagerStep, graphed: GraphedStep) -> None:
+    limit = Limit(eager, graphed)
+    assert (eager.largest_speedup, limit.times_busy, limit.attained) == (None, None, None)
+    assert limit.times_computing == graphed.step_ms / eager.computing_ms
+    assert limit.bound == bound_of(dataclasses.replace(eager, busy_ms=eager.busy_ms * 2), graphed)
+
+
+@given(eager_steps(), graphed_steps)
+def test_attained_is_one_at_the_limit_none_where_nothing_is_to_win(eager: EagerStep, graphed: GraphedStep) -> None:
+    limit = Limit(eager, graphed)
+    assert limit.times_busy is not None and limit.times_computing is not None
+    assert limit.times_busy <= limit.times_computing
+    assert (limit.attained is None) == (eager.launch_bound <= 0.01)
+    if limit.attained is not None:
+        assert math.isfinite(limit.attained)
+        assert limit.attained >= 1 if graphed.step_ms <= eager.busy_ms else limit.attained <= 1
+        assert (limit.attained > 0) == (graphed.step_ms < eager.step_ms)
+    if limit.attained is not None and limit.attained_computing is not None and limit.attained > 0:
+        assert limit.attained_computing <= limit.attained * (1 + 1e-9)
+
+
+@given(eager_steps(), graphed_steps)
+def test_a_bound_is_what_the_step_is_as_long_as(eager: EagerStep, graphed: GraphedStep) -> None:
+    bound = bound_of(eager, graphed)
+    assert bound != "communication"
+    near_the_device = graphed.step_ms <= eager.busy_ms * (1 + NEAR)
+    assert (bound == "device") == near_the_device
+    if bound == "host":
+        assert graphed.host_ms is not None and graphed.host_ms >= 0.9 * graphed.step_ms
+    if bound == "gaps":
+        assert graphed.host_ms is None or graphed.host_ms <= 0.5 * graphed.step_ms
+
+
+@pytest.mark.parametrize(
+    ("computing", "graphed_ms", "graphed_host", "bound"),
+    [
+        (16.0, 16.3, 16.0, "device"),
+        (16.0, 9.0, 1.0, "device"),
+        (15.5, 16.7, 1.0, "device"),
+        (16.0, 19.0, 18.5, "host"),
+        (16.0, 19.0, 12.0, "host in part"),
+        (16.0, 19.0, 2.0, "gaps"),
+        (16.0, 19.0, None, "gaps"),
+        (16.0, 16.3, None, "device"),
+    ],
+)
+def test_bounds(computing: float, graphed_ms: float, graphed_host: Optional[float], bound: str) -> None:
+    eager = EagerStep(20.0, 16.0, computing, 19.0, KERNELS)
+    graphed = GraphedStep(graphed_ms, graphed_host, KERNELS, 1.0, computing, 1.0)
+    assert bound_of(eager, graphed) == bound
+    assert bound_of(eager, dataclasses.replace(graphed, kernels=1.02 * KERNELS)) == bound
+    assert bound_of(eager, dataclasses.replace(graphed, kernels=2 * KERNELS)) == bound, "counted otherwise, as long"
+    others = dataclasses.replace(graphed, kernels=KERNELS / 2, computing_ms=computing / 2)
+    assert bound_of(eager, others) == "other kernels"
+
+
+@pytest.mark.parametrize(
+    ("graphed_ms", "own_busy", "graphed_host", "bound"),
+    [
+        (12.3, 1.0, 1.0, "device"),
+        (14.0, 13.4, 1.0, "communication"),
+        (14.0, 13.4, None, "communication"),
+        (14.0, 15.0, 9.0, "communication"),
+        (14.0, 13.4, 13.0, "host"),
+        (14.0, 13.2, 9.0, "host in part"),
+        (14.0, 13.2, None, "gaps"),
+        (14.0, 13.2, 1.0, "communication"),
+        (14.0, 12.9, 1.0, "gaps"),
+    ],
+)
+def test_bounds_of_ranks_that_communicate(
+    graphed_ms: float, own_busy: float, graphed_host: Optional[float], bound: str
+) -> None:
+    """Where no device has an idle moment it is data, or the slowest rank, that they wait for, and where hosts are fast and
+    devices wait for longer than they are idle."""
+    graphed = GraphedStep(graphed_ms, graphed_host, KERNELS, 1.0, 12.0, own_busy)
+    for eagers in (12.0, 14.0):
+        assert bound_of(EagerStep(20.0, 16.0, eagers, 19.0, KERNELS, communicates=True), graphed) == bound
+
+
+# --- from records ---------------------------------------------------------------------------------------------------
+
+
+def timed(run: AttemptRecord) -> None:
+    for step in run.metrics:
+        step["step_time_ms"] = GRAPHED_MS if run.spec.graphed else EAGER_MS
+
+
+def limit_of(root: Path, edit: Any = timed, **options: Any) -> Optional[Limit]:
+    return compare(load(write_sweep(root, device="cuda", impls=("torch",), edit=edit, **options)))[1].limit
+
+
+def of_eager(change: Any) -> Any:
+    def edit(run: AttemptRecord) -> None:
+        timed(run)
+        if not run.spec.graphed:
+            change(run)
+
+    return edit
+
+
+def test_the_figures_are_of_the_eager_twin_and_of_timed_steps(tmp_path: Path) -> None:
+    limit = limit_of(tmp_path)
+    assert limit is not None
+    eager = EagerStep(EAGER_MS, EAGER_PROBE.busy_ms, EAGER_PROBE.computing_ms, EAGER_PROBE.host_ms, 1200)
+    assert vars(limit.eager) == pytest.approx(vars(eager))
+    graphed = GraphedStep(GRAPHED_MS, GRAPHED_PROBE.host_ms, 1200, 8, GRAPHED_PROBE.computing_ms, GRAPHED_PROBE.busy_ms)
+    assert vars(limit.graphed) == pytest.approx(vars(graphed))
+    assert (limit.eager.launch_bound, limit.eager.not_computing) == pytest.approx((0.2, 0.225))
+    assert limit.eager.largest_speedup == pytest.approx(1.25)
+    assert limit.times_busy == pytest.approx(17 / 16)
+    assert (limit.attained, limit.attained_computing) == pytest.approx((0.75, 3 / 4.5))
+    assert (limit.bound, limit.reason) == ("gaps", "")
+
+
+def test_the_slowest_rank_counts_the_least_busy_and_the_geometric_mean_of_repeats(tmp_path: Path) -> None:
+    def slow(run: AttemptRecord) -> None:
+        computing = (16.0, 17.0, 18.0)[run.spec.repeat]
+        change_probe(1, busy_ms=computing + 0.8, computing_ms=computing)(run)
+        change_probe(0, host_ms=21.0, busy_ms=computing + 0.4, computing_ms=computing)(run)
+
+    limit = limit_of(tmp_path, of_eager(slow), ranks=2, repeats=3)
+    assert limit is not None and limit.eager is not None
+    mean = (16.4 * 17.4 * 18.4) ** (1 / 3)
+    assert (limit.eager.busy_ms, limit.eager.host_ms, limit.eager.communicates) == (pytest.approx(mean), 21.0, False)
+
+
+def test_a_rank_that_waits_without_a_kernel_is_as_busy_as_the_others_compute(tmp_path: Path) -> None:
+    limit = limit_of(tmp_path, of_eager(change_probe(1, busy_ms=9.0, computing_ms=9.0)), ranks=2)
+    assert limit is not None and limit.eager is not None
+    assert limit.eager.busy_ms == pytest.approx(EAGER_PROBE.computing_ms)
+
+
+@pytest.mark.parametrize(("busy", "communicates"), [(16.0, False), (16.5, True)])
+def test_ranks_communicate_where_one_of_one_repeat_does(tmp_path: Path, busy: float, communicates: bool) -> None:
+    def one(run: AttemptRecord) -> None:
+        if run.spec.repeat == 1:
+            change_probe(1, busy_ms=busy)(run)
+
+    limit = limit_of(tmp_path, of_eager(one), ranks=2)
+    assert limit is not None and limit.eager is not None
+    assert limit.eager.communicates == communicates
+
+
+@pytest.mark.parametrize("slower", [(1, 1, 2), (1, 2, 2)])
+def test_a_machine_that_is_slower_in_all_changes_nothing_of_a_ratio(tmp_path: Path, slower: tuple[int, ...]) -> None:
+    """Repeats of several allocations; nor is one half as long as the others' kernels timed wrongly."""
+
+    def edit(run: AttemptRecord) -> None:
+        factor = slower[run.spec.repeat]
+        timed(run)
+        for step in run.metrics:
+            step["step_time_ms"] *= factor
+        for number in (0, 1):
+            change_probe(number, busy_ms=16.0 * factor, computing_ms=16.0 * factor)(run)
+
+    limit = limit_of(tmp_path, edit, ranks=2, repeats=3)
+    assert limit is not None and limit.reason == ""
+    assert limit.times_busy == pytest.approx(GRAPHED_MS / 16)
+
+
+def test_a_host_that_waits_for_the_device_in_a_step_has_no_time_of_its_own(tmp_path: Path) -> None:
+    """Of one rank and repeat: its slowest rank is not known then."""
+
+    def waits(run: AttemptRecord) -> None:
+        timed(run)
+        if run.spec.repeat == 1:
+            change_probe(1, host_ms=None)(run)
+
+    sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=waits, ranks=2)
+    limit = compare(load(sweep))[1].limit
+    assert limit is not None and limit.eager is not None and limit.graphed is not None
+    assert (limit.eager.host_ms, limit.graphed.host_ms, limit.bound) == (None, None, "gaps")
+    text = write_report(sweep).markdown.read_text()
+    assert "| - | 1.25x" in text and "the host waits for the device in it, so that its own time is not known" in text
+
+
+def unmeasured(run: AttemptRecord) -> None:
+    for step in run.metrics:
+        step["phase"] = "settle" if step["phase"] == "measure" else step["phase"]
+
+
+def endless(run: AttemptRecord) -> None:
+    for step in run.metrics:
+        step["step_time_ms"] = 1e308
+
+
+def one_bad_time(run: AttemptRecord) -> None:
+    if run.spec.repeat:
+        run.metrics[60]["step_time_ms"] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (no_probe(0), "rank 0 of the eager run ended without a probe"),
+        (change_probe(0, busy_ms=0.0), "the eager run has busy 0 ms"),
+        (
+            change_probe(0, computing_ms=30.0, busy_ms=31.0),
+            "the eager step is said to take 20.00 ms, and its own probe saw 30.00 ms of computing in it",
+        ),
+        (change_probe(0, busy_ms="NaN"), "no eager run ended with whole records"),
+        (unmeasured, "the eager run has step nan ms"),
+        (endless, "the eager run has step nan ms"),
+    ],
+)
+def test_what_cannot_be_told_is_indeterminate(tmp_path: Path, change: Any, said: str) -> None:
+    sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=of_eager(change))
+    limit = compare(load(sweep))[1].limit
+    assert limit is not None
+    assert said in limit.reason
+    assert (limit.eager, limit.graphed, limit.times_busy, limit.attained, limit.bound) == (None,) * 5
+    assert f"INDETERMINATE: {limit.reason}" in write_report(sweep).markdown.read_text()
+
+
+def test_a_pair_without_a_speed_still_shows_the_eager_limit(tmp_path: Path) -> None:
+    def unproven(run: AttemptRecord) -> None:
+        timed(run)
+        if run.spec.graphed:
+            change_probe(0, graph_launches=0.0)(run)
+
+    limit = limit_of(tmp_path, unproven)
+    assert limit is not None and limit.eager is not None
+    assert (limit.graphed, limit.reason) == (None, "the pair is incomparable")
+
+
+def test_a_graphed_run_whose_trace_is_lost_is_held_against_nothing(tmp_path: Path) -> None:
+    """Its launches were seen, its kernels were not: that is no idle device."""
+
+    def lost(run: AttemptRecord) -> None:
+        timed(run)
+        if run.spec.graphed:
+            change_probe(1, busy_ms=0.0, computing_ms=0.0, kernels=0.0)(run)
+
+    limit = limit_of(tmp_path, lost, ranks=2)
+    assert limit is not None and limit.eager is not None
+    assert (limit.graphed, limit.reason) == (None, "a rank of the graphed run saw no kernel in its probe")
+
+
+def test_repeats_without_a_time_are_left_out_with_their_pair(tmp_path: Path) -> None:
+    limit = limit_of(tmp_path, of_eager(one_bad_time))
+    assert limit is not None and limit.eager is not None and limit.eager.step_ms == pytest.approx(EAGER_MS)
+
+
+# --- the report -----------------------------------------------------------------------------------------------------
+
+
+def test_the_report_says_how_far_and_what_captures_cost(tmp_path: Path) -> None:
+    report = write_report(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=timed))
+    text = report.markdown.read_text()
+    row = next(line for line in text.split("## How far from the limit")[1].splitlines() if line.startswith("| `torch"))
+    assert row.split(" | ")[1:] == [
+        "20.00 ms", "16.00 ms (15.50 ms)", "20% (22%)", "19.00 ms", "1.25x (1.29x)", "1200 / 1200", "8", "17.00 ms",
+        "1.062 (1.097)", "75% (67%)",
+        "gaps between kernels: the device is idle for 1.00 ms, though the host takes 2.00 of 17.00 ms |",
+    ]  # fmt: skip
+    captures = next(line for line in text.split("## Captures")[1].splitlines() if line.startswith("| `torch"))
+    assert captures.split(" | ")[1:] == ["4", "2.50 s", "256 MiB", "8 |"]
+    assert (
+        "Nearest to the limit: `torch, lr 0.001`, whose step takes 1.10 times as long as its eager twin's GPUs compute; "
+        "what lies between kernels bounds it."
+    ) in report.summary
+    cell = json.loads(report.json.read_text())["cells"][1]
+    assert cell["captured"] == {"graphs": 4, "seconds": 2.5}
+    assert (cell["limit"]["attained"], cell["limit"]["bound"]) == (pytest.approx(0.75), "gaps")
+    assert cell["replay"]["launches_seen"] == 8
+
+
+@pytest.mark.parametrize(
+    ("busy", "computing", "said"),
+    [
+        (
+            66.5,
+            12.0,
+            "1.42 times as long as its eager twin's GPUs compute; communication, or waiting for another rank, bounds it",
+        ),
+        (16.8, 16.8, "At the limit: `torch, lr 0.001`, whose step is as long as its eager twin's GPU computes"),
+    ],
+)
+def test_nearness_is_to_what_is_computed_however_long_kernels_wait(
+    tmp_path: Path, busy: float, computing: float, said: str
+) -> None:
+    """A rank that waits is busy for longer than its step when traced; that is no time that graphs could beat."""
+
+    def waiting(run: AttemptRecord) -> None:
+        timed(run)
+        change_probe(0, busy_ms=busy, computing_ms=computing)(run)
+
+    assert said in write_report(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=waiting)).summary
+
+
+EP4_EAGER = ((460.92, 112.39), (361.7, 111.63), (253.07, 110.67), (422.89, 112.09))
+EP4_LAYERS = ((140.11, 109.86), (140.19, 109.77), (141.04, 110.2), (139.55, 109.71))
+EP4_WHOLE = ((137.26, 110.16), (141.9, 110.03), (133.32, 110.27), (140.64, 109.89))
+
+
+@pytest.mark.parametrize(
+    ("graphed_ms", "graphed", "near", "attained", "bound"),
+    [
+        (147.24, EP4_LAYERS, "1.310", "86%", "gaps between kernels: a device is idle for 7.69 ms, and the host waits"),
+        (139.3, EP4_WHOLE, "1.239", "89%", "communication: traced, each device is busy for at least 133.32 ms of a step "
+         "and computes for at most 110.27 ms"),
+    ],
+)  # fmt: skip
+def test_ranks_that_communicate_have_figures_of_what_they_compute_alone(
+    tmp_path: Path, graphed_ms: float, graphed: Any, near: str, attained: str, bound: str
+) -> None:
+    """Busy and computing times of four H200s (docs/results/qwen3_8l_megatron_parallel)."""
+
+    def of_ranks(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["step_time_ms"] = graphed_ms if run.spec.graphed else 359.9
+        for number, (busy, computing) in enumerate(graphed if run.spec.graphed else EP4_EAGER):
+            change_probe(number, busy_ms=busy, computing_ms=computing, host_ms=None)(run)
+
+    report = write_report(write_sweep(tmp_path, device="cuda", impls=("torch",), repeats=1, ranks=4, edit=of_ranks))
+    text = report.markdown.read_text().split("## How far from the limit")[1]
+    row = next(line for line in text.splitlines() if line.startswith("| `torch"))
+    told = row.split(" | ")[1:]
+    assert told[:-1] == [
+        "359.90 ms", "253.07 ms (112.39 ms)", "30% (69%)", "-", "- (3.20x)", "1200 / 1200", "8", f"{graphed_ms:.2f} ms",
+        f"- ({near})", f"- ({attained})",
+    ]  # fmt: skip
+    assert told[-1].startswith(bound)
+
+
+def test_ranks_are_at_the_limit_where_they_compute_all_the_step_in_the_graphed_run_too(tmp_path: Path) -> None:
+    """The figures of a pipeline on four H200s (docs/results/qwen3_8l_megatron_parallel), whose eager kernels took longer."""
+
+    def pipeline(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["step_time_ms"] = 222.59 if run.spec.graphed else 903.91
+        own = (
+            {"busy_ms": 214.60, "computing_ms": 191.10}
+            if run.spec.graphed
+            else {"busy_ms": 637.2, "computing_ms": 213.01}
+        )
+        change_probe(0, **own)(run)
+
+    report = write_report(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=pipeline))
+    assert (
+        "1.04 times as long as its eager twin's GPUs compute; communication, or waiting for another rank"
+        in report.summary
+    )
+    assert "busy for at least 214.60 ms of a step and computes for at most 191.10 ms" in report.markdown.read_text()
+
+
+def test_a_cell_that_does_not_pass_says_so_beside_its_figures(tmp_path: Path) -> None:
+    def diverging(run: AttemptRecord) -> None:
+        timed(run)
+        run.metrics[90]["loss"] += run.spec.graphed
+
+    report = write_report(write_sweep(tmp_path, device="cuda", edit=diverging))
+    assert "(**DIVERGED**) | 20.00 ms" in report.markdown.read_text()
+    assert "Nearest to the limit" not in report.summary
+
+
+def test_the_limit_of_a_twin_is_none_for_other_kernels(tmp_path: Path) -> None:
+    def compiled(run: AttemptRecord) -> None:
+        timed(run)
+        if run.spec.graphed:
+            change_probe(0, kernels=500.0, computing_ms=12.0)(run)
+
+    report = write_report(write_sweep(tmp_path, device="cuda", edit=compiled))
+    assert "not told: it runs 500 kernels, not 1200 as the eager twin" in report.markdown.read_text()
+    assert "Nearest to the limit" not in report.summary
+
+
+def takes(graphed_ms: float, change: Any = lambda run: None) -> Any:
+    def edit(run: AttemptRecord) -> None:
+        timed(run)
+        for step in run.metrics if run.spec.graphed else ():
+            step["step_time_ms"] = graphed_ms
+        change(run)
+
+    return edit
+
+
+def test_a_step_shorter_than_its_kernels_has_no_speed_and_is_at_no_limit(tmp_path: Path) -> None:
+    """As a host times steps that does not wait for the device."""
+    sweep = write_sweep(tmp_path, device="cuda", impls=("torch", "full_iteration"), edit=takes(4.0))
+    report = write_report(sweep)
+    (_, torch, _) = judge(sweep).results
+    assert torch.speed is not None and torch.limit is not None
+    assert (torch.speed.word, torch.speed.low, torch.speed.high) == ("INCONCLUSIVE", None, None)
+    assert (
+        torch.speed.reason
+        == torch.limit.reason
+        == ("timing is doubtful: the step is said to take 4.00 ms, and its own probe saw 15.50 ms of computing in it")
+    )
+    assert (torch.limit.graphed, torch.limit.attained) == (None, None)
+    assert "No cell that passes is shown to be faster than eager." in report.summary
+    assert "**2 graphed cells cannot be as fast as timed**: `torch, lr 0.001` (timing is doubtful" in report.summary
+    assert not any(word in report.summary for word in ("At the limit", "Nearest to the limit", "Fastest"))
+
+
+@pytest.mark.parametrize(
+    ("graphed_ms", "eager", "graphed", "doubtful"),
+    [
+        (15.0, {}, {}, False),  # within 5% of what it computes by its own probe
+        (15.0, {"busy_ms": 66.0, "computing_ms": 9.0}, {"busy_ms": 66.0, "computing_ms": 9.0}, False),  # kernels wait
+        (9.0, {}, {"kernels": 500.0, "computing_ms": 8.0}, False),  # other kernels, which are faster
+        (9.0, {}, {"kernels": 500.0}, True),
+        (9.0, {}, {"computing_ms": 8.0}, True),  # the same kernels as the twin's, and its probe disagrees
+        (13.7, {}, {"computing_ms": 13.7}, False),  # they may be quicker in a graph
+        (9.0, {"kernels": 500.0}, {}, True),
+    ],
+)
+def test_what_a_step_is_held_against(
+    tmp_path: Path, graphed_ms: float, eager: dict[str, float], graphed: dict[str, float], doubtful: bool
+) -> None:
+    def probed(run: AttemptRecord) -> None:
+        change_probe(0, **(graphed if run.spec.graphed else eager))(run)
+
+    sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=takes(graphed_ms, probed))
+    result = compare(load(sweep))[1]
+    assert result.speed is not None and result.limit is not None
+    assert bool(result.limit.doubt) == doubtful
+    assert (result.speed.word == "INCONCLUSIVE") == doubtful
+
+
+def test_an_eager_step_shorter_than_its_kernels_makes_graphs_neither_faster_nor_slower(tmp_path: Path) -> None:
+    """Its timer did not wait for the device, and graphed steps were timed as they are: graphs seem to cost."""
+
+    def unsynchronised(run: AttemptRecord) -> None:
+        timed(run)
+        for step in run.metrics if not run.spec.graphed else ():
+            step["step_time_ms"] = 14.0
+
+    sweep = write_sweep(tmp_path, device="cuda", impls=("torch", "full_iteration"), edit=unsynchronised)
+    report = write_report(sweep)
+    (eager, torch, _) = judge(sweep).results
+    assert torch.speed is not None and torch.limit is not None and eager.step is not None
+    why = (
+        "timing is doubtful: the eager step is said to take 14.00 ms, and its own probe saw 15.50 ms of computing in it"
+    )
+    assert (torch.speed.word, torch.speed.low, torch.speed.high) == ("INCONCLUSIVE", None, None)
+    assert torch.speed.reason == torch.limit.reason == torch.limit.eager_doubt == eager.doubt == why
+    assert (torch.doubt, torch.limit.eager) == ("", None), "the graphed step itself is not in doubt"
+    assert f"**1 eager cell cannot be as fast as timed**: `eager, lr 0.001` ({why})." in report.summary
+    (ranking,) = rank(judge(sweep).results)
+    assert [cell.label for cell in ranking.cells] == ["torch, lr 0.001", "full_iteration, lr 0.001"]
+    assert ranking.left_out == (("eager, lr 0.001", why),)
+
+
+@pytest.mark.parametrize(("eager_ms", "doubtful"), [(14.8, False), (14.7, True)])
+def test_an_eager_step_may_be_shorter_than_its_probe_says_by_as_little_as_a_graphed_one(
+    tmp_path: Path, eager_ms: float, doubtful: bool
+) -> None:
+    def edit(run: AttemptRecord) -> None:
+        timed(run)
+        for step in run.metrics:
+            step["step_time_ms"] = eager_ms if not run.spec.graphed else 15.0
+
+    result = compare(load(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=edit)))[1]
+    assert result.speed is not None and result.limit is not None
+    assert (bool(result.limit.eager_doubt), result.speed.word == "SLOWER") == (doubtful, not doubtful)
+
+
+@pytest.mark.parametrize("slower", [(1, 1, 2), (1, 2, 2)])
+def test_an_eager_step_as_long_as_its_kernels_is_sound_on_machines_that_differ(
+    tmp_path: Path, slower: tuple[int, ...]
+) -> None:
+    """One machine in three takes twice as long: the median step is of one machine, and busy times are of all."""
+
+    def edit(run: AttemptRecord) -> None:
+        timed(run)
+        factor = slower[run.spec.repeat]
+        change_probe(0, busy_ms=15.5 * factor, computing_ms=15.5 * factor)(run)
+        for step in run.metrics:
+            step["step_time_ms"] = 16.0 * factor
+
+    sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), repeats=3, edit=edit)
+    eager, graphed = judge(sweep).results
+    assert (eager.doubt, graphed.doubt) == ("", "")
+    (ranking,) = rank([eager, graphed])
+    assert ranking.left_out == ()
+
+
+def test_without_a_speed_the_eager_step_is_of_the_same_runs_as_its_kernels(tmp_path: Path) -> None:
+    """Where no graphed run was timed the twin alone has a limit: a step and busy times by the same mean."""
+
+    def edit(run: AttemptRecord) -> None:
+        timed(run)
+        factor = (1, 1, 2)[run.spec.repeat]
+        change_probe(0, busy_ms=15.5 * factor, computing_ms=15.5 * factor)(run)
+        for step in run.metrics:
+            step["step_time_ms"] = math.nan if run.spec.graphed else 16.0 * factor
+
+    limit = limit_of(tmp_path, edit, repeats=3)
+    assert limit is not None and limit.eager is not None and limit.graphed is None
+    assert limit.eager.largest_speedup == pytest.approx(16 / 15.5)
+
+
+def test_a_cpu_sweep_has_no_word_of_it(tmp_path: Path) -> None:
+    report = write_report(write_sweep(tmp_path))
+    text, content = report.markdown.read_text(), report.json.read_text()
+    assert "limit" not in text and "## Captures" not in text
+    for name in ("limit", "captured", "launches"):
+        assert f'"{name}' not in content

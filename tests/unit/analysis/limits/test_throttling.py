@@ -1,0 +1,487 @@
+"""Throttled GPUs: what is said of them, and which words they leave standing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.limits.throttling import CAPPED_APART, SLOWED, Unthrottled, throttled, unthrottled
+from analysis.pairing.pair import PairResult
+from analysis.records.load import load
+from analysis.records.run import Attempt
+from analysis.report.sections.speed import speeds
+from analysis.report.summary import summarise
+from analysis.speed.speedup import Speed, speed_word
+from analysis.sweep.cell_results import CellResult, compare
+from analysis.sweep.judge_sweep import judge
+from analysis.sweep.ranking import rank
+from launch.contract.records import Clocks
+from tests.records import UNTHROTTLED, AttemptRecord, write_sweep
+
+Edit = Callable[[AttemptRecord], None]
+SECONDS = UNTHROTTLED.seconds
+
+
+def change_clocks(graphed: Optional[bool] = None, rank: int = 0, **fields: Any) -> Edit:
+    """Of the measured steps of one side, or of both; ``throttled`` is seconds of ``SECONDS``."""
+
+    def change(run: AttemptRecord) -> None:
+        for event in run.events[rank]:
+            if event["kind"] == "phase" and event["phase"] == "measure" and graphed in (None, run.spec.graphed):
+                throttled = event["clocks"]["throttled"] | fields.get("throttled", {})
+                event["clocks"] |= {**fields, "throttled": throttled}
+
+    return change
+
+
+def forget_clocks(run: AttemptRecord) -> None:
+    for events in run.events.values():
+        for event in events:
+            event.pop("clocks", None)  # as records were before there were any
+
+
+def both(first: Edit, second: Edit) -> Edit:
+    def change(run: AttemptRecord) -> None:
+        first(run)
+        second(run)
+
+    return change
+
+
+def results(root: Path, edit: Edit, **options: Any) -> tuple[CellResult, ...]:
+    return compare(load(write_sweep(root, device="cuda", impls=("torch",), edit=edit, **options)))
+
+
+def graphed_result(root: Path, edit: Edit, **options: Any) -> CellResult:
+    return results(root, edit, **options)[1]
+
+
+def reported(root: Path, edit: Edit) -> str:
+    return "\n".join(speeds(results(root, edit), None))
+
+
+def share(share: float, reason: str = "power_cap") -> dict[str, float]:
+    return {reason: share * SECONDS}
+
+
+# --- what slows a GPU down ------------------------------------------------------------------------------------------
+
+
+def slower_by(share: float) -> Edit:
+    """Graphed runs that take ``1 + share`` times as long as eager ones, as the records have them, over 1.25."""
+
+    def change(run: AttemptRecord) -> None:
+        for step in run.metrics if run.spec.graphed else ():
+            step["step_time_ms"] *= 1.25 * (1 + share)
+
+    return change
+
+
+@pytest.mark.parametrize("graphed", [True, False])
+@pytest.mark.parametrize("reason", ["thermal", "sync_boost"])
+def test_a_side_whose_slowing_down_may_be_all_has_a_figure_and_no_word(
+    tmp_path: Path, graphed: bool, reason: str
+) -> None:
+    timed = slower_by(0.25) if graphed else slower_by(-0.2)
+    edit = both(timed, change_clocks(graphed, throttled=share(0.25, reason)))
+    result = graphed_result(tmp_path, edit)
+    assert result.speed and result.speed.word == "INCONCLUSIVE"
+    assert result.speed.ratio == pytest.approx(0.8 if graphed else 1.25, rel=0.02)
+    assert result.speed.low is None
+    assert f"in {'graphed' if graphed else 'eager'} runs by" in result.speed.reason
+    assert "for 25% of the measured time" in result.speed.reason
+
+
+@pytest.mark.parametrize("graphed", [True, False])
+def test_a_word_that_slowing_down_cannot_explain_stays_and_its_interval_is_as_much_wider(
+    tmp_path: Path, graphed: bool
+) -> None:
+    for workloads in (1, 3):
+        folder = tmp_path / str(workloads)
+        plain, hot = (
+            judge(write_sweep(folder / name, device="cuda", workloads=workloads, impls=("torch",), edit=edit))
+            .results[1]
+            .speed
+            for name, edit in (
+                ("plain", lambda run: None),
+                ("hot", change_clocks(graphed, throttled=share(0.12, "thermal"))),
+            )
+        )
+        assert plain and hot and plain.low and plain.high and hot.low and hot.high
+        assert (hot.word, hot.ratio) == ("FASTER", plain.ratio)
+        assert hot.low == pytest.approx(plain.low * (1 if graphed else 0.88))
+        assert hot.high == pytest.approx(plain.high / (0.88 if graphed else 1))
+
+
+def test_ranks_may_be_slow_one_after_the_other(tmp_path: Path) -> None:
+    def each(run: AttemptRecord) -> None:
+        for number in range(4):
+            change_clocks(False, rank=number, throttled=share(0.06, "thermal"))(run)
+
+    result = graphed_result(tmp_path, each, ranks=4)
+    assert result.speed and result.speed.word == "INCONCLUSIVE"
+
+
+def test_neutral_does_not_survive_what_may_have_hidden_a_difference(tmp_path: Path) -> None:
+    for reason, part, word in (("thermal", 0.02, "INCONCLUSIVE"), ("thermal", 0.9 * SLOWED, "NEUTRAL")):
+        edit = both(evened, change_clocks(True, throttled=share(part, reason)))
+        result = graphed_result(tmp_path / f"{part}", edit)
+        assert result.speed and result.speed.word == word
+
+
+def evened(run: AttemptRecord) -> None:
+    for step in run.metrics:
+        step["step_time_ms"] = 20.0 + 0.001 * run.spec.repeat * run.spec.graphed
+
+
+def test_nor_has_one_both_of_whose_sides_were(tmp_path: Path) -> None:
+    result = graphed_result(tmp_path, change_clocks(throttled=share(0.3, "thermal")))
+    assert result.speed and result.speed.word == "INCONCLUSIVE"
+
+
+def test_less_than_a_word_allows_is_no_matter(tmp_path: Path) -> None:
+    result = graphed_result(tmp_path, change_clocks(throttled=share(0.9 * SLOWED, "thermal")))
+    assert result.speed and result.speed.word == "FASTER"
+
+
+def test_one_rank_of_one_repeat_is_enough(tmp_path: Path) -> None:
+    def once(run: AttemptRecord) -> None:
+        if run.spec.repeat == 1:
+            change_clocks(False, rank=3, throttled=share(0.25, "thermal"))(run)
+
+    result = graphed_result(tmp_path, once, ranks=4, repeats=3)
+    assert result.speed and "heat for 25% of the measured time on rank 3" in result.speed.reason
+
+
+@pytest.mark.parametrize("reason", ["hardware_slowdown", "hardware_thermal", "power_brake", "thermal"])
+def test_what_is_seen_at_the_ends_and_was_not_counted_slowed_it_down(tmp_path: Path, reason: str) -> None:
+    result = graphed_result(tmp_path, change_clocks(True, active=["power_cap", reason]))
+    assert result.speed and "when it began or ended" in result.speed.reason
+
+
+def test_a_power_cap_may_be_seen(tmp_path: Path) -> None:
+    result = graphed_result(tmp_path, change_clocks(active=["power_cap"]))
+    assert result.speed and result.speed.word == "FASTER"
+
+
+def test_what_was_counted_and_was_little_may_be_seen(tmp_path: Path) -> None:
+    brief = {"throttled": share(0.5 * SLOWED, "thermal"), "active": ["thermal"]}
+    result = graphed_result(tmp_path, change_clocks(True, **brief))
+    assert result.speed and result.speed.word == "FASTER"
+
+
+def test_it_is_the_first_news_and_is_not_ranked(tmp_path: Path) -> None:
+    sweep = write_sweep(
+        tmp_path,
+        device="cuda",
+        impls=("torch", "full_iteration"),
+        edit=change_clocks(False, throttled=share(0.3, "thermal")),
+    )
+    judged = judge(sweep)
+    said = "heat for 30% of the measured time on rank 0"
+    assert f"**1 cell ran on GPUs that were slowed down**: `{judged.results[0].cell.label}` (by {said})." in (
+        summarise(judged.results).text
+    )
+    (ranking,) = rank(judged.results)
+    assert (judged.results[0].cell.label, f"its GPUs were slowed down by {said}") in ranking.left_out
+
+
+def test_what_was_slowed_down_is_not_held_to_be_near_its_limit(tmp_path: Path) -> None:
+    for graphed in (False, True):
+        edit = change_clocks(True, throttled=share(0.3, "thermal") if graphed else {})
+        said = summarise(results(tmp_path / str(graphed), edit)).text
+        assert ("to the limit:" in said) != graphed
+
+
+def test_a_twin_that_was_slowed_down_accuses_no_graphed_cell(tmp_path: Path) -> None:
+    """A hot GPU computes for longer than a graphed step takes on a cool one."""
+
+    def hot(run: AttemptRecord) -> None:
+        change_clocks(False, throttled=share(0.6, "thermal"))(run)
+        for event in run.events[0] if not run.spec.graphed else ():
+            if event["kind"] == "probe":
+                event["probe"] |= {"computing_ms": computing_ms, "busy_ms": computing_ms}
+        for step in run.metrics if not run.spec.graphed else ():
+            step["step_time_ms"] *= 2
+
+    for computing_ms in (30.0, 16.5):
+        found = results(tmp_path / str(computing_ms), hot)
+        limit = found[1].limit
+        assert limit is not None and (found[1].doubt, limit.eager, limit.attained, limit.bound) == (
+            "",
+            None,
+            None,
+            None,
+        )
+        assert "its eager twin were slowed down by heat" in limit.reason
+        said = summarise(found).text
+        assert "cannot be as fast" not in said and "the limit:" not in said
+
+
+def test_the_family_of_a_sweep_does_not_give_the_word_back(tmp_path: Path) -> None:
+    sweep = write_sweep(
+        tmp_path, device="cuda", impls=("torch",), edit=change_clocks(False, throttled=share(0.3, "thermal"))
+    )
+    assert [r.speed.word for r in judge(sweep).results if r.speed] == ["INCONCLUSIVE"]
+
+
+def test_the_interval_of_a_family_is_held_against_throttling_too(tmp_path: Path) -> None:
+    """Cells that stay FASTER by themselves without the 6% of a cap; one of six that a fifth as unsteady one is among."""
+
+    def edit(run: AttemptRecord) -> None:
+        unsteady = run.spec.training.learning_rate > 5.5e-3
+        apart = (0.1 if unsteady else 0.01) * (run.spec.repeat - 1)
+        for step in run.metrics:
+            step["step_time_ms"] = 20.0 / (1.15 * (1 + apart) if run.spec.graphed else 1)
+        change_clocks(False, throttled=share(0.06))(run)
+
+    for workloads, word in ((1, "FASTER"), (6, "INCONCLUSIVE")):
+        sweep = write_sweep(
+            tmp_path / str(workloads), device="cuda", workloads=workloads, repeats=3, impls=("torch",), edit=edit
+        )
+        speed = judge(sweep).results[1].speed
+        assert speed and speed.word == word
+    assert "a power cap" in speed.reason
+
+
+# --- power caps -----------------------------------------------------------------------------------------------------
+
+
+def test_a_graphed_run_that_is_capped_more_is_faster_all_the_same(tmp_path: Path) -> None:
+    result = graphed_result(tmp_path, change_clocks(True, throttled=share(0.8)))
+    assert result.speed and result.speed.word == "FASTER"
+
+
+@pytest.mark.parametrize(("share_of_eager", "word"), [(0.06, "FASTER"), (0.19, "FASTER"), (0.25, "INCONCLUSIVE")])
+def test_a_cap_takes_a_word_away_that_it_may_explain(tmp_path: Path, share_of_eager: float, word: str) -> None:
+    """1.25 times as fast: without the cap eager steps would be shorter by its share at most."""
+    result = graphed_result(tmp_path, change_clocks(False, throttled=share(share_of_eager)))
+    assert result.speed and result.speed.word == word
+
+
+def test_an_eager_run_that_is_capped_more_makes_nothing_faster(tmp_path: Path) -> None:
+    result = graphed_result(tmp_path, change_clocks(False, throttled=share(0.8)))
+    assert result.speed and result.speed.word == "INCONCLUSIVE"
+    assert "80% of the time of eager runs and 0% of that of graphed ones" in result.speed.reason
+    assert "--lock-gpu-clocks" in result.speed.reason
+
+
+def test_sides_that_are_capped_alike_are_compared(tmp_path: Path) -> None:
+    edit = both(change_clocks(False, throttled=share(0.93)), change_clocks(True, throttled=share(0.9)))
+    result = graphed_result(tmp_path, edit)
+    assert result.speed and result.speed.word == "FASTER"
+
+
+def test_a_limit_that_changed_leaves_no_word(tmp_path: Path) -> None:
+    result = graphed_result(tmp_path, change_clocks(True, power_limits=[500.0]))
+    assert result.speed and result.speed.word == "INCONCLUSIVE"
+    assert "from 500 to 700 W" in result.speed.reason
+
+
+def test_gpus_of_ranks_may_have_limits_of_their_own(tmp_path: Path) -> None:
+    result = graphed_result(tmp_path, change_clocks(rank=1, power_limits=[500.0]), ranks=2)
+    assert result.speed and result.speed.word == "FASTER"
+
+
+# --- any pair of sides ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> PairResult:
+    return graphed_result(tmp_path_factory.mktemp("pair"), lambda run: None).pairs[0]
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory: pytest.TempPathFactory) -> Speed:
+    speed = graphed_result(tmp_path_factory.mktemp("timed"), lambda run: None).speed
+    assert speed
+    return speed
+
+
+def with_clocks(pair: PairResult, eager: Clocks, graphed: Clocks) -> PairResult:
+    def change(attempt: Optional[Attempt], clocks: Clocks) -> Attempt:
+        assert attempt and attempt.recorded
+        return replace(attempt, recorded=replace(attempt.recorded, clocks={0: clocks}))
+
+    assert pair.eager
+    runs = (
+        replace(pair.eager, attempt=change(pair.eager.attempt, eager)),
+        replace(pair.graphed, attempt=change(pair.graphed.attempt, graphed)),
+    )
+    return replace(pair, eager=runs[0], graphed=runs[1])
+
+
+CLOCKS = st.builds(
+    Clocks,
+    seconds=st.floats(0.5, 1e4),
+    throttled=st.dictionaries(st.sampled_from(["power_cap", "thermal", "sync_boost"]), st.floats(0, 2e4)),
+    active=st.none() | st.lists(st.sampled_from(["power_cap", "thermal", "power_brake"]), unique=True).map(tuple),
+    power_limits=st.sampled_from([(), (500.0,), (700.0,), (500.0, 700.0)]),
+    sm_mhz=st.none() | st.integers(0, 3000),
+    max_sm_mhz=st.none() | st.just(1980),
+)
+
+
+@given(eager=CLOCKS, graphed=CLOCKS)
+def test_no_side_is_favoured(pair: PairResult, eager: Clocks, graphed: Clocks) -> None:
+    one, other = (unthrottled([with_clocks(pair, *sides)], 1) for sides in ((eager, graphed), (graphed, eager)))
+    assert 0 <= one.least <= 1 <= one.most
+    assert bool(one.reason) == bool(other.reason) == ((one.least, one.most) != (1, 1))
+    assert one.least == pytest.approx(1 / other.most)
+
+
+@given(clocks=CLOCKS)
+def test_shares_are_shares_and_silence_is_said(pair: PairResult, clocks: Clocks) -> None:
+    _, attempt = (run.attempt for run in (pair.eager, with_clocks(pair, clocks, clocks).graphed) if run)
+    assert attempt
+    found = throttled([attempt], [0])
+    assert all(0 <= share <= 1 for share, _ in found.most.values())
+    assert ("heat" in found.unknown) == ("thermal" not in clocks.throttled)
+    assert ("hardware slowdown" in found.unknown) == (clocks.active is None)
+    assert "heat" in found.slowed or "thermal" not in (clocks.active or ()) or clocks.throttled.get("thermal")
+
+
+@given(eager=st.floats(0, 1), graphed=st.floats(0, 1))
+def test_what_was_capped_more_may_be_as_much_shorter(pair: PairResult, eager: float, graphed: float) -> None:
+    shares = [{"power_cap": part, "thermal": 0.0} for part in (eager, graphed)]
+    capped = with_clocks(pair, *(replace(UNTHROTTLED, throttled=each, seconds=1.0) for each in shares))
+    found, more = unthrottled([capped], 1), eager - graphed
+    if abs(more) <= CAPPED_APART:
+        assert found == Unthrottled()
+    else:
+        assert found.least == pytest.approx(1 - max(more, 0)) and 1 / found.most == pytest.approx(1 + min(more, 0))
+
+
+@given(
+    least=st.floats(0, 1),
+    most=st.floats(1, 10) | st.just(float("inf")),
+    low=st.floats(0.5, 1.5),
+    width=st.floats(0, 0.3),
+)
+def test_throttling_takes_words_away_and_gives_none(
+    timed: Speed, least: float, most: float, low: float, width: float
+) -> None:
+    high = low + width
+    word, _ = speed_word((low, high), timed.steps)
+    speed = replace(timed, word=word, low=low, high=high, own_low=low, own_high=high, ratio=(low + high) / 2)
+    found = speed.widened(least, most, "a reason")
+    assert found.word in (word, "INCONCLUSIVE")
+    if found.low is not None and found.high is not None:
+        assert found.low <= low <= high <= found.high
+    if found.word != "INCONCLUSIVE":
+        assert speed_word((low * least, high * most), timed.steps)[0] == word
+    assert bool(found.reason) == (found.word == "INCONCLUSIVE") or speed.word == "INCONCLUSIVE"
+    assert asdict(speed.widened(1.0, 1.0, "")) == asdict(speed)
+
+
+# --- two graphed cells ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("clocks", "apart"),
+    [
+        ({}, True),
+        ({"throttled": share(1.0)}, False),
+        ({"power_limits": [500.0]}, False),
+        ({"throttled": share(0.9 * CAPPED_APART)}, True),
+    ],
+)
+def test_graphed_cells_are_not_told_apart_by_what_throttling_may_explain(
+    tmp_path: Path, clocks: dict[str, Any], apart: bool
+) -> None:
+    def edit(run: AttemptRecord) -> None:
+        slow = run.spec.cuda_graph.impl == "full_iteration"
+        for step in run.metrics if slow else ():
+            step["step_time_ms"] *= 1.02
+        if slow:
+            change_clocks(True, **clocks)(run)
+
+    sweep = write_sweep(tmp_path, device="cuda", impls=("torch", "full_iteration"), repeats=4, edit=edit)
+    (ranking,) = rank(judge(sweep).results)
+    first, second = ranking.cells[:2]
+    assert (first.label, second.label) == ("torch, lr 0.001", "full_iteration, lr 0.001")
+    assert second.told_apart == apart
+
+
+# --- what is not known ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_known_doubts_nothing_and_is_not_called_unthrottled(tmp_path: Path) -> None:
+    result = graphed_result(tmp_path / "cells", forget_clocks)
+    assert result.speed and result.speed.word == "FASTER"
+    text = reported(tmp_path / "report", forget_clocks)
+    assert "| not known / not known |" in text
+    assert "| no / no |" not in text
+
+
+def test_a_driver_that_counts_no_heat_is_not_said_to_have_seen_none(tmp_path: Path) -> None:
+    def uncounted(run: AttemptRecord) -> None:
+        for event in run.events[0]:
+            if event.get("clocks"):
+                del event["clocks"]["throttled"]["thermal"]
+
+    edit = both(uncounted, change_clocks(True, throttled=share(0.62)))
+    assert "| heat not known / power cap 62%, heat not known |" in reported(tmp_path, edit)
+
+
+def test_what_is_known_of_one_rank_is_not_known_of_all(tmp_path: Path) -> None:
+    def one_silent(run: AttemptRecord) -> None:
+        run.events[1] = [event | {"clocks": None} if "clocks" in event else event for event in run.events[1]]
+
+    result = graphed_result(tmp_path, one_silent, ranks=2)
+    assert result.throttling and result.throttling.own.unknown == ("power cap", "heat", "hardware slowdown")
+
+
+def test_what_is_known_is_said_beside_what_is_not(tmp_path: Path) -> None:
+    def one_silent(run: AttemptRecord) -> None:
+        run.events[1] = [event | {"clocks": None} if "clocks" in event else event for event in run.events[1]]
+
+    result = graphed_result(tmp_path, both(one_silent, change_clocks(throttled=share(0.3, "thermal"))), ranks=2)
+    assert result.throttling and result.throttling.own.summary == "heat 30%, the rest not known"
+
+
+def test_a_window_of_no_time_says_nothing_of_shares(tmp_path: Path) -> None:
+    result = graphed_result(tmp_path, change_clocks(seconds=0.0))
+    assert result.throttling and result.throttling.own.summary == "power cap and heat not known"
+
+
+def test_a_run_that_never_measured_says_nothing_of_the_others(tmp_path: Path) -> None:
+    def crashed(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 1:
+            forget_clocks(run)
+            assert run.outcome
+            run.outcome = replace(run.outcome, outcome="FAILED", phase="warmup")
+
+    result = graphed_result(tmp_path, crashed)
+    assert result.throttling and result.throttling.own.unknown == ()
+
+
+def test_the_report_shows_both_sides(tmp_path: Path) -> None:
+    text = reported(tmp_path, change_clocks(True, throttled=share(0.62)))
+    assert "| no / power cap 62% |" in text
+
+
+def test_clocks_below_their_maximum_are_shown_and_doubt_nothing(tmp_path: Path) -> None:
+    edit = change_clocks(sm_mhz=1200)
+    assert "| 1200 of 1980 MHz at the end / 1200 of 1980 MHz at the end |" in reported(tmp_path / "report", edit)
+    result = graphed_result(tmp_path / "cells", edit)
+    assert result.speed and result.speed.word == "FASTER"
+
+
+def test_a_report_of_a_cpu_does_not_speak_of_it(tmp_path: Path) -> None:
+    assert "throttled" not in "\n".join(speeds(compare(load(write_sweep(tmp_path))), None))
+
+
+def test_damaged_clocks_keep_a_pair_from_being_compared(tmp_path: Path) -> None:
+    def damage(run: AttemptRecord) -> None:
+        change_clocks(True, seconds="much")(run)
+
+    verdict = graphed_result(tmp_path, damage).verdict
+    assert verdict and verdict.word == "INCOMPARABLE"
+    assert "clocks of rank 0 cannot be read" in verdict.reason

@@ -1,0 +1,123 @@
+"""Memory of a cell: peaks by phase, what capture added, and which kind of memory it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from analysis.records.load import load
+from analysis.report.write_report import write_report
+from analysis.sweep.cell_results import compare
+from launch.contract.records import Outcome
+from launch.contract.spec import Device
+from tests.records import GIB, AttemptRecord, write_sweep
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_capture_added_is_what_graphs_hold_at_the_end_of_measure(tmp_path: Path, device: Device) -> None:
+    eager, graphed = compare(load(write_sweep(tmp_path, device=device)))
+    assert eager.memory is not None
+    assert graphed.memory is not None
+    assert graphed.memory.kind == ("host" if device == "cpu" else "device")
+    assert graphed.memory.added == GIB // 4
+    assert eager.memory.added is None
+    assert "capture" not in [peak.phase for peak in eager.memory.phases]
+    assert graphed.memory.peak == max(peak.peak for peak in graphed.memory.phases)
+
+
+def test_device_memory_counts_what_lies_outside_the_allocator(tmp_path: Path) -> None:
+    _, graphed = compare(load(write_sweep(tmp_path, device="cuda")))
+    assert graphed.memory is not None
+    measure = next(peak for peak in graphed.memory.phases if peak.phase == "measure")
+    assert measure.peak_allocated is not None
+    assert measure.peak == measure.peak_allocated + GIB // 8 + GIB // 2
+    assert measure.graph_pool == GIB // 4
+
+
+def test_peaks_are_the_largest_of_ranks_and_repeats(tmp_path: Path) -> None:
+    def one_large_rank(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 1:
+            for event in run.events[1]:
+                if event["kind"] == "phase" and event["phase"] == "capture":
+                    event["memory"]["host_peak_rss"] = 100 * GIB
+
+    _, graphed = compare(load(write_sweep(tmp_path, ranks=2, edit=one_large_rank)))
+    assert graphed.memory is not None
+    assert graphed.memory.peak == 100 * GIB
+
+
+def test_a_run_that_died_in_capture_still_shows_the_phases_before(tmp_path: Path) -> None:
+    def died(run: AttemptRecord) -> None:
+        if run.spec.graphed:
+            kept = ("init", "build", "warmup")
+            run.events[0] = [event for event in run.events[0] if event["phase"] in kept]
+
+    _, graphed = compare(load(write_sweep(tmp_path, edit=died)))
+    assert graphed.memory is not None
+    assert [peak.phase for peak in graphed.memory.phases] == ["init", "build", "warmup"]
+    assert graphed.memory.added is None
+
+
+def test_what_the_profiler_holds_is_no_memory_of_the_run(tmp_path: Path) -> None:
+    def profiled(run: AttemptRecord) -> None:
+        for event in run.events[0]:
+            if event["kind"] == "phase" and event["phase"] == "probe":
+                event["memory"]["device_outside"] = 100 * GIB
+
+    _, graphed = compare(load(write_sweep(tmp_path, device="cuda", edit=profiled)))
+    assert graphed.memory is not None
+    assert graphed.memory.peak < 10 * GIB
+
+
+# --- what is left ---------------------------------------------------------------------------------------------------
+
+
+def test_headroom_is_what_the_smallest_gpu_has_beyond_the_peak(tmp_path: Path) -> None:
+    def smaller(run: AttemptRecord) -> None:
+        if run.spec.repeat:
+            run.environment["hardware"]["gpu_memory_bytes"] = [140 * GIB, 80 * GIB]
+
+    eager, graphed = compare(load(write_sweep(tmp_path, device="cuda", edit=smaller)))
+    for result in (eager, graphed):
+        assert result.memory is not None
+        assert result.memory.device_total == 80 * GIB
+        assert result.memory.headroom == 80 * GIB - result.memory.peak
+
+
+def old_record(run: AttemptRecord) -> None:
+    del run.environment["hardware"]["gpu_memory_bytes"]
+
+
+def odd_record(run: AttemptRecord) -> None:
+    run.environment["hardware"] = None
+
+
+def out_of_memory(run: AttemptRecord) -> None:
+    if run.spec.repeat:
+        run.outcome = Outcome("CUDA_OOM", "measure", "bundle000", 0.0, 1.0)
+
+
+@pytest.mark.parametrize("edit", [old_record, odd_record, out_of_memory])
+def test_headroom_is_not_told_where_records_do_not_tell_it(
+    tmp_path: Path, edit: Callable[[AttemptRecord], None]
+) -> None:
+    for result in compare(load(write_sweep(tmp_path, device="cuda", edit=edit))):
+        assert result.memory is not None
+        assert result.memory.headroom is None
+
+
+def test_a_cpu_host_has_no_headroom_to_tell(tmp_path: Path) -> None:
+    for result in compare(load(write_sweep(tmp_path))):
+        assert result.memory is not None and result.memory.headroom is None
+
+
+def test_a_gpu_without_memory_has_no_headroom(tmp_path: Path) -> None:
+    def none(run: AttemptRecord) -> None:
+        run.environment["hardware"]["gpu_memory_bytes"] = [0]
+
+    sweep = write_sweep(tmp_path, device="cuda", edit=none)
+    _, graphed = compare(load(sweep))
+    assert graphed.memory is not None and graphed.memory.headroom is None
+    assert write_report(sweep).exit_code == 0

@@ -1,0 +1,69 @@
+"""What weights, gradients and optimizer state take, against what H200s were seen to hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from analysis.memory.static_memory import MASTER, MOMENTS, stages, state_bytes
+from launch.contract.spec import Model, Parallelism, RunSpec, Training
+from tests.presets import parameters, preset
+
+BF16 = Training(precision="bf16")
+SEEN = {
+    # the allocator's bytes behind the build of runs whose optimizer has its state by then (docs/results)
+    "qwen3_8l": (preset("qwen3_8l"), 91_126_114_816),
+    "launch_bound": (
+        Model(
+            num_layers=24, hidden_size=1024, num_attention_heads=16, num_query_groups=16, kv_channels=64,
+            ffn_hidden_size=2816, vocab_size=18944,
+        ),
+        6_248_321_536,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_what_an_h200_held_was_forecast_to_four_kilobytes(name: str) -> None:
+    model, allocated = SEEN[name]
+    assert 0 <= allocated - state_bytes(RunSpec(model=model, training=BF16)) < 4096
+
+
+@pytest.mark.parametrize("name", ["gpt_oss_20b", "gpt_oss_120b", "qwen3_30b_a3b", "llama3_8b", "qwen3_8l"])
+def test_parameters_of_one_rank_are_those_of_the_model(name: str) -> None:
+    model = preset(name)
+    (held,) = stages(model, Parallelism())
+    assert held.dense + held.experts == parameters(model, embeddings=1 if model.tie_embeddings else 2)
+
+
+def test_ranks_share_what_the_layout_says() -> None:
+    """Experts over ep, and their states over the ranks that have the same ones; all else over tp, and its states over dp."""
+    model = preset("qwen3_8l")
+    (whole,) = stages(model, Parallelism())
+    layout = Parallelism(ep=4, dp=8, distributed_optimizer=True)
+    (held,) = stages(model, layout)
+    assert (held.dense, held.experts) == (whole.dense, whole.experts // 4)
+    own = MOMENTS + MASTER
+    found = state_bytes(RunSpec(model=model, parallelism=layout, training=BF16))
+    assert found == 6 * (held.dense + held.experts) + own * held.dense // 8 + own * held.experts // 2
+    (split,) = stages(model, Parallelism(tp=2, etp=2))
+    assert split.experts * 2 == whole.experts and split.dense < whole.dense * 0.6
+
+
+def test_the_fullest_stage_counts() -> None:
+    """The last of two has the head as the first has the embedding, and the last norm."""
+    model = replace(preset("llama3_8b"), num_layers=4)
+    first, last = stages(model, Parallelism(pp=2))
+    assert last.dense - first.dense == model.hidden_size
+    tied = replace(model, tie_embeddings=True)
+    assert stages(tied, Parallelism(pp=2)) == [first, last]
+    assert stages(tied, Parallelism())[0].dense == first.dense + last.dense - model.vocab_size * model.hidden_size
+
+
+@pytest.mark.parametrize(("precision", "gradients", "an_element"), [("bf16", "fp32", 18), ("bf16", "bf16", 16), ("fp32", "fp32", 16)])  # fmt: skip
+def test_bytes_of_an_element(precision: str, gradients: str, an_element: int) -> None:
+    training = replace(Training(), precision=precision, gradient_precision=gradients)
+    spec = RunSpec(training=training)
+    (held,) = stages(spec.model, spec.parallelism)
+    assert state_bytes(spec) == an_element * held.dense

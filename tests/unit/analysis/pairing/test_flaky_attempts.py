@@ -1,0 +1,212 @@
+"""Attempts made again: a success does not hide a failure before it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from analysis.report.summary import Summary, summarise
+from analysis.report.write_report import write_report
+from analysis.sweep.judge_sweep import judge
+from launch.contract.paths import SweepPaths
+from launch.contract.records import Outcome
+from orchestrator.bisect.failure_status import stand_of
+from tests.records import AttemptRecord, write_attempt, write_sweep
+
+Edit = Callable[[AttemptRecord], None]
+GRAPHED, EAGER = True, False
+
+
+def retried(root: Path, before: Edit, graphed: bool = GRAPHED, deterministic: bool = False) -> Summary:
+    """Of a sweep whose graphed (or eager) repeat 0 has an attempt changed by ``before``, and a sound one after it."""
+
+    def edit(run: AttemptRecord) -> None:
+        if run.spec.graphed is graphed and run.spec.repeat == 0:
+            first = dataclasses.replace(run, metrics=[dict(m) for m in run.metrics], environment=dict(run.environment))
+            before(first)
+            write_attempt(sweep_paths, first)
+            run.number = 2
+
+    sweep_paths = SweepPaths(root)
+    return summarise(judge(write_sweep(root, edit=edit, deterministic=deterministic)).results)
+
+
+def ended(name: str, phase: str = "measure", **fields: object) -> Edit:
+    def change(run: AttemptRecord) -> None:
+        del run.metrics[90:]
+        run.outcome = Outcome(name, phase, "bundle000", 0.0, 1.0, **fields)  # type: ignore[arg-type]
+
+    return change
+
+
+def five_nats_off(run: AttemptRecord) -> None:
+    run.metrics[89]["loss"] += 5.0
+
+
+def one_bit_off(run: AttemptRecord) -> None:
+    run.metrics[89]["loss"] *= 1 + 2**-52
+
+
+def of_other_code(run: AttemptRecord) -> None:
+    ended("NUMERIC")(run)
+    run.environment["digests"] = {**run.environment["digests"], "code": "mended0000"}
+
+
+@pytest.mark.parametrize("name", ["NUMERIC", "CAPTURE_FAILED", "CUDA_OOM", "HANG", "FAILED"])
+def test_a_failure_that_a_success_follows_comes_and_goes(tmp_path: Path, name: str) -> None:
+    found = retried(tmp_path, ended(name))
+    assert (found.exit_code, found.verdicts) == (4, {"INCONCLUSIVE": 1})
+    assert f"repeat 0: attempt 1 ended {name} in measure, attempt 2 COMPLETED: it comes and goes" in found.text
+    assert "Largest speed-up" not in found.text
+
+
+def test_a_whole_attempt_that_disagrees_does_not_vanish(tmp_path: Path) -> None:
+    found = retried(tmp_path / "far", five_nats_off)
+    assert (found.exit_code, found.verdicts) == (4, {"INCONCLUSIVE": 1})
+    assert "attempt 1 ended COMPLETED, but its loss at step 89 is 6.9" in found.text
+    assert "as of attempt 2: it comes and goes" in found.text
+    near, exact = (retried(tmp_path / str(mode), one_bit_off, deterministic=mode) for mode in (False, True))
+    assert (near.exit_code, exact.exit_code) == (0, 4), "deterministic mode asks for equality to the bit"
+    assert near.verdicts == {"EQUIVALENT": 1}, "what was once other bits is not equal to the bit"
+    first, then = exact.text.split("at step 89 is ")[1].split(" as of attempt 2")[0].split(", not ")
+    assert first != then and float(first) == float(then) * (1 + 2**-52)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        ended("CANCELLED"),
+        ended("PREEMPTED"),
+        ended("NODE_FAIL"),
+        ended("ENVIRONMENT", failure_class="GPU_FAULT", infrastructure=True),
+        ended("CONFIG", "init"),
+        ended("TIMEOUT"),
+        ended("FAILED", failure_class="SUPERVISOR"),
+        of_other_code,
+        lambda run: None,
+    ],
+)
+def test_what_others_ended_and_what_was_mended_since_is_harmless(tmp_path: Path, before: Edit) -> None:
+    found = retried(tmp_path, before)
+    assert (found.exit_code, found.verdicts) == (0, {"BITWISE": 1})
+    assert "attempt" not in found.text
+
+
+def test_an_eager_failure_is_said_and_blamed_on_no_graph(tmp_path: Path) -> None:
+    for name, before, code, word, said in (
+        ("nan", ended("NUMERIC"), 0, "BITWISE", "attempt 1 ended NUMERIC in measure, attempt 2 COMPLETED"),
+        ("far", five_nats_off, 4, "INCONCLUSIVE", "attempt 1 ended COMPLETED, but its loss at step 89"),
+    ):
+        found = retried(tmp_path / name, before, EAGER)
+        assert (found.exit_code, found.verdicts) == (code, {word: 1})
+        assert (
+            "1 cell came to something else in an attempt before**: `eager, lr 0.001` (repeat 0: " + said in found.text
+        )
+
+
+@pytest.mark.parametrize(("deterministic", "word"), [(False, "EQUIVALENT"), (True, "INCONCLUSIVE")])
+def test_where_eager_came_to_other_bits_once_nothing_is_equal_to_them(
+    tmp_path: Path, deterministic: bool, word: str
+) -> None:
+    found = retried(tmp_path, one_bit_off, EAGER, deterministic)
+    assert found.verdicts == {word: 1}
+    (graphed,) = (result for result in judge(SweepPaths(tmp_path)).results if result.cell.graphed)
+    assert graphed.verdict and graphed.verdict.reason.startswith("equal to the bit but for eager repeat 0, attempt 1")
+
+
+def between_margins(run: AttemptRecord) -> None:
+    run.metrics[89]["loss"] += 1.5e-3  # beyond the margin of eager, and within two of the other attempt
+
+
+def test_a_graphed_attempt_beyond_the_margin_of_eager_comes_and_goes(tmp_path: Path) -> None:
+    found = retried(tmp_path, between_margins)
+    assert (found.exit_code, found.verdicts) == (4, {"INCONCLUSIVE": 1})
+    assert "equal to the bit but for graphed repeat 0, attempt 1" in found.text
+
+
+def test_other_bits_before_the_capture_say_nothing_of_graphs(tmp_path: Path) -> None:
+    def warming_up(run: AttemptRecord) -> None:
+        run.metrics[0]["loss"] *= 1 + 2**-52
+
+    assert retried(tmp_path, warming_up, EAGER).verdicts == {"BITWISE": 1}
+
+
+def test_the_row_of_the_cell_names_the_attempt_before(tmp_path: Path) -> None:
+    retried(tmp_path, ended("NUMERIC", message="NumericError: loss is nan at step 89"), EAGER)
+    report = write_report(SweepPaths(tmp_path)).markdown.read_text()
+    row = next(line for line in report.splitlines() if line.startswith("| `eager, lr 0.001` | eager |"))
+    assert "COMPLETED (repeat 0: attempt 1 ended NUMERIC in measure, attempt 2 COMPLETED)" in row
+    assert "`eager, lr 0.001`, repeat 0, attempt 1: NumericError: loss is nan at step 89." in report
+
+
+def test_who_looks_for_a_failure_does_not_take_one_that_comes_and_goes_for_a_pass(tmp_path: Path) -> None:
+    retried(tmp_path, ended("CAPTURE_FAILED", "capture"))
+    graphed = next(result for result in judge(SweepPaths(tmp_path)).results if result.cell.graphed)
+    stand = stand_of(graphed, "CAPTURE_FAILED in capture")
+    assert stand is not None and stand.standing == "unclear"
+
+
+# --- outcomes that cannot be read -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", ['{"outcome": "NUM', "[]", '{"outcome": "COMPLETED"}', ""])
+@pytest.mark.parametrize("attempt", [1, 2])
+@pytest.mark.parametrize("graphed", [GRAPHED, EAGER])
+def test_beside_an_outcome_that_cannot_be_read_no_attempt_counts(
+    tmp_path: Path, graphed: bool, attempt: int, content: str
+) -> None:
+    """It may have been a NaN, before a success or after it."""
+
+    def edit(run: AttemptRecord) -> None:
+        write_attempt(paths, run)
+        run.number = 2
+
+    paths = SweepPaths(tmp_path)
+    write_sweep(tmp_path, edit=edit)
+    assert summarise(judge(paths).results).exit_code == 0
+    cell = next(result.cell for result in judge(paths).results if result.cell.graphed is graphed)
+    damaged = paths.run(cell.run_ids[0]).attempt(attempt)
+    damaged.outcome.write_text(content)
+
+    found = summarise(judge(paths).results)
+    assert (found.exit_code, found.verdicts) == (3, {"INCOMPARABLE": 1})
+    assert f"an outcome of the {'graphed' if graphed else 'eager'} run is damaged" in found.text
+    named = f"runs/{cell.run_ids[0]}/attempts/{attempt}/outcome.json cannot be read"
+    assert found.text.count(named) == 1 and "way out: move its folder away; resume makes the run again" in found.text
+    assert named in write_report(paths).markdown.read_text()
+
+    damaged.root.rename(tmp_path / "away")
+    assert summarise(judge(paths).results).exit_code == 0
+
+
+def test_a_failure_after_an_outcome_that_cannot_be_read_is_still_one(tmp_path: Path) -> None:
+    def edit(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 0:
+            write_attempt(paths, run)
+            paths.run(run.spec.run_id).attempt(1).outcome.write_text("{")
+            run.number = 2
+            ended("NUMERIC")(run)
+
+    paths = SweepPaths(tmp_path)
+    write_sweep(tmp_path, edit=edit)
+    found = summarise(judge(paths).results)
+    assert (found.exit_code, found.unexpected) == (3, 1)
+
+
+def test_a_cancelled_attempt_gives_way_to_none_before_an_outcome_that_cannot_be_read(tmp_path: Path) -> None:
+    def edit(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 0:
+            for number in (1, 2):
+                run.number = number
+                write_attempt(paths, run)
+            paths.run(run.spec.run_id).attempt(2).outcome.write_text("{")
+            run.number = 3
+            ended("CANCELLED")(run)
+
+    paths = SweepPaths(tmp_path)
+    write_sweep(tmp_path, edit=edit)
+    graphed = next(result for result in judge(paths).results if result.cell.graphed)
+    assert graphed.runs[0].attempt is None and graphed.verdict and graphed.verdict.word == "INCOMPARABLE"

@@ -1,0 +1,137 @@
+"""The three tables that people keep by hand elsewhere: measured results, expected changes, failure modes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis.records.load import load
+from analysis.report.write_report import write_report
+from analysis.sweep.cell_results import compare
+from analysis.sweep.failure_modes import failure_modes
+from analysis.sweep.metric_changes import MemoryRisk, memory_risks, metric_changes
+from launch.contract.records import Outcome, Reason
+from tests.records import GIB, AttemptRecord, Extra, workload_spec, write_sweep
+
+RULE = Reason("scope.moe_router", "moe with moe_router", "drop one of the two")
+TIMES = {1e-3: 15.0, 2e-3: 16.0, 3e-3: 10.0}
+
+
+def eventful(run: AttemptRecord) -> None:
+    """Graphed: 15 and 16 ms instead of 20; the third workload diverges."""
+    rate = run.spec.training.learning_rate
+    for step in run.metrics:
+        step["step_time_ms"] = TIMES[rate] if run.spec.graphed else 20.0
+    if run.spec.graphed and rate == 3e-3:
+        run.metrics[90]["loss"] += 0.5
+
+
+def section(text: str, title: str) -> str:
+    return text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+# --- expected changes -----------------------------------------------------------------------------------------------
+
+
+def test_a_change_spans_the_cells_that_pass(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path, workloads=3, device="cuda", impls=("torch",), edit=eventful)
+    step, throughput, before, peak = metric_changes(compare(load(sweep)))
+    assert (step.metric, step.graphs) == ("step time", "torch")
+    assert [change.label for change in step.changes] == ["torch, lr 0.001", "torch, lr 0.002"]
+    assert step.span == pytest.approx((-0.25, -0.2))
+    assert throughput.span == pytest.approx((0.25, 1 / 3))
+    assert before.span == (0.0, 0.0)
+    assert peak.changes[0].graphed - peak.changes[0].eager == pytest.approx(0.4 * GIB, rel=1e-6)
+
+
+def test_a_speed_that_is_not_sure_is_no_change_to_expect(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=eventful, repeats=1)
+    step = metric_changes(compare(load(sweep)))[0]
+    assert step.span is None
+    text = write_report(sweep).markdown.read_text()
+    assert "| step time | `torch` | not told: the speed is INCONCLUSIVE |" in section(text, "Expected metric changes")
+    assert "25% down (20 to 15 ms), INCONCLUSIVE" in section(text, "Measured results")
+
+
+def out_of_memory(run: AttemptRecord) -> None:
+    rate = run.spec.training.learning_rate
+    if rate == 1e-3 or (run.spec.graphed and rate == 2e-3):
+        run.outcome = Outcome("CUDA_OOM", "capture" if run.spec.graphed else "measure", "b", 0.0, 1.0, 0, "OOM_CAPTURE")
+
+
+def test_the_risk_is_among_cells_whose_twin_fits(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path, workloads=3, device="cuda", impls=("torch",), edit=out_of_memory)
+    assert memory_risks(compare(load(sweep))) == (MemoryRisk("torch", 2, ("torch, lr 0.002",)),)
+    assert "| out of memory | `torch` | 1 of 2 cells out of memory |" in write_report(sweep).markdown.read_text()
+
+
+# --- measured results -----------------------------------------------------------------------------------------------
+
+
+def test_a_measured_result_reads_like_a_line_of_a_published_page(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path, workloads=2, device="cuda", impls=("torch",), ranks=2, edit=eventful)
+    text = write_report(sweep).markdown.read_text()
+    row = next(line for line in section(text, "Measured results").splitlines() if line.startswith("| `torch, lr 0.001"))
+    assert row.strip("| ").split(" | ") == [
+        "`torch, lr 0.001`", "2 layers of 64", "DP2, GBS=16, MBS=1, 128 tokens, fp32", "2 x NVIDIA H200",
+        "25% down (20 to 15 ms)", "33% up (0.05033 to 0.06711 TFLOP/s)", "BITWISE, within 0 over 116 steps",
+        "4 graphs a rank in 2.50 s", "unchanged (4.62 GiB to 4.62 GiB)", "8% up (5.02 GiB to 5.42 GiB)", "COMPLETED",
+    ]  # fmt: skip
+
+
+def test_a_loss_that_diverged_is_not_called_within(tmp_path: Path) -> None:
+    def far(run: AttemptRecord) -> None:
+        run.metrics[60]["loss"] += 5.0 if run.spec.graphed else 0.0
+
+    text = section(write_report(write_sweep(tmp_path, edit=far)).markdown.read_text(), "Measured results")
+    assert "| DIVERGED, up to 5.00e+00 apart over 116 steps |" in text
+
+
+def test_equality_over_few_steps_says_of_how_many(tmp_path: Path) -> None:
+    for steps, said in ((60, "BITWISE over 56 steps only"), (120, "BITWISE")):
+        text = section(write_report(write_sweep(tmp_path / str(steps), steps=steps)).markdown.read_text(), "Cells")
+        assert f"| {said} |" in text
+
+
+def test_a_cpu_has_relative_changes_alone(tmp_path: Path) -> None:
+    report = write_report(write_sweep(tmp_path, workloads=2, edit=eventful))
+    text = report.markdown.read_text()
+    for title in ("Measured results", "Expected metric changes", "Speed"):
+        assert " ms" not in section(text, title) and "TFLOP/s" not in section(text, title)
+    assert "| step time | `torch_compile` | 20% to 25% down |" in text
+    for change in json.loads(report.json.read_text())["metric_changes"]:
+        for cell in change["cells"]:
+            assert (cell["eager"] is None) == (change["metric"] in ("step time", "model TFLOP/s a GPU"))
+
+
+# --- failure modes --------------------------------------------------------------------------------------------------
+
+
+def failing(run: AttemptRecord) -> None:
+    """Both sides of the first workload run out of memory; graphed runs of the others fail to capture."""
+    rate = run.spec.training.learning_rate
+    if rate == 1e-3:
+        run.outcome = Outcome("CUDA_OOM", "warmup", "b", 0.0, 1.0, 0, "CUDA_OOM", "out of memory", "less")
+    elif run.spec.graphed:
+        run.outcome = Outcome("CAPTURE_FAILED", "capture", "b", 0.0, 1.0, 0, "SYNC_IN_CAPTURE", ".item()", "remove it")
+
+
+def test_failures_are_told_by_kind_with_whether_eager_has_them_too(tmp_path: Path) -> None:
+    extra = [Extra(workload_spec(0, "local", 120), (RULE,))]
+    sweep = write_sweep(tmp_path, workloads=4, edit=failing, extra=extra)
+    capture, memory, rejected = failure_modes(compare(load(sweep)))
+    assert (capture.name, capture.ending, len(capture.graphed), capture.eager) == (
+        "SYNC_IN_CAPTURE", "CAPTURE_FAILED in capture", 3, (),
+    )  # fmt: skip
+    assert (memory.ending, len(memory.graphed), len(memory.eager)) == ("CUDA_OOM in warmup", 1, 1)
+    assert (rejected.name, rejected.ending) == ("scope.moe_router", "rejected by a rule")
+    text = section(write_report(sweep).markdown.read_text(), "Failure modes")
+    assert "| SYNC_IN_CAPTURE | CAPTURE_FAILED in capture | 3: `torch_compile, lr 0.002`; " in text
+    assert "| do not | .item() | remove it |" in text
+    assert "fail in the same way: it is no matter of graphs | out of memory | less |" in text
+
+
+def test_a_clean_sweep_has_no_failure_modes(tmp_path: Path) -> None:
+    assert "## Failure modes" not in write_report(write_sweep(tmp_path)).markdown.read_text()

@@ -1,0 +1,296 @@
+"""The report: the same bytes from the same records, the order of its parts, and what it must not say."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from analysis.report.write_report import write_report
+from launch.common.atomic_files import read_json, write_json
+from launch.contract.paths import SweepPaths
+from launch.contract.records import Expectation, Outcome, Reason
+from launch.contract.spec import Device
+from tests.records import AttemptRecord, Extra, workload_spec, write_sweep
+
+RULE = Reason("scope.moe_router", "moe with moe_router", "drop one of the two", "Megatron-Core 0.16")
+HOST = Reason("cuda.needed", "torch captures CUDA graphs", "use a host with a GPU")
+
+
+def eventful(run: AttemptRecord) -> None:
+    """Second workload: one graphed repeat diverges. Third: its graphed cell runs out of memory."""
+    if not run.spec.graphed:
+        return
+    if run.spec.training.learning_rate == 2e-3 and run.spec.repeat == 1:
+        run.metrics[90]["loss"] += 0.5
+    if run.spec.training.learning_rate == 3e-3:
+        run.outcome = Outcome(
+            "CUDA_OOM", "capture", "bundle002", 0.0, 1.0, rank=0, failure_class="cuda_oom",
+            message="out of memory\ntried to allocate | 2 GiB", remedy="capture less",
+        )  # fmt: skip
+        del run.metrics[3:]
+
+
+def eventful_sweep(root: Path, device: Device = "cpu") -> SweepPaths:
+    extra = [
+        Extra(workload_spec(0, "local", 120), (RULE,)),
+        Extra(workload_spec(0, "torch", 120), (HOST,), "not_runnable"),
+    ]
+    return write_sweep(root, workloads=3, device=device, extra=extra, edit=eventful)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_the_same_records_give_the_same_bytes_wherever_they_stand(tmp_path: Path) -> None:
+    sweep = eventful_sweep(tmp_path / "here")
+    write_report(sweep)
+    first = files_of(sweep.report)
+    moved = SweepPaths(tmp_path / "elsewhere" / "deeper")
+    shutil.copytree(sweep.root, moved.root, ignore=shutil.ignore_patterns("report"))
+    program = (
+        "import sys, pathlib; from analysis.report.write_report import write_report; from launch.contract.records import SweepPaths;"
+        "write_report(SweepPaths(pathlib.Path(sys.argv[1])))"
+    )
+    subprocess.run([sys.executable, "-c", program, str(moved.root)], check=True, cwd=Path(__file__).parents[4])
+    assert files_of(moved.report) == first
+    assert len([name for name in first if name.endswith(".png")]) == 12
+    assert all(str(tmp_path).encode() not in content for content in first.values())
+
+
+def test_parts_stand_in_order_with_the_worst_news_first(tmp_path: Path) -> None:
+    report = write_report(eventful_sweep(tmp_path))
+    assert report.exit_code == 3
+    text = report.markdown.read_text()
+    headings = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
+    assert headings == [
+        "Cells", "Plots", "Ranking", "Speed", "Memory", "Measured results", "Expected metric changes",
+        "Cells that this host cannot run", "Rejected cells", "Failure modes", "Failures", "Evidence", "Provenance",
+    ]  # fmt: skip
+    assert text.index("DIVERGED") < text.index("INCOMPARABLE") < text.index("ended otherwise") < text.index(" pass (")
+    assert text.splitlines()[2] == report.summary
+    assert "Largest speed-up of a cell that passes: 1.25x" in report.summary
+
+
+def test_tables_keep_their_columns_whatever_a_message_holds(tmp_path: Path) -> None:
+    text = write_report(eventful_sweep(tmp_path)).markdown.read_text()
+    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("| ")]
+    assert len(tables) == 13
+    for lines in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+
+
+def test_reasons_and_failures_are_said_with_their_way_out(tmp_path: Path) -> None:
+    text = write_report(eventful_sweep(tmp_path)).markdown.read_text()
+    for said in (
+        "| scope.moe_router | moe with moe_router | drop one of the two | Megatron-Core 0.16 |",
+        "| cuda.needed | torch captures CUDA graphs | use a host with a GPU | - |",
+        "**CUDA_OOM** in phase capture, rank 0, class cuda_oom",
+        "Remedy: capture less",
+        "first at step 90: the loss is",
+        "compiled without CUDA graphs (CPU)",
+    ):
+        assert said in text
+
+
+def test_absolute_times_are_for_gpus_only(tmp_path: Path) -> None:
+    for device in ("cpu", "cuda"):
+        report = write_report(write_sweep(tmp_path / device, device=device))
+        text, content = report.markdown.read_text(), json.loads(report.json.read_text())
+        on_gpu = device == "cuda"
+        assert ("tokens/s" in text) == on_gpu
+        assert (" ms," in text) == on_gpu
+        assert ("eager_ms" in content["cells"][1]["speed"]) == on_gpu
+        assert ("nothing of CUDA graphs" in report.summary) != on_gpu
+
+
+def test_json_holds_the_verdicts_and_no_bare_nan(tmp_path: Path) -> None:
+    def nan(run: AttemptRecord) -> None:
+        if run.spec.graphed:
+            run.metrics[90]["loss"] = float("nan")
+
+    report = write_report(write_sweep(tmp_path, edit=nan))
+
+    def refuse(constant: str) -> float:
+        raise AssertionError(f"{constant} in report.json")
+
+    content = json.loads(report.json.read_text(), parse_constant=refuse)
+    assert content["exit_code"] == 3
+    assert content["summary"]["verdicts"] == {"DIVERGED": 1}
+    verdict = content["cells"][1]["verdict"]
+    assert verdict["deviation"] == {"step": 90, "metric": "loss", "size": "Infinity"}
+    assert verdict["evidence"]["max_loss_difference"] == "Infinity"
+
+
+def test_what_a_run_says_of_itself_stands_by_its_divergence(tmp_path: Path) -> None:
+    def remarks(run: AttemptRecord) -> None:
+        run.events[0].append({"kind": "note", "time": 0.0, "message": f"known of {run.spec.cuda_graph.impl}"})
+
+    def diverges(run: AttemptRecord) -> None:
+        remarks(run)
+        if run.spec.graphed:
+            run.metrics[90]["loss"] += 1.0
+
+    for edit, is_said in ((remarks, False), (diverges, True)):
+        text = write_report(write_sweep(tmp_path / edit.__name__, edit=edit)).markdown.read_text()
+        assert ("The run's own remark: known of torch_compile." in text) == is_said
+        assert "remark: known of none" not in text
+
+
+def test_cells_that_were_not_picked_are_spoken_of(tmp_path: Path) -> None:
+    """The resolved recipe has them, and the summary counts without them."""
+    sweep = write_sweep(tmp_path)
+    said = "Of the recipe's cells those with training.compile=none and cuda_graph.impl=torch were picked (--only)"
+    assert said not in write_report(sweep).markdown.read_text()
+    write_json(sweep.plan, read_json(sweep.plan) | {"only": ["training.compile=none", "cuda_graph.impl=torch"]})
+    assert said in write_report(sweep).markdown.read_text()
+
+
+def test_repeats_of_unlike_machines_are_told_pair_by_pair(tmp_path: Path) -> None:
+    """Their mean is of no machine, and their losses are of other code: repeats 0 and 1 are judged apart from 2."""
+
+    def newer(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["step_time_ms"] = (12.0 + 2.0 * run.spec.repeat) * (1.0 if run.spec.graphed else 1.25)
+        if run.spec.repeat == 2:
+            run.environment["digests"]["code"] = "newer"
+
+    text = write_report(
+        write_sweep(tmp_path / "unlike", device="cuda", impls=("torch",), repeats=3, edit=newer)
+    ).markdown
+    said = next(line for line in text.read_text().splitlines() if line.startswith("**Repeats are not of one machine"))
+    assert "digests.code: " in said and " or newer. " in said
+    assert "Pair by pair: `torch, lr 0.001` 1.25x, 1.25x, 1.25x (graphed 12.00, 14.00, 16.00 ms)." in said
+    assert "over 2 of 3 repeats" in text.read_text() and "| 2 / 2 of 3 each |" in text.read_text()
+    alike = write_report(write_sweep(tmp_path / "alike", device="cuda", impls=("torch",), repeats=3)).markdown
+    assert "Repeats are not" not in alike.read_text() and " of 3" not in alike.read_text()
+
+
+def test_nothing_run_says_so_and_passes(tmp_path: Path) -> None:
+    report = write_report(write_sweep(tmp_path, workloads=0, extra=[Extra(workload_spec(0, "torch", 120), (HOST,))]))
+    assert report.exit_code == 0
+    assert report.summary.startswith("Nothing was run")
+    assert "## Plots" not in report.markdown.read_text()
+
+
+def test_expected_failures_are_counted_as_such(tmp_path: Path) -> None:
+    def oom(run: AttemptRecord) -> None:
+        if run.spec.graphed:
+            run.outcome = Outcome("CUDA_OOM", "capture", "bundle000", 0.0, 1.0)
+
+    report = write_report(write_sweep(tmp_path, edit=oom, expect=Expectation("CUDA_OOM", "capture")))
+    assert report.exit_code == 0
+    assert "1 cell failed as expected" in report.summary
+    assert "(as expected) in phase capture" in report.markdown.read_text()
+
+
+def test_plots_are_bounded_worst_first_and_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def last_diverges(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.training.learning_rate == pytest.approx(4e-3):
+            run.metrics[10]["loss"] += 1.0
+
+    monkeypatch.setattr("analysis.report.selection.MAXIMUM_WORKLOADS", 2)
+    sweep = write_sweep(tmp_path, workloads=4, repeats=1, steps=16, edit=last_diverges)
+    stale = sweep.report / "plots" / "0000000000-loss.png"
+    stale.parent.mkdir(parents=True)
+    stale.write_bytes(b"")
+    report = write_report(sweep)
+    content = json.loads(report.json.read_text())
+    assert not stale.exists()
+    assert len(content["plots"]["drawn"]) == 2
+    assert len(content["plots"]["left_out_workloads"]) == 2
+    assert next(iter(content["plots"]["drawn"])) == workload_spec(3, "none", 16).workload_id
+    assert "Left out: `eager, lr 0.002`, `eager, lr 0.003`." in report.markdown.read_text()
+
+
+def test_tables_are_bounded_and_hold_the_worst_workloads_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def third_diverges(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.training.learning_rate == pytest.approx(3e-3):
+            run.metrics[10]["loss"] += 1.0
+
+    monkeypatch.setattr("analysis.report.selection.MAXIMUM_ROWS", 5)
+    report = write_report(write_sweep(tmp_path, workloads=3, repeats=1, steps=16, edit=third_diverges))
+    text = report.markdown.read_text()
+    assert "4 of 6 cells are shown, worst news first" in text
+    evidence = text[text.index("## Evidence") :]
+    assert "lr 0.003" in evidence and "lr 0.001" in evidence and "lr 0.002" not in evidence
+    assert len(json.loads(report.json.read_text())["cells"]) == 6
+    brief = json.loads((report.json.parent / "summary.json").read_text())
+    assert [cell["label"][-8:] for cell in brief["cells"]] == ["lr 0.001"] * 2 + ["lr 0.003"] * 2
+    assert (brief["cells_in_all"], brief["exit_code"]) == (6, report.exit_code)
+
+
+def test_runs_that_differ_in_provenance_are_told_apart(tmp_path: Path) -> None:
+    def second_host(run: AttemptRecord) -> None:
+        if run.spec.repeat:
+            run.environment["hardware"]["hosts"] = ["host1"]
+        if run.spec.graphed:
+            run.environment["settings"]["NCCL_ALGO"] = "Ring"
+
+    text = write_report(write_sweep(tmp_path, edit=second_host)).markdown.read_text()
+    assert "| hardware.hosts | host0 (2 runs); host1 (2 runs) |" in text
+    assert "settings.NCCL_ALGO: unset (eager), Ring (graphed)" in text
+
+
+def all_nan(run: AttemptRecord) -> None:
+    for step in run.metrics:
+        step["loss"] = step["grad_norm"] = float("nan")
+
+
+def mixed_infinities(run: AttemptRecord) -> None:
+    for step in run.metrics[:: 2 + run.spec.repeat]:
+        step["loss"] = float("inf")
+
+
+def no_times(run: AttemptRecord) -> None:
+    for step in run.metrics:
+        step["step_time_ms"] = float("nan")
+        step["loss"] += 5 * run.spec.graphed
+
+
+def no_metrics(run: AttemptRecord) -> None:
+    run.metrics = []
+
+
+def no_events(run: AttemptRecord) -> None:
+    run.events = {}
+
+
+def no_eager_metrics(run: AttemptRecord) -> None:
+    if not run.spec.graphed:
+        run.metrics = []
+
+
+def doubled_steps(run: AttemptRecord) -> None:
+    run.metrics = [step for step in run.metrics for _ in range(2)]
+
+
+def odd_environment(run: AttemptRecord) -> None:
+    run.environment = {"digests": "none", "hardware": None, "versions": ["a", "a"]}
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [all_nan, mixed_infinities, no_times, no_metrics, no_events, no_eager_metrics, doubled_steps, odd_environment],
+)
+def test_a_report_is_written_of_any_records_and_bad_ones_never_pass(
+    tmp_path: Path, edit: Callable[[AttemptRecord], None]
+) -> None:
+    report = write_report(write_sweep(tmp_path, edit=edit))
+    assert report.exit_code in (3, 4)
+    assert report.markdown.exists()
+
+
+def test_of_a_run_that_never_was_nobody_knows_what_it_captured(tmp_path: Path) -> None:
+    def not_run(run: AttemptRecord) -> None:
+        run.begun = not run.spec.graphed
+
+    markdown = write_report(write_sweep(tmp_path, edit=not_run)).markdown.read_text()
+    assert "| `torch_compile, lr 0.001` | torch_compile | NOT RUN | **UNFINISHED** |" in markdown

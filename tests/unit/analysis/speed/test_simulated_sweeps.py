@@ -1,0 +1,178 @@
+"""The speed verdict held to account: simulated sweeps of known truth, from step times to the word."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from analysis.records.steps import Floats, Steps
+from analysis.speed.pair_speed import PairSpeed, Timed, together
+from analysis.speed.speedup import MINIMUM_STEPS, cell_speed, speed_word
+from analysis.speed.steady_window import Window, window_of
+from analysis.statistics.confidence_interval import families, interval_of
+from launch.contract.spec import RunSpec
+
+SWEEPS = 300
+STEPS = 100
+RUN_SPREAD = 0.005
+"""Runs of one cell are half a percent apart, as on a GPU host; steps of a run a fifth of a percent."""
+
+
+def run_of(random: np.random.Generator, mean_ms: float, kind: str, graphed: bool) -> Steps:
+    level = np.exp(random.normal(0, RUN_SPREAD))
+    times: Floats = mean_ms * level * (1 + random.normal(0, 0.002, STEPS))
+    if kind == "hiccups":
+        hit = random.random(STEPS) < 0.01
+        times[hit] *= random.uniform(1.5, 10, int(hit.sum()))
+    elif kind == "noisy":
+        times *= np.exp(random.normal(0, 0.1, STEPS))
+    elif kind == "drift":
+        times *= 1 + np.linspace(0, 0.03, STEPS)
+    elif kind == "settling" and not graphed:
+        times[:15] *= 1.3
+    elif kind == "stalls" and graphed:
+        times[24::25] *= 3
+    zeros = np.zeros(STEPS)
+    return Steps(np.arange(STEPS), zeros, zeros, times, np.full(STEPS, 8), np.full(STEPS, "measure"))
+
+
+def last_of_ten(true: float, slot: float) -> Counter[str]:
+    """The words of a graphed cell that runs ten places after the eager run of its repeat, on a machine whose steps take
+    ``slot`` longer, relative, with each run."""
+    random = np.random.default_rng(5)
+    found: Counter[str] = Counter()
+    for _ in range(SWEEPS):
+        pairs = []
+        for first in range(0, 55, 11):
+            eager = run_of(random, 20 * true * (1 + slot * first), "clean", False)
+            window = window_of(eager, run_of(random, 20 * (1 + slot * (first + 10)), "clean", True))
+            assert isinstance(window, Window)
+            pairs.append(PairSpeed(timed=Timed(window, 8.0, np.zeros(0), 0.0, 60.0 * first, 60.0 * (first + 10))))
+        speed = cell_speed(together(pairs), RunSpec())
+        assert speed is not None
+        found[speed.word] += 1
+    return found
+
+
+def test_a_machine_that_slows_down_steadily_does_not_make_graphs_slow() -> None:
+    """Every pair is 2% apart, and so are consecutive eager runs."""
+    assert last_of_ten(1.0, slot=0.002)["SLOWER"] <= 0.05 * SWEEPS
+
+
+def test_drift_that_is_not_there_costs_no_verdict() -> None:
+    assert last_of_ten(1.02, slot=0.0)["FASTER"] >= 0.9 * SWEEPS
+
+
+def words(true: float, repeats: int, kind: str) -> Counter[str]:
+    """The words of sweeps whose graphed steps are ``true`` times as fast."""
+    random = np.random.default_rng(11)
+    found: Counter[str] = Counter()
+    for _ in range(SWEEPS):
+        pairs = []
+        for _ in range(repeats):
+            window = window_of(run_of(random, 20 * true, kind, False), run_of(random, 20, kind, True))
+            assert isinstance(window, Window)
+            pairs.append(PairSpeed(timed=Timed(window, 8.0, np.zeros(0), 0.0)))
+        speed = cell_speed(together(pairs), RunSpec())
+        assert speed is not None
+        found[speed.word] += 1
+    return found
+
+
+@pytest.mark.parametrize("kind", ["clean", "hiccups", "noisy", "drift", "settling"])
+@pytest.mark.parametrize("repeats", [2, 4])
+def test_a_step_that_is_not_faster_is_called_faster_as_rarely_as_the_interval_promises(kind: str, repeats: int) -> None:
+    """2.5% on either side; 300 sweeps show 5% by chance once in a hundred times."""
+    found = words(1.0, repeats, kind)
+    assert found["FASTER"] <= 0.05 * SWEEPS
+    assert found["SLOWER"] <= 0.05 * SWEEPS
+
+
+@pytest.mark.parametrize(
+    ("true", "repeats", "share"), [(1.1, 3, 0.95), (1.1, 2, 0.75), (1.02, 5, 0.9), (1 / 1.1, 3, 0.95)]
+)
+def test_a_difference_is_found_the_sooner_the_more_repeats(true: float, repeats: int, share: float) -> None:
+    assert words(true, repeats, "clean")["FASTER" if true > 1 else "SLOWER"] >= share * SWEEPS
+
+
+@pytest.mark.parametrize("true", [1.0, 1.05])
+def test_stalls_of_graphed_runs_alone_are_never_taken_for_outliers(true: float) -> None:
+    """Every 25th step takes three times as long: 8% in all, more than the 5% that the other steps gain."""
+    assert words(true, 3, "stalls")["FASTER"] == 0
+
+
+# --- all cells of a sweep at once -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How far runs are apart, in ``RUN_SPREAD``: eager ones, graphed ones, and those of every so many-th cell instead."""
+
+    eager: float = 1.0
+    graphed: float = 1.0
+    unsteady: float = 1.0
+    every: int = 1000
+
+    def of(self, cell: int) -> float:
+        return RUN_SPREAD * (self.unsteady if cell % self.every == 0 else self.graphed)
+
+
+def swept(
+    noise: Noise, workloads: int, cells: int, repeats: int, true: float = 1.0
+) -> list[tuple[list[str], list[str]]]:
+    """The words of the cells of many sweeps, each by itself and all at once."""
+    random = np.random.default_rng(23)
+    spreads = np.array([noise.of(cell) for cell in range(workloads * cells)]).reshape(workloads, cells, 1)
+    found = []
+    for _ in range(SWEEPS):
+        eager = random.normal(0, RUN_SPREAD * noise.eager, (workloads, 1, repeats))
+        ratios = true * np.exp(eager - random.normal(0, 1, (workloads, cells, repeats)) * spreads)
+        sweep = [(str(place // cells), one) for place, one in enumerate(ratios.reshape(-1, repeats).tolist())]
+        alone = [speed_word(interval_of(one), MINIMUM_STEPS)[0] for _, one in sweep]
+        of_all = [
+            speed_word(interval_of(one, family), MINIMUM_STEPS)[0]
+            for (_, one), family in zip(sweep, families(sweep), strict=True)
+        ]
+        found.append((alone, of_all))
+    return found
+
+
+def claims(words: list[str]) -> bool:
+    return "FASTER" in words or "SLOWER" in words
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [Noise(), Noise(eager=10), Noise(unsteady=5), Noise(unsteady=5, every=4), Noise(eager=0.3, unsteady=5, every=2)],
+    ids=["alike", "eager runs are less steady", "one cell is", "a fourth of the cells is", "half of them are"],
+)
+@pytest.mark.parametrize("repeats", [2, 3])
+@pytest.mark.parametrize(("workloads", "cells"), [(12, 1), (1, 12)])
+def test_a_sweep_of_cells_that_are_not_faster_rarely_calls_one_so(
+    noise: Noise, repeats: int, workloads: int, cells: int
+) -> None:
+    """At most 5% do, and what chance adds to it once in a hundred times; of cells by themselves up to half."""
+    found = swept(noise, workloads, cells, repeats)
+    most = 0.05 * SWEEPS + 2.33 * (0.05 * 0.95 * SWEEPS) ** 0.5
+    assert sum(claims(alone) for alone, _ in found) > most
+    assert sum(claims(of_all) for _, of_all in found) <= most
+
+
+@pytest.mark.parametrize(
+    ("true", "repeats", "share"), [(4.0, 2, 1.0), (1.25, 2, 0.95), (1.1, 2, 0.65), (1.05, 3, 0.95)]
+)
+@pytest.mark.parametrize(("workloads", "cells"), [(20, 1), (1, 20)])
+def test_what_is_clearly_faster_stays_so_among_twenty_cells(
+    true: float, repeats: int, share: float, workloads: int, cells: int
+) -> None:
+    found = Counter(word for _, of_all in swept(Noise(), workloads, cells, repeats, true) for word in of_all)
+    assert found["FASTER"] >= share * found.total()
+
+
+def test_one_unsteady_cell_does_not_hide_what_is_obvious() -> None:
+    """Its runs are a tenth apart, twenty times as far as all others."""
+    found = Counter(word for _, of_all in swept(Noise(unsteady=20), 20, 1, 2, 4.0) for word in of_all[1:])
+    assert found["FASTER"] == found.total()

@@ -1,0 +1,465 @@
+"""Speed-up words, their interval, and the pairs a ratio is read from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Optional
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from analysis.records.load import load
+from analysis.report.summary import summarise
+from analysis.report.write_report import write_report
+from analysis.speed.flops import model_flops
+from analysis.speed.pair_speed import PairSpeed
+from analysis.speed.speedup import MINIMUM_STEPS, Speed, speed_word, word_of
+from analysis.statistics.confidence_interval import Family, families, interval_of
+from analysis.statistics.student_t import quantile
+from analysis.sweep.cell_results import CellResult, compare
+from analysis.sweep.judge_sweep import judge
+from tests.records import AttemptRecord, write_sweep
+
+EAGER_MS = 20.0
+
+
+def compared(root: Path, edit: Callable[[AttemptRecord], None], repeats: int = 2) -> CellResult:
+    return compare(load(write_sweep(root, edit=edit, repeats=repeats)))[1]
+
+
+def timed(root: Path, graphed_ms: Callable[[AttemptRecord], float], repeats: int = 2) -> Optional[Speed]:
+    """The speed of a sweep whose steps all take ``EAGER_MS`` eager and ``graphed_ms`` graphed."""
+
+    def edit(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["step_time_ms"] = graphed_ms(run) if run.spec.graphed else EAGER_MS
+
+    return compared(root, edit, repeats).speed
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ratios", "word"),
+    [
+        ([1.34], "INCONCLUSIVE"),
+        ([1.34, 1.31], "FASTER"),
+        ([0.9, 0.91], "SLOWER"),
+        ([1.02, 1.08], "INCONCLUSIVE"),  # both above 1, but two pairs so far apart tell little
+        ([1.02, 1.03, 1.04, 1.05], "FASTER"),
+        ([1.0004, 0.9998], "NEUTRAL"),
+        ([1.004, 0.996], "INCONCLUSIVE"),
+        ([1 + 2e-16, 1 + 2e-16], "NEUTRAL"),  # clears 1, by nothing that anybody could use
+        ([1.005, 1.005], "NEUTRAL"),
+        ([1.004, 0.996, 1.004, 0.996, 1.004, 0.996], "NEUTRAL"),
+    ],
+)
+def test_words(ratios: list[float], word: str) -> None:
+    assert speed_word(interval_of(ratios), MINIMUM_STEPS)[0] == word
+
+
+def test_the_interval_is_students_on_logarithms() -> None:
+    ratios = [1.2, 1.3, 1.25]
+    logs = np.log(ratios)
+    half = 4.302652729749464 * logs.std(ddof=1) / math.sqrt(3)  # the 97.5th percentile with two degrees of freedom
+    assert interval_of(ratios) == pytest.approx((math.exp(logs.mean() - half), math.exp(logs.mean() + half)))
+    assert interval_of([1.2]) is None
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=2, max_size=8))
+def test_the_word_is_what_the_interval_says_and_turns_round_with_the_ratio(ratios: list[float]) -> None:
+    interval = interval_of(ratios)
+    assert interval is not None
+    word, reason = speed_word(interval, MINIMUM_STEPS)
+    low, high = interval
+    neutral = low >= 0.99 and high <= 1.01
+    assert (word == "NEUTRAL") == neutral
+    assert (word == "FASTER") == (low > 1 and not neutral)
+    assert (word == "SLOWER") == (high < 1 and not neutral)
+    assert (word == "INCONCLUSIVE") == bool(reason)
+    swapped = interval_of([1 / ratio for ratio in ratios])
+    assert swapped == pytest.approx((1 / high, 1 / low), rel=1e-6)
+
+
+def test_a_few_steps_give_no_word() -> None:
+    word, reason = speed_word((2.0, 2.1), MINIMUM_STEPS - 1)
+    assert (word, "19 steady steps" in reason) == ("INCONCLUSIVE", True)
+
+
+@pytest.mark.parametrize(("true", "repeats", "spread"), [(1.0, 2, 0.02), (1.0, 5, 0.05), (1.004, 3, 0.01)])
+def test_a_wrong_direction_is_as_rare_as_the_interval_promises(true: float, repeats: int, spread: float) -> None:
+    """Of 2,000 sweeps with known truth: a step that is not faster is called FASTER at most as often as one tail allows."""
+    random = np.random.default_rng(7)
+    drawn = true * np.exp(random.normal(0, spread, (2000, repeats)))
+    words = [speed_word(interval_of(list(ratios)), MINIMUM_STEPS)[0] for ratios in drawn]
+    assert words.count("SLOWER") <= 0.025 * 2000 * 1.5
+    if true == 1.0:
+        assert words.count("FASTER") <= 0.025 * 2000 * 1.5
+
+
+# --- from records ---------------------------------------------------------------------------------------------------
+
+
+def test_the_figure_is_the_geometric_mean_of_pairs(tmp_path: Path) -> None:
+    speed = timed(tmp_path, lambda run: 16.0 if run.spec.repeat else 15.5)
+    assert speed is not None
+    assert speed.ratio == pytest.approx(math.sqrt(20 / 16 * 20 / 15.5))
+    assert speed.ratio == pytest.approx(speed.eager_ms / speed.graphed_ms)
+    assert speed.summary == "1.27x (1.04-1.55 over 2 pairs)"
+    assert speed.word == "FASTER"
+
+
+def test_one_pair_has_a_figure_and_no_interval(tmp_path: Path) -> None:
+    speed = timed(tmp_path, lambda run: 16.0, repeats=1)
+    assert speed is not None
+    assert (speed.summary, speed.low, speed.high, speed.word) == ("1.25x (1 pair)", None, None, "INCONCLUSIVE")
+    assert "repeats" in speed.reason
+
+
+def test_throughput_is_of_the_model_a_gpu(tmp_path: Path) -> None:
+    result = compared(tmp_path, lambda run: None)
+    speed = result.speed
+    assert speed is not None
+    tokens = result.spec.training.global_batch_size * result.spec.training.sequence_length
+    assert speed.graphed_tokens_per_second == pytest.approx(tokens / speed.graphed_ms * 1e3)
+    assert speed.graphed_tflops == pytest.approx(model_flops(result.spec) / speed.graphed_ms * 1e3 / 1e12)
+    assert speed.graphed_tflops / speed.eager_tflops == pytest.approx(speed.ratio)
+
+
+def test_only_measured_steps_count(tmp_path: Path) -> None:
+    def late_warmup(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["step_time_ms"] = EAGER_MS if step["phase"] == "measure" else 9e9
+
+    speed = compared(tmp_path, late_warmup).speed
+    assert speed is not None
+    assert (speed.low, speed.high, speed.word) == (1.0, 1.0, "NEUTRAL")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0, -1.0, 1e-320, 1e308])
+def test_a_step_time_that_is_no_time_gives_no_ratio(tmp_path: Path, bad: float) -> None:
+    def edit(run: AttemptRecord) -> None:
+        if run.spec.graphed:
+            run.metrics[60]["step_time_ms"] = bad
+
+    result = compared(tmp_path, edit)
+    assert result.speed is None
+    assert result.pairs[0].speed.reason == "a step time is not a number of milliseconds from 1e-06 to 1e+09"
+
+
+def slow_steps(every: int, side: bool) -> Callable[[AttemptRecord], None]:
+    """Constant times, with every so many steps of one side five times as long."""
+
+    def edit(run: AttemptRecord) -> None:
+        base = 16.0 if run.spec.graphed else EAGER_MS
+        for step in run.metrics:
+            off = run.spec.graphed == side and step["step"] % every == every - 1
+            step["step_time_ms"] = base * (5 if off else 1)
+
+    return edit
+
+
+def test_a_hiccup_is_left_out_on_both_sides(tmp_path: Path) -> None:
+    def hiccup(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["step_time_ms"] = 16.0 if run.spec.graphed else EAGER_MS
+        run.metrics[50 + run.spec.graphed]["step_time_ms"] *= 50
+
+    speed = compared(tmp_path, hiccup).speed
+    assert speed is not None
+    assert (speed.ratio, speed.left_out, speed.off_counts) == (pytest.approx(1.25), 4, "")
+
+
+def test_a_second_mode_of_the_graphed_run_is_not_hidden(tmp_path: Path) -> None:
+    """Every tenth graphed step takes five times as long: by its median it is 1.25 times as fast, in truth it is slower."""
+    speed = compared(tmp_path, slow_steps(10, side=True)).speed
+    assert speed is not None
+    assert speed.word == "SLOWER"
+    assert "graphed steps of a run are off its median" in speed.off_counts
+
+
+def test_rare_steps_count_where_one_side_alone_has_them(tmp_path: Path) -> None:
+    """Three of 112 steps in each of three repeats, always graphed ones: rare in each run, and no chance."""
+    speed = compared(tmp_path, slow_steps(40, side=True), repeats=3).speed
+    assert speed is not None
+    assert speed.off_counts == "9 graphed steps are off their run's median, and 0 eager ones"
+    assert speed.ratio < 1.25 * 0.95
+
+
+def stalls(at: Callable[[AttemptRecord], dict[int, float]]) -> Callable[[AttemptRecord], None]:
+    """Graphed steps 5% faster than eager ones, but for steps that take so many times as long."""
+
+    def edit(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["step_time_ms"] = (19.0 if run.spec.graphed else EAGER_MS) * at(run).get(step["step"], 1.0)
+
+    return edit
+
+
+def few_of_graphed_runs(run: AttemptRecord) -> dict[int, float]:
+    """Five over three repeats, as many as chance makes."""
+    steps = {0: (60, 90), 1: (60, 90), 2: (80,)}[run.spec.repeat]
+    return dict.fromkeys(steps, 100.0) if run.spec.graphed else {}
+
+
+def long_ones_of_graphed_runs(run: AttemptRecord) -> dict[int, float]:
+    """As many on either side, and longer on one."""
+    return dict.fromkeys(range(13 if run.spec.graphed else 7, 120, 25), 30.0 if run.spec.graphed else 1.1)
+
+
+@pytest.mark.parametrize("at", [few_of_graphed_runs, long_ones_of_graphed_runs])
+def test_what_is_left_out_does_not_change_the_word(
+    tmp_path: Path, at: Callable[[AttemptRecord], dict[int, float]]
+) -> None:
+    """Over all steps the graphed runs take more than twice as long."""
+    speed = compared(tmp_path, stalls(at), repeats=3).speed
+    assert speed is not None
+    assert speed.left_out > 0 and speed.off_counts == ""
+    assert speed.word == "INCONCLUSIVE"
+    assert (
+        "steps that were left out change the word: over all steps, outliers among them, the interval is" in speed.reason
+    )
+
+
+# --- when runs were made, and what they trained -----------------------------------------------------------------------
+
+
+def at(place: Callable[[int, bool], float], seconds: float = 60.0) -> Callable[[AttemptRecord], None]:
+    """Runs of 20 ms and 16 ms a step that begin at a place by their repeat and side, and last for so long."""
+
+    def edit(run: AttemptRecord) -> None:
+        assert run.outcome is not None
+        began = 1e9 + 100 * place(run.spec.repeat, run.spec.graphed)
+        run.outcome = dataclasses.replace(run.outcome, started=began, ended=began + seconds)
+        for step in run.metrics:
+            step["step_time_ms"] = (16.0 if run.spec.graphed else EAGER_MS) * (1 + 0.001 * run.spec.repeat)
+
+    return edit
+
+
+def test_steps_in_which_layers_were_digested_give_no_figure(tmp_path: Path) -> None:
+    records = load(write_sweep(tmp_path))
+    cells = [dataclasses.replace(cell, spec=dict(cell.spec) | {"digest_steps": 6}) for cell in records.plan.cells]
+    digested = dataclasses.replace(records, plan=dataclasses.replace(records.plan, cells=tuple(cells)))
+    assert compare(records)[1].speed is not None
+    graphed = compare(digested)[1]
+    assert graphed.speed is None and "digests" in graphed.pairs[0].speed.reason
+
+
+def test_runs_that_overlap_give_no_figure(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path, edit=at(lambda repeat, graphed: 2 * repeat + 0.3 * graphed))
+    result = compare(load(sweep))[1]
+    assert result.speed is None
+    assert result.pairs[0].speed.reason == "the eager and the graphed run were under way at the same time"
+    said = "`torch_compile, lr 0.001`: no speed, since the eager and the graphed run were under way at the same time."
+    assert said in write_report(sweep).markdown.read_text()
+
+
+@pytest.mark.parametrize(
+    ("place", "word"),
+    [
+        (lambda repeat, graphed: 2 * repeat + graphed, "FASTER"),
+        (lambda repeat, graphed: 2 * repeat + (not graphed), "FASTER"),
+        (lambda repeat, graphed: repeat + 3 * graphed, "INCONCLUSIVE"),
+        (lambda repeat, graphed: repeat + 864 * graphed, "INCONCLUSIVE"),
+    ],
+)
+def test_repeats_have_to_alternate(tmp_path: Path, place: Callable[[int, bool], float], word: str) -> None:
+    speed = compared(tmp_path, at(place), repeats=3).speed
+    assert speed is not None
+    assert speed.word == word
+    assert ("did not alternate" in speed.reason) == (word == "INCONCLUSIVE")
+
+
+def test_repeats_in_allocations_of_their_own_need_not_alternate(tmp_path: Path) -> None:
+    def edit(run: AttemptRecord) -> None:
+        at(lambda repeat, graphed: 0.1 * repeat + graphed)(run)
+        assert run.outcome is not None
+        run.outcome = dataclasses.replace(run.outcome, allocation=f"bundle000.{run.spec.repeat}")
+
+    speed = compared(tmp_path, edit, repeats=3).speed
+    assert speed is not None and speed.word == "FASTER"
+
+
+def test_other_numbers_of_tokens_give_no_figure(tmp_path: Path) -> None:
+    def half(run: AttemptRecord) -> None:
+        for step in run.metrics[90:] if run.spec.graphed else ():
+            step["tokens"] //= 2
+
+    result = compared(tmp_path, half)
+    assert result.speed is None
+    assert result.pairs[0].speed.reason.endswith("tokens: 1024 eager and 512 graphed in step 90")
+
+
+# --- all cells of a report --------------------------------------------------------------------------------------------
+
+
+CELLS = [
+    ("one", [1.05, 1.06, 1.07]),
+    ("one", [1.0, 1.04, 1.08]),
+    ("two", [1.5, 1.52, 1.54]),
+    ("two", [1.2, 1.2001, 1.2002]),
+]
+"""Two cells share their eager runs, and so do the other two; the second is the least steady one."""
+
+
+def test_a_cell_alone_is_a_family_of_one() -> None:
+    for cell in CELLS:
+        (family,) = families([cell])
+        assert interval_of(cell[1], family) == pytest.approx(interval_of(cell[1]))
+
+
+def test_an_interval_is_as_wide_as_the_noise_of_all_cells_asks_or_bonferronis_by_its_own() -> None:
+    one, apart, two, still = (float(np.log(ratios).std(ddof=1)) for _, ratios in CELLS)
+    own, of_all = quantile(1 - 0.04 / 2, 2), quantile(1 - 0.05 / 2 / 4, 8) * apart
+    alone = quantile(1 - 0.01 / 2 / 4, 2) * still
+    beside = own * math.hypot(one, apart) / math.sqrt(2)
+    assert alone < own * math.hypot(two, still) < of_all < beside
+    found = [interval_of(ratios, family) for (_, ratios), family in zip(CELLS, families(CELLS), strict=True)]
+    halves = [math.log(high / low) / 2 * math.sqrt(3) for low, high in filter(None, found)]
+    assert halves == pytest.approx([beside, own * apart, of_all, alone])
+
+
+def test_what_is_sure_by_itself_stays_so_beside_an_unsteady_cell() -> None:
+    """As in a sweep of the demonstration, on a CPU: pairs of one cell 0.3% apart, of the other three fourths."""
+    cells = [("one", [1.468, 1.472]), ("two", [0.95, 1.67])]
+    intervals = [interval_of(ratios, family) for (_, ratios), family in zip(cells, families(cells), strict=True)]
+    assert [speed_word(interval, MINIMUM_STEPS)[0] for interval in intervals] == ["FASTER", "INCONCLUSIVE"]
+
+
+@given(st.lists(st.lists(st.floats(0.5, 2), min_size=2, max_size=4), min_size=1, max_size=6))
+def test_an_interval_of_a_family_holds_the_cells_own(cells: list[list[float]]) -> None:
+    found = families([(str(place % 2), ratios) for place, ratios in enumerate(cells)])
+    for ratios, family in zip(cells, found, strict=True):
+        own, wide = interval_of(ratios), interval_of(ratios, family)
+        assert own and wide and wide[0] <= own[0] * (1 + 1e-9) and wide[1] >= own[1] * (1 - 1e-9)
+
+
+def pairs_of(ratios: list[float], slower: float = 0.0, moved: float = 1.0) -> list[PairSpeed]:
+    """One after the other, of a machine that slows eager steps down by ``slower`` from repeat to repeat (a logarithm)."""
+    times = [EAGER_MS * math.exp(slower * place) for place in range(len(ratios))]
+    return [
+        PairSpeed(
+            ratio=ratio,
+            steps=100,
+            moved=moved,
+            eager_ms=eager,
+            graphed_ms=eager / ratio,
+            eager_began=100.0 * place,
+            graphed_began=100.0 * place + 50,
+        )
+        for place, (ratio, eager) in enumerate(zip(ratios, times, strict=True))
+    ]
+
+
+WIDE = Family(looks=20, degrees=60, beside=0.01, widest=0.01)
+
+
+@example(ratios=[1.0070, 1.0079, 1.0073, 1.0078], slower=0.0, moved=1.0, family=WIDE)  # NEUTRAL by itself
+@example(ratios=[1.0086, 1.0089, 1.0096, 1.0105], slower=-0.001, moved=1.0, family=WIDE)  # drifting
+@given(
+    ratios=st.lists(st.floats(0.98, 1.02), min_size=2, max_size=5),
+    slower=st.floats(-0.01, 0.01),
+    moved=st.floats(0.99, 1.01),
+    family=st.builds(Family, st.integers(2, 40), st.integers(1, 80), st.floats(0, 0.1), st.floats(0, 0.1)),
+)
+def test_other_cells_take_a_word_away_and_give_none(
+    ratios: list[float], slower: float, moved: float, family: Family
+) -> None:
+    pairs = pairs_of(ratios, slower, moved)
+    own, (word, reason) = word_of(pairs)[0], word_of(pairs, family)
+    assert word in (own, "INCONCLUSIVE")
+    assert bool(reason) == (word == "INCONCLUSIVE")
+    assert "by itself" not in reason or f"{own} by itself" in reason != "INCONCLUSIVE"
+
+
+def test_a_wider_interval_of_a_neutral_cell_makes_it_no_faster() -> None:
+    pairs = pairs_of([1.0070, 1.0079, 1.0073, 1.0078])
+    interval = interval_of([1.0070, 1.0079, 1.0073, 1.0078], WIDE)
+    assert interval and speed_word(interval, 100)[0] == "FASTER"
+    assert word_of(pairs)[0] == "NEUTRAL"
+    assert word_of(pairs, WIDE)[1].startswith("NEUTRAL by itself (1.007 to 1.008), but not sure enough for one of 20")
+
+
+def apart(run: AttemptRecord) -> None:
+    """Pairs of 1.25 and 1.23; those of the third workload, where there is one, of 1.1 and 0.9."""
+    unsteady = run.spec.training.learning_rate == 3e-3
+    ratios = (1.1, 0.9) if unsteady else (1.25, 1.23)
+    for step in run.metrics:
+        step["step_time_ms"] = EAGER_MS / ratios[run.spec.repeat] if run.spec.graphed else EAGER_MS
+
+
+def test_what_one_pair_shows_is_said_and_not_claimed(tmp_path: Path) -> None:
+    text = summarise(judge(write_sweep(tmp_path, repeats=1)).results).text
+    assert "not sure enough is 1.25x (1 pair), `torch_compile, lr 0.001` (one pair cannot tell a speed-up" in text
+    assert "Largest" not in text
+
+
+def test_words_of_a_sweep_are_said_of_all_cells_at_once(tmp_path: Path) -> None:
+    """By itself the interval clears 1; beside a cell whose pairs are a fifth apart nobody can be so sure."""
+    alone, beside = (judge(write_sweep(tmp_path / str(n), edit=apart, workloads=n)) for n in (2, 3))
+    said = [summarise(judged.results).text for judged in (alone, beside)]
+    first = [judged.results[1].speed for judged in (alone, beside)]
+    assert first[0] is not None and first[1] is not None
+    assert (first[0].word, first[1].word) == ("FASTER", "INCONCLUSIVE")
+    assert first[1].low is not None and first[1].low < 1, "the printed interval is the one that the word follows from"
+    reason = "FASTER by itself (1.119 to 1.374), but not sure enough for one of 3 cells timed: more repeats narrow the interval"
+    assert first[1].reason == reason
+    assert (
+        "Largest speed-up of a cell that passes: 1.24x (1.09-1.41 over 2 pairs), `torch_compile, lr 0.001`." in said[0]
+    )
+    assert f"No cell that passes is shown to be faster than eager; not sure enough is {first[1].summary}" in said[1]
+    assert reason in said[1] and "Largest" not in said[1]
+
+
+# --- what the capture cost ------------------------------------------------------------------------------------------
+
+
+def test_the_capture_pays_off_after_its_cost_over_the_gain(tmp_path: Path) -> None:
+    def capturing(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["step_time_ms"] = 16.0 if run.spec.graphed else EAGER_MS
+            if step["phase"] == "capture":
+                step["step_time_ms"] = 20_020.0
+            if run.spec.graphed and step["phase"] == "settle":
+                step["step_time_ms"] = 21.0
+
+    speed = compared(tmp_path, capturing).speed
+    assert speed is not None
+    assert speed.break_even_steps == math.ceil((20_000 + 1 + 1) / 4)
+
+
+def test_what_the_engine_says_of_the_capture_counts_where_it_is_more(tmp_path: Path) -> None:
+    speed = timed(tmp_path, lambda run: 16.0)
+    assert speed is not None
+    assert speed.break_even_steps == 2500 / 4  # the records say 2.5 seconds
+
+
+def test_settling_that_the_window_drops_is_paid_for(tmp_path: Path) -> None:
+    def settling(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            slow = run.spec.graphed and step["phase"] == "measure" and step["step"] < 6 + 27
+            step["step_time_ms"] = (10.0 if run.spec.graphed else EAGER_MS) * (50 if slow else 1)
+
+    sweep = write_sweep(tmp_path, edit=settling)
+    speed = compare(load(sweep))[1].speed
+    assert speed is not None
+    lost = speed.settling
+    assert 20 < lost <= 27
+    assert speed.break_even_steps == (2500 + lost * 480) / 10
+    report = write_report(sweep)
+    assert f"({lost} settling)" in report.markdown.read_text()
+    assert json.loads(report.json.read_text())["cells"][1]["speed"]["settling"] == lost
+
+
+def test_what_gains_nothing_never_pays_off(tmp_path: Path) -> None:
+    speed = timed(tmp_path, lambda run: EAGER_MS + run.spec.repeat)
+    assert speed is not None
+    assert speed.break_even_steps is None

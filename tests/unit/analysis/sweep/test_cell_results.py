@@ -1,0 +1,596 @@
+"""From the records of a sweep to verdicts, outcomes and exit codes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.records.load import load
+from analysis.report.write_report import write_report
+from analysis.sweep.cell_results import CellResult, compare, exit_code
+from analysis.sweep.judge_sweep import judge
+from analysis.verdict.curve_difference import Floor
+from launch.common.atomic_files import write_text
+from launch.contract.paths import SweepPaths
+from launch.contract.records import Expectation, Outcome, Reason, read_plan
+from tests.records import AttemptRecord, Extra, attempt_record, workload_spec, write_attempt, write_sweep
+
+Edit = Callable[[AttemptRecord], None]
+CANCELLED = Outcome("CANCELLED", "measure", "bundle000", 0.0, 1.0)
+NO_LAUNCH = Outcome("ENVIRONMENT", "init", "bundle000", 0.0, 1.0, failure_class="LAUNCH", infrastructure=True)
+OOM = Outcome("CUDA_OOM", "capture", "bundle000", 0.0, 1.0, rank=0, failure_class="cuda_oom", remedy="capture less")
+
+
+def graphed_result(sweep: SweepPaths) -> CellResult:
+    return next(result for result in compare(load(sweep)) if result.cell.graphed)
+
+
+def for_graphed(change: Edit) -> Edit:
+    return lambda run: change(run) if run.spec.graphed else None
+
+
+def judged(root: Path, edit: Edit, **options: Any) -> CellResult:
+    return graphed_result(write_sweep(root, edit=edit, **options))
+
+
+def test_twins_that_agree_to_the_bit(tmp_path: Path) -> None:
+    results = compare(load(write_sweep(tmp_path)))
+    result = results[1]
+    assert result.verdict is not None and result.verdict.evidence is not None
+    assert result.verdict.word == "BITWISE"
+    found = result.verdict.evidence
+    assert (found.eager_runs, found.graphed_runs, found.floor) == (2, 2, Floor(2, 0.0, 0.0)), "it is of all repeats"
+    assert result.outcome == "COMPLETED"
+    assert result.replay is not None
+    assert result.replay.summary == "proven: 4 graphs, 464 of 464 replays"
+    assert exit_code(results) == 0
+
+
+def test_noise_within_the_margin_is_equivalent_and_worst_repeat_wins(tmp_path: Path) -> None:
+    def noise(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 1:
+            run.metrics[60]["loss"] += 2e-4
+
+    result = judged(tmp_path, noise)
+    assert [pair.verdict.word for pair in result.pairs] == ["BITWISE", "EQUIVALENT"]
+    assert [pair.verdict.evidence.eager_runs for pair in result.pairs if pair.verdict.evidence] == [2, 2]
+    assert result.verdict is not None
+    assert result.verdict.word == "EQUIVALENT"
+    assert result.max_loss_difference == pytest.approx(2e-4)
+
+
+def test_each_graphed_run_equal_to_an_eager_one_of_its_own_is_not_bitwise(tmp_path: Path) -> None:
+    """Eager does not repeat itself, and no pair sees that by itself."""
+
+    def second(run: AttemptRecord) -> None:
+        for step in run.metrics[60:] if run.spec.repeat else ():
+            step["loss"] += 0.25
+
+    sweep = write_sweep(tmp_path, edit=second)
+    report, result = write_report(sweep), graphed_result(sweep)
+    assert result.verdict is not None and result.verdict.evidence is not None
+    assert result.verdict.word == "INCONCLUSIVE"
+    assert "eager repeats themselves differ in loss by up to 0.25" in result.verdict.reason
+    assert "graphed repeat 1 equals eager repeat 1 to the bit, and eager repeats differ" in result.verdict.reason
+    assert [pair.verdict.word for pair in result.pairs] == ["INCONCLUSIVE"] * 2
+    assert "first 116 of 116 steps; eager runs among themselves 56" in report.markdown.read_text()
+    assert report.exit_code == 4
+
+
+def test_repeats_are_judged_together_the_one_that_is_equal_to_the_bit_too(tmp_path: Path) -> None:
+    def noise(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 1:
+            run.metrics[60]["loss"] += 2e-4
+
+    result = judged(tmp_path, noise)
+    assert result.verdict is not None and result.verdict.evidence is not None
+    found = result.verdict.evidence
+    assert (found.eager_runs, found.graphed_runs, found.bitwise_prefix) == (2, 2, 56)
+    assert [tested.metric for tested in found.tested] == ["loss", "grad_norm"]
+    assert [pair.verdict.evidence and pair.verdict.evidence.graphed_runs for pair in result.pairs] == [1, 1]
+
+
+def test_of_repeats_by_two_versions_of_the_code_the_largest_differences_are_shown(tmp_path: Path) -> None:
+    """They are judged apart, and the worse of them is what the cell comes to."""
+
+    def newer(run: AttemptRecord) -> None:
+        if run.spec.repeat >= 2:
+            run.environment["digests"]["code"] = "newer"
+            run.metrics[70]["loss"] += (4e-4 if run.spec.graphed else 2e-4) * (run.spec.repeat - 2)
+        elif run.spec.graphed:
+            run.metrics[60]["loss"] += 1e-4
+
+    eager, graphed = compare(load(write_sweep(tmp_path, edit=newer, repeats=4)))
+    assert graphed.verdict is not None and graphed.verdict.word == "EQUIVALENT"
+    assert graphed.max_loss_difference == pytest.approx(3e-4)
+    assert eager.floor is not None and (eager.floor.repeats, eager.floor.loss) == (2, pytest.approx(2e-4))
+
+
+def test_a_step_beyond_the_margin_is_of_the_repeat_that_has_it(tmp_path: Path) -> None:
+    def far(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 1:
+            run.metrics[60]["grad_norm"] *= 1.02
+
+    result = judged(tmp_path, far)
+    assert result.verdict is not None
+    assert result.verdict.word == "DIVERGED"
+    assert result.verdict.reason.startswith("first at step 60: the gradient norm is")
+    assert result.verdict.reason.endswith("(graphed repeat 1)")
+    assert [pair.verdict.word for pair in result.pairs] == ["BITWISE", "DIVERGED"]
+
+
+def test_the_more_cells_of_a_sweep_are_tested_the_surer_each_has_to_be(tmp_path: Path) -> None:
+    def offset(run: AttemptRecord) -> None:
+        """Sure in two of the workloads, with a p of 0.03 in the others."""
+        spread, mean = (1e-5, 1e-5) if run.spec.training.learning_rate < 2.5e-3 else (1e-4, 4.5e-4)
+        for step in run.metrics:
+            step["loss"] += (spread if run.spec.repeat else -spread) + (mean if run.spec.graphed else 0)
+
+    words = []
+    for workloads in (3, 4):
+        sweep = write_sweep(tmp_path / str(workloads), workloads=workloads, edit=offset)
+        results = [result for result in judge(sweep).results if result.verdict]
+        words.append([result.verdict.word for result in results if result.verdict])
+        assert [pair.verdict.word for result in results for pair in result.pairs] == [
+            w for w in words[-1] for _ in "ab"
+        ]
+    assert words == [["EQUIVALENT"] * 3, ["EQUIVALENT"] * 2 + ["INCONCLUSIVE"] * 2]
+
+
+def test_deterministic_mode_asks_for_equality_to_the_bit(tmp_path: Path) -> None:
+    def near(run: AttemptRecord) -> None:
+        run.metrics[60]["loss"] += 1e-6
+
+    found = judged(tmp_path / "near", for_graphed(near), deterministic=True)
+    assert found.verdict is not None and found.verdict.word == "DIVERGED"
+    assert found.verdict.deviation is not None and found.verdict.deviation.step == 60
+    same = graphed_result(write_sweep(tmp_path / "same", deterministic=True))
+    assert same.verdict is not None and same.verdict.word == "BITWISE"
+
+
+def test_one_nan_in_one_repeat_of_the_graphed_cell_diverges(tmp_path: Path) -> None:
+    def nan(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 1:
+            run.metrics[80]["loss"] = float("nan")
+
+    result = judged(tmp_path, nan)
+    assert result.verdict is not None
+    assert (result.verdict.word, result.verdict.deviation and result.verdict.deviation.step) == ("DIVERGED", 80)
+    assert result.verdict.reason.startswith("repeat 1")
+
+
+def test_all_nan_on_both_sides_does_not_pass(tmp_path: Path) -> None:
+    def all_nan(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["loss"] = float("nan")
+
+    sweep = write_sweep(tmp_path, edit=all_nan)
+    assert graphed_result(sweep).verdict.word == "INCOMPARABLE"  # type: ignore[union-attr]
+    # No run says COMPLETED after a NaN: a record that does is unsound, whatever the pair says.
+    assert exit_code(compare(load(sweep))) == 3
+
+
+def test_a_run_that_ended_at_its_nan_diverges_though_it_gives_no_proof(tmp_path: Path) -> None:
+    def stopped(run: AttemptRecord) -> None:
+        run.metrics[70]["loss"] = float("nan")
+        del run.metrics[71:]
+        run.events[0] = [event for event in run.events[0] if event["kind"] != "proof"]
+        run.outcome = Outcome("NUMERIC", "measure", "bundle000", 0.0, 1.0, rank=0, message="loss is nan at step 70")
+
+    result = judged(tmp_path, for_graphed(stopped))
+    assert result.verdict is not None
+    assert (result.verdict.word, result.unexpected) == ("DIVERGED", True)
+
+
+def shorten(run: AttemptRecord) -> None:
+    del run.metrics[100:]
+
+
+def renumber(run: AttemptRecord) -> None:
+    for step in run.metrics:
+        step["step"] += 1
+
+
+def other_code(run: AttemptRecord) -> None:
+    run.environment["digests"]["code"] = "other00000"
+
+
+def other_libraries(run: AttemptRecord) -> None:
+    run.environment["digests"]["libraries"] = "other00000"
+    run.environment["versions"]["torch"] = "2.12.1"
+
+
+def other_data(run: AttemptRecord) -> None:
+    run.environment["data_digest"] = "other00000"
+
+
+def no_digests(run: AttemptRecord) -> None:
+    run.environment["digests"] = {}
+
+
+def change_proof(**fields: Any) -> Edit:
+    def change(run: AttemptRecord) -> None:
+        for event in run.events[0]:
+            if event["kind"] == "proof":
+                event["graphs"] |= fields
+
+    return change
+
+
+def no_proof(run: AttemptRecord) -> None:
+    run.events[0] = [event for event in run.events[0] if event["kind"] != "proof"]
+
+
+def of_another_shape(run: AttemptRecord) -> None:
+    run.metrics[50] = {"step": 50}
+
+
+def not_a_number(run: AttemptRecord) -> None:
+    run.metrics[50]["loss"] = None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (shorten, "step"),
+        (renumber, "not expected"),
+        (other_code, "differ in code"),
+        (other_libraries, "versions.torch: 2.13.0 (eager), 2.12.1 (graphed)"),
+        (other_data, "differ in data"),
+        (no_digests, "no digest of code, libraries"),
+        (no_proof, "ended without giving proof"),
+        (change_proof(replays=10), "10 replays where 464 were expected"),
+        (change_proof(graphs=0, replays=0, expected_replays=0), "nothing was captured"),
+        (change_proof(replays=0, expected_replays=0), "0 replays where 0"),
+        (change_proof(recompilations=2), "2 recompilations"),
+        (change_proof(impl="none"), "captured with none"),
+        (of_another_shape, "metrics.jsonl cannot be read"),
+        (not_a_number, "metrics.jsonl cannot be read"),
+    ],
+)
+def test_pairs_that_cannot_be_compared(tmp_path: Path, change: Edit, said: str) -> None:
+    sweep = write_sweep(tmp_path, edit=for_graphed(change))
+    result = graphed_result(sweep)
+    assert result.verdict is not None
+    assert result.verdict.word == "INCOMPARABLE"
+    assert said in result.verdict.reason
+    assert result.verdict.remedy
+    assert result.speed is None
+    assert exit_code(compare(load(sweep))) == 3
+
+
+def test_every_rank_must_prove_its_replays(tmp_path: Path) -> None:
+    def silent_rank(run: AttemptRecord) -> None:
+        run.events[1] = [event for event in run.events[1] if event["kind"] != "proof"]
+
+    assert judged(tmp_path / "all", lambda run: None, ranks=2).verdict.word == "BITWISE"  # type: ignore[union-attr]
+    result = judged(tmp_path / "one", for_graphed(silent_rank), ranks=2)
+    assert result.verdict is not None
+    assert result.verdict.word == "INCOMPARABLE"
+    assert "rank 1" in result.verdict.reason
+
+
+def test_a_torn_last_line_is_a_missing_step(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path)
+    run_id = graphed_result(sweep).runs[0].run_id
+    metrics = sweep.run(run_id).attempt(1).metrics
+    metrics.write_bytes(metrics.read_bytes()[:-20])
+    result = graphed_result(sweep)
+    assert result.verdict is not None
+    assert result.verdict.word == "INCOMPARABLE"
+    assert "step 119 missing" in result.verdict.reason
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "environment.json", "events/rank0.jsonl"])
+def test_a_damaged_or_lost_record_is_incomparable(tmp_path: Path, name: str) -> None:
+    for content in (b'{"half": \n{"kind": "phase"}\n', None):
+        sweep = write_sweep(tmp_path / str(content is None))
+        path = sweep.run(graphed_result(sweep).runs[0].run_id).attempt(1).root / name
+        path.unlink() if content is None else path.write_bytes(content)
+        assert graphed_result(sweep).verdict.word == "INCOMPARABLE"  # type: ignore[union-attr]
+
+
+def test_a_spec_of_another_run_is_incomparable(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path)
+    first, second = graphed_result(sweep).runs
+    write_text(sweep.run(first.run_id).spec, sweep.run(second.run_id).spec.read_text())
+    result = graphed_result(sweep)
+    assert result.verdict is not None
+    assert f"spec.json is of run {second.run_id}" in result.verdict.reason
+
+
+def test_a_graphed_repeat_without_its_eager_repeat_is_incomparable(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path)
+    plan = read_plan(sweep)
+    records = load(sweep)
+    lone = dataclasses.replace(plan, cells=tuple(cell for cell in plan.cells if cell.graphed))
+    results = compare(dataclasses.replace(records, plan=lone))
+    assert results[0].verdict is not None
+    assert results[0].verdict.word == "INCOMPARABLE"
+    assert "no eager run" in results[0].verdict.reason
+    assert exit_code(results) == 3
+
+
+def test_a_later_attempt_counts_unless_infrastructure_or_the_user_ended_it(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path)
+    spec = dataclasses.replace(workload_spec(0, "torch_compile", 120), repeat=0)
+    for number, outcome, counts in ((2, CANCELLED, 1), (3, NO_LAUNCH, 1), (4, OOM, 4)):
+        later = attempt_record(spec)
+        later.number, later.outcome = number, outcome
+        write_attempt(sweep, later)
+        assert [run.attempt and run.attempt.number for run in graphed_result(sweep).runs] == [counts, 1]
+    assert exit_code(compare(load(sweep))) == 3, "a failure after a success is a failure"
+    again = attempt_record(spec, allocation="another")
+    again.number = 10
+    write_attempt(sweep, again)
+    result = graphed_result(sweep)
+    assert [run.attempt and run.attempt.number for run in result.runs] == [10, 1]
+    assert result.pairs[0].speed.reason == "the runs were in different allocations"
+    assert result.speed is not None
+    assert (result.speed.pairs, result.speed.word) == (1, "INCONCLUSIVE")
+
+
+def test_each_graphed_run_meets_the_eager_attempt_of_its_own_allocation(tmp_path: Path) -> None:
+    """A twin made again for one graphed cell takes nothing from another that it ran beside before."""
+    sweep = write_sweep(tmp_path)
+    for repeat in range(2):
+        again = attempt_record(dataclasses.replace(workload_spec(0, "none", 120), repeat=repeat), allocation="later")
+        again.number = 2
+        other_code(again)
+        write_attempt(sweep, again)
+    result = graphed_result(sweep)
+    assert result.verdict is not None and result.verdict.word == "BITWISE"
+    assert result.speed is not None and result.speed.pairs == 2
+
+
+def mislabelled(run: AttemptRecord) -> None:
+    run.metrics[3]["phase"], run.metrics[118]["phase"] = "measure", "capture"
+
+
+def captured_late(run: AttemptRecord) -> None:
+    for step in run.metrics:
+        step["phase"] = "warmup" if step["step"] < 118 else "capture" if step["step"] == 118 else "measure"
+        step["loss"] += 3.0 if 3 < step["step"] < 118 else 0.0
+    change_proof(replays=4, expected_replays=4)(run)
+
+
+def captured_in_the_first_step(run: AttemptRecord) -> None:
+    for step in run.metrics:
+        step["phase"] = ("capture", "settle", "settle", "measure")[min(step["step"], 3)]
+
+
+def test_local_graphs_are_captured_in_the_first_step(tmp_path: Path) -> None:
+    result = judged(tmp_path, for_graphed(captured_in_the_first_step), impls=("local",))
+    assert result.verdict is not None and result.verdict.word == "BITWISE"
+
+
+def apart_from_the_start(run: AttemptRecord) -> None:
+    run.metrics[1]["loss"] += 1.0
+
+
+def captured_eager(run: AttemptRecord) -> None:
+    run.metrics[3]["phase"] = "capture"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (for_graphed(mislabelled), "out of order"),
+        (for_graphed(captured_late), "captured in step 118, and its spec asks for step 3"),
+        (
+            for_graphed(apart_from_the_start),
+            "parts from the eager ones before its capture: the loss differs by 1 at step 1",
+        ),
+        (for_graphed(change_proof(replays=1, expected_replays=1)), "1 replays in"),
+        (for_graphed(change_proof(graphs=0.5)), "not a whole number"),
+        (lambda run: None if run.spec.graphed else captured_eager(run), "the eager run captured"),
+    ],
+)
+def test_records_that_contradict_themselves_are_incomparable(tmp_path: Path, change: Edit, said: str) -> None:
+    found = judged(tmp_path, change).verdict
+    assert found is not None and found.word == "INCOMPARABLE" and said in found.reason
+
+
+def test_noise_of_eager_before_the_capture_is_not_held_against_a_graphed_run(tmp_path: Path) -> None:
+    def noise(run: AttemptRecord) -> None:
+        run.metrics[1]["loss"] += 0.1 * run.spec.repeat + (0.1 if run.spec.graphed else 0.0)
+
+    assert judged(tmp_path, noise).verdict.word == "BITWISE"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_nan_of_eager_is_blamed_on_no_graph(tmp_path: Path, ends: bool) -> None:
+    """In one repeat of several, whose graphed twin is finite, or meets its own before it."""
+
+    def nan(run: AttemptRecord) -> None:
+        if run.spec.repeat == 0 and (ends or not run.spec.graphed):
+            at = 50 if run.spec.graphed else 60
+            run.metrics[at]["loss"] = float("nan")
+            if ends:
+                del run.metrics[at + 1 :]
+                run.outcome = Outcome("NUMERIC", "measure", "bundle000", 0.0, 1.0)
+
+    result = judged(tmp_path, nan)
+    assert result.pairs[0].verdict.word == "INCOMPARABLE"
+    assert result.verdict is not None and result.verdict.word == "INCOMPARABLE"
+    assert "not finite at step 60" in result.verdict.reason
+
+
+def test_a_nan_is_no_graphs_where_an_eager_run_of_another_repeat_has_one(tmp_path: Path) -> None:
+    def nan(run: AttemptRecord) -> None:
+        if run.spec.graphed is (run.spec.repeat == 0):
+            run.metrics[60]["loss"] = float("nan")
+
+    assert judged(tmp_path, nan).verdict.word == "INCOMPARABLE"  # type: ignore[union-attr]
+
+
+def test_one_bit_is_told_apart_in_words(tmp_path: Path) -> None:
+    def one_bit(run: AttemptRecord) -> None:
+        run.metrics[60]["loss"] *= 1 + 2**-52
+
+    verdict = judged(tmp_path, for_graphed(one_bit), deterministic=True).verdict
+    assert verdict is not None and verdict.word == "DIVERGED"
+    graphed, eager = verdict.reason.split("the loss is ")[1].split(" eager")[0].split(" graphed and ")
+    assert graphed != eager and float(graphed) == float(eager) * (1 + 2**-52)
+
+
+def changed_outcome(**fields: Any) -> Edit:
+    """Of another kind than a record holds there."""
+    return lambda run: setattr(run, "outcome", dataclasses.replace(run.outcome, **fields))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((field, value) for field in ("outcome", "phase", "infrastructure") for value in ("NaN", [], {}, 1.5, None)),
+        *(
+            (field, value)
+            for field in ("allocation", "message", "remedy", "failure_class", "node")
+            for value in ([], 1, None)
+        ),
+        *((field, value) for field in ("started", "ended") for value in ("NaN", [], -1, 1e308, True, None)),
+        *((field, value) for field in ("rank", "exit_code") for value in ("NaN", [], 1.5, True)),
+    ],
+)
+def test_an_outcome_of_another_shape_cannot_be_read(tmp_path: Path, field: str, value: Any) -> None:
+    sweep = write_sweep(tmp_path, steps=20, edit=for_graphed(changed_outcome(**{field: value})))
+    result = graphed_result(sweep)
+    assert (result.outcome, result.verdict and result.verdict.word) == ("INTERRUPTED", "INCOMPARABLE")
+    assert f"{result.runs[0].run_id}/attempts/1/outcome.json cannot be read: " in result.unsound[0]
+
+
+def change_events(kind: str, change: Callable[[dict[str, Any]], object]) -> Edit:
+    return lambda run: [None for event in run.events[0] if event["kind"] == kind and change(event)] and None
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        ("proof", lambda e: e["graphs"].update(capture_seconds="NaN"), "capture_seconds is nan"),
+        ("capture", lambda e: e["graphs"].update(capture_seconds="Infinity"), "capture_seconds is inf"),
+        ("capture", lambda e: e["graphs"].update(capture_seconds=1e308), "capture_seconds is 1e+308"),
+        ("capture", lambda e: e["graphs"].update(mechanism=[1]), "is no text"),
+        ("phase", lambda e: e.update(phase=[]), "[] is no phase"),
+        ("phase", lambda e: e.update(phase={}), "{} is no phase"),
+        ("phase", lambda e: e["memory"].update(host_rss=-1), "host_rss is -1, not a number of bytes"),
+        ("phase", lambda e: e["memory"].update(host_rss=10**30), "not a number of bytes"),
+    ],
+)
+def test_a_damaged_event_is_a_problem_of_its_attempt(
+    tmp_path: Path, kind: str, change: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    found = judged(tmp_path, for_graphed(change_events(kind, change)))
+    assert found.verdict is not None and found.verdict.word == "INCOMPARABLE"
+    assert said in found.verdict.reason and found.unsound
+
+
+def test_an_eager_cell_alone_is_not_believed_without_its_steps(tmp_path: Path) -> None:
+    for name, change in (("short", shorten), ("nan", lambda run: run.metrics[7].update(loss=float("nan")))):
+        sweep = write_sweep(tmp_path / name, impls=(), edit=change)
+        assert exit_code(compare(load(sweep))) == 3
+    assert exit_code(compare(load(write_sweep(tmp_path / "sound", impls=())))) == 0
+
+
+def test_expecting_a_hang_at_the_end_does_not_spare_the_comparison(tmp_path: Path) -> None:
+    def hung(run: AttemptRecord) -> None:
+        run.outcome = Outcome("TEARDOWN_HANG", "teardown", run.outcome.allocation if run.outcome else "", 0.0, 1.0)
+        run.metrics[80]["loss"] = float("nan")
+
+    found = judged(tmp_path, for_graphed(hung), expect=Expectation("TEARDOWN_HANG"))
+    assert found.verdict is not None and found.verdict.word == "DIVERGED"
+
+
+def failing(outcome: Outcome) -> Edit:
+    def fail(run: AttemptRecord) -> None:
+        run.outcome = outcome
+        del run.metrics[3:]
+
+    return fail
+
+
+def interrupted(run: AttemptRecord) -> None:
+    run.outcome = None
+
+
+def never_begun(run: AttemptRecord) -> None:
+    run.begun = False
+
+
+def diverge(run: AttemptRecord) -> None:
+    run.metrics[100]["loss"] += 1.0
+
+
+def eager_only(change: Edit) -> Edit:
+    return lambda run: None if run.spec.graphed else change(run)
+
+
+@pytest.mark.parametrize(
+    ("edit", "expect", "code"),
+    [
+        (lambda run: None, Expectation(), 0),
+        (for_graphed(diverge), Expectation(), 3),
+        (for_graphed(failing(OOM)), Expectation(), 3),
+        (for_graphed(failing(OOM)), Expectation("CUDA_OOM", "capture"), 0),
+        (for_graphed(failing(OOM)), Expectation("CUDA_OOM"), 0),
+        (for_graphed(failing(OOM)), Expectation("CUDA_OOM", "measure"), 3),
+        (lambda run: None, Expectation("CUDA_OOM"), 3),
+        (eager_only(failing(OOM)), Expectation(), 3),
+        (for_graphed(interrupted), Expectation(), 2),
+        (for_graphed(never_begun), Expectation(), 2),
+        (eager_only(interrupted), Expectation(), 2),
+        (lambda run: never_begun(run) if run.spec.repeat else None, Expectation(), 2),
+        (
+            lambda run: (diverge if run.spec.repeat else interrupted)(run) if run.spec.graphed else None,
+            Expectation(),
+            3,
+        ),
+    ],
+)
+def test_exit_codes(tmp_path: Path, edit: Edit, expect: Expectation, code: int) -> None:
+    assert exit_code(compare(load(write_sweep(tmp_path, edit=edit, expect=expect)))) == code
+
+
+def test_too_few_steps_and_one_repeat_are_inconclusive_only(tmp_path: Path) -> None:
+    def nudge(run: AttemptRecord) -> None:
+        if run.spec.graphed:
+            run.metrics[20]["loss"] += 1e-5
+
+    for name, options in (("short", {"steps": 60}), ("once", {"repeats": 1})):
+        results = compare(load(write_sweep(tmp_path / name, edit=nudge, **options)))  # type: ignore[arg-type]
+        assert results[1].verdict is not None
+        assert results[1].verdict.word == "INCONCLUSIVE"
+        assert exit_code(results) == 4
+
+
+def test_statuses_of_runs_that_never_ended(tmp_path: Path) -> None:
+    interrupted_result = judged(tmp_path / "a", for_graphed(interrupted))
+    assert (interrupted_result.outcome, interrupted_result.unfinished) == ("INTERRUPTED", True)
+    never_begun_result = judged(tmp_path / "b", for_graphed(never_begun))
+    assert never_begun_result.outcome == "NOT RUN"
+    said = [result.verdict.reason for result in (interrupted_result, never_begun_result) if result.verdict]
+    assert [reason.partition(": ")[2] or reason for reason in said] == [
+        "the graphed run is INTERRUPTED or still running", "the graphed run is NOT RUN"
+    ], "records do not tell a run that goes on from one that was interrupted"  # fmt: skip
+
+
+def test_a_teardown_that_hung_keeps_its_results_but_is_unexpected(tmp_path: Path) -> None:
+    def hang(run: AttemptRecord) -> None:
+        assert run.outcome is not None
+        run.outcome = dataclasses.replace(run.outcome, outcome="TEARDOWN_HANG")
+
+    result = judged(tmp_path, for_graphed(hang))
+    assert result.verdict is not None
+    assert (result.verdict.word, result.unexpected) == ("BITWISE", True)
+
+
+def test_cells_that_do_not_run_are_no_failure(tmp_path: Path) -> None:
+    reason = Reason("cuda.needed", "torch needs CUDA", "use a host with a GPU")
+    extra = [Extra(workload_spec(0, "torch", 120), (reason,), "not_runnable")]
+    results = compare(load(write_sweep(tmp_path, extra=extra)))
+    assert results[-1].verdict is None
+    assert exit_code(results) == 0
+    assert exit_code(compare(load(write_sweep(tmp_path / "none", workloads=0, extra=extra)))) == 0

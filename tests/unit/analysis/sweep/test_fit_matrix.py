@@ -1,0 +1,84 @@
+"""Whether runs fit, eager by graphed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Optional
+
+import pytest
+
+from analysis.records.load import load
+from analysis.report.write_report import write_report
+from analysis.sweep.cell_results import compare
+from analysis.sweep.fit_matrix import outcome_matrix, state_of, states_of
+from launch.contract.records import Outcome, OutcomeName, Phase
+from tests.records import AttemptRecord, write_sweep
+
+Ending = Optional[tuple[OutcomeName, Phase]]
+
+
+def ends(eager: Ending, graphed: Ending, of_repeats: tuple[int, ...] = (0, 1)) -> Callable[[AttemptRecord], None]:
+    def edit(run: AttemptRecord) -> None:
+        ending = graphed if run.spec.graphed else eager
+        if ending is not None and run.spec.repeat in of_repeats:
+            run.outcome = Outcome(*ending, "bundle000", 0.0, 1.0)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("eager", "graphed", "states"),
+    [
+        (None, None, ("fits", "fits")),
+        (None, ("CUDA_OOM", "capture"), ("fits", "OOM at capture")),
+        (None, ("CUDA_OOM", "measure"), ("fits", "OOM at replay")),
+        (None, ("CUDA_OOM", "settle"), ("fits", "OOM at replay")),
+        (None, ("CUDA_OOM", "warmup"), ("fits", "OOM before capture")),
+        (("CUDA_OOM", "measure"), ("CUDA_OOM", "build"), ("OOM", "OOM before capture")),
+        (("CUDA_OOM", "warmup"), None, ("OOM", "fits")),
+        (None, ("HOST_OOM", "capture"), ("fits", "host OOM")),
+        (None, ("CAPTURE_FAILED", "capture"), ("fits", "CAPTURE_FAILED")),
+        (None, ("TEARDOWN_HANG", "teardown"), ("fits", "fits")),
+        (("NUMERIC", "measure"), ("HANG", "measure"), ("NUMERIC", "HANG")),
+    ],
+)
+def test_a_cell_stands_where_it_and_its_twin_ended(
+    tmp_path: Path, eager: Ending, graphed: Ending, states: tuple[str, str]
+) -> None:
+    results = compare(load(write_sweep(tmp_path, edit=ends(eager, graphed))))
+    matrix = outcome_matrix(results)
+    assert matrix.labels == {states: ("torch_compile, lr 0.001",)}
+    assert (matrix.eager, matrix.graphed) == ((states[0],), (states[1],))
+
+
+def test_repeats_that_end_otherwise_are_counted_by_what_says_most_of_memory(tmp_path: Path) -> None:
+    _, graphed = compare(load(write_sweep(tmp_path, edit=ends(None, ("CUDA_OOM", "capture"), (1,)))))
+    assert (state_of(graphed), states_of(graphed)) == ("OOM at capture", "OOM at capture (1 of 2 runs)")
+
+
+def test_what_has_not_ended_does_not_fit_yet(tmp_path: Path) -> None:
+    def unfinished(run: AttemptRecord) -> None:
+        run.begun = run.spec.repeat == 0 or not run.spec.graphed
+
+    _, graphed = compare(load(write_sweep(tmp_path, edit=unfinished)))
+    assert states_of(graphed) == "not ended (1 of 2 runs)"
+
+
+def test_the_report_has_the_matrix_and_the_phases(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path, device="cuda", impls=("torch", "full_iteration"), edit=one_is_too_large)
+    text = write_report(sweep).markdown.read_text().split("## Memory")[1].split("\n## ")[0]
+    assert "| eager twin / graphed cell | fits | OOM at capture |" in text
+    assert "| fits | 1: `torch, lr 0.001` | 1: `full_iteration, lr 0.001` |" in text
+    row = next(line for line in text.splitlines() if line.startswith("| `torch"))
+    assert row.split(" | ")[1:] == [
+        "fits", "3 MiB", "3.02 GiB", "4.62 GiB", "5.42 GiB", "5.27 GiB", "5.27 GiB", "+256 MiB", "256 MiB", "512 MiB",
+        "134.58 GiB of 140.00 GiB (96%) |",
+    ]  # fmt: skip
+    failed = next(line for line in text.splitlines() if line.startswith("| `full_iteration"))
+    assert failed.endswith("| - |"), "no headroom is told of a phase that ran out of memory"
+
+
+def one_is_too_large(run: AttemptRecord) -> None:
+    if run.spec.cuda_graph.impl == "full_iteration":
+        run.outcome = Outcome("CUDA_OOM", "capture", "bundle000", 0.0, 1.0)

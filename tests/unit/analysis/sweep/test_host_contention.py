@@ -1,0 +1,95 @@
+"""Who ran beside timed runs, on the same host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from analysis.records.load import load
+from analysis.report.write_report import write_report
+from analysis.sweep.cell_results import compare
+from analysis.sweep.host_contention import Neighbours, neighbours_of
+from launch.contract.paths import SweepPaths
+from tests.records import RUN_SECONDS, AttemptRecord, write_sweep
+
+
+def swept(root: Path, edit: Callable[[AttemptRecord], None]) -> SweepPaths:
+    """Two workloads of eager, graphed, eager, graphed, a minute each; ``edit`` sees the attempts of the second."""
+
+    def edit_second(record: AttemptRecord) -> None:
+        assert record.outcome is not None
+        if record.outcome.allocation == "bundle001":
+            edit(record)
+
+    return write_sweep(root, workloads=2, edit=edit_second)
+
+
+def later(seconds: float) -> Callable[[AttemptRecord], None]:
+    def move(record: AttemptRecord) -> None:
+        assert record.outcome is not None
+        outcome = record.outcome
+        record.outcome = replace(outcome, started=outcome.started + seconds, ended=outcome.ended + seconds)
+
+    return move
+
+
+def elsewhere(record: AttemptRecord) -> None:
+    record.environment["hardware"]["hosts"] = ["host1"]
+
+
+def unknown(record: AttemptRecord) -> None:
+    del record.environment["hardware"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (later(0), Neighbours(1.0, 1.0)),
+        (later(4 * RUN_SECONDS), None),
+        (elsewhere, None),
+        (unknown, None),
+        # The first minute of one side and the last of the other are alone.
+        (later(RUN_SECONDS), Neighbours(0.75, 0.75)),
+        (later(RUN_SECONDS / 2), Neighbours(0.875, 0.875)),
+        (later(3 * RUN_SECONDS), Neighbours(0.25, 0.25)),
+    ],
+    ids=[
+        "at once",
+        "one after the other",
+        "on another host",
+        "on a host not named",
+        "a run apart",
+        "half a run",
+        "at last",
+    ],
+)
+def test_time_with_a_neighbour_is_counted_once(
+    tmp_path: Path, edit: Callable[[AttemptRecord], None], expected: Neighbours | None
+) -> None:
+    sweep = swept(tmp_path, edit)
+    found = neighbours_of(compare(load(sweep)))
+    if expected is None:
+        assert found is None
+    else:
+        assert found is not None and (found.eager, found.graphed) == pytest.approx((expected.eager, expected.graphed))
+    text = write_report(sweep).markdown.read_text()
+    assert ("were under way on the same host" in text) == (expected is not None)
+
+
+def test_runs_of_one_allocation_are_no_neighbours(tmp_path: Path) -> None:
+    assert neighbours_of(compare(load(write_sweep(tmp_path)))) is None
+
+
+def test_each_side_has_its_own_share(tmp_path: Path) -> None:
+    """A graphed run that another workload's eager run slows down, and the other way round."""
+
+    def beside_graphed(record: AttemptRecord) -> None:
+        later(RUN_SECONDS if not record.spec.graphed else 100 * RUN_SECONDS)(record)
+
+    found = neighbours_of(compare(load(swept(tmp_path, beside_graphed))))
+    assert found is not None
+    # Of four minutes of graphed runs on the host two are the first workload's, with the other's eager runs beside them.
+    assert found.graphed == pytest.approx(0.5) and found.eager == pytest.approx(0.5)

@@ -1,0 +1,453 @@
+"""`python -m analysis.loss`, as a process, on files as other frameworks and this one write them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Optional
+
+import numpy as np
+import pytest
+
+from analysis.curves.curve_files import CurveError, read_curve, read_curves
+from analysis.loss import main
+from analysis.records.steps import Floats
+from launch.contract.paths import SweepPaths
+from launch.contract.records import read_plan
+from tests.records import AttemptRecord, write_sweep
+
+ROOT = Path(__file__).parents[3]
+STEPS = 120
+FALLING = 1.5 + 4 * np.exp(-np.arange(STEPS) / 40)
+NORMS = 1 + np.exp(-np.arange(STEPS) / 30)
+
+
+def csv(path: Path, loss: Floats = FALLING, norm: Optional[Floats] = NORMS, first: int = 0) -> Path:
+    """With the name of the run in every line, as no two runs write the same file."""
+    columns = [np.arange(first, first + len(loss)), loss, *([norm] if norm is not None else [])]
+    names = ("step", "loss", "grad_norm")[: len(columns)]
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    lines = [",".join((*names, "run")), *(",".join((*map(repr, row), path.stem)) for row in rows)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def noisy(path: Path, seed: int, share: float = 0.1, bias: float = 0.0, steps: int = STEPS) -> Path:
+    random = np.random.default_rng(seed)
+    loss = FALLING[:steps] + (random.normal(0, share, steps) + bias) * 1e-3
+    return csv(path, loss, NORMS[:steps] * (1 + random.normal(0, share, steps) * 1e-2))
+
+
+def judged(capsys: pytest.CaptureFixture[str], eager: Sequence[Path], graphed: Sequence[Path], *more: str) -> str:
+    """The output, after its first word and the exit code were found to agree."""
+    arguments = ["--eager", *map(str, eager), "--graphed", *map(str, graphed), *more]
+    code, said = main(arguments), capsys.readouterr().out
+    word = said.split()[0]
+    assert code == {"BITWISE": 0, "EQUIVALENT": 0, "INCOMPARABLE": 1, "DIVERGED": 3, "INCONCLUSIVE": 4}[word]
+    assert "provenance unchecked" in said
+    return said
+
+
+def with_value(values: Floats, at: int, value: float) -> Floats:
+    changed = values.copy()
+    changed[at] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("bias", "word", "code"), [(0.0, "EQUIVALENT", 0), (2.0, "DIVERGED", 3), (0.9, "INCONCLUSIVE", 4)]
+)
+def test_as_a_process(tmp_path: Path, bias: float, word: str, code: int) -> None:
+    files = [noisy(tmp_path / f"{name}.csv", seed) for seed, name in enumerate(("e1", "e2"))]
+    files += [noisy(tmp_path / "g1.csv", 2, bias=bias), noisy(tmp_path / "g2.csv", 3, bias=bias)]
+    command = [
+        sys.executable,
+        "-m",
+        "analysis.loss",
+        "--eager",
+        *map(str, files[:2]),
+        "--graphed",
+        *map(str, files[2:]),
+    ]
+    done = subprocess.run([*command, "--capture-step", "3"], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert done.stdout.split()[0] == word
+    for said in ("steps 4 to 119 (116); 2 eager, 2 graphed", "2 floor", "3 mean", "4 drift", "provenance unchecked"):
+        assert said in done.stdout
+
+
+def test_equal_files_are_bitwise_with_one_eager_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = judged(capsys, [csv(tmp_path / "e.csv")], [csv(tmp_path / "g.csv")])
+    assert said.startswith("BITWISE\n")
+    assert "first 120 of 120 steps" in said
+
+
+def test_one_eager_file_is_inconclusive_at_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = judged(capsys, [csv(tmp_path / "e.csv")], [noisy(tmp_path / "g.csv", 1, 1e-6)])
+    assert said.startswith("INCONCLUSIVE\n")
+    assert "second eager repeat" in said
+
+
+def test_the_window_begins_after_the_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eager = [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv")]
+    graphed = [csv(tmp_path / "g.csv", with_value(FALLING, 9, 7.0))]
+    assert judged(capsys, eager, graphed).startswith("DIVERGED\nfirst at step 9")
+    assert judged(capsys, eager, graphed, "--capture-step", "8").startswith("DIVERGED")
+    assert judged(capsys, eager, graphed, "--capture-step", "9").startswith("BITWISE")
+    assert judged(capsys, eager, graphed, "--capture-step", "119").startswith("INCOMPARABLE\nno step ran")
+    near = [noisy(tmp_path / "n.csv", 1, 0.01)]
+    short = judged(capsys, eager, near, "--capture-step", "40")
+    assert short.startswith("INCONCLUSIVE") and "over 79 steps" in short
+
+
+def test_margins_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eager = [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv")]
+    graphed = [csv(tmp_path / "g.csv", FALLING + 1.5e-3)]
+    assert judged(capsys, eager, graphed).startswith("DIVERGED")
+    assert judged(capsys, eager, graphed, "--loss-margin", "0.002").startswith("EQUIVALENT")
+    with pytest.raises(SystemExit, match="2"):
+        main(["--eager", "e", "--graphed", "g", "--loss-margin", "nan"])
+
+
+def test_loss_alone_is_judged_and_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [csv(tmp_path / f"{name}.csv", norm=None) for name in ("e1", "e2")]
+    said = judged(capsys, files, [csv(tmp_path / "g.csv", FALLING + 1e-5, None)])
+    assert said.startswith("EQUIVALENT") and "gradient norm: not in the files" in said
+    with_norm = [csv(tmp_path / "n.csv")]
+    assert "no grad_norm, which" in judged(capsys, files, with_norm)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("column", ["loss", "grad_norm"])
+def test_what_is_not_finite_never_passes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: float, column: str
+) -> None:
+    def at_60(name: str) -> Path:
+        loss, norm = (with_value(values, 60, value) for values in (FALLING, NORMS))
+        return csv(tmp_path / name, loss if column == "loss" else FALLING, NORMS if column == "loss" else norm)
+
+    sound = [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv")]
+    assert judged(capsys, sound, [at_60("g.csv")]).startswith("DIVERGED\nfirst at step 60")
+    assert judged(capsys, [*sound, at_60("e3.csv")], [csv(tmp_path / "g1.csv")]).startswith("INCOMPARABLE\n")
+    assert judged(capsys, [at_60("e4.csv"), at_60("e5.csv")], [at_60("g3.csv")]).startswith("INCOMPARABLE\n")
+
+
+def test_a_run_that_ended_at_its_nan_diverges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stopped = csv(tmp_path / "g.csv", with_value(FALLING, 60, float("nan"))[:61], NORMS[:61])
+    said = judged(capsys, [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv")], [stopped])
+    assert said.startswith("DIVERGED\nfirst at step 60")
+
+
+Change = Callable[[str], str]
+
+
+def without_line(number: int) -> Change:
+    return lambda text: "".join(line for at, line in enumerate(text.splitlines(True), 1) if at != number)
+
+
+def twice_line(number: int) -> Change:
+    return lambda text: "".join(line * (2 if at == number else 1) for at, line in enumerate(text.splitlines(True), 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: "", "g.csv: no step"),
+        (lambda text: "\n\n", "g.csv: no step"),
+        (lambda text: "step,loss,grad_norm\n", "g.csv: no step"),
+        (without_line(1), "g.csv, line 1: the header has no column step"),
+        (
+            lambda text: text.replace("loss", "lm loss", 1),
+            "g.csv, line 1: the header has no column loss; it names 'step', ",
+        ),
+        (
+            lambda text: text.replace("grad_norm", "loss", 1),
+            "g.csv, line 1: the header names the column loss more than once",
+        ),
+        (lambda text: text.replace("grad_norm", "norm", 1), "g.csv: no grad_norm, which"),
+        (lambda text: text.replace(",", ";"), "g.csv, line 1: the header has no column step; it names 'step;loss;"),
+        (lambda text: text.replace("\n7,", "\n7,oops", 1), "g.csv, line 9: loss is 'oops"),
+        (lambda text: text.replace("\n7,", "\n7,1_", 1), "g.csv, line 9: loss is '1_"),
+        (lambda text: text.replace("\n7,", "\n7,,", 1), "g.csv, line 9: 5 values, and the header names 4 columns"),
+        (lambda text: text.replace("\n7,", "\n7.5,", 1), "g.csv, line 9: step is '7.5', not a whole number"),
+        (lambda text: text.replace("\n7,", "\n,", 1), "g.csv, line 9: step is '', not a number"),
+        (lambda text: text.replace("\n7,", "\nnan,", 1), "g.csv, line 9: step is 'nan', not a whole number"),
+        (lambda text: text[: len(text) - 30], "g.csv, line 121: 2 values"),
+        (lambda text: text + '"', "g.csv, line 122: "),
+        (lambda text: "[" + text, "g.csv: a JSON array; write an object a line"),
+        (lambda text: "a,b,c,d,e,f,g,h,i\n" + text, "it names 'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', ...\n"),
+        (without_line(50), "g.csv: step 48 missing of 120"),
+        (without_line(121), "g.csv: step 119 missing of 120"),
+        (lambda text: "".join(text.splitlines(True)[:61]), "g.csv: steps 60, 61, 62, 63, 64 and 55 more missing"),
+        (twice_line(50), "g.csv: step 48 follows step 48"),
+        (lambda text: text.replace("\n7,", "\n8,", 1), "g.csv: step 7 missing of 120; step 8 recorded more than once"),
+        (lambda text: text.replace("\n7,", "\nX,").replace("\n8,", "\n7,").replace("\nX,", "\n8,"), "out of order"),
+    ],
+)
+def test_a_file_that_is_no_whole_curve_is_named_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Change, said: str
+) -> None:
+    eager, graphed = [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv")], csv(tmp_path / "g.csv")
+    graphed.write_text(change(graphed.read_text()))
+    found = judged(capsys, eager, [graphed])
+    assert found.startswith("INCOMPARABLE\n")
+    assert said in found
+
+
+def test_renumbered_steps_are_not_moved_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eager = [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv")]
+    said = judged(capsys, eager, [csv(tmp_path / "g.csv", first=1)])
+    assert said.startswith("INCOMPARABLE") and "step 0 missing" in said
+    alike = [csv(tmp_path / f"from_one_{name}.csv", first=1) for name in "abc"]
+    assert judged(capsys, alike[:2], alike[2:]).startswith("BITWISE")
+
+
+def test_steps_may_be_evenly_spaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def every_tenth(name: str, gap: int = 0) -> Path:
+        path = tmp_path / name
+        rows = (f"{10 * i + (gap if i > 50 else 0)},{float(FALLING[i])!r},{name}" for i in range(STEPS))
+        path.write_text("step,loss,run\n" + "\n".join(rows))
+        return path
+
+    said = judged(capsys, [every_tenth("e.csv")], [every_tenth("g.csv")], "--capture-step", "35")
+    assert said.startswith("BITWISE") and "steps 40 to 1190 (116)" in said
+    assert "step 515 follows step 500" in judged(capsys, [every_tenth("e.csv", 5)], [every_tenth("g.csv", 5)])
+
+
+def test_files_that_cannot_be_read_or_prove_little(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eager, graphed = csv(tmp_path / "e.csv"), csv(tmp_path / "g.csv")
+    assert "none.csv: No such file" in judged(capsys, [eager], [tmp_path / "none.csv"])
+    assert f"{tmp_path}: Is a directory" in judged(capsys, [eager], [tmp_path])
+    assert "given twice" in judged(capsys, [eager], [eager])
+    assert "given twice" in judged(capsys, [eager, tmp_path / "." / "e.csv"], [graphed])
+    (tmp_path / "link.csv").symlink_to(eager)
+    assert "given twice" in judged(capsys, [eager, tmp_path / "link.csv"], [graphed])
+    (tmp_path / "hard.csv").hardlink_to(eager)
+    assert "given twice" in judged(capsys, [eager], [tmp_path / "hard.csv"])
+    copy = tmp_path / "copy.csv"
+    copy.write_bytes(eager.read_bytes())
+    for before, after in (([eager], [copy]), ([eager, copy], [graphed]), ([eager], [graphed, copy])):
+        said = judged(capsys, before, after)
+        assert said.startswith("BITWISE") and f"copy.csv: the same bytes as {eager}; a copy proves nothing" in said
+    graphed.write_bytes("step,loss\n0,1.5\n".encode("utf-16"))
+    assert "not UTF-8" in judged(capsys, [eager], [graphed])
+
+
+def test_byte_order_marks_line_ends_blank_lines_and_other_columns_are_no_matter(tmp_path: Path) -> None:
+    plain = read_curve(csv(tmp_path / "plain.csv"))[0]
+    text = (tmp_path / "plain.csv").read_text()
+    lines = [f"2026-01-01,{line}" for line in text.replace("step,", "step ,").splitlines()]
+    other = tmp_path / "other.csv"
+    other.write_bytes("\ufeff".encode() + ("\r\n".join(lines) + "\r\n\r\n").encode())
+    found = read_curve(other)[0]
+    for name in ("step", "loss", "grad_norm"):
+        assert np.array_equal(getattr(found, name), getattr(plain, name))
+
+
+def test_json_lines_with_nan_as_text_and_as_constants(tmp_path: Path) -> None:
+    path = tmp_path / "curve.jsonl"
+    rows = ['{"step": 0, "loss": "NaN", "grad_norm": 1}', "", '{"step": 1.0, "loss": NaN, "grad_norm": "-Infinity"}\r']
+    path.write_text("\n".join(rows))
+    steps = read_curve(path)[0]
+    assert steps.step.tolist() == [0, 1]
+    assert np.isnan(steps.loss).all()
+    assert steps.grad_norm.tolist() == [1.0, -np.inf]
+
+
+@pytest.mark.parametrize(
+    ("text", "unit"),
+    [("2.50", 0.01), ("2", 1), ("1.234E-05", 1e-8), ("nan", 0), ("1e999", 0), ("-1e-9999999999999999999999", 0)],
+)
+@pytest.mark.parametrize("form", ["step,loss\n0,{}\n", '{{"step": 0, "loss": "{}"}}'])
+def test_the_unit_of_a_number_is_that_of_its_last_digit(tmp_path: Path, text: str, unit: float, form: str) -> None:
+    (tmp_path / "curve").write_text(form.format(text))
+    assert read_curve(tmp_path / "curve")[1]["loss"].tolist() == [unit]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"step": 1, "loss": 2', "not JSON"),
+        ("[1, 2]", "not a JSON object"),
+        ('{"step": 1}', "no loss"),
+        ('{"loss": 1}', "no step"),
+        ('{"step": true, "loss": 1}', "step is True"),
+        ('{"step": 1, "loss": null}', "loss is None, not a number"),
+        ('{"step": 1, "loss": "much"}', "loss is 'much', not a number"),
+        ('{"step": 1, "loss": [1]}', "loss is [1]"),
+        ('{"step": 1e300, "loss": 1}', "step is 1e300, not a whole number"),
+        ('{"step": 1, "loss": 1' + "0" * 400 + "}", "loss is 1000"),
+        ('{"step": 1, "loss": 1.5, "loss": 2.5}', "loss is there more than once"),
+    ],
+)
+def test_a_line_that_is_no_step_is_named(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "curve.jsonl"
+    path.write_text('{"step": 0, "loss": 1.5}\n' + line + "\n")
+    with pytest.raises(CurveError) as error:
+        read_curve(path)
+    assert str(error.value).startswith(f"{path}, line 2: {said}")
+
+
+def test_gradient_norms_in_some_lines_only_are_missing_in_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "curve.jsonl"
+    path.write_text('{"step": 0, "loss": 1.5, "grad_norm": 1}\n{"step": 1, "loss": 1.5}\n')
+    with pytest.raises(CurveError, match=r"line 2: no grad_norm"):
+        read_curves([path], [csv(tmp_path / "g.csv")])
+
+
+def test_gradient_norms_that_begin_late_are_not_left_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def late(name: str, factor: float = 1.0, first: int = 1) -> Path:
+        rows = [f'{{"run": "{name}", "step": {i}, "loss": {FALLING[i]:.9g}' for i in range(STEPS)]
+        norms = [f', "grad_norm": {norm * factor:.9g}}}' if i >= first else "}" for i, norm in enumerate(NORMS)]
+        (tmp_path / name).write_text("\n".join(map("".join, zip(rows, norms, strict=True))))
+        return tmp_path / name
+
+    said = judged(capsys, [late("e1"), late("e2")], [late("g", 5.0)])
+    assert said.startswith("INCOMPARABLE") and f"{tmp_path / 'e1'}, line 1: no grad_norm, which line 2 has" in said
+    assert judged(capsys, [late("e1", first=0), late("e2", first=0)], [late("g")]).startswith("INCOMPARABLE")
+    assert judged(capsys, [late("e1", first=0), late("e2", first=0)], [late("g", 5.0, 0)]).startswith("DIVERGED")
+
+
+@pytest.mark.parametrize("name", ["Grad_Norm", "gradient_norm", "grad norm", "gradNorm", "train/grad-norm", "gnorm"])
+def test_a_column_like_grad_norm_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    files = [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv"), csv(tmp_path / "g.csv", norm=5 * NORMS)]
+    for path in files:
+        path.write_text(path.read_text().replace("grad_norm", name, 1))
+    said = judged(capsys, files[:2], files[2:])
+    assert said.startswith("INCOMPARABLE") and f"{name!r} is like grad_norm" in said
+    row = tmp_path / "row.jsonl"
+    row.write_text(f'{{"step": 0, "loss": 1.5, "{name}": 1.0}}\n')
+    with pytest.raises(CurveError, match="is like grad_norm"):
+        read_curve(row)
+
+
+def printed(path: Path, loss: Floats, decimals: int, norm: Optional[Floats] = None, norm_decimals: int = 9) -> Path:
+    """With so many decimals."""
+    norms = [""] * len(loss) if norm is None else [f",{value:.{norm_decimals}f}" for value in norm]
+    rows = [f"{i},{value:.{decimals}f}{norms[i]},{path.stem}" for i, value in enumerate(loss)]
+    path.write_text("\n".join([f"step,loss{'' if norm is None else ',grad_norm'},run", *rows]) + "\n")
+    return path
+
+
+def noise(seed: int, share: float = 1e-4) -> Floats:
+    return np.random.default_rng(seed).normal(0, share, STEPS)
+
+
+SLOPE = 2 + 0.5 * np.exp(-np.arange(STEPS) / 400)
+
+
+@pytest.mark.parametrize("decimals", [1, 2, 3])
+@pytest.mark.parametrize("curve", [np.full(STEPS, 2.0213), SLOPE])
+@pytest.mark.parametrize("bias", [0.0, 2e-3])
+def test_what_is_printed_too_coarsely_shows_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], decimals: int, curve: Floats, bias: float
+) -> None:
+    for seed in range(0, 12, 3):
+        losses = [curve + noise(seed), curve + noise(seed + 1), curve + noise(seed + 2) + bias]
+        files = [printed(tmp_path / name, loss, decimals) for name, loss in zip(("e1", "e2", "g"), losses, strict=True)]
+        said = judged(capsys, files[:2], files[2:])
+        assert said.startswith("INCONCLUSIVE\n")
+        assert f"printed to {10**-decimals:g} (" in said and "margin is 0.001: " in said and "print more digits" in said
+
+
+def test_what_is_far_beyond_diverges_however_it_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eager = [printed(tmp_path / name, SLOPE, 2) for name in ("e1", "e2")]
+    off = np.where(np.arange(STEPS) < 60, 0.01, 0.5)
+    said = judged(capsys, eager, [printed(tmp_path / "g", SLOPE + off, 2)])
+    assert said.startswith("DIVERGED\nfirst at step 60")
+    last = printed(tmp_path / "nan", with_value(SLOPE, 80, float("nan")), 2)
+    assert judged(capsys, eager, [last]).startswith("DIVERGED\nfirst at step 80")
+
+
+def test_gradient_norms_are_printed_finely_enough_for_their_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(size: float, decimals: int, factor: float = 1.0) -> str:
+        norms = [size * (1 + noise(seed, 1e-3)) * (factor if seed == 2 else 1) for seed in range(3)]
+        files = [printed(tmp_path / f"{i}", FALLING + noise(i), 6, norm, decimals) for i, norm in enumerate(norms)]
+        return judged(capsys, files[:2], files[2:])
+
+    coarse = said(0.0396, 3, 1.02)
+    assert coarse.startswith("INCONCLUSIVE\nthe gradient norm is printed to 0.025 of it")
+    assert said(2.0, 3).startswith("EQUIVALENT")
+    assert said(0.0396, 6).startswith("EQUIVALENT")
+    assert said(0.0396, 6, 1.03).startswith("DIVERGED")
+    assert said(0.0396, 3, 5.0).startswith("DIVERGED")
+    assert said(3e-4, 3).startswith("INCONCLUSIVE\nthe gradient norm is printed as 0"), "of 0.000 and 0.001 none is off"
+
+
+@pytest.mark.parametrize("form", ["{!r}", "{:.6E}", "{:.9g}"])
+def test_full_precision_is_fine_enough_though_trailing_zeros_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    def written(name: str) -> Path:
+        losses = (FALLING * 10).astype(np.float32).tolist()
+        losses[20] = 2.5
+        rows = [f'{{"run": "{name}", "step": {i}, "loss": {form.format(loss)}}}' for i, loss in enumerate(losses)]
+        (tmp_path / name).write_text("\n".join(rows))
+        return tmp_path / name
+
+    files = [written("e"), written("g")]
+    assert judged(capsys, files[:1], files[1:]).startswith("BITWISE\n")
+    assert judged(capsys, files[:1], files[1:], "--loss-margin", "0").startswith("BITWISE\n")
+
+
+def test_a_norm_of_minus_one_on_both_sides_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [csv(tmp_path / f"{name}.csv", FALLING, with_value(NORMS, 60, -1.0)) for name in ("e1", "e2", "g")]
+    said = judged(capsys, files[:2], files[2:])
+    assert said.startswith("INCOMPARABLE") and f"{files[0]}, line 62: grad_norm is '-1.0'" in said
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("size", [1e200, 1e300])
+def test_the_square_of_a_huge_number_may_overflow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], size: float
+) -> None:
+    eager = [noisy(tmp_path / f"e{seed}.csv", seed) for seed in range(2)]
+    graphed = [csv(tmp_path / f"g{i}.csv", with_value(FALLING, 80, size), (1 + i) * size * NORMS) for i in range(2)]
+    assert judged(capsys, eager, graphed).startswith("DIVERGED\nfirst at step 0: the gradient norm is ")
+
+
+def test_huge_gradient_norms_do_not_hide_behind_an_overflow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eager = [csv(tmp_path / f"e{i}.csv", FALLING, np.full(STEPS, 1.5e308)) for i in range(2)]
+    said = judged(capsys, eager, [csv(tmp_path / "g.csv", FALLING, np.full(STEPS, 1 / 3))])
+    assert said.startswith("DIVERGED") and "0.333333333 graphed and 1.5e+308 eager" in said
+
+
+def test_where_nothing_is_trained_the_output_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    still = np.full(STEPS, 1 / 3)
+    said = judged(capsys, [csv(tmp_path / "e.csv", still)], [csv(tmp_path / "g.csv", still)])
+    assert said.startswith("BITWISE\nthe eager loss does not move over the window") and "shows little" in said
+
+
+def test_an_output_that_cannot_be_written_is_no_verdict(tmp_path: Path) -> None:
+    files = ["--eager", str(csv(tmp_path / "e.csv")), "--graphed", str(csv(tmp_path / "g.csv"))]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "analysis.loss", *files],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (2, "the verdict could not be written: No space left on device\n")
+
+
+def metrics_files(sweep: SweepPaths) -> dict[bool, list[Path]]:
+    """metrics.jsonl of the runs, by whether they are graphed."""
+    plan = read_plan(sweep)
+    return {c.graphed: [sweep.run(run_id).attempt(1).metrics for run_id in c.run_ids] for c in plan.cells}
+
+
+def test_metrics_of_runs_are_read_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def late_nan(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 1:
+            run.metrics[80]["loss"] = float("nan")
+
+    files = metrics_files(write_sweep(tmp_path / "same"))
+    assert judged(capsys, files[False], files[True], "--capture-step", "3").startswith("BITWISE")
+    files = metrics_files(write_sweep(tmp_path / "nan", edit=late_nan))
+    assert judged(capsys, files[False], files[True], "--capture-step", "3").startswith("DIVERGED\nfirst at step 80")

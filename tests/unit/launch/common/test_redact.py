@@ -1,0 +1,67 @@
+"""What reaches a record: no secret's value and no private path, and everything else as it was."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.common.redact import is_secret_name, redact
+
+ROOT = Path(__file__).resolve().parents[4]
+SECRETS = {"HF_TOKEN": "hf_abcdef", "WANDB_API_KEY": "hf_abcdef0123", "DB_PASSWORD": "p.*[x]\\"}
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITLAB_PRIVATE_KEY", "db_password"]
+)
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize("name", ["PATH", "NCCL_DEBUG", "MONKEY", "KEYBOARD", "OMP_NUM_THREADS"])
+def test_names_of_other_things(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+@given(st.text(), st.sampled_from(sorted(SECRETS)), st.text())
+def test_no_value_of_a_secret_is_left(before: str, name: str, after: str) -> None:
+    assert SECRETS[name] not in redact(before + SECRETS[name] + after, SECRETS)
+
+
+def test_a_secret_that_begins_with_another_is_replaced_whole() -> None:
+    assert redact("key hf_abcdef0123, token hf_abcdef", SECRETS) == "key <WANDB_API_KEY>, token <HF_TOKEN>"
+
+
+def test_short_values_are_words_and_no_secrets() -> None:
+    assert redact("the true loss", {"TOKENIZERS_PARALLELISM": "true", "SECRET": ""}) == "the true loss"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f'File "{ROOT}/launch/loop.py", line 3', 'File "./launch/loop.py", line 3'),
+        (f"{sys.prefix}/lib/x.py", "<python>/lib/x.py"),
+        (f"{tempfile.gettempdir()}/torchinductor/a.cpp", "<tmp>/torchinductor/a.cpp"),
+        (f"in {Path.home()}: no space", "in ~: no space"),
+        (f"file://{Path.home()}/a", "file://~/a"),
+        (f"{Path.home()}2/a /data{Path.home()}/b", f"{Path.home()}2/a /data{Path.home()}/b"),
+        ("/etc/hosts and 1/2", "/etc/hosts and 1/2"),
+    ],
+)
+def test_paths_are_told_without_their_private_part(text: str, expected: str) -> None:
+    assert redact(text, {}) == expected
+
+
+def test_the_working_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert redact(f"{tmp_path}/sweeps/a/plan.json", {}) == "./sweeps/a/plan.json"
+
+
+@given(st.text(alphabet="abc xyz.,:=\n", max_size=60))
+def test_plain_text_is_left_alone(text: str) -> None:
+    assert redact(text, SECRETS) == text

@@ -1,0 +1,119 @@
+"""Ranks over the kinds of parallelism: Megatron-Core's order, and what holds in any."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+
+from launch.contract.errors import UnsupportedError
+from launch.contract.parallel_dims import AXES, ParallelDims, misfits
+from launch.contract.spec import Model, Parallelism, RunSpec, Training
+
+LAYOUTS = [
+    ParallelDims(tp, dp, pp, ep, cp, etp)
+    for tp, dp, pp, ep, cp, etp in product(range(1, 17), range(1, 17), range(1, 17), range(1, 17), (1, 2, 3), (1, 2, 4))
+    if tp * cp * dp * pp <= 16 and (tp * cp * dp) % (etp * ep) == 0
+]
+
+
+@pytest.fixture(scope="module")
+def rank_generator() -> Callable[..., Any]:
+    """Importing megatron-core without Transformer Engine warns of what it does without."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core.parallel_state import RankGenerator
+    generator: Callable[..., Any] = RankGenerator
+    return generator
+
+
+def test_groups_are_megatron_cores(rank_generator: Callable[..., Any]) -> None:
+    """As its initialize_model_parallel makes them."""
+    order = "tp-cp-ep-dp-pp"
+    for dims in LAYOUTS:
+        dense = rank_generator(tp=dims.tp, ep=1, dp=dims.dp, pp=dims.pp, cp=dims.cp, order=order)
+        experts = rank_generator(tp=dims.etp, ep=dims.ep, dp=dims.expert_dp, pp=dims.pp, cp=1, order=order)
+        for axis, generator, token in (
+            ("tp", dense, "tp"),
+            ("cp", dense, "cp"),
+            ("dp", dense, "dp"),
+            ("pp", dense, "pp"),
+            ("etp", experts, "tp"),
+            ("ep", experts, "ep"),
+            ("expert_dp", experts, "dp"),
+            ("pp", experts, "pp"),
+        ):
+            assert {*dims.groups(axis)} == {tuple(group) for group in generator.get_ranks(token)}, (dims, axis)
+
+
+def test_every_rank_is_in_one_group_of_each_axis_at_its_place() -> None:
+    for dims, axis in product(LAYOUTS, AXES):
+        groups = dims.groups(axis)
+        assert sorted(rank for group in groups for rank in group) == list(range(dims.world_size))
+        assert {len(group) for group in groups} == {dims.size(axis)}
+        for group in groups:
+            assert list(group) == sorted(group)
+            assert [dims.rank_in(axis, rank) for rank in group] == list(range(len(group)))
+            assert {dims.group(axis, rank) for rank in group} == {group}
+
+
+def test_ranks_of_a_stage_are_told_apart_by_their_places() -> None:
+    """Once as dense layers see them, and once as experts do."""
+    for dims, axes in product(LAYOUTS, (("tp", "cp", "dp", "pp"), ("etp", "ep", "expert_dp", "pp"))):
+        places = {tuple(dims.rank_in(axis, rank) for axis in axes) for rank in range(dims.world_size)}
+        assert len(places) == dims.world_size
+
+
+def test_degrees_come_from_a_spec() -> None:
+    found = ParallelDims.of(Parallelism(tp=2, pp=3, ep=2, dp=4, cp=5, etp=4))
+    assert found == ParallelDims(tp=2, dp=4, pp=3, ep=2, cp=5, etp=4)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "said"),
+    [
+        (Parallelism(tp=2, dp=3, ep=4), r"ep=4 does not divide tp=2 \* cp=1 \* dp=3"),
+        (Parallelism(pp=4, ep=2), r"ep=2 does not divide tp=1 \* cp=1 \* dp=1"),
+        (Parallelism(tp=2, dp=2, ep=2, etp=4), r"etp=4 \* ep=2 does not divide tp=2 \* cp=1 \* dp=2"),
+    ],
+)
+def test_refuses_what_ranks_cannot_form(parallelism: Parallelism, said: str) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        ParallelDims.of(parallelism)
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "training", "said"),
+    [
+        ({}, {"tp": 3}, {}, "num_attention_heads=4 over 3 ranks"),
+        ({"vocab_size": 257}, {"tp": 2}, {}, "vocab_size=257 over 2 ranks"),
+        ({"num_moe_experts": 6, "moe_router_topk": 1}, {"ep": 4, "dp": 4}, {}, "num_moe_experts=6 over 4 ranks"),
+        (
+            {"num_moe_experts": 4, "moe_router_topk": 1, "moe_ffn_hidden_size": 9},
+            {"tp": 2, "etp": 2},
+            {},
+            "moe_ffn_hidden_size=9 over 2",
+        ),
+        ({}, {"pp": 4}, {}, "num_layers=2 over pp=4"),
+        ({}, {"pp": 2, "vpp": 2}, {}, "schedule=1f1b with pp=2 and vpp=2"),
+        (
+            {"num_layers": 4},
+            {"pp": 2, "vpp": 2, "schedule": "interleaved"},
+            {"global_batch_size": 3},
+            "3 micro-batches",
+        ),
+        ({}, {"tp": 2, "sequence_parallel": True}, {"sequence_length": 127}, "sequence_length=127 over tp=2"),
+        ({}, {"cp": 2}, {"sequence_length": 126}, "sequence_length=126 in 2 * cp=2"),
+        ({}, {"cp": 2, "tp": 4, "sequence_parallel": True}, {"sequence_length": 132}, "over tp=4 ranks, with cp=2"),
+        ({}, {"dp": 3}, {}, "global_batch_size=8 over dp=3"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_said_with_its_numbers(
+    model: dict[str, Any], layout: dict[str, Any], training: dict[str, Any], said: str
+) -> None:
+    spec = RunSpec(model=Model(**model), parallelism=Parallelism(**layout), training=Training(**training))
+    assert said in "; ".join(misfits(spec))
+    assert misfits(RunSpec()) == ()

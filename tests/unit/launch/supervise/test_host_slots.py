@@ -1,0 +1,78 @@
+"""Slots: as many holders as there are slots, whoever they are and however they end."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.supervise import host_slots
+
+ROOT = Path(__file__).resolve().parents[4]
+TAKE = """
+import sys, time
+from launch.supervise import host_slots as slots
+held = slots.acquire(sys.argv[1].split(","), int(sys.argv[2]), lambda: False)
+print(time.monotonic(), *held.names, flush=True)
+time.sleep(float(sys.argv[3]))
+print(time.monotonic(), flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots that no sweep on this machine takes."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
+def take(names: str, count: int, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", TAKE, names, str(count), str(seconds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def test_holders_of_one_slot_take_turns() -> None:
+    processes = [take("cpu", 1, 0.2) for _ in range(4)]
+    texts = [process.communicate(timeout=30)[0].split() for process in processes]
+    spans = sorted((float(begun), float(ended)) for begun, _cpu, ended in texts)
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+
+
+def test_those_who_need_several_do_not_wait_for_each_other_for_ever() -> None:
+    processes = [take("0,1,2,3", 3, 0.1) for _ in range(4)]
+    for process in processes:
+        out, _ = process.communicate(timeout=30)
+        assert len(set(out.split()[1:4])) == 3
+
+
+def test_slots_of_a_killed_holder_are_free() -> None:
+    with take("0,1", 2, 60) as holder:
+        assert holder.stdout is not None and holder.stdout.readline()
+        assert host_slots.acquire(["0", "1"], 1, give_up=After(0.5)) is None
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    held = host_slots.acquire(["0", "1"], 2, give_up=After(5))
+    assert held is not None and held.names == ("0", "1")
+    held.release()
+    assert host_slots.acquire(["0", "1"], 2, give_up=After(5)) is not None
+
+
+def test_more_slots_than_there_are_is_an_error() -> None:
+    with pytest.raises(ValueError, match="3 slots asked for, but this host has 2: 0, 1"):
+        host_slots.acquire(["0", "1"], 3, give_up=lambda: False)
+
+
+class After:
+    """Says so once so many seconds have passed."""
+
+    def __init__(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds
+
+    def __call__(self) -> bool:
+        return time.monotonic() > self._deadline

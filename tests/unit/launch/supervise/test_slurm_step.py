@@ -1,0 +1,152 @@
+"""How a run becomes a step of a Slurm job, as far as no Slurm is needed to see it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from launch.common.atomic_files import write_json
+from launch.contract.bundle import BundleOrder, Step, order_to_json
+from launch.contract.cancellation import read_cancellation
+from launch.contract.errors import EnvironmentFault
+from launch.contract.paths import AttemptPaths, BundlePaths, SweepPaths
+from launch.contract.records import Limits
+from launch.contract.spec import RunSpec
+from launch.slurm.allocation import PORTS, Allocation, free_port, queue_state
+from launch.slurm.step_memory import verdict
+from launch.supervise.slurm_rank import place_of
+from launch.supervise.slurm_step import srun_command, step_name, step_variables
+from launch.supervise.supervisor import supervise
+from launch.train.worker import check_devices
+
+ATTEMPT = SweepPaths(Path("/shared/sweep")).run("eager-0123456789-r0").attempt(2)
+LOOPBACK = Allocation("12_3", ("localhost",))
+
+
+def test_srun_places_ranks_node_by_node_and_a_profile_has_the_last_word() -> None:
+    command = srun_command(Step(2, 4, 8, "python3", ("--mpi=pmix", "--container-image=nemo")), ATTEMPT)
+    assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=8", "--distribution=block"} < set(
+        command
+    )
+    assert {"--overlap", "--kill-on-bad-exit=1", "--input=none", "--unbuffered", "--export=ALL"} < set(command)
+    assert command[-7:-5] == ["--mpi=pmix", "--container-image=nemo"]
+    assert command[-5:] == ["python3", "-u", "-m", "launch.supervise.slurm_rank", str(ATTEMPT.root)]
+
+
+def test_a_step_is_named_by_its_attempt() -> None:
+    assert step_name(ATTEMPT) == "eager-0123456789-r0.2"
+    assert step_name(AttemptPaths(ATTEMPT.root.with_name("3"))) != step_name(ATTEMPT)
+
+
+def test_ranks_inherit_nothing_that_speaks_of_the_supervisors_own_step() -> None:
+    inherited = {
+        "SLURM_CONF": "/etc/slurm/slurm.conf", "SLURM_JOB_ID": "15", "SLURM_DISTRIBUTION": "cyclic", "HOME": "/home/a",
+        "SLURM_MPI_TYPE": "pmix", "SLURMD_NODENAME": "node1", "SRUN_DEBUG": "3", "SUBMITIT_EXECUTOR": "slurm",
+        "PMIX_RANK": "0", "PMIX_MCA_gds": "hash", "LAUNCH_PARENT_PID": "7", "CUDA_VISIBLE_DEVICES": "3", "NCCL_X": "1",
+    }  # fmt: skip
+    spec = RunSpec(environment={"NCCL_X": "run", "PYTHONPATH": "/more"})
+    found = step_variables(spec, {"NCCL_X": "site", "NCCL_Y": "site"}, LOOPBACK, inherited)
+    assert {name for name in found if name.startswith("SLURM")} == {"SLURM_CONF", "SLURM_JOB_ID"}
+    assert not set(found) & {
+        "SRUN_DEBUG",
+        "SUBMITIT_EXECUTOR",
+        "PMIX_RANK",
+        "LAUNCH_PARENT_PID",
+        "CUDA_VISIBLE_DEVICES",
+    }
+    assert (found["HOME"], found["PMIX_MCA_gds"]) == ("/home/a", "hash")
+    assert (found["NCCL_X"], found["NCCL_Y"]) == ("run", "site"), "a run's own word goes before its site's"
+    assert (found["MASTER_ADDR"], found["OMP_NUM_THREADS"]) == ("localhost", "1")
+    root, more = found["PYTHONPATH"].split(":")
+    assert (Path(root) / "launch" / "supervise" / "slurm_rank.py").exists() and more == "/more"
+
+
+@pytest.mark.parametrize(("ranks", "visible"), [(8, 8), (2, 8), (1, 1), (8, 1)])
+def test_a_rank_sees_a_gpu_for_each_rank_of_its_node_or_its_own(ranks: int, visible: int) -> None:
+    check_devices(ranks, visible)
+
+
+@pytest.mark.parametrize(("ranks", "visible"), [(8, 4), (4, 2), (2, 0)])
+def test_a_rank_that_sees_too_few_gpus_says_both_numbers(ranks: int, visible: int) -> None:
+    with pytest.raises(EnvironmentFault, match=f"^{ranks} ranks run on this node, and each sees {visible} GPUs"):
+        check_devices(ranks, visible)
+
+
+def test_a_free_port_is_free_and_not_one_of_the_kernels_own() -> None:
+    port = free_port()
+    assert PORTS[0] <= port < PORTS[1]
+    with socket.create_server(("", port)) as taken:
+        assert taken.getsockname()[1] == port
+
+
+@pytest.mark.parametrize(
+    ("counts", "node", "here"),
+    [("2(x2)", 0, 2), ("2(x2)", 1, 2), ("4,2(x3),1", 3, 2), ("4,2(x3),1", 4, 1), ("8", 0, 8)],
+)
+def test_tasks_of_a_node_are_counted_where_slurm_does_not_say_them(counts: str, node: int, here: int) -> None:
+    said = {"SLURM_PROCID": "5", "SLURM_NTASKS": "11", "SLURM_LOCALID": "1", "SLURM_NODEID": str(node)}
+    place = place_of(said | {"SLURM_STEP_TASKS_PER_NODE": counts})
+    assert place == {"RANK": "5", "WORLD_SIZE": "11", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": str(here)}
+    assert place_of(said | {"SLURM_NTASKS_PER_NODE": "4"})["LOCAL_WORLD_SIZE"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("line", "state"),
+    [
+        ("RUNNING                       None              N/A", "RUNNING"),
+        ("RUNNING                       None              2026-01-02T03:04:05", "PREEMPTED"),
+        ("PENDING                       BeginTime         2026-01-02T03:04:05", "PENDING"),
+        ("COMPLETING                    TimeLimit         N/A", "TIMEOUT"),
+        ("COMPLETING                    NodeDown          N/A", "NODE_FAIL"),
+        ("COMPLETING                    None              N/A", "COMPLETING"),
+        ("CANCELLED                     None              N/A", "CANCELLED"),
+        ("", None),
+    ],
+)
+def test_what_squeue_says_of_a_job(line: str, state: str | None) -> None:
+    """Lines as Slurm 22.05 wrote them; a time is that of a preemption, which leaves the job a grace time."""
+    assert queue_state(line) == state
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        # One task of four took it all, and two of each node did together: rows that Slurm 22.05 wrote.
+        (("CANCELLED by 0", "334556K", "2", "cpu=00:00:00,mem=447520K", "cpu=4,mem=409600K,node=2"), "327 MB of host memory on a node, of 200 MB"),
+        (("CANCELLED by 0", "180948K", "2", "cpu=00:00:00,mem=633576K", "cpu=4,mem=409600K,node=2"), "309 MB of host memory on a node, of 200 MB"),
+        (("CANCELLED by 0", "100948K", "2", "cpu=00:00:00,mem=333576K", "cpu=4,mem=409600K,node=2"), ""),
+        (("OUT_OF_MEMORY", "", "1", "", "cpu=4,mem=409600K,node=1"), "than the job has"),
+        (("CANCELLED by 0", "", "", "", ""), ""),
+        (("CANCELLED by 0", "180948K", "1", "mem=180948K", "cpu=4,node=1"), ""),
+    ],
+)  # fmt: skip
+def test_memory_that_a_step_was_ended_for(row: tuple[str, str, str, str, str], words: str) -> None:
+    found = verdict(*row)
+    assert words in found and bool(words) == bool(found)
+
+
+def test_a_bundle_of_a_cluster_is_refused_where_there_is_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    order = BundleOrder("bundle", "workload", (("run-r0", 1),), Limits(), 0, (), step=Step(1, 1, 1, "python3"))
+    write_json(BundlePaths(tmp_path).order, order_to_json(order))
+    with pytest.raises(SystemExit, match="this process is in no Slurm job"):
+        supervise(str(tmp_path))
+    assert not BundlePaths(tmp_path).lock.exists()
+
+
+@pytest.mark.parametrize("content", ["", "null", "[]", "{}", "stop, please"])
+def test_a_cancellation_that_lists_no_runs_is_of_all(tmp_path: Path, content: str) -> None:
+    assert read_cancellation(BundlePaths(tmp_path)) is None
+    (tmp_path / "cancel").write_text(content)
+    found = read_cancellation(BundlePaths(tmp_path))
+    assert found is not None and found.covers("a")
+
+
+def test_a_cancellation_is_of_the_runs_that_it_lists(tmp_path: Path) -> None:
+    (tmp_path / "cancel").write_text('["a", "b"]')
+    found = read_cancellation(BundlePaths(tmp_path))
+    assert found is not None and [found.covers(run_id) for run_id in "abc"] == [True, True, False]

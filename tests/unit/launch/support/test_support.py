@@ -1,0 +1,328 @@
+"""What each engine refuses: every field that it would otherwise ignore."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from launch.contract.spec import (
+    CudaGraph,
+    Data,
+    Model,
+    Parallelism,
+    Placement,
+    RunSpec,
+    Training,
+    spec_from_json,
+    spec_to_json,
+)
+from launch.support import LIMITS, known_faults, unsupported
+
+MOE = Model(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=16)
+SINKS = dataclasses.replace(MOE, attention_sinks=True, window_size=8)
+PACKED = Data(packed_sequences=True, eod_token=0)
+
+REFUSED = {
+    "model.kv_channels": 15,
+    "model.moe_expert_capacity_factor": 1.0,
+    "parallelism.etp": 2,
+    "parallelism.cp": 2,
+    "parallelism.overlap_grad_reduce": True,
+    "parallelism.overlap_param_gather": True,
+    "parallelism.overlap_moe_expert_parallel_comm": True,
+    "parallelism.delay_wgrad_compute": True,
+    "training.attention_backend": "flex",
+    "training.fp8": "delayed",
+    "training.gradient_accumulation_fusion": True,
+    "training.moe_router_fusion": True,
+    "training.cpu_offloading": True,
+    "training.variable_sequence_lengths": True,
+    "cuda_graph.impl": "full_iteration",
+}
+
+
+def with_field(spec: RunSpec, field: str, value: Any) -> RunSpec:
+    content = spec_to_json(spec)
+    section, name = field.split(".")
+    content[section] = {**content[section], name: value}
+    return spec_from_json(content)
+
+
+@pytest.mark.parametrize(("field", "value"), REFUSED.items())
+def test_refusal_names_the_field_its_value_and_the_way_out(field: str, value: Any) -> None:
+    (reason,) = unsupported(with_field(RunSpec(model=MOE), field, value))
+    assert reason.rule == f"torch_native.{field.split('.')[1]}"
+    shown = list(value) if isinstance(value, tuple) else value
+    assert f"{field}={shown!r}" in reason.message
+    assert reason.remedy
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RunSpec(),
+        RunSpec(model=dataclasses.replace(MOE, moe_layer_freq=2, moe_z_loss_coeff=1e-3), parallelism=Parallelism(dp=4)),
+        RunSpec(cuda_graph=CudaGraph(impl="torch_compile")),
+        RunSpec(cuda_graph=CudaGraph(impl="torch_compile"), training=Training(compile="whole"), model=MOE),
+        RunSpec(cuda_graph=CudaGraph(impl="torch_compile"), placement=Placement(device="cuda")),
+        RunSpec(cuda_graph=CudaGraph(impl="torch", scope=("attn",)), placement=Placement(device="cuda")),
+        RunSpec(cuda_graph=CudaGraph(impl="full_iteration"), placement=Placement(device="cuda")),
+        RunSpec(training=Training(precision="bf16"), placement=Placement(device="cuda"), model=MOE),
+        RunSpec(training=Training(precision="fp32"), placement=Placement(device="cuda"), model=MOE),
+        RunSpec(training=Training(attention_backend="flex"), placement=Placement(device="cuda"), data=PACKED),
+        RunSpec(
+            training=Training(attention_backend="transformer_engine", precision="bf16"),
+            placement=Placement(device="cuda"),
+            model=SINKS,
+        ),
+        RunSpec(training=Training(recompute="full", compile="elementwise"), model=SINKS, data=PACKED),
+        RunSpec(model=dataclasses.replace(MOE, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)),
+    ],
+)
+def test_what_it_can_do_is_not_refused(spec: RunSpec) -> None:
+    assert unsupported(spec) == ()
+
+
+@pytest.mark.parametrize(
+    ("spec", "rules"),
+    [
+        (
+            RunSpec(model=dataclasses.replace(MOE, moe_ffn_hidden_size=12), training=Training(precision="bf16")),
+            ["torch_native.moe_ffn_hidden_size"],
+        ),
+    ],
+)
+def test_some_limits_hold_on_cuda_alone(spec: RunSpec, rules: list[str]) -> None:
+    assert unsupported(spec) == ()
+    on_cuda = dataclasses.replace(spec, placement=Placement(device="cuda"))
+    assert [reason.rule for reason in unsupported(on_cuda)] == rules
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RunSpec(model=SINKS, training=Training(attention_backend="sdpa")),
+        RunSpec(data=PACKED, training=Training(attention_backend="sdpa")),
+        RunSpec(
+            data=PACKED,
+            training=Training(attention_backend="transformer_engine", precision="bf16"),
+            placement=Placement(device="cuda"),
+        ),
+        RunSpec(training=Training(attention_backend="transformer_engine"), placement=Placement(device="cuda")),
+        RunSpec(
+            training=Training(attention_backend="transformer_engine", precision="bf16", compile="whole"),
+            placement=Placement(device="cuda"),
+        ),
+        RunSpec(
+            training=Training(attention_backend="transformer_engine", precision="bf16"),
+            cuda_graph=CudaGraph("torch_compile"),
+            placement=Placement(device="cuda"),
+        ),
+    ],
+)
+def test_a_backend_that_cannot_express_the_layers_is_refused(spec: RunSpec) -> None:
+    assert [reason.rule for reason in unsupported(spec)] == ["torch_native.attention_backend"]
+    auto = dataclasses.replace(spec, training=dataclasses.replace(spec.training, attention_backend="auto"))
+    assert unsupported(auto) == ()
+
+
+def test_a_model_that_lies_on_several_ranks_is_not_compiled_whole() -> None:
+    for degree in ("tp", "pp", "ep"):
+        layout = Parallelism(**{degree: 2})
+        (reason,) = unsupported(RunSpec(model=MOE, parallelism=layout, cuda_graph=CudaGraph(impl="torch_compile")))
+        assert reason.rule == "torch_native.impl"
+        (reason,) = unsupported(RunSpec(model=MOE, parallelism=layout, training=Training(compile="whole")))
+        assert reason.rule == "torch_native.compile"
+        assert unsupported(RunSpec(model=MOE, parallelism=layout)) == ()
+
+
+def test_parts_of_a_model_that_is_compiled_whole_are_not_captured() -> None:
+    on_cuda = RunSpec(training=Training(compile="whole"), placement=Placement(device="cuda"))
+    for impl in ("none", "torch_compile", "full_iteration"):
+        assert unsupported(dataclasses.replace(on_cuda, cuda_graph=CudaGraph(impl))) == ()
+    for impl in ("torch", "transformer_engine"):
+        (reason,) = unsupported(dataclasses.replace(on_cuda, cuda_graph=CudaGraph(impl)))
+        assert reason.rule == "torch_native.impl" and f"cuda_graph.impl='{impl}'" in reason.message
+        assert "training.compile=whole" in reason.remedy
+
+
+def test_layers_are_digested_where_the_kernels_stay_the_same() -> None:
+    """Inductor's round otherwise, which would be named as the fault whatever it is."""
+    on_cuda = RunSpec(placement=Placement(device="cuda"), digest_steps=8)
+    for impl in ("none", "torch", "transformer_engine", "full_iteration"):
+        assert unsupported(dataclasses.replace(on_cuda, cuda_graph=CudaGraph(impl))) == ()
+    (reason,) = unsupported(dataclasses.replace(on_cuda, cuda_graph=CudaGraph("torch_compile")))
+    assert reason.rule == "torch_native.digest_steps" and reason.message.startswith("digest_steps=8 ")
+    (reason,) = unsupported(dataclasses.replace(on_cuda, training=Training(compile="whole")))
+    assert reason.rule == "torch_native.digest_steps"
+
+
+def test_all_reasons_come_at_once() -> None:
+    spec = with_field(with_field(RunSpec(), "parallelism.cp", 2), "training.cpu_offloading", True)
+    assert {reason.rule for reason in unsupported(spec)} == {"torch_native.cp", "torch_native.cpu_offloading"}
+
+
+ON_GPU = RunSpec(engine="megatron", placement=Placement(device="cuda"))
+SIGMOID = {"moe_router_score_function": "sigmoid"}
+MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # fields of the model, and those of other sections; the rule is the key
+    "weights": ({"weights": "/a/checkpoint"}, {}),
+    "kv_channels": ({"kv_channels": 15}, {}),
+    "num_query_groups": ({"num_query_groups": 2}, {"parallelism": Parallelism(tp=4)}),
+    "rope_scaling": ({"rope_scaling": "llama3", "rope_original_max_position": 4096}, {}),
+    "moe_router_normalize_topk": ({**vars(MOE), **SIGMOID, "moe_router_normalize_topk": False}, {}),
+    "moe_expert_capacity_factor": ({**vars(MOE), "moe_expert_capacity_factor": 1.0}, {}),
+    "moe_router_fusion": ({}, {"training": Training(moe_router_fusion=True)}),
+    "gradient_accumulation_fusion": (
+        {},
+        {
+            "training": Training(gradient_accumulation_fusion=True, global_batch_size=4, micro_batch_size=2),
+            "cuda_graph": CudaGraph("transformer_engine", ("attn",)),
+        },
+    ),
+    "moe_shared_expert_ffn_hidden_size": (
+        {**vars(MOE), "moe_shared_expert_ffn_hidden_size": 8, "add_bias_linear": True}, {}),
+    "tp": (vars(MOE), {"parallelism": Parallelism(tp=2, sequence_parallel=True)}),
+    "cp": ({"window_size": 8}, {"parallelism": Parallelism(cp=2)}),
+    "overlap_moe_expert_parallel_comm": (
+        {**vars(MOE), "moe_layer_freq": 2},
+        {"parallelism": Parallelism(dp=2, ep=2, overlap_moe_expert_parallel_comm=True)},
+    ),
+    "schedule": ({}, {"parallelism": Parallelism(pp=2, schedule="gpipe")}),
+    "compile": ({}, {"training": Training(compile="elementwise")}),
+    "attention_backend": ({}, {"training": Training(attention_backend="flex")}),
+    "cpu_offloading": ({}, {"training": Training(cpu_offloading=True)}),
+    "variable_sequence_lengths": ({}, {"training": Training(variable_sequence_lengths=True)}),
+    "packed_sequences": ({}, {"data": PACKED}),
+    "impl": ({}, {"cuda_graph": CudaGraph("local")}),
+    "pp": ({}, {"parallelism": Parallelism(pp=2), "cuda_graph": CudaGraph("full_iteration")}),
+    "recompute": ({}, {"training": Training(recompute="selective"), "cuda_graph": CudaGraph("transformer_engine")}),
+    "device": ({}, {"placement": Placement(device="cpu")}),
+    "digest_steps": ({}, {"digest_steps": 8}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", MEGATRON_REFUSES)
+def test_megatron_refuses_what_it_was_not_seen_to_do(rule: str) -> None:
+    model, sections = MEGATRON_REFUSES[rule]
+    reasons = unsupported(dataclasses.replace(ON_GPU, model=Model(**model), **sections))
+    (reason,) = reasons
+    assert reason.rule == f"megatron.{rule}"
+    assert "is beyond engine megatron in this version" in reason.message
+    assert reason.remedy
+
+
+def test_local_graphs_are_shown_where_a_verdict_is_of_bits_and_told_of_in_any_case() -> None:
+    local = dataclasses.replace(ON_GPU, cuda_graph=CudaGraph("local"))
+    shown = dataclasses.replace(local, training=Training(deterministic=True))
+    assert rules_of(local) == {"megatron.impl"} and rules_of(shown) == set()
+    assert known_faults(local) == known_faults(shown) != ()
+    assert all(known_faults(dataclasses.replace(shown, cuda_graph=graph)) == () for graph in CAPTURES_ATTENTION)
+
+
+CAPTURES_ATTENTION = {
+    CudaGraph("transformer_engine"): True,
+    CudaGraph("transformer_engine", ("attn", "moe_router")): True,
+    CudaGraph("transformer_engine", ("moe_router", "moe_preprocess")): False,
+    CudaGraph("full_iteration"): False,
+    CudaGraph(): False,
+}
+
+
+@pytest.mark.parametrize("graph", CAPTURES_ATTENTION, ids=str)
+def test_megatron_is_refused_what_it_does_wrong_in_a_layers_graph_alone(graph: CudaGraph) -> None:
+    yarn = dataclasses.replace(ON_GPU, model=Model(rope_scaling="yarn"), cuda_graph=graph)
+    recomputed = dataclasses.replace(ON_GPU, training=Training(recompute="selective"), cuda_graph=graph)
+    captured = CAPTURES_ATTENTION[graph]
+    assert ("megatron.recompute" in rules_of(recomputed)) is captured
+    assert ("megatron.rope_scaling" in rules_of(yarn)) is captured
+
+
+def test_fused_gradients_are_refused_where_one_graph_serves_all_micro_batches() -> None:
+    fused = Training(precision="bf16", gradient_accumulation_fusion=True, global_batch_size=4, micro_batch_size=1)
+    spec = dataclasses.replace(ON_GPU, model=MOE, training=fused, cuda_graph=CudaGraph("transformer_engine", ("attn",)))
+    assert rules_of(spec) == {"megatron.gradient_accumulation_fusion"}
+    own_graphs = (Parallelism(pp=2), Parallelism(ep=2, dp=2, overlap_moe_expert_parallel_comm=True))
+    one_microbatch = Training(precision="bf16", gradient_accumulation_fusion=True, global_batch_size=1)
+    assert all(rules_of(dataclasses.replace(spec, parallelism=layout)) == set() for layout in own_graphs)
+    assert rules_of(dataclasses.replace(spec, training=one_microbatch)) == set()
+
+
+def test_fused_routers_promise_no_order_of_additions() -> None:
+    fused = dataclasses.replace(ON_GPU, model=MOE, training=Training(precision="bf16", moe_router_fusion=True))
+    assert rules_of(fused) == set()
+    deterministic = dataclasses.replace(fused.training, deterministic=True)
+    assert rules_of(dataclasses.replace(fused, training=deterministic)) == {"megatron.moe_router_fusion"}
+
+
+def rules_of(spec: RunSpec) -> set[str]:
+    return {reason.rule for reason in unsupported(spec)}
+
+
+def test_every_limit_of_megatron_is_met_by_a_case() -> None:
+    assert {limit.name for limit in LIMITS["megatron"]} == set(MEGATRON_REFUSES)
+
+
+ROUTERS = {
+    # score function, order, normalized, topk
+    ("softmax", "softmax_then_topk", True, 2): True,
+    ("softmax", "softmax_then_topk", False, 2): True,
+    ("softmax", "softmax_then_topk", False, 1): True,
+    ("softmax", "softmax_then_topk", True, 1): False,
+    ("softmax", "topk_then_softmax", True, 2): True,
+    ("softmax", "topk_then_softmax", True, 1): False,
+    ("sigmoid", "softmax_then_topk", True, 2): True,
+    ("sigmoid", "softmax_then_topk", False, 2): False,
+    ("sigmoid", "softmax_then_topk", False, 1): True,
+    ("sigmoid", "softmax_then_topk", True, 1): False,
+    ("sigmoid", "topk_then_softmax", True, 2): False,
+}
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_megatron_takes_the_routers_that_it_has(router: tuple[Any, ...]) -> None:
+    names = ("moe_router_score_function", "moe_router_order", "moe_router_normalize_topk", "moe_router_topk")
+    model = dataclasses.replace(MOE, **dict(zip(names, router, strict=True)))
+    assert (unsupported(dataclasses.replace(ON_GPU, model=model)) == ()) == ROUTERS[router]
+
+
+def test_megatron_exchanges_beside_computations_of_several_experts_a_rank_or_of_parts_of_one() -> None:
+    for layout, taken in (({"ep": 2}, True), ({"ep": 4}, False), ({"ep": 4, "tp": 2, "etp": 2}, True)):
+        parallelism = Parallelism(dp=4, overlap_moe_expert_parallel_comm=True, **layout)
+        spec = dataclasses.replace(ON_GPU, model=MOE, parallelism=parallelism)
+        assert ("megatron.overlap_moe_expert_parallel_comm" not in rules_of(spec)) is taken, layout
+
+
+def test_megatron_cuts_sequences_of_16_bits_without_windows_or_sinks() -> None:
+    bf16, fp32 = Training(precision="bf16"), Training(precision="fp32")
+    for model, training, taken in (
+        (MOE, bf16, True),
+        (MOE, fp32, False),
+        (SINKS, bf16, False),
+    ):
+        spec = dataclasses.replace(ON_GPU, model=model, training=training)
+        assert "megatron.cp" not in rules_of(spec)
+        assert ("megatron.cp" not in rules_of(dataclasses.replace(spec, parallelism=Parallelism(cp=2)))) is taken
+
+
+def test_remedies_are_spelt_as_a_recipe_spells_them() -> None:
+    wrong = {"parallelism.etp": 2, "training.cpu_offloading": True, "model.moe_expert_capacity_factor": 1.0}
+    remedies = [unsupported(with_field(RunSpec(), field, value))[0].remedy for field, value in wrong.items()]
+    assert remedies[0] == "set parallelism.etp=1"
+    assert remedies[1] == "set training.cpu_offloading=false"
+    assert "model.moe_expert_capacity_factor=null" in remedies[2]
+
+
+def test_megatron_reduces_experts_over_those_who_hold_the_same() -> None:
+    """Without expert parallelism that is who holds the same of the layers around them."""
+    for layout, taken in (
+        (Parallelism(tp=2, etp=1), False),
+        (Parallelism(tp=2, etp=2), True),
+        (Parallelism(dp=2, etp=2), False),
+        (Parallelism(tp=2, ep=2, dp=2, etp=2), True),
+        (Parallelism(tp=2, ep=2, etp=1), True),
+    ):
+        spec = dataclasses.replace(ON_GPU, model=MOE, parallelism=layout)
+        assert ("megatron.tp" not in rules_of(spec)) is taken, layout

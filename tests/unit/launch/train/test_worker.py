@@ -1,0 +1,64 @@
+"""One rank from its setting up to its teardown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from launch.contract.paths import AttemptPaths
+from launch.contract.spec import CudaGraph, Data, GraphImpl, Model, RunSpec, Training
+from launch.engines.protocol import Mesh
+from launch.engines.torch_native.engine import TorchNativeEngine
+from launch.train import worker
+from launch.train.telemetry import event_log, step_metrics
+
+SPEC = RunSpec(
+    model=Model(num_layers=1),
+    training=Training(steps=7, sequence_length=8, global_batch_size=1),
+    data=Data(kind="synthetic"),
+)
+
+
+def test_results_are_on_disk_before_graphs_are_released_and_these_before_communicators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph holds the communicators that it launches, and a teardown may hang: what was measured counts all the same."""
+    attempt, device = AttemptPaths(tmp_path), torch.device("cpu")
+    order: list[str] = []
+
+    def of_file(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(write=lambda line: order.append(" ".join(str(line.get(k)) for k in ("kind", "phase"))))
+
+    monkeypatch.setattr(event_log, "JsonLines", of_file)
+    monkeypatch.setattr(step_metrics, "JsonLines", of_file)
+    monkeypatch.setattr(TorchNativeEngine, "close", lambda engine: order.append("graphs released"))
+    leave = SimpleNamespace(
+        is_initialized=lambda: True, destroy_process_group=lambda: order.append("communicators gone")
+    )
+    monkeypatch.setattr(worker, "dist", leave)
+    worker.run(SPEC, Mesh(0, 1, device), attempt, event_log.Recorder(attempt, 0, device))
+    results, teardown = order[: order.index("enter teardown")], order[order.index("enter teardown") :]
+    assert sum(line.startswith("None ") for line in results) == SPEC.training.steps and "proof probe" in results
+    assert teardown == ["enter teardown", "graphs released", "communicators gone", "phase teardown"]
+
+
+@pytest.mark.parametrize(("impl", "is_faulty"), [("local", True), ("full_iteration", False)])
+def test_a_run_remarks_what_is_known_to_be_wrong_in_it_and_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impl: GraphImpl, is_faulty: bool
+) -> None:
+    attempt, device = AttemptPaths(tmp_path), torch.device("cpu")
+    written: list[dict[str, Any]] = []
+    monkeypatch.setattr(event_log, "JsonLines", lambda path: SimpleNamespace(write=written.append))
+    monkeypatch.setattr(step_metrics, "JsonLines", lambda path: None)
+    engine = SimpleNamespace(choices={}, close=lambda: None)
+    monkeypatch.setattr(worker, "_build_of", lambda name: lambda spec, mesh: engine)
+    monkeypatch.setattr(worker, "train", lambda *arguments: None)
+    spec = replace(SPEC, engine="megatron", cuda_graph=CudaGraph(impl))
+    worker.run(spec, Mesh(0, 1, device), attempt, event_log.Recorder(attempt, 0, device))
+    notes = [line["message"] for line in written if line["kind"] == "note"]
+    assert [note.endswith(": use transformer_engine or full_iteration") for note in notes] == [True] * is_faulty

@@ -1,0 +1,382 @@
+"""What is advised, from the records of an eager run: pure, and the same bytes from the same records."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.records.load import load
+from launch.contract.inspection import BOUNDS_US, KINDS, Finding, Inspection, Kernels, KernelTime, inspection_from_json
+from launch.contract.records import Outcome, Reason
+from launch.contract.spec import CudaGraph, Device
+from orchestrator.advise.advice import WHOLE_STEP, Advice, Candidate, advice_to_json, advise, points_of
+from orchestrator.advise.render import NOT_INSPECTED, NOTHING_BREAKS, ON_CPU, WAYS_OUT, render
+from tests.records import EAGER_PROBE, STARTED, AttemptRecord, Extra, workload_spec, write_sweep, written_cell
+from tests.unit.analysis.graphs.test_replay_check import change_probe
+
+KERNELS = Kernels((0.0, 400.0, 500.0, 200.0, 60.0, 30.0, 10.0, 0.0), 7.5, (KernelTime("gemm", 96.0, 4.25),))
+WAIT = Finding("synchronisation", "launch/dispatcher.py", 11, "Dispatcher.send", "n = counts.tolist()", 4.0)
+SHAPE = Finding("shape", "launch/dispatcher.py", 12, "Dispatcher.send", "out = x.new_empty(n)", 4.0, "(3,), then (5,)")
+DEFAULT = Finding("default generator", "launch/model.py", 7, "Layer.forward", "drop(x)", 2.0, "aten.native_dropout")
+GRAPHS = (
+    CudaGraph("torch_compile"),
+    CudaGraph("torch"),
+    CudaGraph("torch", ("attn",)),
+    CudaGraph("torch", ("attn", "moe_router")),
+    CudaGraph("transformer_engine", ("attn",)),
+    CudaGraph("full_iteration"),
+    CudaGraph("full_iteration", optimizer=True),
+)
+CANDIDATES = tuple(map(Candidate, GRAPHS))
+SYNC = Reason("capture.sync", "the dispatcher reads sizes", "use allgather.")
+
+
+def inspected(*inspections: Inspection) -> Callable[[AttemptRecord], None]:
+    """Rank by rank, as launch.train.telemetry.event_log writes them."""
+
+    def edit(run: AttemptRecord) -> None:
+        for rank, inspection in enumerate(inspections):
+            event = {"time": STARTED, "kind": "inspection", "phase": "probe", "step": None}
+            run.events[rank].append({**event, "inspection": dataclasses.asdict(inspection)})
+
+    return edit
+
+
+def probed(**figures: Optional[float]) -> Callable[[AttemptRecord], None]:
+    def edit(run: AttemptRecord) -> None:
+        for events in run.events.values():
+            for event in events:
+                if event["kind"] == "probe":
+                    event["probe"] = dataclasses.asdict(dataclasses.replace(EAGER_PROBE, **figures))
+
+    return edit
+
+
+def advice_on(
+    folder: Path,
+    *edits: Callable[[AttemptRecord], None],
+    candidates: Sequence[Candidate] = CANDIDATES,
+    device: Device = "cuda",
+    ranks: int = 1,
+    extra: Sequence[Extra] = (),
+) -> tuple[Advice, str]:
+    """The advice on the first eager cell, and the text of all."""
+
+    def edit(run: AttemptRecord) -> None:
+        for one in edits:
+            one(run)
+
+    records = load(
+        write_sweep(folder, impls=(), repeats=1, steps=30, ranks=ranks, device=device, edit=edit, extra=extra)
+    )
+    advice = advise(records, {cell.cell_id: candidates for cell in records.plan.cells})
+    return advice[-1 if extra else 0], render(records.plan, advice)
+
+
+LOOKED = inspected(Inspection((), KERNELS))
+
+# --- what graphs are worth ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("figures", "worth", "said"),
+    [
+        ({"busy_ms": 8.0, "computing_ms": 8.0}, "much", "Graphs can help."),
+        ({"busy_ms": 18.0, "computing_ms": 17.5}, "some", "Graphs may help a little."),
+        ({"busy_ms": 20.0, "computing_ms": 19.5}, "little", "Graphs will not help much."),
+        ({"busy_ms": 8.0, "computing_ms": 8.0, "host_ms": 3.0}, "some", "waits for something else than the host"),
+        (
+            {"busy_ms": 8.0, "computing_ms": 8.0, "host_ms": None},
+            "much",
+            "how long it takes to enqueue one is not known",
+        ),
+        ({"busy_ms": 20.4, "computing_ms": 19.9}, "little", "there is nothing to win"),
+        ({"busy_ms": 30.0, "computing_ms": 19.9}, "little", "Graphs will not help much."),
+        (
+            {"busy_ms": 30.0, "computing_ms": 12.0},
+            "some",
+            "may help.** In a step of 20.35 ms no device is idle, and none computes for more than 59%",
+        ),
+        (
+            {"busy_ms": 14.0, "computing_ms": 12.0, "host_ms": 3.0},
+            "some",
+            "**Graphs may help a little.** In a step of 20.35 ms the device that is busy for least is idle for 31%",
+        ),
+        ({"busy_ms": 14.0, "computing_ms": 12.0}, "much", "wait for what others compute or for their hosts"),
+        (
+            {"busy_ms": 20.4, "computing_ms": 5.0, "host_ms": 4.0},
+            "little",
+            "wait for what others compute, which graphs do not end. The slowest host takes 4.00 ms",
+        ),
+        ({"busy_ms": 20.4, "computing_ms": 5.0, "host_ms": None}, "some", "or for their hosts"),
+        (
+            {"busy_ms": 30.0, "computing_ms": 20.4},
+            "little",
+            "computes throughout a step of 20.35 ms: there is nothing to win",
+        ),
+        ({"busy_ms": 30.0, "computing_ms": 30.0}, "unknown", "Timing is doubtful"),
+        ({"busy_ms": 0.0, "computing_ms": 0.0}, "unknown", "**Not measured.** No time is zero"),
+    ],
+)
+def test_worth_is_told_by_the_idle_device_and_the_host(
+    tmp_path: Path, figures: dict[str, Optional[float]], worth: str, said: str
+) -> None:
+    advice, text = advice_on(tmp_path, LOOKED, probed(**figures))
+    assert advice.worth == worth
+    assert said in text
+
+
+def test_figures_are_said(tmp_path: Path) -> None:
+    advice, text = advice_on(tmp_path, LOOKED)
+    step = advice.step
+    assert step is not None and step.busy_ms == pytest.approx(16.0)
+    assert f"idle for {step.launch_bound:.0%} of a step of {step.step_ms:.2f} ms" in text
+    assert f"at most {step.step_ms / 16:.2f}x as fast. " in text
+    assert "The host takes 19.00 ms" in text
+    assert "1,200 kernels a step, 97% of them under 50 us; their median is 7.5 us" in text
+    assert "| `gemm` | 96 | 4.250 ms |" in text
+    assert "torch_compile runs other kernels" in text
+
+
+EP4 = ((208.31, 117.62, 145.73), (200.42, 117.12, 151.39), (167.55, 123.28, 189.27), (174.8, 119.1, 165.0))
+TP2_PP2_EP2 = ((496.3, 133.1, 375.4), (212.61, 132.2, 342.1), (498.1, 154.15, 339.4), (457.0, 152.1, 388.05))
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "ranks", "worth", "said"),
+    [
+        (189.99, EP4, "some", "at most 1.54x as fast, less by what"),
+        (401.63, TP2_PP2_EP2, "much", "at most 2.61x as fast, less by what"),
+    ],
+)
+def test_ranks_that_wait_for_each_others_hosts_are_not_said_to_be_busy(
+    tmp_path: Path, step_ms: float, ranks: Sequence[tuple[float, float, float]], worth: str, said: str
+) -> None:
+    """Busy, computing and host's times of four GPUs (docs/results/qwen3_8l_parallel), whose graphed steps were 1.35 and 2.24
+    times as fast: most of a rank's busy time was waiting for another's host, and more than the step when traced."""
+
+    def of_ranks(run: AttemptRecord) -> None:
+        for rank, (busy, computing, host) in enumerate(ranks):
+            change_probe(rank, busy_ms=busy, computing_ms=computing, host_ms=host)(run)
+        for step in run.metrics:
+            step["step_time_ms"] = step_ms
+
+    advice, text = advice_on(tmp_path, LOOKED, of_ranks, ranks=4)
+    assert advice.worth == worth
+    assert said in text and "nothing to win" not in text
+
+
+def test_a_cpu_is_told_in_one_line_that_it_has_no_graphs(tmp_path: Path) -> None:
+    advice, text = advice_on(tmp_path, inspected(Inspection(())), device="cpu")
+    assert advice.worth == "unknown" and advice.unmeasured == ""
+    assert text.splitlines()[4] == ON_CPU
+    assert "Nothing was found: shapes" in text
+
+
+def failed(run: AttemptRecord) -> None:
+    run.outcome = Outcome(
+        "CUDA_OOM", "warmup", "bundle000.1", STARTED, STARTED + 9, 0, "OOM", "no memory.", "a smaller batch."
+    )
+
+
+def unfinished(run: AttemptRecord) -> None:
+    run.outcome = None
+
+
+def damaged(run: AttemptRecord) -> None:
+    assert run.outcome is not None
+    run.outcome = dataclasses.replace(run.outcome, rank="first")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (failed, "Its run ended CUDA_OOM in warmup: no memory (way out: a smaller batch)."),
+        (unfinished, "Its run has no outcome: it was interrupted, or goes on."),
+        (damaged, "An outcome of its run is damaged: runs/eager-"),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_did_not_run_is_not_measured_and_says_why(
+    tmp_path: Path, device: Device, edit: Callable[[AttemptRecord], None], said: str
+) -> None:
+    advice, text = advice_on(tmp_path, edit, device=device)
+    assert (advice.worth, advice.findings) == ("unknown", None)
+    assert said in text
+    assert "What breaks a capture" not in text and "cuda_graph.impl: torch_compile" in text
+
+
+def test_a_cell_that_cannot_run_here_is_advised_by_the_rules_alone(tmp_path: Path) -> None:
+    spec = dataclasses.replace(workload_spec(7, "none", 30, device="cuda"))
+    extra = Extra(spec, (Reason("host.gpus", "8 GPUs are needed", "Go elsewhere."),), "not_runnable")
+    advice, text = advice_on(tmp_path, LOOKED, extra=[extra])
+    assert advice.unmeasured == "8 GPUs are needed (way out: Go elsewhere)"
+    assert len(advice.points) == len(GRAPHS)
+    assert "**Not measured.** 8 GPUs are needed" in text
+
+
+# --- what breaks a capture ------------------------------------------------------------------------------------------
+
+
+def test_each_kind_is_told_with_its_line_and_its_way_out(tmp_path: Path) -> None:
+    found = [dataclasses.replace(WAIT, kind=kind, line=place) for place, kind in enumerate(KINDS, 1)]
+    advice, text = advice_on(tmp_path, inspected(Inspection(tuple(found), KERNELS, waits=4.0)))
+    assert {one.kind for one in advice.breaking} == set(KINDS) - {"default generator"}
+    rows = [line for line in text.splitlines() if line.startswith("| `launch/dispatcher.py:")]
+    assert len(rows) == len(KINDS) - 1
+    for row, one in zip(rows, advice.breaking, strict=True):
+        assert f"`launch/dispatcher.py:{one.line}` in `Dispatcher.send`: `n = counts.tolist()`" in row
+        assert row.endswith(f"| 4 | {WAYS_OUT[one.kind]} |")
+
+
+def test_a_clean_step_says_so(tmp_path: Path) -> None:
+    advice, text = advice_on(tmp_path, inspected(Inspection((DEFAULT,), KERNELS)))
+    assert advice.breaking == () and not advice.has_waits
+    assert NOTHING_BREAKS in text
+    assert "which a capture registers by itself: `launch/model.py:7`." in text
+
+
+def test_waits_that_no_line_explains_are_not_clean(tmp_path: Path) -> None:
+    advice, text = advice_on(tmp_path, inspected(Inspection((WAIT,), KERNELS, waits=6.0)))
+    assert advice.unplaced_waits == 2.0
+    assert "asked to wait 2 times a step more" in text and NOTHING_BREAKS not in text
+    assert "this time says little of launches" in text
+
+
+def test_lines_of_several_ranks_are_told_once(tmp_path: Path) -> None:
+    more = dataclasses.replace(SHAPE, count=6.0, detail="(4,), then (2,)")
+    found = inspected(Inspection((SHAPE, WAIT), waits=4.0), Inspection((more,), KERNELS))
+    advice, _ = advice_on(tmp_path, found, ranks=2)
+    assert advice.findings == (WAIT, dataclasses.replace(SHAPE, count=6.0))
+    assert advice.kernels == KERNELS
+
+
+@pytest.mark.parametrize("edits", [[], [inspected(Inspection((), KERNELS))]])
+def test_a_rank_that_did_not_look_leaves_all_unknown(tmp_path: Path, edits: list[Callable[..., None]]) -> None:
+    advice, text = advice_on(tmp_path, *edits, ranks=2)
+    assert advice.findings is None
+    assert NOT_INSPECTED in text and NOTHING_BREAKS not in text
+
+
+DAMAGES: dict[str, Any] = {
+    "waits": -1, "kernels": {"counts": [1.0], "median_us": 2.0, "longest": []}, "findings": [{"kind": "odd"}],
+    "recompilations": "NaN",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", DAMAGES)
+def test_a_damaged_inspection_is_none(tmp_path: Path, field: str) -> None:
+    def damage(run: AttemptRecord) -> None:
+        run.events[0][-1]["inspection"][field] = DAMAGES[field]
+
+    advice, text = advice_on(tmp_path, LOOKED, damage)
+    assert advice.findings is None and advice.kernels is None
+    assert advice.unmeasured == "no eager run ended with whole records"
+    assert "What breaks a capture" not in text
+
+
+# --- what to sweep --------------------------------------------------------------------------------------------------
+
+
+def test_the_widest_capture_comes_first(tmp_path: Path) -> None:
+    advice, text = advice_on(tmp_path, LOOKED)
+    assert [graph.label for graph in advice.points] == [
+        "full_iteration.optimizer", "full_iteration", "torch_compile", "torch", "torch.attn.moe_router", "torch.attn",
+        "transformer_engine.attn",
+    ]  # fmt: skip
+    assert "    - {cuda_graph.impl: full_iteration, cuda_graph.optimizer: true}\n" in text
+    assert "    - {cuda_graph.impl: torch, cuda_graph.scope: []}\n" in text
+    assert "    - {cuda_graph.impl: torch, cuda_graph.scope: [attn, moe_router]}\n" in text
+
+
+@pytest.mark.parametrize(
+    "inspection", [Inspection((WAIT,), waits=4.0), Inspection((SHAPE,)), Inspection((), waits=1.0)]
+)
+def test_whole_steps_come_last_where_a_line_breaks_a_capture(tmp_path: Path, inspection: Inspection) -> None:
+    advice, text = advice_on(tmp_path, inspected(inspection))
+    assert [graph.impl in WHOLE_STEP for graph in advice.points] == [False] * 4 + [True] * 3
+    assert "whole steps come last" in text
+
+
+def test_what_cannot_work_is_told_by_its_reason(tmp_path: Path) -> None:
+    rejected = [Candidate(graph, (SYNC,) if graph.impl == "torch" else ()) for graph in GRAPHS]
+    advice, text = advice_on(tmp_path, LOOKED, candidates=rejected)
+    assert {graph.impl for graph in advice.points} == {"torch_compile", "transformer_engine", "full_iteration"}
+    line = "- `torch`, `torch.attn`, `torch.attn.moe_router`: the dispatcher reads sizes. Way out: use allgather [capture.sync]."
+    assert line in text.splitlines()
+
+
+def test_where_nothing_can_work_nothing_is_to_be_swept(tmp_path: Path) -> None:
+    _, text = advice_on(tmp_path, LOOKED, candidates=[Candidate(graph, (SYNC,)) for graph in GRAPHS])
+    assert "sweep:" not in text and "No implementation and scope can work" in text
+    assert "`torch_compile`, `torch`, `torch.attn`, `torch.attn.moe_router` and 3 more: the dispatcher" in text
+
+
+@given(st.permutations(CANDIDATES), st.sets(st.sampled_from(GRAPHS)))
+def test_points_are_what_works_in_an_order_of_its_own(order: list[Candidate], rejected: set[CudaGraph]) -> None:
+    cell = written_cell(workload_spec(0, "none", 30, device="cuda"), 1)
+    given_order = [Candidate(one.graph, (SYNC,) if one.graph in rejected else ()) for one in order]
+    for breaks in (False, True):
+        points = points_of(given_order, cell, breaks)
+        assert set(points) == set(GRAPHS) - rejected
+        assert points == points_of(sorted(given_order, key=lambda one: one.graph.label), cell, breaks)
+
+
+# --- records --------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
+    found = inspected(Inspection((WAIT, SHAPE), KERNELS, waits=4.0, recompilations=3))
+    texts = {advice_on(tmp_path / name, found)[1] for name in ("one", "other")}
+    assert len(texts) == 1
+    assert "3 functions were compiled anew" in texts.pop()
+
+
+def test_the_json_holds_what_the_text_says(tmp_path: Path) -> None:
+    advice, _ = advice_on(tmp_path, inspected(Inspection((WAIT,), KERNELS, waits=4.0)))
+    (content,) = advice_to_json("name", [advice])["workloads"]
+    assert advice.step is not None
+    assert (content["worth"], content["step"]["busy_ms"]) == ("much", pytest.approx(16.0))
+    assert (content["step"]["not_computing"], content["step"]["communicates"]) == (advice.step.not_computing, False)
+    assert content["findings"] == [dataclasses.asdict(WAIT)]
+    assert content["kernels"]["share_below_50_us"] == pytest.approx(1160 / 1200)
+    assert content["points"][0] == {"cuda_graph.impl": "torch", "cuda_graph.scope": []}
+
+
+COUNTS = st.floats(0, 1e9)
+INSPECTIONS = st.builds(
+    Inspection,
+    st.lists(
+        st.builds(Finding, st.sampled_from(KINDS), st.text(), st.integers(0, 9999), st.text(), st.text(), COUNTS, st.text()),
+        max_size=4,
+    ).map(tuple),
+    st.none() | st.builds(
+        Kernels,
+        st.lists(COUNTS, min_size=len(BOUNDS_US) + 1, max_size=len(BOUNDS_US) + 1).map(tuple),
+        COUNTS,
+        st.lists(st.builds(KernelTime, st.text(), COUNTS, COUNTS), max_size=3).map(tuple),
+    ),
+    COUNTS,
+    st.integers(0, 99),
+)  # fmt: skip
+
+
+@given(INSPECTIONS)
+def test_an_inspection_goes_through_json(inspection: Inspection) -> None:
+    content = json.loads(json.dumps(dataclasses.asdict(inspection)))
+    assert inspection_from_json(content) == inspection
+
+
+@given(INSPECTIONS)
+def test_shares_of_kernels_grow_up_to_all(inspection: Inspection) -> None:
+    kernels = inspection.kernels
+    if kernels is not None:
+        shares = [kernels.share_below(bound) for bound in BOUNDS_US]
+        assert shares == sorted(shares) and shares[0] >= 0 and shares[-1] <= 1 + 1e-9

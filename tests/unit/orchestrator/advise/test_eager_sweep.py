@@ -1,0 +1,157 @@
+"""What advice runs, and which graph configurations it puts forward: the rules' word, and nothing that a sweep would refuse."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from analysis.records.load import Records
+from launch.contract.records import Plan
+from launch.contract.spec import Model, Parallelism, Placement, RunSpec, Training
+from orchestrator.advise.advice import advise
+from orchestrator.advise.eager_sweep import MEASURED_STEPS, advice_recipe, candidates, eager_alone
+from orchestrator.advise.render import render
+from orchestrator.plan.planner import make_plan
+from orchestrator.recipe.expand import expand, pick
+from orchestrator.recipe.recipe import load
+from orchestrator.rules import illegal
+from orchestrator.targets.host import Host
+
+RECIPES = Path(__file__).parents[4] / "recipes"
+GPUS = Host(tuple(map(str, range(8))), 64, frozenset({"megatron-core", "transformer-engine"}), True)
+MOE = Model(num_moe_experts=8, moe_router_topk=2, moe_ffn_hidden_size=64)
+PLAIN = ("training.compile=none",)
+BATCH = Training(precision="bf16", global_batch_size=8)
+
+
+def plan_of(name: str, *overrides: str, only: tuple[str, ...] = ()) -> Plan:
+    recipe = load(RECIPES / f"{name}.yaml", overrides)
+    cells = pick(expand(recipe, GPUS.device), only)
+    return make_plan(advice_recipe(recipe), eager_alone(cells), GPUS)
+
+
+def works(spec: RunSpec) -> set[str]:
+    return {one.graph.label for one in candidates(spec) if not one.reasons}
+
+
+# --- what is run ----------------------------------------------------------------------------------------------------
+
+
+def test_eager_cells_are_run_once_briefly_and_looked_at() -> None:
+    plan = plan_of("qwen3_8l")
+    assert plan.name == "qwen3_8l-advice" and plan.tracking is None
+    assert [cell.label for cell in plan.cells] == ["eager, compile=none", "eager, compile=elementwise"]
+    for cell in plan.cells:
+        assert cell.state == "run" and len(cell.run_ids) == 1
+        assert cell.run_spec.inspect and not cell.run_spec.graphed
+        assert cell.run_spec.training.steps == 3 + 1 + 2 + MEASURED_STEPS
+    assert len(plan.bundles) == 2
+
+
+def test_a_shorter_recipe_and_its_warm_up_stay_legal() -> None:
+    for steps, expected in ((10, 10), (5000, 6 + MEASURED_STEPS)):
+        plan = plan_of(
+            "launch_bound", f"training.steps={steps}", f"training.learning_rate_warmup_steps={steps}", only=PLAIN
+        )
+        (cell,) = plan.cells
+        assert cell.state == "run", cell.reasons
+        assert cell.run_spec.training.steps == cell.run_spec.training.learning_rate_warmup_steps == expected
+
+
+def test_workloads_that_differ_in_steps_alone_are_one() -> None:
+    assert len(plan_of("launch_bound", "sweep.grid.training.steps=[100,200]", only=PLAIN).cells) == 1
+
+
+def test_cells_are_picked_as_in_a_sweep() -> None:
+    plan = plan_of("qwen3_8l", only=("training.compile=none", "cuda_graph.impl=torch"))
+    assert [cell.label for cell in plan.cells] == ["eager, compile=none"]
+
+
+def test_an_eager_cell_stays_where_none_of_its_graphs_can_work() -> None:
+    plan = plan_of("tiny_moe", "sweep=null", "cuda_graph.impl=full_iteration", "training.precision=fp32")
+    assert [cell.state for cell in plan.cells] == ["run"]
+
+
+# --- what is put forward --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (RunSpec(training=BATCH), {"torch", "torch.attn", "torch.mlp", "torch.attn.mlp"}),
+        (RunSpec(training=BATCH, model=MOE, parallelism=Parallelism(ep=2, dp=2)), {
+            "torch.attn", "torch.moe_router", "torch.attn.moe_router", "torch.moe_router.moe_preprocess",
+            "torch.attn.moe_router.moe_preprocess",
+        }),
+        (RunSpec(training=BATCH, model=MOE, parallelism=Parallelism(ep=2, dp=2, dispatcher="allgather")), {
+            "torch", "torch.attn", "torch.moe", "torch.attn.moe", "torch.moe_router", "torch.attn.moe_router",
+            "torch.moe_router.moe_preprocess", "torch.attn.moe_router.moe_preprocess", "full_iteration",
+            "full_iteration.optimizer",
+        }),
+    ],
+    ids=["dense", "alltoall", "allgather"],
+)  # fmt: skip
+def test_what_works_is_what_the_rules_accept(spec: RunSpec, expected: set[str]) -> None:
+    spec = replace(spec, placement=Placement(device="cuda", ranks_per_node=spec.parallelism.world_size))
+    found = works(spec)
+    assert {label for label in found if label.startswith(("torch.", "full")) or label == "torch"} - expected <= {
+        "full_iteration", "full_iteration.optimizer"
+    }  # fmt: skip
+    assert expected <= found
+    assert {label.replace("torch", "transformer_engine", 1) for label in expected if label.startswith("torch")} <= found
+    assert ("full_iteration" in found) == (spec.parallelism.dispatcher == "allgather" or not spec.model.is_moe)
+    assert ("torch_compile" in found) == (spec.parallelism.ep == 1)
+
+
+def test_the_dispatcher_that_waits_is_the_reason_given() -> None:
+    spec = RunSpec(
+        training=BATCH, model=MOE, parallelism=Parallelism(ep=2, dp=2), placement=Placement("cuda", ranks_per_node=2)
+    )
+    reasons = {one.graph.label: [reason.rule for reason in one.reasons] for one in candidates(spec)}
+    assert reasons["full_iteration"] == reasons["torch"] == ["capture.native_expert_sync"]
+
+
+def test_what_means_nothing_for_a_model_is_not_spoken_of() -> None:
+    labels = {one.graph.label for one in candidates(RunSpec(placement=Placement("cuda")))}
+    assert not [label for label in labels if "moe" in label or "mamba" in label or "local" in label]
+
+
+def test_what_keeps_the_eager_run_from_working_is_not_held_against_graphs() -> None:
+    spec = RunSpec(training=BATCH, placement=Placement("cuda"))
+    assert {"torch", "full_iteration", "torch.attn"} <= works(spec)
+    narrow = replace(spec, training=replace(BATCH, steps=1))
+    assert illegal(narrow) and works(narrow) == works(spec)
+
+
+def test_what_is_known_to_be_wrong_is_not_advised() -> None:
+    """launch.support lets it run in deterministic mode, for its verdict."""
+    training = replace(BATCH, deterministic=True)
+    spec = RunSpec(engine="megatron", training=training, placement=Placement("cuda"))
+    reasons = {one.graph.label: [reason.rule for reason in one.reasons] for one in candidates(spec)}
+    assert reasons["local"] == ["megatron.local_inputs"] and "full_iteration" in works(spec)
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_block_can_be_pasted_and_swept(path: Path, tmp_path: Path) -> None:
+    """In the place of the recipe's own sweep: each point is a cell, and none is rejected that its eager twin is not."""
+    content = yaml.safe_load(path.read_text())
+    if (
+        path.stem == "tiny_parallel"
+    ):  # to the bit and on a CPU, where torch_compile is all there is, and its twin compiled
+        content["training"]["compile"] = "whole"
+    pasted = tmp_path / path.name
+    pasted.write_text(yaml.safe_dump(content))
+    recipe = load(pasted, ["sweep=null"])
+    plan = make_plan(advice_recipe(recipe), eager_alone(expand(recipe, GPUS.device)), GPUS)
+    (advice,) = advise(Records(plan, {}), {cell.cell_id: candidates(cell.run_spec) for cell in plan.cells})
+    block = re.search(r"```yaml\n(.*?)```", render(plan, [advice]), re.DOTALL)
+    assert block is not None
+    content.pop("sweep", None)
+    pasted.write_text(yaml.safe_dump(content) + block[1])
+    cells = expand(load(pasted), GPUS.device)
+    assert [cell.spec.cuda_graph for cell in cells if cell.spec.graphed] == list(advice.points)
+    assert {illegal(cell.spec) for cell in cells} == {illegal(cells[0].spec)}

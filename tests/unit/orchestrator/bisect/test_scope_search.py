@@ -1,0 +1,587 @@
+"""Bisecting a set of captured parts: what is decided of any family of failing sets, and the verb over written records."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.report.write_report import write_report
+from launch.common.atomic_files import read_json, write_json
+from launch.contract.paths import SweepPaths
+from launch.contract.records import Cell, Margins, Outcome, Plan, PlannedBundle, Reason, plan_to_json
+from launch.contract.spec import CudaGraph, Fault, Model, Placement, RunSpec, Training
+from orchestrator.bisect.scope_answer import Answer, Search, answer_to_json
+from orchestrator.bisect.scope_candidates import Candidate, Conclusion, Standing, candidates_of, next_sets
+from orchestrator.bisect.scope_search import bisect, cell_named, plan_of, search_of, stands, write_answer
+from orchestrator.cli.main import main
+from orchestrator.errors import InputError
+from orchestrator.sweeps.store import write_plan
+from orchestrator.targets.host import Host
+from orchestrator.workflow import run_sweep
+from tests.records import STARTED, AttemptRecord, attempt_record, write_attempt, written_cell
+
+GPUS = Host(("0",), 8, frozenset({"transformer-engine"}), True)
+MOE = Model(num_moe_experts=8, moe_router_topk=2, moe_ffn_hidden_size=64)
+DENSE = Model()
+WHOLE = ("attn", "moe_router", "moe_preprocess")
+
+
+def spec_of(model: Model, impl: Any, scope: tuple[str, ...] = (), **fields: Any) -> RunSpec:
+    training = Training(steps=120, precision="bf16")
+    graph = CudaGraph(impl, scope, 3, fields.pop("optimizer", False))
+    return RunSpec(model=model, training=training, cuda_graph=graph, placement=Placement("cuda"), **fields)
+
+
+SPECS = [
+    spec_of(MOE, "transformer_engine", WHOLE),
+    spec_of(MOE, "torch"),
+    spec_of(dataclasses.replace(MOE, moe_layer_freq=2), "torch"),
+    spec_of(DENSE, "torch", ("attn", "mlp")),
+    spec_of(DENSE, "full_iteration", optimizer=True),
+]
+
+
+# --- which sets there are -------------------------------------------------------------------------------------------
+
+
+def labels(spec: RunSpec) -> list[str]:
+    return [one.graph.label.removeprefix(f"{spec.cuda_graph.impl}.") for one in candidates_of(spec)]
+
+
+def test_smaller_sets_are_those_that_mean_something() -> None:
+    assert labels(SPECS[0]) == ["attn", "moe_router", "attn.moe_router", "moe_router.moe_preprocess", ".".join(WHOLE)]
+    assert labels(SPECS[1]) == [
+        "attn", "moe", "moe_router", "attn.moe_router", "moe_router.moe_preprocess", ".".join(WHOLE), "torch",
+    ]  # fmt: skip
+    assert labels(SPECS[3]) == ["attn", "mlp", "attn.mlp"]
+    assert labels(SPECS[4]) == ["full_iteration", "optimizer"]
+    for alone in (
+        spec_of(DENSE, "torch", ("attn",)),
+        spec_of(DENSE, "full_iteration"),
+        spec_of(DENSE, "torch_compile"),
+    ):
+        (one,) = candidates_of(alone)
+        assert one.graph == alone.cuda_graph
+
+
+# --- what is decided ------------------------------------------------------------------------------------------------
+
+Family = Callable[[Candidate], Standing]
+
+
+def search_through(candidates: tuple[Candidate, ...], family: Family) -> tuple[Conclusion, dict[CudaGraph, Standing]]:
+    found: dict[CudaGraph, Standing] = {}
+    for _ in range(len(candidates) + 1):
+        step = next_sets(candidates, found)
+        if isinstance(step, Conclusion):
+            return step, found
+        assert set(found) < {one.graph for one in step}, "a round adds to what was tried, and takes nothing away"
+        found = {one.graph: family(one) for one in step}
+    raise AssertionError("no end")
+
+
+@given(data=st.data(), spec=st.sampled_from(SPECS))
+def test_the_named_set_fails_and_no_smaller_one_that_was_tried(data: st.DataObject, spec: RunSpec) -> None:
+    """Over arbitrary families: nothing is concluded of a set from another."""
+    candidates = candidates_of(spec)
+    standing: st.SearchStrategy[Standing] = st.sampled_from(["fails", "fails otherwise", "passes", "unclear"])
+    truth = {one.graph: data.draw(standing, label=one.graph.label) for one in candidates}
+    conclusion, found = search_through(candidates, lambda one: truth[one.graph])
+    smallest = conclusion.smallest
+    tried = [one for one in candidates if one.graph in found]
+    if smallest is None:
+        assert "fails" not in found.values()
+        assert {one.graph for one in conclusion.unclear} == {g for g, stands in found.items() if stands != "passes"}
+        size = max(len(one.parts) for one in tried)
+        assert tried == [one for one in candidates if len(one.parts) <= size]
+        if len(tried) < len(candidates):
+            assert all(found[one.graph] == "unclear" for one in tried if len(one.parts) == size), "nothing was clear"
+        return
+    assert truth[smallest.graph] == "fails"
+    smaller = [one for one in candidates if len(one.parts) < len(smallest.parts)]
+    assert all(one in tried and truth[one.graph] != "fails" for one in smaller)
+    assert list(conclusion.unclear) == sorted(
+        (one for one in smaller if truth[one.graph] != "passes"), key=lambda one: len(one.parts)
+    )
+    assert all(truth[one.graph] == "fails" and len(one.parts) == len(smallest.parts) for one in conclusion.also)
+
+
+@given(culprits=st.sets(st.sampled_from(["attention", "router", "preprocessing"]), min_size=1))
+def test_a_combination_is_named_as_the_parts_that_fail_together(culprits: set[str]) -> None:
+    candidates = candidates_of(SPECS[0])
+    conclusion, _ = search_through(candidates, lambda one: "fails" if culprits <= one.parts else "passes")
+    assert conclusion.smallest is not None
+    assert conclusion.smallest.parts == culprits | ({"router"} if "preprocessing" in culprits else set())
+    assert conclusion.also == conclusion.unclear == ()
+
+
+# --- records in the place of runs -----------------------------------------------------------------------------------
+
+Edit = Callable[[AttemptRecord], None]
+ORIGIN = "origin"
+
+
+def captures(run: AttemptRecord, *parts: str) -> bool:
+    graph = run.spec.cuda_graph
+    return run.spec.graphed and (not graph.scope or set(parts) <= set(graph.scope))
+
+
+def nan(*parts: str) -> Edit:
+    def edit(run: AttemptRecord) -> None:
+        if captures(run, *parts):
+            del run.metrics[50:]
+            run.metrics[-1]["loss"] = math.nan
+            run.outcome = ended("NUMERIC", "measure")
+
+    return edit
+
+
+def off(*parts: str) -> Edit:
+    def edit(run: AttemptRecord) -> None:
+        if captures(run, *parts):
+            for step in run.metrics[60:]:
+                step["loss"] += 0.5
+
+    return edit
+
+
+def no_capture(*parts: str) -> Edit:
+    def edit(run: AttemptRecord) -> None:
+        if captures(run, *parts):
+            del run.metrics[3:]
+            run.outcome = ended("CAPTURE_FAILED", "capture")
+
+    return edit
+
+
+def eager_too(run: AttemptRecord) -> None:
+    del run.metrics[50:]
+    run.outcome = ended("CUDA_OOM", "measure")
+
+
+def refused(run: AttemptRecord) -> None:
+    if run.spec.graphed:
+        del run.metrics[:]
+        run.outcome = ended("ENVIRONMENT", "build")
+
+
+def unproven(run: AttemptRecord) -> None:
+    nan(*WHOLE)(run)
+    if run.spec.cuda_graph.scope == ("attn",):
+        run.events[0] = [event for event in run.events[0] if event["kind"] != "proof"]
+
+
+def ended(outcome: Any, phase: Any) -> Outcome:
+    return Outcome(outcome, phase, "bundle000", STARTED, STARTED + 9, 0, outcome, "said so", "r")
+
+
+def written(root: Path, spec: RunSpec, edit: Edit, repeats: int = 2) -> tuple[SweepPaths, Plan, Cell]:
+    """A sweep of ``spec`` and its eager twin, and the cell of the former."""
+    sweep = SweepPaths(root / ORIGIN)
+    eager = dataclasses.replace(spec, cuda_graph=CudaGraph(warmup_steps=spec.cuda_graph.warmup_steps))
+    cells = tuple(written_cell(one, repeats) for one in (eager, spec))
+    run_ids = tuple(cell.run_ids[repeat] for repeat in range(repeats) for cell in cells)
+    bundle = PlannedBundle("bundle000", spec.workload_id, run_ids)
+    plan = Plan(ORIGIN, f"name: {ORIGIN}\n", "origin.yaml", Margins(), cells, (bundle,))
+    write_json(sweep.plan, plan_to_json(plan))
+    make_runs(sweep, plan, edit)
+    return sweep, plan, cells[1]
+
+
+def make_runs(sweep: SweepPaths, plan: Plan, edit: Edit) -> list[str]:
+    """In the place of runs: their records. The runs that were not there, in order."""
+    made = []
+    for run_id, cell in plan.cell_of_run().items():
+        if not sweep.run(run_id).root.exists():
+            spec = dataclasses.replace(cell.run_spec, repeat=cell.run_ids.index(run_id))
+            record = attempt_record(spec)
+            edit(record)
+            write_attempt(sweep, record)
+            made.append(run_id)
+    return made
+
+
+@dataclasses.dataclass
+class Trial:
+    """A bisection of a written sweep."""
+
+    root: Path
+    edit: Edit
+    spec: RunSpec = SPECS[0]
+    rounds: list[list[str]] = dataclasses.field(default_factory=list)
+    later: Optional[Edit] = None
+    """How runs of the bisection end, where otherwise than those of the sweep."""
+
+    def search(self) -> tuple[Search, SweepPaths]:
+        sweep, plan, cell = written(self.root, self.spec, self.edit)
+        search = search_of(sweep, plan, cell, GPUS)
+        return search, SweepPaths(self.root / search.name)
+
+    def answer(self) -> Answer:
+        search, sweep = self.search()
+
+        def make(plan: Plan) -> None:
+            write_json(sweep.plan, plan_to_json(plan))
+            cells = plan.cell_of_run()
+            made = make_runs(sweep, plan, self.later or self.edit)
+            self.rounds.append(list(dict.fromkeys(cells[run_id].run_spec.cuda_graph.label for run_id in made)))
+
+        return bisect(sweep, search, GPUS, make)
+
+
+def smallest(answer: Answer) -> Optional[str]:
+    conclusion = answer.conclusion
+    return conclusion.smallest.graph.label if conclusion and conclusion.smallest else None
+
+
+TE = "transformer_engine"
+
+
+@pytest.mark.parametrize(
+    ("edit", "named", "rounds"),
+    [
+        (nan("attn"), f"{TE}.attn", 1),
+        (off("moe_router"), f"{TE}.moe_router", 1),
+        (no_capture("moe_router", "moe_preprocess"), f"{TE}.moe_router.moe_preprocess", 2),
+        (no_capture("attn", "moe_router"), f"{TE}.attn.moe_router", 2),
+        (nan(*WHOLE), f"{TE}.attn.moe_router.moe_preprocess", 3),
+    ],
+)
+def test_the_smallest_set_that_fails_is_named(tmp_path: Path, edit: Edit, named: str, rounds: int) -> None:
+    trial = Trial(tmp_path, edit)
+    answer = trial.answer()
+    assert (smallest(answer), answer.exit_code) == (named, 0)
+    expected = [["eager", f"{TE}.attn", f"{TE}.moe_router"], [f"{TE}.attn.moe_router", f"{TE}.moe_router.moe_preprocess"],
+                [f"{TE}.attn.moe_router.moe_preprocess"]]  # fmt: skip
+    assert trial.rounds == expected[:rounds]
+    assert named in answer.text
+
+
+def test_a_combination_is_said_to_be_one(tmp_path: Path) -> None:
+    answer = Trial(tmp_path / "a", no_capture("attn", "moe_router")).answer()
+    assert answer.words == (
+        f"{TE}.attn.moe_router is the smallest set that fails. {TE}.attn and {TE}.moe_router pass. "
+        "Each of its parts passes in a smaller set: only their combination fails."
+    )
+    whole = Trial(tmp_path / "b", nan(*WHOLE)).answer()
+    assert whole.words.startswith(f"Only the whole set fails, {TE}.attn.moe_router.moe_preprocess.")
+    assert "only their combination fails" in whole.words
+    step = Trial(tmp_path / "d", no_capture("moe_router", "moe_preprocess")).answer()
+    assert step.words == f"{TE}.moe_router.moe_preprocess is the smallest set that fails. {TE}.moe_router passes."
+    both = Trial(tmp_path / "c", nan()).answer()
+    assert both.words == f"{TE}.attn is the smallest set that fails. {TE}.moe_router, as small, fails too."
+
+
+def test_a_failure_that_comes_about_no_more_is_not_pinned_on_anything(tmp_path: Path) -> None:
+    answer = Trial(tmp_path, nan("attn"), later=lambda run: None).answer()
+    assert (smallest(answer), answer.exit_code) == (None, 4)
+    assert "Not reproduced: no set fails any more, the whole one included." in answer.text
+    assert {stand.standing for stand in answer.found.values()} == {"passes"} and len(answer.found) == 5
+
+
+def test_a_set_of_which_nothing_is_proven_leaves_a_doubt(tmp_path: Path) -> None:
+    answer = Trial(tmp_path, unproven).answer()
+    assert (smallest(answer), answer.exit_code) == (f"{TE}.attn.moe_router.moe_preprocess", 4)
+    assert f"What becomes of {TE}.attn is unclear" in answer.words
+
+
+def test_an_eager_twin_that_fails_too_makes_nothing_clear(tmp_path: Path) -> None:
+    answer = Trial(tmp_path, nan("attn"), later=eager_too).answer()
+    assert answer.exit_code == 4 and [stand.standing for stand in answer.found.values()] == ["unclear", "unclear"]
+    assert answer.words.startswith("No set is known to fail.") and "reproduced" not in answer.words
+
+
+def ends(outcome: Any, *scopes: tuple[str, ...]) -> Edit:
+    def edit(run: AttemptRecord) -> None:
+        if run.spec.cuda_graph.scope in scopes:
+            del run.metrics[3:]
+            run.outcome = ended(outcome, "capture")
+
+    return edit
+
+
+@pytest.mark.parametrize("outcome", ["CUDA_OOM", "TIMEOUT", "HANG", "FAILED"])
+def test_another_failure_than_the_one_looked_for_is_no_culprit(tmp_path: Path, outcome: str) -> None:
+    """DIVERGED is looked for; a smaller set ends otherwise, and all others, the whole included, pass."""
+    answer = Trial(tmp_path / "gone", off("attn"), later=ends(outcome, ("attn",))).answer()
+    assert (smallest(answer), answer.exit_code) == (None, 4)
+    assert answer.words == (
+        "Not reproduced: the whole set passes now. Another failure than DIVERGED, a finding of its own, which hides "
+        f"whether that comes about: {TE}.attn ({outcome} in capture (said so))."
+    )
+    assert [stand.standing for stand in answer.found.values()] == ["fails otherwise", *["passes"] * 4]
+
+    every = Trial(tmp_path / "every", off("attn"), later=ends(outcome, ("attn",), ("moe_router",), WHOLE)).answer()
+    assert (smallest(every), every.exit_code) == (None, 4)
+    assert every.words.startswith("Not reproduced: the whole set fails otherwise now. Another failure than DIVERGED")
+
+
+def test_a_smaller_set_that_fails_otherwise_leaves_a_doubt_and_one_as_small_does_not(tmp_path: Path) -> None:
+    def also_hangs(run: AttemptRecord) -> None:
+        off("moe_router", "moe_preprocess")(run)
+        ends("HANG", ("attn",))(run)
+
+    found = Trial(tmp_path / "a", off(*WHOLE), later=also_hangs).answer()
+    assert (smallest(found), found.exit_code) == (f"{TE}.moe_router.moe_preprocess", 4)
+    assert "is unclear" not in found.words and f"{TE}.attn (HANG in capture (said so))." in found.words
+
+    def beside(run: AttemptRecord) -> None:
+        off("moe_router")(run)
+        ends("HANG", ("attn",))(run)
+
+    level = Trial(tmp_path / "b", off(*WHOLE), later=beside).answer()
+    assert (smallest(level), level.exit_code) == (f"{TE}.moe_router", 0)
+    assert "as small" not in level.words and "Another failure" in level.words
+
+
+def test_an_end_is_looked_for_by_its_class(tmp_path: Path) -> None:
+    def of_class(name: str, *scopes: tuple[str, ...]) -> Edit:
+        def edit(run: AttemptRecord) -> None:
+            ends("CAPTURE_FAILED", *scopes)(run)
+            if run.outcome and run.spec.cuda_graph.scope in scopes:
+                run.outcome = dataclasses.replace(run.outcome, failure_class=name)
+
+        return edit
+
+    def later(run: AttemptRecord) -> None:
+        of_class("RNG_CAPTURE", ("attn",))(run)
+        of_class("UNJOINED", ("moe_router",), WHOLE)(run)
+
+    answer = Trial(tmp_path, of_class("UNJOINED", WHOLE), later=later).answer()
+    assert (answer.search.sought, smallest(answer)) == ("CAPTURE_FAILED (UNJOINED)", f"{TE}.moe_router")
+    assert [stand.standing for stand in answer.found.values()] == ["fails otherwise", "fails"]
+
+
+def test_a_nan_that_an_eager_run_may_have_too_is_not_pinned_on_a_set(tmp_path: Path) -> None:
+    """NUMERIC is the failure looked for only where the curves say DIVERGED."""
+
+    def torn(run: AttemptRecord) -> None:
+        nan()(run)
+        if run.spec.graphed:
+            del run.metrics[:]
+
+    answer = Trial(tmp_path, nan("attn"), later=torn).answer()
+    assert (smallest(answer), answer.exit_code) == (None, 4)
+    assert {stand.standing for stand in answer.found.values()} == {"unclear"}
+
+
+def test_the_report_names_the_way_to_the_smallest_set(tmp_path: Path) -> None:
+    sweep, _, cell = written(tmp_path / "several", SPECS[3], off("mlp"))
+    text = write_report(sweep).markdown.read_text()
+    assert f"`python -m orchestrator bisect SWEEP {cell.cell_id}` finds the smallest set of parts that fails" in text
+    sweep, _, _ = written(tmp_path / "one", spec_of(DENSE, "torch", ("attn",)), off("attn"))
+    text = write_report(sweep).markdown.read_text()
+    assert "**DIVERGED**" in text and "orchestrator bisect" not in text
+
+
+def test_a_set_that_could_not_be_tried_is_not_said_to_pass(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, nan(*WHOLE))
+    search, sweep = trial.search()
+    attn, *others = search.candidates
+    refused = {attn.graph: (Reason("te.alone", "cannot capture attn alone", "-"),)}
+    search = dataclasses.replace(search, candidates=tuple(others), left_out=refused)
+
+    def make(plan: Plan) -> None:
+        make_runs(sweep, plan, trial.edit)
+
+    answer = bisect(sweep, search, GPUS, make)
+    assert (smallest(answer), answer.exit_code) == (f"{TE}.{'.'.join(WHOLE)}", 4)
+    assert answer.words.startswith(
+        f"{TE}.attn.moe_router.moe_preprocess, the whole set, is the smallest set that fails of those that could be tried. "
+        f"{TE}.attn was not tried: [te.alone] cannot capture attn alone."
+    )
+    assert "only their combination" not in answer.words
+
+
+def test_it_goes_on_from_what_is_on_disk(tmp_path: Path) -> None:
+    """Ended after the first round, and in the midst of the second."""
+    trial = Trial(tmp_path, no_capture("attn", "moe_router"))
+    search, sweep = trial.search()
+    first, second = search.candidates[:2], search.candidates[:4]
+    assert next_sets(search.candidates, {}) == first
+    make_runs(sweep, plan_of(search, first, GPUS), trial.edit)
+    trial.answer()
+    assert trial.rounds == [[f"{TE}.attn.moe_router", f"{TE}.moe_router.moe_preprocess"]]
+
+    late = Trial(tmp_path / "late", trial.edit)
+    search, sweep = late.search()
+    make_runs(sweep, plan_of(search, second, GPUS), late.edit)
+    for repeat in (0, 1):
+        run_id = plan_of(search, second, GPUS).cells[-1].run_ids[repeat]
+        sweep.run(run_id).attempt(1).outcome.unlink()
+    assert len(stands(sweep, search, GPUS)) == 3
+    assert late.answer().exit_code == 2, "made anew by nobody here: an attempt without an outcome stays one"
+    assert late.rounds == [[]]
+
+
+def test_a_run_of_its_infrastructure_is_no_result(tmp_path: Path) -> None:
+    def node_fails(run: AttemptRecord) -> None:
+        if run.spec.graphed:
+            run.outcome = ended("NODE_FAIL", "measure")
+
+    answer = Trial(tmp_path, nan("attn"), later=node_fails).answer()
+    assert (answer.conclusion, answer.exit_code, answer.found) == (None, 2, {})
+    assert "takes them up" in answer.text
+
+
+def test_what_has_been_found_is_written_beside_the_report(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, off("moe_router"))
+    answer = trial.answer()
+    sweep = SweepPaths(tmp_path / answer.search.name)
+    write_answer(sweep, answer)
+    content = read_json(sweep.report / "bisect.json")
+    assert content == json.loads(json.dumps(answer_to_json(answer)))
+    assert content["smallest"]["scope"] == ["moe_router"] and content["exit_code"] == 0
+    assert [one["standing"] for one in content["sets"]] == ["passes", "fails", None, None, None]
+    report = read_json(sweep.report / "report.json")
+    assert [cell["verdict"] and cell["verdict"]["word"] for cell in report["cells"]] == [None, "BITWISE", "DIVERGED"]
+    assert report["recipe"].startswith("# smaller sets of transformer_engine.attn.moe_router.moe_preprocess-")
+    text = (sweep.report / "bisect.md").read_text()
+    write_answer(sweep, trial.answer())
+    assert (sweep.report / "bisect.md").read_text() == text, "the same records, the same bytes"
+
+
+def test_a_set_that_cannot_run_here_is_refused_by_its_rule(tmp_path: Path) -> None:
+    fp32 = dataclasses.replace(spec_of(MOE, "torch"), training=Training(steps=120, precision="fp32"))
+    sweep, plan, cell = written(tmp_path / "fp32", fp32, nan("attn"))
+    with pytest.raises(InputError, match=r"\[capture.native_fp32_experts\]"):
+        search_of(sweep, plan, cell, GPUS)
+    sweep, plan, cell = written(tmp_path / "no_gpu", SPECS[0], nan("attn"))
+    with pytest.raises(InputError, match=r"no smaller set to try: \[host.gpus\] 1 GPU is needed"):
+        search_of(sweep, plan, cell, Host((), 8, frozenset(), True))
+
+
+# --- what there is no smaller set of --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "edit", "message"),
+    [
+        (spec_of(DENSE, "torch_compile"), nan(), "no smaller set to try: cuda_graph.impl=torch_compile takes no scope"),
+        (
+            spec_of(DENSE, "full_iteration"),
+            nan(),
+            "no smaller set to try: cuda_graph.impl=full_iteration takes no scope",
+        ),
+        (spec_of(DENSE, "torch", ("attn",)), nan(), "no smaller set to try: no scope captures less than torch.attn"),
+        (SPECS[0], eager_too, "the eager twin ended CUDA_OOM in measure"),
+        (SPECS[0], refused, "is not known to fail for its graphs: ENVIRONMENT in build (said so)"),
+        (SPECS[0], lambda run: None, "is not known to fail for its graphs: BITWISE"),
+        (SPECS[0], unproven, None),
+    ],
+)
+def test_what_cannot_be_bisected_is_refused(tmp_path: Path, spec: RunSpec, edit: Edit, message: Optional[str]) -> None:
+    sweep, plan, cell = written(tmp_path, spec, edit)
+    if message is None:
+        assert search_of(sweep, plan, cell, GPUS)
+        return
+    with pytest.raises(InputError) as refused:
+        search_of(sweep, plan, cell, GPUS)
+    assert message in str(refused.value) and len(refused.value.problems) == 1
+    with pytest.raises(InputError, match="is eager"):
+        search_of(sweep, plan, plan.cells[0], GPUS)
+
+
+def test_a_run_without_outcome_is_taken_up_first(tmp_path: Path) -> None:
+    sweep, plan, cell = written(tmp_path, SPECS[0], nan("attn"))
+    sweep.run(cell.run_ids[0]).attempt(1).outcome.unlink()
+    with pytest.raises(InputError, match=rf"a run has no outcome yet\s+resume {plan.name}"):
+        search_of(sweep, plan, cell, GPUS)
+
+
+def test_a_run_is_named_by_enough_of_its_beginning(tmp_path: Path) -> None:
+    _, plan, cell = written(tmp_path, SPECS[0], nan())
+    for name in (*cell.run_ids, cell.cell_id, cell.cell_id[:5]):
+        assert cell_named(plan, name) is cell
+    with pytest.raises(InputError, match="no run of 'origin' begins with 'x'"):
+        cell_named(plan, "x")
+    with pytest.raises(InputError, match="may be runs of 2 cells"):
+        cell_named(plan, "")
+
+
+def test_a_nan_on_purpose_that_eager_has_too_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cpu = RunSpec(training=Training(steps=40), cuda_graph=CudaGraph("torch_compile"), fault=Fault("nan", 8))
+
+    def both(run: AttemptRecord) -> None:
+        del run.metrics[9:]
+        run.outcome = ended("NUMERIC", "measure")
+
+    _, _, cell = written(tmp_path, cpu, both)
+    assert main(["bisect", ORIGIN, cell.run_ids[0][:20], "--store", str(tmp_path), "--executor", "local"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(
+        f"error: {cell.cell_id}: there is no smaller set to try: cuda_graph.impl=torch_compile takes no scope"
+    )
+    assert "the eager twin ended NUMERIC in measure: graphs are not what it is about" in error
+    assert [path.name for path in tmp_path.iterdir()] == [ORIGIN], "nothing is planned"
+
+
+# --- the verb -------------------------------------------------------------------------------------------------------
+
+
+def test_the_verb_plans_its_own_sweep_and_tells_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All but the runs themselves: these are records written in their place, since no graph can be captured here."""
+    _, _, cell = written(tmp_path, SPECS[3], off("mlp"))
+    policies = []
+
+    def make(paths: SweepPaths, plan: Plan, target: Any, policy: str, executor: str, *, wait: bool) -> None:
+        policies.append((policy, executor, wait))
+        write_plan(paths, plan)
+        make_runs_anew(paths, plan, off("mlp"))
+
+    monkeypatch.setattr(run_sweep, "carry_out", make)
+    monkeypatch.setattr("orchestrator.targets.host.this_host", lambda: GPUS)
+    command = ["bisect", ORIGIN, cell.run_ids[0], "--store", str(tmp_path), "--executor", "local"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "torch.mlp is the smallest set that fails." in out and "torch.attn.mlp" in out
+    assert policies == [("unfinished", "local", True)]
+    (own,) = (path for path in tmp_path.iterdir() if path.name != ORIGIN)
+    assert own.name == f"{ORIGIN}-bisect-{cell.cell_id.split('-')[1]}"
+    assert (own / "report" / "report.md").is_file()
+
+    assert main([*command, "--json"]) == 0
+    caught = capsys.readouterr()
+    assert json.loads(caught.out)["smallest"]["label"] == "torch.mlp"
+    assert len(policies) == 1, "all of it was on disk"
+    assert main([*command, "--max-gpu-hours", "0"]) == 0, "nothing is to be run any more"
+
+
+def test_a_budget_is_held_before_anything_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, cell = written(tmp_path, SPECS[3], off("mlp"))
+    monkeypatch.setattr("orchestrator.targets.host.this_host", lambda: GPUS)
+    command = [
+        "bisect",
+        ORIGIN,
+        cell.run_ids[0],
+        "--store",
+        str(tmp_path),
+        "--executor",
+        "local",
+        "--max-gpu-hours",
+        "0",
+    ]
+    assert main(command) == 1
+    assert "--max-gpu-hours: 0: this plan may take 3.00 GPU hours" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [ORIGIN]
+
+
+def make_runs_anew(sweep: SweepPaths, plan: Plan, edit: Edit) -> None:
+    """Where specs are on disk already."""
+    for cell in plan.cells:
+        for repeat in range(len(cell.run_ids)):
+            record = attempt_record(dataclasses.replace(cell.run_spec, repeat=repeat))
+            edit(record)
+            write_attempt(sweep, record)

@@ -1,0 +1,397 @@
+"""The command line: help, exit codes, and what a user reads when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from launch.common.file_lock import Lock
+from launch.contract.records import Margins, Plan, Reason, plan_from_json, read_plan
+from orchestrator.cli.main import main
+from orchestrator.output import terminal
+from orchestrator.submit.batch_script import BatchScript
+from tests.records import AttemptRecord, Extra, unchanged, workload_spec, write_sweep
+
+ROOT = Path(__file__).parents[4]
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+TINY = str(ROOT / "recipes" / "tiny_moe.yaml")
+VERBS = ("sweep", "plan", "advise", "status", "report", "compare", "bisect", "logs", "cancel", "resume")
+HEAVY = ("torch", "pyarrow", "numpy", "omegaconf", "yaml", "submitit", "rich", "matplotlib", "wandb")
+
+
+def python(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=cwd, env=environment)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ORCHESTRATOR_STORE", raising=False)
+    return tmp_path
+
+
+# --- help -----------------------------------------------------------------------------------------------------------
+
+
+def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
+    """The promise is 0.2 s; half a second leaves room for a busy machine."""
+    seconds = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        done = python("-m", "orchestrator", "--help")
+        seconds.append(time.perf_counter() - begun)
+        assert done.returncode == 0
+    assert min(seconds) < 0.5
+    loaded = python("-X", "importtime", "-m", "orchestrator", "--help").stderr
+    modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in loaded.splitlines()}
+    assert "orchestrator" in modules
+    assert modules.isdisjoint(HEAVY)
+
+
+def test_a_plan_imports_neither_torch_nor_pyarrow() -> None:
+    code = f"import sys; from orchestrator.cli.main import main; main(['plan', {TINY!r}]); print(sorted(sys.modules))"
+    loaded = python("-c", code).stdout.splitlines()[-1]
+    assert "'orchestrator.plan.planner'" in loaded
+    for module in ("torch", "pyarrow", "matplotlib", "wandb", "submitit"):
+        assert f"'{module}'" not in loaded
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_help_shows_an_example_and_the_exit_codes(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"] if verb else ["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    example = re.search(r"example:\n  python -m orchestrator (\w+)", text)
+    assert example is not None
+    assert example[1] in ((verb,) if verb else VERBS)
+    codes = re.findall(r"^  (\d)  ", text.partition("exit codes:\n")[2], re.MULTILINE)
+    assert codes == ["0", "1", "2", "4"] if verb == "bisect" else ["0", "1", "2", "3", "4"]
+
+
+def test_the_example_of_plan_works(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    example = re.search(r"example:\n  python -m orchestrator (plan .*)", capsys.readouterr().out)
+    assert example is not None
+    assert main(example[1].split()) == 0
+
+
+# --- plan -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_shipped_recipe_is_planned_and_says_what_is_not_run_and_why(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path, path: Path
+) -> None:
+    assert main(["plan", str(path), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    hours = content.pop("gpu_hours")
+    assert content.pop("batch_scripts") == []
+    plan = plan_from_json(content)
+    assert hours >= 0
+    assert plan.name == path.stem
+
+    assert main(["plan", str(path)]) == 0
+    text = capsys.readouterr().out
+    ran, rejected, lacking = _parts(text)
+    for cell in plan.cells:
+        part = {"run": ran, "rejected": rejected, "not_runnable": lacking}[cell.state]
+        assert cell.label in part
+        assert all(f"[{reason.rule}] {reason.message}" in part and reason.remedy in part for reason in cell.reasons)
+        assert all(run_id in ran for run_id in cell.run_ids)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_of_many_batch_scripts_a_terminal_is_shown_a_few(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = Plan("x", "", "x.yaml", Margins(), (), (), scheduler="slurm")
+    scripts = [BatchScript(f"#SBATCH --nodes={n}\n", ("a", "b"), n, f"srun {n}") for n in range(1, 7)]
+    terminal.plan(plan, 0.0, scripts)
+    text = capsys.readouterr().out
+    assert [n for n in range(1, 7) if f"--nodes={n}\n" in text and f"srun {n}\n" in text] == [1, 2, 3]
+    assert "--- batch script 2 of 6, for 2 bundles by 2 calls of sbatch ---\n#SBATCH" in text
+    assert "... and 3 more batch scripts, for 6 bundles" in text
+
+
+def _parts(text: str) -> tuple[str, str, str]:
+    before, _, lacking = text.partition("\nnot runnable on this host:\n")
+    ran, _, rejected = before.partition("\nrejected by a rule (cannot work anywhere):\n")
+    return ran, rejected, lacking
+
+
+def test_cells_with_the_same_reasons_are_listed_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", TINY, "sweep.grid.training.seed=[1,2,3]", "--only", "cuda_graph.impl=transformer_engine"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("[scope.moe_and_router]") == 1
+    assert text.count("\n  transformer_engine.") == 6
+
+
+def test_what_is_known_to_be_wrong_is_said_before_a_gpu_is_spent(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = str(ROOT / "recipes" / "qwen3_8l_megatron.yaml")
+    for picked, deterministic, is_said in (
+        ("local", "true", True),
+        ("local", "false", False),
+        ("full_iteration", "true", False),
+    ):
+        assert (
+            main(["plan", recipe, f"training.deterministic={deterministic}", "--only", f"cuda_graph.impl={picked}"])
+            == 0
+        )
+        known = capsys.readouterr().out.partition("\nknown to compute wrongly")[2]
+        assert ("[megatron.local_inputs]" in known) == is_said == ("\n  local, " in known), (
+            "else it is refused for that"
+        )
+
+
+def test_overrides_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    before = ["plan", TINY, "training.steps=50", "sweep=null", "--json", "--only", "cuda_graph.impl=none"]
+    after = ["plan", "--json", TINY, "training.steps=50", "--only", "cuda_graph.impl=none", "sweep=null"]
+    plans = []
+    for arguments in (before, after):
+        assert main(arguments) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    assert plans[0] == plans[1]
+    assert [cell["spec"]["training"]["steps"] for cell in plans[0]["cells"]] == [50]
+
+
+def test_a_budget_is_held(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", TINY, "resources.device=cpu", "--max-gpu-hours", "0"]) == 0
+    capsys.readouterr()
+
+
+# --- wrong input ----------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "plan nowhere.yaml": "nowhere.yaml: no such file",
+    "plan {tiny} repeats=0 training.step=5": "command line: repeats = 0: must be at least 1\n"
+    "    write a whole number, or leave it out for the default\n"
+    "command line: training.step = 5: no such field\n    did you mean 'steps'?\n",
+    "plan {tiny} --only cuda_graph.imp=none": "did you mean 'cuda_graph.impl'?",
+    "plan {tiny} --only training.seed=7": "no cell has training.seed=7",
+    "sweep {tiny} training=": "a section is a mapping",
+    "plan {tiny} --executor local --cluster x": "--cluster: x: profiles are for Slurm",
+    "advise {tiny} --only training.seed=7": "no cell has training.seed=7",
+    "advise nowhere.yaml": "nowhere.yaml: no such file",
+    "status nowhere": "no sweep 'nowhere'",
+    "report nowhere": "no sweep 'nowhere'",
+    "cancel nowhere": "no sweep 'nowhere'",
+    "resume nowhere": "no sweep 'nowhere'",
+    "logs nowhere": "no run 'nowhere'",
+    "compare nowhere {tiny}": "no sweep 'nowhere'",
+    "compare {tiny} {tiny}": "tiny_moe.yaml: not JSON",
+    "bisect nowhere torch": "no sweep 'nowhere'",
+}
+
+
+@pytest.mark.parametrize("command", WRONG)
+def test_wrong_input_is_exit_code_1_and_changes_nothing(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path, command: str
+) -> None:
+    assert main(command.format(tiny=TINY).split()) == 1
+    caught = capsys.readouterr()
+    assert WRONG[command] in caught.err
+    assert caught.err.startswith("error: ")
+    assert caught.out == ""
+    assert list(elsewhere.iterdir()) == []
+
+
+MISUSED = {
+    "": "the following arguments are required: VERB",
+    "plann": "invalid choice: 'plann'",
+    "plan": "the following arguments are required: recipe\n",
+    "plan {tiny} --onyl x": "unrecognized arguments: --onyl x (see python -m orchestrator plan --help)",
+    "status one two": "unrecognized arguments: two",
+    "plan {tiny} --max-gpu-hours -1": "'-1' is no number of hours, 0 or more",
+    "plan {tiny} --max-gpu-hours nan": "'nan' is no number of hours",
+    "plan {tiny} --max-gpu-hours inf": "'inf' is no number of hours",
+    "plan {tiny} --max-gpu-hours many": "'many' is no number of hours",
+    "advise": "the following arguments are required: recipe\n",
+    "advise {tiny} --no-wait": "unrecognized arguments: --no-wait (see python -m orchestrator advise --help)",
+    "sweep {tiny} --executor slrum": "invalid choice: 'slrum'",
+    "compare one": "the following arguments are required: B\n",
+    "compare one two --memory-tolerance -1": "'-1' is no share, 0 or more",
+    "bisect one": "the following arguments are required: run\n",
+    "bisect one two --no-wait": "unrecognized arguments: --no-wait (see python -m orchestrator bisect --help)",
+}
+
+
+@pytest.mark.parametrize("command", MISUSED)
+def test_misuse_is_exit_code_1_with_the_usage(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(command.format(tiny=TINY).split())
+    assert ended.value.code == 1
+    error = capsys.readouterr().err
+    assert error.startswith("usage: ")
+    assert MISUSED[command] in error
+
+
+# --- what is on disk ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ('{"outcome": "COMPL', "not JSON (Unterminated string"),
+        ("[]", "not an outcome of this version ("),
+        ('{"outcome": "COMPLETED"}', "not an outcome of this version ("),
+    ],
+)
+def test_an_outcome_that_cannot_be_read_is_named_once_with_the_way_out(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path, content: str, why: str
+) -> None:
+    sweep = write_sweep(elsewhere / "sweeps" / "torn")
+    assert main(["report", "torn"]) == 0
+    run_id = next(iter(read_plan(sweep).cell_of_run()))
+    sweep.run(run_id).attempt(1).outcome.write_text(content)
+    capsys.readouterr()
+
+    assert main(["status", "torn"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "outcome.json" in line)
+    assert line.startswith(f"sweeps/torn/runs/{run_id}/attempts/1/outcome.json: {why}")
+    assert line.endswith("Way out: move its folder away; resume makes the run again")
+    main(["status", "torn", "--json"])
+    row = next(row for row in json.loads(capsys.readouterr().out)["runs"] if row["run_id"] == run_id)
+    assert row["state"] == "INTERRUPTED" and row["message"].startswith(f"outcome.json: {why}")
+
+    assert main(["report", "torn"]) == 3
+    told = capsys.readouterr().out
+    assert told.count(f"runs/{run_id}/attempts/1/outcome.json cannot be read: {why}") == told.count("outcome.json") == 1
+    assert "way out: move its folder away; resume makes the run again" in told
+
+
+@pytest.mark.parametrize(("free", "said"), [(0, 1), (4096, 0)])
+def test_status_says_that_a_run_has_no_room_to_end_in(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path, monkeypatch: pytest.MonkeyPatch, free: int, said: int
+) -> None:
+    def unended(run: AttemptRecord) -> None:
+        run.outcome = None
+
+    def usage(_: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=free)
+
+    monkeypatch.setattr(terminal.shutil, "disk_usage", usage)
+    sweep = write_sweep(elsewhere / "sweeps" / "full", steps=20, edit=unended)
+    words = "sweeps/full: no room is left on this disk. A run that cannot write is ended, and is RUNNING until"
+    assert main(["status", "full"]) == 0
+    assert words not in capsys.readouterr().out, "nothing of it runs"
+
+    bundle = sweep.bundle(read_plan(sweep).bundles[0].bundle_id)
+    lock = Lock.try_acquire(bundle.lock)
+    assert lock is not None
+    os.utime(bundle.lock, (0, 0))  # taken before the runs were begun
+    assert main(["status", "full"]) == 0
+    assert capsys.readouterr().out.count(words) == said
+    lock.release()
+
+
+# --- comparing ------------------------------------------------------------------------------------------------------
+
+
+def later(sweep: Path, edit: Callable[[AttemptRecord], None] = unchanged) -> str:
+    return str(write_sweep(sweep, steps=120, edit=edit).root)
+
+
+def nan(run: AttemptRecord) -> None:
+    if run.spec.graphed:
+        run.metrics[80]["loss"] = math.nan
+
+
+def lost(run: AttemptRecord) -> None:
+    run.begun = not run.spec.graphed
+
+
+@pytest.mark.parametrize(
+    ("edit", "code", "first"),
+    [
+        (unchanged, 0, "now against golden.json: nothing is worse (2 of 2 cells as before)"),
+        (nan, 3, "now against golden.json: worse (1 worse; 1 of 2 cells as before)"),
+        (lost, 2, "now against golden.json: cannot be told yet (1 without an outcome; 1 of 2 cells as before)"),
+    ],
+)
+def test_a_sweep_is_held_against_a_golden_file(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path, edit: Callable[[AttemptRecord], None], code: int, first: str
+) -> None:
+    later(elsewhere / "sweeps" / "then")
+    assert main(["report", "then", "--golden", "golden.json", "--junit", "then.xml"]) == 0
+    later(elsewhere / "sweeps" / "now", edit)
+    capsys.readouterr()
+    assert main(["compare", "golden.json", "now", "--junit", "out/compare.xml"]) == code
+    text = capsys.readouterr().out
+    assert text.startswith(first)
+    assert not (elsewhere / "sweeps" / "now" / "report").exists(), "nothing is written of either"
+    suite = ElementTree.parse(elsewhere / "out" / "compare.xml").getroot()
+    assert (suite.attrib["failures"] != "0") == (code == 3) and (suite.attrib["errors"] != "0") == (code == 2)
+    assert ElementTree.parse(elsewhere / "then.xml").getroot().attrib["tests"] == "2"
+
+    assert main(["compare", "golden.json", str(elsewhere / "sweeps" / "now"), "--json"]) == code
+    content = json.loads(capsys.readouterr().out)
+    assert content["exit_code"] == code and len(content["cells"]) == 2
+
+
+def test_who_writes_a_golden_file_is_told_what_cannot_be_told_by_it(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path
+) -> None:
+    write_sweep(elsewhere / "sweeps" / "then", steps=30, repeats=1)
+    main(["report", "then", "--golden", "golden.json"])
+    said = capsys.readouterr().err
+    assert said.startswith("golden.json: too unsure to tell a loss of 20% by: torch_compile, lr 0.001, ")
+    assert said.endswith("x (1 pair); more repeats narrow it\n")
+
+
+def test_a_sweep_in_which_nothing_ran_is_nothing_to_be_held_against(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path
+) -> None:
+    extra = [Extra(workload_spec(0, "full_iteration", 120), (Reason("capture.warmup", "m", "r"),))]
+    write_sweep(elsewhere / "sweeps" / "then", workloads=0, extra=extra)
+    assert main(["compare", "then", "then"]) == 1
+    assert "no cell of it ran" in capsys.readouterr().err
+
+
+def test_of_a_comparison_all_that_differs_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    results = ROOT / "docs" / "results"
+    files = [str(results / name / "report.json") for name in ("launch_bound", "two_nodes")]
+    assert main(["compare", *files]) == 3
+    text = capsys.readouterr().out
+    for line in ("worse:", "matched by label, since their ids differ", "the recipe differs in:", "    cell: COMPLETED"):
+        assert f"\n{line}" in text
+    assert "\n  training.sequence_length: 256 -> 2048" in text
+
+
+# --- the process ----------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_goes_away_is_no_fault_and_no_success(tmp_path: Path) -> None:
+    seeds = ",".join(map(str, range(400)))
+    command = f"{sys.executable} -m orchestrator plan {TINY} 'sweep.grid.training.seed=[{seeds}]'"
+    script = f"set -o pipefail; {command} | head -1"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert (done.returncode, done.stderr) == (141, "")
+    assert done.stdout.startswith("tiny_moe: ")
+
+
+def test_a_fault_of_our_own_is_not_the_users(tmp_path: Path) -> None:
+    """Python's exit code of an uncaught exception is 1, which here says that the input is wrong."""
+    code = "import orchestrator.cli.main as c; c.main = lambda: 1 / 0; c.run()"
+    done = python("-c", code, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "ZeroDivisionError" in done.stderr
+
+
+def test_a_plan_says_what_its_cells_were_picked_by(capsys: pytest.CaptureFixture[str]) -> None:
+    for picked in ([], ["--only", "parallelism.dp=1", "--only", "cuda_graph.impl=torch_compile"]):
+        assert main(["plan", TINY, "--json", *picked]) == 0
+        assert json.loads(capsys.readouterr().out)["only"] == picked[1::2]

@@ -1,0 +1,174 @@
+"""Which log is shown, and how one is followed, over attempts made by hand."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.common.atomic_files import JsonLines, write_json
+from launch.common.file_lock import Lock
+from launch.contract.bundle import BundleOrder, order_to_json
+from launch.contract.paths import AttemptPaths, RunPaths
+from launch.contract.records import Limits, Outcome, read_plan
+from orchestrator.cli import run_logs
+from orchestrator.cli.run_logs import first_failing_rank, followed, shown
+from orchestrator.errors import InputError
+from orchestrator.sweeps.submissions import Submission, write_submission
+from tests.records import AttemptRecord, write_sweep
+
+
+class Run:
+    """An eager run, ordered, of which nothing has begun."""
+
+    def __init__(self, root: Path) -> None:
+        def unbegun(record: AttemptRecord) -> None:
+            record.begun = False
+
+        self.sweep = write_sweep(root / "written", steps=4, edit=unbegun)
+        self.plan = read_plan(self.sweep)
+        (planned,) = self.plan.bundles
+        self.run_id = planned.run_ids[0]
+        self.paths = RunPaths(self.sweep.run(self.run_id).root)
+        self.bundle = self.sweep.bundle(planned.bundle_id)
+        order = BundleOrder(planned.bundle_id, "workload", ((self.run_id, 1),), Limits(), 1, ("cpu",))
+        write_json(self.bundle.order, order_to_json(order))
+
+    def begin(self, number: int = 1, **texts: str) -> AttemptPaths:
+        """``texts`` are logs: of rank 0 as ``rank0``, of the launcher as ``launcher``."""
+        attempt = self.paths.attempt(number)
+        attempt.logs.mkdir(parents=True)
+        for name, text in texts.items():
+            (attempt.logs / f"{name}.log").write_text(text)
+        return attempt
+
+    def shown(self, number: int | None = None, rank: int | None = None) -> str:
+        return "".join(shown(self.paths, self.plan, number, rank))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def fails(attempt: AttemptPaths, rank: int, seconds: float, kind: str = "ValueError", words: str = "it") -> None:
+    with JsonLines(attempt.events(rank)) as lines:
+        lines.write(
+            {"time": seconds, "kind": "exception", "phase": "measure", "step": 1, "type": kind, "message": words}
+        )
+
+
+def exits(attempt: AttemptPaths, rank: int, seconds: float, code: int) -> None:
+    write_json(attempt.rank_exit(rank), {"rank": rank, "code": code, "time": seconds, "node": "n", "oom_killed": False})
+
+
+def ends(attempt: AttemptPaths, rank: int | None = None) -> None:
+    outcome = Outcome("FAILED", "measure", "a", 1.0, 2.0, rank, "EXIT", "exit code 3")
+    write_json(attempt.outcome, outcome.__dict__)
+
+
+def test_the_rank_that_failed_first_is_found_before_there_is_an_outcome(run: Run) -> None:
+    attempt = run.begin()
+    assert first_failing_rank(attempt) is None
+    exits(attempt, 1, 20.0, 0)
+    exits(attempt, 3, 30.0, -15)
+    assert first_failing_rank(attempt) == 3
+    exits(attempt, 2, 10.0, -9)
+    assert first_failing_rank(attempt) == 2, "the earlier one, and not one that was ended for it"
+    fails(attempt, 0, 12.0, "DistBackendError", "Connection closed by peer")
+    assert first_failing_rank(attempt) == 2, "who says that another has gone is not the first"
+    fails(attempt, 1, 11.0)
+    assert first_failing_rank(attempt) == 1, "an exception explains more than an exit"
+    ends(attempt, rank=7)
+    assert first_failing_rank(attempt) == 7
+
+
+def test_records_that_are_torn_do_not_hide_the_others(run: Run) -> None:
+    attempt = run.begin()
+    fails(attempt, 4, 1.0)
+    attempt.events(2).write_text('{"time": 1')
+    attempt.rank_exit(1).parent.mkdir()
+    attempt.rank_exit(1).write_text("{")
+    attempt.exits.write_text("[")
+    assert first_failing_rank(attempt) == 4
+
+
+def test_the_log_that_is_shown(run: Run) -> None:
+    with pytest.raises(InputError, match=f"run {run.run_id} has not begun"):
+        run.shown()
+    attempt = run.begin(rank0="zero\n", rank1="one\n", launcher="launcher\n")
+    assert run.shown() == f"# {run.run_id}, attempt 1, rank0.log\nzero\n"
+    assert run.shown(rank=1).endswith("rank1.log\none\n")
+    fails(attempt, 1, 1.0)
+    assert run.shown().endswith("rank1.log\none\n")
+    with pytest.raises(InputError, match="rank 2 left no log\n    there are: rank0, rank1"):
+        run.shown(rank=2)
+    with pytest.raises(InputError, match="has no attempt 2\n    attempts: 1"):
+        run.shown(2)
+    run.begin(2, launcher="nothing of it began\n")
+    assert run.shown() == f"# {run.run_id}, attempt 2, launcher.log\nnothing of it began\n"
+    assert run.shown(1).endswith("one\n")
+
+
+def test_a_run_that_never_began_shows_its_job_s_own_log(run: Run) -> None:
+    submission = Submission("token", "token", ("other", run.bundle.root.name), 1.0, "host", "12")
+    write_submission(run.sweep, submission)
+    folder = submission.folder(run.sweep)
+    folder.mkdir(parents=True)
+    for name, text in {
+        "12_1_0_log.out": "",
+        "12_1_0_log.err": "no such module\n",
+        "12_0_0_log.err": "another's",
+    }.items():
+        (folder / name).write_text(text)
+    expected = f"# {run.run_id} has left no log; its job's own, 12_1_0_log.err\nno such module\n"
+    assert run.shown() == expected
+    run.begin()
+    assert run.shown() == expected, "an attempt that nobody began"
+
+
+def test_following_waits_for_the_beginning_and_stops_at_the_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_logs, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(run_logs, "STATE_SECONDS", 0.02)
+    lock = Lock.try_acquire(run.bundle.lock)
+    assert lock is not None
+    printed: list[str] = []
+    following = threading.Thread(target=lambda: printed.extend(followed(run.paths, run.plan, None, None)))
+    following.start()
+
+    def wait_for(text: str) -> None:
+        deadline = time.monotonic() + 10
+        while text not in "".join(printed):
+            assert time.monotonic() < deadline, printed
+            time.sleep(0.01)
+
+    wait_for(f"# attempt 1 of {run.run_id} has not begun: it waits for its turn\n")
+    attempt = run.begin(launcher="not this one\n")
+    (attempt.logs / "rank0.log").write_bytes("first\ngrö".encode()[:-1])
+    wait_for(f"# {run.run_id}, attempt 1, rank0.log\nfirst\ngr")
+    with open(attempt.log(0), "ab") as log:
+        log.write("ö\nlast\n".encode()[1:])
+    wait_for("grö\nlast\n")
+    (attempt.logs / "rank1.log").write_text("")
+    ends(attempt, rank=1)
+    following.join(10)
+    assert not following.is_alive()
+    text = "".join(printed)
+    assert text.endswith(
+        f"last\n# it ended as FAILED: exit code 3\n# another rank failed first: logs {run.run_id} shows its log\n"
+    )
+    assert text.count("has not begun") == 1
+    lock.release()
+
+
+@pytest.mark.parametrize("number", [None, 1])
+def test_following_what_has_ended_shows_it(run: Run, number: int | None) -> None:
+    ends(run.begin(rank0="zero\n"))
+    assert "".join(followed(run.paths, run.plan, number, None)) == run.shown()
+
+
+def test_following_what_nobody_will_begin_says_so(run: Run) -> None:
+    with pytest.raises(InputError, match="has not begun"):
+        list(followed(run.paths, run.plan, None, None))

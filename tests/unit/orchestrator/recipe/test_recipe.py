@@ -1,0 +1,604 @@
+"""Recipes are read whole: what is right becomes a Recipe, and what is wrong is said all at once, with the way out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.errors import InputError, Problem
+from orchestrator.recipe.expand import expand
+from orchestrator.recipe.fields import FIELDS, HEAD, SCHEMAS, SECTIONS
+from orchestrator.recipe.recipe import MOST_RUNS, Recipe, load
+
+ROOT = Path(__file__).parents[4]
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+HEAD_LINES = "name: x\nmodel: {preset: tiny_dense}\n"
+"""Two lines that make a whole recipe; what a test adds begins at line 3."""
+
+
+def read(folder: Path, text: str | bytes, *overrides: str) -> Recipe:
+    path = folder / "r.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return load(path, overrides)
+
+
+def problems(folder: Path, text: str | bytes, *overrides: str) -> tuple[Problem, ...]:
+    with pytest.raises(InputError) as caught:
+        read(folder, text, *overrides)
+    return caught.value.problems
+
+
+def said(folder: Path, found: tuple[Problem, ...]) -> list[tuple[str, str, str]]:
+    return [(p.place.replace(f"{folder}/", ""), p.message, p.remedy) for p in found]
+
+
+# What is written after HEAD_LINES, and the problems to be found in it: (place, message, way out), each a fragment.
+WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
+    "unknown keys at each level": (
+        "modle: 3\ntraining: {step: 5}\nparalelism: {dp: 2}\nsteps: 9\nfoo: 1\n",
+        [
+            ("r.yaml:3: modle = 3", "no such field", "did you mean 'model'?"),
+            ("r.yaml:4: training.step = 5", "no such field", "did you mean 'steps'?"),
+            ("r.yaml:5: paralelism.dp = 2", "no such field", "did you mean 'parallelism.dp'?"),
+            ("r.yaml:6: steps = 9", "no such field", "did you mean 'training.steps'?"),
+            ("r.yaml:7: foo = 1", "no such field", "known: cluster, cuda_graph, data"),
+        ],
+    ),
+    "wrong types": (
+        "training:\n  steps: abc\n  learning_rate: [1]\n  deterministic: 3\n  precision: fp16\n  seed: true\nrepeats: 1.5\n",
+        [
+            ('r.yaml:4: training.steps = "abc"', "not a whole number", "write a whole number"),
+            ("r.yaml:5: training.learning_rate = [1]", "not a number", "write a number"),
+            ("r.yaml:6: training.deterministic = 3", "not true or false", "write true or false"),
+            ('r.yaml:7: training.precision = "fp16"', "not one of fp32, bf16", "did you mean 'bf16'?"),
+            ("r.yaml:8: training.seed = true", "not a whole number", "write a whole number"),
+            ("r.yaml:9: repeats = 1.5", "not a whole number", "write a whole number"),
+        ],
+    ),
+    "null where it makes no sense": (
+        "training: {steps: null}\nparallelism:\nengine: null\nsweep:\nenvironment: null\ndata: {path: null}\n",
+        [
+            ("r.yaml:3: training.steps = null", "not a whole number", "leave it out"),
+            ("r.yaml:4: parallelism = null", "empty section", "leave it out, or give it fields: tp, pp"),
+            ("r.yaml:5: engine = null", "not one of torch_native, megatron", "write one of them"),
+            ("r.yaml:7: environment = null", "a mapping of variables", "environment: {"),
+            ("r.yaml:6: sweep = null", "no axis", "leave it out"),
+        ],
+    ),
+    "lists and scalars for sections, lists for scalars": (
+        "training: [a]\nexpect: CUDA_OOM\nrepeats: [1]\nenvironment: abc\ncuda_graph: torch\n",
+        [
+            ('r.yaml:3: training = ["a"]', "a section is a mapping", "fields: steps,"),
+            ('r.yaml:4: expect = "CUDA_OOM"', "a section is a mapping", "fields: outcome, phase"),
+            ("r.yaml:5: repeats = [1]", "not a whole number", "write a whole number"),
+            ('r.yaml:6: environment = "abc"', "a mapping of variables", "environment: {"),
+            ('r.yaml:7: cuda_graph = "torch"', "a section is a mapping", "fields: impl, scope"),
+        ],
+    ),
+    "a value left open": ("training:\n  steps: ???\n", [("r.yaml:4: training.steps", "not a whole number", "write")]),
+    "numbers out of range": (
+        "repeats: 0\nresources: {nodes: 0, gpus_per_node: -1, threads_per_rank: 0, minutes_per_run: 0,\n"
+        "  hang_minutes: -3}\nequivalence: {loss: -1}\n",
+        [
+            ("r.yaml:3: repeats = 0", "at least 1", "leave it out"),
+            ("r.yaml:4: resources.nodes = 0", "at least 1", ""),
+            ("r.yaml:4: resources.gpus_per_node = -1", "at least 0", ""),
+            ("r.yaml:4: resources.threads_per_rank = 0", "at least 1", ""),
+            ("r.yaml:4: resources.minutes_per_run = 0", "above 0", ""),
+            ("r.yaml:5: resources.hang_minutes = -3", "above 0", ""),
+            ("r.yaml:6: equivalence.loss = -1", "at least 0", ""),
+        ],
+    ),
+    "numbers that are none": (
+        "training: {learning_rate: .nan, weight_decay: .inf, seed: 99999999999999999999}\nequivalence: {loss: .nan}\n"
+        "resources: {minutes_per_run: .inf}\n",
+        [
+            ("r.yaml:3: training.learning_rate = NaN", "not a finite number", ""),
+            ("r.yaml:3: training.weight_decay = Infinity", "not a finite number", ""),
+            ("r.yaml:3: training.seed = 9999", "beyond 64 bits", ""),
+            ("r.yaml:4: equivalence.loss = NaN", "not a finite number", ""),
+            ("r.yaml:5: resources.minutes_per_run = Infinity", "not a finite number", ""),
+        ],
+    ),
+    "an expectation of no outcome": (
+        "expect: {outcome: OOM, phase: capturing}\n",
+        [
+            ('r.yaml:3: expect.outcome = "OOM"', "not one of COMPLETED, CUDA_OOM", "write one of them"),
+            ('r.yaml:3: expect.phase = "capturing"', "not one of init", "did you mean 'capture'?"),
+        ],
+    ),
+    "secrets, and what is no variable": (
+        "environment: {HF_TOKEN: hunter2, A-B: '1', NCCL_X: true, NCCL_Y: [1]}\n",
+        [
+            ('r.yaml:3: environment.HF_TOKEN = "***"', "looks like a secret", "set it in the shell"),
+            ('r.yaml:3: environment.A-B = "1"', "no name of an environment variable", "letters"),
+            ("r.yaml:3: environment.NCCL_X = true", "not the text of a variable", "write it in quotes"),
+            ("r.yaml:3: environment.NCCL_Y = [1]", "not the text of a variable", "write it in quotes"),
+        ],
+    ),
+    "a secret by interpolation": (
+        "environment: {NCCL_X: '${oc.env:HF_TOKEN}'}\n",
+        [("r.yaml:3: environment.NCCL_X", "$HF_TOKEN looks like a secret", "take it out")],
+    ),
+    "interpolations": (
+        "training:\n  steps: ${nothing}\n  seed: ${oc.env:NO_SUCH_VARIABLE_X}\n  clip_grad: ${.adam_beta1}\n"
+        "  adam_beta1: ${.clip_grad}\n  weight_decay: '${oops'\n",
+        [
+            ("r.yaml:4: training.steps", "'nothing' not found", "by its whole key"),
+            ("r.yaml:5: training.seed", "NO_SUCH_VARIABLE_X", ""),
+            ("r.yaml:6: training.clip_grad", "Recursive", ""),
+            ("r.yaml:7: training.adam_beta1", "Recursive", ""),
+            ("r.yaml:8: training.weight_decay", "'${oops'", "OmegaConf"),
+        ],
+    ),
+    "given twice": (
+        "training: {steps: 50, steps: 60}\nrepeats: 1\nrepeats: 2\ntraining.seed: 1\ntraining.seed: 2\n",
+        [
+            ("r.yaml:5: repeats", "given twice (line 4 has it too)", "keep one"),
+            ("r.yaml:7: training.seed", "given twice (line 6 has it too)", "keep one"),
+            ("r.yaml:3: training.steps", "given twice (line 3 has it too)", "keep one"),
+        ],
+    ),
+    "dotted and nested contradict": (
+        "training.steps: 50\ntraining: {steps: 60}\ndata: 3\ndata.kind: text\n",
+        [
+            ("r.yaml:4: training.steps = 60", "training.steps is given twice", "keep one"),
+            ('r.yaml:6: data.kind = "text"', "data.kind is given twice", "keep one"),
+            ("r.yaml:5: data = 3", "a section is a mapping", "fields: kind"),
+        ],
+    ),
+    "an axis inside a sweep that is none": (
+        "sweep: 3\nsweep.grid.training.seed: ['${training.steps}']\n",
+        [
+            ("r.yaml:4: sweep.grid.training.seed", "sweep.grid.training.seed is given twice", "keep one"),
+            ("r.yaml:3: sweep = 3", "not a mapping of axes", "grid"),
+        ],
+    ),
+    "two spellings contradict": (
+        "cuda_graph: {impl: local, scope: [attn]}\ncuda_graph_modules: [mlp]\ncuda_graph_scope: moe\n",
+        [
+            ('r.yaml:4: cuda_graph_modules = ["mlp"]', "cuda_graph.scope is given twice", "keep one"),
+            ('r.yaml:5: cuda_graph_scope = "moe"', "cuda_graph.scope is given twice", "keep one"),
+        ],
+    ),
+    "keys that are no text": (
+        "3: 4\ntrue: 5\nnull: 6\n[a, b]: 7\ntraining: {1: 2}\n",
+        [
+            ("r.yaml:3", "the key 3 is not text", "quotes"),
+            ("r.yaml:4", "the key true is not text", "quotes"),
+            ("r.yaml:5", "the key null is not text", "quotes"),
+            ("r.yaml:6", "the key a list or mapping is not text", "quotes"),
+            ("r.yaml:7: training", "the key 1 is not text", "quotes"),
+        ],
+    ),
+    "tags": (
+        "training: {steps: !!binary aGk=}\nfoo: !!python/object/apply:os.system [echo]\n",
+        [
+            ("r.yaml:3: training.steps", "the tag", "plain value"),
+            ("r.yaml:4: foo", "the tag", "plain value"),
+            ('r.yaml:3: training.steps = "aGk="', "not a whole number", ""),
+            ('r.yaml:4: foo = ["echo"]', "no such field", ""),
+        ],
+    ),
+    "axes": (
+        "sweep:\n  grid:\n    training.steps: 5\n    training.step: [1, 2]\n    training.seed: [a, 1, null]\n"
+        "    foo.bar: [1]\n    name: [a, b]\n    repeats: [1]\n    wandb.mode: [offline]\n    training.precision: []\n"
+        "    data: [{kind: text}, 5]\n    cuda_graph.scope: [attn, mlp]\n    model.preset: [tiny_moe, nope]\n",
+        [
+            ("r.yaml:5: sweep.grid.training.steps = 5", "a list of at least one value", "[first, second]"),
+            ("r.yaml:6: sweep.grid.training.step = [1, 2]", "no such field", "did you mean 'steps'?"),
+            ('r.yaml:7: sweep.grid.training.seed[0] = "a"', "not a whole number", ""),
+            ("r.yaml:7: sweep.grid.training.seed[2] = null", "not a whole number", ""),
+            ("r.yaml:8: sweep.grid.foo.bar = [1]", "no such field", "known: "),
+            ("r.yaml:9: sweep.grid.name", "one for the whole sweep", "another recipe"),
+            ("r.yaml:10: sweep.grid.repeats", "one for the whole sweep", "another recipe"),
+            ("r.yaml:11: sweep.grid.wandb.mode", "one for the whole sweep", "another recipe"),
+            ("r.yaml:12: sweep.grid.training.precision = []", "a list of at least one value", ""),
+            ("r.yaml:13: sweep.grid.data[1] = 5", "a section is a mapping", "fields: kind"),
+            ("r.yaml:14: sweep.grid.cuda_graph.scope", "a list of lists", "[[attn], [mlp]] are two values"),
+            ('r.yaml:15: sweep.grid.model.preset[1] = "nope"', "no such preset", "known: "),
+        ],
+    ),
+    "points": (
+        "sweep:\n  points:\n    - 3\n    - {}\n    - {foo: 1}\n    - {training.steps: [1]}\n    - {repeats: 3}\n"
+        "    - {cuda_graph_impl: torch, cuda_graph.impl: local}\n",
+        [
+            ("r.yaml:5: sweep.points[0] = 3", "a point is a mapping", "points: ["),
+            ("r.yaml:6: sweep.points[1] = {}", "a point is a mapping", "points: ["),
+            ("r.yaml:7: sweep.points[2].foo = 1", "no such field", "known: "),
+            ("r.yaml:8: sweep.points[3].training.steps = [1]", "not a whole number", ""),
+            ("r.yaml:9: sweep.points[4].repeats = 3", "one for the whole sweep", "another recipe"),
+            ("r.yaml:10: sweep.points[5].cuda_graph.impl", "given twice", "keep one"),
+        ],
+    ),
+    "a forgotten grid": (
+        "sweep: {cuda_graph.impl: [none, torch_compile], gird: {training.seed: [1]}}\n",
+        [
+            ("r.yaml:3: sweep.cuda_graph.impl", "an axis stands under grid", "sweep: {grid: {cuda_graph.impl: [...]}}"),
+            ("r.yaml:3: sweep.gird.training.seed", "no such field", ""),
+        ],
+    ),
+    "an empty sweep": ("sweep: {}\n", [("r.yaml:3: sweep = {}", "no axis", "leave it out")]),
+    "empty axes": (
+        "sweep: {grid: {}, points: []}\n",
+        [("r.yaml:3: sweep.grid = {}", "no axis", "leave it out"), ("sweep.points = []", "at least one", "points: [")],
+    ),
+    "a sweep that is a list": ("sweep: [a]\n", [("r.yaml:3: sweep = ", "not a mapping of axes", "grid")]),
+    "a grid that is a list, points that are a mapping": (
+        "sweep: {grid: [1], points: {a: 1}}\n",
+        [("sweep.grid = [1]", "not a mapping of axes", "grid"), ("sweep.points.a = 1", "a list of mappings", "points")],
+    ),
+    "two axes over one field": (
+        "sweep: {grid: {cuda_graph: [{impl: torch}], cuda_graph.impl: [local]}, points: [{cuda_graph_impl: none}]}\n",
+        [
+            ("r.yaml:3: sweep.grid.cuda_graph.impl", "sets cuda_graph.impl, and so does sweep.grid.cuda_graph", "keep"),
+            ("r.yaml:3: sweep.points", "sets cuda_graph.impl, and so does sweep.grid.cuda_graph", "keep"),
+        ],
+    ),
+    "an empty key, and one that looks like an index": (
+        '"": {"]": 1}\n', [("r.yaml: .] = 1", "no such field", "known")],
+    ),
+    "control characters": (
+        '"\\e[31mred": 4\n', [("r.yaml:3: \\x1b[31mred = 4", "no such field", "known")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_every_problem_is_found_with_its_place_and_way_out(tmp_path: Path, case: str) -> None:
+    text, expected = WRONG[case]
+    found = said(tmp_path, problems(tmp_path, HEAD_LINES + text))
+    assert len(found) == len(expected), found
+    for (place, message, remedy), (place_part, message_part, remedy_part) in zip(found, expected, strict=True):
+        assert place_part in place
+        assert message_part in message, place
+        assert remedy_part in remedy, place
+        assert remedy, place
+
+
+# Whole files that end the reading.
+UNREADABLE: Mapping[str, tuple[str | bytes, str, str]] = {
+    "empty": ("", "r.yaml", "the file is empty"),
+    "comments only": ("# nothing\n", "r.yaml", "the file is empty"),
+    "a list": ("- a\n- b\n", "r.yaml:1", "no mapping of fields"),
+    "a word": ("hello\n", "r.yaml:1", "no mapping of fields"),
+    "a number": ("3\n", "r.yaml:1", "no mapping of fields"),
+    "an open bracket": ("name: x\nmodel: {preset: [\n", "r.yaml:3", "not YAML"),
+    "a colon too many": ("name: x\n  model: 3\n", "r.yaml:2", "not YAML"),
+    "tabs": ("name: x\ntraining:\n\tsteps: 3\n", "r.yaml:3", "not YAML"),
+    "two documents": (f"{HEAD_LINES}---\nname: y\n", "r.yaml:3", "another document"),
+    "an unknown alias": ("name: *x\n", "r.yaml:1", "undefined alias"),
+    "a control character": ("name: x\nmodel: \x00\n", "r.yaml:2", "control characters"),
+    "latin-1": (b"model: 3\nname: caf\xe9\n", "r.yaml:2", "not UTF-8"),
+    "UTF-16": ("name: x\n".encode("utf-16"), "r.yaml:1", "not UTF-8"),
+    "nested without end": ("a: " + "[" * 100_000, "r.yaml:1", "nested deeper"),
+    "an alias of itself": ("a: &a {b: *a}\n", "r.yaml:1", "aliases that stand for themselves"),
+    "an alias bomb": (
+        "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 30)),
+        "r.yaml:7", "more than 1,000,000 values",
+    ),
+    "a number of thousands of digits": (f"seed: {'9' * 5000}\n", "r.yaml", "thousands of digits"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_file_that_cannot_be_read_is_one_problem(tmp_path: Path, case: str) -> None:
+    text, place, message = UNREADABLE[case]
+    (problem,) = said(tmp_path, problems(tmp_path, text))
+    assert problem[0] == place
+    assert message in problem[1]
+
+
+def test_a_tab_is_named_as_such(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, "name: x\ntraining:\n\tsteps: 3\n")
+    assert problem.remedy == "line 3 is indented with a tab: YAML wants spaces"
+
+
+def test_a_missing_file_names_the_one_that_was_probably_meant(tmp_path: Path) -> None:
+    (tmp_path / "tiny_moe.yaml").write_text(HEAD_LINES)
+    with pytest.raises(InputError, match=r"no such file\n    did you mean '.*tiny_moe.yaml'"):
+        load(tmp_path / "tiny_mo.yaml")
+    with pytest.raises(InputError, match="a folder, not a file"):
+        load(tmp_path)
+
+
+def test_name_and_model_are_asked_for(tmp_path: Path) -> None:
+    places = [(place, remedy) for place, _, remedy in said(tmp_path, problems(tmp_path, "repeats: 2\n"))]
+    assert places == [
+        ("r.yaml: name", "name: tiny_moe"),
+        ("r.yaml: model", "model: {preset: tiny_moe}, or its fields written out"),
+    ]
+
+
+def test_an_axis_over_models_is_a_model(tmp_path: Path) -> None:
+    recipe = read(tmp_path, "name: x\nsweep: {grid: {model: [tiny_dense, {preset: tiny_moe, num_layers: 1}]}}\n")
+    assert recipe.axes == (({"model": {"preset": "tiny_dense"}}, {"model": {"preset": "tiny_moe", "num_layers": 1}}),)
+    assert set(recipe.presets) == {"tiny_dense", "tiny_moe"}
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".hidden", "x\n", " ", "a" * 65])
+def test_a_name_is_the_name_of_a_folder(tmp_path: Path, name: str) -> None:
+    (problem,) = problems(tmp_path, f"name: {json.dumps(name)}\nmodel: tiny_dense\n")
+    assert "r.yaml:1: name" in problem.place
+    assert problem.message == "not usable as the name of a folder"
+
+
+def test_an_empty_name_is_no_name(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, "name: ''\nmodel: tiny_dense\n")
+    assert "not usable as the name of a folder" in problem.message
+
+
+def test_a_bare_yes_is_no_name(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, "name: yes\nmodel: tiny_dense\n")
+    assert (problem.message, problem.remedy) == ("not text", "write it in quotes: 'True'")
+
+
+# --- presets --------------------------------------------------------------------------------------------------------
+
+BROKEN_PRESETS = {
+    "broken": ("num_layers: [\n", "models/broken.yaml:2", "not YAML"),
+    "empty": ("", "models/empty.yaml", "the file is empty"),
+    "listed": ("- 3\n", "models/listed.yaml:1", "no mapping"),
+    "nested": ("num_layers: 2\npreset: tiny_moe\n", 'models/nested.yaml:2: preset = "tiny_moe"', "cannot name another"),
+    "unknown": ("\nnum_layer: 3\n", "models/unknown.yaml:2: num_layer = 3", "no such field"),
+    "typed": ("hidden_size: abc\n", 'models/typed.yaml:1: hidden_size = "abc"', "not a whole number"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_PRESETS)
+def test_a_broken_preset_is_reported_beside_the_recipes_own_problems(tmp_path: Path, name: str) -> None:
+    text, place, message = BROKEN_PRESETS[name]
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / f"{name}.yaml").write_text(text)
+    found = said(tmp_path, problems(tmp_path, f"name: x\nmodel: {name}\ntraining: {{step: 3}}\n"))
+    (own,) = (problem for problem in found if problem[0].startswith("models/"))
+    assert own[0] == place
+    assert message in own[1]
+    assert [p for p, _, _ in found if p.startswith("r.yaml")] == ["r.yaml:3: training.step = 3"]
+
+
+@pytest.mark.parametrize("name", ["tiny_mo", "../tiny_moe", "''"])
+def test_an_unknown_preset_names_what_there_is(tmp_path: Path, name: str) -> None:
+    (problem,) = problems(tmp_path, f"name: x\nmodel: {{preset: {name}}}\n")
+    assert problem.message == "no such preset"
+    assert "tiny_moe" in problem.remedy
+
+
+def test_a_preset_beside_the_recipe_goes_before_one_that_ships(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny_moe.yaml").write_text("num_layers: 7\n")
+    assert read(tmp_path, "name: x\nmodel: tiny_moe\n").presets == {"tiny_moe": {"num_layers": 7}}
+
+
+# --- overrides ------------------------------------------------------------------------------------------------------
+
+
+def test_overrides_replace_what_the_file_holds(tmp_path: Path) -> None:
+    text = (
+        HEAD_LINES
+        + "training: {steps: 10, seed: 3}\ncuda_graph_scope: attn\nsweep: {grid: {training.precision: [bf16]}}\n"
+    )
+    given = ("training.steps=50", "cuda_graph.scope=[mlp]", "environment.NCCL_X=1", "sweep.grid.training.precision=[fp32]",
+             "sweep.grid.parallelism.dp=[1,2]", "model.num_layers=1", "training.learning_rate=1e-3", "wandb.tags=[a]")  # fmt: skip
+    recipe = read(tmp_path, text, *given)
+    assert recipe.base["training"] == {"steps": 50, "seed": 3, "learning_rate": 0.001}
+    assert recipe.base["cuda_graph"] == {"scope": ("mlp",)}
+    assert recipe.base["environment"] == {"NCCL_X": "1"}
+    assert recipe.base["model"] == {"preset": "tiny_dense", "num_layers": 1}
+    assert recipe.wandb.tags == ("a",)
+    assert recipe.axes == (
+        ({"training": {"precision": "fp32"}},),
+        ({"parallelism": {"dp": 1}}, {"parallelism": {"dp": 2}}),
+    )
+
+
+def test_an_override_takes_the_place_of_what_stands_around_and_below_it(tmp_path: Path) -> None:
+    assert read(tmp_path, HEAD_LINES + "training: 5\n", "training.steps=50").base["training"] == {"steps": 50}
+    (problem,) = problems(tmp_path, HEAD_LINES + "training: {steps: 50}\n", "training=5")
+    assert problem.place == "command line: training = 5"
+
+
+def test_a_null_override_takes_axes_away(tmp_path: Path) -> None:
+    text = HEAD_LINES + "sweep: {grid: {training.precision: [fp32, bf16], training.seed: [1, 2]}}\n"
+    assert read(tmp_path, text, "sweep=null").axes == ()
+    assert len(read(tmp_path, text, "sweep.grid.training.seed=null").axes) == 1
+
+
+@pytest.mark.parametrize(
+    ("swept", "override", "axis"),
+    [
+        ("{grid: {training.precision: [fp32, bf16]}}", "training.precision=bf16", "sweep.grid.training.precision"),
+        ("{grid: {training: [{seed: 1}, {seed: 2, steps: 9}]}}", "training={seed: 3}", "sweep.grid.training"),
+        ("{points: [{cuda_graph_impl: torch}]}", "cuda_graph_impl=none", "sweep.points"),
+        ("{grid: {model: [tiny_moe, tiny_dense]}}", "model=tiny_moe", "sweep.grid.model"),
+        ("{grid: {training: [{seed: 1}, {seed: 2, steps: 9}]}}", "training.steps=8", None),
+        ("{grid: {training.precision: [bf16]}}", "training.seed=3", None),
+    ],
+)
+def test_an_override_that_no_cell_would_see_is_refused(
+    tmp_path: Path, swept: str, override: str, axis: Optional[str]
+) -> None:
+    text = f"{HEAD_LINES}sweep: {swept}\n"
+    if axis is None:
+        read(tmp_path, text, override)
+        return
+    (problem,) = problems(tmp_path, text, override)
+    assert problem.place.startswith("command line: ") and problem.message == f"{axis} sets it in every cell"
+    read(tmp_path, text, override, f"{axis}=null")
+
+
+def test_interpolation_sees_overrides(tmp_path: Path) -> None:
+    text = HEAD_LINES + "training: {steps: 10, learning_rate_warmup_steps: '${training.steps}'}\n"
+    assert read(tmp_path, text, "training.steps=50").base["training"]["learning_rate_warmup_steps"] == 50
+
+
+WRONG_OVERRIDES = {
+    "training.steps": ("command line: training.steps", "an override is key=value"),
+    "=5": ("command line: =5", "an override is key=value"),
+    "training.step=5": ("command line: training.step = 5", "no such field"),
+    "training.steps=abc": ('command line: training.steps = "abc"', "not a whole number"),
+    "training.steps=[": ("command line: training.steps=[", "not YAML"),
+    "training=5": ("command line: training = 5", "a section is a mapping"),
+    "sweep.grid.cuda_graph[0].impl=none": (
+        "command line: sweep.grid.cuda_graph[0].impl=none",
+        "cannot reach into a list",
+    ),
+    "training.seed=${nothing}": ("command line: training.seed", "not found"),
+    "environment.HF_TOKEN=hunter2": ('command line: environment.HF_TOKEN = "***"', "looks like a secret"),
+    "training={steps: 3, steps: 4}": ("command line: training={steps: 3, steps: 4}", "given twice"),
+    "name=a b": ('command line: name = "a b"', "not usable"),
+}
+
+
+@pytest.mark.parametrize("override", WRONG_OVERRIDES)
+def test_a_wrong_override_is_told_from_the_file(tmp_path: Path, override: str) -> None:
+    place, message = WRONG_OVERRIDES[override]
+    (problem,) = problems(tmp_path, HEAD_LINES, override)
+    assert problem.place.startswith(place)
+    assert message in problem.message
+    assert problem.remedy
+    assert "hunter2" not in str(problem)
+
+
+def test_problems_of_overrides_and_of_the_file_come_together(tmp_path: Path) -> None:
+    found = said(tmp_path, problems(tmp_path, HEAD_LINES + "repeats: 0\n", "training.step=5", "oops", "data.kind=x"))
+    assert sorted(place for place, _, _ in found) == [
+        'command line: data.kind = "x"',
+        "command line: oops",
+        "command line: training.step = 5",
+        "r.yaml:3: repeats = 0",
+    ]
+
+
+# --- sizes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_beyond_all_measure_is_refused_with_its_numbers(tmp_path: Path) -> None:
+    seeds = ", ".join(map(str, range(400)))
+    text = HEAD_LINES + f"repeats: 3\nsweep: {{grid: {{training.seed: [{seeds}], training.steps: [{seeds}]}}}}\n"
+    (problem,) = problems(tmp_path, text)
+    assert problem.message == (
+        f"400 (training.seed) x 400 (training.steps) x 3 repeats are 480,000 runs, above {MOST_RUNS:,}"
+    )
+    (problem,) = problems(tmp_path, HEAD_LINES + "repeats: 100001\n")
+    assert problem.message == "100001 repeats are 100,001 runs, above 100,000"
+    assert read(tmp_path, HEAD_LINES + "repeats: 100000\n").repeats == MOST_RUNS
+
+
+# --- what is read ---------------------------------------------------------------------------------------------------
+
+
+def test_values_come_in_their_fields_types(tmp_path: Path) -> None:
+    text = (
+        "name: 2024\nmodel: tiny_dense\ntraining: {steps: '50', learning_rate: 1e-3, weight_decay: 1, deterministic: 'yes'}\n"
+        "cuda_graph: {impl: transformer_engine, scope: 'attn, mlp'}\ndata: {path: 2024-01-01}\n"
+        "environment: {NCCL_X: 0, NCCL_Y: 1.5}\nexpect: {phase: null}\nwandb: {tags: [1, b]}\n"
+    )
+    recipe = read(tmp_path, text)
+    assert recipe.name == "2024"
+    training = recipe.base["training"]
+    assert training == {"steps": 50, "learning_rate": 0.001, "weight_decay": 1.0, "deterministic": True}
+    assert isinstance(training["weight_decay"], float)
+    assert recipe.base["cuda_graph"]["scope"] == ("attn", "mlp")
+    assert recipe.base["data"] == {"path": "2024-01-01"}
+    assert recipe.base["environment"] == {"NCCL_X": "0", "NCCL_Y": "1.5"}
+    assert recipe.wandb.tags == ("1", "b")
+
+
+def test_anchors_and_merge_keys_are_yaml(tmp_path: Path) -> None:
+    text = HEAD_LINES + "training: &t {steps: 50, seed: 1}\nsweep: {points: [{training: {<<: *t, seed: 2}}]}\n"
+    assert read(tmp_path, text).axes == (({"training": {"steps": 50, "seed": 2}},),)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_recorded_text_of_a_shipped_recipe_is_the_recipe(tmp_path: Path, path: Path) -> None:
+    recipe = load(path)
+    again = read(tmp_path, recipe.text)
+    assert dataclasses.replace(again, file=recipe.file) == recipe
+
+
+# --- nothing but an InputError, whatever is written -----------------------------------------------------------------
+
+WORDS = st.sampled_from([*FIELDS, *SECTIONS, *HEAD.fields, "environment", "sweep", "grid", "points", "preset", "x", "impl",
+                         "cuda_graph_scope", "steps", "A_B", "${training.steps}", "tiny_moe", "???", "bf16", "none"])  # fmt: skip
+SCALARS = st.one_of(
+    WORDS, st.text(max_size=6), st.none(), st.booleans(), st.integers(-3, 2**70), st.floats(), st.dates()
+)
+TREES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS | st.text(max_size=4), inner, max_size=4),
+    max_leaves=12,
+)
+SWEEPS = st.fixed_dictionaries({}, optional={
+    "grid": TREES | st.dictionaries(st.sampled_from(FIELDS), st.lists(TREES, max_size=3), max_size=3),
+    "points": TREES | st.lists(st.dictionaries(st.sampled_from(FIELDS), SCALARS, max_size=3), max_size=3),
+})  # fmt: skip
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(fields=st.dictionaries(WORDS, TREES, max_size=5), sweep=st.none() | TREES | SWEEPS, whole=st.booleans())
+def test_any_tree_is_a_recipe_or_a_list_of_problems(
+    tmp_path: Path, fields: dict[str, Any], sweep: Any, whole: bool
+) -> None:
+    tree = fields | ({} if sweep is None else {"sweep": sweep}) | ({"name": "x", "model": "tiny_moe"} if whole else {})
+    only_input_errors(tmp_path, yaml.safe_dump(tree, allow_unicode=True))
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(st.sampled_from("ab:{}[]-,&*!|>'\"#?%\n\t ${}."), max_size=30))
+def test_any_text_is_a_recipe_or_a_list_of_problems(tmp_path: Path, text: str) -> None:
+    only_input_errors(tmp_path, HEAD_LINES + text)
+
+
+def only_input_errors(folder: Path, text: str) -> None:
+    try:
+        cells = expand(read(folder, text), "cpu")
+    except InputError as error:
+        assert error.problems
+        for problem in error.problems:
+            assert "r.yaml" in problem.place
+            assert problem.message
+            assert str(problem).isprintable() or "\n" in str(problem)
+    else:
+        assert cells
+
+
+# --- the reference --------------------------------------------------------------------------------------------------
+
+REFERENCE = (ROOT / "docs" / "recipes.md").read_text()
+
+
+def table_rows(section: str) -> dict[str, tuple[str, str]]:
+    """Type and default of each field in the reference's table of ``section``."""
+    _, _, rest = REFERENCE.partition(f"\n## {section}\n")
+    body, _, _ = rest.partition("\n## ")
+    rows = [line.strip("| ").split(" | ") for line in body.splitlines() if line.startswith("| `")]
+    return {row[0].strip("`"): (row[1], row[2].strip("`")) for row in rows if len(row) == 4}
+
+
+@pytest.mark.parametrize("section", ["The top", *SECTIONS])
+def test_the_reference_has_every_field_with_its_type_and_default(section: str) -> None:
+    schema, cls = (HEAD, None) if section == "The top" else (SCHEMAS[section], SECTIONS[section])
+    defaults = {} if cls is None else {f.name: f.default for f in dataclasses.fields(cls)}
+    rows = table_rows(section)
+    if cls is None:
+        rows = {name: row for name, row in rows.items() if name in HEAD.fields}
+    assert list(rows) == list(schema.fields)
+    for name, (kind, default) in rows.items():
+        assert kind == schema.takes(name), name
+        if name in defaults:
+            value = defaults[name]
+            assert default == json.dumps(list(value) if isinstance(value, tuple) else value), name
+
+
+def test_the_references_example_is_a_recipe(tmp_path: Path) -> None:
+    example = REFERENCE.partition("```yaml\n")[2].partition("```")[0]
+    assert len(expand(read(tmp_path, example), "cpu")) == 8

@@ -1,0 +1,270 @@
+"""Submissions on disk, what sbatch is given, and what is made of a submission that an earlier command left open."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from launch.common.atomic_files import read_json, write_json
+from launch.contract.bundle import BundleOrder
+from launch.contract.cancellation import read_cancellation
+from launch.contract.paths import SweepPaths
+from launch.contract.records import Limits
+from orchestrator.errors import SystemFault
+from orchestrator.submit import slurm_queue
+from orchestrator.submit.slurm_queue import ask
+from orchestrator.submit.submitit_adapter import BatchJob, Refused, batch_script, put_in_place, submit_bundles
+from orchestrator.sweeps.slurm_jobs import Scheduler
+from orchestrator.sweeps.store import write_orders
+from orchestrator.sweeps.submissions import Submission, read_submissions, write_submission
+from orchestrator.targets.job_request import JobRequest
+from orchestrator.targets.profile import Profile
+from tests.integration.host import wait_until
+
+REQUEST = JobRequest(nodes=2, ranks_per_node=4, cpus_per_rank=3, gpus_per_node=4, minutes=90)
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> SweepPaths:
+    return SweepPaths(tmp_path / "sweep")
+
+
+def submission(token: str = "token", job_id: str | None = None, **fields: Any) -> Submission:
+    made = Submission(token, token, ("one", "two"), time.time(), socket.gethostname(), job_id)
+    return replace(made, **fields)
+
+
+# --- on disk --------------------------------------------------------------------------------------------------------
+
+
+def test_submissions_are_read_back_oldest_first(sweep: SweepPaths) -> None:
+    assert read_submissions(sweep) == []
+    late, early = submission("a", "12", time=2.0), submission("b", time=1.0)
+    for each in (late, early):
+        write_submission(sweep, each)
+    assert read_submissions(sweep) == [early, late]
+    assert late.job_ids() == ["12_0", "12_1"] and early.job_ids() == []
+    assert late.job_of("two") == "12_1"
+    assert replace(late, bundles=("one",)).job_ids() == ["12"]
+
+
+@pytest.mark.parametrize("content", ['{"token": "a"', "[]", '{"token": "a"}', '{"bundles": []}'])
+def test_a_damaged_submission_is_said_and_never_passed_over(sweep: SweepPaths, content: str) -> None:
+    sweep.submissions.mkdir(parents=True)
+    (sweep.submissions / "a.json").write_text(content)
+    with pytest.raises(SystemFault, match=r"a\.json: not a submission of this version"):
+        read_submissions(sweep)
+
+
+# --- what sbatch is given -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """submitit writes scripts only where it sees one."""
+    (tmp_path / "srun").write_text("#!/bin/sh\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+
+def directives(profile: Profile, count: int = 1, request: JobRequest = REQUEST, **options: Any) -> Mapping[str, str]:
+    """The options of the batch script, and its last lines under "command" and "setup"."""
+    text = batch_script(BatchJob(Path("/store/my sweep/token"), request, profile, "name", count, **options))
+    words = [line.removeprefix("#SBATCH --").partition("=") for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert len({name for name, _, _ in words}) == len(words), "an option given twice"
+    (command,) = [line for line in text.splitlines() if line.startswith("srun ")]
+    setup = text.partition("# setup\n")[2].partition("\n\n# command")[0]
+    return {name: value for name, _, value in words} | {"command": command, "setup": setup}
+
+
+@pytest.mark.usefixtures("srun")
+def test_an_empty_profile_leaves_every_choice_to_slurm() -> None:
+    found = directives(Profile())
+    assert {name: found[name] for name in ("nodes", "ntasks-per-node", "cpus-per-task", "gres", "time", "job-name")} == {
+        "nodes": "2", "ntasks-per-node": "4", "cpus-per-task": "3", "gres": "gpu:4", "time": "90", "job-name": "name",
+    }  # fmt: skip
+    assert found["no-requeue"] == ""
+    chosen = {"partition", "account", "qos", "mem", "exclusive", "wckey", "dependency", "exclude", "array", "requeue"}
+    assert not chosen & found.keys()
+
+
+@pytest.mark.usefixtures("srun")
+def test_the_supervisor_is_one_process_beside_which_runs_find_room() -> None:
+    words = directives(Profile())["command"].split()
+    assert {"--nodes=1", "--ntasks=1", "--overlap", "--relative=0", "--cpus-per-task=1", "--mpi=none"} <= set(words)
+    assert "'/store/my sweep/token'" in directives(Profile())["command"]
+
+
+@pytest.mark.usefixtures("srun")
+@pytest.mark.parametrize(
+    ("profile", "said"),
+    [
+        (Profile(gpus="gres", gpu_type="a100"), {"gres": "gpu:a100:4"}),
+        (Profile(gpus="gpus_per_node"), {"gpus-per-node": "4"}),
+        (Profile(gpus="gpus_per_node", gpu_type="h200"), {"gpus-per-node": "h200:4"}),
+        (Profile(wckey="key", exclusive=True, mem="0"), {"wckey": "key", "exclusive": "", "mem": "0"}),
+        (Profile(reservation="r", sbatch={"mail-type": "END", "comment": "x y", "spread-job": ""}),
+         {"reservation": "r", "mail-type": "END", "comment": "'x y'", "spread-job": ""}),
+    ],
+)  # fmt: skip
+def test_what_a_profile_says_reaches_sbatch(profile: Profile, said: Mapping[str, str]) -> None:
+    found = directives(profile)
+    assert {name: found.get(name) for name in said} == said
+    assert ("gres" in found) == ("gres" in said or "gpus-per-node" not in said)
+
+
+@pytest.mark.usefixtures("srun")
+def test_whole_nodes_and_cpus_are_asked_for_without_gpus() -> None:
+    for found in (directives(Profile(gpus="none")), directives(Profile(), request=replace(REQUEST, gpus_per_node=0))):
+        assert not {"gres", "gpus-per-node"} & found.keys()
+
+
+@pytest.mark.usefixtures("srun")
+def test_a_lane_is_an_array_of_one_at_a_time_behind_others_of_its_name() -> None:
+    assert directives(Profile(), 7)["array"] == "0-6%7"
+    lane = directives(Profile(), 7, in_lane=True)
+    assert (lane["array"], lane["dependency"]) == ("0-6%1", "singleton")
+    assert directives(Profile(), 1, in_lane=True)["dependency"] == "singleton"
+
+
+@pytest.mark.usefixtures("srun")
+def test_failed_nodes_are_left_aside_beside_those_of_the_profile() -> None:
+    assert directives(Profile(sbatch={"exclude": "node[7-9]"}), exclude=["node2"])["exclude"] == "'node2,node[7-9]'"
+
+
+@pytest.mark.usefixtures("srun")
+def test_jobs_find_this_program_after_what_the_site_sets_up(tmp_path: Path) -> None:
+    """From whatever folder, with whatever PYTHONPATH the site's own lines leave."""
+    for line in ("true", "export PYTHONPATH=/somewhere", "unset PYTHONPATH"):
+        setup = directives(Profile(setup=(line,)))["setup"]
+        command = f"{setup}\n{sys.executable} -c 'import launch.supervise.supervisor, sys; print(sys.path)'"
+        done = subprocess.run(["bash", "-euc", command], cwd=tmp_path, text=True, capture_output=True)
+        assert done.returncode == 0, done.stderr
+        assert ("/somewhere" in done.stdout) == ("somewhere" in line)
+
+
+SILENCES = (
+    "Message receive failure", "Protocol authentication error", "Received zero length message",
+    "Socket timed out on send/recv operation", "Unexpected missing socket error", "Unexpected message received",
+    "Zero Bytes were transmitted or received",
+)  # fmt: skip
+
+
+@pytest.mark.usefixtures("srun")
+@pytest.mark.parametrize(
+    ("script", "certain", "words"),
+    [
+        ("echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1", True, "Invalid account"),
+        ("echo 'sbatch: error: Unable to contact slurm controller (connect failure)' >&2; exit 1", True, "connect"),
+        *((f"echo 'sbatch: error: {silence}' >&2; exit 1", False, silence) for silence in SILENCES),
+        ("kill -9 $$", False, "signal 9|SIGKILL"),
+        ("echo 'Submitted to the queue'", False, "Submitted to the queue"),
+    ],
+)
+def test_a_refusal_is_told_from_a_silence(
+    sweep: SweepPaths, tmp_path: Path, script: str, certain: bool, words: str
+) -> None:
+    """After a refusal there is no job; after the others there may be one."""
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    with pytest.raises(Refused, match=words) as refused:
+        submit_bundles(BatchJob(tmp_path / "own", REQUEST, Profile(), "name", 1), [sweep.bundle("one")])
+    assert refused.value.certain == certain
+
+
+# --- left open by an earlier command --------------------------------------------------------------------------------
+
+
+class Slurm(Scheduler):
+    """What it finds under a name."""
+
+    def __init__(self, *found: str) -> None:
+        super().__init__()
+        self.found = found
+        self.names: list[str] = []
+
+    def find(self, name: str, since: float) -> tuple[str, ...]:
+        self.names.append(name)
+        return self.found
+
+
+def test_a_job_that_slurm_knows_is_adopted_with_what_it_waits_for(sweep: SweepPaths) -> None:
+    left = submission(name="lane")
+    write_submission(sweep, submission("before", "11", name="lane", time=left.time - 9))
+    write_submission(sweep, left)
+    (left.folder(sweep)).mkdir(parents=True)
+    ask(sweep, Slurm("11", "12"))
+    assert [s.job_id for s in read_submissions(sweep)] == ["11", "12"]
+    assert {path.name for path in left.folder(sweep).iterdir()} == {"12_0_submitted.pkl", "12_1_submitted.pkl"}
+
+
+def test_a_submission_of_which_slurm_has_no_job_is_forgotten_once_none_can_arrive(sweep: SweepPaths) -> None:
+    """On the same host, and on one whose sbatch cannot be seen."""
+    here, there = slurm_queue.ARRIVAL_SECONDS, slurm_queue.SBATCH_SECONDS
+    for host, seconds in ((socket.gethostname(), here), ("another", there)):
+        write_submission(sweep, submission(host=host, time=time.time() - seconds + 1))
+        begun = time.monotonic()
+        slurm = Slurm()
+        ask(sweep, slurm)
+        assert read_submissions(sweep) == []
+        assert 0.8 < time.monotonic() - begun < 5 and len(slurm.names) > 1
+
+
+def test_an_sbatch_that_is_still_at_work_is_waited_for(sweep: SweepPaths) -> None:
+    left = submission(time=time.time() - 100)
+    write_submission(sweep, left)
+    left.folder(sweep).mkdir(parents=True)
+    script = left.folder(sweep) / ".submission_file_1.sh"
+    with subprocess.Popen([sys.executable, "-c", "input()", str(script)], stdin=subprocess.PIPE) as sbatch:
+        assert sbatch.stdin is not None
+        wait_until(lambda: str(script).encode() in Path(f"/proc/{sbatch.pid}/cmdline").read_bytes(), 5, "its start")
+        threading.Timer(1.0, sbatch.stdin.close).start()
+        ask(sweep, Slurm("12"))
+        assert sbatch.poll() is not None
+    assert read_submissions(sweep)[0].job_id == "12"
+
+
+def test_what_is_in_place_is_left_in_place(sweep: SweepPaths) -> None:
+    left = submission("token", "12")
+    folder = left.folder(sweep)
+    folder.mkdir(parents=True)
+    (folder / "12_0_submitted.pkl").write_text("submitit's own")
+    put_in_place(folder, [sweep.bundle(bundle) for bundle in left.bundles], "12")
+    assert (folder / "12_0_submitted.pkl").read_text() == "submitit's own"
+    assert str(sweep.bundle("two").root).encode() in (folder / "12_1_submitted.pkl").read_bytes()
+
+
+# --- orders ---------------------------------------------------------------------------------------------------------
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sets(st.sampled_from("abcd"), min_size=1), st.none() | st.sets(st.sampled_from("abcd")))
+def test_an_order_lifts_the_cancellation_of_its_own_runs_alone(
+    sweep: SweepPaths, ordered: set[str], cancelled: set[str] | None
+) -> None:
+    bundle = sweep.bundle("b")
+
+    def order(runs: set[str]) -> BundleOrder:
+        return BundleOrder("b", "w", tuple((run, 1) for run in sorted(runs)), Limits(), 0, ())
+
+    write_orders(sweep, [order(set("abcd"))])
+    write_json(bundle.cancel, None if cancelled is None else sorted(cancelled))
+    write_orders(sweep, [order(ordered)])
+    write_orders(sweep, [order(ordered)])
+    assert dict(read_json(bundle.order)["schedule"]).keys() == ordered
+    left = read_cancellation(bundle)
+    everything = not cancelled  # an empty list is no choice
+    still = set("abcd") - ordered if everything else (cancelled or set()) - ordered
+    assert {run for run in "abcd" if left is not None and left.covers(run)} == still

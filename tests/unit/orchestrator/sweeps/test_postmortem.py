@@ -1,0 +1,195 @@
+"""Outcomes of attempts that ended with their job, and of runs that no job will begin any more."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Optional
+
+import pytest
+
+from launch.common.atomic_files import JsonLines, read_json, write_json
+from launch.contract.paths import SweepPaths
+from launch.contract.records import Outcome, OutcomeName, Phase
+from launch.failures.diagnose import RankException, is_infrastructure
+from launch.slurm.job_states import OUTCOME_OF_STATE
+from orchestrator.errors import SystemFault
+from orchestrator.slurm.job_listing import Job
+from orchestrator.sweeps.postmortem import MOST_LAUNCHES, Remains, bury, never_began, outcome_of_job, remains_of
+from orchestrator.sweeps.run_state import RunState, StateName
+
+RUN = "eager-1a2b3c4d5e-r0"
+
+
+def job(state: str, nodes: str = "node2") -> Job:
+    return Job("12_3", "token", state, nodes=nodes)
+
+
+def remains(phase: Optional[Phase] = "measure", *exceptions: RankException) -> Remains:
+    return Remains("bundle.1", 100.0, {0: phase} if phase else {}, exceptions)
+
+
+# --- one attempt ----------------------------------------------------------------------------------------------------
+
+CLASSES = {
+    "BOOT_FAIL": "NODE_FAIL", "CANCELLED": "CANCELLED", "COMPLETED": "SUPERVISOR", "DEADLINE": "JOB_TIMEOUT",
+    "FAILED": "SUPERVISOR", "GONE": "JOB_GONE", "LAUNCH_FAILED": "NODE_FAIL", "NODE_FAIL": "NODE_FAIL",
+    "OUT_OF_MEMORY": "STEP_MEMORY", "PREEMPTED": "PREEMPTED", "RECONFIG_FAIL": "NODE_FAIL", "REVOKED": "CANCELLED",
+    "TIMEOUT": "JOB_TIMEOUT",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("state", sorted(OUTCOME_OF_STATE))
+def test_every_end_of_a_job_is_the_outcome_of_what_ran_in_it(state: str) -> None:
+    outcome = outcome_of_job(job(state), remains(), 200.0)
+    assert (outcome.outcome, outcome.failure_class) == (OUTCOME_OF_STATE[state], CLASSES[state])
+    assert (outcome.phase, outcome.allocation, outcome.started, outcome.ended) == ("measure", "bundle.1", 100.0, 200.0)
+    assert outcome.message and outcome.remedy
+    assert is_infrastructure(outcome) == (outcome.outcome in ("NODE_FAIL", "PREEMPTED"))
+
+
+def test_an_attempt_that_recorded_nothing_ended_at_its_start() -> None:
+    assert outcome_of_job(job("TIMEOUT"), remains(None), 200.0).phase == "init"
+
+
+def test_what_a_rank_said_goes_before_how_the_job_ended() -> None:
+    said = RankException(3, 150.0, "capture", "OutOfMemoryError", "CUDA out of memory")
+    outcome = outcome_of_job(job("NODE_FAIL"), remains("capture", said), 200.0)
+    assert (outcome.outcome, outcome.rank, outcome.phase, outcome.node) == ("CUDA_OOM", 3, "capture", "")
+
+
+def test_what_a_rank_said_of_others_does_not() -> None:
+    """They had gone with their node."""
+    said = RankException(3, 150.0, "measure", "DistBackendError", "Connection closed by peer [10.0.0.7]:4242")
+    assert outcome_of_job(job("NODE_FAIL"), remains("measure", said), 200.0).outcome == "NODE_FAIL"
+
+
+def test_results_that_are_on_disk_count() -> None:
+    assert outcome_of_job(job("TIMEOUT"), remains("teardown"), 200.0).outcome == "COMPLETED"
+
+
+@pytest.mark.parametrize(("state", "nodes", "node"), [
+    ("NODE_FAIL", "node2", "node2"), ("NODE_FAIL", "node[2-3]", ""), ("NODE_FAIL", "node2,other7", ""),
+    ("NODE_FAIL", "", ""), ("TIMEOUT", "node2", ""),
+])  # fmt: skip
+def test_the_node_that_failed_is_named_where_there_was_one(state: str, nodes: str, node: str) -> None:
+    assert outcome_of_job(job(state, nodes), remains(), 200.0).node == node
+
+
+def test_no_secret_reaches_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_not_to_be_written")
+    said = RankException(0, 150.0, "build", "ValueError", "hf_not_to_be_written is no token")
+    assert "hf_not" not in outcome_of_job(job("FAILED"), remains("build", said), 200.0).message
+
+
+def test_what_an_attempt_left_is_read_as_far_as_it_is_whole(tmp_path: Path) -> None:
+    sweep = SweepPaths(tmp_path)
+    bundle, attempt = sweep.bundle("bundle"), sweep.run(RUN).attempt(1)
+    assert remains_of(bundle, attempt, 100.0) == Remains("", 100.0, {}, ())
+    with JsonLines(bundle.allocations) as lines:
+        lines.write({"allocation": 1})
+        lines.write({"allocation": 2})
+    with JsonLines(attempt.events(1)) as lines:
+        lines.write({"time": 1.0, "kind": "enter", "phase": "build", "step": None})
+        lines.write({"time": 2.0, "kind": "exception", "phase": "build", "step": None, "type": "E", "message": "m"})
+    with open(attempt.events(1), "a") as torn:
+        torn.write('{"time": 3')
+    expected = Remains("bundle.2", 100.0, {1: "build"}, (RankException(1, 2.0, "build", "E", "m"),))
+    assert remains_of(bundle, attempt, 100.0) == expected
+
+
+# --- writing them ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> SweepPaths:
+    return SweepPaths(tmp_path / "sweep")
+
+
+def outcome(name: OutcomeName, failure_class: str = "") -> Outcome:
+    return Outcome(name, "measure", "bundle.1", 1.0, 2.0, failure_class=failure_class)
+
+
+def ended(name: OutcomeName = "TIMEOUT") -> RunState:
+    return RunState(RUN, name, 2, outcome=outcome(name), recorded=False, job=job("TIMEOUT"))
+
+
+def abandoned(name: StateName = "PLANNED", launches: int = MOST_LAUNCHES, job_state: str = "FAILED") -> RunState:
+    return RunState(RUN, name, 1, job=job(job_state), abandoned=True, launches=launches)
+
+
+def test_an_outcome_that_nobody_wrote_is_written_once(sweep: SweepPaths) -> None:
+    attempt = sweep.run(RUN).attempt(1)
+    attempt.logs.mkdir(parents=True)
+    assert bury(sweep, {RUN: ended()})
+    assert read_json(attempt.outcome) == dataclasses.asdict(outcome("TIMEOUT"))
+    assert bury(sweep, {RUN: ended("NODE_FAIL")}), "there was something to write, as far as this command knew"
+    assert read_json(attempt.outcome)["outcome"] == "TIMEOUT"
+    assert sorted(path.name for path in attempt.root.iterdir()) == ["logs", "outcome.json"], "nothing is left beside it"
+
+
+def test_an_outcome_that_the_supervisor_wrote_meanwhile_stays(sweep: SweepPaths) -> None:
+    attempt = sweep.run(RUN).attempt(1)
+    write_json(attempt.outcome, dataclasses.asdict(outcome("COMPLETED")))
+    bury(sweep, {RUN: ended()})
+    assert read_json(attempt.outcome)["outcome"] == "COMPLETED"
+
+
+def test_nothing_is_written_of_what_lives_or_is_on_disk(sweep: SweepPaths) -> None:
+    states = [
+        RunState(RUN, "RUNNING", 2, alive=True, job=job("RUNNING")),
+        RunState(RUN, "QUEUED", 1, alive=True, job=job("PENDING")),
+        RunState(RUN, "TIMEOUT", 2, outcome=outcome("TIMEOUT"), job=job("TIMEOUT")),
+        RunState(RUN, "PLANNED", 1),
+        RunState(RUN, "INTERRUPTED", 2, job=job("TIMEOUT")),
+        abandoned(launches=MOST_LAUNCHES - 1),
+        abandoned("CANCELLED", job_state="CANCELLED"),
+    ]
+    assert [bury(sweep, {RUN: state}) for state in states] == [False] * len(states)
+    assert not sweep.root.exists()
+
+
+def test_a_run_that_no_job_begins_is_given_up_and_says_why(sweep: SweepPaths) -> None:
+    assert bury(sweep, {RUN: abandoned()})
+    written = read_json(sweep.run(RUN).attempt(1).outcome)
+    assert (written["outcome"], written["failure_class"], written["phase"]) == ("ENVIRONMENT", "LAUNCH", "init")
+    assert written["message"] == "3 jobs in a row ended before any run began; the last, 12_3, as FAILED"
+    assert never_began(Outcome(**written)) and not never_began(outcome("ENVIRONMENT", "LAUNCH"))
+
+
+def test_it_is_given_up_after_a_failure_of_the_infrastructure_and_no_result_is_hidden(sweep: SweepPaths) -> None:
+    for name, given_up in (("NODE_FAIL", True), ("NUMERIC", False), ("COMPLETED", False)):
+        before = dataclasses.replace(abandoned(), name=name, next_attempt=2, outcome=outcome(name))  # type: ignore[arg-type]
+        assert bury(sweep, {RUN: before}) == given_up
+        assert sweep.run(RUN).attempt(2).outcome.exists() == given_up
+        sweep.run(RUN).attempt(2).outcome.unlink(missing_ok=True)
+
+
+def test_an_attempt_that_begins_meanwhile_is_not_given_up(sweep: SweepPaths) -> None:
+    attempt = sweep.run(RUN).attempt(1)
+    attempt.logs.mkdir(parents=True)
+    bury(sweep, {RUN: abandoned()})
+    assert not attempt.outcome.exists()
+
+
+def test_a_run_whose_job_waited_for_too_long_says_so(sweep: SweepPaths) -> None:
+    state = abandoned("CANCELLED", launches=1, job_state="CANCELLED")
+    assert bury(sweep, {RUN: state}, {"12_3": "it waited for more than 60 minutes (Resources)"})
+    written = read_json(sweep.run(RUN).attempt(1).outcome)
+    assert written["outcome"] == written["failure_class"] == "CANCELLED"
+    assert written["message"] == "job 12_3 was taken out of the queue: it waited for more than 60 minutes (Resources)"
+
+
+@pytest.mark.parametrize("state", [ended, abandoned])
+def test_a_store_that_cannot_be_written_is_one_message(tmp_path: Path, state: Callable[[], RunState]) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemFault, match="cannot be written"):
+        bury(SweepPaths(tmp_path / "file"), {RUN: state()})
+
+
+def test_outcomes_are_dated_when_they_are_found_out(sweep: SweepPaths) -> None:
+    """A report written before then is older than they are."""
+    bury(sweep, {RUN: abandoned()})
+    assert read_json(sweep.run(RUN).attempt(1).outcome)["ended"] == pytest.approx(time.time(), abs=5)

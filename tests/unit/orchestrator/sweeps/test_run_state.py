@@ -1,0 +1,357 @@
+"""States of runs, told from what stands on disk, with locks held by this very process, and from what Slurm says."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+from typing import Optional
+
+import pytest
+
+from launch.common.atomic_files import JsonLines, write_json
+from launch.common.file_lock import Lock, this_process
+from launch.contract.bundle import BundleOrder, Step, order_to_json
+from launch.contract.paths import BundlePaths, SweepPaths
+from launch.contract.records import Limits, Outcome, Plan, read_plan
+from launch.slurm.job_states import OUTCOME_OF_STATE, RUNNING, WAITING
+from orchestrator.errors import SystemFault
+from orchestrator.slurm.job_listing import GONE, UNHEARD, Job
+from orchestrator.sweeps.run_state import RunState, live_runs, newest_change, open_submissions, read_state, read_states
+from orchestrator.sweeps.slurm_jobs import Jobs
+from orchestrator.sweeps.submissions import Submission, write_submission
+from tests.records import AttemptRecord, write_sweep
+
+
+class Sweep:
+    """One bundle of eager, compiled, eager, compiled; nothing of it begun."""
+
+    def __init__(self, root: Path) -> None:
+        def unbegun(record: AttemptRecord) -> None:
+            record.begun = False
+
+        self.paths = write_sweep(root / "written", steps=4, edit=unbegun)
+        self.plan: Plan = read_plan(self.paths)
+        (planned,) = self.plan.bundles
+        self.run_ids = planned.run_ids
+        self.bundle: BundlePaths = self.paths.bundle(planned.bundle_id)
+
+    def order(self, *schedule: tuple[int, int], step: Optional[Step] = None) -> None:
+        """``schedule``: (index of the run, attempt)."""
+        pairs = tuple((self.run_ids[run], attempt) for run, attempt in schedule)
+        order = BundleOrder(self.bundle.root.name, "workload", pairs, Limits(), 1, ("cpu",), step=step)
+        write_json(self.bundle.order, order_to_json(order))
+
+    def begin(self, run: int, attempt: int = 1, outcome: Optional[str] = None) -> None:
+        paths = self.paths.run(self.run_ids[run]).attempt(attempt)
+        paths.logs.mkdir(parents=True)
+        if outcome:
+            record = Outcome(outcome, "measure", "a", 1.0, time.time())  # type: ignore[arg-type]
+            write_json(paths.outcome, dataclasses.asdict(record))
+
+    def states(self, **jobs: str) -> list[str]:
+        """``jobs``: the state of job 12 as ``j12``; without any, Slurm is not asked."""
+        return [state.name + ("*" if state.alive else "") for state in self.all(**jobs)]
+
+    def all(self, **jobs: str) -> list[RunState]:
+        known = {name[1:]: Job(name[1:], "token", state) for name, state in jobs.items()}
+        states = read_states(self.paths, self.plan, Jobs(known) if jobs else None)
+        assert tuple(states) == self.run_ids
+        return list(states.values())
+
+    def submit(self, job_id: Optional[str], *schedule: tuple[int, int], ago: float = 0.0) -> None:
+        """Order it and hand it to Slurm, or have nobody know whether that came to pass."""
+        self.order(*schedule, step=Step(1, 2, 1, "python"))
+        submission = Submission(f"token-{job_id}", "token", (self.bundle.root.name,), time.time() - ago, "host", job_id)
+        write_submission(self.paths, submission)
+
+    def take(self, job: str = "12") -> None:
+        """As a supervisor does that Slurm has started."""
+        with JsonLines(self.bundle.allocations) as lines:
+            lines.write({"allocation": 1, "time": time.time(), "job": job, "nodes": ["node1"]})
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    return Sweep(tmp_path)
+
+
+def kill(lock: Lock, path: Path) -> None:
+    """What a killed holder leaves: a free lock that names a process which is no more."""
+    lock.release()
+    write_json(path, dataclasses.asdict(dataclasses.replace(this_process(), started=1)))
+
+
+def taken(path: Path) -> Lock:
+    lock = Lock.try_acquire(path)
+    assert lock is not None
+    return lock
+
+
+def test_a_run_from_the_plan_to_its_outcome(sweep: Sweep) -> None:
+    assert sweep.states() == ["PLANNED"] * 4
+    sweep.order((0, 1), (1, 1))
+    assert sweep.states() == ["PLANNED"] * 4, "ordered, but nobody lives to begin it"
+    queue = taken(sweep.paths.queue_lock)
+    assert sweep.states() == ["QUEUED*", "QUEUED*", "PLANNED", "PLANNED"]
+    taken(sweep.bundle.lock)
+    queue.release()
+    assert sweep.states() == ["QUEUED*", "QUEUED*", "PLANNED", "PLANNED"]
+    sweep.begin(0)
+    assert sweep.states() == ["RUNNING*", "QUEUED*", "PLANNED", "PLANNED"]
+    sweep.begin(1, outcome="COMPLETED")
+    assert sweep.states() == ["RUNNING*", "COMPLETED", "PLANNED", "PLANNED"]
+
+
+def test_a_run_whose_supervisor_died_is_interrupted_even_while_another_one_lives(sweep: Sweep) -> None:
+    sweep.order((0, 1), (1, 1))
+    first = taken(sweep.bundle.lock)
+    sweep.begin(0)
+    kill(first, sweep.bundle.lock)
+    assert sweep.states()[:2] == ["INTERRUPTED", "PLANNED"]
+    time.sleep(0.05)  # file systems keep time in ticks
+    taken(sweep.bundle.lock)
+    assert sweep.states()[:2] == ["INTERRUPTED", "QUEUED*"]
+    sweep.begin(1)
+    assert sweep.states()[:2] == ["INTERRUPTED", "RUNNING*"]
+
+
+def test_another_attempt_is_the_run_s_state(sweep: Sweep) -> None:
+    sweep.begin(0, outcome="FAILED")
+    sweep.order((0, 2))
+    assert sweep.states()[0] == "FAILED"
+    taken(sweep.bundle.lock)
+    assert sweep.states()[0] == "QUEUED*"
+    sweep.begin(0, attempt=2, outcome="COMPLETED")
+    assert sweep.states()[0] == "COMPLETED"
+    assert read_states(sweep.paths, sweep.plan)[sweep.run_ids[0]].next_attempt == 3
+
+
+def test_ten_attempts_are_counted_as_numbers(sweep: Sweep) -> None:
+    for attempt in range(1, 11):
+        sweep.begin(0, attempt, outcome="FAILED")
+    assert read_states(sweep.paths, sweep.plan)[sweep.run_ids[0]].next_attempt == 11
+
+
+def test_a_cancelled_bundle(sweep: Sweep) -> None:
+    sweep.order((0, 1), (1, 1))
+    taken(sweep.paths.queue_lock)
+    taken(sweep.bundle.lock)
+    sweep.begin(0)
+    sweep.bundle.cancel.touch()
+    assert sweep.states()[:2] == ["RUNNING*", "CANCELLED"], "a run that has begun ends first"
+
+
+def test_a_damaged_outcome_is_none_and_a_damaged_order_is_a_fault(sweep: Sweep) -> None:
+    sweep.begin(0, outcome="COMPLETED")
+    sweep.paths.run(sweep.run_ids[0]).attempt(1).outcome.write_text('{"outcome": "COMPLETED"}')
+    state = sweep.all()[0]
+    assert (state.name, state.outcome, state.next_attempt) == ("INTERRUPTED", None, 2)
+    assert state.damaged.startswith("outcome.json: not an outcome of this version (")
+    assert not any(state.damaged for state in sweep.all()[1:])
+    sweep.order((1, 1))
+    taken(sweep.paths.queue_lock)
+    sweep.bundle.order.write_text('{"schedule": []}')
+    with pytest.raises(SystemFault, match=r"bundle\.json: not an order of this version .*; delete it"):
+        sweep.states()
+
+
+def test_a_damaged_outcome_is_of_a_run_that_has_ended_whoever_lives(sweep: Sweep) -> None:
+    sweep.order((0, 1), (1, 1))
+    taken(sweep.bundle.lock)
+    sweep.begin(0)
+    assert sweep.states()[:2] == ["RUNNING*", "QUEUED*"]
+    sweep.paths.run(sweep.run_ids[0]).attempt(1).outcome.write_text("{")
+    assert sweep.states()[:2] == ["INTERRUPTED", "QUEUED*"]
+    sweep.submit("12", (0, 1), (1, 1))
+    assert sweep.states(j12="RUNNING")[0] == sweep.states(j12="NODE_FAIL")[0] == "INTERRUPTED"
+
+
+def test_live_runs_are_of_all_bundles_on_disk(sweep: Sweep) -> None:
+    sweep.order((0, 1), (1, 1))
+    assert list(live_runs(sweep.paths)) == []
+    taken(sweep.paths.queue_lock)
+    forgotten = sweep.paths.bundle("of-an-earlier-plan")
+    order = BundleOrder("of-an-earlier-plan", "workload", (("run-r0", 1),), Limits(), 1, ("cpu",))
+    write_json(forgotten.order, order_to_json(order))
+    assert dict(live_runs(sweep.paths)) == {sweep.bundle: list(sweep.run_ids[:2]), forgotten: ["run-r0"]}
+
+
+def test_what_changed_last(sweep: Sweep) -> None:
+    def newest() -> float:
+        return newest_change(sweep.paths, read_states(sweep.paths, sweep.plan).values())
+
+    assert newest() == 0
+    sweep.begin(0, outcome="COMPLETED")
+    ended = newest()
+    assert ended == pytest.approx(time.time(), abs=5)
+    folder = sweep.paths.run(sweep.run_ids[1]).root / "attempts"
+    sweep.begin(1)
+    os.utime(folder, (ended + 10, ended + 10))
+    assert newest() == pytest.approx(ended + 10), "an attempt that was begun and lost"
+    outcome = sweep.paths.run(sweep.run_ids[0]).attempt(1).outcome
+    outcome.write_text("{")
+    os.utime(outcome, (ended + 20, ended + 20))
+    assert newest() == pytest.approx(ended + 20), "a report from before it would hide that it is damaged"
+    os.utime(folder, (ended + 30, ended + 30))
+    sweep.begin(1, attempt=2, outcome="COMPLETED")
+    os.utime(folder, (ended + 30, ended + 30))
+    assert newest() == pytest.approx(ended + 30), "an attempt before it that was moved away"
+
+
+def test_sweep_paths_alone_tell_nothing(tmp_path: Path) -> None:
+    assert list(live_runs(SweepPaths(tmp_path / "nowhere"))) == []
+
+
+# --- under Slurm ----------------------------------------------------------------------------------------------------
+
+LIVING = sorted({*WAITING, *RUNNING, UNHEARD, "A_STATE_TO_COME"})
+
+
+@pytest.mark.parametrize("job", LIVING)
+def test_while_its_job_lives_a_run_waits_or_runs(sweep: Sweep, job: str) -> None:
+    """Whatever the lock says: it was taken on a node. A state that nobody knows ends nothing."""
+    sweep.submit("12", (0, 1), (1, 1), (2, 1), (3, 1))
+    assert sweep.states(j12=job) == ["QUEUED*"] * 4
+    sweep.take()
+    sweep.begin(0, outcome="COMPLETED")
+    sweep.begin(1)
+    assert sweep.states(j12=job) == ["COMPLETED", "RUNNING*", "QUEUED*", "QUEUED*"]
+    kill(taken(sweep.bundle.lock), sweep.bundle.lock)
+    assert sweep.states(j12=job) == ["COMPLETED", "RUNNING*", "QUEUED*", "QUEUED*"]
+    assert all(state.job is not None and state.job.job_id == "12" for state in sweep.all(j12=job))
+
+
+@pytest.mark.parametrize("job", sorted(OUTCOME_OF_STATE))
+def test_when_its_job_has_ended_a_run_has_ended_or_will_not_begin(sweep: Sweep, job: str) -> None:
+    sweep.submit("12", (0, 1), (1, 1), (2, 1))
+    sweep.take()
+    write_json(sweep.bundle.lock, dataclasses.asdict(dataclasses.replace(this_process(), host="node1", boot="its own")))
+    sweep.begin(0, outcome="COMPLETED")
+    sweep.begin(1)
+    unbegun = "CANCELLED" if job in ("CANCELLED", "REVOKED") else "PLANNED"
+    assert sweep.states(j12=job) == ["COMPLETED", OUTCOME_OF_STATE[job], unbegun, unbegun]
+    completed, ended, abandoned, _ = sweep.all(j12=job)
+    assert completed.recorded and not ended.recorded and ended.outcome is not None
+    assert not sweep.paths.run(sweep.run_ids[1]).attempt(1).outcome.exists(), "looking changes nothing"
+    assert abandoned.abandoned and not completed.abandoned and not ended.abandoned
+    assert abandoned.launches == 0, "it was launched, and got somewhere"
+
+
+def test_without_a_word_from_slurm_what_was_handed_over_goes_on(sweep: Sweep) -> None:
+    sweep.submit("12", (0, 1), (1, 1))
+    sweep.take()
+    sweep.begin(0)
+    states = read_states(sweep.paths, sweep.plan, Jobs(fault="squeue has not answered"))
+    assert [state.name for state in states.values()] == ["RUNNING", "QUEUED", "PLANNED", "PLANNED"]
+
+
+def test_a_submission_that_may_never_have_come_to_pass_is_none(sweep: Sweep) -> None:
+    sweep.submit(None, (0, 1))
+    assert sweep.states(j12="RUNNING")[0] == "PLANNED"
+
+
+def test_launches_are_counted_from_the_last_attempt_that_was_begun(sweep: Sweep) -> None:
+    sweep.submit("11", (0, 1), (1, 1), ago=100)
+    assert [state.launches for state in sweep.all(j11="NODE_FAIL")] == [1, 1, 0, 0]
+    sweep.submit("12", (0, 1), (1, 1), ago=50)
+    assert [state.launches for state in sweep.all(j11="NODE_FAIL", j12="FAILED")] == [2, 2, 0, 0]
+    assert [state.launches for state in sweep.all(j11="NODE_FAIL", j12="PENDING")] == [0, 0, 0, 0]
+    sweep.begin(0)
+    assert [state.launches for state in sweep.all(j11="NODE_FAIL", j12="FAILED")] == [0, 0, 0, 0]
+    sweep.submit("13", (1, 1), ago=-50)
+    assert [state.launches for state in sweep.all(j13="FAILED", j12="FAILED", j11="FAILED")] == [0, 1, 0, 0]
+
+
+def test_of_two_jobs_of_one_bundle_the_one_that_lives_counts(sweep: Sweep) -> None:
+    """An sbatch that was believed dead came through: its job finds the bundle taken, and ends."""
+    sweep.submit("11", (0, 1), ago=10)
+    sweep.submit("12", (0, 1))
+    sweep.take("11")
+    sweep.begin(0)
+    assert sweep.states(j11="RUNNING", j12="COMPLETED")[0] == "RUNNING*"
+    assert sweep.states(j11="TIMEOUT", j12="COMPLETED")[0] == "FAILED"
+
+
+def test_an_id_that_slurm_gave_twice_is_the_later_job_s(sweep: Sweep) -> None:
+    """The controller was killed and forgot the first one. Both are of one lane, and have its name."""
+    sweep.submit("12", (0, 1), ago=10)
+    other = Submission("token-other", "token", ("bundle-other",), time.time(), "host", "12")
+    write_submission(sweep.paths, other)
+    assert sweep.states(j12="RUNNING")[0] == "PLANNED"
+
+
+def test_an_attempt_of_an_earlier_order_is_interrupted(sweep: Sweep) -> None:
+    sweep.submit("11", (0, 1), ago=10)
+    sweep.begin(0)
+    sweep.submit("12", (1, 1))
+    assert sweep.states(j11="NODE_FAIL", j12="RUNNING")[:2] == ["INTERRUPTED", "QUEUED*"]
+    sweep.submit("12", (0, 2), (1, 1))
+    assert sweep.states(j11="NODE_FAIL", j12="RUNNING")[:2] == ["QUEUED*", "QUEUED*"]
+
+
+@pytest.mark.parametrize("job", ["RUNNING", "COMPLETED"])
+def test_what_a_job_had_begun_when_it_was_requeued_has_ended(sweep: Sweep, job: str) -> None:
+    sweep.submit("12", (0, 1), (1, 1))
+    sweep.take()
+    sweep.begin(0)
+    assert sweep.states(j12="PENDING")[0] == "RUNNING*", "squeue may not have heard yet that it runs"
+    time.sleep(0.05)  # file systems keep time in ticks
+    sweep.take()
+    first, second, *_ = sweep.all(j12=job)
+    assert first.outcome is not None and first.outcome.failure_class == "REQUEUED" and not first.alive
+    assert second.name == ("QUEUED" if job == "RUNNING" else "PLANNED")
+
+
+def test_what_was_cancelled_is_not_made_again_unasked(sweep: Sweep) -> None:
+    """A node failed under one run, and then somebody cancelled: by the command, or the job that was to make it again."""
+    sweep.begin(0, outcome="NODE_FAIL")
+    sweep.begin(1, outcome="NUMERIC")
+    sweep.submit("12", (0, 2), (1, 2), (2, 1))
+    assert sweep.states(j12="NODE_FAIL")[:3] == ["NODE_FAIL", "NUMERIC", "PLANNED"]
+    assert sweep.states(j12="CANCELLED")[:3] == ["CANCELLED", "NUMERIC", "CANCELLED"]
+    write_json(sweep.bundle.cancel, [sweep.run_ids[0]])
+    assert sweep.states(j12="NODE_FAIL")[:3] == ["CANCELLED", "NUMERIC", "PLANNED"]
+    assert sweep.states(j12="PENDING")[:3] == ["CANCELLED", "QUEUED*", "QUEUED*"]
+    write_json(sweep.bundle.cancel, None)
+    assert sweep.states(j12="PENDING")[:3] == ["CANCELLED", "NUMERIC", "CANCELLED"]
+
+
+def test_what_the_host_took_over_is_the_host_s(sweep: Sweep) -> None:
+    sweep.submit("12", (0, 1), ago=10)
+    sweep.order((0, 1), (1, 1))
+    assert sweep.states(j12="NODE_FAIL")[:2] == ["PLANNED", "PLANNED"]
+    taken(sweep.bundle.lock)
+    assert sweep.states(j12="NODE_FAIL")[:2] == ["QUEUED*", "QUEUED*"]
+    sweep.begin(0)
+    assert sweep.states(j12="NODE_FAIL")[:2] == ["RUNNING*", "QUEUED*"]
+
+
+def test_live_runs_know_jobs(sweep: Sweep) -> None:
+    sweep.submit("12", (0, 1), (1, 1))
+    sweep.take()
+    sweep.begin(0, outcome="COMPLETED")
+    assert list(live_runs(sweep.paths)) == []
+    assert list(live_runs(sweep.paths, Jobs({"12": Job("12", "token", "PENDING")}))) == [
+        (sweep.bundle, [sweep.run_ids[1]])
+    ]
+    assert list(live_runs(sweep.paths, Jobs({"12": Job("12", "token", GONE)}))) == []
+
+
+def test_slurm_is_asked_only_about_what_it_may_still_say_something_of(sweep: Sweep) -> None:
+    assert open_submissions(sweep.paths) == []
+    sweep.submit("12", (0, 1), (1, 1))
+    sweep.begin(0, outcome="COMPLETED")
+    assert [submission.job_id for submission in open_submissions(sweep.paths)] == ["12"]
+    sweep.begin(1, outcome="NUMERIC")
+    assert open_submissions(sweep.paths) == []
+
+
+def test_one_run_alone_is_told_as_among_all(sweep: Sweep) -> None:
+    sweep.submit("12", (0, 1), (1, 1))
+    sweep.take()
+    sweep.begin(0)
+    jobs = Jobs({"12": Job("12", "token", "RUNNING")})
+    states = read_states(sweep.paths, sweep.plan, jobs)
+    assert [read_state(sweep.bundle, run_id, jobs) for run_id in sweep.run_ids] == list(states.values())

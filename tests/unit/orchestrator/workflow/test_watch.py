@@ -1,0 +1,40 @@
+"""What a person who follows a sweep is told of the time left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launch.contract.records import read_plan
+from orchestrator.sweeps.run_state import RunState
+from orchestrator.workflow.watch import Progress
+from tests.records import write_sweep
+
+STEPS = 10
+
+
+class Clock:
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def test_the_time_left_is_by_the_pace_of_runs_and_not_by_the_wait_before_them(tmp_path: Path) -> None:
+    cells = read_plan(write_sweep(tmp_path, steps=STEPS)).cell_of_run()
+    first, *others = cells
+    clock = Clock()
+    progress = Progress(cells, clock)
+
+    def told(seconds: float, name: str, steps: int) -> str:
+        """At ``seconds``, with the first of the four runs in a state and the others waiting."""
+        clock.seconds = seconds
+        states = {run_id: RunState(run_id, "QUEUED", 1) for run_id in others}
+        return progress.of({first: RunState(first, name, 1, alive=True, steps_done=steps), **states})[1]  # type: ignore[arg-type]
+
+    assert len(cells) == 4
+    assert told(0, "QUEUED", 0) == "estimating the time left"
+    assert told(3600, "QUEUED", 0) == "estimating the time left"
+    assert told(3601, "RUNNING", 0) == "estimating the time left"
+    assert told(3611, "RUNNING", 5) == "about 70 s left"
+    assert told(3615, "QUEUED", 7) == "about 66 s left"
+    assert told(7200, "QUEUED", 7) == "about 66 s left", "it was requeued: nothing runs"

@@ -1,0 +1,160 @@
+"""Following a sweep under Slurm: when what is to be made again is seen to, and when there is nothing more to wait for."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from launch.common.atomic_files import write_json
+from launch.contract.bundle import BundleOrder, Step, order_to_json
+from launch.contract.records import Limits, Outcome, OutcomeName, read_plan
+from orchestrator.slurm import command
+from orchestrator.sweeps.run_state import RunState
+from orchestrator.sweeps.slurm_jobs import Scheduler
+from orchestrator.sweeps.submissions import Submission, write_submission
+from orchestrator.workflow import watch_slurm
+from orchestrator.workflow.watch_slurm import Patience, follow
+from tests.records import AttemptRecord, write_sweep
+
+SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+
+
+class Watched:
+    """A sweep of one run, in job 12; squeue is a script, and a step of the scene is played at each pause."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def unbegun(record: AttemptRecord) -> None:
+            record.begun = False
+
+        self.root = root
+        monkeypatch.setenv("PATH", str(root), prepend=":")
+        monkeypatch.setattr(command, "pause", lambda took, failures: 0.0)
+        monkeypatch.setattr(watch_slurm, "time", SimpleNamespace(sleep=self._sleep, monotonic=time.monotonic))
+        self.sweep = write_sweep(root / "written", steps=4, repeats=1, edit=unbegun)
+        self.plan = read_plan(self.sweep)
+        (bundle,) = self.plan.bundles
+        self.run_id = bundle.run_ids[0]
+        order = BundleOrder(bundle.bundle_id, "w", ((self.run_id, 1),), Limits(), 0, (), step=Step(1, 1, 1, "python"))
+        write_json(self.sweep.bundle(bundle.bundle_id).order, order_to_json(order))
+        write_submission(self.sweep, Submission("t", "token", (bundle.bundle_id,), time.time(), "host", "12"))
+        self.scene: list[Callable[[], object]] = []
+        self.said: list[str] = []
+        self.seen: list[str] = []
+        self.tended: list[str] = []
+
+    def _sleep(self, seconds: float) -> None:
+        assert self.scene, f"it waits for more than there is: {self.seen} {self.said}"
+        self.scene.pop(0)()
+
+    def squeue(self, script: str) -> None:
+        (self.root / "squeue").write_text(f"#!/bin/sh\n{script}\n")
+        (self.root / "squeue").chmod(0o755)
+
+    def job(self, state: str, reason: str = "None", ids: str = "12") -> None:
+        self.squeue(f's=${{5#--format=%i}}; s=${{s%%\\%*}}; for job in {ids}; do '
+                    f'echo "$job@{state}@{reason}@N/A@node1@token" | sed "s/@/$s/g"; done')  # fmt: skip
+
+    def begin(self) -> None:
+        self.sweep.run(self.run_id).attempt(1).logs.mkdir(parents=True)
+
+    def end(self, name: OutcomeName) -> None:
+        outcome = Outcome(name, "measure", "a", 1.0, time.time())
+        write_json(self.sweep.run(self.run_id).attempt(1).outcome, dataclasses.asdict(outcome))
+
+    # --- a view ---
+
+    def update(self, states: Mapping[str, RunState]) -> None:
+        self.seen.append(states[self.run_id].name)
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+    def follow(self, *scene: Callable[[], object], submits: Sequence[Callable[[], bool]] = ()) -> str:
+        """``submits``: what comes of tending it, call by call; nothing where they are used up."""
+        left = list(submits)
+
+        def tend(states: Mapping[str, RunState]) -> bool:
+            self.tended.append(states[self.run_id].name)
+            return left.pop(0)() if left else False
+
+        self.scene = list(scene)
+        states = follow(self.sweep, self.plan, self, Scheduler(), tend, Patience(None))
+        assert not self.scene
+        return states[self.run_id].name
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(tmp_path, monkeypatch)
+
+
+def test_it_ends_with_the_last_run_whatever_its_job_still_does(watched: Watched) -> None:
+    watched.job("RUNNING")
+    assert watched.follow(watched.begin, lambda: watched.end("COMPLETED")) == "COMPLETED"
+    assert watched.seen == ["QUEUED", "RUNNING", "COMPLETED"] and watched.said == []
+
+
+def test_what_infrastructure_ended_is_seen_to_when_its_job_has_ended(watched: Watched) -> None:
+    watched.job("RUNNING")
+    watched.begin()
+    ended = watched.follow(lambda: watched.end("NODE_FAIL"), lambda: watched.job("NODE_FAIL"))
+    assert ended == "NODE_FAIL" and watched.tended[-1] == "NODE_FAIL"
+
+
+def test_an_outcome_that_nobody_wrote_is_on_disk_before_it_is_seen_to(watched: Watched) -> None:
+    watched.job("RUNNING")
+    watched.begin()
+    outcome = watched.sweep.run(watched.run_id).attempt(1).outcome
+    assert watched.follow(lambda: watched.job("TIMEOUT")) == "TIMEOUT"
+    assert outcome.exists() and watched.seen[-1] == "TIMEOUT"
+
+
+def test_it_goes_on_with_what_was_submitted(watched: Watched) -> None:
+    watched.job("NODE_FAIL")
+    watched.begin()
+    assert watched.follow(lambda: None, submits=[lambda: True]) == "NODE_FAIL"
+    assert watched.tended == ["NODE_FAIL"] * 2
+
+
+def test_what_could_not_be_submitted_is_waited_for_until_slurm_answers(watched: Watched) -> None:
+    watched.job("NODE_FAIL")
+    watched.begin()
+
+    def falls_silent() -> bool:
+        watched.squeue(SILENT)
+        return False
+
+    scene = [lambda: None, lambda: None, lambda: watched.job("NODE_FAIL")]
+    assert watched.follow(*scene, submits=[falls_silent]) == "NODE_FAIL"
+    assert watched.tended == ["NODE_FAIL"] * 4
+
+
+def test_while_slurm_is_silent_a_job_of_which_nothing_is_known_is_waited_for(watched: Watched) -> None:
+    watched.squeue(SILENT)
+    watched.begin()
+    assert watched.follow(lambda: None, lambda: None, lambda: watched.job("NODE_FAIL")) == "NODE_FAIL"
+    (line,) = watched.said
+    assert line.startswith("squeue has not answered since") and line.endswith("states are as they were last known")
+
+
+def test_a_run_that_is_given_up_is_shown_so(watched: Watched) -> None:
+    for job_id in ("10", "11"):
+        bundles = (watched.plan.bundles[0].bundle_id,)
+        write_submission(watched.sweep, Submission(job_id, "token", bundles, time.time(), "host", job_id))
+    watched.job("FAILED", ids="10 11 12")
+    assert watched.follow() == "ENVIRONMENT"
+    assert watched.seen == ["PLANNED", "ENVIRONMENT"]
+
+
+def test_a_job_that_cannot_start_is_said_once_and_again_after_it_could(watched: Watched) -> None:
+    watched.job("PENDING", "JobHeldUser")
+    held, free = (lambda: watched.job("PENDING", "JobHeldUser")), (lambda: watched.job("PENDING", "Priority"))
+    watched.follow(held, held, free, held, lambda: watched.job("CANCELLED"))
+    assert len(watched.said) == 2 and len(set(watched.said)) == 1
+    assert watched.said[0].endswith("its user holds it (JobHeldUser). Way out: scontrol release 12")
+    assert watched.seen[-1] == "CANCELLED"
