@@ -18,10 +18,15 @@ from pathlib import Path
 import numpy as np
 
 from analysis.curves.curve_files import CurveError, CurveFiles, read_curves
-from analysis.curves.print_precision import too_coarse, unseen, widened, without_small
+from analysis.curves.print_precision import (
+    differences_below_precision,
+    drop_below_precision,
+    insufficient_precision,
+    widen_margins,
+)
 from analysis.records.steps import Metric
 from analysis.verdict.curve_difference import METRIC_NAMES, Evidence
-from analysis.verdict.ladder import judge
+from analysis.verdict.ladder import judge_curves
 from analysis.verdict.rungs import margin_of
 from analysis.verdict.verdict import Verdict, Word
 from launch.contract.records import Margins
@@ -64,16 +69,16 @@ def _written(text: str) -> bool:
 def _judge(files: CurveFiles, capture_step: int | None, margins: Margins) -> Verdict:
     expected = files.steps
     first = 0 if capture_step is None else int(np.searchsorted(expected, capture_step, side="right"))
-    verdict = judge(files.eager, files.graphed, expected, first, margins, files.metrics)
-    coarse = too_coarse(files, first, margins) if verdict.word != "INCOMPARABLE" else {}
+    verdict = judge_curves(files.eager, files.graphed, expected, first, margins, files.metrics)
+    coarse = insufficient_precision(files, first, margins) if verdict.word != "INCOMPARABLE" else {}
     if not coarse:
         return verdict
-    sure = without_small(files, coarse)
-    surely = judge(sure.eager, sure.graphed, expected, first, widened(margins, coarse), files.metrics)
+    sure = drop_below_precision(files, coarse)
+    surely = judge_curves(sure.eager, sure.graphed, expected, first, widen_margins(margins, coarse), files.metrics)
     if verdict.word == surely.word == "DIVERGED":
         same = verdict.deviation and surely.deviation and verdict.deviation.step == surely.deviation.step
         return verdict if same else replace(surely, evidence=verdict.evidence)
-    return unseen(verdict, coarse, margins)
+    return differences_below_precision(verdict, coarse, margins)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,10 +14,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def cell_text(text: str) -> str:
-    return plain(text).replace("|", "\\|") or "-"
+    return escape(text).replace("|", "\\|") or "-"
 
 
-def plain(text: str) -> str:
+def escape(text: str) -> str:
     """``text`` on one line, with nothing in it that a reader of markdown takes for HTML or for an image to fetch, and no
     backquote that could open or close more than it does by itself."""
     said, at, parts = one_line(text), 0, []
@@ -38,10 +38,10 @@ def _escaped(text: str) -> str:
 
 def one_line(text: str) -> str:
     """``text`` without line breaks, its control characters shown."""
-    return visible(" ".join(re.split(r"[ \t\r\n]+", text.strip(" \t\r\n"))))
+    return escape_invisible(" ".join(re.split(r"[ \t\r\n]+", text.strip(" \t\r\n"))))
 
 
-def visible(text: str) -> str:
+def escape_invisible(text: str) -> str:
     """``text`` with control characters and halves of surrogate pairs as Python escapes them, but for tabs and newlines."""
     return "".join(c.encode("unicode_escape").decode() if _is_hidden(c) else c for c in text)
 
@@ -50,20 +50,20 @@ def _is_hidden(character: str) -> bool:
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\t\n"
 
 
-def as_name(text: str) -> str:
+def code_name(text: str) -> str:
     """``text`` as it can stand between backquotes."""
     return one_line(text).replace("`", "'")
 
 
 def item(text: str) -> str:
     """``text`` as an item of a list, whatever it begins with."""
-    said = plain(text)
+    said = escape(text)
     return "- " + re.sub(r"^(\d*)([#>+*=~_|\-\[.)])", r"\1\\\2", said)
 
 
-def fenced(text: str, language: str) -> str:
+def code_block(text: str, language: str) -> str:
     """``text`` as it is, in a fence that none of its lines can close."""
-    shown = visible(text.rstrip("\n"))
+    shown = escape_invisible(text.rstrip("\n"))
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", shown)), default=0))
     return f"{fence}{language}\n{shown}\n{fence}"
 

@@ -16,10 +16,10 @@ import torch
 import yaml
 
 from launch.contract.spec import Data, Model, Placement, RunSpec, Training
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import build
 from launch.engines.torch_native.optim.adamw import Optimizer
-from launch.engines.torch_native.optim.flat_parameters import MainParameters
+from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 
 PRESETS = Path(__file__).resolve().parent.parent / "recipes" / "models"
 STACKS = {"llama": "llama3_8b", "qwen": "qwen3_30b_a3b"}
@@ -52,14 +52,14 @@ def stack(preset: str, device: torch.device, tiny: bool) -> RunSpec:
 
 
 def our_step(spec: RunSpec, device: torch.device) -> Step:
-    engine = build(spec, Mesh(0, 1, device))
+    engine = build(spec, RankPlace(0, 1, device))
     return lambda batch: engine.step(batch).loss
 
 
 def their_step(spec: RunSpec, device: torch.device, compiled: bool = False, experts: str = "grouped_mm") -> Step:
     """The engine's own step around a model of transformers."""
     module = their_model(spec, device, experts)
-    main = MainParameters(module)
+    main = FlatParameters(module)
     optimizer = Optimizer(main, spec.training)
     forward = torch.compile(module, dynamic=False) if compiled else module
     numbers = count()

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.records.steps import Floats, Metric, Steps
-from analysis.verdict.ladder import judge
+from analysis.verdict.ladder import judge_curves
 from analysis.verdict.verdict import PASSES, Word
 from launch.contract.records import Margins
 
@@ -161,7 +161,7 @@ def _judged(random: np.random.Generator, setting: Setting) -> Word:
         runs[run] = defect(random, setting.size, runs[run]) if defect else runs[run]
     eager = {f"eager {run}": steps for run, steps in enumerate(runs[: setting.eager])}
     graphed = {f"graphed {run}": steps for run, steps in enumerate(runs[setting.eager :])}
-    return judge(eager, graphed, np.arange(STEPS), CAPTURE + 1, MARGINS).word
+    return judge_curves(eager, graphed, np.arange(STEPS), CAPTURE + 1, MARGINS).word
 
 
 def passed(found: Counter[Word]) -> float:

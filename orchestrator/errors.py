@@ -44,6 +44,6 @@ class SystemFault(OrchestratorError):
     """The system failed; the message says at what, and what to do."""
 
 
-def wrong(place: str, message: str, remedy: str = "") -> InputError:
+def input_error(place: str, message: str, remedy: str = "") -> InputError:
     """An :class:`InputError` of one problem."""
     return InputError([Problem(place, message, remedy)])

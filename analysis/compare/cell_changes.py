@@ -58,7 +58,7 @@ class Difference:
     after: str
 
 
-def gravest(changes: Sequence[Change]) -> Optional[Change]:
+def worst(changes: Sequence[Change]) -> Optional[Change]:
     return next((change for change in EXITS if change in changes), None)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, Optional, cast
 from analysis.report.json_report import FORMAT, content_of
 from analysis.report.selection import select
 from analysis.report.summary import summarise
-from analysis.sweep.judge_sweep import judge
+from analysis.sweep.judge_sweep import judge_sweep
 from analysis.verdict.verdict import WORDS, Word
 from launch.common.atomic_files import RecordError, number
 from launch.contract.paths import SweepPaths
@@ -115,7 +115,7 @@ def golden_of(sweep: SweepPaths) -> Golden:
         FileNotFoundError: the folder holds no plan.
         RecordError: its plan is not JSON.
     """
-    judged = judge(sweep)
+    judged = judge_sweep(sweep)
     results = judged.results
     return _parsed(content_of(judged.plan, results, summarise(results), select(results), judged.trained, files={}))
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from analysis.compare.cell_changes import Change
-from analysis.compare.sweep_changes import CellComparison, Comparison, Unlike
+from analysis.compare.sweep_changes import CellComparison, Comparison, ProvenanceDifference
 
 _HEADINGS: dict[Change, str] = {
     "worse": "worse",
@@ -25,7 +25,7 @@ _ANSWERS: dict[Change, str] = {
 }
 
 
-def described(comparison: Comparison, before: str, after: str) -> str:
+def format_comparison(comparison: Comparison, before: str, after: str) -> str:
     """``before`` and ``after`` are what the user calls the two."""
     return "\n".join((f"{after} against {before}: {_answer(comparison)}", *_lines(comparison)))
 
@@ -59,7 +59,7 @@ def _by_label(cells: Sequence[CellComparison]) -> Iterator[str]:
         yield from (f"  {label}" for label in labels)
 
 
-def _around(heading: str, unlike: Sequence[Unlike]) -> Iterator[str]:
+def _around(heading: str, unlike: Sequence[ProvenanceDifference]) -> Iterator[str]:
     if unlike:
         yield f"\n{heading}:"
         yield from (f"  {one.key}: {one.before} -> {one.after}" for one in unlike)

@@ -16,7 +16,7 @@ from typing import Any, Literal, Optional
 
 import yaml
 
-from analysis.compare.cell_changes import EXITS, MEMORY_TOLERANCE, Change, Difference, by_itself, differences, gravest
+from analysis.compare.cell_changes import EXITS, MEMORY_TOLERANCE, Change, Difference, by_itself, differences, worst
 from analysis.compare.golden import Golden, GoldenCell
 from analysis.records.provenance import flat
 from analysis.sweep.cell_results import EXIT_PASS
@@ -34,11 +34,11 @@ class CellComparison:
     @property
     def change(self) -> Optional[Change]:
         """The gravest of its differences."""
-        return gravest([difference.change for difference in self.differences])
+        return worst([difference.change for difference in self.differences])
 
 
 @dataclass(frozen=True)
-class Unlike:
+class ProvenanceDifference:
     """A key of the environment, or of the recipe, whose values differ; "unset" where a side has none."""
 
     key: str
@@ -53,13 +53,13 @@ class Comparison:
     before: str
     after: str
     cells: tuple[CellComparison, ...]
-    environment: tuple[Unlike, ...]
-    recipe: tuple[Unlike, ...]
+    environment: tuple[ProvenanceDifference, ...]
+    recipe: tuple[ProvenanceDifference, ...]
     memory_tolerance: float
 
     @property
     def change(self) -> Optional[Change]:
-        return gravest([change for cell in self.cells if (change := cell.change)])
+        return worst([change for cell in self.cells if (change := cell.change)])
 
     @property
     def exit_code(self) -> int:
@@ -132,11 +132,15 @@ def _said(cell: GoldenCell) -> str:
 _FIRST = ("versions.", "hardware.gpus", "hardware.driver", "code.", "digests.", "data_digest", "choices.", "hardware.")
 
 
-def _unlike(before: Mapping[str, tuple[str, ...]], after: Mapping[str, tuple[str, ...]]) -> tuple[Unlike, ...]:
+def _unlike(
+    before: Mapping[str, tuple[str, ...]], after: Mapping[str, tuple[str, ...]]
+) -> tuple[ProvenanceDifference, ...]:
     """Keys whose values differ, what may change numbers or speed first. How many runs had each value is left aside."""
     keys = sorted(before.keys() | after.keys(), key=lambda key: (_place(key), key))
     pairs = ((key, before.get(key, ("unset",)), after.get(key, ("unset",))) for key in keys)
-    return tuple(Unlike(key, " | ".join(was), " | ".join(now)) for key, was, now in pairs if set(was) != set(now))
+    return tuple(
+        ProvenanceDifference(key, " | ".join(was), " | ".join(now)) for key, was, now in pairs if set(was) != set(now)
+    )
 
 
 def _values(golden: Golden) -> dict[str, tuple[str, ...]]:

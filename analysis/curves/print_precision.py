@@ -26,7 +26,7 @@ _PLAIN = 0.8
 
 
 @dataclass(frozen=True)
-class Coarse:
+class PrintPrecision:
     """A metric that ``file`` prints too coarsely, as differences are measured: gradient norms relative to eager.
     ``unit`` is what its column is printed to, ``widest`` the largest of a step."""
 
@@ -35,14 +35,14 @@ class Coarse:
     file: str
 
 
-def too_coarse(files: CurveFiles, first: int, margins: Margins) -> dict[Metric, Coarse]:
+def insufficient_precision(files: CurveFiles, first: int, margins: Margins) -> dict[Metric, PrintPrecision]:
     """Of curves that agree in their steps, from the ``first``-th on."""
     found = {metric: _coarsest(files, metric, first) for metric in files.metrics}
     allowed = {"loss": SHARE * margins.loss, "grad_norm": SHARE * margins.grad_norm}
     return {metric: coarse for metric, coarse in found.items() if coarse.unit > allowed[metric]}
 
 
-def _coarsest(files: CurveFiles, metric: Metric, first: int) -> Coarse:
+def _coarsest(files: CurveFiles, metric: Metric, first: int) -> PrintPrecision:
     curves = {**files.eager, **files.graphed}
     window = slice(first, min(map(len, curves.values())))
     units = {name: _left_out(files, name, metric)[window] for name in curves}
@@ -52,7 +52,7 @@ def _coarsest(files: CurveFiles, metric: Metric, first: int) -> Coarse:
             units = {name: np.nan_to_num(unit / np.mean(sizes, axis=0), nan=0.0) for name, unit in units.items()}
     plain = {name: float(np.sort(unit)[int(_PLAIN * (len(unit) - 1))]) for name, unit in units.items()}
     name = max(plain, key=lambda name: plain[name])
-    return Coarse(plain[name], max(float(unit.max()) for unit in units.values()), name)
+    return PrintPrecision(plain[name], max(float(unit.max()) for unit in units.values()), name)
 
 
 def _left_out(files: CurveFiles, name: str, metric: Metric) -> Floats:
@@ -61,12 +61,12 @@ def _left_out(files: CurveFiles, name: str, metric: Metric) -> Floats:
     return np.where(unit > _WHOLE * np.abs(steps.of(metric)), unit, 0.0)
 
 
-def widened(margins: Margins, coarse: Mapping[Metric, Coarse]) -> Margins:
+def widen_margins(margins: Margins, coarse: Mapping[Metric, PrintPrecision]) -> Margins:
     """Margins that a printed difference is beyond only where the true one is beyond ``margins``."""
     return replace(margins, **{metric: getattr(margins, metric) + 2 * one.widest for metric, one in coarse.items()})
 
 
-def without_small(files: CurveFiles, coarse: Mapping[Metric, Coarse]) -> CurveFiles:
+def drop_below_precision(files: CurveFiles, coarse: Mapping[Metric, PrintPrecision]) -> CurveFiles:
     """With gradient norms of a unit at least where they are coarse: of 0.000 and 0.001, one is infinitely far off."""
     if "grad_norm" not in coarse:
         return files
@@ -80,7 +80,7 @@ def without_small(files: CurveFiles, coarse: Mapping[Metric, Coarse]) -> CurveFi
     return replace(files, eager=eager, graphed=graphed)
 
 
-def unseen(verdict: Verdict, coarse: Mapping[Metric, Coarse], margins: Margins) -> Verdict:
+def differences_below_precision(verdict: Verdict, coarse: Mapping[Metric, PrintPrecision], margins: Margins) -> Verdict:
     """INCONCLUSIVE, on the evidence of ``verdict``, since metrics are ``coarse``."""
     metric, found = next(iter(coarse.items()))
     of = " of it" if metric == "grad_norm" else ""

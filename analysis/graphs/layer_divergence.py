@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal, Optional
 
-from analysis.records.events import DAMAGE, said
+from analysis.records.events import DAMAGE, describe_error
 from analysis.records.run import Run
 from launch.common.atomic_files import RecordError
 from launch.contract.layer_digests import StepDigests, layer_names, read_digests
@@ -90,7 +90,7 @@ def _of_parameters(one: OfStep, other: OfStep, what: What, names: Sequence[str])
 
 
 @dataclass(frozen=True)
-class Located:
+class DivergenceLocation:
     """Where graphed runs first part from eager ones, and eager ones from each other.
 
     ``eager`` is None where all eager repeats agree in all of ``steps``; ``graphed`` holds the same of each graphed repeat
@@ -128,7 +128,7 @@ class Located:
         return min((one for one in found if one), key=lambda one: one.place(self.names), default=None)
 
 
-def locate(eager: Mapping[int, OfRanks], graphed: Mapping[int, OfRanks], spec: RunSpec) -> Located:
+def locate(eager: Mapping[int, OfRanks], graphed: Mapping[int, OfRanks], spec: RunSpec) -> DivergenceLocation:
     """By repeat; every graphed one has its eager twin. ``spec`` is the graphed runs'.
 
     Raises:
@@ -138,7 +138,7 @@ def locate(eager: Mapping[int, OfRanks], graphed: Mapping[int, OfRanks], spec: R
     names = layer_names(spec.model.num_layers)
     first, *others = eager.values()
     parted = [first_difference(first, other, names) for other in others]
-    return Located(
+    return DivergenceLocation(
         names,
         spec.cuda_graph.capture_step,
         min(len(digests) for run in (*eager.values(), *graphed.values()) for digests in run),
@@ -176,7 +176,9 @@ def load_digests(sweep: SweepPaths, run: Run, spec: RunSpec) -> OfRanks:
         try:
             found.append(tuple(read_digests(attempt, rank)))
         except DAMAGE as error:
-            raise RecordError(f"{run.run_id}: digests of rank {rank} cannot be read: {said(error)}") from error
+            raise RecordError(
+                f"{run.run_id}: digests of rank {rank} cannot be read: {describe_error(error)}"
+            ) from error
     _check(run.run_id, found, spec)
     if run.attempt.outcome.results_intact and {*map(len, found)} != {spec.digest_steps}:
         steps = " and ".join(map(str, sorted({*map(len, found)})))

@@ -46,7 +46,7 @@ class Replay:
         return f"{said} on each of {self.ranks} ranks" if self.ranks > 1 else said
 
 
-def prove(attempt: Attempt, spec: RunSpec) -> Replay:
+def check_replay(attempt: Attempt, spec: RunSpec) -> Replay:
     """The proof that ``attempt`` ran from its graphs: every rank must give it, for the implementation asked for."""
     ranks, bare = spec.parallelism.world_size, _bare_ranks(attempt, spec)
     steps = int((attempt.steps.step > _capture_step(attempt)).sum())

@@ -23,7 +23,7 @@ import numpy as np
 from analysis.pairing.pair import PairResult
 from analysis.records.run import Attempt
 from analysis.speed.speedup import BAND, geometric_mean
-from analysis.speed.steady_window import possible
+from analysis.speed.steady_window import is_plausible
 from analysis.speed.step_time import is_sound, steady_ms
 from launch.contract.records import Probe
 
@@ -93,7 +93,7 @@ class GraphedStep:
 
 
 @dataclass(frozen=True)
-class Limit:
+class SpeedupBound:
     """A graphed cell beside its limit. ``reason`` says why a side is missing; it is empty where both are there. ``doubt``
     is the reason where it is that the graphed step cannot have been so short, ``eager_doubt`` that its twin's cannot."""
 
@@ -133,10 +133,10 @@ class Limit:
     @property
     def bound(self) -> Optional[Bound]:
         """What the graphed step waits for."""
-        return bound_of(self.eager, self.graphed) if self.eager and self.graphed else None
+        return classify_bound(self.eager, self.graphed) if self.eager and self.graphed else None
 
 
-def bound_of(eager: EagerStep, graphed: GraphedStep) -> Bound:
+def classify_bound(eager: EagerStep, graphed: GraphedStep) -> Bound:
     """What bounds a graphed step, by which of the twin's times it is as long as. Where it runs other kernels than the
     twin (Inductor's), these times are none of its own. A host that waits for the device in a step bounds nothing by itself."""
     if _other_kernels(graphed, eager):
@@ -170,7 +170,7 @@ def _bound_of_launches(graphed: GraphedStep) -> Bound:
     return "host in part" if graphed.host_ms > HOST_PART * graphed.step_ms else "gaps"
 
 
-def cell_limit(pairs: Sequence[PairResult], ranks: int, twin_slowed: str = "") -> Limit:
+def cell_limit(pairs: Sequence[PairResult], ranks: int, twin_slowed: str = "") -> SpeedupBound:
     """The limit of a graphed cell on ``ranks`` GPUs, by its pairs that have a speed, else by their eager sides alone. A twin
     whose GPUs were slowed down, by ``twin_slowed``, gives none."""
     timed = [pair for pair in pairs if pair.speed.ratio is not None]
@@ -181,12 +181,12 @@ def cell_limit(pairs: Sequence[PairResult], ranks: int, twin_slowed: str = "") -
     graphed = graphed_step(timed, ranks) if timed else _untimed(pairs)
     known = None if isinstance(eager, str) or too_short or twin_slowed else eager
     if isinstance(graphed, GraphedStep) and (doubt := doubt_of(graphed, known)):
-        return Limit(known, reason=doubt, doubt=doubt, eager_doubt=too_short)
+        return SpeedupBound(known, reason=doubt, doubt=doubt, eager_doubt=too_short)
     if isinstance(eager, str) or too_short:
-        return Limit(reason=too_short or str(eager), eager_doubt=too_short)
+        return SpeedupBound(reason=too_short or str(eager), eager_doubt=too_short)
     if twin_slowed:
-        return Limit(reason=f"the GPUs of its eager twin were slowed down by {twin_slowed}")
-    return Limit(eager, reason=graphed) if isinstance(graphed, str) else Limit(eager, graphed)
+        return SpeedupBound(reason=f"the GPUs of its eager twin were slowed down by {twin_slowed}")
+    return SpeedupBound(eager, reason=graphed) if isinstance(graphed, str) else SpeedupBound(eager, graphed)
 
 
 def eager_doubt(attempts: Sequence[Attempt], ranks: int) -> str:
@@ -272,7 +272,7 @@ def graphed_step(pairs: Sequence[PairResult], ranks: int) -> GraphedStep | str:
 def measured_ms(attempt: Attempt) -> float:
     """The median of the measured steps; NaN where there is none, or one is no time that a step can take."""
     times = attempt.steps.step_time_ms[attempt.steps.phase == "measure"]
-    return float(np.median(times)) if len(times) and possible(times).all() else math.nan
+    return float(np.median(times)) if len(times) and is_plausible(times).all() else math.nan
 
 
 def _without_probe(attempts: Sequence[Attempt], ranks: int) -> list[int]:

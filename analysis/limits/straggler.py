@@ -12,7 +12,7 @@ from typing import Literal, Optional
 
 import numpy as np
 
-from analysis.limits.throttling import throttled
+from analysis.limits.throttling import find_throttling
 from analysis.records.run import Attempt
 from launch.contract.records import Probe
 from launch.contract.spec import Parallelism
@@ -55,7 +55,7 @@ def cell_straggler(attempts: Sequence[Attempt], layout: Parallelism, step_ms: fl
     worst = max(found, key=lambda straggler: straggler.milliseconds - straggler.others_ms)
     if worst.milliseconds - worst.others_ms <= NOTICEABLE * step_ms:
         return None
-    return replace(worst, throttled=throttled(with_probes, [worst.rank]).summary)
+    return replace(worst, throttled=find_throttling(with_probes, [worst.rank]).summary)
 
 
 def _slowest_of(

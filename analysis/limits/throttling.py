@@ -45,7 +45,7 @@ COUNTED: tuple[ClockReason, ...] = ("power_cap", "thermal")
 
 
 @dataclass(frozen=True)
-class Throttled:
+class ThrottleEvidence:
     """Of some runs, all of their ranks. ``most`` is the largest share of a run's measured time that any driver counted, and
     the rank it is of. ``seen`` is what slowed a GPU down when the window began or ended, and was not counted. ``unknown``
     says in words what some driver does not say; ``power_limits`` are watts, ``sm_mhz`` the lowest clock at the window's end,
@@ -84,8 +84,8 @@ class Throttled:
 class Throttling:
     """Of a cell's own runs, and of the eager runs of its pairs where it has any."""
 
-    own: Throttled
-    eager: Optional[Throttled] = None
+    own: ThrottleEvidence
+    eager: Optional[ThrottleEvidence] = None
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,11 @@ def throttling_of(
     its results."""
     own = [attempt for attempt in attempts if attempt.outcome.results_intact]
     eager = [attempt for attempt, _ in compared if attempt.outcome.results_intact]
-    sides = [throttled(side, range(ranks)) if side else None for side in (own, eager)]
+    sides = [find_throttling(side, range(ranks)) if side else None for side in (own, eager)]
     return Throttling(sides[0], sides[1]) if sides[0] else None
 
 
-def throttled(attempts: Sequence[Attempt], ranks: Sequence[int]) -> Throttled:
+def find_throttling(attempts: Sequence[Attempt], ranks: Sequence[int]) -> ThrottleEvidence:
     """What is known of ``ranks`` of ``attempts``, of at least one."""
     found = [(attempt.clocks.get(rank), rank) for attempt in attempts for rank in ranks]
     told = [(clocks, rank) for clocks, rank in found if clocks]
@@ -120,7 +120,7 @@ def throttled(attempts: Sequence[Attempt], ranks: Sequence[int]) -> Throttled:
     unknown = [WORDS[reason] for reason in COUNTED if any(not c or _share(c, reason) is None for c, _ in found)]
     unknown += ["hardware slowdown"] if any(not clocks or clocks.active is None for clocks, _ in found) else []
     speeds = [(c.sm_mhz, c.max_sm_mhz) for c, _ in told if c.sm_mhz is not None and c.max_sm_mhz is not None]
-    return Throttled(
+    return ThrottleEvidence(
         most={reason: max(each) for reason, each in shares.items() if each},
         seen=tuple(reason for reason in WORDS if any(reason in _seen(clocks) for clocks, _ in told)),
         unknown=tuple(unknown),
@@ -146,7 +146,7 @@ def unthrottled(results: Sequence[PairResult], ranks: int) -> Unthrottled:
 def _slowed(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> Unthrottled:
     names = ("eager", "graphed")
     attempts = [[pair[place] for pair in pairs] for place in range(len(names))]
-    sides = [throttled(side, range(ranks)) for side in attempts]
+    sides = [find_throttling(side, range(ranks)) for side in attempts]
     said = [f"in {name} runs by {side.slowed}" for name, side in zip(names, sides, strict=True) if side.slowed]
     if not said:
         return Unthrottled()
@@ -158,7 +158,7 @@ def _slowed(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> Unthrottled
     )
 
 
-def _lost(attempts: Sequence[Attempt], side: Throttled) -> float:
+def _lost(attempts: Sequence[Attempt], side: ThrottleEvidence) -> float:
     """By which share of their time steps would be shorter at most, had nothing slowed the GPUs of a ``side`` down: of the run
     with most, summed over ranks, since another one may have been slow at another time. All of it where it was not counted."""
     if not side.slowed:

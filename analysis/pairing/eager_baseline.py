@@ -19,7 +19,7 @@ Digests = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class EagerSide:
+class EagerBaseline:
     """The eager side of a workload. ``repeats`` holds the steps of its complete runs by repeat, by their digests."""
 
     runs: tuple[Run, ...]
@@ -32,7 +32,7 @@ class EagerSide:
         return max((floor for floor in found if floor), key=lambda floor: (floor.loss, floor.grad_norm), default=None)
 
 
-def eager_side(runs: tuple[Run, ...], cell: Cell) -> EagerSide:
+def eager_side(runs: tuple[Run, ...], cell: Cell) -> EagerBaseline:
     """The eager ``cell`` of a workload."""
     expected = np.arange(cell.run_spec.training.steps)
     complete: dict[Digests, dict[int, Steps]] = {}
@@ -41,4 +41,4 @@ def eager_side(runs: tuple[Run, ...], cell: Cell) -> EagerSide:
             whole = not incomplete(attempt.steps, expected, "eager run")
             if attempt.outcome.results_intact and not attempt.problems and whole:
                 complete.setdefault(attempt.digests, {})[run.repeat] = attempt.steps
-    return EagerSide(runs, complete)
+    return EagerBaseline(runs, complete)

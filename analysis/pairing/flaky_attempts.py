@@ -16,7 +16,7 @@ from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, bitwise_equ
 from launch.contract.records import Margins
 
 
-def in_other_bits(run: Run, than: Attempt, margins: Optional[Margins] = None) -> tuple[Attempt, ...]:
+def attempts_with_other_bits(run: Run, than: Attempt, margins: Optional[Margins] = None) -> tuple[Attempt, ...]:
     """The whole attempts of ``run`` on what ``than`` ran on, whose curves differ from those of ``than`` in any bit: by more than
     two ``margins`` too, unless they are given."""
     others = [attempt for attempt in (*run.earlier, run.attempt) if attempt and attempt is not than]

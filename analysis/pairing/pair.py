@@ -12,14 +12,14 @@ from typing import Optional
 import numpy as np
 
 from analysis.graphs import replay_check as replay
-from analysis.pairing.eager_baseline import EagerSide
+from analysis.pairing.eager_baseline import EagerBaseline
 from analysis.records.provenance import differences
 from analysis.records.run import Attempt, Run, attempts_of
 from analysis.records.steps import Steps
 from analysis.speed import pair_speed
 from analysis.verdict import ladder
 from analysis.verdict.completeness import eager_fault
-from analysis.verdict.precapture_check import misplaced, parted
+from analysis.verdict.precapture_check import check_agreement, check_capture_step
 from analysis.verdict.verdict import Verdict
 from launch.contract.records import Margins
 from launch.contract.spec import RunSpec
@@ -61,10 +61,10 @@ class PairResult:
         return ladder.first_compared(self.attempts[1].steps.phase.tolist()) or 0
 
 
-def face(graphed: Run, side: EagerSide, spec: RunSpec, margins: Margins) -> PairResult:
+def compare_pair(graphed: Run, side: EagerBaseline, spec: RunSpec, margins: Margins) -> PairResult:
     """``graphed``, a run of ``spec``, against the eager run of its repeat."""
     eager = next((run for run in side.runs if run.repeat == graphed.repeat), None)
-    proof = replay.prove(graphed.attempt, spec) if graphed.attempt else None
+    proof = replay.check_replay(graphed.attempt, spec) if graphed.attempt else None
     result = PairResult(graphed.repeat, eager, graphed, _no_eager(graphed), pair_speed.PairSpeed(), proof, ())
     if eager is None:
         return result
@@ -150,7 +150,7 @@ def _other_digests(eager: Attempt, graphed: Attempt) -> Optional[Verdict]:
 
 
 def _not_of_graphs(
-    verdict: Verdict, eager: Attempt, graphed: Attempt, side: EagerSide, spec: RunSpec, margins: Margins
+    verdict: Verdict, eager: Attempt, graphed: Attempt, side: EagerBaseline, spec: RunSpec, margins: Margins
 ) -> Optional[Verdict]:
     """What the eager side, or the steps before the capture, say against ``verdict`` on a pair, if anything."""
     if verdict.word == "DIVERGED":
@@ -161,7 +161,7 @@ def _not_of_graphs(
         return None
     complete = [steps for steps in side.repeats.get(graphed.digests, {}).values() if steps is not eager.steps]
     equal = verdict.word == "BITWISE"
-    return parted([eager.steps, *complete], graphed.steps, spec.cuda_graph.capture_step, margins, equal)
+    return check_agreement([eager.steps, *complete], graphed.steps, spec.cuda_graph.capture_step, margins, equal)
 
 
 def _settle(eager: Attempt, graphed: Attempt, proof: replay.Replay, spec: RunSpec) -> Verdict:
@@ -181,7 +181,7 @@ def _settle_curves(eager: Steps, graphed: Steps, spec: RunSpec) -> Verdict:
     first = ladder.first_compared(graphed.phase.tolist())
     if first is None:
         return Verdict("INCOMPARABLE", "the graphed run recorded no capture step", "see its failure, or its log")
-    settled = ladder.settle({"eager run": eager}, {"graphed run": graphed}, np.arange(spec.training.steps), first)
+    settled = ladder.judge_exact({"eager run": eager}, {"graphed run": graphed}, np.arange(spec.training.steps), first)
     if settled and settled.word != "BITWISE":
         return settled
-    return misplaced(graphed, spec.cuda_graph.capture_step) or settled or OPEN
+    return check_capture_step(graphed, spec.cuda_graph.capture_step) or settled or OPEN

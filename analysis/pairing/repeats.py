@@ -13,13 +13,13 @@ from typing import Optional
 
 import numpy as np
 
-from analysis.pairing.eager_baseline import Digests, EagerSide
-from analysis.pairing.flaky_attempts import contradictions, in_other_bits
-from analysis.pairing.pair import OPEN, PairResult, face
+from analysis.pairing.eager_baseline import Digests, EagerBaseline
+from analysis.pairing.flaky_attempts import attempts_with_other_bits, contradictions
+from analysis.pairing.pair import OPEN, PairResult, compare_pair
 from analysis.records.run import Run
 from analysis.records.steps import Steps
 from analysis.verdict import ladder
-from analysis.verdict.curve_difference import Evidence, measure
+from analysis.verdict.curve_difference import Evidence, measure_differences
 from analysis.verdict.verdict import Verdict, worst
 from launch.contract.records import Margins
 from launch.contract.spec import RunSpec
@@ -28,13 +28,13 @@ _HOW_OFTEN = "run the cell in a sweep of its own with more repeats, to see how o
 
 
 def compare_pairs(
-    runs: Sequence[Run], side: EagerSide, spec: RunSpec, margins: Margins
+    runs: Sequence[Run], side: EagerBaseline, spec: RunSpec, margins: Margins
 ) -> tuple[tuple[PairResult, ...], Optional[Verdict]]:
     """What comes of the graphed ``runs`` of ``spec``, pair by pair and over all; None where there are no runs.
 
     Runs are judged together with those that share their digests. The worst verdict counts.
     """
-    faced = [face(run, side, spec, margins) for run in runs]
+    faced = [compare_pair(run, side, spec, margins) for run in runs]
     margins = margins_of(spec, margins)
     faced = [_opened(pair, faced, side, margins) for pair in faced]
     together: dict[Digests, Verdict] = {}
@@ -82,7 +82,7 @@ def _goes_with(other: PairResult, pair: PairResult) -> bool:
     return sound and other.attempts[1].digests == pair.attempts[1].digests
 
 
-def _opened(pair: PairResult, faced: Sequence[PairResult], side: EagerSide, margins: Margins) -> PairResult:
+def _opened(pair: PairResult, faced: Sequence[PairResult], side: EagerBaseline, margins: Margins) -> PairResult:
     """``pair``, open though it equals its own eager run to the bit, where it does not equal every eager run, or attempts came to
     other bits; and where all pairs equal all eager runs, so that the verdict is on all of them."""
     if pair.verdict.word != "BITWISE":
@@ -102,7 +102,7 @@ def _eager(pairs: Sequence[PairResult], complete: Mapping[int, Steps]) -> dict[s
 
 
 def _other_attempts(
-    pairs: Sequence[PairResult], side: EagerSide, margins: Margins
+    pairs: Sequence[PairResult], side: EagerBaseline, margins: Margins
 ) -> tuple[dict[str, Steps], dict[str, Steps]]:
     """The curves of other bits that attempts of eager runs, and of the graphed ones of ``pairs``, came to before or since. Those
     of graphed runs that are further off than ``margins`` allow are said by themselves
@@ -114,12 +114,12 @@ def _other_attempts(
         f"eager repeat {run.repeat}, attempt {other.number}": other.steps
         for run in side.runs
         if run.repeat in counted
-        for other in in_other_bits(run, counted[run.repeat])
+        for other in attempts_with_other_bits(run, counted[run.repeat])
     }
     graphed = {
         f"graphed repeat {pair.repeat}, attempt {other.number}": other.steps
         for pair in pairs
-        for other in in_other_bits(pair.graphed, pair.attempts[1], margins)
+        for other in attempts_with_other_bits(pair.graphed, pair.attempts[1], margins)
     }
     return eager, graphed
 
@@ -134,10 +134,10 @@ def _judge_together(
     them alone comes and goes."""
     graphed = {f"graphed repeat {pair.repeat}": pair.attempts[1].steps for pair in pairs}
     expected, first = np.arange(max(map(len, graphed.values()))), max(pair.first_compared for pair in pairs)
-    verdict = ladder.judge(eager, graphed, expected, first, margins)
+    verdict = ladder.judge_curves(eager, graphed, expected, first, margins)
     if verdict.word != "BITWISE" or not any(others):
         return verdict
-    found = ladder.judge({**eager, **others[0]}, {**graphed, **others[1]}, expected, first, margins)
+    found = ladder.judge_curves({**eager, **others[0]}, {**graphed, **others[1]}, expected, first, margins)
     if found.word == "BITWISE":
         return verdict
     reason = f"equal to the bit but for {', '.join([*others[0], *others[1]])}"
@@ -154,4 +154,6 @@ def _with(pair: PairResult, verdict: Verdict, eager: Mapping[str, Steps]) -> Pai
 
 def _evidence(pair: PairResult, eager: Mapping[str, Steps]) -> Evidence:
     """What is measured of its graphed run against all ``eager`` ones."""
-    return measure(tuple(eager.values()), [pair.attempts[1].steps], slice(pair.first_compared, None)).evidence
+    return measure_differences(
+        tuple(eager.values()), [pair.attempts[1].steps], slice(pair.first_compared, None)
+    ).evidence

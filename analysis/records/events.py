@@ -32,7 +32,7 @@ class PhaseMemory:
     memory: Memory
 
 
-def said(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """The error in words that hold no path of this machine."""
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
@@ -51,7 +51,7 @@ def _read_rank(paths: AttemptPaths, rank: int, problems: list[str]) -> list[dict
     try:
         return [dict(event) for event in read_json_lines(paths.events(rank))]
     except DAMAGE as error:
-        problems.append(f"events of rank {rank} cannot be read: {said(error)}")
+        problems.append(f"events of rank {rank} cannot be read: {describe_error(error)}")
         return []
 
 
@@ -64,7 +64,7 @@ def memory_of(events: Events, problems: list[str]) -> Iterable[PhaseMemory]:
                 if is_of(e, "phase")
             ]
         except DAMAGE as error:
-            problems.append(f"memory of rank {rank} cannot be read: {said(error)}")
+            problems.append(f"memory of rank {rank} cannot be read: {describe_error(error)}")
 
 
 def _phase(name: Any) -> Phase:
@@ -90,7 +90,7 @@ def measured_clocks(events: Events, problems: list[str]) -> dict[int, Clocks]:
                 if is_of(event, "phase") and event["phase"] == "measure" and event.get("clocks"):
                     found[rank] = clocks_from_json(event["clocks"])
         except DAMAGE as error:
-            problems.append(f"clocks of rank {rank} cannot be read: {said(error)}")
+            problems.append(f"clocks of rank {rank} cannot be read: {describe_error(error)}")
     return found
 
 
@@ -122,5 +122,5 @@ def last_of_kind(
                 if is_of(event, kind):
                     found[rank] = read(event)
         except DAMAGE as error:
-            problems.append(f"{kind} of rank {rank} cannot be read: {said(error)}")
+            problems.append(f"{kind} of rank {rank} cannot be read: {describe_error(error)}")
     return found

@@ -15,15 +15,15 @@ from typing import Any
 from analysis.records.events import (
     DAMAGE,
     choices_of,
+    describe_error,
     is_of,
     last_of_kind,
     measured_clocks,
     memory_of,
     notes_of,
     read_events,
-    said,
 )
-from analysis.records.outcomes import failed_by_itself, says_nothing
+from analysis.records.outcomes import failed_by_itself, is_uninformative
 from analysis.records.run import Attempt, Failed, Recorded, Run, digests_of
 from analysis.records.steps import no_steps, read_steps
 from launch.common.atomic_files import dumps, number, read_json
@@ -94,7 +94,7 @@ def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:
         if outcome is not None:
             ended.append((attempt, outcome))
     damaged = tuple(unreadable.values())
-    chosen = max(ended, key=lambda item: (not says_nothing(item[1]), item[0].number), default=None)
+    chosen = max(ended, key=lambda item: (not is_uninformative(item[1]), item[0].number), default=None)
     if chosen is None or chosen[0].number < max(unreadable, default=0):
         return Run(run_id, repeat, len(attempts), None, damaged=damaged)
     before = [item for item in ended if item[0].number < chosen[0].number and item[1].results_intact]
@@ -106,7 +106,7 @@ def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:
 
 def _unreadable(run_id: str, attempt: AttemptPaths, error: Exception) -> str:
     name = attempt.outcome.name
-    why = said(error).removeprefix(f"{name}: ")
+    why = describe_error(error).removeprefix(f"{name}: ")
     file = f"runs/{run_id}/attempts/{attempt.number}/{name}"
     return f"{file} cannot be read: {why}; way out: {DAMAGED_OUTCOME_REMEDY}"
 
@@ -126,12 +126,12 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
     try:
         steps = read_steps(paths)
     except DAMAGE as error:
-        problems.append(f"metrics.jsonl cannot be read: {said(error)}")
+        problems.append(f"metrics.jsonl cannot be read: {describe_error(error)}")
     environment: Mapping[str, Any] = {}
     try:
         environment = dict(read_json(paths.environment))
     except DAMAGE as error:
-        problems.append(f"environment.json cannot be read: {said(error)}")
+        problems.append(f"environment.json cannot be read: {describe_error(error)}")
     events = read_events(paths, ranks, problems)
     if outcome.results_intact and any(is_of(event, "exception") for lines in events.values() for event in lines):
         problems.append(f"a rank recorded an exception, though the outcome is {outcome.outcome}")
@@ -159,7 +159,7 @@ def _check_spec(run: RunPaths, run_id: str, problems: list[str]) -> None:
     try:
         found = read_spec(run.spec).run_id
     except DAMAGE as error:
-        problems.append(f"spec.json cannot be read: {said(error)}")
+        problems.append(f"spec.json cannot be read: {describe_error(error)}")
         return
     if found != run_id:
         problems.append(f"spec.json is of run {found}, not of {run_id}")

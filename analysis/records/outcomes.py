@@ -12,11 +12,11 @@ FROM_OUTSIDE = ("SUPERVISOR", "JOB_GONE", "SIGKILL")
 """Failure classes of FAILED runs that somebody else may have ended."""
 
 
-def says_nothing(outcome: Outcome) -> bool:
+def is_uninformative(outcome: Outcome) -> bool:
     return outcome.outcome in SAYS_NOTHING or outcome.infrastructure
 
 
 def failed_by_itself(outcome: Outcome) -> bool:
     """Whether it is a failure that the same code, libraries and data have made, and may make again."""
     own = outcome.outcome in OF_THE_RUN and outcome.failure_class not in FROM_OUTSIDE
-    return own and not says_nothing(outcome)
+    return own and not is_uninformative(outcome)

@@ -48,7 +48,7 @@ def provenance(environments: Sequence[Mapping[str, Any]]) -> dict[str, tuple[tup
     return {key: tuple(sorted(values.items())) for key, values in counts.items()}
 
 
-def unlike(environments: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def differing_fields(environments: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Where machine or software of ``environments`` differ, each as "key: value or value"."""
     differing = (item for item in provenance(environments).items() if len(item[1]) > 1 and item[0].startswith(MACHINE))
     return tuple(f"{key}: {' or '.join(value for value, _ in found)}" for key, found in differing)

@@ -11,7 +11,7 @@ import numpy as np
 
 from analysis.memory.peaks import KIND_WORDS
 from analysis.records.steps import Floats, Integers, Metric, Steps
-from analysis.speed.steady_window import possible
+from analysis.speed.steady_window import is_plausible
 from analysis.sweep.cell_results import CellResult
 from launch.contract.records import PHASES, Margins
 
@@ -201,7 +201,7 @@ def _times(cells: Sequence[_Cell]) -> Optional[TimeChart]:
 def _measured_times(cell: _Cell) -> Floats:
     parts = [steps.step_time_ms[steps.phase == "measure"] for _, steps in cell.curves]
     times = np.concatenate(parts) if parts else np.empty(0)
-    return times[possible(times)]
+    return times[is_plausible(times)]
 
 
 def _percentiles(times: Floats) -> tuple[float, float, float, float, float]:

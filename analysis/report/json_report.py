@@ -51,7 +51,7 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from analysis.graphs.replay_check import Replay
-from analysis.limits.speedup_bound import Limit
+from analysis.limits.speedup_bound import SpeedupBound
 from analysis.limits.throttling import Throttling
 from analysis.memory.peaks import CellMemory
 from analysis.memory.static_memory import state_bytes
@@ -181,7 +181,7 @@ def _replay(replay: Optional[Replay], on_gpu: bool) -> Any:
     return content
 
 
-def _limit(limit: Limit) -> dict[str, Any]:
+def _limit(limit: SpeedupBound) -> dict[str, Any]:
     eager = limit.eager
     return {
         **_fields(limit),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from analysis.limits.speedup_bound import NEAR, Bound
 from analysis.sweep.cell_results import CellResult, exit_code
-from analysis.sweep.ranking import other_courses, rank
+from analysis.sweep.ranking import diverging_cells, rank
 from analysis.text import one_line
 from analysis.verdict.verdict import WORDS, Word
 from launch.contract.records import RESULTS_INTACT
@@ -177,7 +177,7 @@ def _slowed(ran: Sequence[CellResult]) -> str:
 
 def _other_courses(ran: Sequence[CellResult]) -> str:
     """Eager cells: a graphed one that passes trains what its twin does."""
-    found = [(result, why) for result, why in other_courses(ran) if not result.cell.graphed]
+    found = [(result, why) for result, why in diverging_cells(ran) if not result.cell.graphed]
     named = _named([result for result, _ in found], [f" ({why})" for _, why in found])
     return f"**{_count(len(found), 'eager cell')} left out of the ranking**: {named}." if found else ""
 

@@ -23,8 +23,8 @@ from analysis.report.selection import Selection, select
 from analysis.report.steps_parquet import StepsFile
 from analysis.report.summary import summarise
 from analysis.sweep.cell_results import CellResult
-from analysis.sweep.judge_sweep import Judged, judge, results_of
-from launch.common.atomic_files import RecordError, members, replacing, write_bytes, write_json, write_text
+from analysis.sweep.judge_sweep import SweepResults, judge_sweep, judge_workload
+from launch.common.atomic_files import RecordError, atomic_open, iter_json_object, write_bytes, write_json, write_text
 from launch.contract.paths import SweepPaths
 
 
@@ -46,8 +46,8 @@ def write_report(sweep: SweepPaths) -> Report:
         FileNotFoundError: the folder holds no plan.
         RecordError: its plan is not JSON.
     """
-    with replacing(sweep.report / "steps.parquet") as file, StepsFile(file) as steps:
-        judged = judge(sweep, steps.write)
+    with atomic_open(sweep.report / "steps.parquet") as file, StepsFile(file) as steps:
+        judged = judge_sweep(sweep, steps.write)
     plan, results, trained = judged.plan, judged.results, judged.trained
     summary, selection = summarise(results), select(results)
     charts = _charts(sweep, judged, selection)
@@ -57,19 +57,19 @@ def write_report(sweep: SweepPaths) -> Report:
     text = render(plan, results, summary, selection, trained, files)
     write_text(markdown, text)
     write_text(sweep.report / "report.html", page(text, drawn))
-    with replacing(json) as file:
+    with atomic_open(json) as file:
         content = content_of(plan, results, summary, selection, trained, files)
-        file.writelines(piece.encode() for piece in members(content))
+        file.writelines(piece.encode() for piece in iter_json_object(content))
     _write_plots(sweep.report, drawn)
     write_json(sweep.report / "summary.json", summary_of(plan, results, summary, selection))
     return Report(results, summary.exit_code, summary.text, markdown, json)
 
 
-def _charts(sweep: SweepPaths, judged: Judged, selection: Selection) -> dict[str, dict[str, Chart]]:
+def _charts(sweep: SweepPaths, judged: SweepResults, selection: Selection) -> dict[str, dict[str, Chart]]:
     """The charts of what is selected, by workload and by file, relative to the report."""
     charts: dict[str, dict[str, Chart]] = {}
     for workload, selected in selection.drawn.items():
-        whole = {result.cell.cell_id: result for result in results_of(sweep, judged.plan, workload)}
+        whole = {result.cell.cell_id: result for result in judge_workload(sweep, judged.plan, workload)}
         found = charts_of([whole[result.cell.cell_id] for result in selected], judged.plan.margins)
         charts[workload] = {f"plots/{workload}-{kind}.png": chart for kind, chart in found.items()}
     return charts

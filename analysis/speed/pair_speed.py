@@ -96,7 +96,7 @@ def _unequal_tokens(eager: Steps, graphed: Steps) -> str:
     return f"the runs trained other numbers of tokens: {before[at]} eager and {after[at]} graphed in step {steps[at]}"
 
 
-def together(pairs: Sequence[PairSpeed]) -> tuple[PairSpeed, ...]:
+def pool_pairs(pairs: Sequence[PairSpeed]) -> tuple[PairSpeed, ...]:
     """The figures of the pairs of one cell: what is an outlier and what behaviour is decided over all of them."""
     off_counts = behaviour([pair.timed.window for pair in pairs if pair.timed])
     return tuple(_figures(pair.timed, off_counts) if pair.timed else pair for pair in pairs)
@@ -104,7 +104,7 @@ def together(pairs: Sequence[PairSpeed]) -> tuple[PairSpeed, ...]:
 
 def _figures(timed: Timed, off_counts: str) -> PairSpeed:
     window = timed.window
-    kept = np.ones(len(window), bool) if off_counts else ~window.off
+    kept = np.ones(len(window), bool) if off_counts else ~window.excluded_steps
     eager_ms, graphed_ms = float(window.eager_ms[kept].mean()), float(window.graphed_ms[kept].mean())
     capture_ms = max(timed.capture_ms, float(np.nansum(timed.capture_steps_ms - eager_ms)))
     capture_ms += max(0.0, float((window.settling_ms - eager_ms).sum()))
@@ -127,7 +127,7 @@ def _figures(timed: Timed, off_counts: str) -> PairSpeed:
     )
 
 
-def beside(first: PairSpeed, second: PairSpeed) -> PairSpeed:
+def overlaps(first: PairSpeed, second: PairSpeed) -> PairSpeed:
     """The graphed runs of two pairs of one eager run as a pair: ``second`` against ``first``."""
     return PairSpeed(
         ratio=first.graphed_ms / second.graphed_ms,

@@ -87,7 +87,7 @@ class Speed:
         """Whether there is enough for a word; what there is may leave it INCONCLUSIVE."""
         return self.low is not None and self.steps >= MINIMUM_STEPS
 
-    def widened(self, least: float, most: float, reason: str) -> Speed:
+    def with_bounds(self, least: float, most: float, reason: str) -> Speed:
         """This speed where the true ratio is from ``least`` to ``most`` times the measured one, for a ``reason``: with intervals as
         much wider, and without a word that does not hold for all of it. Bounds that bound nothing leave no interval."""
         if not reason or self.low is None or self.high is None or self.own_low is None or self.own_high is None:
@@ -95,12 +95,12 @@ class Speed:
         low, high = self.low * least, self.high * most
         bounded = least > 0 and most < math.inf
         if not bounded or self.word not in ("INCONCLUSIVE", speed_word((low, high), self.steps)[0]):
-            return self.doubted(reason)
+            return self.with_doubt(reason)
         said = f"{self.reason}; and {reason}" if self.reason else ""
         own_low, own_high = self.own_low * least, self.own_high * most
         return replace(self, low=low, high=high, own_low=own_low, own_high=own_high, reason=said)
 
-    def doubted(self, reason: str) -> Speed:
+    def with_doubt(self, reason: str) -> Speed:
         """The figure alone, for a ``reason``: what was timed wrongly has neither word nor interval."""
         return replace(self, word="INCONCLUSIVE", reason=reason, low=None, high=None, own_low=None, own_high=None)
 
@@ -114,7 +114,7 @@ def cell_speed(pairs: Sequence[PairSpeed], spec: RunSpec, family: Optional[Famil
     ratios = ratios_of(timed)
     interval, own = interval_of(ratios, family), interval_of(ratios)
     steps = min(pair.steps for pair in timed)
-    word, reason = word_of(timed, family)
+    word, reason = classify(timed, family)
     break_even = [pair.break_even_steps for pair in timed if pair.break_even_steps is not None]
     eager_ms, graphed_ms = (
         geometric_mean(times) for times in ([p.eager_ms for p in timed], [p.graphed_ms for p in timed])
@@ -148,7 +148,7 @@ def ratios_of(pairs: Sequence[PairSpeed]) -> list[float]:
     return [pair.eager_ms / pair.graphed_ms for pair in pairs if pair.ratio is not None]
 
 
-def without_drift(pairs: Sequence[PairSpeed]) -> list[float]:
+def drift_corrected(pairs: Sequence[PairSpeed]) -> list[float]:
     """The ratios of ``pairs`` if eager steps took what they take by their trend at the time of the graphed run."""
     began, steps = np.array([pair.eager_began for pair in pairs]), np.log([pair.eager_ms for pair in pairs])
     since = began - began.mean()
@@ -158,7 +158,7 @@ def without_drift(pairs: Sequence[PairSpeed]) -> list[float]:
     return [pair.eager_ms / pair.graphed_ms * factor for pair, factor in zip(pairs, factors, strict=True)]
 
 
-def word_of(pairs: Sequence[PairSpeed], family: Optional[Family] = None) -> tuple[SpeedWord, str]:
+def classify(pairs: Sequence[PairSpeed], family: Optional[Family] = None) -> tuple[SpeedWord, str]:
     """The word of ``pairs`` that have a ratio, and why it is INCONCLUSIVE: a cell's own, which a ``family`` may take away. Its
     wider interval gives none, though it may leave the band of NEUTRAL."""
     own, reason = _word(pairs)
@@ -184,7 +184,7 @@ def _word(pairs: Sequence[PairSpeed], family: Optional[Family] = None) -> tuple[
         return word, reason
     if out_of_turn := not_alternating(pairs):
         return "INCONCLUSIVE", out_of_turn
-    drifting = interval_of(without_drift(pairs), family)
+    drifting = interval_of(drift_corrected(pairs), family)
     if drifting and speed_word(drifting, steps)[0] != word:
         return "INCONCLUSIVE", (
             f"eager steps changed from repeat to repeat: by their trend the interval is {drifting[0]:.3f} to "

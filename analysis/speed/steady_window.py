@@ -53,7 +53,7 @@ class Window:
     settling_ms: Floats = field(default_factory=lambda: np.empty(0))
 
     @cached_property
-    def off(self) -> Booleans:
+    def excluded_steps(self) -> Booleans:
         either: Booleans = self.eager_off | self.graphed_off
         return either
 
@@ -75,10 +75,10 @@ def window_of(eager: Steps, graphed: Steps) -> Window | str:
     if not len(steps):
         return "no step was measured in both runs"
     eager_ms, graphed_ms = before.step_time_ms[of_eager], after.step_time_ms[of_graphed]
-    if not (possible(eager_ms).all() and possible(graphed_ms).all()):
+    if not (is_plausible(eager_ms).all() and is_plausible(graphed_ms).all()):
         return f"a step time is not a number of milliseconds from {SHORTEST_MS:g} to {LONGEST_MS:g}"
     whole = Window(eager_ms, graphed_ms, _off(eager_ms), _off(graphed_ms))
-    settling = _settling(whole.off)
+    settling = _settling(whole.excluded_steps)
     rest = slice(settling, None)
     off = whole.eager_off[rest], whole.graphed_off[rest]
     return Window(eager_ms[rest], graphed_ms[rest], *off, graphed_ms[:settling])
@@ -104,7 +104,7 @@ def _interrupted(side: Steps) -> bool:
     return len(measured) > 0 and bool(measured[-1] - measured[0] >= len(measured))
 
 
-def possible(times: Floats) -> Booleans:
+def is_plausible(times: Floats) -> Booleans:
     """Which are times that a step can take."""
     which: Booleans = (times >= SHORTEST_MS) & (times <= LONGEST_MS)
     return which

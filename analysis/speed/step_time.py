@@ -44,4 +44,4 @@ def steady_ms(attempt: Attempt) -> Optional[float]:
     window = window_of(attempt.steps, attempt.steps)
     if isinstance(window, str):
         return None
-    return float((window.eager_ms if behaviour([window]) else window.eager_ms[~window.off]).mean())
+    return float((window.eager_ms if behaviour([window]) else window.eager_ms[~window.excluded_steps]).mean())

@@ -11,11 +11,11 @@ import numpy as np
 
 from analysis.graphs import replay_check as replay
 from analysis.graphs.capture_cost import Captured, cell_captured
-from analysis.limits.speedup_bound import Limit, cell_limit, eager_doubt
+from analysis.limits.speedup_bound import SpeedupBound, cell_limit, eager_doubt
 from analysis.limits.straggler import Straggler, cell_straggler
 from analysis.limits.throttling import Throttling, Unthrottled, throttling_of, unthrottled
 from analysis.memory import peaks as memory
-from analysis.pairing.eager_baseline import EagerSide, eager_side
+from analysis.pairing.eager_baseline import EagerBaseline, eager_side
 from analysis.pairing.flaky_attempts import contradictions
 from analysis.pairing.pair import PairResult
 from analysis.pairing.repeats import compare_pairs, margins_of
@@ -24,7 +24,7 @@ from analysis.records.run import Attempt, Run, attempts_of
 from analysis.speed import pair_speed, speedup
 from analysis.speed.step_time import StepTime, cell_step_time
 from analysis.statistics.confidence_interval import Family, families
-from analysis.sweep.loss_trajectory import Course, cell_course
+from analysis.sweep.loss_trajectory import LossTrajectory, cell_course
 from analysis.verdict.completeness import finite_steps, incomplete
 from analysis.verdict.curve_difference import Floor
 from analysis.verdict.verdict import PASSES, Verdict
@@ -45,7 +45,7 @@ class CellResult:
     verdict: Optional[Verdict] = None
     memory: Optional[memory.CellMemory] = None
     step: Optional[StepTime] = None
-    course: Optional[Course] = None
+    course: Optional[LossTrajectory] = None
     """Of its loss, over the first run that ended with whole records."""
     straggler: Optional[Straggler] = None
     """On GPUs."""
@@ -56,7 +56,7 @@ class CellResult:
     """What its speed would be."""
     replay: Optional[replay.Replay] = None
     captured: Optional[Captured] = None
-    limit: Optional[Limit] = None
+    limit: Optional[SpeedupBound] = None
     """For a graphed cell on GPUs."""
     doubt: str = ""
     """On GPUs, why its step cannot have been as short as timed."""
@@ -92,7 +92,7 @@ class CellResult:
     @property
     def unexpected(self) -> bool:
         """Whether a run ended otherwise than the recipe expects of the cell."""
-        return any(run.attempt and not run.attempt.outcome.meets(self.cell.expect) for run in self.runs)
+        return any(run.attempt and not run.attempt.outcome.matches(self.cell.expect) for run in self.runs)
 
     @property
     def max_loss_difference(self) -> Optional[float]:
@@ -138,7 +138,7 @@ def exit_code(results: Sequence[CellResult]) -> int:
     return EXIT_INCONCLUSIVE if words - set(PASSES) else EXIT_PASS
 
 
-def compare(records: Records) -> tuple[CellResult, ...]:
+def compare_cells(records: Records) -> tuple[CellResult, ...]:
     """A result for each cell of the plan, in its order; rejected and not runnable ones hold no runs."""
     eager = {
         cell.workload_id: eager_side(records.runs[cell.cell_id], cell)
@@ -177,7 +177,7 @@ def _speed(
 ) -> Optional[speedup.Speed]:
     """What ``pairs`` say, as far as throttling leaves it."""
     speed = speedup.cell_speed(pairs, spec, family)
-    return speed and speed.widened(without.least, without.most, without.reason)
+    return speed and speed.with_bounds(without.least, without.most, without.reason)
 
 
 def _less_sure(result: CellResult, verdict: Verdict) -> CellResult:
@@ -190,13 +190,13 @@ def _less_sure(result: CellResult, verdict: Verdict) -> CellResult:
     return replace(result, verdict=verdict, pairs=tuple(pairs))
 
 
-def _result(cell: Cell, records: Records, eager: Optional[EagerSide]) -> CellResult:
+def _result(cell: Cell, records: Records, eager: Optional[EagerBaseline]) -> CellResult:
     if cell.state != "run":
         return CellResult(cell, ())
     runs, margins = records.runs[cell.cell_id], records.plan.margins
     retried = _retried(runs, margins_of(cell.run_spec, margins))
     if cell.graphed:
-        return replace(_graphed_result(cell, runs, eager or EagerSide((), {}), margins), retried=retried)
+        return replace(_graphed_result(cell, runs, eager or EagerBaseline((), {}), margins), retried=retried)
     return replace(_eager_result(cell, runs), floor=eager.floor if eager else None, retried=retried)
 
 
@@ -225,7 +225,7 @@ def _eager_result(cell: Cell, runs: tuple[Run, ...]) -> CellResult:
     return replace(result, doubt=eager_doubt(attempts_of(runs), ranks)) if result.on_gpu else result
 
 
-def _graphed_result(cell: Cell, runs: tuple[Run, ...], eager: EagerSide, margins: Margins) -> CellResult:
+def _graphed_result(cell: Cell, runs: tuple[Run, ...], eager: EagerBaseline, margins: Margins) -> CellResult:
     spec = cell.run_spec
     untimed, verdict = compare_pairs(runs, eager, spec, margins)
     pairs = _timed_together(untimed)
@@ -239,13 +239,13 @@ def _graphed_result(cell: Cell, runs: tuple[Run, ...], eager: EagerSide, margins
     speed = _speed([pair.speed for pair in pairs], spec, without)
     doubt = limit and (limit.doubt or limit.eager_doubt)
     failed_as_expected = cell.expect.outcome not in RESULTS_INTACT and all(
-        run.attempt is not None and run.attempt.outcome.meets(cell.expect) for run in runs
+        run.attempt is not None and run.attempt.outcome.matches(cell.expect) for run in runs
     )
     return replace(
         ran,
         pairs=pairs,
         verdict=None if failed_as_expected else verdict,
-        speed=speed.doubted(doubt) if speed and doubt else speed,
+        speed=speed.with_doubt(doubt) if speed and doubt else speed,
         unthrottled=without,
         captured=cell_captured(attempts_of(runs)),
         limit=limit,
@@ -255,5 +255,5 @@ def _graphed_result(cell: Cell, runs: tuple[Run, ...], eager: EagerSide, margins
 
 
 def _timed_together(pairs: Sequence[PairResult]) -> tuple[PairResult, ...]:
-    speeds = pair_speed.together([pair.speed for pair in pairs])
+    speeds = pair_speed.pool_pairs([pair.speed for pair in pairs])
     return tuple(replace(pair, speed=speed) for pair, speed in zip(pairs, speeds, strict=True))

@@ -12,7 +12,7 @@ from analysis.sweep.cell_results import CellResult
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class HostContention:
     """The share of the time of timed runs, from 0 to 1, in which a run of another allocation of the sweep was under way on the
     host of rank 0."""
 
@@ -20,7 +20,7 @@ class Neighbours:
     graphed: float
 
 
-def neighbours_of(results: Sequence[CellResult]) -> Optional[Neighbours]:
+def neighbours_of(results: Sequence[CellResult]) -> Optional[HostContention]:
     """Of the cells that have a speed and their eager twins; None where no timed run had a neighbour."""
     hosts = _Hosts(attempt for result in results for attempt in attempts_of(result.runs))
     timed = {result.cell.workload_id for result in results if result.speed}
@@ -29,7 +29,7 @@ def neighbours_of(results: Sequence[CellResult]) -> Optional[Neighbours]:
         if result.speed or (not result.cell.graphed and result.cell.workload_id in timed):
             sides[result.cell.graphed].extend(attempts_of(result.runs))
     eager, graphed = (_share(side, hosts) for side in sides)
-    return Neighbours(eager, graphed) if eager or graphed else None
+    return HostContention(eager, graphed) if eager or graphed else None
 
 
 class _Hosts:

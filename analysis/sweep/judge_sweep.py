@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from analysis.records.load import Records, load_planned
-from analysis.sweep.cell_results import CellResult, compare, corrected
-from analysis.sweep.task_agreement import Trained, TrainedAlike
-from analysis.text import as_name
+from analysis.sweep.cell_results import CellResult, compare_cells, corrected
+from analysis.sweep.task_agreement import TaskComparison, Trained
+from analysis.text import code_name
 from launch.contract.paths import SweepPaths
 from launch.contract.records import Cell, Plan, read_plan
 
 
 @dataclass(frozen=True)
-class Judged:
+class SweepResults:
     """What came of a sweep: a result for each cell of the plan, in its order. Their attempts' steps have been let go."""
 
     plan: Plan
@@ -23,7 +23,7 @@ class Judged:
     """Of each task that more than one eager cell has run, these cells in the plan's order."""
 
 
-def judge(sweep: SweepPaths, see: Callable[[Records], None] = lambda records: None) -> Judged:
+def judge_sweep(sweep: SweepPaths, see: Callable[[Records], None] = lambda records: None) -> SweepResults:
     """Judge ``sweep`` from its records; ``see`` is shown the whole records of each workload before they go. Labels of cells
     come out as every form of the report can show them.
 
@@ -31,22 +31,22 @@ def judge(sweep: SweepPaths, see: Callable[[Records], None] = lambda records: No
         FileNotFoundError: the folder holds no plan.
         RecordError: its plan is not JSON.
     """
-    read, alike = read_plan(sweep), TrainedAlike()
-    plan = replace(read, cells=tuple(replace(cell, label=as_name(cell.label)) for cell in read.cells))
+    read, alike = read_plan(sweep), TaskComparison()
+    plan = replace(read, cells=tuple(replace(cell, label=code_name(cell.label)) for cell in read.cells))
     results: dict[str, CellResult] = {}
     for cells in _workloads(plan.cells):
         records = load_planned(sweep, replace(plan, cells=cells))
         see(records)
-        found = compare(records)
+        found = compare_cells(records)
         alike.add(found)
         results |= {result.cell.cell_id: result.let_go() for result in found}
-    return Judged(plan, corrected([results[cell.cell_id] for cell in plan.cells]), alike.tasks)
+    return SweepResults(plan, corrected([results[cell.cell_id] for cell in plan.cells]), alike.tasks)
 
 
-def results_of(sweep: SweepPaths, plan: Plan, workload_id: str) -> tuple[CellResult, ...]:
+def judge_workload(sweep: SweepPaths, plan: Plan, workload_id: str) -> tuple[CellResult, ...]:
     """The results of one workload, with all that its attempts wrote."""
     cells = tuple(cell for cell in plan.cells if cell.workload_id == workload_id)
-    return compare(load_planned(sweep, replace(plan, cells=cells)))
+    return compare_cells(load_planned(sweep, replace(plan, cells=cells)))
 
 
 def _workloads(cells: Iterable[Cell]) -> Iterator[tuple[Cell, ...]]:

@@ -24,7 +24,7 @@ MEAN_BOUND = 0.5
 
 
 @dataclass(frozen=True)
-class Course:
+class LossTrajectory:
     """``first`` are the losses of the first steps, ``mean`` is over all ``steps``; in nats."""
 
     first: tuple[float, ...]
@@ -32,17 +32,17 @@ class Course:
     steps: int
 
 
-def cell_course(attempts: Sequence[Attempt]) -> Optional[Course]:
+def cell_course(attempts: Sequence[Attempt]) -> Optional[LossTrajectory]:
     """Of the first run that ended with whole records; None where none has steps."""
     sound = (a.steps for a in attempts if a.outcome.results_intact and not a.problems and len(a.steps))
     steps = next(sound, None)
     if steps is None:
         return None
     with np.errstate(invalid="ignore", over="ignore"):  # a loss that is not finite is told of elsewhere
-        return Course(tuple(steps.loss[:FIRST_STEPS].tolist()), float(steps.loss.mean()), len(steps))
+        return LossTrajectory(tuple(steps.loss[:FIRST_STEPS].tolist()), float(steps.loss.mean()), len(steps))
 
 
-def trains_otherwise(own: Course, other: Course) -> str:
+def describe_divergence(own: LossTrajectory, other: LossTrajectory) -> str:
     """How far ``own`` is from ``other`` where that is beyond what rounding does; empty where it is not."""
     apart = max((abs(a - b) for a, b in zip(own.first, other.first, strict=False)), default=0.0)
     if not apart <= FIRST_BOUND:

@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from typing import Optional
 
 from analysis.limits.throttling import least_beside
-from analysis.records.provenance import unlike
+from analysis.records.provenance import differing_fields
 from analysis.records.run import attempts_of
 from analysis.speed.flops import model_flops, tokens_per_step
-from analysis.speed.pair_speed import PairSpeed, beside
-from analysis.speed.speedup import ratios_of, word_of
+from analysis.speed.pair_speed import PairSpeed, overlaps
+from analysis.speed.speedup import classify, ratios_of
 from analysis.speed.step_time import StepTime
 from analysis.statistics.confidence_interval import MINIMUM_PAIRS, Family, families, interval_of
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.labels import task_words
-from analysis.sweep.loss_trajectory import trains_otherwise
+from analysis.sweep.loss_trajectory import describe_divergence
 from launch.contract.spec import LAYOUT_ONLY, Device, RunSpec
 
 ALLOCATION_ALLOWANCE = 0.05
@@ -100,7 +100,7 @@ def rank(results: Sequence[CellResult]) -> tuple[Ranking, ...]:
     return tuple(ranking for ranking in found if ranking)
 
 
-def other_courses(results: Sequence[CellResult]) -> tuple[tuple[CellResult, str], ...]:
+def diverging_cells(results: Sequence[CellResult]) -> tuple[tuple[CellResult, str], ...]:
     """Cells that nothing else keeps from being ranked, and that train something else than the first of their task."""
     found = (
         (result, _other_course(result, cells))
@@ -145,7 +145,7 @@ def _ranking(task_id: str, device: Device, results: Sequence[CellResult]) -> Opt
         cells,
         tuple((result.cell.label, reason) for result, reason in zip(results, why, strict=True) if reason),
         len({allocation for candidate in taken for allocation in candidate.step.allocations}),
-        unlike(list(environments.values())),
+        differing_fields(list(environments.values())),
     )
 
 
@@ -169,7 +169,7 @@ def _other_course(result: CellResult, task: Sequence[CellResult]) -> str:
     first = next((other for other in task if other.course and not _left_out(other)), result)
     if not (result.course and first.course):
         return ""
-    apart = trains_otherwise(result.course, first.course)
+    apart = describe_divergence(result.course, first.course)
     return f"trains something else than {first.cell.label}: {apart}" if apart else ""
 
 
@@ -227,13 +227,13 @@ def _slower_beside(fast: CellResult, others: Sequence[CellResult]) -> set[str]:
 def _faster(pairs: Sequence[PairSpeed], family: Family, least: float) -> bool:
     """Though the ratios be only ``least`` times what was measured."""
     interval = interval_of(ratios_of(pairs), family)
-    return word_of(pairs, family)[0] == "FASTER" and interval is not None and interval[0] * least > 1
+    return classify(pairs, family)[0] == "FASTER" and interval is not None and interval[0] * least > 1
 
 
 def _beside(fast: CellResult, slow: CellResult) -> list[PairSpeed]:
     quick, dull = ({pair.repeat: pair.speed for pair in cell.pairs if pair.speed.ratio} for cell in (fast, slow))
     both = sorted(repeat for repeat in quick if repeat in dull and quick[repeat].allocation == dull[repeat].allocation)
-    return [beside(dull[repeat], quick[repeat]) for repeat in both]
+    return [overlaps(dull[repeat], quick[repeat]) for repeat in both]
 
 
 def _told(spec: RunSpec) -> dict[str, str]:

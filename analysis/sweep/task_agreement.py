@@ -31,7 +31,7 @@ class Trained:
     """The largest, relative to the first cell's."""
 
 
-class TrainedAlike:
+class TaskComparison:
     """Of each task the eager cells, each beside the first: results are added task by task, so that the steps of one cell
     are held and not those of all."""
 

@@ -22,7 +22,7 @@ _TRAIN = "make eager train first: a lower learning rate, or other data"
 
 
 @dataclass(frozen=True)
-class Fault:
+class IncompleteCurve:
     """Why curves cannot be compared. ``deviation`` is a number that only the eager side has finite: that is shown."""
 
     reason: str
@@ -30,9 +30,9 @@ class Fault:
     deviation: Optional[Deviation] = None
 
 
-def fault_of(
+def check_complete(
     eager: Curves, graphed: Curves, expected: Integers, first: int, metrics: Sequence[Metric] = METRICS
-) -> Optional[Fault]:
+) -> Optional[IncompleteCurve]:
     """What keeps the curves from being compared from the ``first``-th of the ``expected`` steps on; None where nothing.
 
     A number after the capture that only eager runs have finite comes first: a run that ended at its NaN misses steps too.
@@ -44,9 +44,9 @@ def fault_of(
         return one_sided
     gap = next((gap for name, steps in curves.items() if (gap := incomplete(steps, expected, name))), "")
     if gap and not (shared > first and _ended_together(list(curves.values()), shared, metrics)):
-        return Fault(gap, _AGAIN)
+        return IncompleteCurve(gap, _AGAIN)
     if shared <= first:
-        return Fault("no step ran after the capture", "train for more steps")
+        return IncompleteCurve("no step ran after the capture", "train for more steps")
     return _not_finite(curves, expected, first, shared, metrics)
 
 
@@ -88,7 +88,7 @@ def finite_steps(steps: Steps, metrics: Sequence[Metric] = METRICS) -> Booleans:
 
 def _one_sided(
     eager: Curves, graphed: Curves, expected: Integers, first: int, shared: int, metrics: Sequence[Metric]
-) -> Optional[Fault]:
+) -> Optional[IncompleteCurve]:
     """The first number after the capture that a graphed run has not finite where all eager ones have. An eager run that is
     not finite tells of no graph, whatever the others are."""
     found = []
@@ -105,17 +105,17 @@ def _one_sided(
     at, metric = min(found, key=lambda item: item[0])
     values = [_value_at(side, metric, at) for side in (graphed, eager)]
     reason = f"first at step {expected[at]}: the {METRIC_NAMES[metric]} is {values[0]} graphed and {values[1]} eager"
-    return Fault(reason, "", Deviation(int(expected[at]), metric, float("inf")))
+    return IncompleteCurve(reason, "", Deviation(int(expected[at]), metric, float("inf")))
 
 
-def eager_fault(eager: Sequence[Steps]) -> Optional[Fault]:
+def eager_fault(eager: Sequence[Steps]) -> Optional[IncompleteCurve]:
     """Said where eager itself meets numbers that are not finite, wherever that is: a graph need not have made others'."""
     for steps in eager:
         finite = finite_steps(steps)
         if not finite.all():
             at = int(steps.step[np.argmin(finite)])
             said = f"the loss or gradient norm of an eager run is not finite at step {at}: nothing sound to compare"
-            return Fault(said, _TRAIN)
+            return IncompleteCurve(said, _TRAIN)
     return None
 
 
@@ -132,7 +132,7 @@ def _ended_together(curves: Sequence[Steps], shared: int, metrics: Sequence[Metr
 
 def _not_finite(
     curves: Curves, expected: Integers, first: int, shared: int, metrics: Sequence[Metric]
-) -> Optional[Fault]:
+) -> Optional[IncompleteCurve]:
     """A number that is not finite anywhere else: on both sides, before the capture, or in one of several eager runs."""
     finite = {name: finite_steps(steps, metrics)[:shared] for name, steps in curves.items()}
     bad = {name: int(np.argmin(values)) for name, values in finite.items() if not values.all()}
@@ -144,4 +144,4 @@ def _not_finite(
     where = "on both sides" if everywhere else name
     when = "" if at >= first else ", before the capture"
     reason = f"the loss or gradient norm is not finite at step {expected[at]} ({where}{when}): nothing sound to compare"
-    return Fault(reason, _TRAIN)
+    return IncompleteCurve(reason, _TRAIN)

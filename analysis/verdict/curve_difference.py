@@ -167,16 +167,16 @@ def _equal_steps(one: Steps, other: Steps, window: slice, metrics: Sequence[Metr
 
 
 @dataclass(frozen=True)
-class Measured:
+class Differences:
     """Curves from the capture on: the samples by metric, and what they show."""
 
     samples: Mapping[Metric, Sample]
     evidence: Evidence
 
 
-def measure(
+def measure_differences(
     eager: Sequence[Steps], graphed: Sequence[Steps], window: slice, metrics: Sequence[Metric] = METRICS
-) -> Measured:
+) -> Differences:
     """Of curves that agree in their steps up to the end of ``window``, which is not empty."""
     steps = eager[0].step[window]
     samples = {metric: sample_of(metric, eager, graphed, window) for metric in METRICS}
@@ -196,7 +196,7 @@ def measure(
         floor=_floor(list(samples.values())),
         **found,
     )
-    return Measured(samples, evidence)
+    return Differences(samples, evidence)
 
 
 def told_apart(a: float, b: float) -> tuple[str, str]:

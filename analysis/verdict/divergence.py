@@ -19,7 +19,7 @@ LASTING = 10
 """Where the floor is beyond the margin, one in so many steps has to be beyond, and so many at least."""
 
 
-def beyond_doubt(sample: Sample, margin: float, floor: float, mean: Estimate | None) -> Booleans:
+def exceeds_margin_surely(sample: Sample, margin: float, floor: float, mean: Estimate | None) -> Booleans:
     """The steps that are shown to be beyond ``margin``: shape (steps,). ``mean`` is the mean difference, where there is one.
 
     A mean that is shown to be beyond gives the steps that are, however little.

@@ -26,7 +26,7 @@ def rise_of_line(steps: int) -> Floats:
     return weights
 
 
-def leaves(mean: Estimate, rise: Estimate, margin: float) -> bool:
+def leaves_margin(mean: Estimate, rise: Estimate, margin: float) -> bool:
     """Whether a line rises beyond its interval, and would end beyond ``margin`` after as many steps again.
 
     At its last step it stands half its rise above the mean.

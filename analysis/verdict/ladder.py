@@ -31,22 +31,22 @@ from typing import Optional
 import numpy as np
 
 from analysis.records.steps import Integers, Metric
-from analysis.verdict.completeness import Curves, fault_of
-from analysis.verdict.curve_difference import METRICS, Floor, Measured, Sample, Tested, measure
-from analysis.verdict.drift import blows_up, leaves, rise_of_line
+from analysis.verdict.completeness import Curves, check_complete
+from analysis.verdict.curve_difference import METRICS, Differences, Floor, Sample, Tested, measure_differences
+from analysis.verdict.drift import blows_up, leaves_margin, rise_of_line
 from analysis.verdict.equivalence_test import estimate_of, mean_within
 from analysis.verdict.rungs import (
     MINIMUM_STEPS,
     SMALLER,
-    Window,
-    beyond,
+    ComparisonWindow,
+    describe_untrained,
+    diverged,
+    exceeds_margin,
+    loss_unchanged,
     margin_of,
-    not_shown,
-    shown,
+    missing_floor,
+    not_equivalent,
     too_short,
-    unknown_floor,
-    unmoved,
-    untrained,
 )
 from analysis.verdict.verdict import Verdict
 from launch.contract.records import Margins
@@ -58,7 +58,7 @@ def first_compared(phases: Sequence[str]) -> Optional[int]:
     return captures[-1] + 1 if captures else None
 
 
-def settle(
+def judge_exact(
     eager: Curves, graphed: Curves, expected: Integers, first: int, metrics: Sequence[Metric] = METRICS
 ) -> Optional[Verdict]:
     """The verdict of rungs 0 and 1, which need no repeats; None where they leave it open.
@@ -69,7 +69,7 @@ def settle(
     return found if isinstance(found, Verdict) else None
 
 
-def judge(
+def judge_curves(
     eager: Curves,
     graphed: Curves,
     expected: Integers,
@@ -83,38 +83,38 @@ def judge(
         return found
     samples = tuple(found.samples[metric] for metric in metrics)
     evidence = replace(found.evidence, tested=_tested(found, samples, margins))
-    window = Window(eager, graphed, expected, first, margins, samples, evidence)
+    window = ComparisonWindow(eager, graphed, expected, first, margins, samples, evidence)
     return (
-        shown(window)
-        or unknown_floor(window)
-        or beyond(window)
+        diverged(window)
+        or missing_floor(window)
+        or exceeds_margin(window)
         or too_short(window)
-        or not_shown(window)
-        or unmoved(window)
+        or not_equivalent(window)
+        or loss_unchanged(window)
         or Verdict("EQUIVALENT", evidence=evidence)
     )
 
 
 def _begin(
     eager: Curves, graphed: Curves, expected: Integers, first: int, metrics: Sequence[Metric]
-) -> Verdict | Measured:
+) -> Verdict | Differences:
     """Rungs 0 and 1, and what was measured where they leave the verdict open."""
     before, after = tuple(eager.values()), tuple(graphed.values())
-    fault = fault_of(eager, graphed, expected, first, metrics)
+    fault = check_complete(eager, graphed, expected, first, metrics)
     if fault and fault.deviation:
         shared = slice(first, min(len(steps) for steps in (*before, *after)))
-        evidence = measure(before, after, shared, metrics).evidence
+        evidence = measure_differences(before, after, shared, metrics).evidence
         return Verdict("DIVERGED", fault.reason, SMALLER, evidence, fault.deviation)
     if fault:
         return Verdict("INCOMPARABLE", fault.reason, fault.remedy)
-    found = measure(before, after, slice(first, None), metrics)
+    found = measure_differences(before, after, slice(first, None), metrics)
     if not found.evidence.bitwise:
         return found
-    still = untrained(before, first, metrics, 0.0)
+    still = describe_untrained(before, first, metrics, 0.0)
     return Verdict("BITWISE", f"{still}, so that equality shows little" if still else "", evidence=found.evidence)
 
 
-def _tested(found: Measured, samples: Sequence[Sample], margins: Margins) -> tuple[Tested, ...]:
+def _tested(found: Differences, samples: Sequence[Sample], margins: Margins) -> tuple[Tested, ...]:
     """What rungs 3 and 4 test, where there is a floor and the window is long enough for them."""
     floor = found.evidence.floor
     if floor is None or found.evidence.steps < MINIMUM_STEPS:
@@ -132,4 +132,4 @@ def _test(sample: Sample, margin: float, floor: Floor) -> Tested:
     mean, p = mean_within(sample, margin)
     rise = estimate_of(sample, rise_of_line(sample.graphed.shape[1]))
     late = blows_up(sample, margin, floor.of(sample.metric))
-    return Tested(sample.metric, mean, p, rise, leaves=leaves(mean, rise, margin), late=late)
+    return Tested(sample.metric, mean, p, rise, leaves=leaves_margin(mean, rise, margin), late=late)

@@ -8,7 +8,7 @@ from typing import Optional
 import numpy as np
 
 from analysis.records.steps import Steps
-from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, floor_of, measure
+from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, floor_of, measure_differences
 from analysis.verdict.verdict import Verdict
 from launch.contract.records import Margins
 
@@ -16,7 +16,7 @@ SURE = 3
 """How many times eager's own noise a difference has to be, beyond the margin, before it is none."""
 
 
-def misplaced(graphed: Steps, capture_step: int) -> Optional[Verdict]:
+def check_capture_step(graphed: Steps, capture_step: int) -> Optional[Verdict]:
     """Said where the one capture of ``graphed`` is not where its spec has it: a window could begin wherever a record says
     otherwise, and what the run computed before it would be judged by nobody.
 
@@ -37,7 +37,7 @@ def misplaced(graphed: Steps, capture_step: int) -> Optional[Verdict]:
     return Verdict("INCOMPARABLE", reason, "run the pair again")
 
 
-def parted(
+def check_agreement(
     eager: Sequence[Steps], graphed: Steps, capture_step: int, margins: Margins, equal: bool
 ) -> Optional[Verdict]:
     """Said where ``graphed`` is beyond the margin of the ``eager`` runs before its capture, and their own noise does not
@@ -48,7 +48,7 @@ def parted(
     floor = floor_of(eager, window)
     if floor is None and not equal:
         return None
-    found = measure(eager, [graphed], window).evidence
+    found = measure_differences(eager, [graphed], window).evidence
     for metric in METRICS:
         size, step = found.largest(metric)
         noise = floor.of(metric) if floor else 0.0

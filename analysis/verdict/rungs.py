@@ -12,7 +12,7 @@ import numpy as np
 from analysis.records.steps import Integers, Metric, Steps
 from analysis.verdict.completeness import Curves
 from analysis.verdict.curve_difference import METRIC_NAMES, Deviation, Evidence, Sample, bitwise_prefix, told_apart
-from analysis.verdict.divergence import beyond_doubt
+from analysis.verdict.divergence import exceeds_margin_surely
 from analysis.verdict.equivalence_test import ALPHA
 from analysis.verdict.verdict import REPEAT, Verdict
 from launch.contract.records import Margins
@@ -36,7 +36,7 @@ _LONGER = "train for twice as many steps: what drifts leaves the margin, and noi
 
 
 @dataclass(frozen=True)
-class Window:
+class ComparisonWindow:
     """Sound curves after the capture, with what was measured of them. Samples are in the order of their metrics."""
 
     eager: Curves
@@ -55,7 +55,7 @@ def margin_of(margins: Margins, metric: Metric) -> float:
     return margins.loss if metric == "loss" else margins.grad_norm
 
 
-def shown(window: Window) -> Optional[Verdict]:
+def diverged(window: ComparisonWindow) -> Optional[Verdict]:
     """DIVERGED, at the first step that shows it."""
     floor = window.evidence.floor
     if floor is None:
@@ -63,13 +63,13 @@ def shown(window: Window) -> Optional[Verdict]:
     found, means = [], {tested.metric: tested.mean for tested in window.evidence.tested}
     for sample in window.samples:
         metric = sample.metric
-        places = beyond_doubt(sample, window.margin(metric), floor.of(metric), means.get(metric))
+        places = exceeds_margin_surely(sample, window.margin(metric), floor.of(metric), means.get(metric))
         if places.any():
             found.append((int(np.argmax(places)), sample))
     return _diverged(window, *min(found, key=lambda item: item[0])) if found else None
 
 
-def _diverged(window: Window, place: int, sample: Sample) -> Verdict:
+def _diverged(window: ComparisonWindow, place: int, sample: Sample) -> Verdict:
     metric, size = sample.metric, float(sample.largest[place])
     at = window.first + place
     run = list(window.graphed)[int(np.argmax(np.abs(sample.graphed[:, place])))]
@@ -82,11 +82,11 @@ def _diverged(window: Window, place: int, sample: Sample) -> Verdict:
     return Verdict("DIVERGED", reason, SMALLER, window.evidence, Deviation(step, metric, size))
 
 
-def _inconclusive(window: Window, reason: str, remedy: str) -> Verdict:
+def _inconclusive(window: ComparisonWindow, reason: str, remedy: str) -> Verdict:
     return Verdict("INCONCLUSIVE", reason + _of_several(window), remedy, window.evidence)
 
 
-def _of_several(window: Window) -> str:
+def _of_several(window: ComparisonWindow) -> str:
     """Which eager runs graphed ones equal to the bit where eager runs differ, in words; empty where none does."""
     if window.evidence.eager_prefix == window.evidence.steps:
         return ""
@@ -99,11 +99,11 @@ def _of_several(window: Window) -> str:
     return f" ({', '.join(equal)}, and eager repeats differ)" if equal else ""
 
 
-def _metrics(window: Window) -> list[Metric]:
+def _metrics(window: ComparisonWindow) -> list[Metric]:
     return [sample.metric for sample in window.samples]
 
 
-def _largest(window: Window) -> Iterator[tuple[Metric, float, int, float]]:
+def _largest(window: ComparisonWindow) -> Iterator[tuple[Metric, float, int, float]]:
     """For each metric with a step that is not within its margin: the metric, the largest difference, its step, the margin."""
     for sample in window.samples:
         size, step = window.evidence.largest(sample.metric)
@@ -111,7 +111,7 @@ def _largest(window: Window) -> Iterator[tuple[Metric, float, int, float]]:
             yield sample.metric, size, step, window.margin(sample.metric)
 
 
-def unknown_floor(window: Window) -> Optional[Verdict]:
+def missing_floor(window: ComparisonWindow) -> Optional[Verdict]:
     """Rung 2."""
     floor = window.evidence.floor
     if floor is None:
@@ -130,7 +130,7 @@ def _difference(metric: Metric, size: float, step: int, margin: float) -> str:
     return f"the {METRIC_NAMES[metric]} difference of {size:.3g} at step {step} is beyond the margin of {margin:g}"
 
 
-def beyond(window: Window) -> Optional[Verdict]:
+def exceeds_margin(window: ComparisonWindow) -> Optional[Verdict]:
     """Rung 3, step by step."""
     for found in _largest(window):
         reason = f"{_difference(*found)}, though not so far that it cannot be noise"
@@ -138,7 +138,7 @@ def beyond(window: Window) -> Optional[Verdict]:
     return None
 
 
-def too_short(window: Window) -> Optional[Verdict]:
+def too_short(window: ComparisonWindow) -> Optional[Verdict]:
     if window.evidence.steps >= MINIMUM_STEPS:
         return None
     reason = f"within the margins, but over {window.evidence.steps} steps after the capture; {MINIMUM_STEPS} are needed"
@@ -146,7 +146,7 @@ def too_short(window: Window) -> Optional[Verdict]:
     return _inconclusive(window, reason, remedy)
 
 
-def not_shown(window: Window) -> Optional[Verdict]:
+def not_equivalent(window: ComparisonWindow) -> Optional[Verdict]:
     """Rungs 3 and 4, over the window."""
     if len(window.evidence.tested) < len(window.samples):
         return _inconclusive(window, "a gradient norm of 0 leaves nothing to compare with", _SEPARATE)
@@ -169,13 +169,13 @@ def not_shown(window: Window) -> Optional[Verdict]:
     return None
 
 
-def unmoved(window: Window) -> Optional[Verdict]:
+def loss_unchanged(window: ComparisonWindow) -> Optional[Verdict]:
     """A margin is absolute: held against a loss that does not move by more, it passes whatever there is."""
-    still = untrained(tuple(window.eager.values()), window.first, _metrics(window), window.margins.loss)
+    still = describe_untrained(tuple(window.eager.values()), window.first, _metrics(window), window.margins.loss)
     return _inconclusive(window, f"within the margins, but {still}", _MOVE) if still else None
 
 
-def untrained(eager: Sequence[Steps], first: int, metrics: Sequence[Metric], margin: float) -> str:
+def describe_untrained(eager: Sequence[Steps], first: int, metrics: Sequence[Metric], margin: float) -> str:
     """How eager did not train from the ``first``-th step on, in words: its mean loss moves by ``margin`` at most, or all its
     gradient norms are 0. Empty where it did."""
     losses = np.mean([steps.loss[first:] for steps in eager], axis=0)

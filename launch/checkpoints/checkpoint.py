@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from launch.checkpoints.config_check import disagreements
+from launch.checkpoints.config_check import config_mismatches
 from launch.checkpoints.digest import digest_of, digest_of_all
-from launch.checkpoints.parameter_map import MXFP4_BLOCK, Entry, Expected, architecture_of, misfits, table
-from launch.checkpoints.problem import COPY_AGAIN, Fault, shortened, unreadable
+from launch.checkpoints.parameter_map import MXFP4_BLOCK, Entry, Expected, architecture_of, shape_mismatches, table
+from launch.checkpoints.problem import COPY_AGAIN, CheckpointProblem, shortened, unreadable
 from launch.checkpoints.safetensors_header import Tensor, read_object
 from launch.checkpoints.shards import Files, read_files
 from launch.contract.errors import CheckpointError
@@ -48,12 +48,12 @@ class Checkpoint:
         try:
             return digest_of_all(self.tensors)
         except OSError as error:
-            raise refusal(self.path, [unreadable(Path(error.filename or self.path).name, error)]) from error
+            raise checkpoint_error(self.path, [unreadable(Path(error.filename or self.path).name, error)]) from error
 
     def not_finite(self, names: Sequence[str], precision: str) -> CheckpointError:
         """The refusal of tensors that hold NaN or infinity where they are read in ``precision``."""
         found = f"NaN or infinite numbers, read in {precision}, in {shortened(names)}"
-        return refusal(self.path, [Fault(found, f"{COPY_AGAIN}, or name another checkpoint")])
+        return checkpoint_error(self.path, [CheckpointProblem(found, f"{COPY_AGAIN}, or name another checkpoint")])
 
 
 def open_checkpoint(model: Model) -> Checkpoint:
@@ -64,52 +64,52 @@ def open_checkpoint(model: Model) -> Checkpoint:
         CheckpointError: it cannot be read, or is not one of ``model``; the message holds all that was found.
     """
     if "\0" in model.weights:
-        raise refusal(model.weights, [Fault("no path holds a NUL character", "mend the path")])
-    if unfit := misfits(model):
-        fault = Fault(
+        raise checkpoint_error(model.weights, [CheckpointProblem("no path holds a NUL character", "mend the path")])
+    if unfit := shape_mismatches(model):
+        fault = CheckpointProblem(
             f"a checkpoint of such a model is read in the layout of {architecture_of(model).name}, "
             f"which does not have: {'; '.join(unfit)}",
             "set these fields, or model.weights=random",
         )
-        raise refusal(model.weights, [fault])
+        raise checkpoint_error(model.weights, [fault])
     path = Path(model.weights)
     files = read_files(path)
     packed = any(name.endswith("_blocks") for name in files.tensors)
     entries = table(model, packed)
     config, config_faults = _read_config(path)
     faults = [*files.faults, *_tensor_faults(model, entries, files, packed), *_tie_faults(model, files), *config_faults]
-    faults += [Fault(text, FIT) for text in disagreements(model, config or {})]
+    faults += [CheckpointProblem(text, FIT) for text in config_mismatches(model, config or {})]
     if faults:
-        raise refusal(model.weights, faults)
+        raise checkpoint_error(model.weights, faults)
     return Checkpoint(model.weights, entries, files.tensors, has_config=config is not None)
 
 
-def refusal(path: str, faults: Sequence[Fault]) -> CheckpointError:
+def checkpoint_error(path: str, faults: Sequence[CheckpointProblem]) -> CheckpointError:
     found = "; ".join(fault.found for fault in faults)
     remedies = "; ".join(dict.fromkeys(fault.remedy for fault in faults))
     return CheckpointError(f"model.weights={path!r}: {found}; {remedies}")
 
 
-def _tensor_faults(model: Model, entries: tuple[Entry, ...], files: Files, packed: bool) -> Iterator[Fault]:
+def _tensor_faults(model: Model, entries: tuple[Entry, ...], files: Files, packed: bool) -> Iterator[CheckpointProblem]:
     if files.faults and not files.tensors:
         return  # nothing could be read: to call all tensors missing would bury the cause
     expected = {tensor.name: tensor for entry in entries for tensor in entry.tensors}
     missing = [name for name in expected if name not in files.tensors and name not in files.unread]
     if missing:
-        yield Fault(f"missing tensors ({len(missing)}): {shortened(missing)}", FIT)
+        yield CheckpointProblem(f"missing tensors ({len(missing)}): {shortened(missing)}", FIT)
     surplus = [name for name in files.tensors if name not in expected and not _ignored(name, model)]
     if surplus:
-        yield Fault(f"surplus tensors ({len(surplus)}): {shortened(surplus)}", FIT)
+        yield CheckpointProblem(f"surplus tensors ({len(surplus)}): {shortened(surplus)}", FIT)
     wrong = [
         f"{name} is {_spelt(files.tensors[name])}, not {_wanted(tensor)}"
         for name, tensor in expected.items()
         if name in files.tensors and not _fits(tensor, files.tensors[name])
     ]
     if wrong:
-        yield Fault(f"tensors of another shape or type ({len(wrong)}): {shortened(wrong)}", FIT)
+        yield CheckpointProblem(f"tensors of another shape or type ({len(wrong)}): {shortened(wrong)}", FIT)
     if packed and (model.hidden_size % MXFP4_BLOCK or model.moe_ffn_hidden_size % MXFP4_BLOCK):
         sizes = f"model.hidden_size={model.hidden_size} and model.moe_ffn_hidden_size={model.moe_ffn_hidden_size}"
-        yield Fault(f"experts in MXFP4 come in blocks of {MXFP4_BLOCK}, but {sizes}", FIT)
+        yield CheckpointProblem(f"experts in MXFP4 come in blocks of {MXFP4_BLOCK}, but {sizes}", FIT)
 
 
 def _ignored(name: str, model: Model) -> bool:
@@ -117,7 +117,7 @@ def _ignored(name: str, model: Model) -> bool:
     return name.endswith("rotary_emb.inv_freq") or (model.tie_embeddings and name == HEAD)
 
 
-def _tie_faults(model: Model, files: Files) -> Iterator[Fault]:
+def _tie_faults(model: Model, files: Files) -> Iterator[CheckpointProblem]:
     head, embedding = files.tensors.get(HEAD), files.tensors.get(EMBEDDING)
     if not model.tie_embeddings or head is None or embedding is None:
         return
@@ -127,7 +127,9 @@ def _tie_faults(model: Model, files: Files) -> Iterator[Fault]:
         yield unreadable(Path(error.filename or head.file).name, error)
         return
     if not same:
-        yield Fault(f"model.tie_embeddings=true, but {HEAD} differs from {EMBEDDING}", "set model.tie_embeddings=false")
+        yield CheckpointProblem(
+            f"model.tie_embeddings=true, but {HEAD} differs from {EMBEDDING}", "set model.tie_embeddings=false"
+        )
 
 
 def _fits(expected: Expected, found: Tensor) -> bool:
@@ -142,7 +144,7 @@ def _wanted(expected: Expected) -> str:
     return f"{list(expected.shape)} {'U8' if expected.packed else 'floating-point'}"
 
 
-def _read_config(path: Path) -> tuple[Optional[dict[str, Any]], tuple[Fault, ...]]:
+def _read_config(path: Path) -> tuple[Optional[dict[str, Any]], tuple[CheckpointProblem, ...]]:
     """The config.json beside a checkpoint, None where there is none or it cannot be read."""
     file = (path if path.is_dir() else path.parent) / "config.json"
     try:

@@ -66,7 +66,7 @@ CONSTANTS: Mapping[str, object] = {"hidden_act": "silu", "swiglu_alpha": 1.702, 
 """What the architectures that are read have in common, and the model section has therefore no field for."""
 
 
-def disagreements(model: Model, config: Config) -> tuple[str, ...]:
+def config_mismatches(model: Model, config: Config) -> tuple[str, ...]:
     """One text a value: ``model.rotary_base=10000.0, but config.json says rope_theta=500000.0``.
 
     ``config`` is any JSON object: nothing of it is compared until what has parts has the right ones.

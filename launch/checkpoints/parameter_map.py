@@ -85,7 +85,7 @@ def architecture_of(model: Model) -> Architecture:
     return GPT_OSS if model.activation == "clamped_quick_gelu_glu" else QWEN3_MOE
 
 
-def misfits(model: Model) -> tuple[str, ...]:
+def shape_mismatches(model: Model) -> tuple[str, ...]:
     """What keeps ``model`` from being of its architecture, a text a field: ``model.qk_layernorm=False, not True``."""
     fixed = architecture_of(model).fixed
     return tuple(
@@ -96,7 +96,7 @@ def misfits(model: Model) -> tuple[str, ...]:
 
 
 def table(model: Model, packed: bool = False) -> tuple[Entry, ...]:
-    """Every parameter of a decoder for ``model``, which must have no :func:`misfits`; no tensor comes twice.
+    """Every parameter of a decoder for ``model``, which must have no :func:`indivisible_dims`; no tensor comes twice.
 
     Args:
         packed: the experts of GPT-OSS are MXFP4. ``hidden_size`` and ``moe_ffn_hidden_size`` are then whole blocks.

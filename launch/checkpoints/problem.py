@@ -11,19 +11,19 @@ SHOWN = 8
 COPY_AGAIN = "copy or download it again"
 
 
-class Fault(NamedTuple):
+class CheckpointProblem(NamedTuple):
     """One thing that is wrong with a checkpoint, and the way out."""
 
     found: str
     remedy: str
 
 
-def unreadable(name: str, error: OSError | ValueError) -> Fault:
+def unreadable(name: str, error: OSError | ValueError) -> CheckpointProblem:
     """The fault of a file or folder. What ``error`` says of paths is left out: they may be private."""
     if isinstance(error, OSError):
         remedy = "give the job's user the right to read it, or name another path"
-        return Fault(f"{name} cannot be read ({error.strerror})", remedy)
-    return Fault(f"{name} is damaged ({error})", COPY_AGAIN)
+        return CheckpointProblem(f"{name} cannot be read ({error.strerror})", remedy)
+    return CheckpointProblem(f"{name} is damaged ({error})", COPY_AGAIN)
 
 
 def shortened(items: Collection[str]) -> str:

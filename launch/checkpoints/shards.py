@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.checkpoints.problem import COPY_AGAIN, Fault, shortened, unreadable
+from launch.checkpoints.problem import COPY_AGAIN, CheckpointProblem, shortened, unreadable
 from launch.checkpoints.safetensors_header import Tensor, read_header, read_object
 
 SINGLE = "model.safetensors"
@@ -19,7 +19,7 @@ class Files:
     """All that could be read. ``unread`` are the tensors that the index puts into files at fault."""
 
     tensors: Mapping[str, Tensor]
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[CheckpointProblem, ...] = ()
     unread: frozenset[str] = frozenset()
 
 
@@ -39,7 +39,7 @@ def read_files(path: Path) -> Files:
     if INDEX in names:
         return _read_shards(path)
     remedy = f"pickled .bin files are not read: {WRITE_ANEW}"
-    return Files({}, (Fault(f"the folder holds neither {SINGLE} nor {INDEX}", remedy),))
+    return Files({}, (CheckpointProblem(f"the folder holds neither {SINGLE} nor {INDEX}", remedy),))
 
 
 def _read_single(path: Path) -> Files:
@@ -47,7 +47,7 @@ def _read_single(path: Path) -> Files:
         return Files(read_header(path))
     except FileNotFoundError:
         remedy = f"name a folder that holds {SINGLE} or {INDEX}, or a .safetensors file"
-        return Files({}, (Fault(f"{path.name} is not there", remedy),))
+        return Files({}, (CheckpointProblem(f"{path.name} is not there", remedy),))
     except (OSError, ValueError) as error:
         return Files({}, (unreadable(path.name, error),))
 
@@ -59,12 +59,12 @@ def _read_shards(folder: Path) -> Files:
         return Files({}, (unreadable(INDEX, error),))
     tensors: dict[str, Tensor] = {}
     holders: dict[str, list[str]] = {}
-    broken: dict[str, Fault] = {}
+    broken: dict[str, CheckpointProblem] = {}
     for shard in sorted(set(shards.values())):
         try:
             header = read_header(folder / shard)
         except FileNotFoundError:
-            broken[shard] = Fault(f"{shard}, which {INDEX} names, is not there", COPY_AGAIN)
+            broken[shard] = CheckpointProblem(f"{shard}, which {INDEX} names, is not there", COPY_AGAIN)
         except (OSError, ValueError) as error:
             broken[shard] = unreadable(shard, error)
         else:
@@ -82,15 +82,17 @@ def _weight_map(path: Path) -> dict[str, str]:
     return shards
 
 
-def _misplaced(shards: Mapping[str, str], holders: Mapping[str, list[str]]) -> Iterator[Fault]:
+def _misplaced(shards: Mapping[str, str], holders: Mapping[str, list[str]]) -> Iterator[CheckpointProblem]:
     """Tensors of which no one can say which file's is meant."""
     twice = [f"{name} in {' and '.join(files)}" for name, files in holders.items() if len(files) > 1]
     if twice:
-        yield Fault(f"tensors in more than one file ({len(twice)}): {shortened(twice)}", WRITE_ANEW)
+        yield CheckpointProblem(f"tensors in more than one file ({len(twice)}): {shortened(twice)}", WRITE_ANEW)
     astray = [
         f"{name} in {files[0]}, not {shards[name]}"
         for name, files in holders.items()
         if len(files) == 1 and shards.get(name, files[0]) != files[0]
     ]
     if astray:
-        yield Fault(f"tensors in another file than {INDEX} says ({len(astray)}): {shortened(astray)}", WRITE_ANEW)
+        yield CheckpointProblem(
+            f"tensors in another file than {INDEX} says ({len(astray)}): {shortened(astray)}", WRITE_ANEW
+        )

@@ -58,12 +58,12 @@ def _utf8(text: str) -> bytes:
 
 def write_bytes(path: Path, content: bytes, *, sync: bool = True) -> None:
     """As :func:`write_text`. Without ``sync`` a power failure may still lose it: the caller sees to many at once."""
-    with replacing(path, sync=sync) as file:
+    with atomic_open(path, sync=sync) as file:
         file.write(content)
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+def atomic_open(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """A file to write to that takes the place of ``path`` once the block has ended well: for what is more than should be
     in memory at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
         raise
 
 
-def members(content: Mapping[str, Any]) -> Iterator[str]:
+def iter_json_object(content: Mapping[str, Any]) -> Iterator[str]:
     """``content`` as a JSON object, piece by piece: of a member that is a list, or an iterator of what is too much to be in
     memory at once, each item is a line."""
     opening = "{"

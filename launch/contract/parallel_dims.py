@@ -80,7 +80,7 @@ class ParallelDims:
         return {"tp": 1, "cp": self.tp, "dp": self.tp * self.cp, "pp": self._stage, **experts}[axis]
 
 
-def misfits(spec: RunSpec) -> tuple[str, ...]:
+def indivisible_dims(spec: RunSpec) -> tuple[str, ...]:
     """Why the model and the batch cannot be laid out as ``spec`` says, with the numbers; empty where they can.
 
     The rules of docs/rules.md say the same before a run is submitted; here a job looks for itself.

@@ -288,7 +288,7 @@ class Outcome:
     def results_intact(self) -> bool:
         return self.outcome in RESULTS_INTACT
 
-    def meets(self, expected: Expectation) -> bool:
+    def matches(self, expected: Expectation) -> bool:
         return self.outcome == expected.outcome and expected.phase in (None, self.phase)
 
 

@@ -39,7 +39,7 @@ WAY_OUT = "copy the pair again, or write it anew with Megatron's tools/preproces
 
 
 @dataclass(frozen=True, eq=False)
-class IndexedPair:
+class IndexedDataset:
     """A pair that has been found in order."""
 
     path: str
@@ -98,7 +98,7 @@ class _Index:
         return np.frombuffer(self.file.read(count * dtype.itemsize), dtype).astype(np.int64)
 
 
-def open_pair(path: str) -> IndexedPair:
+def open_pair(path: str) -> IndexedDataset:
     """The pair ``path``.bin and ``path``.idx, checked against each other; of the ``.bin`` nothing is read.
 
     Raises:
@@ -116,7 +116,7 @@ def open_pair(path: str) -> IndexedPair:
             _check_size(index, idx_bytes)
             _check_sequences(index, bin_bytes)
             _check_documents(index)
-        return IndexedPair(path, np.memmap(f"{path}.bin", index.dtype, mode="r"))
+        return IndexedDataset(path, np.memmap(f"{path}.bin", index.dtype, mode="r"))
     except OSError as error:
         raise unreadable(name, Path(path), error) from error
 

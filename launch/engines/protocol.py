@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import torch
 
 from launch.contract.errors import UnsupportedError
-from launch.contract.parallel_dims import misfits
+from launch.contract.parallel_dims import indivisible_dims
 from launch.contract.records import GraphStats
 from launch.contract.spec import RunSpec
 from launch.support import unsupported
@@ -24,7 +24,7 @@ StepKind = Literal["warmup", "capture", "steady"]
 
 
 @dataclass(frozen=True)
-class Mesh:
+class RankPlace:
     """This process's place among the ranks. ``device`` is where its tensors live."""
 
     rank: int
@@ -92,10 +92,10 @@ class Engine(Protocol):
         """Release graphs, before communicators are."""
 
 
-Build = Callable[[RunSpec, Mesh], Engine]
+Build = Callable[[RunSpec, RankPlace], Engine]
 
 
-def refuse_unfit(spec: RunSpec) -> None:
+def check_supported(spec: RunSpec) -> None:
     """What every ``build`` does first.
 
     Raises:
@@ -103,7 +103,7 @@ def refuse_unfit(spec: RunSpec) -> None:
     """
     if reasons := unsupported(spec):
         raise UnsupportedError("; ".join(f"{reason.message}: {reason.remedy}" for reason in reasons))
-    if wrong := misfits(spec):
+    if wrong := indivisible_dims(spec):
         raise UnsupportedError(
             f"the layout does not fit: {', '.join(wrong)}; see docs/rules.md for the way out of each"
         )

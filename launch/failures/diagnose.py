@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, Optional
 
 from launch.contract.records import Outcome, OutcomeName, Phase
-from launch.failures import classes as table
+from launch.failures import classes
 from launch.failures.classes import FailureClass, classify
 from launch.slurm.job_states import OUTCOME_OF_STATE
 
@@ -104,12 +104,12 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if evidence.results_intact:
         return _after_results(evidence)
     if evidence.ended_by == "cancel":
-        return _ended(table.CANCELLED, evidence.phase, "cancelled while it ran")
+        return _ended(classes.CANCELLED, evidence.phase, "cancelled while it ran")
     exception = first_exception(evidence.exceptions)
     if exception is not None and not _is_consequence(exception, evidence):
         return _from_exception(exception)
     if evidence.ended_by == "job":
-        return ended_by_job(evidence.job_state, evidence.phase)
+        return diagnose_job_end(evidence.job_state, evidence.phase)
     return _without_cause(evidence, exception)
 
 
@@ -124,10 +124,10 @@ def is_explained(evidence: Evidence) -> bool:
 
 def without_spec(error: Exception) -> Diagnosis:
     """Of an attempt whose spec cannot be read: nothing of it was started."""
-    return _ended(table.SPEC, "init", f"spec.json cannot be read: {type(error).__name__}: {error}")
+    return _ended(classes.SPEC, "init", f"spec.json cannot be read: {type(error).__name__}: {error}")
 
 
-def ended_by_job(state: str, phase: Phase, message: str = "") -> Diagnosis:
+def diagnose_job_end(state: str, phase: Phase, message: str = "") -> Diagnosis:
     """Of an attempt in ``phase`` whose job ended in ``state``, and that nobody else ended.
 
     ``state`` is one of Slurm's (launch/slurm/job_states.py), "REQUEUED" of a job that was put back into the queue under
@@ -160,19 +160,19 @@ def first_exception(exceptions: tuple[RankException, ...]) -> Optional[RankExcep
     return next(iter(primary or ordered), None)
 
 
-_INFRASTRUCTURE = frozenset(row.name for row in table.FAILURE_CLASSES if row.infrastructure)
+_INFRASTRUCTURE = frozenset(row.name for row in classes.FAILURE_CLASSES if row.infrastructure)
 _OF_OUTCOME: dict[OutcomeName, FailureClass] = {
-    "CANCELLED": table.CANCELLED,
-    "FAILED": table.SUPERVISOR,
-    "HOST_OOM": table.STEP_MEMORY,
-    "NODE_FAIL": table.NODE_FAIL,
-    "PREEMPTED": table.PREEMPTED,
-    "TIMEOUT": table.JOB_TIMEOUT,
+    "CANCELLED": classes.CANCELLED,
+    "FAILED": classes.SUPERVISOR,
+    "HOST_OOM": classes.STEP_MEMORY,
+    "NODE_FAIL": classes.NODE_FAIL,
+    "PREEMPTED": classes.PREEMPTED,
+    "TIMEOUT": classes.JOB_TIMEOUT,
 }
 _OF_STATE: dict[str, tuple[FailureClass, str]] = {
     **{state: (_OF_OUTCOME[outcome], f"its job ended as {state}") for state, outcome in OUTCOME_OF_STATE.items()},
-    "REQUEUED": (table.REQUEUED, "its job was put back into the queue, and began again"),
-    "GONE": (table.JOB_GONE, "its job left the queue, and neither squeue nor sacct knows how it ended"),
+    "REQUEUED": (classes.REQUEUED, "its job was put back into the queue, and began again"),
+    "GONE": (classes.JOB_GONE, "its job left the queue, and neither squeue nor sacct knows how it ended"),
 }
 
 
@@ -201,35 +201,35 @@ def _after_results(evidence: Evidence) -> Diagnosis:
     if evidence.ended_by == "cancel":
         return Diagnosis("COMPLETED", "teardown", message="cancelled in its teardown, after its last result")
     if evidence.ended_by == "job":
-        return ended_by_job(evidence.job_state, "teardown")
+        return diagnose_job_end(evidence.job_state, "teardown")
     if evidence.ended_by != "itself":
-        return _ended(table.TEARDOWN_HANG, "teardown", "results are on disk, but the processes did not end")
+        return _ended(classes.TEARDOWN_HANG, "teardown", "results are on disk, but the processes did not end")
     exception, first = first_exception(evidence.exceptions), next(iter(evidence.exits), None)
     if exception is not None:
-        return _ended(table.TEARDOWN_CRASH, "teardown", f"{exception.type}: {exception.message}", exception.rank)
+        return _ended(classes.TEARDOWN_CRASH, "teardown", f"{exception.type}: {exception.message}", exception.rank)
     if evidence.exit_code == 0:
         return Diagnosis("COMPLETED", "teardown")
     code, rank = (first.code, first.rank) if first else (evidence.exit_code, None)
-    return _ended(table.TEARDOWN_CRASH, "teardown", f"{_exit_words(code)} after the results were on disk", rank)
+    return _ended(classes.TEARDOWN_CRASH, "teardown", f"{_exit_words(code)} after the results were on disk", rank)
 
 
 def _without_cause(evidence: Evidence, consequence: Optional[RankException]) -> Diagnosis:
     """Of an attempt in which no rank said what was wrong; at most what it made of another's end."""
     if evidence.over_memory:
-        return _ended(table.STEP_MEMORY, evidence.phase, evidence.over_memory)
+        return _ended(classes.STEP_MEMORY, evidence.phase, evidence.over_memory)
     said = _said(evidence)
     if any(rank_exit.code < 0 or rank_exit.rank not in said for rank_exit in evidence.exits_of_their_own):
         return _from_exit(evidence)
     if evidence.disk_full and evidence.ended_by == "itself":
-        return _ended(table.DISK_FULL, evidence.phase, evidence.disk_full)
+        return _ended(classes.DISK_FULL, evidence.phase, evidence.disk_full)
     if consequence is not None:
         return _from_exception(consequence)
     if evidence.ended_by != "itself" and not evidence.phases:
-        return _ended(table.LAUNCH, "init", f"no rank began within {evidence.limit_seconds:g} s")
+        return _ended(classes.LAUNCH, "init", f"no rank began within {evidence.limit_seconds:g} s")
     if evidence.ended_by == "deadline":
-        return _ended(table.TIMEOUT, evidence.phase, f"not finished after {evidence.limit_seconds:g} s")
+        return _ended(classes.TIMEOUT, evidence.phase, f"not finished after {evidence.limit_seconds:g} s")
     if evidence.ended_by == "hang":
-        return _ended(table.HANG, evidence.phase, f"no sign of life for {evidence.limit_seconds:g} s")
+        return _ended(classes.HANG, evidence.phase, f"no sign of life for {evidence.limit_seconds:g} s")
     return _from_exit(evidence)
 
 
@@ -249,15 +249,15 @@ def _from_exit(evidence: Evidence) -> Diagnosis:
     rank, code = (first.rank, first.code) if first else (None, evidence.exit_code)
     phase = evidence.phases.get(rank or 0, "init")
     if code == -signal.SIGKILL and first is not None and first.oom_killed:
-        return _ended(table.KERNEL_OOM, phase, "the kernel ended it for want of host memory", rank)
+        return _ended(classes.KERNEL_OOM, phase, "the kernel ended it for want of host memory", rank)
     if code >= 0 and evidence.disk_full:
-        return _ended(table.DISK_FULL, phase, evidence.disk_full, rank)
+        return _ended(classes.DISK_FULL, phase, evidence.disk_full, rank)
     if code >= 0 and first is None and not evidence.phases:
-        return _ended(table.LAUNCH, phase, f"{_exit_words(code)} before any rank began")
+        return _ended(classes.LAUNCH, phase, f"{_exit_words(code)} before any rank began")
     if code >= 0:
-        return _ended(table.EXIT, phase, f"{_exit_words(code)}, and no rank recorded an exception", rank)
+        return _ended(classes.EXIT, phase, f"{_exit_words(code)}, and no rank recorded an exception", rank)
     name = _signal_name(code)
-    row = next(row for row in table.SIGNALS if row.name in (name, "SIGNAL"))
+    row = next(row for row in classes.SIGNALS if row.name in (name, "SIGNAL"))
     message = f"{_exit_words(code)}, which the supervisor did not send"
     return Diagnosis(row.outcome, phase, rank, name, message, row.remedy)
 

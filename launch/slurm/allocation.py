@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Optional
 
 from launch.contract.errors import EnvironmentFault
-from launch.slurm.job_states import life
+from launch.slurm.job_states import stage_of
 
 ANSWER_SECONDS = 2.0
 """For Slurm to say what became of the job: of the seconds that a job has from SIGTERM to SIGKILL (KillWait) few are
@@ -57,7 +57,7 @@ class Allocation:
             return None
         if "SLURM_ARRAY_TASK_ID" in environment:
             job = f"{environment['SLURM_ARRAY_JOB_ID']}_{environment['SLURM_ARRAY_TASK_ID']}"
-        names = ask("scontrol", "show", "hostnames", nodes)
+        names = run_scontrol("scontrol", "show", "hostnames", nodes)
         if not names:
             raise EnvironmentFault(f"scontrol show hostnames {nodes}: no answer; is scontrol on PATH in the job?")
         return Allocation(job, tuple(names.split()), int(environment.get("SLURM_RESTART_COUNT", 0)))
@@ -69,20 +69,22 @@ class Allocation:
             socket.getaddrinfo(first, None)
             return first
         except OSError:
-            shown = ask("scontrol", "--oneliner", "show", "node", first) or ""
+            shown = run_scontrol("scontrol", "--oneliner", "show", "node", first) or ""
             known = re.search(r"\bNodeAddr=(\S+)", shown)
             return known[1] if known else first
 
     def failed_nodes(self) -> tuple[str, ...]:
         """Those of its nodes that Slurm holds for down or failing."""
-        listed = ask("sinfo", "--noheader", "--Node", f"--nodes={','.join(self.nodes)}", "--format=%N %T") or ""
+        listed = (
+            run_scontrol("sinfo", "--noheader", "--Node", f"--nodes={','.join(self.nodes)}", "--format=%N %T") or ""
+        )
         rows = [line.split() for line in listed.splitlines()]
         return tuple(dict.fromkeys(name for name, state in rows if state.startswith(("down", "fail"))))
 
     def wait_for_controller(self, give_up: Callable[[], bool]) -> None:
         """Until slurmctld answers: without it srun makes no step. After ten minutes srun has to say so itself."""
         asked = begun = time.monotonic()
-        while ask("squeue", "--noheader", f"--jobs={self.job}") is None:
+        while run_scontrol("squeue", "--noheader", f"--jobs={self.job}") is None:
             if give_up() or time.monotonic() - begun > CONTROLLER_SECONDS:
                 return
             time.sleep(1.0)
@@ -100,15 +102,17 @@ def job_state(job: str) -> Optional[str]:
     """
     deadline = time.monotonic() + ANSWER_SECONDS
     fields = "State:30,Reason:60,PreemptTime:30"
-    seen = ask("squeue", "--noheader", f"--jobs={job}", "--states=all", f"--Format={fields}", seconds=ANSWER_SECONDS)
+    seen = run_scontrol(
+        "squeue", "--noheader", f"--jobs={job}", "--states=all", f"--Format={fields}", seconds=ANSWER_SECONDS
+    )
     state = queue_state(seen or "")
     if state is not None and state != "COMPLETING":
         return state
     options = ("--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State")
     while True:
         left = max(0.1, deadline - time.monotonic())
-        accounted = (ask("sacct", *options, seconds=left) or "").split()
-        if accounted and life(accounted[0]) == "ended":
+        accounted = (run_scontrol("sacct", *options, seconds=left) or "").split()
+        if accounted and stage_of(accounted[0]) == "ended":
             return accounted[0]
         if time.monotonic() + ACCOUNTS_SECONDS > deadline:
             return None
@@ -123,7 +127,7 @@ def queue_state(line: str) -> Optional[str]:
     state, reason, preempted = words[0], words[1], words[-1]
     if state == "COMPLETING":
         return _STATE_OF_REASON.get(reason, state)
-    return "PREEMPTED" if preempted != "N/A" and life(state) == "runs" else state
+    return "PREEMPTED" if preempted != "N/A" and stage_of(state) == "runs" else state
 
 
 def free_port() -> int:
@@ -138,7 +142,7 @@ def free_port() -> int:
             return int(probe.getsockname()[1])
 
 
-def ask(*command: str, seconds: float = 10.0) -> Optional[str]:
+def run_scontrol(*command: str, seconds: float = 10.0) -> Optional[str]:
     """What a command of Slurm's prints, None where it fails or takes longer. What a user sets as its defaults (such as
     SQUEUE_PARTITION) is of no account."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(_DEFAULTS)}

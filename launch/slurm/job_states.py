@@ -36,7 +36,7 @@ OUTCOME_OF_STATE: dict[str, OutcomeName] = {
 die. GONE is no word of Slurm's: neither squeue nor sacct knows the job any more (orchestrator/sweeps/slurm_jobs.py)."""
 
 
-def life(state: str) -> Life:
+def stage_of(state: str) -> Life:
     """What a job in ``state`` does. A state that no version up to now has is "unknown", and never taken for an end."""
     if state in OUTCOME_OF_STATE:
         return "ended"

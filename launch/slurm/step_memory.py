@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from launch.slurm.allocation import ask
+from launch.slurm.allocation import run_scontrol
 
 PATIENCE_SECONDS = 5.0
 """For accounting to hear of a step's end: it lags behind by a second or so."""
@@ -12,20 +12,20 @@ _FIELDS = "JobName,State,MaxRSS,NNodes,TRESUsageInTot%200,AllocTRES%200"
 _RUNS = ("RUNNING", "PENDING", "")
 
 
-def over_memory(job: str, step_name: str) -> str:
+def memory_kill_reason(job: str, step_name: str) -> str:
     """In words, what the step took and had, where it was ended for that; "" where it was not, or nobody says."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        listed = ask("sacct", "--noheader", "--parsable2", "--units=K", f"--jobs={job}", f"--format={_FIELDS}")
+        listed = run_scontrol("sacct", "--noheader", "--parsable2", "--units=K", f"--jobs={job}", f"--format={_FIELDS}")
         rows = [row.split("|") for row in (listed or "").splitlines()]
         ended = [row for row in rows if row[0] == step_name and row[1] not in _RUNS]
         if ended or time.monotonic() > deadline:
-            return verdict(*ended[-1][1:]) if ended else ""
+            return parse_memory_kill(*ended[-1][1:]) if ended else ""
         time.sleep(0.5)
 
 
-def verdict(state: str, max_rss: str, nodes: str, used: str, granted: str) -> str:
-    """:func:`over_memory` of a step that was killed, from its row: sizes in kB ("204800K"), TRES as "cpu=4,mem=409600K".
+def parse_memory_kill(state: str, max_rss: str, nodes: str, used: str, granted: str) -> str:
+    """:func:`memory_kill_reason` of a step that was killed, from its row: sizes in kB ("204800K"), TRES as "cpu=4,mem=409600K".
 
     OUT_OF_MEMORY is said only where a control group bounds memory. Where Slurm itself looks (OverMemoryKill), the step
     is CANCELLED, and used more on a node than it had there: one task alone, or the nodes in the mean.

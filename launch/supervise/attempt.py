@@ -46,7 +46,7 @@ class Ranks(Protocol):
         """The node that failed, or on which the rank that failed ran; "" where that is not known."""
 
 
-def see_through(
+def run_attempt(
     attempt: AttemptPaths,
     ranks: Ranks,
     limits: Limits,

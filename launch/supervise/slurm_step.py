@@ -17,9 +17,9 @@ from launch.contract.bundle import Step
 from launch.contract.paths import AttemptPaths
 from launch.contract.spec import RunSpec
 from launch.failures.diagnose import Diagnosis, EndedBy, Evidence, RankExit, diagnose, is_explained
-from launch.slurm.allocation import Allocation, ask, free_port, job_state
-from launch.slurm.job_states import OUTCOME_OF_STATE, life
-from launch.slurm.step_memory import over_memory
+from launch.slurm.allocation import Allocation, free_port, job_state, run_scontrol
+from launch.slurm.job_states import OUTCOME_OF_STATE, stage_of
+from launch.slurm.step_memory import memory_kill_reason
 from launch.supervise.rank_environment import rank_variables
 
 STACKS_SECONDS = 1.0
@@ -76,8 +76,8 @@ class StepRanks:
         """SIGUSR1 makes each rank's faulthandler write all stacks to the rank's log."""
         step = self._find()
         if step is not None:
-            ask("scancel", "--signal=USR1", step)
-            ask("scancel", "--signal=CONT", step)  # a process that is stopped cannot print
+            run_scontrol("scancel", "--signal=USR1", step)
+            run_scontrol("scancel", "--signal=CONT", step)  # a process that is stopped cannot print
             time.sleep(STACKS_SECONDS)
 
     def end(self) -> None:
@@ -89,7 +89,7 @@ class StepRanks:
         while time.monotonic() < deadline:
             step = self._find()
             if step is not None:
-                ask("scancel", step)
+                run_scontrol("scancel", step)
             elif self._srun.poll() is not None:
                 return
             else:
@@ -108,10 +108,10 @@ class StepRanks:
             return dataclasses.replace(evidence, ended_by="job", job_state=state)
         if evidence.ended_by == "job":
             # SIGTERM, and the job goes on: somebody asked this supervisor alone to end, as without Slurm.
-            asked: EndedBy = "cancel" if state is not None and life(state) == "runs" else "job"
+            asked: EndedBy = "cancel" if state is not None and stage_of(state) == "runs" else "job"
             return dataclasses.replace(evidence, ended_by=asked)
         if diagnose(evidence).failure_class == "SIGKILL":
-            return dataclasses.replace(evidence, over_memory=over_memory(self._allocation.job, self._name))
+            return dataclasses.replace(evidence, over_memory=memory_kill_reason(self._allocation.job, self._name))
         return evidence
 
     def where(self, diagnosis: Diagnosis) -> str:
@@ -133,7 +133,9 @@ class StepRanks:
 
     def _find(self) -> Optional[str]:
         """The step as scancel takes it ("123_4.0"), None where Slurm knows of none that runs."""
-        listed = ask("squeue", "--noheader", "--steps", f"--jobs={self._allocation.job}", "--format=%i %j") or ""
+        listed = (
+            run_scontrol("squeue", "--noheader", "--steps", f"--jobs={self._allocation.job}", "--format=%i %j") or ""
+        )
         rows = (line.split(maxsplit=1) for line in listed.splitlines())
         return next((step for step, *name in rows if name == [self._name]), None)
 

@@ -23,11 +23,11 @@ from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import AttemptPaths, BundlePaths
 from launch.contract.records import read_spec
 from launch.contract.spec import RunSpec
-from launch.failures.diagnose import EndedBy, ended_by_job, without_spec
+from launch.failures.diagnose import EndedBy, diagnose_job_end, without_spec
 from launch.failures.evidence import events_of, phases_of
 from launch.slurm.allocation import Allocation
 from launch.supervise import host_slots
-from launch.supervise.attempt import Ranks, outcome_of, see_through
+from launch.supervise.attempt import Ranks, outcome_of, run_attempt
 from launch.supervise.child_process import Tracker
 from launch.supervise.local_ranks import LocalRanks, local_variables
 from launch.supervise.slurm_step import StepRanks, step_variables
@@ -85,7 +85,7 @@ class Supervisor:
         ranks, variables = self._start(spec, attempt, slot_names)
         if self._order.tracking is not None:
             self._trackers.append(Tracker(attempt, self._order.tracking, variables))
-        see_through(attempt, ranks, self._order.limits, allocation, lambda: self._asked(run_id))
+        run_attempt(attempt, ranks, self._order.limits, allocation, lambda: self._asked(run_id))
 
     def _start(
         self, spec: RunSpec, attempt: AttemptPaths, slot_names: tuple[str, ...]
@@ -112,7 +112,7 @@ class Supervisor:
             if attempt.root.exists() and not attempt.outcome.exists():
                 events = events_of(attempt)
                 started = min((lines[0]["time"] for lines in events.values() if lines), default=time.time())
-                diagnosis = ended_by_job("REQUEUED", phases_of(events).get(0, "init"))
+                diagnosis = diagnose_job_end("REQUEUED", phases_of(events).get(0, "init"))
                 write_json(attempt.outcome, asdict(outcome_of(diagnosis, allocation, started)))
 
     def _nothing_is_wanted(self) -> bool:

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from launch.contract.records import Reason
 from launch.contract.spec import EngineName, RunSpec
 from launch.support.megatron import MEGATRON, known_faults
-from launch.support.support_rule import Limit
+from launch.support.support_rule import SupportRule
 from launch.support.torch_native import TORCH_NATIVE
 
 __all__ = ["LIMITS", "known_faults", "unsupported"]
 
-LIMITS: Mapping[EngineName, tuple[Limit, ...]] = {"torch_native": TORCH_NATIVE, "megatron": MEGATRON}
+LIMITS: Mapping[EngineName, tuple[SupportRule, ...]] = {"torch_native": TORCH_NATIVE, "megatron": MEGATRON}
 
 
 def unsupported(spec: RunSpec) -> tuple[Reason, ...]:

@@ -11,7 +11,7 @@ ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 REGISTER = "NCCL_GRAPH_REGISTER"
 
 
-def expands_by(environment: Mapping[str, str]) -> Optional[str]:
+def expandable_segments_setting(environment: Mapping[str, str]) -> Optional[str]:
     """The variable that has the allocator's segments expand; None where none has. PyTorch leaves out spaces."""
     for name in ALLOCATOR_VARIABLES:
         if "expandable_segments:true" in environment.get(name, "").replace(" ", "").lower().split(","):
@@ -19,7 +19,7 @@ def expands_by(environment: Mapping[str, str]) -> Optional[str]:
     return None
 
 
-def settle(environment: MutableMapping[str, str], graphed: bool) -> Mapping[str, str]:
+def disable_nccl_graph_register(environment: MutableMapping[str, str], graphed: bool) -> Mapping[str, str]:
     """Keep NCCL from registering graph memory that expandable segments move (Megatron-Core 0.16.1
     transformer/cuda_graphs.py:1682), where nobody has: for the eager twin too, so that a pair differs in graphs alone. To be
     called before communicators exist. Returns what was set, by name, and why.
@@ -27,7 +27,7 @@ def settle(environment: MutableMapping[str, str], graphed: bool) -> Mapping[str,
     Raises:
         EnvironmentFault: a graphed run is told to register it.
     """
-    expandable = expands_by(environment)
+    expandable = expandable_segments_setting(environment)
     if expandable is None:
         return {}
     given = environment.setdefault(REGISTER, "0")

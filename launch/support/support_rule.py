@@ -13,7 +13,7 @@ from launch.contract.spec import Model, RunSpec
 
 
 @dataclass(frozen=True)
-class Limit:
+class SupportRule:
     """One field of a spec, and when the engine takes it as it is."""
 
     field: str
@@ -42,10 +42,10 @@ class Limit:
         )
 
 
-def only(field: str, allowed: Any, remedy: str = "") -> Limit:
+def fixed(field: str, allowed: Any, remedy: str = "") -> SupportRule:
     """A field that has one value; setting it is the way out where no other is named."""
     spelt = json.dumps(allowed).strip('"')
-    return Limit(field, lambda value, spec: value == allowed, remedy or f"set {field}={spelt}")
+    return SupportRule(field, lambda value, spec: value == allowed, remedy or f"set {field}={spelt}")
 
 
 def is_plain(model: Model) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launch.contract.spec import RunSpec
-from launch.support.support_rule import Limit, is_plain, only
+from launch.support.support_rule import SupportRule, fixed, is_plain
 
 OF_MEGATRON = "set it to false, or engine=megatron"
 
@@ -30,59 +30,59 @@ def _lies_whole(spec: RunSpec) -> bool:
     return (spec.parallelism.tp, spec.parallelism.pp, spec.parallelism.ep) == (1, 1, 1)
 
 
-TORCH_NATIVE: tuple[Limit, ...] = (
-    Limit("model.kv_channels", lambda channels, spec: channels % 2 == 0, "set an even one: RoPE rotates pairs"),
-    Limit(
+TORCH_NATIVE: tuple[SupportRule, ...] = (
+    SupportRule("model.kv_channels", lambda channels, spec: channels % 2 == 0, "set an even one: RoPE rotates pairs"),
+    SupportRule(
         "model.moe_expert_capacity_factor",
         lambda factor, spec: factor is None or spec.model.moe_pad_expert_input_to_capacity,
         "set model.moe_pad_expert_input_to_capacity=true, or model.moe_expert_capacity_factor=null (dropless)",
     ),
-    Limit("model.hidden_size", _grouped_mm_width, "set a multiple of 8, or resources.device=cpu"),
-    Limit("model.moe_ffn_hidden_size", _grouped_mm_width, "set a multiple of 8, or resources.device=cpu"),
-    only("parallelism.etp", 1),
-    only("parallelism.cp", 1, remedy="set parallelism.cp=1, or engine=megatron"),
-    Limit(
+    SupportRule("model.hidden_size", _grouped_mm_width, "set a multiple of 8, or resources.device=cpu"),
+    SupportRule("model.moe_ffn_hidden_size", _grouped_mm_width, "set a multiple of 8, or resources.device=cpu"),
+    fixed("parallelism.etp", 1),
+    fixed("parallelism.cp", 1, remedy="set parallelism.cp=1, or engine=megatron"),
+    SupportRule(
         "training.attention_backend",
         _expresses,
         "set training.attention_backend=auto: sdpa has neither windows, sinks nor packed documents, flex and "
         "transformer_engine run on CUDA, and transformer_engine takes bf16 without packed documents and is not compiled with "
         "the model (training.compile=whole, torch_compile)",
     ),
-    only(
+    fixed(
         "parallelism.overlap_grad_reduce",
         False,
         f"{OF_MEGATRON}: gradients are reduced in the backward pass here in any case",
     ),
-    only("parallelism.overlap_param_gather", False, OF_MEGATRON),
-    only("parallelism.overlap_moe_expert_parallel_comm", False, OF_MEGATRON),
-    only("parallelism.delay_wgrad_compute", False, OF_MEGATRON),
-    only("training.fp8", "none", remedy="set training.fp8=none, or engine=megatron"),
-    only("training.gradient_accumulation_fusion", False, OF_MEGATRON),
-    only("training.moe_router_fusion", False, OF_MEGATRON),
-    only("training.cpu_offloading", False),
-    only("training.variable_sequence_lengths", False),
-    Limit(
+    fixed("parallelism.overlap_param_gather", False, OF_MEGATRON),
+    fixed("parallelism.overlap_moe_expert_parallel_comm", False, OF_MEGATRON),
+    fixed("parallelism.delay_wgrad_compute", False, OF_MEGATRON),
+    fixed("training.fp8", "none", remedy="set training.fp8=none, or engine=megatron"),
+    fixed("training.gradient_accumulation_fusion", False, OF_MEGATRON),
+    fixed("training.moe_router_fusion", False, OF_MEGATRON),
+    fixed("training.cpu_offloading", False),
+    fixed("training.variable_sequence_lengths", False),
+    SupportRule(
         "cuda_graph.impl",
         lambda impl, spec: impl in ("none", "torch_compile") or spec.placement.device == "cuda",
         "set cuda_graph.impl=none or torch_compile, or resources.device=cuda",
     ),
-    Limit(
+    SupportRule(
         "cuda_graph.impl",
         lambda impl, spec: impl != "torch_compile" or _lies_whole(spec),
         "set cuda_graph.impl=none, or tp, pp and ep to 1: collectives break the graph",
     ),
-    Limit(
+    SupportRule(
         "training.compile",
         lambda choice, spec: choice != "whole" or _lies_whole(spec),
         "set training.compile=none or elementwise, or tp, pp and ep to 1: collectives break the graph",
     ),
-    Limit(
+    SupportRule(
         "cuda_graph.impl",
         lambda impl, spec: spec.training.compile != "whole" or impl in ("none", "torch_compile", "full_iteration"),
         "set cuda_graph.impl=full_iteration or torch_compile, or training.compile=none or elementwise: with "
         "training.compile=whole the model is one compiled function, of which no layer or part can be captured",
     ),
-    Limit(
+    SupportRule(
         "digest_steps",
         lambda steps, spec: not steps or not spec.compiles_whole,
         "look into another implementation, without training.compile=whole: Inductor's kernels round otherwise than those they "

@@ -18,7 +18,7 @@ import torch
 from launch.contract.errors import DataError
 from launch.contract.spec import Data, RunSpec
 from launch.data.fields import check_fields, check_length
-from launch.data.indexed_dataset import IndexedPair, open_pair
+from launch.data.indexed_dataset import IndexedDataset, open_pair
 from launch.data.text_files import Text, read_text
 
 
@@ -42,7 +42,7 @@ class StreamSource:
     Megatron-Core's GPTDataset cuts its stream across documents likewise, there in steps of the sequence length.
     """
 
-    stream: Text | IndexedPair
+    stream: Text | IndexedDataset
     vocab_size: int
     seed: int
 

@@ -14,7 +14,7 @@ from launch.contract.errors import CaptureError
 from launch.contract.parallel_dims import ParallelDims
 from launch.contract.records import Phase
 from launch.contract.spec import RunSpec
-from launch.engines.protocol import Engine, Mesh, StepKind
+from launch.engines.protocol import Engine, RankPlace, StepKind
 from launch.train.data_loader import TokenSource, batch
 from launch.train.inspection.capture_blockers import INSPECTED_STEPS, inspect
 from launch.train.telemetry.event_log import Recorder
@@ -25,7 +25,9 @@ SETTLE_STEPS = 2
 """Steps left out of the measured window after a capture (after the warm-up, in an eager run)."""
 
 
-def train(spec: RunSpec, mesh: Mesh, source: TokenSource, engine: Engine, recorder: Recorder, metrics: Metrics) -> None:
+def train(
+    spec: RunSpec, mesh: RankPlace, source: TokenSource, engine: Engine, recorder: Recorder, metrics: Metrics
+) -> None:
     """Run all steps of ``spec``; on return every step is on disk and the recorder stands in ``teardown``.
 
     Raises:

@@ -20,7 +20,7 @@ from launch.contract.errors import EnvironmentFault
 from launch.contract.paths import AttemptPaths
 from launch.contract.records import read_spec
 from launch.contract.spec import EngineName, Model, RunSpec
-from launch.engines.protocol import Build, Mesh
+from launch.engines.protocol import Build, RankPlace
 from launch.support import known_faults
 from launch.train.data_loader import open_source
 from launch.train.fault_injection import FaultyEngine
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
     rank = int(os.environ["RANK"])
     _redirect_output(attempt.log(rank))
     spec = read_spec(attempt.spec)
-    mesh = Mesh(rank, int(os.environ["WORLD_SIZE"]), _device(spec))
+    mesh = RankPlace(rank, int(os.environ["WORLD_SIZE"]), _device(spec))
     recorder = Recorder(attempt, rank, mesh.device)
     try:
         run(spec, mesh, attempt, recorder)
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
         raise
 
 
-def run(spec: RunSpec, mesh: Mesh, attempt: AttemptPaths, recorder: Recorder) -> None:
+def run(spec: RunSpec, mesh: RankPlace, attempt: AttemptPaths, recorder: Recorder) -> None:
     """Set up, train, tear down. Results are on disk before the teardown begins."""
     _set_up(spec, mesh)
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
@@ -105,7 +105,7 @@ def _device(spec: RunSpec) -> torch.device:
     return torch.device("cuda", 0 if torch.cuda.device_count() == 1 else local_rank)
 
 
-def _set_up(spec: RunSpec, mesh: Mesh) -> None:
+def _set_up(spec: RunSpec, mesh: RankPlace) -> None:
     if mesh.world_size != spec.parallelism.world_size:
         raise EnvironmentFault(
             f"{mesh.world_size} ranks were started, but the layout needs {spec.parallelism.world_size}"

@@ -16,9 +16,9 @@ from orchestrator.output import terminal
 from orchestrator.recipe.expand import ResolvedCell
 from orchestrator.recipe.fields import Tracking
 from orchestrator.recipe.recipe import Recipe
-from orchestrator.rules import graph_scope, illegal
+from orchestrator.rules import graph_scope, violations
 from orchestrator.rules.training import CAPTURE_STEPS, SETTLE_STEPS
-from orchestrator.sweeps.store import writing
+from orchestrator.sweeps.store import report_disk_errors
 
 if TYPE_CHECKING:
     from orchestrator.advise.advice import Candidate
@@ -67,7 +67,7 @@ def _graphs(warmup_steps: int) -> Iterator[CudaGraph]:
 
 
 def _reasons(spec: RunSpec) -> tuple[Reason, ...]:
-    return (*illegal(spec), *(unsupported(spec) or known_faults(spec)))
+    return (*violations(spec), *(unsupported(spec) or known_faults(spec)))
 
 
 def write_advice(sweep: SweepPaths) -> int:
@@ -76,15 +76,15 @@ def write_advice(sweep: SweepPaths) -> int:
     The same records give the same bytes.
     """
     from analysis.records.load import load
-    from analysis.sweep.cell_results import compare, exit_code
+    from analysis.sweep.cell_results import compare_cells, exit_code
     from orchestrator.advise.advice import advice_to_json, advise
     from orchestrator.advise.render import render
 
     records = load(sweep)
     eager = {cell.cell_id: candidates(cell.run_spec) for cell in records.plan.cells}
     advice = advise(records, eager)
-    with writing(sweep):
+    with report_disk_errors(sweep):
         write_text(sweep.report / "advice.md", render(records.plan, advice))
         write_text(sweep.report / "advice.json", dumps(advice_to_json(records.plan.name, advice), indent=1) + "\n")
     terminal.advice(sweep)
-    return exit_code(compare(records))
+    return exit_code(compare_cells(records))

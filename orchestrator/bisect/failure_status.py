@@ -13,7 +13,7 @@ from analysis.text import one_line
 from analysis.verdict.verdict import Verdict
 from launch.contract.records import Outcome, OutcomeName
 from launch.failures.diagnose import is_infrastructure
-from orchestrator.bisect.scope_candidates import Standing
+from orchestrator.bisect.scope_candidates import Status
 
 _REFUSED: tuple[OutcomeName, ...] = ("CONFIG", "ENVIRONMENT")
 """Ends that say of settings or of the host that they cannot do what was asked, and nothing of what is captured."""
@@ -23,16 +23,16 @@ NUMBERS = "DIVERGED"
 
 
 @dataclass(frozen=True)
-class Stand:
+class FailureStatus:
     """How a set stands, and what became of its runs, in words. ``failure`` is what tells its failure from others: NUMBERS,
     or an outcome and its class; empty where it did not fail."""
 
-    standing: Standing
+    status: Status
     words: str
     failure: str = ""
 
 
-def stand_of(result: CellResult, sought: Optional[str] = None) -> Optional[Stand]:
+def classify_failure(result: CellResult, sought: Optional[str] = None) -> Optional[FailureStatus]:
     """How a graphed cell stands by its records; None while a run of it, or an eager one beside it, has no outcome.
 
     Fails: a run failed as is ``sought`` (Stand.failure), or in any way where that is None, of which NUMBERS goes first; a
@@ -44,16 +44,16 @@ def stand_of(result: CellResult, sought: Optional[str] = None) -> Optional[Stand
     known = [_as_sought(stand, sought) for stand in stands if stand is not None]
     if len(known) < len(stands) or not known:
         return None
-    order: Sequence[Standing] = ("fails", "fails otherwise", "unclear", "passes")
-    return min(known, key=lambda stand: (order.index(stand.standing), stand.failure != NUMBERS))
+    order: Sequence[Status] = ("fails", "fails otherwise", "unclear", "passes")
+    return min(known, key=lambda stand: (order.index(stand.status), stand.failure != NUMBERS))
 
 
-def _as_sought(stand: Stand, sought: Optional[str]) -> Stand:
-    other = stand.standing == "fails" and sought not in (None, stand.failure)
-    return replace(stand, standing="fails otherwise") if other else stand
+def _as_sought(stand: FailureStatus, sought: Optional[str]) -> FailureStatus:
+    other = stand.status == "fails" and sought not in (None, stand.failure)
+    return replace(stand, status="fails otherwise") if other else stand
 
 
-def _of_pair(pair: PairResult, sought: str) -> Optional[Stand]:
+def _of_pair(pair: PairResult, sought: str) -> Optional[FailureStatus]:
     eager = pair.eager.attempt if pair.eager is not None else None
     graphed = pair.graphed.attempt
     if eager is None or graphed is None:
@@ -65,23 +65,27 @@ def _of_pair(pair: PairResult, sought: str) -> Optional[Stand]:
         ended = (
             f"the eager twin ended {eager.outcome.outcome} in {eager.outcome.phase}: graphs are not what it is about"
         )
-        return Stand("unclear", ended)
+        return FailureStatus("unclear", ended)
     if not graphed.outcome.results_intact:
         return _of_end(graphed.outcome, pair.verdict)
     verdict, words = pair.verdict, _said(pair.verdict)
     if verdict.word == "DIVERGED":
-        return Stand("fails", words, NUMBERS)
+        return FailureStatus("fails", words, NUMBERS)
     ended_well = sought != NUMBERS and verdict.word == "INCONCLUSIVE" and not pair.graphed.failed
-    return Stand("passes" if verdict.passes or ended_well else "unclear", words)
+    return FailureStatus("passes" if verdict.passes or ended_well else "unclear", words)
 
 
-def _of_end(outcome: Outcome, verdict: Verdict) -> Stand:
+def _of_end(outcome: Outcome, verdict: Verdict) -> FailureStatus:
     """Of a graphed run that left no whole curve, beside an eager one that did."""
     if outcome.outcome == "NUMERIC" and verdict.word != "DIVERGED":
-        return Stand("unclear", _said(verdict))  # as where another eager run has the NaN too
+        return FailureStatus("unclear", _said(verdict))  # as where another eager run has the NaN too
     said = f"{outcome.outcome} in {outcome.phase}"
     words = f"{said} ({one_line(outcome.message)})" if outcome.message else said
-    return Stand("unclear", words) if outcome.outcome in _REFUSED else Stand("fails", words, _failure(outcome))
+    return (
+        FailureStatus("unclear", words)
+        if outcome.outcome in _REFUSED
+        else FailureStatus("fails", words, _failure(outcome))
+    )
 
 
 def _said(verdict: Verdict) -> str:
@@ -92,5 +96,5 @@ def _failure(outcome: Outcome) -> str:
     return NUMBERS if outcome.outcome == "NUMERIC" else f"{outcome.outcome} ({outcome.failure_class or 'no class'})"
 
 
-def of_cell(results: Sequence[CellResult], cell_id: str) -> CellResult:
+def find_result(results: Sequence[CellResult], cell_id: str) -> CellResult:
     return next(result for result in results if result.cell.cell_id == cell_id)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from analysis.graphs.layer_divergence import Difference, Located
+from analysis.graphs.layer_divergence import Difference, DivergenceLocation
 from launch.contract.parallel_dims import AXES, ParallelDims
 from launch.contract.records import Cell, Plan
 from launch.contract.spec import RunSpec
-from orchestrator.bisect.failure_status import Stand
-from orchestrator.bisect.side_sweep import beside
+from orchestrator.bisect.failure_status import FailureStatus
+from orchestrator.bisect.side_sweep import side_sweep_name
 
 MOST_NAMED = 4
 """Layers, or ranks, that are named one by one."""
@@ -30,7 +30,7 @@ class LayerSearch:
     @property
     def name(self) -> str:
         """Of the sweep that holds the runs."""
-        return beside(self.plan, self.cell, "layers")
+        return side_sweep_name(self.plan, self.cell, "layers")
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Finding:
     """What came of one trial: how it stands, and where its runs part; ``problem`` is why that is not known."""
 
     spec: RunSpec
-    stand: Stand
-    located: Optional[Located] = None
+    stand: FailureStatus
+    located: Optional[DivergenceLocation] = None
     problem: str = ""
 
     @property
     def came_back(self) -> bool:
-        return self.stand.standing == "fails"
+        return self.stand.status == "fails"
 
     @property
     def named(self) -> Optional[Difference]:
@@ -102,7 +102,7 @@ class LayerAnswer:
         if any(finding.spec.training.deterministic for finding in hidden):
             return "Eager runs differ by themselves as early, in deterministic mode too."
         if hidden:
-            gone = any(f.spec.training.deterministic and f.stand.standing == "passes" for f in self.findings)
+            gone = any(f.spec.training.deterministic and f.stand.status == "passes" for f in self.findings)
             where = ", and in deterministic mode, where they do not, the failure does not come back" if gone else ""
             return f"Eager runs differ by themselves as early{where}."
         if any(finding.came_back for finding in self.findings):
@@ -113,7 +113,7 @@ class LayerAnswer:
 def _came_back(finding: Finding) -> str:
     if finding.came_back:
         return f"the failure came back ({finding.stand.words})."
-    if finding.stand.standing == "passes":
+    if finding.stand.status == "passes":
         return f"the failure did not come back ({finding.stand.words})."
     return f"it is not known whether the failure came back ({finding.stand.words})."
 
@@ -194,7 +194,7 @@ def _meaning(found: Difference, names: Sequence[str]) -> list[str]:
     return ["All gradients of the step agree: the update computes something else."]
 
 
-def _in_repeats(located: Located) -> list[str]:
+def _in_repeats(located: DivergenceLocation) -> list[str]:
     """Of several graphed repeats, whether all have it."""
     if set(located.graphed.values()) == {located.first}:
         return [f"Each of the {len(located.graphed)} graphed repeats has it."]
@@ -225,7 +225,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
     located = finding.located
     return {
         "deterministic": finding.spec.training.deterministic,
-        "standing": finding.stand.standing,
+        "status": finding.stand.status,
         "words": finding.words,
         "problem": finding.problem,
         "steps": located and located.steps,

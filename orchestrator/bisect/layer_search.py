@@ -12,49 +12,49 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
-from analysis.graphs.layer_divergence import Located, load_digests, locate
+from analysis.graphs.layer_divergence import DivergenceLocation, load_digests, locate
 from analysis.pairing.pair import PairResult
 from analysis.pairing.repeats import margins_of
 from analysis.sweep.cell_results import CellResult
-from analysis.sweep.judge_sweep import results_of
+from analysis.sweep.judge_sweep import judge_workload
 from launch.common.atomic_files import RecordError, dumps, write_text
 from launch.contract.paths import SweepPaths
 from launch.contract.records import Cell, Margins, Plan
 from launch.contract.spec import CudaGraph, RunSpec
-from orchestrator.bisect.failure_status import NUMBERS, of_cell, stand_of
+from orchestrator.bisect.failure_status import NUMBERS, classify_failure, find_result
 from orchestrator.bisect.layer_answer import Finding, LayerAnswer, LayerSearch, answer_to_json
-from orchestrator.bisect.side_sweep import plan_beside, refuse
-from orchestrator.errors import wrong
+from orchestrator.bisect.side_sweep import plan_side_sweep, raise_if_rejected
+from orchestrator.errors import input_error
 from orchestrator.plan.planner import Target
-from orchestrator.rules import illegal
-from orchestrator.sweeps.store import writing
+from orchestrator.rules import violations
+from orchestrator.sweeps.store import report_disk_errors
 
 STEPS_PAST = 2
 """How many steps are digested behind the last at which a repeat was seen to fail."""
 
 
-def layer_search_of(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target) -> LayerSearch:
+def start_layer_search(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target) -> LayerSearch:
     """What to make again of ``cell`` of ``plan``.
 
     Raises:
         InputError: it captures nothing, is not known to compute something else, or its layers cannot be digested.
     """
     if not cell.graphed:
-        raise wrong(cell.cell_id, "is eager: there is nothing to hold it against", "name a run of a graphed cell")
-    result = of_cell(results_of(sweep, plan, cell.workload_id), cell.cell_id)
-    stand = stand_of(result)
+        raise input_error(cell.cell_id, "is eager: there is nothing to hold it against", "name a run of a graphed cell")
+    result = find_result(judge_workload(sweep, plan, cell.workload_id), cell.cell_id)
+    stand = classify_failure(result)
     if stand is None:
-        raise wrong(cell.cell_id, "is not known to compute something else for its graphs: a run has no outcome yet",
+        raise input_error(cell.cell_id, "is not known to compute something else for its graphs: a run has no outcome yet",
                     f"resume {plan.name}, then bisect")  # fmt: skip
-    if (stand.standing, stand.failure) != ("fails", NUMBERS):
-        raise wrong(cell.cell_id, f"is not known to compute something else for its graphs: {stand.words}",
+    if (stand.status, stand.failure) != ("fails", NUMBERS):
+        raise input_error(cell.cell_id, f"is not known to compute something else for its graphs: {stand.words}",
                     "name a run that DIVERGED or ended NUMERIC; bisect without --layers takes other failures too")  # fmt: skip
     as_it_was = replace(cell.run_spec, digest_steps=_steps_to_digest(result, cell.run_spec))
     deterministic = replace(as_it_was, training=replace(as_it_was.training, deterministic=True))
     trials = (as_it_was,) if deterministic == as_it_was else (deterministic, as_it_was)
     # What the run as it was cannot do is said before what it could not in deterministic mode.
-    for reason in (reason for trial in reversed(trials) for reason in illegal(trial) or target.lacks(trial)):
-        raise wrong(f"{cell.cell_id} [{reason.rule}]", reason.message, reason.remedy)
+    for reason in (reason for trial in reversed(trials) for reason in violations(trial) or target.lacks(trial)):
+        raise input_error(f"{cell.cell_id} [{reason.rule}]", reason.message, reason.remedy)
     return LayerSearch(plan, cell, stand.words, trials)
 
 
@@ -72,7 +72,7 @@ def plan_of(search: LayerSearch, trials: Sequence[RunSpec], target: Target) -> P
         for trial in trials
         for graph in (CudaGraph("none", (), trial.cuda_graph.warmup_steps), trial.cuda_graph)
     ]
-    return plan_beside(search.name, search.plan, search.cell, specs, "runs with digested layers", target)
+    return plan_side_sweep(search.name, search.plan, search.cell, specs, "runs with digested layers", target)
 
 
 def bisect_layers(sweep: SweepPaths, search: LayerSearch, target: Target, make: Callable[[Plan], None]) -> LayerAnswer:
@@ -87,7 +87,7 @@ def bisect_layers(sweep: SweepPaths, search: LayerSearch, target: Target, make: 
         finding = _finding(sweep, search, trial, target)
         if finding is None:
             plan = plan_of(search, search.trials[:number], target)
-            refuse(plan)
+            raise_if_rejected(plan)
             make(plan)
             finding = _finding(sweep, search, trial, target)
         if finding is None:
@@ -102,9 +102,9 @@ def _finding(sweep: SweepPaths, search: LayerSearch, trial: RunSpec, target: Tar
     """What is on disk of ``trial``; None while a run has no outcome."""
     plan = plan_of(search, [trial], target)
     graphed = plan.cells[-1]
-    result = of_cell(results_of(sweep, plan, graphed.workload_id), graphed.cell_id)
+    result = find_result(judge_workload(sweep, plan, graphed.workload_id), graphed.cell_id)
     margins = margins_of(search.cell.run_spec, search.plan.margins)
-    stand = stand_of(replace(result, pairs=tuple(_by_margins(pair, margins) for pair in result.pairs)), NUMBERS)
+    stand = classify_failure(replace(result, pairs=tuple(_by_margins(pair, margins) for pair in result.pairs)), NUMBERS)
     if stand is None:
         return None
     try:
@@ -124,7 +124,7 @@ def _by_margins(pair: PairResult, margins: Margins) -> PairResult:
     return replace(pair, verdict=replace(verdict, word="INCONCLUSIVE", reason=reason))
 
 
-def _located(sweep: SweepPaths, result: CellResult, spec: RunSpec) -> Located:
+def _located(sweep: SweepPaths, result: CellResult, spec: RunSpec) -> DivergenceLocation:
     eager = {pair.repeat: load_digests(sweep, pair.eager, spec) for pair in result.pairs if pair.eager is not None}
     graphed = {pair.repeat: load_digests(sweep, pair.graphed, spec) for pair in result.pairs}
     return locate(eager, graphed, spec)
@@ -134,7 +134,7 @@ def write_answer(sweep: SweepPaths, answer: LayerAnswer) -> Path:
     """Write layers.md, which is returned, and layers.json into the report's folder of the search's own sweep. There is no
     report: digesting takes time, and what it would say of speed is nobody's."""
     path = sweep.report / "layers.md"
-    with writing(sweep):
+    with report_disk_errors(sweep):
         write_text(path, answer.text)
         write_text(path.with_suffix(".json"), dumps(answer_to_json(answer), indent=1) + "\n")
     return path

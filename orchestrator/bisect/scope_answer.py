@@ -8,13 +8,13 @@ from typing import Any, Optional
 
 from launch.contract.records import Cell, Plan, Reason
 from launch.contract.spec import CudaGraph
-from orchestrator.bisect.failure_status import Stand
+from orchestrator.bisect.failure_status import FailureStatus
 from orchestrator.bisect.scope_candidates import Candidate, Conclusion, candidates_of
-from orchestrator.bisect.side_sweep import beside
+from orchestrator.bisect.side_sweep import side_sweep_name
 
 
 @dataclass(frozen=True)
-class Search:
+class ScopeSearch:
     """What is looked for: the smallest of ``candidates`` that fails as ``cell`` of ``plan`` did, by its ``failure``.
 
     ``sought`` is what tells that failure from others (orchestrator.bisect.failure_status.Stand). ``left_out`` are sets
@@ -31,7 +31,7 @@ class Search:
     @property
     def name(self) -> str:
         """Of the sweep that holds the runs."""
-        return beside(self.plan, self.cell, "bisect")
+        return side_sweep_name(self.plan, self.cell, "bisect")
 
     @property
     def untried(self) -> tuple[Candidate, ...]:
@@ -40,11 +40,11 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ScopeAnswer:
     """How sets stand, and what follows from it; ``conclusion`` is None where runs were lost."""
 
-    search: Search
-    found: Mapping[CudaGraph, Stand]
+    search: ScopeSearch
+    found: Mapping[CudaGraph, FailureStatus]
     conclusion: Optional[Conclusion]
 
     @property
@@ -64,7 +64,7 @@ class Answer:
     @property
     def fail_otherwise(self) -> tuple[Candidate, ...]:
         stands = ((one, self.found.get(one.graph)) for one in self.search.candidates)
-        return tuple(one for one, stand in stands if stand and stand.standing == "fails otherwise")
+        return tuple(one for one, stand in stands if stand and stand.status == "fails otherwise")
 
     @property
     def text(self) -> str:
@@ -80,10 +80,10 @@ class Answer:
         head = f"{search.cell.label} of {search.plan.name} fails: {search.failure}"
         return "\n".join((head, "", *(f"    {row}" for row in (*table, *left)), "", self.words)) + "\n"
 
-    def _row(self, stand: Optional[Stand]) -> tuple[str, str]:
+    def _row(self, stand: Optional[FailureStatus]) -> tuple[str, str]:
         if stand is None:
             return ("no outcome yet" if self.conclusion is None else "not tried", "")
-        return (stand.standing, stand.words)
+        return (stand.status, stand.words)
 
     @property
     def words(self) -> str:
@@ -94,7 +94,7 @@ class Answer:
         return " ".join(sentences)
 
 
-def _named(answer: Answer, conclusion: Conclusion) -> list[str]:
+def _named(answer: ScopeAnswer, conclusion: Conclusion) -> list[str]:
     smallest = conclusion.smallest
     if smallest is None:
         return [_not_reproduced(answer, conclusion)]
@@ -113,7 +113,7 @@ def _named(answer: Answer, conclusion: Conclusion) -> list[str]:
     return sentences
 
 
-def _smallest(smallest: Candidate, whole: bool, answer: Answer) -> str:
+def _smallest(smallest: Candidate, whole: bool, answer: ScopeAnswer) -> str:
     label = smallest.graph.label
     if answer.untried_below(smallest):
         named = f"{label}, the whole set," if whole else label
@@ -123,21 +123,21 @@ def _smallest(smallest: Candidate, whole: bool, answer: Answer) -> str:
     return f"Only the whole set {'fails' if answer.certain(smallest) else 'is known to fail'}, {label}."
 
 
-def _not_reproduced(answer: Answer, conclusion: Conclusion) -> str:
+def _not_reproduced(answer: ScopeAnswer, conclusion: Conclusion) -> str:
     if not conclusion.unclear:
         return "Not reproduced: no set fails any more, the whole one included."
     whole = answer.found.get(answer.search.cell.run_spec.cuda_graph)
-    if whole is not None and whole.standing != "unclear":
-        return f"Not reproduced: the whole set {'passes' if whole.standing == 'passes' else 'fails otherwise'} now."
+    if whole is not None and whole.status != "unclear":
+        return f"Not reproduced: the whole set {'passes' if whole.status == 'passes' else 'fails otherwise'} now."
     return "No set is known to fail."
 
 
-def _passes(answer: Answer, one: Candidate) -> bool:
+def _passes(answer: ScopeAnswer, one: Candidate) -> bool:
     stand = answer.found.get(one.graph)
-    return stand is not None and stand.standing == "passes"
+    return stand is not None and stand.status == "passes"
 
 
-def _why(answer: Answer, one: Candidate) -> str:
+def _why(answer: ScopeAnswer, one: Candidate) -> str:
     return "; ".join(f"[{reason.rule}] {reason.message}" for reason in answer.search.left_out[one.graph])
 
 
@@ -145,7 +145,7 @@ def _verb(subjects: Sequence[Candidate], verb: str, ending: str) -> str:
     return verb + ending if len(subjects) == 1 else verb
 
 
-def _unclear(answer: Answer, conclusion: Conclusion) -> list[str]:
+def _unclear(answer: ScopeAnswer, conclusion: Conclusion) -> list[str]:
     otherwise = answer.fail_otherwise
     unclear = [one for one in conclusion.unclear if one not in otherwise]
     if not unclear:
@@ -154,7 +154,7 @@ def _unclear(answer: Answer, conclusion: Conclusion) -> list[str]:
     return [f"What becomes of {_labels(unclear)} is unclear{doubt}."]
 
 
-def _otherwise(answer: Answer) -> list[str]:
+def _otherwise(answer: ScopeAnswer) -> list[str]:
     """Failures that nobody looked for, each a finding of its own."""
     found = [f"{one.graph.label} ({answer.found[one.graph].words})" for one in answer.fail_otherwise]
     if not found:
@@ -167,7 +167,7 @@ def _labels(sets: Sequence[Candidate]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def answer_to_json(answer: Answer) -> dict[str, Any]:
+def answer_to_json(answer: ScopeAnswer) -> dict[str, Any]:
     """The content of bisect.json."""
     search, conclusion = answer.search, answer.conclusion
     return {
@@ -195,5 +195,5 @@ def _graph(one: Candidate) -> dict[str, Any]:
     return {"label": graph.label, "impl": graph.impl, "scope": graph.scope, "optimizer": graph.optimizer}
 
 
-def _stand(stand: Optional[Stand]) -> dict[str, Any]:
-    return {"standing": stand.standing if stand else None, "words": stand.words if stand else ""}
+def _stand(stand: Optional[FailureStatus]) -> dict[str, Any]:
+    return {"status": stand.status if stand else None, "words": stand.words if stand else ""}

@@ -16,7 +16,7 @@ from typing import Literal, Optional, Union
 from launch.contract.spec import GRAPH_SCOPES, CudaGraph, Model, RunSpec
 from orchestrator.rules import graph_scope
 
-Standing = Literal["fails", "fails otherwise", "passes", "unclear"]
+Status = Literal["fails", "fails otherwise", "passes", "unclear"]
 """Only "fails" is the failure looked for. Another one hides whether it would have come about."""
 
 
@@ -39,8 +39,8 @@ class Conclusion:
     unclear: tuple[Candidate, ...]
 
 
-def next_sets(
-    candidates: Sequence[Candidate], found: Mapping[CudaGraph, Standing]
+def next_scopes(
+    candidates: Sequence[Candidate], found: Mapping[CudaGraph, Status]
 ) -> Union[tuple[Candidate, ...], Conclusion]:
     """The sets that must have been tried by the end of the next round, or what follows from those that have been.
 
@@ -68,12 +68,12 @@ def next_sets(
 def candidates_of(whole: RunSpec) -> tuple[Candidate, ...]:
     """Every set of the same implementation that captures strictly less than ``whole`` and means something for the model,
     in the order of launch.contract.spec.GRAPH_SCOPES, and last the whole. Other rules are not asked."""
-    all_parts = parts_of(whole)
+    all_parts = scope_parts(whole)
     specs = (replace(whole, cuda_graph=graph) for graph in _graphs(whole.cuda_graph))
     smaller = [
-        Candidate(spec.cuda_graph, parts_of(spec))
+        Candidate(spec.cuda_graph, scope_parts(spec))
         for spec in specs
-        if parts_of(spec) < all_parts and not any(rule.judge(spec) for rule in graph_scope.RULES)
+        if scope_parts(spec) < all_parts and not any(rule.judge(spec) for rule in graph_scope.RULES)
     ]
     return (*smaller, Candidate(whole.cuda_graph, all_parts))
 
@@ -94,7 +94,7 @@ _PARTS: Mapping[str, frozenset[str]] = {
 """What each scope holds (docs/graphs.md)."""
 
 
-def parts_of(spec: RunSpec) -> frozenset[str]:
+def scope_parts(spec: RunSpec) -> frozenset[str]:
     """The parts of a step that ``spec`` captures."""
     graph = spec.cuda_graph
     if graph.impl not in graph_scope.SCOPED_IMPLS:

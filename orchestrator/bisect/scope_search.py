@@ -11,21 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from analysis.sweep.cell_results import CellResult, corrected
-from analysis.sweep.judge_sweep import results_of
+from analysis.sweep.judge_sweep import judge_workload
 from launch.common.atomic_files import dumps, write_text
 from launch.contract.paths import SweepPaths
 from launch.contract.records import Cell, Plan, Reason
 from launch.contract.spec import CudaGraph, RunSpec
-from orchestrator.bisect.failure_status import Stand, of_cell, stand_of
-from orchestrator.bisect.scope_answer import Answer, Search, answer_to_json
-from orchestrator.bisect.scope_candidates import Candidate, Conclusion, candidates_of, next_sets
-from orchestrator.bisect.side_sweep import plan_beside, refuse
-from orchestrator.errors import wrong
+from orchestrator.bisect.failure_status import FailureStatus, classify_failure, find_result
+from orchestrator.bisect.scope_answer import ScopeAnswer, ScopeSearch, answer_to_json
+from orchestrator.bisect.scope_candidates import Candidate, Conclusion, candidates_of, next_scopes
+from orchestrator.bisect.side_sweep import plan_side_sweep, raise_if_rejected
+from orchestrator.errors import input_error
 from orchestrator.plan.planner import Target
-from orchestrator.rules import illegal
+from orchestrator.rules import violations
 from orchestrator.rules.graph_scope import SCOPED_IMPLS
 from orchestrator.sweeps.report_process import write_report
-from orchestrator.sweeps.store import writing
+from orchestrator.sweeps.store import report_disk_errors
 
 
 def cell_named(plan: Plan, wanted: str) -> Cell:
@@ -39,42 +39,44 @@ def cell_named(plan: Plan, wanted: str) -> Cell:
     if len(found) == 1:
         return next(iter(found.values()))
     if found:
-        raise wrong("", f"{wanted!r} may be runs of {len(found)} cells", f"write more of it: {', '.join(found)}")
-    raise wrong("", f"no run of {plan.name!r} begins with {wanted!r}", f"python -m orchestrator status {plan.name} lists them")  # fmt: skip
+        raise input_error("", f"{wanted!r} may be runs of {len(found)} cells", f"write more of it: {', '.join(found)}")
+    raise input_error("", f"no run of {plan.name!r} begins with {wanted!r}", f"python -m orchestrator status {plan.name} lists them")  # fmt: skip
 
 
-def search_of(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target) -> Search:
+def search_of(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target) -> ScopeSearch:
     """What to try for ``cell`` of ``plan``.
 
     Raises:
         InputError: it captures nothing, does not fail, fails without graphs too, or there is no smaller set to try.
     """
     if not cell.graphed:
-        raise wrong(
+        raise input_error(
             cell.cell_id, "is eager: it captures nothing that could be made smaller", "name a run of a graphed cell"
         )
-    result = of_cell(results_of(sweep, plan, cell.workload_id), cell.cell_id)
-    stand = stand_of(result)
+    result = find_result(judge_workload(sweep, plan, cell.workload_id), cell.cell_id)
+    stand = classify_failure(result)
     words = stand.words if stand else "a run has no outcome yet"
     candidates, left_out = _that_run(cell.run_spec, target)
     if len(candidates) < 2:
-        raise wrong(cell.cell_id, f"there is no smaller set to try: {_why_none(cell.run_spec, left_out)} (its runs: {words})",
+        raise input_error(cell.cell_id, f"there is no smaller set to try: {_why_none(cell.run_spec, left_out)} (its runs: {words})",
                     "other implementations capture parts: python -m orchestrator advise RECIPE lists what can be swept")  # fmt: skip
     if stand is None:
-        raise wrong(cell.cell_id, f"is not known to fail for its graphs: {words}", f"resume {plan.name}, then bisect")
-    if stand.standing != "fails":
-        raise wrong(cell.cell_id, f"is not known to fail for its graphs: {words}", "name a run that DIVERGED or failed, whose eager twin did neither")  # fmt: skip
+        raise input_error(
+            cell.cell_id, f"is not known to fail for its graphs: {words}", f"resume {plan.name}, then bisect"
+        )
+    if stand.status != "fails":
+        raise input_error(cell.cell_id, f"is not known to fail for its graphs: {words}", "name a run that DIVERGED or failed, whose eager twin did neither")  # fmt: skip
     if cell.run_spec.cuda_graph in left_out:
         reason = left_out[cell.run_spec.cuda_graph][0]
-        raise wrong(f"{cell.cell_id} [{reason.rule}]", reason.message, reason.remedy)
-    return Search(plan, cell, words, stand.failure, candidates, left_out)
+        raise input_error(f"{cell.cell_id} [{reason.rule}]", reason.message, reason.remedy)
+    return ScopeSearch(plan, cell, words, stand.failure, candidates, left_out)
 
 
 def _that_run(whole: RunSpec, target: Target) -> tuple[tuple[Candidate, ...], dict[CudaGraph, tuple[Reason, ...]]]:
     """The sets that can be tried on ``target``, the whole whatever is said of it, and the reasons against the others."""
     found = candidates_of(whole)
     specs = {one.graph: replace(whole, cuda_graph=one.graph) for one in found}
-    refused = {graph: reasons for graph, spec in specs.items() if (reasons := illegal(spec) or target.lacks(spec))}
+    refused = {graph: reasons for graph, spec in specs.items() if (reasons := violations(spec) or target.lacks(spec))}
     return tuple(one for one in found if one.graph not in refused or one.graph == whole.cuda_graph), refused
 
 
@@ -90,29 +92,29 @@ def _why_none(whole: RunSpec, left_out: Mapping[CudaGraph, tuple[Reason, ...]]) 
 # --- what is run ----------------------------------------------------------------------------------------------------
 
 
-def stands(sweep: SweepPaths, search: Search, target: Target) -> dict[CudaGraph, Stand]:
+def stands(sweep: SweepPaths, search: ScopeSearch, target: Target) -> dict[CudaGraph, FailureStatus]:
     """How the sets stand that have been tried, by what is on disk; ``sweep`` is the search's own. Their verdicts count as
     one family, as in its report."""
     results = corrected([_result_of(sweep, search, one, target) for one in search.candidates])
-    found = {result.spec.cuda_graph: stand_of(result, search.sought) for result in results}
+    found = {result.spec.cuda_graph: classify_failure(result, search.sought) for result in results}
     return {graph: stand for graph, stand in found.items() if stand is not None}
 
 
-def _result_of(sweep: SweepPaths, search: Search, one: Candidate, target: Target) -> CellResult:
-    plan = plan_of(search, [one], target)
+def _result_of(sweep: SweepPaths, search: ScopeSearch, one: Candidate, target: Target) -> CellResult:
+    plan = plan_round(search, [one], target)
     graphed = plan.cells[-1]
-    return of_cell(results_of(sweep, plan, graphed.workload_id), graphed.cell_id)
+    return find_result(judge_workload(sweep, plan, graphed.workload_id), graphed.cell_id)
 
 
-def plan_of(search: Search, sets: Sequence[Candidate], target: Target) -> Plan:
+def plan_round(search: ScopeSearch, sets: Sequence[Candidate], target: Target) -> Plan:
     """The sweep that runs ``sets`` and their eager twin. The same sets give the same plan, in whatever round."""
     whole = search.cell.run_spec
     eager = CudaGraph("none", (), whole.cuda_graph.warmup_steps)
     specs = [replace(whole, cuda_graph=graph) for graph in (eager, *(one.graph for one in sets))]
-    return plan_beside(search.name, search.plan, search.cell, specs, "smaller sets", target)
+    return plan_side_sweep(search.name, search.plan, search.cell, specs, "smaller sets", target)
 
 
-def bisect(sweep: SweepPaths, search: Search, target: Target, make: Callable[[Plan], None]) -> Answer:
+def bisect(sweep: SweepPaths, search: ScopeSearch, target: Target, make: Callable[[Plan], None]) -> ScopeAnswer:
     """Rounds of ``make``, which has the runs of a plan made, until the answer is known or runs were lost.
 
     Raises:
@@ -121,22 +123,22 @@ def bisect(sweep: SweepPaths, search: Search, target: Target, make: Callable[[Pl
     before: tuple[Candidate, ...] = ()
     while True:
         found = stands(sweep, search, target)
-        step = next_sets(search.candidates, {graph: stand.standing for graph, stand in found.items()})
+        step = next_scopes(search.candidates, {graph: stand.status for graph, stand in found.items()})
         if isinstance(step, Conclusion):
-            return Answer(search, found, step)
+            return ScopeAnswer(search, found, step)
         if step == before:
-            return Answer(search, found, None)
+            return ScopeAnswer(search, found, None)
         before = step
-        plan = plan_of(search, step, target)
-        refuse(plan)
+        plan = plan_round(search, step, target)
+        raise_if_rejected(plan)
         make(plan)
 
 
-def write_answer(sweep: SweepPaths, answer: Answer) -> Path:
+def write_answer(sweep: SweepPaths, answer: ScopeAnswer) -> Path:
     """Write the report of the search's own sweep, and beside it bisect.md, which is returned, and bisect.json."""
     path = sweep.report / "bisect.md"
     write_report(sweep)
-    with writing(sweep):
+    with report_disk_errors(sweep):
         write_text(path, answer.text)
         write_text(path.with_suffix(".json"), dumps(answer_to_json(answer), indent=1) + "\n")
     return path

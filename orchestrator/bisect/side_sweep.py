@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launch.contract.records import Cell, Expectation, Plan
 from launch.contract.spec import RunSpec
-from orchestrator.errors import wrong
+from orchestrator.errors import input_error
 from orchestrator.plan.planner import Target, make_plan
 from orchestrator.recipe.expand import ResolvedCell
 from orchestrator.recipe.fields import Resources, Tracking
@@ -17,13 +17,13 @@ LEAST_REPEATS = 2
 """Eager repeats without which nothing is known to have DIVERGED."""
 
 
-def beside(plan: Plan, cell: Cell, purpose: str) -> str:
+def side_sweep_name(plan: Plan, cell: Cell, purpose: str) -> str:
     """The name of the sweep that looks into ``cell`` of ``plan``. A cell's digest is all that tells it from others of its
     sweep."""
     return f"{plan.name}-{purpose}-{cell.cell_id.rpartition('-')[2]}"
 
 
-def plan_beside(name: str, plan: Plan, cell: Cell, specs: Sequence[RunSpec], what: str, target: Target) -> Plan:
+def plan_side_sweep(name: str, plan: Plan, cell: Cell, specs: Sequence[RunSpec], what: str, target: Target) -> Plan:
     """The sweep ``name`` of ``specs``, run as ``cell`` of ``plan`` was. The same specs give the same plan.
 
     Args:
@@ -54,8 +54,8 @@ def _settings(cell: Cell, spec: RunSpec) -> tuple[str, ...]:
     return (*((own,) if own else ()), *(("deterministic=true",) if deterministic else ()))
 
 
-def refuse(plan: Plan) -> None:
+def raise_if_rejected(plan: Plan) -> None:
     """Raises InputError where a cell of ``plan`` cannot be run."""
     for cell in plan.cells:
         for reason in cell.reasons:
-            raise wrong(f"{cell.label} [{reason.rule}]", reason.message, reason.remedy)
+            raise input_error(f"{cell.label} [{reason.rule}]", reason.message, reason.remedy)

@@ -18,7 +18,7 @@ from launch.common.atomic_files import dumps
 from launch.contract.paths import SweepPaths
 from launch.contract.records import Cell, Plan, plan_to_json
 from orchestrator.cli.queries import compare, jobs_of, logs, messages, report, status
-from orchestrator.errors import wrong
+from orchestrator.errors import input_error
 from orchestrator.output import terminal
 from orchestrator.sweeps.run_state import open_submissions, read_states
 from orchestrator.sweeps.store import Store, read_plan
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 def sweep(options: argparse.Namespace) -> int:
     from orchestrator.submit.executor import resolve_executor
-    from orchestrator.workflow.run_sweep import conduct
+    from orchestrator.workflow.run_sweep import run_sweep
 
     with messages(options):
         executor = resolve_executor(options.executor)
         planned, target = _plan(options, executor)
         terminal.plan_summary(planned)
         paths = Store(options.store).sweep(planned.name)
-        code = conduct(paths, planned, target, "new", executor, wait=not options.no_wait)
+        code = run_sweep(paths, planned, target, "new", executor, wait=not options.no_wait)
     _print_json(options, paths, planned)
     return code
 
@@ -57,14 +57,14 @@ def plan(options: argparse.Namespace) -> int:
         further = {"gpu_hours": gpu_hours(planned), "batch_scripts": [asdict(script) for script in scripts]}
         print(dumps({**plan_to_json(planned), **further}, indent=1))
     else:
-        terminal.plan(planned, gpu_hours(planned), scripts)
+        terminal.print_plan(planned, gpu_hours(planned), scripts)
     return 0
 
 
 def advise(options: argparse.Namespace) -> int:
     from orchestrator.advise.eager_sweep import advice_recipe, eager_alone, write_advice
     from orchestrator.submit.executor import resolve_executor
-    from orchestrator.workflow.run_sweep import conduct
+    from orchestrator.workflow.run_sweep import run_sweep
 
     with messages(options):
         executor = resolve_executor(options.executor)
@@ -72,7 +72,7 @@ def advise(options: argparse.Namespace) -> int:
         planned = _judged(options, advice_recipe(recipe), eager_alone(cells), target)
         terminal.plan_summary(planned)
         paths = Store(options.store).sweep(planned.name)
-        code = conduct(paths, planned, target, "new", executor, wait=True, conclude=write_advice)
+        code = run_sweep(paths, planned, target, "new", executor, wait=True, conclude=write_advice)
     if options.json:
         print((paths.report / "advice.json").read_text(), end="")
     return code
@@ -123,9 +123,9 @@ def _first_layer(
     origin: SweepPaths, planned: Plan, cell: Cell, target: Target, make: Callable[[Plan], None]
 ) -> tuple[Path, int]:
     """The answer's file, and the exit code."""
-    from orchestrator.bisect.layer_search import bisect_layers, layer_search_of, write_answer
+    from orchestrator.bisect.layer_search import bisect_layers, start_layer_search, write_answer
 
-    search = layer_search_of(origin, planned, cell, target)
+    search = start_layer_search(origin, planned, cell, target)
     paths = _beside(origin, search.name)
     answer = bisect_layers(paths, search, target, make)
     return write_answer(paths, answer), answer.exit_code
@@ -150,7 +150,7 @@ def cancel(options: argparse.Namespace) -> int:
 
 def resume(options: argparse.Namespace) -> int:
     from orchestrator.submit.executor import check_executor, resolve_executor
-    from orchestrator.workflow.run_sweep import conduct
+    from orchestrator.workflow.run_sweep import run_sweep
 
     with messages(options):
         paths = Store(options.store).find(options.sweep)
@@ -159,17 +159,17 @@ def resume(options: argparse.Namespace) -> int:
         check_executor(planned, executor)
         target = _target(executor, options, planned.cluster)
         policy: Policy = "failed" if options.failed else "unfinished"
-        code = conduct(paths, planned, target, policy, executor, wait=not options.no_wait)
+        code = run_sweep(paths, planned, target, policy, executor, wait=not options.no_wait)
     _print_json(options, paths, planned)
     return code
 
 
 def export(options: argparse.Namespace) -> int:
     from orchestrator.export.export_cell import export
-    from orchestrator.recipe.expand import expand, pick
+    from orchestrator.recipe.expand import expand, filter_cells
     from orchestrator.recipe.recipe import load
 
-    cells = pick(expand(load(options.recipe, options.overrides), "cuda"), options.only)
+    cells = filter_cells(expand(load(options.recipe, options.overrides), "cuda"), options.only)
     # Twins were added for comparison; they are meant where nothing else is left.
     for cell in [cell for cell in cells if not cell.twin] or cells:
         exported = export(cell.spec, options.to, options.release)
@@ -201,12 +201,12 @@ def _plan(options: argparse.Namespace, executor: Executor) -> tuple[Plan, Target
 
 def _cells(options: argparse.Namespace, executor: Executor) -> tuple[Recipe, Sequence[ResolvedCell], Target]:
     """The recipe, those of its cells that were picked, and what they are to be judged against."""
-    from orchestrator.recipe.expand import expand, pick
+    from orchestrator.recipe.expand import expand, filter_cells
     from orchestrator.recipe.recipe import load
 
     recipe = load(options.recipe, options.overrides)
     target = _target(executor, options, recipe.cluster)
-    return recipe, pick(expand(recipe, target.device), options.only), target
+    return recipe, filter_cells(expand(recipe, target.device), options.only), target
 
 
 def _judged(options: argparse.Namespace, recipe: Recipe, cells: Sequence[ResolvedCell], target: Target) -> Plan:
@@ -231,7 +231,7 @@ def _target(executor: Executor, options: argparse.Namespace, named: str) -> Targ
     from orchestrator.targets.host import this_host
 
     if asked is not None:
-        raise wrong("--cluster", f"{asked}: profiles are for Slurm, and runs would be made on this host",
+        raise input_error("--cluster", f"{asked}: profiles are for Slurm, and runs would be made on this host",
                     "leave it out, or submit with --executor slurm")  # fmt: skip
     if options.executor == "auto" and (words := outage()):
         terminal.outage(words)

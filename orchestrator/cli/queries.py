@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Optional, TextIO
 from launch.common.atomic_files import RecordError, dumps, read_json, write_bytes, write_json
 from launch.contract.paths import RunPaths, SweepPaths
 from launch.contract.records import Plan
-from orchestrator.errors import SystemFault, wrong
+from orchestrator.errors import SystemFault, input_error
 from orchestrator.output import terminal
-from orchestrator.output.next_commands import after
+from orchestrator.output.next_commands import suggest_after
 from orchestrator.sweeps.report_process import write_report
 from orchestrator.sweeps.run_state import open_submissions, read_states
-from orchestrator.sweeps.slurm_jobs import Jobs, Scheduler
+from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
 from orchestrator.sweeps.store import Store, read_plan
 from orchestrator.sweeps.submissions import Submission
 
@@ -38,7 +38,7 @@ def status(options: argparse.Namespace) -> int:
         from orchestrator.workflow.watch import watch
 
         with messages(options):
-            scheduler = Scheduler() if planned.scheduler == "slurm" else None
+            scheduler = JobMonitor() if planned.scheduler == "slurm" else None
             watch(paths, planned, restart_queue=False, scheduler=scheduler)
     jobs = jobs_of(open_submissions(paths))
     states = read_states(paths, planned, jobs)
@@ -46,10 +46,10 @@ def status(options: argparse.Namespace) -> int:
         print(dumps(terminal.states_to_json(planned, states, jobs), indent=1))
     else:
         terminal.states(planned, states)
-        terminal.damage(paths, states)
+        terminal.warn_damage(paths, states)
         terminal.full_disk(paths, states)
         terminal.slurm(jobs, states)
-        terminal.next_commands(after(paths, planned, states))
+        terminal.next_commands(suggest_after(paths, planned, states))
     return 0
 
 
@@ -70,13 +70,13 @@ def report(options: argparse.Namespace) -> int:
 
 def _settle(paths: SweepPaths, planned: Plan) -> None:
     """Outcomes of runs that ended with their job, before anything is said of them."""
-    from orchestrator.sweeps.postmortem import bury
+    from orchestrator.sweeps.postmortem import close_dead_attempts
 
     submissions = open_submissions(paths)
     if submissions:
-        scheduler = Scheduler()
+        scheduler = JobMonitor()
         terminal.slurm(scheduler.look(submissions), {})
-        bury(paths, read_states(paths, planned, scheduler.settled(submissions)))
+        close_dead_attempts(paths, read_states(paths, planned, scheduler.settled(submissions)))
 
 
 def _export(options: argparse.Namespace, paths: SweepPaths) -> None:
@@ -98,20 +98,22 @@ def _export(options: argparse.Namespace, paths: SweepPaths) -> None:
 def compare(options: argparse.Namespace) -> int:
     from analysis.compare.cell_changes import MEMORY_TOLERANCE
     from analysis.compare.junit import junit_of_comparison
-    from analysis.compare.render import described
+    from analysis.compare.render import format_comparison
     from analysis.compare.sweep_changes import compare_sweeps, comparison_to_json
 
     tolerance = MEMORY_TOLERANCE if options.memory_tolerance is None else options.memory_tolerance
     before, after = (_golden(Store(options.store), side) for side in (options.before, options.after))
     if not before.cells:
-        raise wrong("", f"{options.before}: no cell of it ran: there is nothing to hold another sweep against", "")
+        raise input_error(
+            "", f"{options.before}: no cell of it ran: there is nothing to hold another sweep against", ""
+        )
     comparison = compare_sweeps(before, after, tolerance)
     if options.junit:
         write_bytes(options.junit, junit_of_comparison(comparison))
     if options.json:
         print(dumps(comparison_to_json(comparison), indent=1))
     else:
-        print(described(comparison, options.before, options.after))
+        print(format_comparison(comparison, options.before, options.after))
     return comparison.exit_code
 
 
@@ -127,15 +129,15 @@ def _golden(store: Store, side: str) -> Golden:
         return read_golden(read_json(Path(side)))
     except RecordError as error:
         remedy = "report SWEEP writes report.json, and with --golden FILE a golden file"
-        raise wrong(side, str(error).removeprefix(f"{Path(side).name}: "), remedy) from None
+        raise input_error(side, str(error).removeprefix(f"{Path(side).name}: "), remedy) from None
 
 
 def logs(options: argparse.Namespace) -> int:
-    from orchestrator.cli.run_logs import followed, shown
+    from orchestrator.cli.run_logs import follow_log, print_log
 
     run = RunPaths(_find_run(Store(options.store), options.run))
     planned = read_plan(SweepPaths(run.root.parent.parent))
-    text = (followed if options.follow else shown)(run, planned, options.attempt, options.rank)
+    text = (follow_log if options.follow else print_log)(run, planned, options.attempt, options.rank)
     for part in text:
         print(part, end="", flush=True)
     return 0
@@ -173,9 +175,9 @@ def _find_run(store: Store, wanted: str) -> Path:
     if len(chosen) == 1:
         return chosen[0]
     if not chosen:
-        raise wrong("", f"no run {wanted!r} in {store.root}", "python -m orchestrator status SWEEP lists runs")
+        raise input_error("", f"no run {wanted!r} in {store.root}", "python -m orchestrator status SWEEP lists runs")
     shown = ", ".join(f"{path.parent.parent.name}/{path.name}" for path in chosen[:8])
-    raise wrong("", f"{wanted!r} may be {len(chosen)} runs", f"write more of it: {shown}")
+    raise input_error("", f"{wanted!r} may be {len(chosen)} runs", f"write more of it: {shown}")
 
 
 # --- shared by verbs ------------------------------------------------------------------------------------------------
@@ -188,4 +190,4 @@ def messages(options: argparse.Namespace) -> contextlib.redirect_stdout[TextIO]:
 
 def jobs_of(submissions: Sequence[Submission]) -> Optional[Jobs]:
     """What Slurm says of the jobs of ``submissions``; None where there are none, and it is not asked."""
-    return Scheduler().look(submissions) if submissions else None
+    return JobMonitor().look(submissions) if submissions else None

@@ -14,10 +14,10 @@ from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPath
 from launch.contract.records import Outcome, Plan, read_outcome
 from launch.failures.diagnose import Evidence, RankExit, diagnose
 from launch.failures.evidence import events_of, exceptions_of, phases_of
-from orchestrator.errors import wrong
+from orchestrator.errors import input_error
 from orchestrator.output.terminal_jobs import job_of
 from orchestrator.sweeps.run_state import RunState, read_state
-from orchestrator.sweeps.slurm_jobs import Scheduler
+from orchestrator.sweeps.slurm_jobs import JobMonitor
 from orchestrator.sweeps.store import bundles, read_order
 from orchestrator.sweeps.submissions import read_submissions
 
@@ -87,7 +87,7 @@ def job_logs(bundle: BundlePaths) -> list[Path]:
     return []
 
 
-def shown(run: RunPaths, plan: Plan, number: Optional[int], rank: Optional[int]) -> Iterator[str]:
+def print_log(run: RunPaths, plan: Plan, number: Optional[int], rank: Optional[int]) -> Iterator[str]:
     """The log of an attempt as it stands; of a run that never began, or left none, its job's own.
 
     Raises:
@@ -101,26 +101,28 @@ def shown(run: RunPaths, plan: Plan, number: Optional[int], rank: Optional[int])
         return
     if attempt is not None and rank is not None:
         ranks = sorted(p.stem for p in attempt.logs.glob("rank*.log"))
-        raise wrong("--rank", f"rank {rank} left no log", f"there are: {', '.join(ranks) or 'none'}")
+        raise input_error("--rank", f"rank {rank} left no log", f"there are: {', '.join(ranks) or 'none'}")
     bundle = bundle_of(run, plan)
     logs = job_logs(bundle) if bundle else []
     for log in logs:
         yield f"# {run.root.name} has left no log; its job's own, {log.name}\n"
         yield log.read_text(errors="replace")
     if not logs and attempt is None:
-        raise wrong("--attempt", f"run {run.root.name} has not begun", "attempts: none yet; --follow waits for one")
+        raise input_error(
+            "--attempt", f"run {run.root.name} has not begun", "attempts: none yet; --follow waits for one"
+        )
     if not logs and attempt is not None:
         message = f"attempt {attempt.number} of {run.root.name} has left no log"
-        raise wrong("", message, "nothing of it was started")
+        raise input_error("", message, "nothing of it was started")
 
 
-def followed(run: RunPaths, plan: Plan, number: Optional[int], rank: Optional[int]) -> Iterator[str]:
-    """As :func:`shown`, from before the attempt begins until it has ended."""
+def follow_log(run: RunPaths, plan: Plan, number: Optional[int], rank: Optional[int]) -> Iterator[str]:
+    """As :func:`print_log`, from before the attempt begins until it has ended."""
     bundle = bundle_of(run, plan)
     if bundle is None:
-        yield from shown(run, plan, number, rank)
+        yield from print_log(run, plan, number, rank)
         return
-    look = Look(run, bundle)
+    look = LogFollower(run, bundle)
     yield from look.until_begun(number)
     attempt = _attempt(run, number)
     path: Optional[Path] = None
@@ -128,7 +130,7 @@ def followed(run: RunPaths, plan: Plan, number: Optional[int], rank: Optional[in
         path = _log_of_rank(attempt, rank)
         time.sleep(POLL_SECONDS)
     if attempt is None or path is None:
-        yield from shown(run, plan, number, rank)
+        yield from print_log(run, plan, number, rank)
         return
     yield heading(attempt, path)
     yield from _grown(path, lambda: look.goes_on(attempt))
@@ -154,7 +156,7 @@ def _attempt(run: RunPaths, number: Optional[int]) -> Optional[AttemptPaths]:
         return attempts[max(attempts)] if attempts else None
     if number not in attempts:
         there = ", ".join(map(str, attempts)) or "none yet"
-        raise wrong("--attempt", f"run {run.root.name} has no attempt {number}", f"attempts: {there}")
+        raise input_error("--attempt", f"run {run.root.name} has no attempt {number}", f"attempts: {there}")
     return attempts[number]
 
 
@@ -168,13 +170,13 @@ def _grown(path: Path, goes_on: Callable[[], bool]) -> Iterator[str]:
         yield decoder.decode(file.read(), final=True)
 
 
-class Look:
+class LogFollower:
     """The state of one run. Slurm is asked only about the run's own jobs."""
 
     def __init__(self, run: RunPaths, bundle: BundlePaths) -> None:
         self._run = run
         self._bundle = bundle
-        self._scheduler = Scheduler()
+        self._scheduler = JobMonitor()
         self._state: Optional[RunState] = None
         self._looked = 0.0
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from launch.contract.spec import CudaGraph, Fault, RunSpec
 from launch.megatron_config.graph_config import Release
 from launch.support import LIMITS, known_faults
-from launch.support.expandable_segments import REGISTER, expands_by
-from orchestrator.rules import illegal
+from launch.support.expandable_segments import REGISTER, expandable_segments_setting
+from orchestrator.rules import violations
 
 Format = Literal["megatron-lm", "bridge"]
 
@@ -45,7 +45,7 @@ def _rejected(spec: RunSpec) -> Iterator[str]:
     ranks = dataclasses.replace(spec.placement, nodes=1, ranks_per_node=spec.parallelism.world_size)
     graph = dataclasses.replace(spec.cuda_graph, optimizer=False)
     job = dataclasses.replace(spec, engine="megatron", placement=ranks, cuda_graph=graph, fault=Fault())
-    for reason in illegal(job):
+    for reason in violations(job):
         yield f"[{reason.rule}] {reason.message}: rejected with engine megatron; way out: {reason.remedy}"
 
 
@@ -65,7 +65,7 @@ def _unsaid(spec: RunSpec, release: Release) -> Iterator[str]:
         yield f"environment.{name}={value!r}: set it in the job"
     if spec.training.gradient_accumulation_fusion:
         yield "training.gradient_accumulation_fusion=True: Megatron-Core ends where Apex's kernel for it is not installed"
-    if spec.graphed and expands_by(spec.environment) and REGISTER not in spec.environment:
+    if spec.graphed and expandable_segments_setting(spec.environment) and REGISTER not in spec.environment:
         yield f"{REGISTER}: set it to 0 in the job, as runs here do beside expandable segments"
 
 

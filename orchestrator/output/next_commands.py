@@ -15,7 +15,7 @@ from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.store import Store
 
 
-def command(verb: str, sweep: SweepPaths) -> str:
+def format_command(verb: str, sweep: SweepPaths) -> str:
     """``verb`` as a whole command line, with --store where the sweep stands in another store than the default."""
     words = [_python(), "-m", "orchestrator", verb]
     store = sweep.root.parent
@@ -24,25 +24,28 @@ def command(verb: str, sweep: SweepPaths) -> str:
     return " ".join(words)
 
 
-def after(sweep: SweepPaths, plan: Plan, states: Mapping[str, RunState]) -> list[str]:
+def suggest_after(sweep: SweepPaths, plan: Plan, states: Mapping[str, RunState]) -> list[str]:
     """What is worth typing, given how things stand."""
     names = {state.name for state in states.values()}
     lines = []
     if any(state.alive for state in states.values()):
-        lines += going(sweep, plan)
+        lines += suggest_while_running(sweep, plan)
     elif names & {"PLANNED", "INTERRUPTED", "CANCELLED"}:
-        lines.append(command(f"resume {plan.name}", sweep))
+        lines.append(format_command(f"resume {plan.name}", sweep))
     failed = [state for state in states.values() if state.failed]
     if failed:
-        lines += [command(f"logs {failed[0].run_id}", sweep), command(f"resume {plan.name} --failed", sweep)]
+        lines += [
+            format_command(f"logs {failed[0].run_id}", sweep),
+            format_command(f"resume {plan.name} --failed", sweep),
+        ]
     if any(state.finished for state in states.values()):
-        lines.append(command(f"report {plan.name}", sweep))
+        lines.append(format_command(f"report {plan.name}", sweep))
     return lines
 
 
-def going(sweep: SweepPaths, plan: Plan) -> list[str]:
+def suggest_while_running(sweep: SweepPaths, plan: Plan) -> list[str]:
     """What is worth typing while a sweep goes on."""
-    return [command(f"status {plan.name} --watch", sweep), command(f"cancel {plan.name}", sweep)]
+    return [format_command(f"status {plan.name} --watch", sweep), format_command(f"cancel {plan.name}", sweep)]
 
 
 def _python() -> str:

@@ -18,7 +18,7 @@ from launch.contract.records import DAMAGED_OUTCOME_REMEDY, Cell, Plan, Reason
 from launch.contract.spec import RunSpec
 from launch.supervise.attempt import ROOM_SECONDS
 from launch.support import known_faults, unsupported
-from orchestrator.output.terminal_jobs import doubts, faults, job_of, job_to_json, obstacles
+from orchestrator.output.terminal_jobs import blocked_jobs, doubts, faults, job_of, job_to_json
 from orchestrator.submit.batch_script import LANE, RUN, TOKEN, BatchScript
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.slurm_jobs import Jobs
@@ -45,7 +45,7 @@ def plan_summary(planned: Plan) -> None:
     print(f"{planned.name}: {_summary(planned)}")
 
 
-def plan(planned: Plan, hours: float, scripts: Sequence[BatchScript] = ()) -> None:
+def print_plan(planned: Plan, hours: float, scripts: Sequence[BatchScript] = ()) -> None:
     """The whole plan: bundles with their runs in order, what Slurm will be given, then what will not be run, and why, and
     what is known to be wrong."""
     plan_summary(planned)
@@ -210,7 +210,7 @@ def _note(state: RunState) -> str:
     return f"  {job}" if job else ""
 
 
-def damage(paths: SweepPaths, current: Mapping[str, RunState]) -> None:
+def warn_damage(paths: SweepPaths, current: Mapping[str, RunState]) -> None:
     """Outcomes that cannot be read, a line each, with the way out."""
     for run_id, state in current.items():
         if state.damaged:
@@ -232,7 +232,7 @@ def full_disk(paths: SweepPaths, current: Mapping[str, RunState]) -> None:
 
 def slurm(jobs: Optional[Jobs], current: Mapping[str, RunState]) -> None:
     """What is amiss with Slurm, or with jobs in its queue; nothing where it was not asked."""
-    for line in () if jobs is None else (*faults(jobs), *doubts(jobs), *obstacles(current)):
+    for line in () if jobs is None else (*faults(jobs), *doubts(jobs), *blocked_jobs(current)):
         print(line)
 
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from launch.slurm.job_states import life
+from launch.slurm.job_states import stage_of
 from orchestrator.slurm.job_listing import UNHEARD, Job
-from orchestrator.slurm.pending_reasons import obstacle
+from orchestrator.slurm.pending_reasons import blocking_reason
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.slurm_jobs import GRACE_SECONDS, Jobs
 
@@ -18,7 +18,7 @@ def job_of(state: RunState) -> str:
     job = state.job
     if job is None:
         return ""
-    if state.name == "QUEUED" and life(job.state) == "waits":
+    if state.name == "QUEUED" and stage_of(job.state) == "waits":
         return f"job {job.job_id} {job.state}{_reason(job)}{_expected(job)}"
     if state.name in ("QUEUED", "RUNNING") and job.state == UNHEARD:
         return f"job {job.job_id}, of which Slurm has not spoken yet"
@@ -61,18 +61,18 @@ def doubts(jobs: Jobs) -> list[str]:
     ]
 
 
-def obstacles(states: Mapping[str, RunState]) -> list[str]:
+def blocked_jobs(states: Mapping[str, RunState]) -> list[str]:
     """Jobs that will not start by themselves, a line for each array and reason: why, and what to type."""
     found: dict[tuple[str, str], list[Job]] = {}
     for state in states.values():
-        if state.name == "QUEUED" and state.job is not None and obstacle(state.job) is not None:
+        if state.name == "QUEUED" and state.job is not None and blocking_reason(state.job) is not None:
             found.setdefault((state.job.job_id.partition("_")[0], state.job.reason), []).append(state.job)
     return [_obstacle(base, jobs) for (base, _), jobs in found.items()]
 
 
 def _obstacle(base: str, jobs: Sequence[Job]) -> str:
     """``jobs`` is the job of each run that waits for it: elements of the array ``base``, of one reason."""
-    row = obstacle(jobs[0])
+    row = blocking_reason(jobs[0])
     job = jobs[0].job_id if len(set(jobs)) == 1 else base
     runs = "1 run" if len(jobs) == 1 else f"{len(jobs)} runs"
     meaning, way_out = (row.meaning, row.way_out.format(job=job)) if row else ("", "")

@@ -13,10 +13,10 @@ from launch.contract.bundle import BundleOrder
 from launch.contract.records import Cell, Limits, Plan, PlannedBundle, Reason
 from launch.contract.spec import digest, spec_to_json
 from launch.failures.diagnose import is_infrastructure
-from orchestrator.errors import wrong
+from orchestrator.errors import input_error
 from orchestrator.recipe.expand import ResolvedCell
 from orchestrator.recipe.recipe import Recipe
-from orchestrator.rules import illegal
+from orchestrator.rules import violations
 from orchestrator.sweeps.postmortem import MOST_LAUNCHES, never_began
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.targets.host import Host
@@ -50,7 +50,7 @@ def make_plan(recipe: Recipe, cells: Sequence[ResolvedCell], target: Target) -> 
 
 
 def _judge(cell: ResolvedCell, recipe: Recipe, target: Target) -> tuple[Cell, bool]:
-    rejections = illegal(cell.spec)
+    rejections = violations(cell.spec)
     lacking: tuple[Reason, ...] = () if rejections else target.lacks(cell.spec)
     state: Literal["run", "rejected", "not_runnable"] = (
         "rejected" if rejections else "not_runnable" if lacking else "run"
@@ -127,11 +127,13 @@ def gpu_hours(plan: Plan) -> float:
 def check_budget(hours: float, most: Optional[float]) -> None:
     """Raises InputError where the plan may take more than ``most`` GPU hours."""
     if most is not None and not hours <= most:
-        raise wrong("--max-gpu-hours", f"{most:g}: this plan may take {hours:.2f} GPU hours (every run to its limit)",
+        raise input_error("--max-gpu-hours", f"{most:g}: this plan may take {hours:.2f} GPU hours (every run to its limit)",
                     "pick cells with --only, lower resources.minutes_per_run or repeats, or raise the limit")  # fmt: skip
 
 
-def orders(plan: Plan, states: Mapping[str, RunState], target: Target, policy: Policy) -> tuple[BundleOrder, ...]:
+def attempts_to_begin(
+    plan: Plan, states: Mapping[str, RunState], target: Target, policy: Policy
+) -> tuple[BundleOrder, ...]:
     """The attempts to make now, by bundle; a bundle with none, or with a living supervisor, is left out.
 
     Raises:
@@ -199,7 +201,7 @@ def _order(
 ) -> BundleOrder:
     spec = runs[0].run_spec
     for reason in (*target.lacks(spec), *target.lacks_time(runs)):
-        raise wrong(f"{runs[0].label} [{reason.rule}]", reason.message, reason.remedy)
+        raise input_error(f"{runs[0].label} [{reason.rule}]", reason.message, reason.remedy)
     placing = target.placing(spec)
     return BundleOrder(
         bundle.bundle_id,

@@ -25,7 +25,7 @@ def read_axes(swept: Mapping[str, Any], checker: Checker) -> Axes:
         if place.startswith("sweep.grid."):
             axes[place] = reader.grid_axis(place, value)
         elif place == "sweep.points":
-            axes[place] = reader.points(value)
+            axes[place] = reader.read_points(value)
         else:
             reader.no_axis(place, value)
     _check_apart(axes, checker)
@@ -69,7 +69,7 @@ class _AxisReader:
             return tuple(self._patch({key: value}, f"{place}[{index}]", key) for index, value in enumerate(values))
         return ()
 
-    def points(self, points: Any) -> tuple[Tree, ...]:
+    def read_points(self, points: Any) -> tuple[Tree, ...]:
         if not isinstance(points, list) or not points:
             self._problem("sweep.points", points, "points are a list of mappings, at least one", EXAMPLE_POINTS)
             return ()

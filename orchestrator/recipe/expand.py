@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from launch.contract.records import Expectation, Phase
 from launch.contract.spec import CudaGraph, Data, Device, Fault, Model, Parallelism, Placement, RunSpec, Training
-from orchestrator.errors import wrong
+from orchestrator.errors import input_error
 from orchestrator.recipe.aliases import canonical_place, canonical_values
 from orchestrator.recipe.fields import FIELDS, HEAD, SCHEMAS, Resources
 from orchestrator.recipe.recipe import Recipe
@@ -61,7 +61,7 @@ def expand(recipe: Recipe, device: Device) -> tuple[ResolvedCell, ...]:
         present = workloads.setdefault(cell.spec.workload_id, {}).setdefault(cell.spec.cell_id, cell)
         if (present.expect, present.resources) != (cell.expect, cell.resources):
             message = f"two points are the same run ({cell.label}), but differ in expect or resources"
-            raise wrong(f"{recipe.file}: sweep", message, "write expect and time limits into points, one a run")
+            raise input_error(f"{recipe.file}: sweep", message, "write expect and time limits into points, one a run")
     return tuple(itertools.chain.from_iterable(_eager_first(cells) for cells in workloads.values()))
 
 
@@ -77,7 +77,7 @@ def _eager_first(workload: Mapping[str, ResolvedCell]) -> list[ResolvedCell]:
     return [replace(cells[-1], spec=spec, expect=expect, twin=True), *cells]
 
 
-def pick(cells: Sequence[ResolvedCell], selections: Sequence[str]) -> tuple[ResolvedCell, ...]:
+def filter_cells(cells: Sequence[ResolvedCell], selections: Sequence[str]) -> tuple[ResolvedCell, ...]:
     """The cells that every ``key=value`` of ``selections`` agrees with, and their eager twins.
 
     Raises:
@@ -90,7 +90,7 @@ def pick(cells: Sequence[ResolvedCell], selections: Sequence[str]) -> tuple[Reso
     if not picked:
         there = {key: {str(_value(cell.spec, key)) for cell in cells} for key, _ in wanted}
         values = "; ".join(f"{key} is {', '.join(sorted(values)[:12])}" for key, values in there.items())
-        raise wrong("--only", f"no cell has {' and '.join(selections)}", f"in this recipe {values}")
+        raise input_error("--only", f"no cell has {' and '.join(selections)}", f"in this recipe {values}")
     workloads = {cell.spec.workload_id for cell in cells if cell.spec.cell_id in picked and cell.spec.graphed}
     asked = (replace(cell, twin=False) if cell.spec.cell_id in picked else cell for cell in cells)
     return tuple(
@@ -109,10 +109,10 @@ def _selection(text: str) -> tuple[str, Any]:
     section, _, name = key.partition(".")
     schema = HEAD if key == "engine" else {**_SELECTABLE, "placement": _PLACEMENT}.get(section)
     if not equals:
-        raise wrong("--only", f"{text!r} is not of the form key=value", "--only cuda_graph.impl=torch_compile")
+        raise input_error("--only", f"{text!r} is not of the form key=value", "--only cuda_graph.impl=torch_compile")
     if schema is None or (name or key) not in schema.fields:
         known = ["engine", *(f for f in FIELDS if f.partition(".")[0] in _SELECTABLE)]
-        raise wrong(
+        raise input_error(
             "--only", f"{written!r} names no field of a cell", suggestion(key, known, "docs/recipes.md has them")
         )
     try:
@@ -120,7 +120,7 @@ def _selection(text: str) -> tuple[str, Any]:
         converted = schema.convert(name or key, None if plain == "null" else plain)
     except ValueError as error:
         close = suggestion(value, schema.choices(name or key), "")
-        raise wrong("--only", f"{text}: {key} is {error}", close) from None
+        raise input_error("--only", f"{text}: {key} is {error}", close) from None
     return key, canonical_values({"scope": converted})["scope"] if key == "cuda_graph.scope" else converted
 
 

@@ -14,7 +14,7 @@ from launch.common.redact import is_secret_name
 from orchestrator.errors import InputError, Problem
 from orchestrator.recipe.fields import HEAD, SCHEMAS, SECTIONS, TOP, meant, way_out
 from orchestrator.recipe.section_schema import Schema, suggestion
-from orchestrator.recipe.source_fields import Source, Tree, Written, read_written
+from orchestrator.recipe.source_fields import Source, SourceFields, Tree, read_written
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What names a folder or a file here."""
@@ -54,7 +54,7 @@ class Checker:
         self._load_preset(checked.get("model", {}).get("preset"), at("model.preset"))
         return checked
 
-    def preset(self, written: Written) -> Tree:
+    def preset(self, written: SourceFields) -> Tree:
         """The fields of a model preset, which stand at its file's top."""
         checked: Tree = {}
         for place, value in written.fields.items():
@@ -81,7 +81,7 @@ class Checker:
             self.problem(place, value, str(error), way_out(schema, key, value))
 
     def _variable(self, into: Tree, name: str, value: Any, place: str) -> None:
-        flaw = flaw_of_variable(name, value)
+        flaw = check_variable(name, value)
         if flaw:
             self.problem(place, *flaw)
         else:
@@ -105,7 +105,7 @@ class Checker:
         self.problems += (*written.problems, *checker.problems)
 
 
-def flaw_of_variable(name: str, value: Any) -> Optional[tuple[Any, str, str]]:
+def check_variable(name: str, value: Any) -> Optional[tuple[Any, str, str]]:
     """Why an environment variable is not taken: its value as it may be shown, what is wrong, and the way out."""
     if not name:
         return value, "a mapping of variables to values", "environment: {NCCL_GRAPH_REGISTER: '0'}"

@@ -37,7 +37,7 @@ class Tracking:
 
 
 @dataclass(frozen=True)
-class Head:
+class TopLevel:
     """The fields that stand alone at a recipe's top."""
 
     name: str = ""
@@ -72,7 +72,7 @@ _BOUNDS: Mapping[str, Mapping[str, Interval]] = {
 }
 """Of fields that no rule of legality judges, since no cell holds them."""
 
-HEAD = Schema(Head, {"repeats": POSITIVE})
+HEAD = Schema(TopLevel, {"repeats": POSITIVE})
 SCHEMAS: Mapping[str, Schema] = {name: Schema(cls, _BOUNDS.get(name, {})) for name, cls in SECTIONS.items()}
 FIELDS = (*HEAD.fields, *(f"{section}.{field}" for section, schema in SCHEMAS.items() for field in schema.fields))
 TOP = (*HEAD.fields, *SECTIONS, "environment", "sweep")
@@ -95,6 +95,6 @@ def meant(place: str, known: Iterable[str]) -> str:
 def way_out(schema: Schema, key: str, value: Any) -> str:
     if schema.choices(key):
         return suggestion(value, schema.choices(key), otherwise="write one of them")
-    if isinstance(value, (bool, int, float)) and "text" in schema.takes(key):
+    if isinstance(value, (bool, int, float)) and "text" in schema.describe_type(key):
         return f"write it in quotes: '{value}'"
-    return f"write {schema.takes(key)}, or leave it out for the default"
+    return f"write {schema.describe_type(key)}, or leave it out for the default"

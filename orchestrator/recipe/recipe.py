@@ -15,8 +15,8 @@ from launch.contract.records import Margins
 from orchestrator.errors import InputError
 from orchestrator.recipe.axes import Axes, read_axes, swept_fields
 from orchestrator.recipe.field_check import NAME, Checker
-from orchestrator.recipe.fields import HEAD, Head, Tracking
-from orchestrator.recipe.source_fields import Tree, Written, flatten, read_written
+from orchestrator.recipe.fields import HEAD, TopLevel, Tracking
+from orchestrator.recipe.source_fields import SourceFields, Tree, flatten, read_written
 from orchestrator.recipe.yaml_reader import dump
 
 MOST_RUNS = 100_000
@@ -57,7 +57,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     base = checker.patch(fields, lambda place: place)
     axes = read_axes(swept, checker)
     named = "name" in base
-    head = Head(**{key: base.pop(key) for key in HEAD.fields if key in base})
+    head = TopLevel(**{key: base.pop(key) for key in HEAD.fields if key in base})
     if named and not NAME.fullmatch(head.name):
         remedy = "use up to 64 letters, digits, '.', '_', '-', a letter or digit first"
         checker.problem("name", head.name, "not usable as the name of a folder", remedy)
@@ -98,7 +98,7 @@ def _check_complete(fields: Mapping[str, object], axes: Axes, checker: Checker) 
         checker.problems.append(checker.source.missing("model", "a recipe needs a model", remedy))
 
 
-def _check_overrides(written: Written, axes: Axes, checker: Checker) -> None:
+def _check_overrides(written: SourceFields, axes: Axes, checker: Checker) -> None:
     """An axis that sets a field in all its points leaves nothing of what the command line says of it."""
     for place in sorted(written.source.overridden & written.fields.keys()):
         for axis, points in axes.items():

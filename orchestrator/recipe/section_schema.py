@@ -57,7 +57,7 @@ class Schema:
     def is_list(self, key: str) -> bool:
         return typing.get_origin(self._types[key]) is tuple
 
-    def takes(self, key: str) -> str:
+    def describe_type(self, key: str) -> str:
         """What field ``key`` takes, in words: "a whole number", "one of fp32, bf16"."""
         kind = self._types[key]
         null = ", or null" if self._takes_null(key) else ""
@@ -72,7 +72,7 @@ class Schema:
     def _convert(self, key: str, value: Any) -> Any:
         if isinstance(value, str) and self.is_list(key):
             value = [part.strip() for part in value.split(",") if part.strip()]
-        refused = ValueError(f"not {self.takes(key)}")
+        refused = ValueError(f"not {self.describe_type(key)}")
         if value == MISSING or not _has_sense(value, self._types[key] is bool):
             raise refused
         try:

@@ -56,7 +56,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Written:
+class SourceFields:
     """Fields by place, in the order of the file, and what was wrong with them already."""
 
     fields: Mapping[str, Any]
@@ -69,7 +69,7 @@ class Written:
         return dump(nested(self.fields))
 
 
-def read_written(path: Path, overrides: Sequence[str] = ()) -> Written:
+def read_written(path: Path, overrides: Sequence[str] = ()) -> SourceFields:
     """The fields of the file in ``path``, with ``overrides`` (``training.steps=50``), interpolations resolved.
 
     Raises:
@@ -83,7 +83,7 @@ def read_written(path: Path, overrides: Sequence[str] = ()) -> Written:
     source = Source(str(path), page.lines, frozenset(place for place, _ in given))
     problems = [*page.problems, *faults, *(source.problem(*clash) for clash in twice)]
     resolved, unresolved = _resolve(fields, source)
-    return Written(resolved, source, (*problems, *unresolved))
+    return SourceFields(resolved, source, (*problems, *unresolved))
 
 
 def flatten(values: Mapping[str, Any]) -> tuple[Tree, list[tuple[str, Any, str, str]]]:

@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 import yaml
 
-from orchestrator.errors import InputError, Problem, wrong
+from orchestrator.errors import InputError, Problem, input_error
 from orchestrator.recipe.section_schema import suggestion
 
 EXAMPLES = "recipes/, recipes/models/ and clusters/ hold examples"
@@ -45,9 +45,9 @@ def read_page(path: Path) -> Page:
     """
     root = _compose(_text(path), str(path))
     if root is None:
-        raise wrong(str(path), "the file is empty", EXAMPLES)
+        raise input_error(str(path), "the file is empty", EXAMPLES)
     if not isinstance(root, yaml.MappingNode):
-        raise wrong(
+        raise input_error(
             f"{path}:{_line(root.start_mark)}",
             "the file holds no mapping of fields to values",
             EXAMPLES,
@@ -85,14 +85,14 @@ def _text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise wrong(str(path), "no such file", _beside(path)) from None
+        raise input_error(str(path), "no such file", _beside(path)) from None
     except IsADirectoryError:
-        raise wrong(str(path), "a folder, not a file", _beside(path / "any")) from None
+        raise input_error(str(path), "a folder, not a file", _beside(path / "any")) from None
     except OSError as error:
-        raise wrong(str(path), f"cannot be read ({error.strerror})", "see its permissions") from None
+        raise input_error(str(path), f"cannot be read ({error.strerror})", "see its permissions") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise wrong(f"{path}:{line}", f"not UTF-8 text ({error.reason})", "save the file as UTF-8") from None
+        raise input_error(f"{path}:{line}", f"not UTF-8 text ({error.reason})", "save the file as UTF-8") from None
 
 
 def _beside(path: Path) -> str:
@@ -106,14 +106,14 @@ def _compose(text: str, file: str) -> Optional[yaml.Node]:
         for event in yaml.parse(text, Loader=_LOADER):  # composing recurses, and libyaml's own stack has no guard
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MOST_NESTED:
-                raise wrong(f"{file}:{_line(event.start_mark)}", f"nested deeper than {MOST_NESTED} levels")
+                raise input_error(f"{file}:{_line(event.start_mark)}", f"nested deeper than {MOST_NESTED} levels")
         return yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
         said = ", ".join(part for part in (error.context, error.problem) if part)
-        raise wrong(f"{file}:{_line(error.problem_mark)}", f"not YAML: {said}", _hint(text)) from None
+        raise input_error(f"{file}:{_line(error.problem_mark)}", f"not YAML: {said}", _hint(text)) from None
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
-        raise wrong(f"{file}:{line}", f"not YAML: {error.reason}", "take the character out") from None
+        raise input_error(f"{file}:{line}", f"not YAML: {error.reason}", "take the character out") from None
 
 
 def _hint(text: str) -> str:
@@ -127,10 +127,10 @@ def _construct(root: yaml.Node, file: str) -> Any:
     try:
         return yaml.constructor.SafeConstructor().construct_document(root)
     except yaml.MarkedYAMLError as error:
-        raise wrong(f"{file}:{_line(error.problem_mark)}", f"not YAML: {error.problem}") from None
+        raise input_error(f"{file}:{_line(error.problem_mark)}", f"not YAML: {error.problem}") from None
     except (ValueError, KeyError) as error:
         message = f"a tag that its value does not fit, or a number of thousands of digits ({str(error).split(';')[0]})"
-        raise wrong(file, message, "write a plain value") from None
+        raise input_error(file, message, "write a plain value") from None
 
 
 def _line(mark: Any) -> int:
@@ -162,7 +162,7 @@ class _Walk:
                 self.lines[f"{place}[{index}]"] = _line(item.start_mark)
                 size += self.visit(item, f"{place}[{index}]")
         if size > MOST_VALUES:
-            raise wrong(
+            raise input_error(
                 f"{self._file}:{_line(node.start_mark)}",
                 f"aliases that stand for themselves or for more than {MOST_VALUES:,} values",
                 "write the values out",

@@ -39,7 +39,7 @@ megatron are let through: Megatron Bridge's guide names that combination as a wa
 """
 
 
-def illegal(spec: RunSpec) -> tuple[Reason, ...]:
+def violations(spec: RunSpec) -> tuple[Reason, ...]:
     """Why ``spec`` cannot work: a reason for each rule it violates, in the order of the tables; empty where it can."""
     return tuple(reason for rule in RULES if (reason := rule.judge(spec)) is not None)
 

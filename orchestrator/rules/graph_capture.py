@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Optional
 
 from launch.contract.spec import Model, RunSpec
-from launch.support.expandable_segments import REGISTER, expands_by
+from launch.support.expandable_segments import REGISTER, expandable_segments_setting
 from orchestrator.rules.graph_scope import SCOPED_IMPLS
 from orchestrator.rules.rule import (
     ANY,
@@ -99,7 +99,7 @@ def expandable_segments(spec: RunSpec) -> Optional[str]:
     register = spec.environment.get(REGISTER)
     if not spec.graphed or compiled_on_cpu or register in (None, "0"):
         return None
-    name = expands_by(spec.environment)
+    name = expandable_segments_setting(spec.environment)
     if name is None:
         return None
     return f"environment.{name}={spec.environment[name]} with {REGISTER}={register}"

@@ -19,7 +19,7 @@ FOR_PEOPLE = ("SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_")
 """Variables by which a user has these programs show, ask or leave out something by default."""
 
 
-class Program:
+class SlurmCommand:
     """A program of Slurm's that is asked again and again: when it may be next, and since when it has not answered."""
 
     def __init__(self, name: str) -> None:
@@ -50,11 +50,11 @@ class Program:
             self.exists = not error.for_good
         else:
             self._failures, self._since, self.fault = 0, "", ""
-        self._next = time.monotonic() + pause(time.monotonic() - begun, self._failures)
+        self._next = time.monotonic() + poll_interval(time.monotonic() - begun, self._failures)
         return answer
 
 
-def pause(took: float, failures: int) -> float:
+def poll_interval(took: float, failures: int) -> float:
     """Seconds to the next call, after one that took ``took`` seconds and was the last of ``failures`` that failed."""
     if not failures:
         return max(LEAST_SECONDS, took / MOST_LOAD)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Optional
 
-from launch.slurm.job_states import life
+from launch.slurm.job_states import stage_of
 
 GONE = "GONE"
 """The state of a job that has ended and of whose end nobody knows."""
@@ -35,13 +35,13 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        return life(self.state) == "ended"
+        return stage_of(self.state) == "ended"
 
 
-def read_queue(text: str, separator: str) -> Iterator[Job]:
+def parse_squeue(text: str, separator: str) -> Iterator[Job]:
     """Jobs from lines of %i %T %r %S %N %j."""
     for job_id, state, reason, start, nodes, name in _rows(text, separator, 6):
-        waits = life(state) == "waits"
+        waits = stage_of(state) == "waits"
         for each in _elements(job_id):
             why = reason if waits and reason != "None" else ""
             yield Job(each, name, state, why, _time(start) if waits else None, _nodes(nodes))

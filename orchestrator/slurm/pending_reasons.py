@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Optional
 
-from launch.slurm.job_states import life
+from launch.slurm.job_states import stage_of
 from orchestrator.slurm.job_listing import Job
 
 OF_THIS_SWEEP = ("Dependency", "JobArrayTaskLimit")
@@ -19,7 +19,7 @@ OF_THIS_SWEEP = ("Dependency", "JobArrayTaskLimit")
 
 
 @dataclass(frozen=True)
-class Obstacle:
+class PendingReason:
     """What keeps a job from starting until somebody does something. ``way_out`` speaks of {job}."""
 
     meaning: str
@@ -34,31 +34,31 @@ _SMALLER = (
 _WAIT = "ask an administrator when; or scancel {job}, name other nodes in the cluster's profile, then resume the sweep"
 
 # The first row that matches speaks.
-OBSTACLES: tuple[Obstacle, ...] = (
-    Obstacle("its user holds it", "scontrol release {job}", r"^JobHeldUser"),
-    Obstacle("an administrator holds it", "ask them to release it; or scancel {job}", r"^JobHeldAdmin"),
-    Obstacle("it failed to launch, and Slurm holds it", "scontrol release {job}; or scancel {job}, then resume the sweep",
+OBSTACLES: tuple[PendingReason, ...] = (
+    PendingReason("its user holds it", "scontrol release {job}", r"^JobHeldUser"),
+    PendingReason("an administrator holds it", "ask them to release it; or scancel {job}", r"^JobHeldAdmin"),
+    PendingReason("it failed to launch, and Slurm holds it", "scontrol release {job}; or scancel {job}, then resume the sweep",
              r"requeued.held|^JobHoldMaxRequeue|^JobLaunchFailure|^SystemFailure"),
-    Obstacle("no node of the partition satisfies its constraints", _ANEW, r"^BadConstraints|^Constraints$"),
-    Obstacle("what it depends on cannot happen any more", "scancel {job}, then resume the sweep", r"^DependencyNeverSatisfied"),
-    Obstacle("it asks for more nodes than the partition gives, or those that it needs are down", _SMALLER, r"^PartitionNodeLimit|^PartitionConfig"),
-    Obstacle("it asks for more time than the partition gives", _SMALLER, r"^PartitionTimeLimit"),
-    Obstacle("its partition is down", _WAIT, r"^PartitionDown"),
-    Obstacle("its partition starts no jobs now", _WAIT, r"^PartitionInactive"),
-    Obstacle("its account may not use this partition, or does not exist", _ANEW, r"^AccountNotAllowed|^InvalidAccount|[Aa]ccount not (permitted|known)"),
-    Obstacle("its QOS may not use this partition, or does not exist", _ANEW, r"^QOSNotAllowed|^InvalidQOS|QOS not (permitted|known)"),
-    Obstacle("its reservation is no more", _ANEW, r"^Reservation(Deleted|Invalid)"),
-    Obstacle("its deadline cannot be met", _ANEW, r"^DeadLine"),
-    Obstacle("it asks for more than a job of its account or QOS may have", _SMALLER,
+    PendingReason("no node of the partition satisfies its constraints", _ANEW, r"^BadConstraints|^Constraints$"),
+    PendingReason("what it depends on cannot happen any more", "scancel {job}, then resume the sweep", r"^DependencyNeverSatisfied"),
+    PendingReason("it asks for more nodes than the partition gives, or those that it needs are down", _SMALLER, r"^PartitionNodeLimit|^PartitionConfig"),
+    PendingReason("it asks for more time than the partition gives", _SMALLER, r"^PartitionTimeLimit"),
+    PendingReason("its partition is down", _WAIT, r"^PartitionDown"),
+    PendingReason("its partition starts no jobs now", _WAIT, r"^PartitionInactive"),
+    PendingReason("its account may not use this partition, or does not exist", _ANEW, r"^AccountNotAllowed|^InvalidAccount|[Aa]ccount not (permitted|known)"),
+    PendingReason("its QOS may not use this partition, or does not exist", _ANEW, r"^QOSNotAllowed|^InvalidQOS|QOS not (permitted|known)"),
+    PendingReason("its reservation is no more", _ANEW, r"^Reservation(Deleted|Invalid)"),
+    PendingReason("its deadline cannot be met", _ANEW, r"^DeadLine"),
+    PendingReason("it asks for more than a job of its account or QOS may have", _SMALLER,
              r"^(Assoc|QOS)Max\w*Per(Job|Node)(Limit)?$|^QOSMin|^MaxMemPerLimit|^AssocMax(Cpu|Mem|GRES|BB|Billing|Energy|Unknown)Per|^QOS(Resource|Time)Limit|^Association(Resource|Time)Limit"),
-    Obstacle("the hours that its account or QOS may use are spent", "ask for more, or name another account or qos: scancel {job}, mend the profile, then resume the sweep",
+    PendingReason("the hours that its account or QOS may use are spent", "ask for more, or name another account or qos: scancel {job}, mend the profile, then resume the sweep",
              r"^(Assoc|QOS)Grp(?!\w*RunMinutes)\w*(Minutes|WallLimit)|^QOSUsageThreshold|group (wall limit|max TRES.* minutes)"),
-    Obstacle("nodes that it needs are down, drained or reserved", _WAIT, r"^ReqNodeNotAvail|^NodeDown|^FrontEndDown"),
+    PendingReason("nodes that it needs are down, drained or reserved", _WAIT, r"^ReqNodeNotAvail|^NodeDown|^FrontEndDown"),
 )  # fmt: skip
 
 
-def obstacle(job: Job) -> Optional[Obstacle]:
+def blocking_reason(job: Job) -> Optional[PendingReason]:
     """What keeps ``job`` waiting for good; None where it does not wait, or only for its turn."""
-    if life(job.state) != "waits":
+    if stage_of(job.state) != "waits":
         return None
     return next((row for row in OBSTACLES if re.search(row.pattern, job.reason)), None)

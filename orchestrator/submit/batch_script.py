@@ -43,12 +43,12 @@ def _submissions(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> Iterator[Ba
     from orchestrator.submit.job_arrays import count_lanes, form_arrays
     from orchestrator.submit.slurm_queue import lane_name
     from orchestrator.submit.submitit_adapter import BatchJob, batch_script
-    from orchestrator.targets.job_request import request_of
+    from orchestrator.targets.job_request import bundle_request
 
     profile = cluster.profile
     first_run = {bundle.bundle_id: bundle.run_ids[0] for bundle in plan.bundles}
     requests = {
-        bundle.bundle_id: request_of(plan, [(run_id, 1) for run_id in bundle.run_ids], profile)
+        bundle.bundle_id: bundle_request(plan, [(run_id, 1) for run_id in bundle.run_ids], profile)
         for bundle in plan.bundles
     }
     lanes = count_lanes(max((r.nodes for r in requests.values()), default=1), profile.max_nodes, profile.max_jobs)

@@ -15,15 +15,15 @@ from launch.common.atomic_files import write_json
 from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.records import Plan
-from launch.slurm.job_states import Life, life
+from launch.slurm.job_states import Life, stage_of
 from orchestrator.errors import InputError, Problem, SystemFault
 from orchestrator.slurm.command import Unanswered, run
-from orchestrator.submit.local_queue import pause
-from orchestrator.submit.slurm_queue import ask
-from orchestrator.sweeps.postmortem import bury
+from orchestrator.submit.local_queue import poll_interval
+from orchestrator.submit.slurm_queue import poll_jobs
+from orchestrator.sweeps.postmortem import close_dead_attempts
 from orchestrator.sweeps.run_state import live_runs, read_states
-from orchestrator.sweeps.slurm_jobs import Jobs, Scheduler
-from orchestrator.sweeps.store import ordering, writing
+from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
+from orchestrator.sweeps.store import order_lock, report_disk_errors
 from orchestrator.sweeps.submissions import read_submissions
 
 ASKED_SECONDS = 30.0
@@ -61,16 +61,18 @@ def cancel(sweep: SweepPaths, plan: Plan, chosen: Optional[frozenset[str]]) -> l
     Raises:
         SystemFault: some have not ended, or Slurm does not answer.
     """
-    scheduler = Scheduler()
-    with ordering(sweep):
-        jobs = ask(sweep, scheduler)
+    scheduler = JobMonitor()
+    with order_lock(sweep):
+        jobs = poll_jobs(sweep, scheduler)
         alive = {bundle.root.name: set(run_ids) for bundle, run_ids in live_runs(sweep, jobs)}
         going = {bundle: run_ids & chosen if chosen else run_ids for bundle, run_ids in alive.items()}
-        with writing(sweep):
+        with report_disk_errors(sweep):
             for bundle, run_ids in going.items():
                 if run_ids:
                     _call_off(sweep.bundle(bundle), run_ids if chosen else None)
-        doomed = Doomed(sweep, scheduler, chosen, frozenset(b for b, run_ids in alive.items() if going[b] == run_ids))
+        doomed = CancelledJobs(
+            sweep, scheduler, chosen, frozenset(b for b, run_ids in alive.items() if going[b] == run_ids)
+        )
         scancel(doomed.job_ids(jobs, "waits"))
     if not doomed.have_ended(ASKED_SECONDS):
         scancel(doomed.job_ids(scheduler.look(read_submissions(sweep))))
@@ -79,7 +81,7 @@ def cancel(sweep: SweepPaths, plan: Plan, chosen: Optional[frozenset[str]]) -> l
             raise SystemFault(
                 f"runs of {plan.name} have not ended {seconds:g} s after being asked to; see status {plan.name}"
             )
-    bury(sweep, read_states(sweep, plan, scheduler.look(read_submissions(sweep))))
+    close_dead_attempts(sweep, read_states(sweep, plan, scheduler.look(read_submissions(sweep))))
     return sorted(run_id for run_ids in going.values() for run_id in run_ids)
 
 
@@ -105,11 +107,11 @@ def _call_off(bundle: BundlePaths, run_ids: Optional[set[str]]) -> None:
 
 
 @dataclass(frozen=True)
-class Doomed:
+class CancelledJobs:
     """What is to end: runs, and the jobs of which nothing else is wanted."""
 
     sweep: SweepPaths
-    scheduler: Scheduler
+    scheduler: JobMonitor
     chosen: Optional[frozenset[str]]
     """None is every run and every job."""
     bundles: frozenset[str]
@@ -124,7 +126,7 @@ class Doomed:
                 job = jobs.of(submission.job_of(bundle) or "")
                 if job is None or job.ended or job.job_id in jobs.doubtful:
                     continue
-                if life_now in (None, life(job.state)):
+                if life_now in (None, stage_of(job.state)):
                     found.append(job.job_id)
         return found
 
@@ -134,7 +136,7 @@ class Doomed:
         while (begun := time.monotonic()) < deadline:
             if self._have_ended():
                 return True
-            time.sleep(pause(POLL_SECONDS, time.monotonic() - begun))
+            time.sleep(poll_interval(POLL_SECONDS, time.monotonic() - begun))
         return False
 
     def _have_ended(self) -> bool:

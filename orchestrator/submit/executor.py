@@ -9,7 +9,7 @@ from functools import cache
 from typing import Literal, Optional
 
 from launch.contract.records import Plan
-from orchestrator.errors import wrong
+from orchestrator.errors import input_error
 from orchestrator.slurm.command import environment
 
 ExecutorName = Literal["auto", "slurm", "local", "debug"]
@@ -32,7 +32,7 @@ def resolve_executor(name: ExecutorName) -> Executor:
     if silence is None:
         return "slurm"
     if name == "slurm":
-        raise wrong("--executor", f"slurm: {silence.words}", "--executor local runs the sweep on this host")
+        raise input_error("--executor", f"slurm: {silence.words}", "--executor local runs the sweep on this host")
     return "local"
 
 
@@ -54,7 +54,7 @@ def check_executor(plan: Plan, executor: Executor) -> None:
         message = f"sweep {plan.name!r} was planned for {where[plan.scheduler]}, and would be resumed on {where[now]}"
         other = "slurm" if plan.scheduler == "slurm" else "local"
         remedy = f"resume it with --executor {other}, or plan it anew: sweep {plan.recipe_file} --executor {executor}"
-        raise wrong("--executor", message, remedy)
+        raise input_error("--executor", message, remedy)
 
 
 @dataclass(frozen=True)

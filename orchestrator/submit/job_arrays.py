@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from orchestrator.errors import wrong
+from orchestrator.errors import input_error
 from orchestrator.targets.job_request import JobRequest
 
 
@@ -36,7 +36,7 @@ def count_lanes(widest: int, max_nodes: Optional[int], max_jobs: Optional[int]) 
         InputError: that bundle alone is over ``max_nodes``.
     """
     if max_nodes is not None and widest > max_nodes:
-        raise wrong("max_nodes", f"{max_nodes}: a bundle of this sweep takes {widest} nodes",
+        raise input_error("max_nodes", f"{max_nodes}: a bundle of this sweep takes {widest} nodes",
                     f"raise it to {widest} in the cluster's profile, or leave that bundle's cells out")  # fmt: skip
     limits = [max_jobs] if max_jobs is not None else []
     if max_nodes is not None:

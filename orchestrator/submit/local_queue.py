@@ -19,7 +19,7 @@ from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
 from orchestrator.errors import OrchestratorError, SystemFault
 from orchestrator.submit.submitit_adapter import LocalJob, start_here
-from orchestrator.sweeps.store import bundles, read_order, writing
+from orchestrator.sweeps.store import bundles, read_order, report_disk_errors
 
 POLL_SECONDS = 0.3
 MOST_LOAD = 0.05
@@ -38,7 +38,7 @@ def start_queue(sweep: SweepPaths) -> None:
     """
     if holder(sweep.queue_lock) is not None:
         return
-    with writing(sweep), open(sweep.root / "queue.log", "ab") as log:
+    with report_disk_errors(sweep), open(sweep.root / "queue.log", "ab") as log:
         queue = subprocess.Popen(
             [sys.executable, "-m", "orchestrator.submit.local_queue", str(sweep.root)],
             stdin=subprocess.DEVNULL,
@@ -133,7 +133,7 @@ class Queue:
         busy, ready = self._look()
         return bool(busy or ready)
 
-    def drain(self) -> None:
+    def run_until_empty(self) -> None:
         """Until every ordered attempt has been begun, or cannot be, and no supervisor lives."""
         while True:
             begun = time.monotonic()
@@ -146,7 +146,7 @@ class Queue:
                 if not used or used + bundle.order.slots <= len(bundle.order.slot_names):
                     self._start(bundle)
                     used += bundle.order.slots
-            time.sleep(pause(POLL_SECONDS, time.monotonic() - begun))
+            time.sleep(poll_interval(POLL_SECONDS, time.monotonic() - begun))
 
     def _look(self) -> tuple[list[_OpenBundle], list[_OpenBundle]]:
         """Bundles that take slots now, and those that may be started."""
@@ -170,7 +170,7 @@ class Queue:
         write_json(bundle.paths.start, asdict(Start(token, job.job_id, time.time())))
 
 
-def pause(least: float, spent: float) -> float:
+def poll_interval(least: float, spent: float) -> float:
     """Seconds to wait between looks that took ``spent`` seconds."""
     return max(least, spent / MOST_LOAD)
 
@@ -203,7 +203,7 @@ def main(folder: str) -> int:
             if lock is None:
                 return 0
             try:
-                queue.drain()
+                queue.run_until_empty()
             finally:
                 lock.release()
     except (OrchestratorError, OSError) as error:

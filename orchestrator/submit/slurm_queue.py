@@ -21,14 +21,14 @@ from launch.contract.bundle import BundleOrder
 from launch.contract.paths import SweepPaths
 from launch.contract.records import Plan
 from launch.contract.spec import digest
-from orchestrator.errors import OrchestratorError, SystemFault, wrong
+from orchestrator.errors import OrchestratorError, SystemFault, input_error
 from orchestrator.submit.job_arrays import Array, count_lanes, form_arrays
 from orchestrator.submit.submitit_adapter import BatchJob, Refused, put_in_place, submit_bundles
 from orchestrator.sweeps.run_state import live_runs, open_submissions
-from orchestrator.sweeps.slurm_jobs import Jobs, Scheduler
-from orchestrator.sweeps.store import read_order, write_orders, writing
+from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
+from orchestrator.sweeps.store import read_order, report_disk_errors, write_orders
 from orchestrator.sweeps.submissions import Submission, discard_submission, read_submissions, write_submission
-from orchestrator.targets.job_request import request_of
+from orchestrator.targets.job_request import bundle_request
 from orchestrator.targets.profile import Profile
 from orchestrator.targets.slurm_cluster import Cluster
 
@@ -52,7 +52,7 @@ _UNREACHED = re.compile(
 # --- what earlier commands left -------------------------------------------------------------------------------------
 
 
-def ask(sweep: SweepPaths, scheduler: Scheduler) -> Jobs:
+def poll_jobs(sweep: SweepPaths, scheduler: JobMonitor) -> Jobs:
     """What Slurm says of every job that ``sweep`` may still have, each known by its id: it is certain enough to decide
     by what is submitted. No call is made where the sweep has no such job. To be called by one command at a time.
 
@@ -80,7 +80,7 @@ def _is_certain(sweep: SweepPaths, submissions: Sequence[Submission], jobs: Jobs
     return jobs.doubtful.isdisjoint(in_doubt - {None})
 
 
-def _adopt(sweep: SweepPaths, scheduler: Scheduler) -> None:
+def _adopt(sweep: SweepPaths, scheduler: JobMonitor) -> None:
     """Settle every submission whose job's id was never recorded: it is recorded now, or there is no such job and the
     submission is forgotten."""
     submissions = read_submissions(sweep)
@@ -88,7 +88,7 @@ def _adopt(sweep: SweepPaths, scheduler: Scheduler) -> None:
     for submission in submissions:
         if submission.job_id is None:
             job_id = _job_of(sweep, submission, lambda name, since: set(scheduler.find(name, since)) - known)
-            with writing(sweep):
+            with report_disk_errors(sweep):
                 _settle(sweep, submission, job_id)
             known.add(job_id)
 
@@ -153,7 +153,7 @@ def enqueue(
         SystemFault: Slurm, or the disk, does not do its part.
     """
     profile = cluster.profile
-    requests = {order.bundle_id: request_of(plan, order.schedule, profile) for order in orders}
+    requests = {order.bundle_id: bundle_request(plan, order.schedule, profile) for order in orders}
     widest = max(cell.spec["placement"]["nodes"] for cell in plan.cells if cell.run_ids)
     count = count_lanes(widest, profile.max_nodes, profile.max_jobs)
     lanes = [lane_name(sweep, plan, lane) for lane in range(count or 0)]
@@ -183,7 +183,7 @@ def _loads(sweep: SweepPaths, plan: Plan, lanes: Sequence[str], cluster: Cluster
             job = jobs.of(job_id) if job_id else None
             order = read_order(sweep.bundle(bundle))
             if job is not None and order is not None and not job.ended:
-                minutes[submission.name] += request_of(plan, order.schedule, cluster.profile).minutes
+                minutes[submission.name] += bundle_request(plan, order.schedule, cluster.profile).minutes
     return list(minutes.values())
 
 
@@ -210,7 +210,7 @@ def _submit(sweep: SweepPaths, array: Array, cluster: Cluster, lane: Optional[st
         submission.folder(sweep), array.request, cluster.profile, submission.name, len(bundles),
         in_lane=lane is not None, exclude=exclude,
     )  # fmt: skip
-    with writing(sweep):
+    with report_disk_errors(sweep):
         write_submission(sweep, submission, sync=False)
         sync_file_system(sweep.root)  # with the orders of its bundles: Slurm is not to know of more than the disk
         try:
@@ -230,5 +230,5 @@ def _refusal(refused: Refused, array: Array, profile: Profile, before: int) -> O
             "submits what is missing"
         )
     asked = f"{len(array.bundles)} x {array.request.nodes} nodes for {array.request.minutes} min"
-    return wrong(f"profile {profile.name}" if profile.name else "", f"sbatch refuses {asked}: {refused}{kept}",
+    return input_error(f"profile {profile.name}" if profile.name else "", f"sbatch refuses {asked}: {refused}{kept}",
                  "python -m orchestrator plan RECIPE prints the script; mend the profile, then run the command again")  # fmt: skip

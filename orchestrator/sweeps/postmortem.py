@@ -19,7 +19,7 @@ from launch.failures.classes import CANCELLED, LAUNCH, FailureClass
 from launch.failures.diagnose import Evidence, RankException, blames_infrastructure, diagnose, is_infrastructure
 from launch.failures.evidence import events_of, exceptions_of, phases_of
 from orchestrator.slurm.job_listing import Job
-from orchestrator.sweeps.store import writing
+from orchestrator.sweeps.store import report_disk_errors
 
 if TYPE_CHECKING:
     from orchestrator.sweeps.run_state import RunState
@@ -29,7 +29,7 @@ MOST_LAUNCHES = 3
 
 
 @dataclass(frozen=True)
-class Remains:
+class AttemptRemains:
     """What an attempt has left on disk, short of an outcome."""
 
     allocation: str
@@ -39,12 +39,12 @@ class Remains:
     exceptions: tuple[RankException, ...]
 
 
-def remains_of(bundle: BundlePaths, attempt: AttemptPaths, begun: float) -> Remains:
+def read_remains(bundle: BundlePaths, attempt: AttemptPaths, begun: float) -> AttemptRemains:
     events = events_of(attempt)
-    return Remains(_last_allocation(bundle), begun, phases_of(events), exceptions_of(events))
+    return AttemptRemains(_last_allocation(bundle), begun, phases_of(events), exceptions_of(events))
 
 
-def outcome_of_job(job: Job, remains: Remains, now: float) -> Outcome:
+def outcome_of_job(job: Job, remains: AttemptRemains, now: float) -> Outcome:
     """The outcome of an attempt whose job has ended: what ranks said, where that explains it, else how the job ended."""
     evidence = Evidence("job", 0, remains.phases, remains.exceptions, job_state=job.state)
     found = diagnose(evidence)
@@ -57,7 +57,7 @@ def outcome_of_job(job: Job, remains: Remains, now: float) -> Outcome:
     )  # fmt: skip
 
 
-def bury(
+def close_dead_attempts(
     sweep: SweepPaths, states: Mapping[str, RunState], called_off: Mapping[str, str] = MappingProxyType({})
 ) -> bool:
     """Write the outcomes that ``states`` tells of and the disk does not, and those of runs that no job will begin any
@@ -83,7 +83,7 @@ def bury(
 
 
 def never_began(outcome: Outcome) -> bool:
-    """Whether :func:`bury` gave the run up, since job after job began nothing of it. Another would not either."""
+    """Whether :func:`close_dead_attempts` gave the run up, since job after job began nothing of it. Another would not either."""
     return outcome.failure_class == LAUNCH.name and not outcome.allocation
 
 
@@ -115,7 +115,7 @@ def _outcome_of_none(failure: FailureClass, message: str, now: float) -> Outcome
 
 
 def _claim(sweep: SweepPaths, attempt: AttemptPaths, outcome: Outcome) -> None:
-    with writing(sweep), contextlib.suppress(FileExistsError):
+    with report_disk_errors(sweep), contextlib.suppress(FileExistsError):
         attempt.root.mkdir(parents=True)
         _write(sweep, attempt, outcome)
 
@@ -123,7 +123,7 @@ def _claim(sweep: SweepPaths, attempt: AttemptPaths, outcome: Outcome) -> None:
 def _write(sweep: SweepPaths, attempt: AttemptPaths, outcome: Outcome) -> None:
     """Put ``outcome`` where none is: a link is made once or not at all."""
     beside = attempt.outcome.with_name(f".{attempt.outcome.name}.{os.getpid()}")
-    with writing(sweep), contextlib.suppress(FileExistsError):
+    with report_disk_errors(sweep), contextlib.suppress(FileExistsError):
         write_json(beside, asdict(outcome))
         try:
             os.link(beside, attempt.outcome)

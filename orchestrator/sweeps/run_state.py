@@ -15,7 +15,7 @@ from launch.contract.records import Expectation, Outcome, OutcomeName, Plan, rea
 from launch.failures.diagnose import is_infrastructure
 from orchestrator.slurm.job_listing import Job
 from orchestrator.sweeps.bundle_owner import Supervision, begun_at, handed_over
-from orchestrator.sweeps.postmortem import outcome_of_job, remains_of
+from orchestrator.sweeps.postmortem import outcome_of_job, read_remains
 from orchestrator.sweeps.slurm_jobs import Jobs
 from orchestrator.sweeps.store import bundles, read_order
 from orchestrator.sweeps.submissions import Submission, read_submissions
@@ -156,7 +156,7 @@ def _of_attempt(
         return RunState(run_id, "CANCELLED", number + 1)  # it would have been made again unasked
     # Where it completed, the plan knows how many steps there are; nothing need be counted.
     steps = 0 if outcome.results_intact else _steps_done(attempt)
-    return RunState(run_id, outcome.outcome, number + 1, False, outcome, outcome.meets(expect), steps)
+    return RunState(run_id, outcome.outcome, number + 1, False, outcome, outcome.matches(expect), steps)
 
 
 def _of_open_attempt(
@@ -174,8 +174,8 @@ def _of_open_attempt(
     if supervision.lives and not taken_again:
         return RunState(run_id, "RUNNING", number + 1, alive=True, steps_done=steps)
     job = replace(supervision.handed.job, state="REQUEUED") if taken_again else supervision.handed.job
-    outcome = outcome_of_job(job, remains_of(supervision.bundle, attempt, begun / 1e9), time.time())
-    return RunState(run_id, outcome.outcome, number + 1, False, outcome, outcome.meets(expect), steps, recorded=False)
+    outcome = outcome_of_job(job, read_remains(supervision.bundle, attempt, begun / 1e9), time.time())
+    return RunState(run_id, outcome.outcome, number + 1, False, outcome, outcome.matches(expect), steps, recorded=False)
 
 
 def _latest_attempt(sweep: SweepPaths, run_id: str) -> Optional[tuple[int, AttemptPaths]]:

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Optional
 
-from launch.slurm.job_states import life
+from launch.slurm.job_states import stage_of
 from orchestrator.errors import SystemFault
-from orchestrator.slurm.command import Program
-from orchestrator.slurm.job_listing import GONE, UNHEARD, Job, read_accounts, read_queue, read_submitted
+from orchestrator.slurm.command import SlurmCommand
+from orchestrator.slurm.job_listing import GONE, UNHEARD, Job, parse_squeue, read_accounts, read_submitted
 from orchestrator.sweeps.submissions import Submission
-from orchestrator.targets.scontrol import ask_configuration
+from orchestrator.targets.scontrol import query_configuration
 
 GRACE_SECONDS = 60.0
 """How long a job may be known to neither squeue nor sacct: what has just ended reaches the accounts late."""
@@ -47,13 +47,13 @@ class Jobs:
         return self.known.get(job_id)
 
 
-class Scheduler:
+class JobMonitor:
     """Slurm, as the commands of this user see it. ``clock`` tells seconds since the epoch."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._squeue = Program("squeue")
-        self._sacct = Program("sacct")
+        self._squeue = SlurmCommand("squeue")
+        self._sacct = SlurmCommand("sacct")
         self._cluster: Optional[str] = None
         self._missed: dict[str, float] = {}
         """When squeue first answered without that job."""
@@ -116,7 +116,7 @@ class Scheduler:
         named = {submission.cluster for submission in submissions if submission.cluster}
         if named and self._cluster is None:
             with contextlib.suppress(SystemFault):  # where it does not answer, squeue says so
-                self._cluster = ask_configuration().cluster_name
+                self._cluster = query_configuration().cluster_name
         others = named - {self._cluster}
         if others and self._cluster is not None:
             raise SystemFault(
@@ -161,7 +161,7 @@ class Scheduler:
             "--me", "--array", "--states=all", "--noheader",
             "--format=" + separator.join(("%i", "%T", "%r", "%S", "%N", "%j")),
         )  # fmt: skip
-        return None if text is None else list(read_queue(text, separator))
+        return None if text is None else list(parse_squeue(text, separator))
 
     def _accounts_of(self, missing: Sequence[_HandedOver]) -> tuple[dict[str, Job], set[str]]:
         """What the accounts say of ``missing``, by job; and the jobs of which no more can be learnt now."""
@@ -214,7 +214,7 @@ def _has_ended(job: Optional[Job]) -> bool:
 
 def _never_began(job: Optional[Job]) -> bool:
     """As far as was ever heard of it."""
-    return job is None or job.state == UNHEARD or life(job.state) == "waits"
+    return job is None or job.state == UNHEARD or stage_of(job.state) == "waits"
 
 
 def _unlisted(job: _HandedOver, last: Optional[Job], account: Optional[Job], end: Optional[str]) -> Job:

@@ -20,7 +20,7 @@ from launch.contract.bundle import BundleOrder, order_from_json, order_to_json
 from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.records import Plan, plan_from_json, plan_to_json
-from orchestrator.errors import SystemFault, wrong
+from orchestrator.errors import SystemFault, input_error
 
 VARIABLE = "ORCHESTRATOR_STORE"
 ORDER_SECONDS = 120.0
@@ -50,7 +50,7 @@ class Store:
                 return sweep
         from orchestrator.recipe.section_schema import suggestion  # it loads OmegaConf, which status does without
 
-        raise wrong(
+        raise input_error(
             "",
             f"no sweep {name!r} in {self.root}",
             suggestion(name, self.names(), "python -m orchestrator sweep RECIPE makes one"),
@@ -63,7 +63,7 @@ def write_plan(sweep: SweepPaths, plan: Plan) -> None:
     Raises:
         SystemFault: the store cannot be written to.
     """
-    with writing(sweep):
+    with report_disk_errors(sweep):
         _write_specs(sweep, plan)
         if not is_planned(sweep, plan):
             sync_file_system(sweep.root)  # once for all specs, before the plan that names them
@@ -88,14 +88,14 @@ def runs_of_other_plans(sweep: SweepPaths, plan: Plan) -> int:
 
 
 @contextlib.contextmanager
-def ordering(sweep: SweepPaths) -> Iterator[None]:
+def order_lock(sweep: SweepPaths) -> Iterator[None]:
     """One command at a time decides what becomes of a sweep: else two would order, or cancel, past each other.
 
     Raises:
         SystemFault: another command has not come to an end of it, or the store cannot be written to.
     """
     deadline = time.monotonic() + ORDER_SECONDS
-    with writing(sweep):
+    with report_disk_errors(sweep):
         while (lock := Lock.try_acquire(sweep.order_lock)) is None:
             if time.monotonic() > deadline:
                 raise SystemFault(f"another command has been planning {sweep.root} for {ORDER_SECONDS:g} s; try again")
@@ -107,7 +107,7 @@ def ordering(sweep: SweepPaths) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def writing(sweep: SweepPaths) -> Iterator[None]:
+def report_disk_errors(sweep: SweepPaths) -> Iterator[None]:
     """Around whatever writes to ``sweep``.
 
     Raises:
@@ -163,7 +163,7 @@ def write_orders(sweep: SweepPaths, orders: Sequence[BundleOrder]) -> None:
     Raises:
         SystemFault: the store cannot be written to.
     """
-    with writing(sweep):
+    with report_disk_errors(sweep):
         for order in orders:
             bundle = sweep.bundle(order.bundle_id)
             kept = _cancelled_before(bundle) - dict(order.schedule).keys()

@@ -30,13 +30,13 @@ class JobRequest:
     minutes: int
 
 
-def request_of(plan: Plan, schedule: Sequence[tuple[str, int]], profile: Profile) -> JobRequest:
+def bundle_request(plan: Plan, schedule: Sequence[tuple[str, int]], profile: Profile) -> JobRequest:
     """What the (run_id, attempt) pairs of ``schedule``, all of one bundle, ask for together."""
     cells = plan.cell_of_run()
-    return request_of_runs([cells[run_id] for run_id, _ in schedule], profile)
+    return runs_request([cells[run_id] for run_id, _ in schedule], profile)
 
 
-def request_of_runs(runs: Sequence[Cell], profile: Profile) -> JobRequest:
+def runs_request(runs: Sequence[Cell], profile: Profile) -> JobRequest:
     """What runs one after another ask for together, given the cell of each; all are of one workload."""
     return request_for(runs[0].spec["placement"], _minutes(runs), profile)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 from launch.common.redact import is_secret_name
-from orchestrator.errors import InputError, Problem, wrong
-from orchestrator.recipe.field_check import NAME, flaw_of_variable
+from orchestrator.errors import InputError, Problem, input_error
+from orchestrator.recipe.field_check import NAME, check_variable
 from orchestrator.recipe.fields import way_out
 from orchestrator.recipe.section_schema import Schema, suggestion
 from orchestrator.recipe.source_fields import Source, flatten
@@ -87,7 +87,7 @@ def _find(name: str) -> Path:
                 return path
     known = {path.stem for folder in folders for path in folder.glob("*.yaml")}
     otherwise = f"known: {', '.join(sorted(known))}; your own stand in {folders[0]}"
-    raise wrong("cluster", f"no profile {name!r}", suggestion(name, known, otherwise))
+    raise input_error("cluster", f"no profile {name!r}", suggestion(name, known, otherwise))
 
 
 class _Checker:
@@ -109,7 +109,7 @@ class _Checker:
             own = "leave it out: a profile is called as its file is"
             self.problem(place, value, "no such field", own if place == "name" else suggestion(place, FIELDS))
         elif key:
-            self.problem(place, value, f"{name} is no mapping", f"write {SCHEMA.takes(name)}")
+            self.problem(place, value, f"{name} is no mapping", f"write {SCHEMA.describe_type(name)}")
         elif name in ("sbatch", "environment"):
             if value != {}:
                 self.problem(
@@ -164,7 +164,7 @@ class _Checker:
             self.problem(place, text, *flaw)
 
     def _entry(self, place: str, name: str, key: str, value: Any) -> None:
-        flaw = flaw_of_variable(key, value) if name == "environment" else _flaw_of_sbatch(key, value)
+        flaw = check_variable(key, value) if name == "environment" else _flaw_of_sbatch(key, value)
         if flaw:
             self.problem(place, *flaw)
         else:

@@ -33,20 +33,20 @@ def ask_partitions() -> tuple[Partition, ...]:
     Raises:
         SystemFault: Slurm does not answer.
     """
-    described, nodes = ask(*_PARTITIONS), ask(*_NODES)
+    described, nodes = run_scontrol(*_PARTITIONS), run_scontrol(*_NODES)
     try:
         return read_partitions(described, nodes)
     except ValueError as error:
         raise SystemFault(f"{_PARTITIONS[0]} or {_NODES[0]} said what this version cannot read: {error}") from error
 
 
-def ask_configuration() -> Configuration:
+def query_configuration() -> Configuration:
     """What of Slurm's configuration matters here.
 
     Raises:
         SystemFault: Slurm does not answer.
     """
-    text = ask(*_CONFIGURATION)
+    text = run_scontrol(*_CONFIGURATION)
     return Configuration(_value(text, "ClusterName"), int(_value(text, "MaxArraySize")))
 
 
@@ -57,7 +57,7 @@ def _value(text: str, name: str) -> str:
     return found[1]
 
 
-def ask(*command: str) -> str:
+def run_scontrol(*command: str) -> str:
     """What ``command`` prints.
 
     Raises:

@@ -15,13 +15,13 @@ from launch.contract.bundle import Step
 from launch.contract.records import Cell, Reason
 from launch.contract.spec import Device, RunSpec
 from launch.support import unsupported
-from orchestrator.errors import wrong
+from orchestrator.errors import input_error
 from orchestrator.recipe.section_schema import suggestion
 from orchestrator.targets.host import Placing, installed_packages, lacks_gpu_for_graphs, lacks_packages
-from orchestrator.targets.job_request import JobRequest, limits_of, request_for, request_of_runs
+from orchestrator.targets.job_request import JobRequest, limits_of, request_for, runs_request
 from orchestrator.targets.partition import Partition
 from orchestrator.targets.profile import Profile
-from orchestrator.targets.scontrol import Configuration, ask_configuration, ask_partitions
+from orchestrator.targets.scontrol import Configuration, ask_partitions, query_configuration
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Cluster:
 
     def lacks_time(self, runs: Sequence[Cell]) -> tuple[Reason, ...]:
         """Why no allocation lasts for a bundle, given the cell of each of its runs; none where one does."""
-        request = request_of_runs(runs, self.profile)
+        request = runs_request(runs, self.profile)
         fitting = [partition for partition in self.partitions if not partition.lacks(request, self.profile)]
         longest = max((partition.max_minutes for partition in fitting), default=math.inf)
         if request.minutes <= longest:
@@ -111,7 +111,7 @@ def find_cluster(profile: Profile, store: Path) -> Cluster:
     return Cluster(
         profile,
         _named(profile, ask_partitions()),
-        ask_configuration(),
+        query_configuration(),
         None if has_own_python else installed_packages(),
         (str(Path(__file__).resolve().parents[2]), str(store.absolute())),
     )
@@ -126,12 +126,14 @@ def _named(profile: Profile, partitions: Sequence[Partition]) -> tuple[Partition
         default = tuple(partition for partition in partitions if partition.is_default)
         if not default:
             known = ", ".join(there)
-            raise wrong(place, "none is named, and the cluster has no default one", f"name one in a profile: {known}")
+            raise input_error(
+                place, "none is named, and the cluster has no default one", f"name one in a profile: {known}"
+            )
         return default
     names = [name.strip() for name in named.split(",")]
     unknown = [name for name in names if name not in there]
     if unknown:
-        raise wrong(place, f"the cluster has no partition {unknown[0]!r}", suggestion(unknown[0], there))
+        raise input_error(place, f"the cluster has no partition {unknown[0]!r}", suggestion(unknown[0], there))
     return tuple(there[name] for name in names)
 
 

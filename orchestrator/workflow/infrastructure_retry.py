@@ -11,23 +11,23 @@ from launch.contract.records import Plan
 from launch.failures.diagnose import is_infrastructure
 from orchestrator.errors import OrchestratorError
 from orchestrator.output import terminal
-from orchestrator.plan.planner import orders
-from orchestrator.submit.slurm_queue import ask, enqueue
-from orchestrator.sweeps.postmortem import bury
+from orchestrator.plan.planner import attempts_to_begin
+from orchestrator.submit.slurm_queue import enqueue, poll_jobs
+from orchestrator.sweeps.postmortem import close_dead_attempts
 from orchestrator.sweeps.run_state import RunState, read_states
-from orchestrator.sweeps.slurm_jobs import Scheduler
-from orchestrator.sweeps.store import is_planned, ordering
+from orchestrator.sweeps.slurm_jobs import JobMonitor
+from orchestrator.sweeps.store import is_planned, order_lock
 from orchestrator.targets.slurm_cluster import Cluster
 
 PAUSE_SECONDS = 30.0
 """Between two tries where the first could not be submitted, while other runs go on."""
 
 
-class Retry:
+class InfrastructureRetry:
     """Called with the states of a sweep's runs, it submits what is to be made again; the value is whether anything
     was."""
 
-    def __init__(self, sweep: SweepPaths, plan: Plan, cluster: Cluster, scheduler: Scheduler) -> None:
+    def __init__(self, sweep: SweepPaths, plan: Plan, cluster: Cluster, scheduler: JobMonitor) -> None:
         self._sweep = sweep
         self._plan = plan
         self._cluster = cluster
@@ -49,16 +49,16 @@ class Retry:
             return False
 
     def _orders(self, states: Mapping[str, RunState]) -> tuple[BundleOrder, ...]:
-        return orders(self._plan, states, self._cluster, "infrastructure")
+        return attempts_to_begin(self._plan, states, self._cluster, "infrastructure")
 
     def _submit(self) -> bool:
-        with ordering(self._sweep):
+        with order_lock(self._sweep):
             # Another command may have been faster, or have ended the sweep, or planned it anew.
             if not is_planned(self._sweep, self._plan):
                 return False
-            jobs = ask(self._sweep, self._scheduler)
+            jobs = poll_jobs(self._sweep, self._scheduler)
             states = read_states(self._sweep, self._plan, jobs)
-            bury(self._sweep, states)
+            close_dead_attempts(self._sweep, states)
             again = self._orders(states)
             if again:
                 exclude: Sequence[str] = nodes_to_avoid(states, again, self._cluster)
@@ -71,8 +71,8 @@ def nodes_to_avoid(states: Mapping[str, RunState], orders: Sequence[BundleOrder]
     """Nodes on which the infrastructure failed a run's latest attempt, by name; none where too few would be left for
     ``orders``: on the same nodes is better than not at all. Of a preemption or a full disk no node is to blame."""
     outcomes = [state.outcome for state in states.values() if state.outcome is not None and state.outcome.node]
-    blameless = ("PREEMPTED", "DISK_FULL")
-    blamed = [o for o in outcomes if is_infrastructure(o) and not {o.outcome, o.failure_class} & set(blameless)]
+    not_node_faults = ("PREEMPTED", "DISK_FULL")
+    blamed = [o for o in outcomes if is_infrastructure(o) and not {o.outcome, o.failure_class} & set(not_node_faults)]
     failed = {node for outcome in blamed for node in outcome.node.split(",")}
     there = max(sum(nodes.count for nodes in partition.nodes) for partition in cluster.partitions)
     needed = max((order.step.nodes for order in orders if order.step is not None), default=1)

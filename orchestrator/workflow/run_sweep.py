@@ -11,35 +11,35 @@ from launch.common.atomic_files import sync_file_system
 from launch.contract.bundle import BundleOrder
 from launch.contract.paths import SweepPaths
 from launch.contract.records import Plan
-from orchestrator.errors import wrong
+from orchestrator.errors import input_error
 from orchestrator.output import terminal
-from orchestrator.output.next_commands import after, going
-from orchestrator.plan.planner import Policy, Target, orders
+from orchestrator.output.next_commands import suggest_after, suggest_while_running
+from orchestrator.plan.planner import Policy, Target, attempts_to_begin
 from orchestrator.submit.executor import Executor
 from orchestrator.submit.local_queue import run_in_foreground, start_queue
-from orchestrator.submit.slurm_queue import ask, enqueue
-from orchestrator.sweeps.postmortem import bury
+from orchestrator.submit.slurm_queue import enqueue, poll_jobs
+from orchestrator.sweeps.postmortem import close_dead_attempts
 from orchestrator.sweeps.report_process import write_report
 from orchestrator.sweeps.run_state import RunState, live_runs, newest_change, open_submissions, read_states
-from orchestrator.sweeps.slurm_jobs import Jobs, Scheduler
+from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
 from orchestrator.sweeps.store import (
     bundles,
     is_planned,
-    ordering,
+    order_lock,
+    report_disk_errors,
     runs_of_other_plans,
     write_orders,
     write_plan,
-    writing,
 )
 from orchestrator.targets.slurm_cluster import Cluster
-from orchestrator.workflow.infrastructure_retry import Retry, nodes_to_avoid
+from orchestrator.workflow.infrastructure_retry import InfrastructureRetry, nodes_to_avoid
 from orchestrator.workflow.watch import watch
 
 _OF_ONE_HOST = tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm")))
 """Folders that each host usually has for itself."""
 
 
-def conduct(
+def run_sweep(
     paths: SweepPaths,
     plan: Plan,
     target: Target,
@@ -58,7 +58,7 @@ def conduct(
     code = 0
     if wait:
         code = _report(paths, states, anew=busy) if conclude is None else conclude(paths)
-    terminal.next_commands(after(paths, plan, states))
+    terminal.next_commands(suggest_after(paths, plan, states))
     return code
 
 
@@ -66,13 +66,13 @@ def carry_out(
     paths: SweepPaths, plan: Plan, target: Target, policy: Policy, executor: Executor, *, wait: bool
 ) -> tuple[Mapping[str, RunState], bool]:
     """Have the runs made that ``policy`` allows; the state of every run, and whether anything ran or was to run."""
-    scheduler = Scheduler()
-    with ordering(paths):
-        jobs = ask(paths, scheduler)  # whatever the executor: an earlier plan of this name may have jobs
+    scheduler = JobMonitor()
+    with order_lock(paths):
+        jobs = poll_jobs(paths, scheduler)  # whatever the executor: an earlier plan of this name may have jobs
         busy = _order(paths, plan, target, policy, jobs, watched=wait)
         if busy and executor == "local":
             start_queue(paths)
-    retry = Retry(paths, plan, target, scheduler) if isinstance(target, Cluster) and wait else None
+    retry = InfrastructureRetry(paths, plan, target, scheduler) if isinstance(target, Cluster) and wait else None
     try:
         if executor == "debug":
             run_in_foreground(paths)
@@ -80,15 +80,20 @@ def carry_out(
             _follow(paths, plan, target, executor, scheduler, retry)
     except KeyboardInterrupt:
         if executor == "debug":
-            terminal.next_commands(after(paths, plan, read_states(paths, plan)))
+            terminal.next_commands(suggest_after(paths, plan, read_states(paths, plan)))
         else:
-            terminal.left_running(plan.name, going(paths, plan))
+            terminal.left_running(plan.name, suggest_while_running(paths, plan))
         raise
     return _buried(paths, plan, scheduler.look(open_submissions(paths))), busy
 
 
 def _follow(
-    paths: SweepPaths, plan: Plan, target: Target, executor: Executor, scheduler: Scheduler, retry: Optional[Retry]
+    paths: SweepPaths,
+    plan: Plan,
+    target: Target,
+    executor: Executor,
+    scheduler: JobMonitor,
+    retry: Optional[InfrastructureRetry],
 ) -> None:
     if isinstance(target, Cluster):
         watch(paths, plan, restart_queue=False, scheduler=scheduler, tend=retry,
@@ -106,15 +111,17 @@ def _order(paths: SweepPaths, plan: Plan, target: Target, policy: Policy, jobs: 
     live = sum(len(run_ids) for _, run_ids in live_runs(paths, jobs))
     if live and not is_planned(paths, plan):
         message = f"sweep {plan.name!r} is running by another plan ({live} runs run or wait)"
-        raise wrong(
-            "", message, f"wait for it, cancel it ({going(paths, plan)[1]}), or name this one otherwise: name=..."
+        raise input_error(
+            "",
+            message,
+            f"wait for it, cancel it ({suggest_while_running(paths, plan)[1]}), or name this one otherwise: name=...",
         )
     write_plan(paths, plan)
     states = _buried(paths, plan, jobs)
-    ordered = orders(plan, states, target, policy)
+    ordered = attempts_to_begin(plan, states, target, policy)
     if isinstance(target, Cluster) and watched:
         # What an earlier command that watched would have begun again, had it lived.
-        ordered = _joined(ordered, orders(plan, states, target, "infrastructure"))
+        ordered = _joined(ordered, attempts_to_begin(plan, states, target, "infrastructure"))
     _withdraw_others(paths, plan, jobs)
     _hand_over(paths, plan, ordered, states, target, jobs)
     terminal.ordered(states, ordered, runs_of_other_plans(paths, plan))
@@ -135,7 +142,7 @@ def _hand_over(
 ) -> None:  # fmt: skip
     if not isinstance(target, Cluster):
         write_orders(paths, ordered)
-        with writing(paths):
+        with report_disk_errors(paths):
             sync_file_system(paths.root)
     elif ordered:
         special = {"%", "\\"} & set(str(paths.root.absolute()))
@@ -143,7 +150,7 @@ def _hand_over(
             message = (
                 f"{paths.root}: holds {min(special)}, which sbatch reads as a part of a pattern (filename pattern)"
             )
-            raise wrong("--store", message, "name another folder, or another sweep: name=...")
+            raise input_error("--store", message, "name another folder, or another sweep: name=...")
         if any(paths.root.resolve().is_relative_to(folder) for folder in _OF_ONE_HOST):
             terminal.unshared_store(paths)
         exclude = nodes_to_avoid(states, ordered, target)
@@ -153,14 +160,14 @@ def _hand_over(
 def _buried(paths: SweepPaths, plan: Plan, jobs: Jobs) -> Mapping[str, RunState]:
     """The state of every run, once attempts that died with their job have an outcome on disk."""
     states = read_states(paths, plan, jobs)
-    return read_states(paths, plan, jobs) if bury(paths, states) else states
+    return read_states(paths, plan, jobs) if close_dead_attempts(paths, states) else states
 
 
 def _withdraw_others(paths: SweepPaths, plan: Plan, jobs: Jobs) -> None:
     """What an earlier plan ordered, and nobody lives to begin, is not to be taken up beside this plan's runs."""
     kept = {paths.bundle(bundle.bundle_id) for bundle in plan.bundles}
     kept.update(bundle for bundle, _ in live_runs(paths, jobs))
-    with writing(paths):
+    with report_disk_errors(paths):
         for bundle in bundles(paths):
             if bundle not in kept:
                 bundle.order.unlink(missing_ok=True)

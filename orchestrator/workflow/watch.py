@@ -14,10 +14,10 @@ from launch.common.file_lock import was_killed
 from launch.contract.paths import SweepPaths
 from launch.contract.records import Cell, Plan
 from orchestrator.output import terminal, terminal_jobs
-from orchestrator.submit.local_queue import has_pending, pause, start_queue
+from orchestrator.submit.local_queue import has_pending, poll_interval, start_queue
 from orchestrator.sweeps.run_state import RunState, read_states
-from orchestrator.sweeps.slurm_jobs import Scheduler
-from orchestrator.workflow.watch_slurm import Patience, Tend, follow
+from orchestrator.sweeps.slurm_jobs import JobMonitor
+from orchestrator.workflow.watch_slurm import PendingTimeout, Tend, follow
 
 POLL_SECONDS = 0.5
 LOST_POLLS = 4
@@ -31,7 +31,7 @@ def watch(
     plan: Plan,
     *,
     restart_queue: bool,
-    scheduler: Optional[Scheduler] = None,
+    scheduler: Optional[JobMonitor] = None,
     tend: Optional[Tend] = None,
     max_pending_minutes: Optional[float] = None,
 ) -> dict[str, RunState]:
@@ -44,7 +44,7 @@ def watch(
     view = _LiveView(plan) if sys.stdout.isatty() else _LineView(plan)
     try:
         if scheduler is not None:
-            return follow(paths, plan, view, scheduler, tend, Patience(max_pending_minutes))
+            return follow(paths, plan, view, scheduler, tend, PendingTimeout(max_pending_minutes))
         return _follow_host(paths, plan, view, restart_queue)
     finally:
         view.close()
@@ -66,7 +66,7 @@ def _follow_host(
         if quiet and restarts and was_killed(paths.queue_lock):
             restarts -= 1
             start_queue(paths)
-        time.sleep(pause(POLL_SECONDS, time.monotonic() - begun))
+        time.sleep(poll_interval(POLL_SECONDS, time.monotonic() - begun))
     view.say(
         f"Some runs never began: each supervisor ended at once. {paths.root / 'queue.log'} and "
         f"{paths.root / 'submitit'} hold why."

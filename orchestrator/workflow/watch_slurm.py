@@ -9,15 +9,15 @@ from typing import Optional, Protocol
 from launch.contract.paths import SweepPaths
 from launch.contract.records import Plan
 from launch.failures.diagnose import is_infrastructure
-from launch.slurm.job_states import life
+from launch.slurm.job_states import stage_of
 from orchestrator.errors import SystemFault
 from orchestrator.output import terminal_jobs
 from orchestrator.slurm.pending_reasons import OF_THIS_SWEEP
 from orchestrator.submit.cancel import scancel
-from orchestrator.submit.local_queue import pause
-from orchestrator.sweeps.postmortem import bury
+from orchestrator.submit.local_queue import poll_interval
+from orchestrator.sweeps.postmortem import close_dead_attempts
 from orchestrator.sweeps.run_state import RunState, read_states
-from orchestrator.sweeps.slurm_jobs import Jobs, Scheduler
+from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
 from orchestrator.sweeps.submissions import Submission, read_submissions
 
 POLL_SECONDS = 0.5
@@ -37,7 +37,7 @@ class View(Protocol):
 
 
 def follow(
-    paths: SweepPaths, plan: Plan, view: View, scheduler: Scheduler, tend: Optional[Tend], patience: Patience
+    paths: SweepPaths, plan: Plan, view: View, scheduler: JobMonitor, tend: Optional[Tend], patience: PendingTimeout
 ) -> dict[str, RunState]:
     """Show the sweep until nothing of it runs or waits; the value is the state of every run then.
 
@@ -55,13 +55,13 @@ def follow(
         states = read_states(paths, plan, jobs)
         view.update(states)
         looked = time.monotonic() - begun
-        _say_once(view, said, [*terminal_jobs.faults(jobs), *terminal_jobs.obstacles(states)])
+        _say_once(view, said, [*terminal_jobs.faults(jobs), *terminal_jobs.blocked_jobs(states)])
         idle = not any(state.alive or (tend is not None and _is_to_be_seen_to(state)) for state in states.values())
         submitted = False
         if tend is not None and (news or idle):
-            for line in patience.call_off(submissions, jobs) if news else ():
+            for line in patience.cancel_overdue(submissions, jobs) if news else ():
                 view.say(line)
-            if bury(paths, states, patience.called_off):
+            if close_dead_attempts(paths, states, patience.called_off):
                 states = read_states(paths, plan, jobs)
                 view.update(states)
             submitted = tend(states)
@@ -71,7 +71,7 @@ def follow(
             and (tend is None or scheduler.answers() or not any(map(_failed_here, states.values())))
         ):
             return states
-        time.sleep(min(pause(POLL_SECONDS, looked), MOST_SECONDS))
+        time.sleep(min(poll_interval(POLL_SECONDS, looked), MOST_SECONDS))
 
 
 def _is_to_be_seen_to(state: RunState) -> bool:
@@ -94,7 +94,7 @@ def _say_once(view: View, said: set[str], lines: Iterable[str]) -> None:
     said.update(now)
 
 
-class Patience:
+class PendingTimeout:
     """How long a job may wait before it is taken out of the queue. Jobs that wait for others of their own sweep (the
     next in a lane, or in an array that is bounded) have not begun to wait.
 
@@ -107,7 +107,7 @@ class Patience:
         self.called_off: dict[str, str] = {}
         """Why, by job."""
 
-    def call_off(self, submissions: Iterable[Submission], jobs: Jobs) -> list[str]:
+    def cancel_overdue(self, submissions: Iterable[Submission], jobs: Jobs) -> list[str]:
         """Take jobs that have waited for too long out of the queue; the value is what to say about it."""
         overdue = self._overdue(submissions, jobs) if self._minutes is not None else {}
         try:
@@ -122,7 +122,7 @@ class Patience:
         for submission in submissions:
             for job_id in submission.job_ids():
                 job = jobs.of(job_id)
-                if job is None or life(job.state) != "waits" or job_id in self.called_off:
+                if job is None or stage_of(job.state) != "waits" or job_id in self.called_off:
                     continue
                 if job.reason in OF_THIS_SWEEP:
                     self._since[job_id] = now

@@ -16,7 +16,7 @@ from torch import nn
 
 from launch.contract.inspection import Inspection
 from launch.contract.spec import CudaGraph, Model, RunSpec
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import build
 from launch.train.data_loader import batch, open_source
 from launch.train.inspection.capture_blockers import inspect
@@ -34,7 +34,7 @@ MICRO_BATCHES = 3
 def inspected(spec: RunSpec, hook: Callable[..., Any] | None = None) -> Inspection:
     """After three steps, two are looked at."""
     device = torch.device("cuda", 0)
-    engine = build(spec, Mesh(0, 1, device))
+    engine = build(spec, RankPlace(0, 1, device))
     if hook is not None:
         engine.chunks[0].register_forward_hook(hook)
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from launch.train.telemetry.gpu_clocks import BITS, Gpu, PhaseClocks, find, pci_address
+from launch.train.telemetry.gpu_clocks import BITS, Gpu, PhaseClocks, find_gpu, pci_address
 
 pytestmark = pytest.mark.gpu
 
@@ -47,7 +47,7 @@ def test_clocks_under_load_are_those_of_a_gpu_at_work() -> None:
 
 
 def test_reading_takes_no_longer_than_the_memory_beside_it() -> None:
-    gpu = find(pci_address(DEVICE))
+    gpu = find_gpu(pci_address(DEVICE))
     assert isinstance(gpu, Gpu)
     gpu.read()
     began = time.perf_counter()
@@ -61,7 +61,7 @@ def test_reading_takes_no_longer_than_the_memory_beside_it() -> None:
 @pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="nvidia-smi is not there to compare with")
 def test_counters_are_nanoseconds_of_this_gpu() -> None:
     """nvidia-smi prints them in microseconds, where it knows of them."""
-    gpu = find(pci_address(DEVICE))
+    gpu = find_gpu(pci_address(DEVICE))
     assert isinstance(gpu, Gpu)
     before = gpu.read().counted
     asked = subprocess.run(

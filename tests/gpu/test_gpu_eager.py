@@ -15,7 +15,7 @@ import torch
 from launch.contract.paths import AttemptPaths
 from launch.contract.records import PHASES, read_events, read_metrics
 from launch.contract.spec import Model, Placement, RunSpec, Training
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import build
 from launch.train.data_loader import batch, open_source
 from tests.numerics.tiny import decoder_of
@@ -65,7 +65,7 @@ def spec_of(model: Model, **training: Any) -> RunSpec:
 def test_a_step_makes_the_host_wait_for_nothing(model: Model, training: dict[str, Any]) -> None:
     device = torch.device("cuda", 0)
     spec = spec_of(model, **training)
-    engine = build(spec, Mesh(0, 1, device))
+    engine = build(spec, RankPlace(0, 1, device))
     source = open_source(spec.data, model.vocab_size, spec.training.seed)
     batches = [batch(source, spec, step, 0).to(device) for step in range(6)]
     engine.step(batches[0])
@@ -108,7 +108,7 @@ def test_packed_documents_are_those_of_a_cpu() -> None:
 
 
 def losses_of(spec: RunSpec, device: torch.device) -> torch.Tensor:
-    engine = build(spec, Mesh(0, 1, device))
+    engine = build(spec, RankPlace(0, 1, device))
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
     return torch.stack([engine.step(batch(source, spec, step, 0).to(device)).loss for step in range(8)])
 

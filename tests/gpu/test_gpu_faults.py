@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from analysis.records.load import load
-from analysis.sweep.cell_results import CellResult, compare
+from analysis.sweep.cell_results import CellResult, compare_cells
 from launch.contract.paths import SweepPaths
 from tests.gallery import CLASS_OF
 
@@ -34,7 +34,7 @@ def swept(store: Path, name: str, arguments: Sequence[str] = ()) -> tuple[CellRe
         [sys.executable, *command, "--store", str(store)], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode in (0, 3, 4), done.stdout + done.stderr
-    return compare(load(SweepPaths(store / name)))
+    return compare_cells(load(SweepPaths(store / name)))
 
 
 def test_every_failure_is_told_for_what_it_is(store: Path) -> None:
@@ -48,7 +48,7 @@ def test_every_failure_is_told_for_what_it_is(store: Path) -> None:
         outcome, twin = run.attempt.outcome, not result.cell.graphed and result.cell.workload_id in graphed
         kind = result.spec.fault.kind
         expected = "" if twin else CLASS_OF[kind] if kind != "none" else "ATTENTION_BACKEND"
-        if not outcome.meets(result.cell.expect) or outcome.failure_class != expected:
+        if not outcome.matches(result.cell.expect) or outcome.failure_class != expected:
             wrong.append(f"{result.cell.label}: expected {expected or 'no failure'}, found {outcome}")
         assert bool(outcome.remedy) == bool(outcome.failure_class)
     assert not wrong, "\n".join(wrong)

@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 
 from launch.contract.parallel_dims import ParallelDims
 from launch.contract.spec import CudaGraph, Data, Model, Parallelism, Placement, RunSpec, Training
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import build
 from launch.train.data_loader import batch, open_source
 from launch.train.telemetry.profiler import PROBED_STEPS, probe
@@ -71,7 +71,7 @@ def train_all(rank: int, specs: Sequence[RunSpec], folder: Path) -> None:
 
 
 def _train(spec: RunSpec, rank: int, device: torch.device) -> dict[str, Any]:
-    engine = build(spec, Mesh(rank, spec.parallelism.world_size, device))
+    engine = build(spec, RankPlace(rank, spec.parallelism.world_size, device))
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
     dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", rank)
 

@@ -10,7 +10,7 @@ import torch
 
 from launch.contract.errors import ReplayError
 from launch.contract.spec import CudaGraph, Data, Model, Placement, RunSpec, Training
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine, build
 from launch.train.data_loader import batch, open_source
 from launch.train.telemetry.profiler import PROBED_STEPS, probe
@@ -53,7 +53,7 @@ def spec_of(model: Model, graph: CudaGraph, **training: Any) -> RunSpec:
 def trained(spec: RunSpec) -> tuple[TorchNativeEngine, list[tuple[float, float]], torch.Tensor]:
     """The engine after its steps, each step's loss and gradient norm, and the masters."""
     device = torch.device("cuda", 0)
-    engine = build(spec, Mesh(0, 1, device))
+    engine = build(spec, RankPlace(0, 1, device))
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
     results = [engine.step(batch(source, spec, step, 0).to(device)) for step in range(spec.training.steps)]
     return engine, [(r.loss.item(), r.grad_norm.item()) for r in results], engine.main_parameters.weights.clone()

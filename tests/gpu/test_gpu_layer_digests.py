@@ -10,7 +10,7 @@ from torch import nn
 
 from launch.contract.layer_digests import layer_names
 from launch.contract.spec import CudaGraph, Model, RunSpec
-from launch.engines.protocol import LayerDigests, Mesh
+from launch.engines.protocol import LayerDigests, RankPlace
 from launch.engines.torch_native.engine import build
 from launch.train.data_loader import batch, open_source
 from tests.gpu.test_gpu_graphs import DENSE, MOE, SHARED, STEPS, spec_of
@@ -32,7 +32,7 @@ def digested(spec: RunSpec) -> list[LayerDigests]:
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
     results = []
     for steps in (STEPS, 0):
-        engine = build(replace(spec, digest_steps=steps), Mesh(0, 1, device))
+        engine = build(replace(spec, digest_steps=steps), RankPlace(0, 1, device))
         results.append([engine.step(batch(source, spec, step, 0).to(device)) for step in range(STEPS)])
         assert engine.graph_stats().proven == spec.graphed
         engine.close()
@@ -67,7 +67,7 @@ def test_a_number_frozen_in_one_layer_is_seen_there(graph: CudaGraph) -> None:
         return output * (1 + number / 100)
 
     for one in (spec, replace(spec, cuda_graph=CudaGraph("none"))):
-        engine, digests = build(one, Mesh(0, 1, torch.device("cuda", 0))), []
+        engine, digests = build(one, RankPlace(0, 1, torch.device("cuda", 0))), []
         engine.chunks[0].named_layers()[str(DENSE.num_layers - 1)].mlp.register_forward_hook(scale)
         for number in range(graph.warmup_steps + 2):
             digests.append(engine.step(batch(source, spec, number, 0).cuda()).digests)

@@ -24,7 +24,7 @@ from launch.contract.parallel_dims import ParallelDims
 from launch.contract.records import GraphStats, Margins
 from launch.contract.spec import CudaGraph, Data, Model, Parallelism, Placement, RunSpec, Training
 from launch.engines.determinism import use_deterministic_algorithms
-from launch.engines.protocol import Build, Mesh, StepResult
+from launch.engines.protocol import Build, RankPlace, StepResult
 from launch.support import unsupported
 from launch.train.data_loader import batch, open_source
 from launch.train.telemetry import memory
@@ -229,7 +229,7 @@ def results_of(spec: RunSpec) -> tuple[torch.Tensor, torch.Tensor]:
     """Losses and gradient norms, of shape (steps,) each."""
     device = torch.device("cuda", 0)
     build = cast(Build, importlib.import_module(ENGINES[spec.engine]).build)
-    engine = build(spec, Mesh(0, 1, device))
+    engine = build(spec, RankPlace(0, 1, device))
     try:
         source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
         results = [engine.step(batch(source, spec, step, 0).to(device)) for step in range(spec.training.steps)]
@@ -305,7 +305,7 @@ def _train(spec: RunSpec, rank: int, device: torch.device) -> Trained:
     """Past ``launch.support``, which refuses what is tested here to be wrong."""
     from launch.engines.megatron.engine import MegatronEngine
 
-    engine = MegatronEngine(spec, Mesh(rank, spec.parallelism.world_size, device))
+    engine = MegatronEngine(spec, RankPlace(rank, spec.parallelism.world_size, device))
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
     dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", rank)
     batches = [batch(source, spec, step, dp_rank).to(device) for step in range(STEPS + PROBED_STEPS)]
@@ -514,7 +514,7 @@ def test_local_graphs_as_released_lose_the_input_of_the_first_layer() -> None:
 def test_another_shape_is_refused(graph: CudaGraph) -> None:
     from launch.engines.megatron.engine import MegatronEngine
 
-    engine = MegatronEngine(spec_of(DENSE, graph), Mesh(0, 1, torch.device("cuda", 0)))
+    engine = MegatronEngine(spec_of(DENSE, graph), RankPlace(0, 1, torch.device("cuda", 0)))
     tokens = torch.randint(256, (MICRO_BATCHES, 2, 65), device="cuda")
     try:
         for _ in range(STEPS):

@@ -12,7 +12,7 @@ from torch import nn
 
 from launch.contract.paths import AttemptPaths
 from launch.contract.spec import RunSpec
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.train.data_loader import open_source
 from launch.train.loop import train
@@ -32,7 +32,7 @@ def sound(engine: TorchNativeEngine) -> None:
 def trained(spec: RunSpec, root: Path, fault: Fault = sound) -> None:
     """On this rank, as a run does that leaves its records in ``root``."""
     rank = dist.get_rank() if dist.is_initialized() else 0
-    mesh, attempt = Mesh(rank, spec.parallelism.world_size, CPU), AttemptPaths(root)
+    mesh, attempt = RankPlace(rank, spec.parallelism.world_size, CPU), AttemptPaths(root)
     engine = TorchNativeEngine(spec, mesh)
     fault(engine)
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.func import functional_call
 
 from launch.contract.spec import RunSpec
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.engines.torch_native.graphs import layer_callables
 from launch.engines.torch_native.graphs.layer_parts import Part
@@ -150,7 +150,7 @@ def train_graphed(spec: RunSpec) -> dict[str, Any]:
     """A rank's losses, gradient norms and masters after training, and the evidence of what it captured."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     with graphs_on_cpu():
-        engine = TorchNativeEngine(spec, Mesh(rank, spec.parallelism.world_size, CPU))
+        engine = TorchNativeEngine(spec, RankPlace(rank, spec.parallelism.world_size, CPU))
         results = train(engine, spec)
     stats = engine.graph_stats()
     engine.close()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from launch.contract.parallel_dims import ParallelDims
 from launch.contract.spec import Data, Model, Parallelism, RunSpec, Training
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.train.data_loader import batch, open_source
 from tests.numerics.tiny import DENSE, GPT_OSS, MOE
@@ -188,7 +188,7 @@ def train_rank(spec: RunSpec, dtype: torch.dtype | None, device: str = "cpu") ->
     and after. ``dtype`` is what the engine is told to hold."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     place = torch.device(device, rank) if device == "cuda" else torch.device(device)
-    engine = TorchNativeEngine(spec, Mesh(rank, spec.parallelism.world_size, place), dtype)
+    engine = TorchNativeEngine(spec, RankPlace(rank, spec.parallelism.world_size, place), dtype)
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
     dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", rank)
     first = whole_parameters(engine)

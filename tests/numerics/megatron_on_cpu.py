@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launch.contract.parallel_dims import ParallelDims
 from launch.contract.spec import RunSpec
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.train.data_loader import batch, open_source
 
 CPU = torch.device("cpu")
@@ -244,7 +244,7 @@ def _engine(spec: RunSpec) -> Iterator[Any]:
     rank, size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
     try:
         with cpu_as_cuda() as module:
-            engine = module.MegatronEngine(spec, Mesh(rank, size, CPU))
+            engine = module.MegatronEngine(spec, RankPlace(rank, size, CPU))
             yield engine
             engine.close()
     finally:

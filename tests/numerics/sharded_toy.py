@@ -17,9 +17,9 @@ from torch import nn
 
 from launch.contract.parallel_dims import ParallelDims
 from launch.contract.spec import Training
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.optim.adamw import Optimizer
-from launch.engines.torch_native.optim.flat_parameters import MainParameters
+from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 from launch.engines.torch_native.parallel.process_groups import Group, ParallelMesh, make_mesh
 from launch.engines.torch_native.parallel.sharding import WHOLE, Sharding
 
@@ -113,10 +113,10 @@ def portion_of(dims: ParallelDims, rank: int) -> float:
 
 def train(case: Case, rank: int) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The norms of all steps, and all weights after them."""
-    mesh = make_mesh(Mesh(rank, case.dims.world_size, CPU), case.dims)
+    mesh = make_mesh(RankPlace(rank, case.dims.world_size, CPU), case.dims)
     toy = Toy(mesh)
     options: dict[str, Any] = {"distributed_optimizer": case.sharded, "bucket_elements": case.bucket_elements}
-    main = MainParameters(toy, SHARDINGS, mesh, **options)
+    main = FlatParameters(toy, SHARDINGS, mesh, **options)
     optimizer = Optimizer(main, training_of(case))
     norms = []
     for step in range(STEPS):
@@ -128,7 +128,7 @@ def train(case: Case, rank: int) -> tuple[list[float], dict[str, torch.Tensor]]:
     return norms, {name: weight.detach().clone() for name, weight in toy.whole(mesh).items()}
 
 
-def backward(main: MainParameters, loss: torch.Tensor, way: Way, last: bool) -> None:
+def backward(main: FlatParameters, loss: torch.Tensor, way: Way, last: bool) -> None:
     share = 1 / MICRO_BATCHES
     if way == "accumulated at once":
         main.accumulate(torch.autograd.grad(loss, main.parameters), share)
@@ -139,9 +139,9 @@ def backward(main: MainParameters, loss: torch.Tensor, way: Way, last: bool) -> 
 
 def train_whole(case: Case) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The same in one process, without anything of the above but AdamW."""
-    alone = make_mesh(Mesh(0, 1, CPU), ParallelDims())
+    alone = make_mesh(RankPlace(0, 1, CPU), ParallelDims())
     toy = Toy(alone)
-    main = MainParameters(toy)
+    main = FlatParameters(toy)
     optimizer = Optimizer(main, training_of(case))
     norms = []
     for step in range(STEPS):

@@ -10,14 +10,14 @@ import torch
 
 from launch.contract.errors import CaptureError, ReplayError
 from launch.contract.spec import CudaGraph, Model
-from launch.engines.protocol import Mesh, StepResult
+from launch.engines.protocol import RankPlace, StepResult
 from launch.engines.torch_native.engine import TorchNativeEngine, build
 from tests.numerics.tiny import CPU, GPT_OSS, MOE, make_spec, train
 
 # Dynamo itself does so to trace a torch.autograd.Function (PyTorch 2.13).
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
-ALONE = Mesh(0, 1, CPU)
+ALONE = RankPlace(0, 1, CPU)
 # A dense layer and a mixture of experts in one compilation.
 MODEL = replace(MOE, moe_layer_freq=2, moe_aux_loss_coeff=0.01)
 WARMUP, STEPS, MICRO_BATCHES = 2, 6, 4

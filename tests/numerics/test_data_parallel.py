@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from launch.contract.parallel_dims import ParallelDims
 from launch.contract.spec import Training
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.optim.adamw import Optimizer
-from launch.engines.torch_native.optim.flat_parameters import MainParameters
+from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 from launch.engines.torch_native.parallel.buckets import ALIGNMENT, Kind, cut
 from launch.engines.torch_native.parallel.data_parallel import average
 from launch.engines.torch_native.parallel.process_groups import Group, make_mesh
@@ -85,7 +85,7 @@ def test_gradients_are_added_as_they_come_and_not_kept(recompute: bool, compiled
         kept.append(StorageWeakRef(gradient.untyped_storage()))
 
     watches = [parameter.register_hook(watch) for parameter in chain.parameters()]
-    main = MainParameters(chain)
+    main = FlatParameters(chain)
     forward = torch.compile(chain, backend="aot_eager", fullgraph=True) if compiled else chain
     x = torch.randn(4, 16, requires_grad=True)
     with main.accumulating(0.5):
@@ -107,7 +107,7 @@ def test_gradients_are_added_as_they_come_and_not_kept(recompute: bool, compiled
 
 def test_last_gradients_come_once_a_step() -> None:
     chain = Chain()
-    main = MainParameters(chain)
+    main = FlatParameters(chain)
     x = torch.randn(4, 16)
     for _ in range(2):
         with main.accumulating(1.0, last=True):
@@ -122,9 +122,9 @@ def test_last_gradients_come_once_a_step() -> None:
 def reduced_gradients(bucket_elements: int, sharded: bool) -> torch.Tensor:
     """Of a chain on this rank, in the order of its parameters."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    mesh = make_mesh(Mesh(rank, size, CPU), ParallelDims(dp=size))
+    mesh = make_mesh(RankPlace(rank, size, CPU), ParallelDims(dp=size))
     chain = Chain()
-    main = MainParameters(chain, None, mesh, distributed_optimizer=sharded, bucket_elements=bucket_elements)
+    main = FlatParameters(chain, None, mesh, distributed_optimizer=sharded, bucket_elements=bucket_elements)
     x = torch.randn(4, 16, generator=torch.Generator().manual_seed(rank))
     with main.accumulating(0.3, last=True):
         torch.autograd.grad(chain(x), main.parameters)
@@ -145,8 +145,8 @@ def seconds_until_reduced_within_the_backward_pass() -> float:
     """From the middle of the backward pass, where it is held up, until the last layer's sum has come."""
     rank, size = dist.get_rank(), dist.get_world_size()
     chain = Chain()
-    mesh = make_mesh(Mesh(rank, size, CPU), ParallelDims(dp=size))
-    main = MainParameters(chain, None, mesh, bucket_elements=1)
+    mesh = make_mesh(RankPlace(rank, size, CPU), ParallelDims(dp=size))
+    main = FlatParameters(chain, None, mesh, bucket_elements=1)
     bias, reduced = main.gradients[:16], torch.full((16,), 1.5)  # of layers[4], whose gradient is 1: it comes first
     waited = []
 
@@ -182,10 +182,10 @@ class Stage(nn.Module):
 def train_tied(sharded: bool) -> tuple[list[float], list[torch.Tensor]]:
     """Of two stages that share an embedding, this rank's weights."""
     rank, dims = dist.get_rank(), ParallelDims(dp=2, pp=2)
-    mesh = make_mesh(Mesh(rank, 4, CPU), dims)
+    mesh = make_mesh(RankPlace(rank, 4, CPU), dims)
     stage = Stage()
     shardings = dict.fromkeys(("embedding", "vector"), WHOLE)
-    main = MainParameters(
+    main = FlatParameters(
         stage, shardings, mesh, distributed_optimizer=sharded, tied={"embedding": mesh.pp}, bucket_elements=1
     )
     optimizer = Optimizer(main, Training(**CONSTANT, clip_grad=0.1))
@@ -207,7 +207,7 @@ def train_tied(sharded: bool) -> tuple[list[float], list[torch.Tensor]]:
 def test_an_embedding_on_two_stages_is_counted_once(sharded: bool) -> None:
     first, last = Stage(), Stage()
     first.embedding = last.embedding
-    main = MainParameters(nn.ModuleList([first, last]))
+    main = FlatParameters(nn.ModuleList([first, last]))
     optimizer = Optimizer(main, Training(**CONSTANT, clip_grad=0.1))
     norms = []
     for step in range(3):
@@ -223,9 +223,9 @@ def test_an_embedding_on_two_stages_is_counted_once(sharded: bool) -> None:
 def train_in_bfloat16(sharded: bool, gradient_dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """With gradients whose sums bfloat16 holds, the same in sum for every number of ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    mesh = make_mesh(Mesh(rank, size, CPU), ParallelDims(dp=size))
+    mesh = make_mesh(RankPlace(rank, size, CPU), ParallelDims(dp=size))
     chain = Chain(torch.bfloat16)
-    main = MainParameters(chain, None, mesh, gradient_dtype, distributed_optimizer=sharded, bucket_elements=200)
+    main = FlatParameters(chain, None, mesh, gradient_dtype, distributed_optimizer=sharded, bucket_elements=200)
     optimizer = Optimizer(main, Training(**CONSTANT, clip_grad=0.5))
     norms = []
     for step in range(3):
@@ -249,7 +249,7 @@ def test_bfloat16_gradients_and_weights_are_shared_as_float32_ones() -> None:
 
 def averages() -> list[float]:
     rank, size = dist.get_rank(), dist.get_world_size()
-    mesh = make_mesh(Mesh(rank, size, CPU), ParallelDims(tp=2, dp=size // 2))
+    mesh = make_mesh(RankPlace(rank, size, CPU), ParallelDims(tp=2, dp=size // 2))
     one, other = torch.tensor(float(rank)), torch.tensor(10.0 * rank)
     average(mesh.dp, one, other)
     return [one.item(), other.item()]

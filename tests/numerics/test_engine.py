@@ -10,12 +10,12 @@ import torch
 
 from launch.contract.errors import UnsupportedError
 from launch.contract.spec import CudaGraph, RunSpec
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine, build
 from tests.distributed import workers
 from tests.numerics.tiny import CPU, MOE, make_spec, train, train_rank
 
-ALONE = Mesh(0, 1, CPU)
+ALONE = RankPlace(0, 1, CPU)
 TOKENS = torch.randint(MOE.vocab_size, (4, 1, 9), generator=torch.Generator().manual_seed(5))
 
 

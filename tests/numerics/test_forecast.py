@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from analysis.memory.static_memory import MOMENTS, Parameters, bytes_of_stages, stages
 from launch.contract.parallel_dims import ParallelDims
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.engines.torch_native.parallel.buckets import ALIGNMENT
 from launch.engines.torch_native.parallel.sharding import shardings_of
@@ -45,7 +45,7 @@ def test_a_rank_of_each_stage_holds_what_is_forecast(layout: Layout, precision: 
     for stage in range(dims.pp):
         rank = dims.world_size // dims.pp * stage
         with alone_as(rank, dims.world_size):
-            engine = TorchNativeEngine(spec, Mesh(rank, dims.world_size, CPU))
+            engine = TorchNativeEngine(spec, RankPlace(rank, dims.world_size, CPU))
         assert parameters_of(engine) == held[stage]
         # Each parameter begins at a multiple of so many elements, and each bucket ends at one for each rank that shares it.
         padded = ALIGNMENT * dims.world_size * (len(engine.main_parameters.parameters) + 1)

@@ -18,13 +18,13 @@ from torch import nn
 from launch.contract.inspection import BOUNDS_US, Inspection, inspection_from_json
 from launch.contract.parallel_dims import ParallelDims
 from launch.contract.spec import Parallelism, RunSpec
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.train.data_loader import batch, open_source
 from launch.train.inspection.capture_blockers import inspect, kernels_of
-from launch.train.inspection.dispatch_trace import Operation, differences
-from launch.train.inspection.source_line import NOWHERE, Line, line_at_hand
-from launch.train.telemetry.profiler import waits_of
+from launch.train.inspection.dispatch_trace import Operation, first_divergence
+from launch.train.inspection.source_line import NOWHERE, Line, current_user_line
+from launch.train.telemetry.profiler import host_syncs
 from tests.distributed import workers
 from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, make_spec
 
@@ -33,7 +33,7 @@ HERE = "tests/numerics/test_inspection.py"
 
 def inspected(spec: RunSpec, rank: int = 0, hook: Callable[..., Any] | None = None) -> Inspection:
     """An inspection of one rank after two steps."""
-    engine = TorchNativeEngine(spec, Mesh(rank, spec.parallelism.world_size, CPU))
+    engine = TorchNativeEngine(spec, RankPlace(rank, spec.parallelism.world_size, CPU))
     if hook is not None:
         engine.chunks[0].register_forward_hook(hook)
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
@@ -154,7 +154,7 @@ def test_an_inspection_changes_nothing_that_is_computed() -> None:
     spec = make_spec(MOE)
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
     batches = [batch(source, spec, step, 0) for step in range(3)]
-    looked_at, plain = (TorchNativeEngine(spec, Mesh(0, 1, CPU)) for _ in range(2))
+    looked_at, plain = (TorchNativeEngine(spec, RankPlace(0, 1, CPU)) for _ in range(2))
     inspect(looked_at.step, batches)
     for tokens in batches:
         plain.step(tokens)
@@ -173,8 +173,8 @@ OPERATIONS = st.lists(
 @given(OPERATIONS, OPERATIONS)
 def test_steps_differ_exactly_where_they_are_not_equal(first: list[Operation], second: list[Operation]) -> None:
     alike = [(one.name, one.gave) for one in first] == [(other.name, other.gave) for other in second]
-    assert (differences(first, second) == []) == alike
-    assert differences(first, first) == []
+    assert (first_divergence(first, second) == []) == alike
+    assert first_divergence(first, first) == []
 
 
 def test_causes_are_told_and_not_what_follows_from_them() -> None:
@@ -183,9 +183,9 @@ def test_causes_are_told_and_not_what_follows_from_them() -> None:
         [Operation("aten.empty", (), ((rows, 4),), sizing), Operation("aten.mul", ((rows, 4),), ((rows, 4),), using)]
         for rows in (3, 5)
     ]
-    (change,) = differences(*steps)
+    (change,) = first_divergence(*steps)
     assert (change.line, change.detail) == (sizing, "aten.empty gave (3, 4), then (5, 4)")
-    (hidden,) = differences(*(step[1:] for step in steps))
+    (hidden,) = first_divergence(*(step[1:] for step in steps))
     assert hidden.line == using, "where compiled code made it, the first that meets it is told"
 
 
@@ -209,11 +209,11 @@ def test_waits_are_those_between_launches() -> None:
     names = ["cudaDeviceSynchronize", "cudaLaunchKernel", "cudaStreamSynchronize", "cudaEventQuery", "cuLaunchKernelEx",
              "cudaEventSynchronize", "cudaLaunchKernel", "cudaDeviceSynchronize"]  # fmt: skip
     calls = list(enumerate(names))
-    assert waits_of(reversed(calls)) == 2
-    assert waits_of(calls[:1]) == 0 and waits_of([]) == 0
+    assert host_syncs(reversed(calls)) == 2
+    assert host_syncs(calls[:1]) == 0 and host_syncs([]) == 0
 
 
 def test_a_thread_of_its_own_is_nowhere() -> None:
     with ThreadPoolExecutor(1) as threads:
-        assert threads.submit(line_at_hand).result() == NOWHERE
-    assert line_at_hand().file == __file__
+        assert threads.submit(current_user_line).result() == NOWHERE
+    assert current_user_line().file == __file__

@@ -18,7 +18,7 @@ from launch.contract.layer_digests import MISSING, hexadecimal, layer_names, rea
 from launch.contract.paths import AttemptPaths
 from launch.contract.records import read_metrics
 from launch.contract.spec import Parallelism, RunSpec
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.engines.torch_native import layer_digests
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.engines.torch_native.layer_digests import digest
@@ -106,7 +106,7 @@ def test_eager_repeats_agree_and_digests_change_nothing(tmp_path: Path, precisio
 
 def test_digests_are_written_where_a_graph_would_write_them_again() -> None:
     """A replay writes to the addresses of its capture, and to none that is given out anew."""
-    engine = TorchNativeEngine(SPEC, Mesh(0, 1, CPU))
+    engine = TorchNativeEngine(SPEC, RankPlace(0, 1, CPU))
     digested = engine._digested
     assert digested is not None
     static = (digested._outputs, digested._gradients, digested._parameter_gradients)

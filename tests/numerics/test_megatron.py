@@ -21,7 +21,7 @@ from launch.contract.records import GraphStats
 from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec
 from launch.engines.megatron.build import build, check_release
 from launch.engines.megatron.weight_map import Layout, Origin, from_megatron, origin_of, to_megatron
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.engines.torch_native.parallel.process_groups import Group
 from launch.megatron_config.transformer_config import (
@@ -140,7 +140,7 @@ TOGETHER = {
 def train_native(spec: RunSpec) -> dict[str, Any]:
     """On one rank, what :func:`train_megatron` gives."""
     alone = replace(spec, parallelism=Parallelism())
-    engine = TorchNativeEngine(alone, Mesh(0, 1, CPU))
+    engine = TorchNativeEngine(alone, RankPlace(0, 1, CPU))
 
     def weights() -> dict[str, torch.Tensor]:
         return {name: parameter.detach().clone() for name, parameter in engine.chunks[0].named_parameters()}
@@ -218,7 +218,7 @@ def test_tokens_that_are_exchanged_beside_computations_give_the_same(name: str) 
 def test_logits_are_the_same(model: Model) -> None:
     tokens = torch.randint(model.vocab_size, (2, 8), generator=torch.Generator().manual_seed(3))
     spec = Case(model).spec
-    expected = TorchNativeEngine(spec, Mesh(0, 1, CPU)).chunks[0].logits(tokens)
+    expected = TorchNativeEngine(spec, RankPlace(0, 1, CPU)).chunks[0].logits(tokens)
     found = logits_of(spec, tokens)
     torch.testing.assert_close(found, expected.detach(), rtol=0, atol=1e-5 * expected.abs().max().item())
 
@@ -333,11 +333,11 @@ def test_names_of_both_kinds_of_layers_mean_the_same() -> None:
 def test_the_engine_refuses_by_name_and_says_what_to_install() -> None:
     spec = RunSpec(engine="megatron", cuda_graph=CudaGraph(impl="local"))
     with pytest.raises(UnsupportedError, match=r"placement\.device='cpu'.*cuda_graph\.impl='local'"):
-        build(spec, Mesh(0, 1, CPU))
+        build(spec, RankPlace(0, 1, CPU))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(EnvironmentFault, match=r"needs the package transformer-engine.*\.\[gpu\]"):
-            build(RunSpec(engine="megatron", placement=Placement(device="cuda")), Mesh(0, 1, CPU))
+            build(RunSpec(engine="megatron", placement=Placement(device="cuda")), RankPlace(0, 1, CPU))
     check_release(importlib.metadata.version("megatron-core"))
     with pytest.raises(EnvironmentFault, match=r"of megatron-core 0\.16, and finds 0\.18\.2; install"):
         check_release("0.18.2")

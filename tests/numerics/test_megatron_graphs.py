@@ -227,9 +227,9 @@ class Passes:
     graphs, replays_per_step, launches_per_step = 2, 3, 6
 
     def __init__(self, replayed: int = 3, works: bool = True) -> None:
-        from launch.engines.megatron.graphs.replay_counter import Tally
+        from launch.engines.megatron.graphs.replay_counter import ReplayCounter
 
-        self.tally = Tally()
+        self.tally = ReplayCounter()
         self.captured = False
         self._replay = self.tally.counting(lambda: None)
         self._replayed = replayed

@@ -8,10 +8,10 @@ import torch
 
 from launch.engines.torch_native.decoder import Layer, RunLayer, build_decoder, unseen
 from launch.engines.torch_native.layers.attention_backends import Positions
-from launch.engines.torch_native.layers.build_context import Blueprint
+from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.microbatches import MicroBatches
 from launch.engines.torch_native.moe.layer import Routed
-from launch.engines.torch_native.optim.flat_parameters import MainParameters
+from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 from tests.numerics.tiny import CPU, DENSE
 
 MICRO_BATCHES, SHAPE = 2, (1, 8, DENSE.hidden_size)
@@ -42,12 +42,12 @@ def graphed(layer: Layer, place: torch.Tensor) -> RunLayer:
 
 def test_a_gradient_that_is_being_sent_is_not_overwritten_by_the_next_micro_batch() -> None:
     """A send on a GPU reads it in its own time, and the next replay does not wait for it."""
-    stage = build_decoder(Blueprint(DENSE), 1, torch.float32, CPU, range(1, DENSE.num_layers))
+    stage = build_decoder(BuildContext(DENSE), 1, torch.float32, CPU, range(1, DENSE.num_layers))
     layers, place = stage.named_layers(), torch.empty(SHAPE)
     run = {"1": graphed(layers["1"], place)}
     tokens = torch.randint(DENSE.vocab_size, (MICRO_BATCHES, 1, 9), generator=torch.Generator().manual_seed(1))
     micro_batches = MicroBatches(
-        tokens, [stage], stage, lambda chunk, number: run, MainParameters(stage), lambda number: unseen
+        tokens, [stage], stage, lambda chunk, number: run, FlatParameters(stage), lambda number: unseen
     )
     sent: list[torch.Tensor] = []
     as_sent: list[torch.Tensor] = []

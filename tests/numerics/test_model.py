@@ -10,7 +10,7 @@ import torch
 from launch.contract.spec import Model, Training
 from launch.engines.torch_native.decoder import Decoder
 from launch.engines.torch_native.init.initial_weights import draw_weights
-from launch.engines.torch_native.layers.build_context import Blueprint
+from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.moe.grouped_mm import grouped_mm
 from tests.numerics import reference
 from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, decoder_of
@@ -190,14 +190,14 @@ def test_weights_depend_on_seed_and_name_alone() -> None:
 
 
 def test_weights_do_not_depend_on_the_order_of_construction() -> None:
-    first, second = Decoder(Blueprint(MOE)), Decoder(Blueprint(MOE))
+    first, second = Decoder(BuildContext(MOE)), Decoder(BuildContext(MOE))
     modules = dict(second.named_children())
     for name in reversed(modules):
         delattr(second, name)
     for name in reversed(modules):
         setattr(second, name, modules[name])
-    draw_weights(first, Blueprint(MOE), 1)
-    draw_weights(second, Blueprint(MOE), 1)
+    draw_weights(first, BuildContext(MOE), 1)
+    draw_weights(second, BuildContext(MOE), 1)
     assert list(first.state_dict()) != list(second.state_dict())
     torch.testing.assert_close(
         first.state_dict(), {name: second.state_dict()[name] for name in first.state_dict()}, rtol=0, atol=0

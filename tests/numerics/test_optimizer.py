@@ -16,7 +16,7 @@ from launch.contract.spec import Training
 from launch.engines.lr_schedule import learning_rate
 from launch.engines.torch_native.optim import fused_kernels
 from launch.engines.torch_native.optim.adamw import Optimizer
-from launch.engines.torch_native.optim.flat_parameters import MainParameters
+from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 
 
 class Pair(nn.Module):
@@ -28,7 +28,7 @@ class Pair(nn.Module):
         self.matrix = nn.Parameter(torch.full((2, 5), value, dtype=dtype))
 
 
-def in_order(main: MainParameters, pair: Pair, vector: torch.Tensor, matrix: torch.Tensor) -> list[torch.Tensor]:
+def in_order(main: FlatParameters, pair: Pair, vector: torch.Tensor, matrix: torch.Tensor) -> list[torch.Tensor]:
     return [vector if parameter is pair.vector else matrix for parameter in main.parameters]
 
 
@@ -37,7 +37,7 @@ def test_clipped_adamw_equals_the_formula() -> None:
         learning_rate=0.01, learning_rate_schedule="constant", weight_decay=0.1, clip_grad=0.5, adam_epsilon=1e-3
     )
     pair = Pair(torch.float64)
-    main = MainParameters(pair)
+    main = FlatParameters(pair)
     optimizer = Optimizer(main, training)
     generator = torch.Generator().manual_seed(3)
     values = {"vector": torch.ones(3, dtype=torch.float64), "matrix": torch.ones(2, 5, dtype=torch.float64)}
@@ -67,7 +67,7 @@ def test_clipped_adamw_equals_the_formula() -> None:
 def test_no_limit_leaves_gradients_alone() -> None:
     rates = {"learning_rate": 0.5, "learning_rate_schedule": "constant", "weight_decay": 0.0, "adam_epsilon": 1.0}
     pair = Pair(torch.float64)
-    main = MainParameters(pair)
+    main = FlatParameters(pair)
     optimizer = Optimizer(main, Training(**rates, clip_grad=0.0))
     main.accumulate([torch.full_like(parameter, 100.0) for parameter in main.parameters], 1.0)
     optimizer.step(0)
@@ -77,7 +77,7 @@ def test_no_limit_leaves_gradients_alone() -> None:
 def test_updates_below_the_resolution_of_bfloat16_add_up() -> None:
     training = Training(learning_rate=1e-4, learning_rate_schedule="constant", weight_decay=0.0)
     pair = Pair(torch.bfloat16)
-    main = MainParameters(pair)
+    main = FlatParameters(pair)
     optimizer = Optimizer(main, training)
     seen = []
     for step in range(100):
@@ -90,7 +90,7 @@ def test_updates_below_the_resolution_of_bfloat16_add_up() -> None:
 
 
 def test_gradients_of_micro_batches_add_up_in_float32() -> None:
-    main = MainParameters(Pair(torch.bfloat16))
+    main = FlatParameters(Pair(torch.bfloat16))
     main.accumulate([torch.ones_like(parameter) for parameter in main.parameters], 1.0)
     for _ in range(256):
         main.accumulate([torch.full_like(parameter, 2.0**-9) for parameter in main.parameters], 1.0)
@@ -108,7 +108,7 @@ def test_bfloat16_gradients_update_as_their_float32_values_do(monkeypatch: pytes
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view(parameter.shape))
-        main = MainParameters(module, gradient_dtype=dtype)
+        main = FlatParameters(module, gradient_dtype=dtype)
         adamw = Optimizer(main, training)
         norms = []
         for step in range(3):
@@ -154,7 +154,7 @@ def test_one_pass_updates_as_separate_operators_do(dtype: torch.dtype, monkeypat
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view(parameter.shape))
-        main = MainParameters(module, add=add)
+        main = FlatParameters(module, add=add)
         training = Training(learning_rate=0.01, clip_grad=0.5, weight_decay=0.1, compile=compile)
         optimizer, norms = Optimizer(main, training), []
         for step in range(3):

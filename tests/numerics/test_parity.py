@@ -33,7 +33,7 @@ from launch.contract.errors import CheckpointError
 from launch.contract.spec import Model
 from launch.engines.torch_native.decoder import Decoder
 from launch.engines.torch_native.init.load_checkpoint import load_weights, unpack_mxfp4
-from launch.engines.torch_native.layers.build_context import Blueprint
+from launch.engines.torch_native.layers.build_context import BuildContext
 from tests.numerics.tiny import CPU, decoder_of
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
@@ -203,8 +203,8 @@ def test_a_checkpoint_in_shards_fills_the_decoder_in_its_own_precision(tmp_path:
     theirs = llama()
     theirs.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    decoder = Decoder(Blueprint(LLAMA)).bfloat16()
-    load_weights(decoder, Blueprint(replace(LLAMA, weights=str(tmp_path))))
+    decoder = Decoder(BuildContext(LLAMA)).bfloat16()
+    load_weights(decoder, BuildContext(replace(LLAMA, weights=str(tmp_path))))
     attention, mlp = theirs.model.layers[3].self_attn, theirs.model.layers[3].mlp
     qkv = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
     exactly = {"rtol": 0, "atol": 0}
@@ -218,14 +218,14 @@ def test_a_truncated_shard_is_refused(tmp_path: Path) -> None:
     shard = min(tmp_path.glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match=f"{shard.name} is damaged"):
-        load_weights(Decoder(Blueprint(LLAMA)), Blueprint(replace(LLAMA, weights=str(tmp_path))))
+        load_weights(Decoder(BuildContext(LLAMA)), BuildContext(replace(LLAMA, weights=str(tmp_path))))
 
 
 def test_a_model_with_another_rotary_base_is_refused(tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path)
     model = replace(LLAMA, rotary_base=10000.0, weights=str(tmp_path))
     with pytest.raises(CheckpointError, match=r"model.rotary_base=10000.0, but config.json says rope_theta=500.0"):
-        load_weights(Decoder(Blueprint(model)), Blueprint(model))
+        load_weights(Decoder(BuildContext(model)), BuildContext(model))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e39], ids=["nan", "inf", "-inf", "1e39"])
@@ -246,7 +246,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(name: str, value: float
     with pytest.raises(
         CheckpointError, match=rf"infinite numbers, read in float32, in {name}; copy or download it again"
     ):
-        load_weights(Decoder(Blueprint(model)), Blueprint(model))
+        load_weights(Decoder(BuildContext(model)), BuildContext(model))
 
 
 def test_a_scale_of_mxfp4_that_is_no_number_is_refused(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_scale_of_mxfp4_that_is_no_number_is_refused(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     model = replace(GPT_OSS, weights=str(tmp_path))
     with pytest.raises(CheckpointError, match=r"in model\.layers\.3\.mlp\.experts\.down_proj_blocks, .*_scales; copy"):
-        load_weights(Decoder(Blueprint(model)), Blueprint(model))
+        load_weights(Decoder(BuildContext(model)), BuildContext(model))
 
 
 def test_gpt_oss_has_the_rotary_positions_of_transformers_where_its_configuration_has_none() -> None:
@@ -291,9 +291,9 @@ def test_packed_experts_fill_the_decoder_as_their_unpacked_twin_does(tmp_path: P
         plain[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
         packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         del packed[name]
-    decoders = [Decoder(Blueprint(GPT_OSS)), Decoder(Blueprint(GPT_OSS))]
+    decoders = [Decoder(BuildContext(GPT_OSS)), Decoder(BuildContext(GPT_OSS))]
     for decoder, tensors, file in zip(decoders, (plain, packed), ("plain", "packed"), strict=True):
         path = tmp_path / f"{file}.safetensors"
         save_file(tensors, path)
-        load_weights(decoder, Blueprint(replace(GPT_OSS, weights=str(path))))
+        load_weights(decoder, BuildContext(replace(GPT_OSS, weights=str(path))))
     torch.testing.assert_close(decoders[0].state_dict(), decoders[1].state_dict(), rtol=0, atol=0)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from launch.contract.parallel_dims import ParallelDims
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.parallel.pipeline import Pipeline
 from launch.engines.torch_native.parallel.pipeline_schedule import Schedule
 from launch.engines.torch_native.parallel.process_groups import make_mesh
@@ -108,7 +108,7 @@ Trained = tuple[int, list[tuple[int, float]], list[Gradients]]
 def train(dims: ParallelDims, schedule: Schedule, chunks: int, micro_batches: int) -> Trained:
     """What a rank trains, and the replica that it is of."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    mesh = make_mesh(Mesh(rank, world_size, torch.device("cpu")), dims)
+    mesh = make_mesh(RankPlace(rank, world_size, torch.device("cpu")), dims)
     pipeline = Pipeline(mesh, schedule, chunks, micro_batches, (ROWS, WIDTH), torch.float64)
     stages = Stages(mesh.pp.rank, mesh.pp.size, chunks, replica=rank % (world_size // dims.pp))
     steps = []

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from launch.engines.torch_native.decoder import Decoder
-from launch.engines.torch_native.layers.build_context import Blueprint
+from launch.engines.torch_native.layers.build_context import BuildContext
 from tests.presets import PRESETS, parameters, preset
 
 
@@ -14,5 +14,5 @@ from tests.presets import PRESETS, parameters, preset
 def test_a_decoder_has_as_many_parameters_as_its_preset(name: str) -> None:
     model = preset(name)
     with torch.device("meta"):
-        decoder = Decoder(Blueprint(model))
+        decoder = Decoder(BuildContext(model))
     assert sum(parameter.numel() for parameter in decoder.parameters()) == parameters(model)

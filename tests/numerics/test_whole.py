@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from launch.contract.errors import CaptureError, CompileError
 from launch.contract.inspection import Inspection
 from launch.contract.spec import CudaGraph, Model, RunSpec
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.compiled_model import failing_to_compile, nothing_compiled
 from launch.engines.torch_native.engine import TorchNativeEngine, build
 from launch.failures.classes import classify
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
 
-ALONE = Mesh(0, 1, CPU)
+ALONE = RankPlace(0, 1, CPU)
 SMALL = replace(MOE, num_layers=1)
 WARMUP, STEPS, MICRO_BATCHES = 2, 12, 4
 COMPILED = CudaGraph("torch_compile", warmup_steps=WARMUP)

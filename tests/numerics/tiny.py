@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from launch.contract.spec import CudaGraph, Data, Model, Parallelism, RunSpec, Training
-from launch.engines.protocol import Mesh, StepResult
+from launch.engines.protocol import RankPlace, StepResult
 from launch.engines.torch_native.decoder import Decoder, build_decoder
 from launch.engines.torch_native.engine import TorchNativeEngine
-from launch.engines.torch_native.layers.build_context import Blueprint
+from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.layers.pointwise import Elementwise, compiled
 from launch.train.data_loader import batch, open_source
 
@@ -63,7 +63,7 @@ def decoder_of(
     """The whole decoder on one rank."""
     training = training or Training()
     elementwise = compiled() if training.compile == "elementwise" else Elementwise()
-    return build_decoder(Blueprint(model, training, eod_token, elementwise), seed, dtype, device)
+    return build_decoder(BuildContext(model, training, eod_token, elementwise), seed, dtype, device)
 
 
 def make_spec(model: Model = MOE, dp: int = 1, graph: CudaGraph | None = None, **training: Any) -> RunSpec:
@@ -85,7 +85,7 @@ def train(engine: TorchNativeEngine, spec: RunSpec, rank: int = 0) -> list[StepR
 def train_rank(spec: RunSpec) -> dict[str, Any]:
     """One of dp ranks: losses and gradient norms of shape (steps,), and what it holds after training in float64."""
     rank = dist.get_rank() if dist.is_initialized() else 0
-    engine = TorchNativeEngine(spec, Mesh(rank, spec.parallelism.dp, CPU), torch.float64)
+    engine = TorchNativeEngine(spec, RankPlace(rank, spec.parallelism.dp, CPU), torch.float64)
     results = train(engine, spec, rank)
     return {
         "loss": torch.stack([result.loss for result in results]),

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from launch.common.file_lock import holder
-from launch.slurm.job_states import life
+from launch.slurm.job_states import stage_of
 from tests.integration.host import ROOT, recipe, wait_until
 from tests.slurm.site import Site
 
@@ -248,7 +248,7 @@ def test_chosen_runs_are_cancelled_and_the_others_go_on(site: Site) -> None:
     assert unclear.returncode == 1 and "begins with 'nobody'" in unclear.stderr and "may be 6 runs" in unclear.stderr
 
     assert site.run("cancel", "some", waiting, too).returncode == 0
-    assert sorted(life(state) for state in site.queue().values()) == ["runs", "waits"]
+    assert sorted(stage_of(state) for state in site.queue().values()) == ["runs", "waits"]
     assert site.run("cancel", "some", last).returncode == 0
     assert site.run("cancel", "some", behind[:-1] + "1").returncode == 0
     assert site.states("some")[running] == "RUNNING"

@@ -21,7 +21,7 @@ from analysis.sweep.cell_results import CellResult
 from analysis.sweep.host_contention import neighbours_of
 from analysis.sweep.ranking import rank
 from analysis.sweep.task_agreement import Trained
-from analysis.text import fenced, figure, plain, size, table
+from analysis.text import code_block, escape, figure, size, table
 from analysis.verdict.rungs import MINIMUM_STEPS
 from launch.contract.records import Outcome, Plan
 
@@ -46,7 +46,7 @@ def render(
     """The whole document. ``files`` are the plots drawn, by workload, relative to the report."""
     ran, shown = [result for result in results if result.cell.state == "run"], selection.shown
     parts = [
-        [f"# Validation report: {plain(plan.name)}", plain(summary.text), f"Exit code {summary.exit_code}."],
+        [f"# Validation report: {escape(plan.name)}", escape(summary.text), f"Exit code {summary.exit_code}."],
         _cells(shown, len(ran), plan),
         _plots(selection, files),
         rankings(rank(results)),
@@ -97,7 +97,7 @@ def _cells(shown: Sequence[CellResult], cells: int, plan: Plan) -> list[str]:
 
 
 def _picked(plan: Plan) -> str:
-    return f"Of the recipe's cells those with {plain(' and '.join(plan.only))} were picked (--only), with their eager twins."
+    return f"Of the recipe's cells those with {escape(' and '.join(plan.only))} were picked (--only), with their eager twins."
 
 
 def _cell_row(result: CellResult) -> list[str]:
@@ -270,20 +270,20 @@ def _failure(result: CellResult, run: Run) -> str:
     said = "no attempt has an outcome: interrupted, or still running" if run.begun else "never begun"
     who = f"`{result.cell.label}`, repeat {run.repeat}"
     if run.damaged:
-        return plain(f"- **{run.status}** {who}: {'; '.join(run.damaged)}.")
+        return escape(f"- **{run.status}** {who}: {'; '.join(run.damaged)}.")
     return f"- **{run.status}** {who}: {said}. Remedy: `python -m orchestrator resume --unfinished`."
 
 
 def _ended(result: CellResult, run: Run, attempt: int, outcome: Outcome) -> str:
     rank = "" if outcome.rank is None else f", rank {outcome.rank}"
-    expected = " (as expected)" if outcome.meets(result.cell.expect) else ""
-    message = plain(outcome.message.replace("`", "'"))
+    expected = " (as expected)" if outcome.matches(result.cell.expect) else ""
+    message = escape(outcome.message.replace("`", "'"))
     message = message if len(message) <= LONGEST_MESSAGE else message[:LONGEST_MESSAGE] + "... (whole in report.json)"
     failure_class = f", class {outcome.failure_class}" if outcome.failure_class else ""
     said = ". ".join(text.rstrip(".") for text in (message, f"Remedy: {outcome.remedy}" * bool(outcome.remedy)) if text)
     where = f"in phase {outcome.phase}{rank}{failure_class}"
     who = f"`{result.cell.label}`, repeat {run.repeat}, attempt {attempt}"
-    return plain(f"- **{outcome.outcome}**{expected} {where}; {who}: {said}.")
+    return escape(f"- **{outcome.outcome}**{expected} {where}; {who}: {said}.")
 
 
 # --- provenance -----------------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def _provenance(plan: Plan, ran: Sequence[CellResult]) -> list[str]:
         values = provenance([attempt.environment for attempt in attempts])
         rows = [(key, _value(found, len(attempts))) for key, found in values.items()]
         blocks += [f"Over {len(attempts)} runs that have an outcome.", table(("what", "value"), rows)]
-    return [*blocks, f"Resolved recipe, from {plain(plan.recipe_file)}:", fenced(plan.recipe, "yaml")]
+    return [*blocks, f"Resolved recipe, from {escape(plan.recipe_file)}:", code_block(plan.recipe, "yaml")]
 
 
 def _value(found: Sequence[tuple[str, int]], runs: int) -> str:

@@ -9,7 +9,7 @@ from analysis.pairing.pair import PairResult
 from analysis.records.run import attempts_of
 from analysis.report.sections.verdict_ladder import ladder, prefix
 from analysis.sweep.cell_results import CellResult
-from analysis.text import cell_text, figure, item, plain, table
+from analysis.text import cell_text, escape, figure, item, table
 
 
 def evidence(ran: Sequence[CellResult]) -> list[str]:
@@ -63,7 +63,7 @@ def _reasons(ran: Sequence[CellResult]) -> list[str]:
                 repeats.setdefault(said, []).append(str(pair.repeat))
         for (before, after), found in repeats.items():
             who = f"`{result.cell.label}`, repeat{'s' if len(found) > 1 else ''} {', '.join(found)}"
-            lines.append(plain(f"- {before}{who}: {after}"))
+            lines.append(escape(f"- {before}{who}: {after}"))
     return ["\n".join(lines)] if lines else []
 
 

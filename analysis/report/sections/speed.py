@@ -7,12 +7,12 @@ from typing import Optional
 
 from analysis.limits.throttling import CAPPED_APART, SLOWED
 from analysis.pairing.pair import PairResult
-from analysis.records.provenance import unlike
+from analysis.records.provenance import differing_fields
 from analysis.speed.speedup import BAND, MINIMUM_STEPS, Speed
 from analysis.speed.steady_window import FENCE, NOTICEABLE, RARE
 from analysis.statistics.confidence_interval import ALPHA
 from analysis.sweep.cell_results import CellResult
-from analysis.sweep.host_contention import Neighbours
+from analysis.sweep.host_contention import HostContention
 from analysis.text import cell_text, table
 
 HOW = (
@@ -40,7 +40,7 @@ HOW_THROTTLED = (
 )
 
 
-def speeds(shown: Sequence[CellResult], neighbours: Optional[Neighbours]) -> list[str]:
+def speeds(shown: Sequence[CellResult], neighbours: Optional[HostContention]) -> list[str]:
     """The graphed cells that have a speed, and who ran beside them."""
     timed = [(result, result.speed) for result in shown if result.speed]
     remarks = _remarks(shown)
@@ -62,7 +62,7 @@ def _unlike(timed: Sequence[CellResult]) -> list[str]:
     """Cells whose figure is a mean over repeats of several machines, or of several versions of the software."""
     cells: dict[tuple[str, ...], list[CellResult]] = {}
     for result in timed:
-        if apart := unlike([pair.attempts[0].environment for pair in _timed(result)]):
+        if apart := differing_fields([pair.attempts[0].environment for pair in _timed(result)]):
             cells.setdefault(apart, []).append(result)
     return [
         f"**Repeats are not of one machine or software**: {cell_text('; '.join(apart))}. The two runs of a pair share them, and "
@@ -83,7 +83,7 @@ def _pair_by_pair(result: CellResult) -> str:
     return f"`{result.cell.label}` {said}{times}"
 
 
-def _beside(neighbours: Neighbours) -> str:
+def _beside(neighbours: HostContention) -> str:
     return (
         "Runs of other bundles of this sweep were under way on the same host (that of rank 0) for "
         f"{neighbours.eager:.0%} of the eager runs' time and {neighbours.graphed:.0%} of the graphed runs'. Where a step waits for the host, they slow each other down."

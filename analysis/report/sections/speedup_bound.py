@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Optional
 
-from analysis.limits.speedup_bound import NEAR, EagerStep, GraphedStep, Limit, bound_of
+from analysis.limits.speedup_bound import NEAR, EagerStep, GraphedStep, SpeedupBound, classify_bound
 from analysis.speed.speedup import BAND
 from analysis.sweep.cell_results import CellResult
 from analysis.text import size, table
@@ -41,7 +41,7 @@ def limits(ran: Sequence[CellResult]) -> list[str]:
     return ["## How far from the limit", table(LIMIT_HEADER, rows), LIMIT_HOW] if rows else []
 
 
-def _limit_row(result: CellResult, limit: Limit) -> list[str]:
+def _limit_row(result: CellResult, limit: SpeedupBound) -> list[str]:
     passes = result.verdict is not None and result.verdict.passes
     word = "" if passes or result.verdict is None else f" (**{result.verdict.word}**)"
     return [
@@ -73,7 +73,7 @@ def _both(with_communication: str, without: str) -> str:
     return with_communication if without == with_communication else f"{with_communication} ({without})"
 
 
-def _graphed(limit: Limit) -> list[str]:
+def _graphed(limit: SpeedupBound) -> list[str]:
     if limit.eager is None or limit.graphed is None or limit.times_computing is None:
         return ["-"] * 4
     attained = "-" if limit.eager.communicates else _share(limit.attained)
@@ -100,7 +100,7 @@ def _bound(eager: Optional[EagerStep], graphed: Optional[GraphedStep]) -> str:
     host = "the host waits for the device in it, so that its own time is not known"
     if graphed.host_ms is not None:
         host = f"the host takes {graphed.host_ms:.2f} of {graphed.step_ms:.2f} ms"
-    bound = bound_of(eager, graphed)
+    bound = classify_bound(eager, graphed)
     if bound == "device":
         return "device-bound"
     if bound == "other kernels":

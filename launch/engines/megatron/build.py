@@ -7,20 +7,20 @@ import importlib
 from launch.contract.errors import EnvironmentFault
 from launch.contract.spec import RunSpec
 from launch.engines.determinism import use_deterministic_algorithms
-from launch.engines.protocol import Engine, Mesh, refuse_unfit
+from launch.engines.protocol import Engine, RankPlace, check_supported
 from launch.megatron_config.graph_config import INSTALLED, is_installed_release
 
 PACKAGES = {"megatron-core": "megatron.core", "transformer-engine": "transformer_engine.pytorch"}
 
 
-def build(spec: RunSpec, mesh: Mesh) -> Engine:
+def build(spec: RunSpec, mesh: RankPlace) -> Engine:
     """The engine of ``spec`` on this rank, its weights drawn.
 
     Raises:
         UnsupportedError: ``spec`` asks for what this engine does not have; the message names every field at fault.
         EnvironmentFault: a package is missing, or Megatron-Core is of another release.
     """
-    refuse_unfit(spec)
+    check_supported(spec)
     for package, module in PACKAGES.items():
         try:
             importlib.import_module(module)

@@ -23,26 +23,26 @@ from launch.engines.megatron.ddp_hooks import with_gradients
 from launch.engines.megatron.graphs import make_steps
 from launch.engines.megatron.model import Configuration, accumulate_in_products, build_chunk, configure, has_apex_kernel
 from launch.engines.megatron.schedule import Schedule
-from launch.engines.megatron.side_stream import leave_default_stream, stay_on
+from launch.engines.megatron.side_stream import on_stream, use_side_stream
 from launch.engines.megatron.weight_map import draw_weights
-from launch.engines.protocol import Mesh, StepResult
+from launch.engines.protocol import RankPlace, StepResult
 from launch.engines.torch_native.parallel.process_groups import Group
 from launch.megatron_config.determinism import settle_determinism
 from launch.megatron_config.transformer_config import Layers, optimizer_settings
-from launch.support.expandable_segments import settle
+from launch.support.expandable_segments import disable_nccl_graph_register
 
 
 class MegatronEngine:
     """Layers are of Transformer Engine's modules on a GPU, and elsewhere of Megatron-Core's own."""
 
-    def __init__(self, spec: RunSpec, mesh: Mesh) -> None:
+    def __init__(self, spec: RunSpec, mesh: RankPlace) -> None:
         self._spec = spec
         self._device = mesh.device
         self._step = 0
-        self._environment = dict(settle(os.environ, spec.graphed))
+        self._environment = dict(disable_nccl_graph_register(os.environ, spec.graphed))
         if spec.training.deterministic:
             self._environment |= settle_determinism(os.environ)
-        self._stream = leave_default_stream() if mesh.device.type == "cuda" else None
+        self._stream = use_side_stream() if mesh.device.type == "cuda" else None
         self.layers: Layers = "transformer_engine" if mesh.device.type == "cuda" else "local"
         _join(spec, mesh)
         model_parallel_cuda_manual_seed(spec.training.seed, te_rng_tracker=self.layers == "transformer_engine")
@@ -92,10 +92,10 @@ class MegatronEngine:
         self._steps.close()
         parallel_state.destroy_model_parallel()
         if self._stream is not None:
-            stay_on(torch.cuda.default_stream())
+            on_stream(torch.cuda.default_stream())
 
 
-def _join(spec: RunSpec, mesh: Mesh) -> None:
+def _join(spec: RunSpec, mesh: RankPlace) -> None:
     """Megatron's process groups, of ranks in its own order, which is that of launch.contract.parallel_dims."""
     if not dist.is_initialized():  # a rank that is alone; Megatron wants groups all the same
         backend = "nccl" if mesh.device.type == "cuda" else "gloo"
@@ -128,5 +128,5 @@ def _build_chunks(
     if spec.training.gradient_accumulation_fusion:
         accumulate_in_products(config, chunks)
     if stream is not None:
-        stay_on(stream)
+        on_stream(stream)
     return with_gradients(spec, config, chunks)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import torch
 
 
-def leave_default_stream() -> torch.cuda.Stream:
+def use_side_stream() -> torch.cuda.Stream:
     """A stream of the rank's own, from now on the current one."""
     stream = torch.cuda.Stream()
-    stay_on(stream)
+    on_stream(stream)
     return stream
 
 
-def stay_on(stream: torch.cuda.Stream) -> None:
+def on_stream(stream: torch.cuda.Stream) -> None:
     """Go on on ``stream`` behind what is under way on the current one: megatron-core 0.16.1 changes it where local graphs
     are built for and where they have been captured (transformer/cuda_graphs.py:1434, :473)."""
     stream.wait_stream(torch.cuda.current_stream())

@@ -18,7 +18,7 @@ from launch.contract.errors import UnsupportedError
 from launch.contract.spec import Model
 from launch.engines.torch_native.decoder import Decoder
 from launch.engines.torch_native.init.initial_weights import first_weights
-from launch.engines.torch_native.layers.build_context import Blueprint
+from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.parallel.process_groups import Group
 
 Layout = Literal["whole", "rows", "columns", "gate_up", "qkv", "expert_gate_up", "expert_down"]
@@ -176,5 +176,5 @@ def _by_group(qkv: torch.Tensor, model: Model) -> tuple[torch.Tensor, ...]:
 def _shapes(model: Model) -> dict[str, torch.Size]:
     """Of torch_native's parameters in the whole model."""
     with torch.device("meta"):
-        decoder = Decoder(Blueprint(model))
+        decoder = Decoder(BuildContext(model))
     return {name: parameter.shape for name, parameter in decoder.named_parameters()}

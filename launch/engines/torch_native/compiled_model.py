@@ -18,7 +18,7 @@ from launch.contract.errors import CaptureError, LaunchError
 from launch.engines.torch_native.decoder import Decoder, Losses, See
 
 
-class Whole:
+class CompiledModel:
     """Runs a decoder that is the whole model, compiled for the shapes that it meets.
 
     Args:

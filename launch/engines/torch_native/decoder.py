@@ -14,7 +14,7 @@ from launch.engines.torch_native.init.initial_weights import draw_weights
 from launch.engines.torch_native.init.load_checkpoint import load_weights
 from launch.engines.torch_native.layers.attention import Attention
 from launch.engines.torch_native.layers.attention_backends import Positions, block_masks
-from launch.engines.torch_native.layers.build_context import Blueprint
+from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.layers.mlp import Mlp
 from launch.engines.torch_native.layers.norm import Norm
 from launch.engines.torch_native.layers.rotary import rotary_tables
@@ -41,7 +41,7 @@ class Losses(NamedTuple):
 
 
 class Layer(nn.Module):
-    def __init__(self, blueprint: Blueprint, number: int) -> None:
+    def __init__(self, blueprint: BuildContext, number: int) -> None:
         super().__init__()
         model, beside = blueprint.model, blueprint.tp.beside
         # Megatron-Core: with a frequency of n every n-th layer from the first on is a mixture of experts.
@@ -91,7 +91,7 @@ class Decoder(nn.Module):
     Layers keep the numbers, and so the names, that they have in the whole.
     """
 
-    def __init__(self, blueprint: Blueprint, numbers: Optional[range] = None) -> None:
+    def __init__(self, blueprint: BuildContext, numbers: Optional[range] = None) -> None:
         super().__init__()
         model = blueprint.model
         numbers = range(model.num_layers) if numbers is None else numbers
@@ -205,7 +205,7 @@ def choices_of(routed: list[Routed]) -> Optional[torch.Tensor]:
 
 
 def build_decoder(
-    blueprint: Blueprint, seed: int, dtype: torch.dtype, device: torch.device, numbers: Optional[range] = None
+    blueprint: BuildContext, seed: int, dtype: torch.dtype, device: torch.device, numbers: Optional[range] = None
 ) -> Decoder:
     """A decoder on ``device`` with its first weights. ``dtype`` is that of weights and activations.
 

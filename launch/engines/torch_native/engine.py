@@ -16,21 +16,21 @@ from launch.contract.parallel_dims import ParallelDims, layers_of
 from launch.contract.records import GraphStats
 from launch.contract.spec import RunSpec
 from launch.engines.determinism import use_deterministic_algorithms
-from launch.engines.protocol import Mesh, StepResult, refuse_unfit
-from launch.engines.torch_native.compiled_model import Whole, choose_kernels_untimed, failing_to_compile
+from launch.engines.protocol import RankPlace, StepResult, check_supported
+from launch.engines.torch_native.compiled_model import CompiledModel, choose_kernels_untimed, failing_to_compile
 from launch.engines.torch_native.decoder import Decoder, build_decoder
 from launch.engines.torch_native.graphs import make_graphs
-from launch.engines.torch_native.kernel_warmup import rehearse
+from launch.engines.torch_native.kernel_warmup import warm_up_kernels
 from launch.engines.torch_native.layer_digests import DigestedLayers
-from launch.engines.torch_native.layers.build_context import draw_blueprint
+from launch.engines.torch_native.layers.build_context import make_build_context
 from launch.engines.torch_native.optim.adamw import Optimizer
-from launch.engines.torch_native.optim.flat_parameters import MainParameters
+from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 from launch.engines.torch_native.optim.fused_kernels import FusedAccumulation
 from launch.engines.torch_native.parallel.pipeline import Pipeline
 from launch.engines.torch_native.parallel.process_groups import Group, ParallelMesh, make_mesh
 from launch.engines.torch_native.parallel.sharding import shardings_of
 from launch.engines.torch_native.train_step import Iteration
-from launch.support.expandable_segments import settle
+from launch.support.expandable_segments import disable_nccl_graph_register
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -38,17 +38,17 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class TorchNativeEngine:
     """``dtype`` is what weights and activations are held in; by default what ``training.precision`` says."""
 
-    def __init__(self, spec: RunSpec, mesh: Mesh, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, spec: RunSpec, mesh: RankPlace, dtype: torch.dtype | None = None) -> None:
         self._step = 0
-        self._environment = settle(os.environ, spec.graphed) if mesh.device.type == "cuda" else {}
+        self._environment = disable_nccl_graph_register(os.environ, spec.graphed) if mesh.device.type == "cuda" else {}
         self.mesh = make_mesh(mesh, ParallelDims.of(spec.parallelism))
         dtype = dtype or PRECISIONS[spec.training.precision]
         self.chunks = _build_chunks(spec, self.mesh, dtype)
         shape = _shape_between_stages(spec)
         if mesh.world_size > 1 and mesh.device.type == "cuda":
-            rehearse(spec, self.chunks, shape, dtype)
+            warm_up_kernels(spec, self.chunks, shape, dtype)
         modules = nn.ModuleList(self.chunks)
-        self.main_parameters = MainParameters(
+        self.main_parameters = FlatParameters(
             modules,
             shardings_of(modules),
             self.mesh,
@@ -65,7 +65,7 @@ class TorchNativeEngine:
         iteration = Iteration(self.mesh, self.chunks, self.main_parameters, self._optimizer, pipeline, self._digested)
         compile = spec.training.compile
         if compile == "whole":
-            iteration.whole = Whole(self.chunks[0])
+            iteration.whole = CompiledModel(self.chunks[0])
         self._compiling: Callable[[], AbstractContextManager[None]] = (
             nullcontext
             if compile == "none"
@@ -106,7 +106,7 @@ def _build_chunks(spec: RunSpec, mesh: ParallelMesh, dtype: torch.dtype) -> list
     """This rank's virtual stages: the whole model where there is no pipeline."""
     layout = spec.parallelism
     stages = layers_of(spec.model.num_layers, layout.pp, layout.vpp)
-    blueprint = draw_blueprint(spec, mesh)
+    blueprint = make_build_context(spec, mesh)
     return [
         build_decoder(blueprint, spec.training.seed, dtype, mesh.device, stages[chunk * layout.pp + mesh.pp.rank])
         for chunk in range(layout.vpp)
@@ -133,13 +133,13 @@ def _tied(chunks: list[Decoder], mesh: ParallelMesh) -> dict[str, Group]:
     return first | ({f"{len(chunks) - 1}.head.weight": ends} if chunks[-1].is_last else {})
 
 
-def build(spec: RunSpec, mesh: Mesh) -> TorchNativeEngine:
+def build(spec: RunSpec, mesh: RankPlace) -> TorchNativeEngine:
     """The engine of ``spec`` on this rank, its weights drawn.
 
     Raises:
         UnsupportedError: ``spec`` asks for what this engine does not have; the message names every field at fault.
     """
-    refuse_unfit(spec)
+    check_supported(spec)
     if spec.training.deterministic:
         use_deterministic_algorithms()
         if spec.compiles:

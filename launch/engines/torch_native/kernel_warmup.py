@@ -18,7 +18,7 @@ from launch.contract.spec import RunSpec
 from launch.engines.torch_native.decoder import Decoder
 
 
-def rehearse(spec: RunSpec, chunks: Sequence[Decoder], shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def warm_up_kernels(spec: RunSpec, chunks: Sequence[Decoder], shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """
     Args:
         shape: of the activations between stages.

@@ -17,7 +17,7 @@ from torch import nn
 from launch.contract.layer_digests import EMBEDDING, FINAL_NORM, HEAD, LOSS, layer_name
 from launch.engines.protocol import LayerDigests
 from launch.engines.torch_native.decoder import Decoder, See
-from launch.engines.torch_native.optim.flat_parameters import MainParameters
+from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 
 AT_ONCE = 2**22
 """Elements that are mixed at once: what that takes besides is a few times their size in int64."""
@@ -77,7 +77,7 @@ class DigestedLayers:
 
         return see
 
-    def see_gradients(self, main: MainParameters) -> None:
+    def see_gradients(self, main: FlatParameters) -> None:
         """Of the step's parameters, once its last backward pass and the reduction over ranks are done."""
         for row, module in enumerate(self._held.values()):
             self._parameter_gradients[row].copy_(digest(main.gradients_of(module)))

@@ -8,7 +8,7 @@ from typing import NamedTuple, Optional
 import torch
 
 from launch.engines.torch_native.decoder import Decoder, Losses, RunLayer, See, choices_of
-from launch.engines.torch_native.optim.flat_parameters import MainParameters
+from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 
 
 class _Forwarded(NamedTuple):
@@ -35,7 +35,7 @@ class MicroBatches:
         chunks: Sequence[Decoder],
         whole: Callable[[torch.Tensor, See], Losses],
         graphed: Callable[[int, int], Mapping[str, RunLayer]],
-        main: MainParameters,
+        main: FlatParameters,
         watching: Callable[[int], See],
     ) -> None:
         self._batch = batch

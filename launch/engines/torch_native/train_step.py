@@ -10,7 +10,7 @@ from launch.engines.torch_native.decoder import Decoder, Losses, RunLayer, See, 
 from launch.engines.torch_native.layer_digests import DigestedLayers
 from launch.engines.torch_native.microbatches import MicroBatches
 from launch.engines.torch_native.optim.adamw import Optimizer
-from launch.engines.torch_native.optim.flat_parameters import MainParameters
+from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 from launch.engines.torch_native.parallel.data_parallel import average, total
 from launch.engines.torch_native.parallel.pipeline import Pipeline
 from launch.engines.torch_native.parallel.process_groups import ParallelMesh
@@ -28,7 +28,7 @@ class Iteration:
         self,
         mesh: ParallelMesh,
         chunks: Sequence[Decoder],
-        main: MainParameters,
+        main: FlatParameters,
         optimizer: Optimizer,
         pipeline: Pipeline,
         digested: DigestedLayers | None = None,

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from launch.contract.inspection import BOUNDS_US, Finding, FindingKind, Inspection, Kernels, KernelTime
-from launch.train.inspection.dispatch_trace import Operators, Seen, default_generators, differences
-from launch.train.inspection.source_line import NOWHERE, Line, line_at_hand
-from launch.train.telemetry.profiler import calls_of, is_kernel, trace, waits_of
+from launch.train.inspection.dispatch_trace import CaptureBlocker, Operators, default_generators, first_divergence
+from launch.train.inspection.source_line import NOWHERE, Line, current_user_line
+from launch.train.telemetry.profiler import calls_of, host_syncs, is_kernel, trace
 
 INSPECTED_STEPS = 2
 """The least that can be compared."""
@@ -38,7 +38,7 @@ def inspect(step: Step, batches: Sequence[torch.Tensor]) -> Inspection:
     collective call of all ranks."""
     if batches[0].device.type == "cpu":
         return Inspection(_dispatched(step, batches))
-    waited: list[Seen] = []
+    waited: list[CaptureBlocker] = []
     compiled = _compiled()
 
     def work() -> None:
@@ -51,7 +51,7 @@ def inspect(step: Step, batches: Sequence[torch.Tensor]) -> Inspection:
     return Inspection(
         (*_findings(waited, len(batches)), *_dispatched(step, batches)),
         kernels_of([(event.name(), event.duration_ns()) for event in events if is_kernel(event)], len(batches)),
-        waits_of(calls_of(events)) / len(batches),
+        host_syncs(calls_of(events)) / len(batches),
         compiled,
     )
 
@@ -60,7 +60,7 @@ def inspect(step: Step, batches: Sequence[torch.Tensor]) -> Inspection:
 
 
 @contextlib.contextmanager
-def _told_of_waits(waited: list[Seen]) -> Iterator[None]:
+def _told_of_waits(waited: list[CaptureBlocker]) -> Iterator[None]:
     """PyTorch warns where it waits: the warning's place is the innermost line of Python, and so its cause."""
     mode, shown = torch.cuda.get_sync_debug_mode(), warnings.showwarning
 
@@ -69,7 +69,7 @@ def _told_of_waits(waited: list[Seen]) -> Iterator[None]:
         file: Optional[TextIO] = None, line: Optional[str] = None,
     ) -> None:  # fmt: skip
         if _WARNING in str(message):
-            waited.append(Seen("synchronisation", line_at_hand()))
+            waited.append(CaptureBlocker("synchronisation", current_user_line()))
         else:
             shown(message, category, filename, lineno, file, line)
 
@@ -122,23 +122,23 @@ def _dispatched(step: Step, batches: Sequence[torch.Tensor]) -> tuple[Finding, .
         operations.append(seen.operations)
         drawn += seen.drawn
     drawn += _drawn_unseen(generators, before, drawn)
-    changes = [change for later in operations[1:] for change in differences(operations[0], later)]
+    changes = [change for later in operations[1:] for change in first_divergence(operations[0], later)]
     return (*_findings(changes, len(batches) - 1), *_findings(drawn, len(batches)))
 
 
 def _drawn_unseen(
-    generators: Mapping[torch.Generator, FindingKind], before: Sequence[torch.Tensor], drawn: Sequence[Seen]
-) -> list[Seen]:
+    generators: Mapping[torch.Generator, FindingKind], before: Sequence[torch.Tensor], drawn: Sequence[CaptureBlocker]
+) -> list[CaptureBlocker]:
     """Generators that have moved, though no operator was seen to draw from them: compiled code and libraries do that."""
     known = {seen.kind for seen in drawn}
     return [
-        Seen(kind, NOWHERE, "in compiled code or a library")
+        CaptureBlocker(kind, NOWHERE, "in compiled code or a library")
         for (generator, kind), state in zip(generators.items(), before, strict=True)
         if kind not in known and not torch.equal(generator.get_state(), state)
     ]
 
 
-def _findings(seen: Sequence[Seen], steps: int) -> list[Finding]:
+def _findings(seen: Sequence[CaptureBlocker], steps: int) -> list[Finding]:
     """One a line and kind, in the order in which they were seen first. Shapes that change on no line known are left out
     where a line tells of some: the backward pass does as the forward pass did."""
     counts = Counter((one.kind, one.line) for one in seen)

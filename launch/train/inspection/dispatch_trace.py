@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from launch.contract.inspection import FindingKind
-from launch.train.inspection.source_line import Line, line_at_hand
+from launch.train.inspection.source_line import Line, current_user_line
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -24,7 +24,7 @@ class Operation(NamedTuple):
     line: Line
 
 
-class Seen(NamedTuple):
+class CaptureBlocker(NamedTuple):
     """One thing that a capture cannot hold, or has to know of."""
 
     kind: FindingKind
@@ -54,7 +54,7 @@ class Operators(TorchDispatchMode):
         self._generators = generators
         self._device = next(iter(generators)).device.type
         self.operations: list[Operation] = []
-        self.drawn: list[Seen] = []
+        self.drawn: list[CaptureBlocker] = []
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -67,11 +67,11 @@ class Operators(TorchDispatchMode):
         generators = self._generators_of(args, kwargs) if may_draw else {}
         before = [generator.get_state() for generator in generators]
         result = func(*args, **kwargs)
-        name, line = str(func).removesuffix(".default"), line_at_hand()
+        name, line = str(func).removesuffix(".default"), current_user_line()
         self.operations.append(Operation(name, _shapes((args, kwargs)), _shapes(result), line))
         for (generator, kind), state in zip(generators.items(), before, strict=True):
             if not torch.equal(generator.get_state(), state):
-                self.drawn.append(Seen(kind, line, name))
+                self.drawn.append(CaptureBlocker(kind, line, name))
         return result
 
     def _generators_of(self, args: Any, kwargs: Any) -> dict[torch.Generator, FindingKind]:
@@ -88,22 +88,24 @@ def _shapes(tree: Any) -> Shapes:
     return tuple(tuple(leaf.shape) for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
-def differences(first: Sequence[Operation], second: Sequence[Operation]) -> list[Seen]:
+def first_divergence(first: Sequence[Operation], second: Sequence[Operation]) -> list[CaptureBlocker]:
     """Where two steps part: operators that took the same shapes and gave others, up to the first that is another one. Where
     compiled code hides these, the first that gave others."""
     changed: list[tuple[Operation, Operation]] = []
-    parted: list[Seen] = []
+    parted: list[CaptureBlocker] = []
     for one, other in zip(first, second, strict=False):
         if one.name != other.name:
-            parted.append(Seen("operators", other.line, f"{one.name} in one step, {other.name} in another"))
+            parted.append(CaptureBlocker("operators", other.line, f"{one.name} in one step, {other.name} in another"))
             break
         if one.gave != other.gave:
             changed.append((one, other))
     if not parted and len(first) != len(second):
         beyond = max(first, second, key=len)[min(len(first), len(second))]
-        parted.append(Seen("operators", beyond.line, f"{len(first)} operators in one step, {len(second)} in another"))
+        parted.append(
+            CaptureBlocker("operators", beyond.line, f"{len(first)} operators in one step, {len(second)} in another")
+        )
     causes = [(one, other) for one, other in changed if one.took == other.took] or changed[:1]
-    return [*(Seen("shape", other.line, _change(one, other)) for one, other in causes), *parted]
+    return [*(CaptureBlocker("shape", other.line, _change(one, other)) for one, other in causes), *parted]
 
 
 def _change(one: Operation, other: Operation) -> str:

@@ -37,7 +37,7 @@ class Line(NamedTuple):
 NOWHERE = Line("", 0, "")
 
 
-def line_at_hand() -> Line:
+def current_user_line() -> Line:
     """The innermost line of this checkout that this thread is in; nowhere in a thread that autograd began."""
     frame: Optional[FrameType] = sys._getframe()
     while frame is not None:

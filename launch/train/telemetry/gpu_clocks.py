@@ -108,7 +108,7 @@ class Gpu:
         return {COUNTERS[field.fieldId]: int(getattr(field.value, _WHOLE[field.valueType])) for field in told}
 
 
-def find(pci_address: str, library: str = LIBRARY) -> Gpu | str:
+def find_gpu(pci_address: str, library: str = LIBRARY) -> Gpu | str:
     """The GPU at ``pci_address`` ("00000000:8d:00.0"), or why nothing can be known of it."""
     try:
         nvml = ctypes.CDLL(library)
@@ -151,7 +151,7 @@ class PhaseClocks:
     known of them; empty where nothing is amiss."""
 
     def __init__(self, device: torch.device, library: str = LIBRARY) -> None:
-        found = find(pci_address(device), library)
+        found = find_gpu(pci_address(device), library)
         self._gpu = None if isinstance(found, str) else found
         self._last = self._gpu.read() if self._gpu else None
         self.unknown = found if isinstance(found, str) else ""

@@ -31,7 +31,7 @@ def probe(step: Callable[[torch.Tensor], object], batches: Sequence[torch.Tensor
     on CUDA."""
     host = [_host_milliseconds(step, batch) for batch in batches[:HOST_STEPS]]
     events = trace(lambda: [step(batch) for batch in batches[HOST_STEPS:]])
-    waits = waits_of(calls_of(events))
+    waits = host_syncs(calls_of(events))
     return _summed_up(events, len(batches) - HOST_STEPS, None if waits else sorted(host)[len(host) // 2])
 
 
@@ -54,7 +54,7 @@ def calls_of(events: Iterable[Any]) -> list[tuple[int, str]]:
     return [(event.start_ns(), event.name()) for event in events if event.device_type() != DeviceType.CUDA]
 
 
-def waits_of(calls: Iterable[tuple[int, str]]) -> int:
+def host_syncs(calls: Iterable[tuple[int, str]]) -> int:
     """How often the driver was asked to wait, by its (start, name) calls, between the first launch and the last: before and
     after them it is the profiler that waits."""
     names = [name for _, name in sorted(calls)]
@@ -88,13 +88,13 @@ def _summed_up(events: Iterable[Any], steps: int, host_ms: Optional[float]) -> P
     return Probe(
         graph_launches=launches / steps,
         kernels=kernels / steps,
-        busy_ms=union(chain(computing, communicating)) / steps / 1e6,
-        computing_ms=union(computing) / steps / 1e6,
+        busy_ms=merged_duration(chain(computing, communicating)) / steps / 1e6,
+        computing_ms=merged_duration(computing) / steps / 1e6,
         host_ms=host_ms,
     )
 
 
-def union(intervals: Iterable[tuple[int, int]]) -> int:
+def merged_duration(intervals: Iterable[tuple[int, int]]) -> int:
     """The length of the union of ``intervals``, each from its first to its second number."""
     covered = end = 0
     for begins, ends in sorted(intervals):

@@ -6,7 +6,7 @@ from typing import Any
 
 from launch.contract.spec import RunSpec
 from launch.engines.megatron.graphs.full_iteration import FullIteration
-from launch.engines.megatron.graphs.local import LayerRunners
+from launch.engines.megatron.graphs.local import LocalCudaGraphs
 from launch.engines.megatron.graphs.protocol import Eager, Graphed, Steps
 from launch.engines.megatron.graphs.transformer_engine import LayerCallables
 from launch.engines.megatron.schedule import Schedule
@@ -20,5 +20,5 @@ def make_steps(spec: RunSpec, schedule: Schedule, optimizer: Any) -> Steps:
     if impl == "full_iteration":
         return Graphed(spec.cuda_graph, schedule, FullIteration(spec, schedule))
     if impl == "local":
-        return Graphed(spec.cuda_graph, schedule, LayerRunners(spec, schedule))
+        return Graphed(spec.cuda_graph, schedule, LocalCudaGraphs(spec, schedule))
     return Graphed(spec.cuda_graph, schedule, LayerCallables(spec, schedule, optimizer))

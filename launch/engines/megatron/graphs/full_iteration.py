@@ -15,7 +15,7 @@ import torch
 from megatron.core.full_cuda_graph import FullCudaGraphWrapper, StaticBufferLoader
 
 from launch.contract.spec import RunSpec
-from launch.engines.megatron.graphs.replay_counter import Tally
+from launch.engines.megatron.graphs.replay_counter import ReplayCounter
 from launch.engines.megatron.schedule import Schedule
 
 
@@ -25,7 +25,7 @@ class FullIteration:
     replays_per_step = 1
 
     def __init__(self, spec: RunSpec, schedule: Schedule) -> None:
-        self.tally = Tally()
+        self.tally = ReplayCounter()
         self.capture_seconds = 0.0
         self._schedule = schedule
         schedule.forward_backward = FullCudaGraphWrapper(schedule.forward_backward, spec.cuda_graph.warmup_steps)

@@ -15,18 +15,18 @@ import torch
 from megatron.core.transformer.cuda_graphs import CudaGraphManager, delete_cuda_graphs
 
 from launch.contract.spec import RunSpec
-from launch.engines.megatron.graphs.replay_counter import Tally
+from launch.engines.megatron.graphs.replay_counter import ReplayCounter
 from launch.engines.megatron.schedule import Schedule
-from launch.engines.megatron.side_stream import stay_on
+from launch.engines.megatron.side_stream import on_stream
 
 
-class LayerRunners:
+class LocalCudaGraphs:
     mechanism = "CudaGraphManager, a forward and a backward graph for each layer"
     scope: tuple[str, ...] = ()
     """A GPT layer is captured whole, whichever part of it is named (transformer/transformer_layer.py:467)."""
 
     def __init__(self, spec: RunSpec, schedule: Schedule) -> None:
-        self.tally = Tally()
+        self.tally = ReplayCounter()
         self.capture_seconds = 0.0
         self._micro_batches = spec.num_microbatches
         self._schedule = schedule
@@ -71,7 +71,7 @@ class LayerRunners:
         config.finalize_model_grads_func = finalize_and_note
         loss = self._schedule.run(batch)
         config.finalize_model_grads_func = finalize
-        stay_on(stream)
+        on_stream(stream)
         self.capture_seconds = time.perf_counter() - begun
         if self.captured:
             for runner in self._runners:

@@ -9,7 +9,7 @@ import torch
 from launch.contract.errors import CaptureError
 from launch.contract.records import GraphStats
 from launch.contract.spec import CudaGraph
-from launch.engines.megatron.graphs.replay_counter import Tally
+from launch.engines.megatron.graphs.replay_counter import ReplayCounter
 from launch.engines.megatron.schedule import Schedule
 from launch.engines.protocol import StepKind
 from launch.engines.torch_native.graphs.protocol import check_input
@@ -69,7 +69,7 @@ class Capture(Protocol):
 
     mechanism: str
     scope: tuple[str, ...]
-    tally: Tally
+    tally: ReplayCounter
     capture_seconds: float
 
     @property

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 
-class Tally:
+class ReplayCounter:
     """Counts the calls of what replays."""
 
     def __init__(self) -> None:

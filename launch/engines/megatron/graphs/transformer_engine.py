@@ -21,7 +21,7 @@ from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 
 from launch.contract.spec import RunSpec
 from launch.engines.megatron.ddp_hooks import forward_hooks_off
-from launch.engines.megatron.graphs.replay_counter import Tally
+from launch.engines.megatron.graphs.replay_counter import ReplayCounter
 from launch.engines.megatron.schedule import Schedule
 
 
@@ -31,7 +31,7 @@ class LayerCallables:
     def __init__(self, spec: RunSpec, schedule: Schedule, optimizer: Any) -> None:
         training = spec.training
         self.scope = spec.cuda_graph.scope
-        self.tally = Tally()
+        self.tally = ReplayCounter()
         self.capture_seconds = 0.0
         self._micro_batches = spec.num_microbatches
         self._gathers_in_forward = spec.parallelism.overlap_param_gather

@@ -6,7 +6,7 @@ import torch
 
 from launch.contract.records import GraphStats
 from launch.contract.spec import CudaGraph
-from launch.engines.torch_native.compiled_model import Whole
+from launch.engines.torch_native.compiled_model import CompiledModel
 from launch.engines.torch_native.graphs.protocol import Ran
 from launch.engines.torch_native.train_step import Iteration
 
@@ -23,7 +23,7 @@ class Eager:
 
     def stats(self) -> GraphStats:
         whole = self._iteration.whole
-        anew = whole.recompilations if isinstance(whole, Whole) else 0
+        anew = whole.recompilations if isinstance(whole, CompiledModel) else 0
         return GraphStats(impl="none", mechanism="eager", recompilations=anew)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from torch._dynamo import utils
 from launch.contract.errors import CaptureError
 from launch.contract.records import GraphStats
 from launch.contract.spec import RunSpec
-from launch.engines.torch_native.compiled_model import Whole, failing_to_compile
+from launch.engines.torch_native.compiled_model import CompiledModel, failing_to_compile
 from launch.engines.torch_native.decoder import Losses, See
 from launch.engines.torch_native.graphs.protocol import Ran, check_input
 from launch.engines.torch_native.train_step import Iteration
@@ -30,7 +30,7 @@ class Compiled:
         self._iteration = iteration
         self._on_cuda = spec.placement.device == "cuda"
         how = {"mode": "reduce-overhead"} if self._on_cuda else {"backend": self._backend}
-        self._whole = Whole(iteration.chunks[0], **how)
+        self._whole = CompiledModel(iteration.chunks[0], **how)
         self._micro_batches = spec.num_microbatches
         self._batch: torch.Tensor | None = None
         self._replays = self._expected = 0

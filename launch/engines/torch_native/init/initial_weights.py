@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from launch.contract.spec import Model
-from launch.engines.torch_native.layers.build_context import Blueprint
+from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.parallel.sharding import Sharding, shardings_of
 
 INTO_RESIDUAL = ("attention.output.weight", "mlp.down.weight", "mlp.down", "mlp.shared.down.weight")
@@ -19,7 +19,7 @@ INTO_RESIDUAL = ("attention.output.weight", "mlp.down.weight", "mlp.down", "mlp.
 
 
 @torch.no_grad()
-def draw_weights(module: nn.Module, blueprint: Blueprint, seed: int) -> None:
+def draw_weights(module: nn.Module, blueprint: BuildContext, seed: int) -> None:
     """First weights of every parameter of ``module``. A part of a parameter is that part of the whole."""
     model, tp, ep = blueprint.model, blueprint.tp.group, blueprint.ep
     for name, (parameter, sharding) in named_weights(module, model).items():

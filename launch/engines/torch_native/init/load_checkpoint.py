@@ -15,7 +15,7 @@ from launch.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from launch.checkpoints.parameter_map import Entry
 from launch.contract.errors import EnvironmentFault
 from launch.engines.torch_native.init.initial_weights import named_weights
-from launch.engines.torch_native.layers.build_context import Blueprint
+from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.parallel.sharding import Sharding
 
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -27,7 +27,7 @@ Open = Callable[[str], Any]
 
 
 @torch.no_grad()
-def load_weights(decoder: nn.Module, blueprint: Blueprint) -> None:
+def load_weights(decoder: nn.Module, blueprint: BuildContext) -> None:
     """Fill every parameter of ``decoder``, or this rank's part of it, in its own precision and on its own device.
 
     No more is held beside the decoder than the tensors of one parameter.
@@ -79,7 +79,7 @@ def _opened(checkpoint: Checkpoint) -> Iterator[Open]:
         yield tensor
 
 
-def _fill(parameter: torch.Tensor, entry: Entry, tensors: Open, sharding: Sharding, blueprint: Blueprint) -> None:
+def _fill(parameter: torch.Tensor, entry: Entry, tensors: Open, sharding: Sharding, blueprint: BuildContext) -> None:
     names = [tensor.name for tensor in entry.tensors]
     group = blueprint.ep if sharding.axis == "ep" else blueprint.tp.group
     if entry.form == "rows":

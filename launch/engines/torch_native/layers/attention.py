@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from launch.engines.torch_native.layers.attention_backends import CoreAttention, Positions
-from launch.engines.torch_native.layers.build_context import Blueprint
+from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.layers.norm import Norm
 from launch.engines.torch_native.parallel.sharding import Sharding
 from launch.engines.torch_native.parallel.tensor_parallel import ColumnParallelLinear, RowParallelLinear
@@ -16,7 +16,7 @@ from launch.engines.torch_native.parallel.tensor_parallel import ColumnParallelL
 class Attention(nn.Module):
     """``num_attention_heads`` queries share ``num_query_groups`` keys and values."""
 
-    def __init__(self, blueprint: Blueprint, number: int) -> None:
+    def __init__(self, blueprint: BuildContext, number: int) -> None:
         super().__init__()
         model, tp = blueprint.model, blueprint.tp
         heads = (model.num_attention_heads, model.num_query_groups, model.num_query_groups)

@@ -12,7 +12,7 @@ from launch.engines.torch_native.parallel.tensor_parallel import TensorParallel
 
 
 @dataclass(frozen=True)
-class Blueprint:
+class BuildContext:
     """``eod_token`` ends a document where documents are packed: the token after it is at position 0 and sees none before
     it. None: a sequence is one document."""
 
@@ -29,8 +29,8 @@ class Blueprint:
         return self.eod_token is not None
 
 
-def draw_blueprint(spec: RunSpec, mesh: ParallelMesh) -> Blueprint:
-    return Blueprint(
+def make_build_context(spec: RunSpec, mesh: ParallelMesh) -> BuildContext:
+    return BuildContext(
         spec.model,
         spec.training,
         spec.data.eod_token if spec.data.packed_sequences else None,

@@ -7,10 +7,10 @@ from typing import NamedTuple, Optional
 import torch
 from torch import nn
 
-from launch.engines.torch_native.layers.build_context import Blueprint
+from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.layers.mlp import Mlp
 from launch.engines.torch_native.moe.grouped_mm import grouped_mm
-from launch.engines.torch_native.moe.permutation import Layout
+from launch.engines.torch_native.moe.permutation import ExpertPermutation
 from launch.engines.torch_native.moe.router import Router, Routing
 from launch.engines.torch_native.moe.token_dispatcher import make_dispatcher
 from launch.engines.torch_native.parallel.sharding import Sharding
@@ -30,7 +30,7 @@ class Prepared(NamedTuple):
 
     routing: Routing
     shared: Optional[torch.Tensor]
-    layout: Layout
+    layout: ExpertPermutation
 
 
 class MixtureOfExperts(nn.Module):
@@ -41,7 +41,7 @@ class MixtureOfExperts(nn.Module):
     each.
     """
 
-    def __init__(self, blueprint: Blueprint) -> None:
+    def __init__(self, blueprint: BuildContext) -> None:
         super().__init__()
         model, elementwise, tp, ep = blueprint.model, blueprint.elementwise, blueprint.tp, blueprint.ep
         experts, hidden, inner = model.num_moe_experts // ep.size, model.hidden_size, model.moe_ffn_hidden_size
@@ -83,7 +83,7 @@ class MixtureOfExperts(nn.Module):
             mixed = mixed + prepared.shared
         return mixed, Routed(routing.loss, routing.choices)
 
-    def _experts(self, rows: torch.Tensor, weights: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def _experts(self, rows: torch.Tensor, weights: torch.Tensor, layout: ExpertPermutation) -> torch.Tensor:
         """Each row through its expert, times its weight: (R, hidden) -> the same.
 
         The weight is applied within, where rows are narrower, and so the second bias is weighted by itself.
@@ -101,7 +101,7 @@ class MixtureOfExperts(nn.Module):
         return torch.addmm(_product(inner, self.down, layout), weighted, self.down_bias)
 
 
-def _membership(layout: Layout, dtype: torch.dtype) -> torch.Tensor:
+def _membership(layout: ExpertPermutation, dtype: torch.dtype) -> torch.Tensor:
     """(R, experts): 1 where a row is an expert's. A product with it adds biases, and its gradient sums them up in a fixed
     order, which indexing by expert would not."""
     row = torch.arange(len(layout.tokens), device=layout.ends.device).unsqueeze(1)
@@ -109,7 +109,7 @@ def _membership(layout: Layout, dtype: torch.dtype) -> torch.Tensor:
     return ((row >= starts) & (row < layout.ends)).to(dtype)
 
 
-def _product(rows: torch.Tensor, weight: torch.Tensor, layout: Layout) -> torch.Tensor:
+def _product(rows: torch.Tensor, weight: torch.Tensor, layout: ExpertPermutation) -> torch.Tensor:
     if layout.capacity is None:
         return grouped_mm(rows, weight, layout.ends)
     return torch.bmm(rows.view(len(weight), layout.capacity, -1), weight).flatten(0, 1)

@@ -17,7 +17,7 @@ from launch.contract.spec import Model
 from launch.engines.torch_native.layers.pointwise import Elementwise
 
 
-class Layout(NamedTuple):
+class ExpertPermutation(NamedTuple):
     """R rows, in order of their experts. A number beyond the last stands for a row of zeros."""
 
     tokens: torch.Tensor
@@ -41,7 +41,7 @@ def capacity_of(model: Model, tokens: int) -> Optional[int]:
     return None if factor is None else math.ceil(tokens * model.moe_router_topk / model.num_moe_experts * factor)
 
 
-def dropless(experts: torch.Tensor, choices: torch.Tensor) -> Layout:
+def dropless(experts: torch.Tensor, choices: torch.Tensor) -> ExpertPermutation:
     """Every choice has a row.
 
     Args:
@@ -50,10 +50,12 @@ def dropless(experts: torch.Tensor, choices: torch.Tensor) -> Layout:
     """
     order = experts.flatten().sort(stable=True).indices
     ends = choices.cumsum(0, dtype=torch.int32)
-    return Layout(order // experts.shape[1], order, _inverse(order).view_as(experts), ends, capacity=None, holes=False)
+    return ExpertPermutation(
+        order // experts.shape[1], order, _inverse(order).view_as(experts), ends, capacity=None, holes=False
+    )
 
 
-def of_some_experts(experts: torch.Tensor, first: int, count: int) -> Layout:
+def of_some_experts(experts: torch.Tensor, first: int, count: int) -> ExpertPermutation:
     """Choices of the experts from ``first`` on have a row, those of all others none. There are rows for the case that
     every token chooses as many of these experts as it can."""
     topk = experts.shape[1]
@@ -65,10 +67,10 @@ def of_some_experts(experts: torch.Tensor, first: int, count: int) -> Layout:
     length = experts.shape[0] * min(topk, count)
     choices = torch.where(torch.arange(length, device=experts.device) < ends[-1], order[:length], len(order))
     rows = torch.where(own < count, _inverse(order), length)
-    return Layout(choices // topk, choices, rows.view_as(experts), ends, capacity=None, holes=True)
+    return ExpertPermutation(choices // topk, choices, rows.view_as(experts), ends, capacity=None, holes=True)
 
 
-def padded(weights: torch.Tensor, experts: torch.Tensor, choices: torch.Tensor, capacity: int) -> Layout:
+def padded(weights: torch.Tensor, experts: torch.Tensor, choices: torch.Tensor, capacity: int) -> ExpertPermutation:
     """Every expert has ``capacity`` rows, for the choices of most weight.
 
     Args:
@@ -84,7 +86,7 @@ def padded(weights: torch.Tensor, experts: torch.Tensor, choices: torch.Tensor, 
     rank = _inverse(order) - starts[chosen]
     rows = torch.where(rank < capacity, chosen * capacity + rank, len(of_row))
     ends = torch.arange(1, len(choices) + 1, device=experts.device, dtype=torch.int32) * capacity
-    return Layout(of_row // topk, of_row, rows.view_as(experts), ends, capacity, holes=True)
+    return ExpertPermutation(of_row // topk, of_row, rows.view_as(experts), ends, capacity, holes=True)
 
 
 def _inverse(order: torch.Tensor) -> torch.Tensor:
@@ -94,10 +96,10 @@ def _inverse(order: torch.Tensor) -> torch.Tensor:
 class Moves(NamedTuple):
     """To rows and back, along one layout."""
 
-    layout: Layout
+    layout: ExpertPermutation
     elementwise: Elementwise
 
-    def spread(self, tokens: torch.Tensor) -> torch.Tensor:
+    def permute(self, tokens: torch.Tensor) -> torch.Tensor:
         """(T, width) -> (R, width)"""
         return self._gather(_Spread, tokens, self.layout.tokens, self.layout.rows)
 
@@ -105,7 +107,7 @@ class Moves(NamedTuple):
         """(T, topk) -> (R,)"""
         return self._gather(_Spread, weights.flatten(), self.layout.choices, self.layout.rows.view(-1, 1))
 
-    def combine(self, rows: torch.Tensor) -> torch.Tensor:
+    def unpermute(self, rows: torch.Tensor) -> torch.Tensor:
         """(R, width) -> (T, width): each token's rows summed up."""
         return self._gather(_Combine, rows, self.layout.tokens, self.layout.rows)
 

@@ -113,7 +113,7 @@ def router_loss(logits: torch.Tensor, choices: torch.Tensor, model: Model, group
         else:
             scores = logits.sigmoid()
             probabilities = scores / (scores.sum(-1, keepdim=True) + TINY)
-        everybodys = collectives.reduce(choices, group)
+        everybodys = collectives.reduce_from_group(choices, group)
         loss = loss + model.moe_aux_loss_coeff * load_balancing_loss(probabilities, everybodys) / group.size
     if model.moe_z_loss_coeff:
         loss = loss + model.moe_z_loss_coeff * logits.logsumexp(-1).square().mean() / group.size

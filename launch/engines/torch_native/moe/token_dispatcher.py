@@ -14,20 +14,29 @@ import torch
 
 from launch.contract.spec import Model
 from launch.engines.torch_native.layers.pointwise import Elementwise
-from launch.engines.torch_native.moe.permutation import Layout, Moves, capacity_of, dropless, of_some_experts, padded
+from launch.engines.torch_native.moe.permutation import (
+    ExpertPermutation,
+    Moves,
+    capacity_of,
+    dropless,
+    of_some_experts,
+    padded,
+)
 from launch.engines.torch_native.moe.router import Routing
 from launch.engines.torch_native.parallel import collectives
 from launch.engines.torch_native.parallel.process_groups import Group
 
-Experts = Callable[[torch.Tensor, torch.Tensor, Layout], torch.Tensor]
+Experts = Callable[[torch.Tensor, torch.Tensor, ExpertPermutation], torch.Tensor]
 """Rows (R, H), their weights (R,) and their layout -> rows (R, H)."""
 
 
 class TokenDispatcher(Protocol):
-    def prepare(self, routing: Routing) -> Layout:
+    def prepare(self, routing: Routing) -> ExpertPermutation:
         """What can be said of the rows beforehand. The host reads nothing."""
 
-    def __call__(self, tokens: torch.Tensor, routing: Routing, layout: Layout, experts: Experts) -> torch.Tensor:
+    def __call__(
+        self, tokens: torch.Tensor, routing: Routing, layout: ExpertPermutation, experts: Experts
+    ) -> torch.Tensor:
         """(T, H) -> (T, H): each token's weighted sum over its experts. ``layout`` is what :meth:`prepare` gave."""
 
 
@@ -38,13 +47,15 @@ class LocalDispatcher:
     model: Model
     elementwise: Elementwise
 
-    def prepare(self, routing: Routing) -> Layout:
+    def prepare(self, routing: Routing) -> ExpertPermutation:
         return _own_layout(self.model, routing)
 
-    def __call__(self, tokens: torch.Tensor, routing: Routing, layout: Layout, experts: Experts) -> torch.Tensor:
+    def __call__(
+        self, tokens: torch.Tensor, routing: Routing, layout: ExpertPermutation, experts: Experts
+    ) -> torch.Tensor:
         moves = Moves(layout, self.elementwise)
-        rows = experts(moves.spread(tokens), moves.spread_weights(routing.weights), layout)
-        return moves.combine(rows)
+        rows = experts(moves.permute(tokens), moves.spread_weights(routing.weights), layout)
+        return moves.unpermute(rows)
 
 
 @dataclass(frozen=True)
@@ -60,17 +71,19 @@ class AllGatherDispatcher:
     elementwise: Elementwise
     group: Group
 
-    def prepare(self, routing: Routing) -> Layout:
+    def prepare(self, routing: Routing) -> ExpertPermutation:
         count = self.model.num_moe_experts // self.group.size
         chosen = collectives.gather(self._kept(routing), self.group, 0)
         return of_some_experts(chosen, self.group.rank * count, count)
 
-    def __call__(self, tokens: torch.Tensor, routing: Routing, layout: Layout, experts: Experts) -> torch.Tensor:
+    def __call__(
+        self, tokens: torch.Tensor, routing: Routing, layout: ExpertPermutation, experts: Experts
+    ) -> torch.Tensor:
         everybodys = collectives.gather(tokens, self.group, 0)
         weights = collectives.gather(routing.weights, self.group, 0)
         moves = Moves(layout, self.elementwise)
-        rows = experts(moves.spread(everybodys), moves.spread_weights(weights), layout)
-        return collectives.reduce_scatter(moves.combine(rows), self.group, 0)
+        rows = experts(moves.permute(everybodys), moves.spread_weights(weights), layout)
+        return collectives.reduce_scatter(moves.unpermute(rows), self.group, 0)
 
     def _kept(self, routing: Routing) -> torch.Tensor:
         """The experts of each token; beyond the last one where it found no room."""
@@ -95,10 +108,12 @@ class AllToAllDispatcher:
     elementwise: Elementwise
     group: Group
 
-    def prepare(self, routing: Routing) -> Layout:
+    def prepare(self, routing: Routing) -> ExpertPermutation:
         return _own_layout(self.model, routing)
 
-    def __call__(self, tokens: torch.Tensor, routing: Routing, layout: Layout, experts: Experts) -> torch.Tensor:
+    def __call__(
+        self, tokens: torch.Tensor, routing: Routing, layout: ExpertPermutation, experts: Experts
+    ) -> torch.Tensor:
         moves = Moves(layout, self.elementwise)
         # What every rank sends to every expert of this rank: (ep, E / ep).
         arriving = self._arriving(layout, routing)
@@ -108,23 +123,23 @@ class AllToAllDispatcher:
             sent, received = torch.stack((leaving.sum(1), arriving.sum(1))).tolist()
         else:
             sent = received = [per_rank * self._count] * self.group.size
-        rows = collectives.exchange(moves.spread(tokens), self.group, sent, received)
-        weights = collectives.exchange(moves.spread_weights(routing.weights), self.group, sent, received)
+        rows = collectives.all_to_all(moves.permute(tokens), self.group, sent, received)
+        weights = collectives.all_to_all(moves.spread_weights(routing.weights), self.group, sent, received)
         here = Moves(self._layout_here(arriving, sum(received), per_rank), self.elementwise)
-        done = experts(here.spread(rows), here.spread_weights(weights.unsqueeze(1)), here.layout)
-        return moves.combine(collectives.exchange(here.combine(done), self.group, received, sent))
+        done = experts(here.permute(rows), here.spread_weights(weights.unsqueeze(1)), here.layout)
+        return moves.unpermute(collectives.all_to_all(here.unpermute(done), self.group, received, sent))
 
     @property
     def _count(self) -> int:
         return self.model.num_moe_experts // self.group.size
 
-    def _arriving(self, layout: Layout, routing: Routing) -> torch.Tensor:
+    def _arriving(self, layout: ExpertPermutation, routing: Routing) -> torch.Tensor:
         if layout.capacity is not None:
             return torch.full((self.group.size, self._count), layout.capacity, device=routing.choices.device)
         counts = [self._count] * self.group.size
-        return collectives.exchange(routing.choices, self.group, counts, counts).view(self.group.size, -1)
+        return collectives.all_to_all(routing.choices, self.group, counts, counts).view(self.group.size, -1)
 
-    def _layout_here(self, arriving: torch.Tensor, rows: int, capacity: int | None) -> Layout:
+    def _layout_here(self, arriving: torch.Tensor, rows: int, capacity: int | None) -> ExpertPermutation:
         """Rows come sorted by rank, then by expert; experts want them sorted by expert."""
         numbers = torch.arange(self._count, device=arriving.device).repeat(self.group.size)
         experts = torch.repeat_interleave(numbers, arriving.flatten(), output_size=rows).unsqueeze(1)
@@ -139,7 +154,7 @@ def make_dispatcher(model: Model, elementwise: Elementwise, group: Group, kind: 
     return (AllGatherDispatcher if kind == "allgather" else AllToAllDispatcher)(model, elementwise, group)
 
 
-def _own_layout(model: Model, routing: Routing) -> Layout:
+def _own_layout(model: Model, routing: Routing) -> ExpertPermutation:
     """Of this rank's tokens over all experts."""
     capacity = capacity_of(model, len(routing.experts))
     if capacity is None:

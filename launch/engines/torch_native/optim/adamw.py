@@ -10,7 +10,7 @@ from torch.optim.adamw import adamw
 
 from launch.contract.spec import Training
 from launch.engines.lr_schedule import learning_rate
-from launch.engines.torch_native.optim.flat_parameters import MainParameters
+from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 from launch.engines.torch_native.optim.fused_kernels import FusedAdamW
 from launch.engines.torch_native.parallel.data_parallel import total
 
@@ -25,7 +25,7 @@ Slice = tuple[torch.Tensor, torch.Tensor]
 class Optimizer:
     """AdamW (Loshchilov and Hutter, arXiv:1711.05101); only matrices decay."""
 
-    def __init__(self, main: MainParameters, training: Training) -> None:
+    def __init__(self, main: FlatParameters, training: Training) -> None:
         self._main = main
         self._training = training
         # On the device, so that a captured step reads the rate of the day.
@@ -62,7 +62,7 @@ class Optimizer:
 class _AdamW:
     """PyTorch's, over the stretches in pieces."""
 
-    def __init__(self, main: MainParameters, training: Training) -> None:
+    def __init__(self, main: FlatParameters, training: Training) -> None:
         self._main = main
         self._training = training
         self._rate = torch.zeros((), device=main.weights.device)
@@ -111,7 +111,7 @@ class _Piece:
         )  # fmt: skip
 
 
-def _slices(main: MainParameters, decays: bool, most: int) -> list[Slice]:
+def _slices(main: FlatParameters, decays: bool, most: int) -> list[Slice]:
     return [
         slice
         for stretch in main.stretches

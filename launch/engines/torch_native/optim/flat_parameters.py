@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from launch.contract.parallel_dims import ParallelDims
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.parallel.buckets import BUCKET_ELEMENTS, Bucket, Kind, cut, kind_of, place
 from launch.engines.torch_native.parallel.data_parallel import Reduction, gather_owned
 from launch.engines.torch_native.parallel.process_groups import Group, ParallelMesh, make_mesh
@@ -24,7 +24,7 @@ from launch.engines.torch_native.parallel.sharding import WHOLE, Sharding
 
 
 @dataclass(frozen=True)
-class Stretch:
+class OptimizerShard:
     """Successive elements that this rank updates, views of the buffers."""
 
     decays: bool
@@ -42,7 +42,7 @@ def _add(into: torch.Tensor, gradient: torch.Tensor, scale: float, first: bool) 
     into.add_(gradient, alpha=scale)
 
 
-class MainParameters:
+class FlatParameters:
     """Master weights and main gradients of a module, or of all a rank's modules in one that holds them.
 
     Masters are of at least float32; where the module computes in their precision its parameters are views of the
@@ -77,7 +77,7 @@ class MainParameters:
         # In the order in which a backward pass comes by them.
         named = list(reversed(list(module.named_parameters())))
         first = named[0][1]
-        self.mesh = mesh or make_mesh(Mesh(0, 1, first.device), ParallelDims())
+        self.mesh = mesh or make_mesh(RankPlace(0, 1, first.device), ParallelDims())
         kinds = [
             kind_of(name, parameter, shardings[name] if shardings else WHOLE, self.mesh, tied.get(name))
             for name, parameter in named
@@ -107,7 +107,7 @@ class MainParameters:
         self.gradients = torch.zeros_like(self._compute, dtype=gradient_dtype or dtype)
         self._gradient_views = self._views(self.gradients)
         self.stretches = [
-            Stretch(bucket.kind.decays, bucket.copies, self._compute[part], weights, self.gradients[part])
+            OptimizerShard(bucket.kind.decays, bucket.copies, self._compute[part], weights, self.gradients[part])
             for (bucket, part), weights in zip(owned, self.weights.split(lengths), strict=True)
         ]
         for stretch in self.stretches:

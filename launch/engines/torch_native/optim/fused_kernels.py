@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional
 import torch
 
 from launch.contract.spec import Training
-from launch.engines.torch_native.optim.flat_parameters import MainParameters
+from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 
 LARGE = 2**18
 """Elements from which on a compiled call is worth its host time, some tens of microseconds."""
@@ -97,7 +97,7 @@ class _Slice(NamedTuple):
 class FusedAdamW:
     """AdamW (Loshchilov and Hutter, arXiv:1711.05101) with clipping before it and rounding to the compute precision after."""
 
-    def __init__(self, main: MainParameters, training: Training) -> None:
+    def __init__(self, main: FlatParameters, training: Training) -> None:
         self._main = main
         self._betas = (training.adam_beta1, training.adam_beta2)
         self._steps = torch.zeros((), dtype=torch.float64, device=main.weights.device)
@@ -114,7 +114,7 @@ class FusedAdamW:
         self._main.gather()
 
 
-def _slices(main: MainParameters, decays: bool) -> list[_Slice]:
+def _slices(main: FlatParameters, decays: bool) -> list[_Slice]:
     found = []
     for stretch in main.stretches:
         if stretch.decays == decays:

@@ -1,6 +1,6 @@
 """Collectives that autograd goes through, each with its transpose as its backward pass.
 
-All shapes are known beforehand but those of :func:`exchange`, and none reads anything on the host.
+All shapes are known beforehand but those of :func:`all_to_all`, and none reads anything on the host.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ reduce_scatter_single: Callable[..., Any] = getattr(dist, "reduce_scatter_single
 Way = Callable[[torch.Tensor, Group], torch.Tensor]
 
 
-def copy(x: torch.Tensor, group: Group) -> torch.Tensor:
+def copy_to_group(x: torch.Tensor, group: Group) -> torch.Tensor:
     """``x``, which all ranks hold; its gradient is the sum of theirs."""
     return _apply(x, group, _same, _sum)
 
 
-def reduce(x: torch.Tensor, group: Group) -> torch.Tensor:
+def reduce_from_group(x: torch.Tensor, group: Group) -> torch.Tensor:
     """The sum over all ranks, which all then hold; each has its whole gradient."""
     return _apply(x, group, _sum, _same)
 
@@ -41,17 +41,17 @@ def reduce_scatter(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
     return _apply(x, group, partial(_reduce_scatter, dim=dim), partial(_all_gather, dim=dim))
 
 
-def split(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
+def scatter_to_group(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
     """This rank's part along ``dim`` of ``x``, which all ranks hold, each with the whole gradient."""
     return _apply(x, group, partial(_part, dim=dim), partial(_all_gather, dim=dim))
 
 
-def join(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-    """The parts of all ranks, which all then hold, each with the whole gradient: the transpose of :func:`split`."""
+def gather_from_group(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
+    """The parts of all ranks, which all then hold, each with the whole gradient: the transpose of :func:`scatter_to_group`."""
     return _apply(x, group, partial(_all_gather, dim=dim), partial(_part, dim=dim))
 
 
-def exchange(x: torch.Tensor, group: Group, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+def all_to_all(x: torch.Tensor, group: Group, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
     """Rows to every rank and from every rank: the first ``sent[0]`` rows go to rank 0, and so on."""
     there = partial(_all_to_all, sent=list(sent), received=list(received))
     return _apply(x, group, there, partial(_all_to_all, sent=list(received), received=list(sent)))

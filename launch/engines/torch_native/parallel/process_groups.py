@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from launch.contract.parallel_dims import Axis, ParallelDims
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 
 DENSE_AXES: tuple[Axis, ...] = ("tp", "dp", "pp")
 EXPERT_AXES: tuple[Axis, ...] = ("ep", "expert_dp")
@@ -38,7 +38,7 @@ class ParallelMesh:
     expert_dp: Group
 
 
-def make_mesh(place: Mesh, dims: ParallelDims) -> ParallelMesh:
+def make_mesh(place: RankPlace, dims: ParallelDims) -> ParallelMesh:
     """A collective call: every rank makes the same groups in the same order."""
     alone = dict.fromkeys((*DENSE_AXES, *EXPERT_AXES), Group())
     if place.world_size == 1:

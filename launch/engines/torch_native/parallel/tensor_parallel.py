@@ -48,21 +48,21 @@ class TensorParallel:
         """To the whole sequence, of which each rank computes its part of the outputs."""
         if self.sequence_parallel:
             return collectives.gather(x, self.group, SEQUENCE)
-        return collectives.copy(x, self.group)
+        return collectives.copy_to_group(x, self.group)
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks, or this rank's stretch of it."""
         if self.sequence_parallel:
             return collectives.reduce_scatter(x, self.group, SEQUENCE)
-        return collectives.reduce(x, self.group)
+        return collectives.reduce_from_group(x, self.group)
 
     def own_tokens(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's stretch of the sequence."""
-        return x if self.sequence_parallel else collectives.split(x, self.group, SEQUENCE)
+        return x if self.sequence_parallel else collectives.scatter_to_group(x, self.group, SEQUENCE)
 
     def all_tokens(self, x: torch.Tensor) -> torch.Tensor:
         """The transpose of :meth:`own_tokens`."""
-        return x if self.sequence_parallel else collectives.join(x, self.group, SEQUENCE)
+        return x if self.sequence_parallel else collectives.gather_from_group(x, self.group, SEQUENCE)
 
 
 class ColumnParallelLinear(nn.Linear):
@@ -123,10 +123,10 @@ def vocab_parallel_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, gr
     largest = logits.detach().amax(-1)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group.process_group)
     logits = logits - largest.unsqueeze(-1)
-    total = collectives.reduce(logits.exp().sum(-1), group)
+    total = collectives.reduce_from_group(logits.exp().sum(-1), group)
     own, inside = _own_entries(targets, logits.shape[-1], group)
     picked = logits.gather(-1, own.unsqueeze(-1)).squeeze(-1).masked_fill(~inside, 0.0)
-    return (total.log() - collectives.reduce(picked, group)).mean()
+    return (total.log() - collectives.reduce_from_group(picked, group)).mean()
 
 
 def _own_entries(tokens: torch.Tensor, count: int, group: Group) -> tuple[torch.Tensor, torch.Tensor]:

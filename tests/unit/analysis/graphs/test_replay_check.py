@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from analysis.graphs.replay_check import Replay, prove
+from analysis.graphs.replay_check import Replay, check_replay
 from analysis.records.load import load, load_run
 from analysis.records.run import Attempt
-from analysis.sweep.cell_results import CellResult, compare
+from analysis.sweep.cell_results import CellResult, compare_cells
 from launch.contract.paths import SweepPaths
 from launch.contract.records import GraphStats, Probe
 from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training
@@ -26,7 +26,7 @@ def graphed_result(root: Path, edit: Edit, **options: Any) -> CellResult:
         if run.spec.graphed:
             edit(run)
 
-    results = compare(load(write_sweep(root, device="cuda", impls=("torch",), edit=of_graphed, **options)))
+    results = compare_cells(load(write_sweep(root, device="cuda", impls=("torch",), edit=of_graphed, **options)))
     return results[1]
 
 
@@ -119,13 +119,13 @@ def test_an_eager_run_that_launched_graphs_is_no_eager_run(tmp_path: Path) -> No
         if not run.spec.graphed:
             change_probe(0, graph_launches=1.0)(run)
 
-    verdict = compare(load(write_sweep(tmp_path, device="cuda", edit=launches)))[1].verdict
+    verdict = compare_cells(load(write_sweep(tmp_path, device="cuda", edit=launches)))[1].verdict
     assert verdict is not None and verdict.word == "INCOMPARABLE"
     assert "the eager run launched CUDA graphs" in verdict.reason
 
 
 def test_a_cpu_run_needs_no_probe(tmp_path: Path) -> None:
-    result = compare(load(write_sweep(tmp_path)))[1]
+    result = compare_cells(load(write_sweep(tmp_path)))[1]
     assert result.replay is not None
     assert (result.replay.proven, result.replay.launches_seen) == (True, None)
 
@@ -156,7 +156,7 @@ def proof_of(root: Path, spec: RunSpec, bare: set[int], **probe: float) -> Repla
     write_attempt(sweep, record)
     attempt = load_run(sweep.run(spec.run_id), spec.run_id, 0, spec).attempt
     assert attempt is not None and not attempt.problems
-    return prove(attempt, spec)
+    return check_replay(attempt, spec)
 
 
 def test_stages_without_a_layer_of_the_scope_capture_nothing(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_bare_rank_still_needs_its_probe(tmp_path: Path) -> None:
     write_attempt(sweep, record)
     attempt = load_run(sweep.run(spec.run_id), spec.run_id, 0, spec).attempt
     assert attempt is not None
-    assert prove(attempt, spec).reason == "rank 2: ended without a probe"
+    assert check_replay(attempt, spec).reason == "rank 2: ended without a probe"
 
 
 def test_no_launch_count_passes_below_what_was_expected(tmp_path: Path) -> None:
@@ -219,9 +219,9 @@ def test_no_launch_count_passes_below_what_was_expected(tmp_path: Path) -> None:
     write_attempt(sweep, attempt_record(spec))
     attempt = load_run(sweep.run(spec.run_id), spec.run_id, 0, spec).attempt
     assert attempt is not None
-    assert prove(attempt, spec).proven
+    assert check_replay(attempt, spec).proven
     unknown = dataclasses.replace(GRAPHED_PROBE, graph_launches=float("nan"))
-    assert not prove(_seen(attempt, unknown), spec).proven
+    assert not check_replay(_seen(attempt, unknown), spec).proven
 
 
 def _seen(attempt: Attempt, probe: Probe) -> Attempt:
@@ -234,7 +234,7 @@ def test_records_that_know_of_no_launches_are_read(tmp_path: Path) -> None:
         for event in run.events[0]:
             event.get("graphs", {}).pop("launches_per_step", None)
 
-    result = compare(load(write_sweep(tmp_path, edit=older)))[1]
+    result = compare_cells(load(write_sweep(tmp_path, edit=older)))[1]
     assert result.replay is not None and result.replay.stats == GraphStats(
         "torch_compile", (), "compiled without CUDA graphs (CPU)", 4, 464, 464, 0, 2.5
     )

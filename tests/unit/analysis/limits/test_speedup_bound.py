@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.limits.speedup_bound import NEAR, EagerStep, GraphedStep, Limit, bound_of
+from analysis.limits.speedup_bound import NEAR, EagerStep, GraphedStep, SpeedupBound, classify_bound
 from analysis.records.load import load
 from analysis.report.write_report import write_report
-from analysis.sweep.cell_results import compare
-from analysis.sweep.judge_sweep import judge
+from analysis.sweep.cell_results import compare_cells
+from analysis.sweep.judge_sweep import judge_sweep
 from analysis.sweep.ranking import rank
 from tests.records import EAGER_PROBE, GRAPHED_PROBE, AttemptRecord, write_sweep
 from tests.unit.analysis.graphs.test_replay_check import change_probe, no_probe
@@ -45,15 +45,15 @@ def test_without_what_communicates_there_is_no_less_to_win(eager: EagerStep) -> 
 
 @given(eager_steps(communicates=True), graphed_steps)
 def test_a_busy_device_that_waits_for_other_ranks_is_no_limit(eager: EagerStep, graphed: GraphedStep) -> None:
-    limit = Limit(eager, graphed)
+    limit = SpeedupBound(eager, graphed)
     assert (eager.largest_speedup, limit.times_busy, limit.attained) == (None, None, None)
     assert limit.times_computing == graphed.step_ms / eager.computing_ms
-    assert limit.bound == bound_of(dataclasses.replace(eager, busy_ms=eager.busy_ms * 2), graphed)
+    assert limit.bound == classify_bound(dataclasses.replace(eager, busy_ms=eager.busy_ms * 2), graphed)
 
 
 @given(eager_steps(), graphed_steps)
 def test_attained_is_one_at_the_limit_none_where_nothing_is_to_win(eager: EagerStep, graphed: GraphedStep) -> None:
-    limit = Limit(eager, graphed)
+    limit = SpeedupBound(eager, graphed)
     assert limit.times_busy is not None and limit.times_computing is not None
     assert limit.times_busy <= limit.times_computing
     assert (limit.attained is None) == (eager.launch_bound <= 0.01)
@@ -67,7 +67,7 @@ def test_attained_is_one_at_the_limit_none_where_nothing_is_to_win(eager: EagerS
 
 @given(eager_steps(), graphed_steps)
 def test_a_bound_is_what_the_step_is_as_long_as(eager: EagerStep, graphed: GraphedStep) -> None:
-    bound = bound_of(eager, graphed)
+    bound = classify_bound(eager, graphed)
     assert bound != "communication"
     near_the_device = graphed.step_ms <= eager.busy_ms * (1 + NEAR)
     assert (bound == "device") == near_the_device
@@ -93,11 +93,13 @@ def test_a_bound_is_what_the_step_is_as_long_as(eager: EagerStep, graphed: Graph
 def test_bounds(computing: float, graphed_ms: float, graphed_host: Optional[float], bound: str) -> None:
     eager = EagerStep(20.0, 16.0, computing, 19.0, KERNELS)
     graphed = GraphedStep(graphed_ms, graphed_host, KERNELS, 1.0, computing, 1.0)
-    assert bound_of(eager, graphed) == bound
-    assert bound_of(eager, dataclasses.replace(graphed, kernels=1.02 * KERNELS)) == bound
-    assert bound_of(eager, dataclasses.replace(graphed, kernels=2 * KERNELS)) == bound, "counted otherwise, as long"
+    assert classify_bound(eager, graphed) == bound
+    assert classify_bound(eager, dataclasses.replace(graphed, kernels=1.02 * KERNELS)) == bound
+    assert classify_bound(eager, dataclasses.replace(graphed, kernels=2 * KERNELS)) == bound, (
+        "counted otherwise, as long"
+    )
     others = dataclasses.replace(graphed, kernels=KERNELS / 2, computing_ms=computing / 2)
-    assert bound_of(eager, others) == "other kernels"
+    assert classify_bound(eager, others) == "other kernels"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_bounds_of_ranks_that_communicate(
     devices wait for longer than they are idle."""
     graphed = GraphedStep(graphed_ms, graphed_host, KERNELS, 1.0, 12.0, own_busy)
     for eagers in (12.0, 14.0):
-        assert bound_of(EagerStep(20.0, 16.0, eagers, 19.0, KERNELS, communicates=True), graphed) == bound
+        assert classify_bound(EagerStep(20.0, 16.0, eagers, 19.0, KERNELS, communicates=True), graphed) == bound
 
 
 # --- from records ---------------------------------------------------------------------------------------------------
@@ -132,8 +134,8 @@ def timed(run: AttemptRecord) -> None:
         step["step_time_ms"] = GRAPHED_MS if run.spec.graphed else EAGER_MS
 
 
-def limit_of(root: Path, edit: Any = timed, **options: Any) -> Optional[Limit]:
-    return compare(load(write_sweep(root, device="cuda", impls=("torch",), edit=edit, **options)))[1].limit
+def limit_of(root: Path, edit: Any = timed, **options: Any) -> Optional[SpeedupBound]:
+    return compare_cells(load(write_sweep(root, device="cuda", impls=("torch",), edit=edit, **options)))[1].limit
 
 
 def of_eager(change: Any) -> Any:
@@ -214,7 +216,7 @@ def test_a_host_that_waits_for_the_device_in_a_step_has_no_time_of_its_own(tmp_p
             change_probe(1, host_ms=None)(run)
 
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=waits, ranks=2)
-    limit = compare(load(sweep))[1].limit
+    limit = compare_cells(load(sweep))[1].limit
     assert limit is not None and limit.eager is not None and limit.graphed is not None
     assert (limit.eager.host_ms, limit.graphed.host_ms, limit.bound) == (None, None, "gaps")
     text = write_report(sweep).markdown.read_text()
@@ -252,7 +254,7 @@ def one_bad_time(run: AttemptRecord) -> None:
 )
 def test_what_cannot_be_told_is_indeterminate(tmp_path: Path, change: Any, said: str) -> None:
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=of_eager(change))
-    limit = compare(load(sweep))[1].limit
+    limit = compare_cells(load(sweep))[1].limit
     assert limit is not None
     assert said in limit.reason
     assert (limit.eager, limit.graphed, limit.times_busy, limit.attained, limit.bound) == (None,) * 5
@@ -426,7 +428,7 @@ def test_a_step_shorter_than_its_kernels_has_no_speed_and_is_at_no_limit(tmp_pat
     """As a host times steps that does not wait for the device."""
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch", "full_iteration"), edit=takes(4.0))
     report = write_report(sweep)
-    (_, torch, _) = judge(sweep).results
+    (_, torch, _) = judge_sweep(sweep).results
     assert torch.speed is not None and torch.limit is not None
     assert (torch.speed.word, torch.speed.low, torch.speed.high) == ("INCONCLUSIVE", None, None)
     assert (
@@ -459,7 +461,7 @@ def test_what_a_step_is_held_against(
         change_probe(0, **(graphed if run.spec.graphed else eager))(run)
 
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=takes(graphed_ms, probed))
-    result = compare(load(sweep))[1]
+    result = compare_cells(load(sweep))[1]
     assert result.speed is not None and result.limit is not None
     assert bool(result.limit.doubt) == doubtful
     assert (result.speed.word == "INCONCLUSIVE") == doubtful
@@ -475,7 +477,7 @@ def test_an_eager_step_shorter_than_its_kernels_makes_graphs_neither_faster_nor_
 
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch", "full_iteration"), edit=unsynchronised)
     report = write_report(sweep)
-    (eager, torch, _) = judge(sweep).results
+    (eager, torch, _) = judge_sweep(sweep).results
     assert torch.speed is not None and torch.limit is not None and eager.step is not None
     why = (
         "timing is doubtful: the eager step is said to take 14.00 ms, and its own probe saw 15.50 ms of computing in it"
@@ -484,7 +486,7 @@ def test_an_eager_step_shorter_than_its_kernels_makes_graphs_neither_faster_nor_
     assert torch.speed.reason == torch.limit.reason == torch.limit.eager_doubt == eager.doubt == why
     assert (torch.doubt, torch.limit.eager) == ("", None), "the graphed step itself is not in doubt"
     assert f"**1 eager cell cannot be as fast as timed**: `eager, lr 0.001` ({why})." in report.summary
-    (ranking,) = rank(judge(sweep).results)
+    (ranking,) = rank(judge_sweep(sweep).results)
     assert [cell.label for cell in ranking.cells] == ["torch, lr 0.001", "full_iteration, lr 0.001"]
     assert ranking.left_out == (("eager, lr 0.001", why),)
 
@@ -498,7 +500,7 @@ def test_an_eager_step_may_be_shorter_than_its_probe_says_by_as_little_as_a_grap
         for step in run.metrics:
             step["step_time_ms"] = eager_ms if not run.spec.graphed else 15.0
 
-    result = compare(load(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=edit)))[1]
+    result = compare_cells(load(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=edit)))[1]
     assert result.speed is not None and result.limit is not None
     assert (bool(result.limit.eager_doubt), result.speed.word == "SLOWER") == (doubtful, not doubtful)
 
@@ -517,7 +519,7 @@ def test_an_eager_step_as_long_as_its_kernels_is_sound_on_machines_that_differ(
             step["step_time_ms"] = 16.0 * factor
 
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), repeats=3, edit=edit)
-    eager, graphed = judge(sweep).results
+    eager, graphed = judge_sweep(sweep).results
     assert (eager.doubt, graphed.doubt) == ("", "")
     (ranking,) = rank([eager, graphed])
     assert ranking.left_out == ()

@@ -10,7 +10,7 @@ import pytest
 from analysis.limits.straggler import Straggler, cell_straggler
 from analysis.records.load import load
 from analysis.report.write_report import write_report
-from analysis.sweep.cell_results import compare
+from analysis.sweep.cell_results import compare_cells
 from launch.contract.spec import Parallelism
 from tests.records import EAGER_PROBE, UNTHROTTLED, AttemptRecord, write_sweep
 from tests.unit.analysis.graphs.test_replay_check import change_probe
@@ -20,7 +20,7 @@ from tests.unit.analysis.limits.test_throttling import change_clocks
 def found(root: Path, edit: Any, ranks: int = 4, layout: Optional[Parallelism] = None) -> Optional[Straggler]:
     sweep = write_sweep(root, device="cuda", impls=("torch",), ranks=ranks, edit=edit)
     if layout is None:
-        return compare(load(sweep))[0].straggler
+        return compare_cells(load(sweep))[0].straggler
     runs = next(iter(load(sweep).runs.values()))
     return cell_straggler([run.attempt for run in runs if run.attempt], layout, 20.0)
 
@@ -73,7 +73,7 @@ def test_one_slow_repeat_of_three_is_no_straggler(tmp_path: Path) -> None:
             change_probe(2, computing_ms=17.5)(run)
 
     sweep = write_sweep(tmp_path, device="cuda", ranks=4, repeats=3, edit=once)
-    assert compare(load(sweep))[0].straggler is None
+    assert compare_cells(load(sweep))[0].straggler is None
 
 
 def test_stages_may_differ_in_their_work(tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.limits.throttling import CAPPED_APART, SLOWED, Unthrottled, throttled, unthrottled
+from analysis.limits.throttling import CAPPED_APART, SLOWED, Unthrottled, find_throttling, unthrottled
 from analysis.pairing.pair import PairResult
 from analysis.records.load import load
 from analysis.records.run import Attempt
 from analysis.report.sections.speed import speeds
 from analysis.report.summary import summarise
 from analysis.speed.speedup import Speed, speed_word
-from analysis.sweep.cell_results import CellResult, compare
-from analysis.sweep.judge_sweep import judge
+from analysis.sweep.cell_results import CellResult, compare_cells
+from analysis.sweep.judge_sweep import judge_sweep
 from analysis.sweep.ranking import rank
 from launch.contract.records import Clocks
 from tests.records import UNTHROTTLED, AttemptRecord, write_sweep
@@ -55,7 +55,7 @@ def both(first: Edit, second: Edit) -> Edit:
 
 
 def results(root: Path, edit: Edit, **options: Any) -> tuple[CellResult, ...]:
-    return compare(load(write_sweep(root, device="cuda", impls=("torch",), edit=edit, **options)))
+    return compare_cells(load(write_sweep(root, device="cuda", impls=("torch",), edit=edit, **options)))
 
 
 def graphed_result(root: Path, edit: Edit, **options: Any) -> CellResult:
@@ -105,7 +105,7 @@ def test_a_word_that_slowing_down_cannot_explain_stays_and_its_interval_is_as_mu
     for workloads in (1, 3):
         folder = tmp_path / str(workloads)
         plain, hot = (
-            judge(write_sweep(folder / name, device="cuda", workloads=workloads, impls=("torch",), edit=edit))
+            judge_sweep(write_sweep(folder / name, device="cuda", workloads=workloads, impls=("torch",), edit=edit))
             .results[1]
             .speed
             for name, edit in (
@@ -183,7 +183,7 @@ def test_it_is_the_first_news_and_is_not_ranked(tmp_path: Path) -> None:
         impls=("torch", "full_iteration"),
         edit=change_clocks(False, throttled=share(0.3, "thermal")),
     )
-    judged = judge(sweep)
+    judged = judge_sweep(sweep)
     said = "heat for 30% of the measured time on rank 0"
     assert f"**1 cell ran on GPUs that were slowed down**: `{judged.results[0].cell.label}` (by {said})." in (
         summarise(judged.results).text
@@ -228,7 +228,7 @@ def test_the_family_of_a_sweep_does_not_give_the_word_back(tmp_path: Path) -> No
     sweep = write_sweep(
         tmp_path, device="cuda", impls=("torch",), edit=change_clocks(False, throttled=share(0.3, "thermal"))
     )
-    assert [r.speed.word for r in judge(sweep).results if r.speed] == ["INCONCLUSIVE"]
+    assert [r.speed.word for r in judge_sweep(sweep).results if r.speed] == ["INCONCLUSIVE"]
 
 
 def test_the_interval_of_a_family_is_held_against_throttling_too(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_the_interval_of_a_family_is_held_against_throttling_too(tmp_path: Path)
         sweep = write_sweep(
             tmp_path / str(workloads), device="cuda", workloads=workloads, repeats=3, impls=("torch",), edit=edit
         )
-        speed = judge(sweep).results[1].speed
+        speed = judge_sweep(sweep).results[1].speed
         assert speed and speed.word == word
     assert "a power cap" in speed.reason
 
@@ -320,7 +320,7 @@ def with_clocks(pair: PairResult, eager: Clocks, graphed: Clocks) -> PairResult:
 CLOCKS = st.builds(
     Clocks,
     seconds=st.floats(0.5, 1e4),
-    throttled=st.dictionaries(st.sampled_from(["power_cap", "thermal", "sync_boost"]), st.floats(0, 2e4)),
+    find_throttling=st.dictionaries(st.sampled_from(["power_cap", "thermal", "sync_boost"]), st.floats(0, 2e4)),
     active=st.none() | st.lists(st.sampled_from(["power_cap", "thermal", "power_brake"]), unique=True).map(tuple),
     power_limits=st.sampled_from([(), (500.0,), (700.0,), (500.0, 700.0)]),
     sm_mhz=st.none() | st.integers(0, 3000),
@@ -340,7 +340,7 @@ def test_no_side_is_favoured(pair: PairResult, eager: Clocks, graphed: Clocks) -
 def test_shares_are_shares_and_silence_is_said(pair: PairResult, clocks: Clocks) -> None:
     _, attempt = (run.attempt for run in (pair.eager, with_clocks(pair, clocks, clocks).graphed) if run)
     assert attempt
-    found = throttled([attempt], [0])
+    found = find_throttling([attempt], [0])
     assert all(0 <= share <= 1 for share, _ in found.most.values())
     assert ("heat" in found.unknown) == ("thermal" not in clocks.throttled)
     assert ("hardware slowdown" in found.unknown) == (clocks.active is None)
@@ -403,7 +403,7 @@ def test_graphed_cells_are_not_told_apart_by_what_throttling_may_explain(
             change_clocks(True, **clocks)(run)
 
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch", "full_iteration"), repeats=4, edit=edit)
-    (ranking,) = rank(judge(sweep).results)
+    (ranking,) = rank(judge_sweep(sweep).results)
     first, second = ranking.cells[:2]
     assert (first.label, second.label) == ("torch, lr 0.001", "full_iteration, lr 0.001")
     assert second.told_apart == apart
@@ -475,7 +475,7 @@ def test_clocks_below_their_maximum_are_shown_and_doubt_nothing(tmp_path: Path) 
 
 
 def test_a_report_of_a_cpu_does_not_speak_of_it(tmp_path: Path) -> None:
-    assert "throttled" not in "\n".join(speeds(compare(load(write_sweep(tmp_path))), None))
+    assert "throttled" not in "\n".join(speeds(compare_cells(load(write_sweep(tmp_path))), None))
 
 
 def test_damaged_clocks_keep_a_pair_from_being_compared(tmp_path: Path) -> None:

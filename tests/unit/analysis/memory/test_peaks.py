@@ -9,7 +9,7 @@ import pytest
 
 from analysis.records.load import load
 from analysis.report.write_report import write_report
-from analysis.sweep.cell_results import compare
+from analysis.sweep.cell_results import compare_cells
 from launch.contract.records import Outcome
 from launch.contract.spec import Device
 from tests.records import GIB, AttemptRecord, write_sweep
@@ -17,7 +17,7 @@ from tests.records import GIB, AttemptRecord, write_sweep
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_capture_added_is_what_graphs_hold_at_the_end_of_measure(tmp_path: Path, device: Device) -> None:
-    eager, graphed = compare(load(write_sweep(tmp_path, device=device)))
+    eager, graphed = compare_cells(load(write_sweep(tmp_path, device=device)))
     assert eager.memory is not None
     assert graphed.memory is not None
     assert graphed.memory.kind == ("host" if device == "cpu" else "device")
@@ -28,7 +28,7 @@ def test_what_capture_added_is_what_graphs_hold_at_the_end_of_measure(tmp_path: 
 
 
 def test_device_memory_counts_what_lies_outside_the_allocator(tmp_path: Path) -> None:
-    _, graphed = compare(load(write_sweep(tmp_path, device="cuda")))
+    _, graphed = compare_cells(load(write_sweep(tmp_path, device="cuda")))
     assert graphed.memory is not None
     measure = next(peak for peak in graphed.memory.phases if peak.phase == "measure")
     assert measure.peak_allocated is not None
@@ -43,7 +43,7 @@ def test_peaks_are_the_largest_of_ranks_and_repeats(tmp_path: Path) -> None:
                 if event["kind"] == "phase" and event["phase"] == "capture":
                     event["memory"]["host_peak_rss"] = 100 * GIB
 
-    _, graphed = compare(load(write_sweep(tmp_path, ranks=2, edit=one_large_rank)))
+    _, graphed = compare_cells(load(write_sweep(tmp_path, ranks=2, edit=one_large_rank)))
     assert graphed.memory is not None
     assert graphed.memory.peak == 100 * GIB
 
@@ -54,7 +54,7 @@ def test_a_run_that_died_in_capture_still_shows_the_phases_before(tmp_path: Path
             kept = ("init", "build", "warmup")
             run.events[0] = [event for event in run.events[0] if event["phase"] in kept]
 
-    _, graphed = compare(load(write_sweep(tmp_path, edit=died)))
+    _, graphed = compare_cells(load(write_sweep(tmp_path, edit=died)))
     assert graphed.memory is not None
     assert [peak.phase for peak in graphed.memory.phases] == ["init", "build", "warmup"]
     assert graphed.memory.added is None
@@ -66,7 +66,7 @@ def test_what_the_profiler_holds_is_no_memory_of_the_run(tmp_path: Path) -> None
             if event["kind"] == "phase" and event["phase"] == "probe":
                 event["memory"]["device_outside"] = 100 * GIB
 
-    _, graphed = compare(load(write_sweep(tmp_path, device="cuda", edit=profiled)))
+    _, graphed = compare_cells(load(write_sweep(tmp_path, device="cuda", edit=profiled)))
     assert graphed.memory is not None
     assert graphed.memory.peak < 10 * GIB
 
@@ -79,7 +79,7 @@ def test_headroom_is_what_the_smallest_gpu_has_beyond_the_peak(tmp_path: Path) -
         if run.spec.repeat:
             run.environment["hardware"]["gpu_memory_bytes"] = [140 * GIB, 80 * GIB]
 
-    eager, graphed = compare(load(write_sweep(tmp_path, device="cuda", edit=smaller)))
+    eager, graphed = compare_cells(load(write_sweep(tmp_path, device="cuda", edit=smaller)))
     for result in (eager, graphed):
         assert result.memory is not None
         assert result.memory.device_total == 80 * GIB
@@ -103,13 +103,13 @@ def out_of_memory(run: AttemptRecord) -> None:
 def test_headroom_is_not_told_where_records_do_not_tell_it(
     tmp_path: Path, edit: Callable[[AttemptRecord], None]
 ) -> None:
-    for result in compare(load(write_sweep(tmp_path, device="cuda", edit=edit))):
+    for result in compare_cells(load(write_sweep(tmp_path, device="cuda", edit=edit))):
         assert result.memory is not None
         assert result.memory.headroom is None
 
 
 def test_a_cpu_host_has_no_headroom_to_tell(tmp_path: Path) -> None:
-    for result in compare(load(write_sweep(tmp_path))):
+    for result in compare_cells(load(write_sweep(tmp_path))):
         assert result.memory is not None and result.memory.headroom is None
 
 
@@ -118,6 +118,6 @@ def test_a_gpu_without_memory_has_no_headroom(tmp_path: Path) -> None:
         run.environment["hardware"]["gpu_memory_bytes"] = [0]
 
     sweep = write_sweep(tmp_path, device="cuda", edit=none)
-    _, graphed = compare(load(sweep))
+    _, graphed = compare_cells(load(sweep))
     assert graphed.memory is not None and graphed.memory.headroom is None
     assert write_report(sweep).exit_code == 0

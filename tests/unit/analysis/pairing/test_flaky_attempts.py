@@ -10,10 +10,10 @@ import pytest
 
 from analysis.report.summary import Summary, summarise
 from analysis.report.write_report import write_report
-from analysis.sweep.judge_sweep import judge
+from analysis.sweep.judge_sweep import judge_sweep
 from launch.contract.paths import SweepPaths
 from launch.contract.records import Outcome
-from orchestrator.bisect.failure_status import stand_of
+from orchestrator.bisect.failure_status import classify_failure
 from tests.records import AttemptRecord, write_attempt, write_sweep
 
 Edit = Callable[[AttemptRecord], None]
@@ -31,7 +31,7 @@ def retried(root: Path, before: Edit, graphed: bool = GRAPHED, deterministic: bo
             run.number = 2
 
     sweep_paths = SweepPaths(root)
-    return summarise(judge(write_sweep(root, edit=edit, deterministic=deterministic)).results)
+    return summarise(judge_sweep(write_sweep(root, edit=edit, deterministic=deterministic)).results)
 
 
 def ended(name: str, phase: str = "measure", **fields: object) -> Edit:
@@ -113,7 +113,7 @@ def test_where_eager_came_to_other_bits_once_nothing_is_equal_to_them(
 ) -> None:
     found = retried(tmp_path, one_bit_off, EAGER, deterministic)
     assert found.verdicts == {word: 1}
-    (graphed,) = (result for result in judge(SweepPaths(tmp_path)).results if result.cell.graphed)
+    (graphed,) = (result for result in judge_sweep(SweepPaths(tmp_path)).results if result.cell.graphed)
     assert graphed.verdict and graphed.verdict.reason.startswith("equal to the bit but for eager repeat 0, attempt 1")
 
 
@@ -144,8 +144,8 @@ def test_the_row_of_the_cell_names_the_attempt_before(tmp_path: Path) -> None:
 
 def test_who_looks_for_a_failure_does_not_take_one_that_comes_and_goes_for_a_pass(tmp_path: Path) -> None:
     retried(tmp_path, ended("CAPTURE_FAILED", "capture"))
-    graphed = next(result for result in judge(SweepPaths(tmp_path)).results if result.cell.graphed)
-    stand = stand_of(graphed, "CAPTURE_FAILED in capture")
+    graphed = next(result for result in judge_sweep(SweepPaths(tmp_path)).results if result.cell.graphed)
+    stand = classify_failure(graphed, "CAPTURE_FAILED in capture")
     assert stand is not None and stand.standing == "unclear"
 
 
@@ -166,12 +166,12 @@ def test_beside_an_outcome_that_cannot_be_read_no_attempt_counts(
 
     paths = SweepPaths(tmp_path)
     write_sweep(tmp_path, edit=edit)
-    assert summarise(judge(paths).results).exit_code == 0
-    cell = next(result.cell for result in judge(paths).results if result.cell.graphed is graphed)
+    assert summarise(judge_sweep(paths).results).exit_code == 0
+    cell = next(result.cell for result in judge_sweep(paths).results if result.cell.graphed is graphed)
     damaged = paths.run(cell.run_ids[0]).attempt(attempt)
     damaged.outcome.write_text(content)
 
-    found = summarise(judge(paths).results)
+    found = summarise(judge_sweep(paths).results)
     assert (found.exit_code, found.verdicts) == (3, {"INCOMPARABLE": 1})
     assert f"an outcome of the {'graphed' if graphed else 'eager'} run is damaged" in found.text
     named = f"runs/{cell.run_ids[0]}/attempts/{attempt}/outcome.json cannot be read"
@@ -179,7 +179,7 @@ def test_beside_an_outcome_that_cannot_be_read_no_attempt_counts(
     assert named in write_report(paths).markdown.read_text()
 
     damaged.root.rename(tmp_path / "away")
-    assert summarise(judge(paths).results).exit_code == 0
+    assert summarise(judge_sweep(paths).results).exit_code == 0
 
 
 def test_a_failure_after_an_outcome_that_cannot_be_read_is_still_one(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_failure_after_an_outcome_that_cannot_be_read_is_still_one(tmp_path: P
 
     paths = SweepPaths(tmp_path)
     write_sweep(tmp_path, edit=edit)
-    found = summarise(judge(paths).results)
+    found = summarise(judge_sweep(paths).results)
     assert (found.exit_code, found.unexpected) == (3, 1)
 
 
@@ -208,5 +208,5 @@ def test_a_cancelled_attempt_gives_way_to_none_before_an_outcome_that_cannot_be_
 
     paths = SweepPaths(tmp_path)
     write_sweep(tmp_path, edit=edit)
-    graphed = next(result for result in judge(paths).results if result.cell.graphed)
+    graphed = next(result for result in judge_sweep(paths).results if result.cell.graphed)
     assert graphed.runs[0].attempt is None and graphed.verdict and graphed.verdict.word == "INCOMPARABLE"

@@ -22,8 +22,8 @@ from analysis.compare.junit import junit_of_report
 from analysis.report.charts import MAXIMUM_POINTS, CurveChart, Line, thinned
 from analysis.report.html import page
 from analysis.report.write_report import write_report
-from analysis.sweep.judge_sweep import judge
-from analysis.text import as_name, fenced, item, plain, table
+from analysis.sweep.judge_sweep import judge_sweep
+from analysis.text import code_block, code_name, escape, item, table
 from launch.common.atomic_files import read_json, write_json
 from tests.records import STARTED, AttemptRecord, write_sweep
 
@@ -78,7 +78,7 @@ def test_sections_can_be_jumped_to() -> None:
 @settings(max_examples=40)
 @given(st.text(max_size=40) | st.sampled_from(["</script><b>", "<!-- ", "]]>", "<svg onload=x>"]))
 def test_no_text_opens_a_tag(text: str) -> None:
-    markdown = f"# T\n\n{table(['a'], [[text]])}\n\n- {plain(text)}\n\n![Loss]({PICTURE})\n"
+    markdown = f"# T\n\n{table(['a'], [[text]])}\n\n- {escape(text)}\n\n![Loss]({PICTURE})\n"
     plainly = page(f"# T\n\n{table(['a'], [['x']])}\n\n- x\n\n![Loss]({PICTURE})\n", {PICTURE: chart([1.0])})
     allowed = {
         *read(plainly).tags,
@@ -117,8 +117,8 @@ def test_a_long_curve_keeps_the_step_that_stands_out(step: int, value: float) ->
 
 @pytest.mark.parametrize("text", ["a <b> c", "![x](y)", "<!--"])
 def test_markdown_shows_a_text_as_it_is(text: str) -> None:
-    assert "<" not in plain(text) and "![" not in plain(text)
-    assert plain(f"`{text}`") == f"`{text}`", "backquotes show what they hold already"
+    assert "<" not in escape(text) and "![" not in escape(text)
+    assert escape(f"`{text}`") == f"`{text}`", "backquotes show what they hold already"
 
 
 MARKUP = st.text(alphabet="`\\<b>![]() a\n#-|~=1.\0", max_size=14)
@@ -135,7 +135,7 @@ def tokens(markdown: str) -> list[tuple[str, str]]:
 @given(st.lists(MARKUP, min_size=1, max_size=3))
 def test_no_text_is_more_than_text_wherever_it_stands(texts: list[str]) -> None:
     """In any number beside each other, with code of our own between them, in a list and in a table."""
-    line = " `ours` ".join(map(plain, texts))
+    line = " `ours` ".join(map(escape, texts))
     for markdown in (f"- **x** {line}\n", table(["a"], [texts[:1]]) + "\n", "\n".join(map(item, texts)) + "\n"):
         found = tokens(markdown)
         kinds = {kind for kind, _ in found}
@@ -144,15 +144,15 @@ def test_no_text_is_more_than_text_wherever_it_stands(texts: list[str]) -> None:
     assert [text for kind, text in tokens(f"x {line}\n") if (kind, text) == ("code_inline", "ours")] == ["ours"] * (
         len(texts) - 1
     )
-    assert plain(plain(line)) == plain(line), "nothing is done twice"
-    name = as_name(texts[0]).strip()
+    assert escape(escape(line)) == escape(line), "nothing is done twice"
+    name = code_name(texts[0]).strip()
     if name:
         assert ("code_inline", name) in tokens(f"x `{name}` y\n")
 
 
 @given(st.text(alphabet="`~\n a#", max_size=30))
 def test_a_fence_holds_whatever_its_text_is(text: str) -> None:
-    (found,) = tokens(fenced(text, "yaml") + "\n")
+    (found,) = tokens(code_block(text, "yaml") + "\n")
     assert found == ("fence", text.rstrip("\n") + "\n") or (not text.strip("\n") and found[0] == "fence")
 
 
@@ -194,4 +194,4 @@ def test_no_record_writes_markup_or_control_characters_into_a_report(tmp_path: P
     outcome = read_json(report.json)["cells"][1]["runs"][0]["outcome"]
     assert outcome["message"] == f"boom \ud800{EVIL}", "report.json holds it whole"
     assert b"\\x1b[31m" in junit_of_report(golden_of(sweep))
-    assert "`" not in "".join(result.cell.label for result in judge(sweep).results)
+    assert "`" not in "".join(result.cell.label for result in judge_sweep(sweep).results)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.records.steps import Floats, Steps
-from analysis.speed.pair_speed import PairSpeed, Timed, together
+from analysis.speed.pair_speed import PairSpeed, Timed, pool_pairs
 from analysis.speed.speedup import MINIMUM_STEPS, cell_speed, speed_word
 from analysis.speed.steady_window import Window, window_of
 from analysis.statistics.confidence_interval import families, interval_of
@@ -51,7 +51,7 @@ def last_of_ten(true: float, slot: float) -> Counter[str]:
             window = window_of(eager, run_of(random, 20 * (1 + slot * (first + 10)), "clean", True))
             assert isinstance(window, Window)
             pairs.append(PairSpeed(timed=Timed(window, 8.0, np.zeros(0), 0.0, 60.0 * first, 60.0 * (first + 10))))
-        speed = cell_speed(together(pairs), RunSpec())
+        speed = cell_speed(pool_pairs(pairs), RunSpec())
         assert speed is not None
         found[speed.word] += 1
     return found
@@ -76,7 +76,7 @@ def words(true: float, repeats: int, kind: str) -> Counter[str]:
             window = window_of(run_of(random, 20 * true, kind, False), run_of(random, 20, kind, True))
             assert isinstance(window, Window)
             pairs.append(PairSpeed(timed=Timed(window, 8.0, np.zeros(0), 0.0)))
-        speed = cell_speed(together(pairs), RunSpec())
+        speed = cell_speed(pool_pairs(pairs), RunSpec())
         assert speed is not None
         found[speed.word] += 1
     return found

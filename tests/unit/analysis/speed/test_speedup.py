@@ -19,18 +19,18 @@ from analysis.report.summary import summarise
 from analysis.report.write_report import write_report
 from analysis.speed.flops import model_flops
 from analysis.speed.pair_speed import PairSpeed
-from analysis.speed.speedup import MINIMUM_STEPS, Speed, speed_word, word_of
+from analysis.speed.speedup import MINIMUM_STEPS, Speed, classify, speed_word
 from analysis.statistics.confidence_interval import Family, families, interval_of
 from analysis.statistics.student_t import quantile
-from analysis.sweep.cell_results import CellResult, compare
-from analysis.sweep.judge_sweep import judge
+from analysis.sweep.cell_results import CellResult, compare_cells
+from analysis.sweep.judge_sweep import judge_sweep
 from tests.records import AttemptRecord, write_sweep
 
 EAGER_MS = 20.0
 
 
 def compared(root: Path, edit: Callable[[AttemptRecord], None], repeats: int = 2) -> CellResult:
-    return compare(load(write_sweep(root, edit=edit, repeats=repeats)))[1]
+    return compare_cells(load(write_sweep(root, edit=edit, repeats=repeats)))[1]
 
 
 def timed(root: Path, graphed_ms: Callable[[AttemptRecord], float], repeats: int = 2) -> Optional[Speed]:
@@ -248,14 +248,14 @@ def test_steps_in_which_layers_were_digested_give_no_figure(tmp_path: Path) -> N
     records = load(write_sweep(tmp_path))
     cells = [dataclasses.replace(cell, spec=dict(cell.spec) | {"digest_steps": 6}) for cell in records.plan.cells]
     digested = dataclasses.replace(records, plan=dataclasses.replace(records.plan, cells=tuple(cells)))
-    assert compare(records)[1].speed is not None
-    graphed = compare(digested)[1]
+    assert compare_cells(records)[1].speed is not None
+    graphed = compare_cells(digested)[1]
     assert graphed.speed is None and "digests" in graphed.pairs[0].speed.reason
 
 
 def test_runs_that_overlap_give_no_figure(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, edit=at(lambda repeat, graphed: 2 * repeat + 0.3 * graphed))
-    result = compare(load(sweep))[1]
+    result = compare_cells(load(sweep))[1]
     assert result.speed is None
     assert result.pairs[0].speed.reason == "the eager and the graphed run were under way at the same time"
     said = "`torch_compile, lr 0.001`: no speed, since the eager and the graphed run were under way at the same time."
@@ -374,7 +374,7 @@ def test_other_cells_take_a_word_away_and_give_none(
     ratios: list[float], slower: float, moved: float, family: Family
 ) -> None:
     pairs = pairs_of(ratios, slower, moved)
-    own, (word, reason) = word_of(pairs)[0], word_of(pairs, family)
+    own, (word, reason) = classify(pairs)[0], classify(pairs, family)
     assert word in (own, "INCONCLUSIVE")
     assert bool(reason) == (word == "INCONCLUSIVE")
     assert "by itself" not in reason or f"{own} by itself" in reason != "INCONCLUSIVE"
@@ -384,8 +384,8 @@ def test_a_wider_interval_of_a_neutral_cell_makes_it_no_faster() -> None:
     pairs = pairs_of([1.0070, 1.0079, 1.0073, 1.0078])
     interval = interval_of([1.0070, 1.0079, 1.0073, 1.0078], WIDE)
     assert interval and speed_word(interval, 100)[0] == "FASTER"
-    assert word_of(pairs)[0] == "NEUTRAL"
-    assert word_of(pairs, WIDE)[1].startswith("NEUTRAL by itself (1.007 to 1.008), but not sure enough for one of 20")
+    assert classify(pairs)[0] == "NEUTRAL"
+    assert classify(pairs, WIDE)[1].startswith("NEUTRAL by itself (1.007 to 1.008), but not sure enough for one of 20")
 
 
 def apart(run: AttemptRecord) -> None:
@@ -397,14 +397,14 @@ def apart(run: AttemptRecord) -> None:
 
 
 def test_what_one_pair_shows_is_said_and_not_claimed(tmp_path: Path) -> None:
-    text = summarise(judge(write_sweep(tmp_path, repeats=1)).results).text
+    text = summarise(judge_sweep(write_sweep(tmp_path, repeats=1)).results).text
     assert "not sure enough is 1.25x (1 pair), `torch_compile, lr 0.001` (one pair cannot tell a speed-up" in text
     assert "Largest" not in text
 
 
 def test_words_of_a_sweep_are_said_of_all_cells_at_once(tmp_path: Path) -> None:
     """By itself the interval clears 1; beside a cell whose pairs are a fifth apart nobody can be so sure."""
-    alone, beside = (judge(write_sweep(tmp_path / str(n), edit=apart, workloads=n)) for n in (2, 3))
+    alone, beside = (judge_sweep(write_sweep(tmp_path / str(n), edit=apart, workloads=n)) for n in (2, 3))
     said = [summarise(judged.results).text for judged in (alone, beside)]
     first = [judged.results[1].speed for judged in (alone, beside)]
     assert first[0] is not None and first[1] is not None
@@ -449,7 +449,7 @@ def test_settling_that_the_window_drops_is_paid_for(tmp_path: Path) -> None:
             step["step_time_ms"] = (10.0 if run.spec.graphed else EAGER_MS) * (50 if slow else 1)
 
     sweep = write_sweep(tmp_path, edit=settling)
-    speed = compare(load(sweep))[1].speed
+    speed = compare_cells(load(sweep))[1].speed
     assert speed is not None
     lost = speed.settling
     assert 20 < lost <= 27

@@ -35,7 +35,7 @@ def window(eager: Floats, graphed: Optional[Floats] = None) -> Window:
 
 def test_a_clean_window_is_left_whole() -> None:
     found = window(steady())
-    assert (len(found), found.settling, int(found.off.sum()), behaviour([found])) == (STEPS, 0, 0, "")
+    assert (len(found), found.settling, int(found.excluded_steps.sum()), behaviour([found])) == (STEPS, 0, 0, "")
 
 
 def test_only_steps_measured_on_both_sides_count_and_by_their_numbers() -> None:
@@ -73,23 +73,23 @@ def test_hiccups_of_both_sides_are_outliers() -> None:
     one[[30, 60]] *= 3
     other[[31, 70]] *= 3
     found = window(one, other)
-    assert (int(found.off.sum()), behaviour([found])) == (4, "")
+    assert (int(found.excluded_steps.sum()), behaviour([found])) == (4, "")
 
 
 def test_a_step_within_the_noise_of_its_run_is_not_off_however_quiet_the_run() -> None:
     times = np.full(STEPS, 20.0)
     times[50] *= 1 + NOTICEABLE * 0.99
-    assert not window(times).off.any()
+    assert not window(times).excluded_steps.any()
     noisy = 20.0 + np.linspace(-5, 5, STEPS)  # the median of the deviations is 2.5
     noisy[50] = 20.0 + FENCE * 1.4826 * 2.4
-    assert not window(noisy).off.any()
+    assert not window(noisy).excluded_steps.any()
 
 
 def test_two_modes_of_a_half_each_are_all_kept() -> None:
     times = steady()
     times[::2] *= 2
     found = window(steady(), times)
-    kept = times if behaviour([found]) else times[~found.off]
+    kept = times if behaviour([found]) else times[~found.excluded_steps]
     assert kept.mean() == pytest.approx(30, rel=0.01)
 
 
@@ -113,5 +113,5 @@ def test_any_times_leave_steps_that_count(one: list[float], other: list[float]) 
     found = window_of(steps_of(np.array(one)), steps_of(np.array(other)))
     assert isinstance(found, Window)
     assert len(found) + found.settling == min(len(one), len(other))
-    kept = len(found) if behaviour([found]) else int((~found.off).sum())
+    kept = len(found) if behaviour([found]) else int((~found.excluded_steps).sum())
     assert kept > 0

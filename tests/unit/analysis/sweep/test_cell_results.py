@@ -11,8 +11,8 @@ import pytest
 
 from analysis.records.load import load
 from analysis.report.write_report import write_report
-from analysis.sweep.cell_results import CellResult, compare, exit_code
-from analysis.sweep.judge_sweep import judge
+from analysis.sweep.cell_results import CellResult, compare_cells, exit_code
+from analysis.sweep.judge_sweep import judge_sweep
 from analysis.verdict.curve_difference import Floor
 from launch.common.atomic_files import write_text
 from launch.contract.paths import SweepPaths
@@ -26,7 +26,7 @@ OOM = Outcome("CUDA_OOM", "capture", "bundle000", 0.0, 1.0, rank=0, failure_clas
 
 
 def graphed_result(sweep: SweepPaths) -> CellResult:
-    return next(result for result in compare(load(sweep)) if result.cell.graphed)
+    return next(result for result in compare_cells(load(sweep)) if result.cell.graphed)
 
 
 def for_graphed(change: Edit) -> Edit:
@@ -38,7 +38,7 @@ def judged(root: Path, edit: Edit, **options: Any) -> CellResult:
 
 
 def test_twins_that_agree_to_the_bit(tmp_path: Path) -> None:
-    results = compare(load(write_sweep(tmp_path)))
+    results = compare_cells(load(write_sweep(tmp_path)))
     result = results[1]
     assert result.verdict is not None and result.verdict.evidence is not None
     assert result.verdict.word == "BITWISE"
@@ -104,7 +104,7 @@ def test_of_repeats_by_two_versions_of_the_code_the_largest_differences_are_show
         elif run.spec.graphed:
             run.metrics[60]["loss"] += 1e-4
 
-    eager, graphed = compare(load(write_sweep(tmp_path, edit=newer, repeats=4)))
+    eager, graphed = compare_cells(load(write_sweep(tmp_path, edit=newer, repeats=4)))
     assert graphed.verdict is not None and graphed.verdict.word == "EQUIVALENT"
     assert graphed.max_loss_difference == pytest.approx(3e-4)
     assert eager.floor is not None and (eager.floor.repeats, eager.floor.loss) == (2, pytest.approx(2e-4))
@@ -133,7 +133,7 @@ def test_the_more_cells_of_a_sweep_are_tested_the_surer_each_has_to_be(tmp_path:
     words = []
     for workloads in (3, 4):
         sweep = write_sweep(tmp_path / str(workloads), workloads=workloads, edit=offset)
-        results = [result for result in judge(sweep).results if result.verdict]
+        results = [result for result in judge_sweep(sweep).results if result.verdict]
         words.append([result.verdict.word for result in results if result.verdict])
         assert [pair.verdict.word for result in results for pair in result.pairs] == [
             w for w in words[-1] for _ in "ab"
@@ -171,7 +171,7 @@ def test_all_nan_on_both_sides_does_not_pass(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, edit=all_nan)
     assert graphed_result(sweep).verdict.word == "INCOMPARABLE"  # type: ignore[union-attr]
     # No run says COMPLETED after a NaN: a record that does is unsound, whatever the pair says.
-    assert exit_code(compare(load(sweep))) == 3
+    assert exit_code(compare_cells(load(sweep))) == 3
 
 
 def test_a_run_that_ended_at_its_nan_diverges_though_it_gives_no_proof(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_pairs_that_cannot_be_compared(tmp_path: Path, change: Edit, said: str) 
     assert said in result.verdict.reason
     assert result.verdict.remedy
     assert result.speed is None
-    assert exit_code(compare(load(sweep))) == 3
+    assert exit_code(compare_cells(load(sweep))) == 3
 
 
 def test_every_rank_must_prove_its_replays(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_a_graphed_repeat_without_its_eager_repeat_is_incomparable(tmp_path: Pat
     plan = read_plan(sweep)
     records = load(sweep)
     lone = dataclasses.replace(plan, cells=tuple(cell for cell in plan.cells if cell.graphed))
-    results = compare(dataclasses.replace(records, plan=lone))
+    results = compare_cells(dataclasses.replace(records, plan=lone))
     assert results[0].verdict is not None
     assert results[0].verdict.word == "INCOMPARABLE"
     assert "no eager run" in results[0].verdict.reason
@@ -323,7 +323,7 @@ def test_a_later_attempt_counts_unless_infrastructure_or_the_user_ended_it(tmp_p
         later.number, later.outcome = number, outcome
         write_attempt(sweep, later)
         assert [run.attempt and run.attempt.number for run in graphed_result(sweep).runs] == [counts, 1]
-    assert exit_code(compare(load(sweep))) == 3, "a failure after a success is a failure"
+    assert exit_code(compare_cells(load(sweep))) == 3, "a failure after a success is a failure"
     again = attempt_record(spec, allocation="another")
     again.number = 10
     write_attempt(sweep, again)
@@ -491,8 +491,8 @@ def test_a_damaged_event_is_a_problem_of_its_attempt(
 def test_an_eager_cell_alone_is_not_believed_without_its_steps(tmp_path: Path) -> None:
     for name, change in (("short", shorten), ("nan", lambda run: run.metrics[7].update(loss=float("nan")))):
         sweep = write_sweep(tmp_path / name, impls=(), edit=change)
-        assert exit_code(compare(load(sweep))) == 3
-    assert exit_code(compare(load(write_sweep(tmp_path / "sound", impls=())))) == 0
+        assert exit_code(compare_cells(load(sweep))) == 3
+    assert exit_code(compare_cells(load(write_sweep(tmp_path / "sound", impls=())))) == 0
 
 
 def test_expecting_a_hang_at_the_end_does_not_spare_the_comparison(tmp_path: Path) -> None:
@@ -551,7 +551,7 @@ def eager_only(change: Edit) -> Edit:
     ],
 )
 def test_exit_codes(tmp_path: Path, edit: Edit, expect: Expectation, code: int) -> None:
-    assert exit_code(compare(load(write_sweep(tmp_path, edit=edit, expect=expect)))) == code
+    assert exit_code(compare_cells(load(write_sweep(tmp_path, edit=edit, expect=expect)))) == code
 
 
 def test_too_few_steps_and_one_repeat_are_inconclusive_only(tmp_path: Path) -> None:
@@ -560,7 +560,7 @@ def test_too_few_steps_and_one_repeat_are_inconclusive_only(tmp_path: Path) -> N
             run.metrics[20]["loss"] += 1e-5
 
     for name, options in (("short", {"steps": 60}), ("once", {"repeats": 1})):
-        results = compare(load(write_sweep(tmp_path / name, edit=nudge, **options)))  # type: ignore[arg-type]
+        results = compare_cells(load(write_sweep(tmp_path / name, edit=nudge, **options)))  # type: ignore[arg-type]
         assert results[1].verdict is not None
         assert results[1].verdict.word == "INCONCLUSIVE"
         assert exit_code(results) == 4
@@ -590,7 +590,7 @@ def test_a_teardown_that_hung_keeps_its_results_but_is_unexpected(tmp_path: Path
 def test_cells_that_do_not_run_are_no_failure(tmp_path: Path) -> None:
     reason = Reason("cuda.needed", "torch needs CUDA", "use a host with a GPU")
     extra = [Extra(workload_spec(0, "torch", 120), (reason,), "not_runnable")]
-    results = compare(load(write_sweep(tmp_path, extra=extra)))
+    results = compare_cells(load(write_sweep(tmp_path, extra=extra)))
     assert results[-1].verdict is None
     assert exit_code(results) == 0
-    assert exit_code(compare(load(write_sweep(tmp_path / "none", workloads=0, extra=extra)))) == 0
+    assert exit_code(compare_cells(load(write_sweep(tmp_path / "none", workloads=0, extra=extra)))) == 0

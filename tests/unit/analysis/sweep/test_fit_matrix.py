@@ -10,7 +10,7 @@ import pytest
 
 from analysis.records.load import load
 from analysis.report.write_report import write_report
-from analysis.sweep.cell_results import compare
+from analysis.sweep.cell_results import compare_cells
 from analysis.sweep.fit_matrix import outcome_matrix, state_of, states_of
 from launch.contract.records import Outcome, OutcomeName, Phase
 from tests.records import AttemptRecord, write_sweep
@@ -46,14 +46,14 @@ def ends(eager: Ending, graphed: Ending, of_repeats: tuple[int, ...] = (0, 1)) -
 def test_a_cell_stands_where_it_and_its_twin_ended(
     tmp_path: Path, eager: Ending, graphed: Ending, states: tuple[str, str]
 ) -> None:
-    results = compare(load(write_sweep(tmp_path, edit=ends(eager, graphed))))
+    results = compare_cells(load(write_sweep(tmp_path, edit=ends(eager, graphed))))
     matrix = outcome_matrix(results)
     assert matrix.labels == {states: ("torch_compile, lr 0.001",)}
     assert (matrix.eager, matrix.graphed) == ((states[0],), (states[1],))
 
 
 def test_repeats_that_end_otherwise_are_counted_by_what_says_most_of_memory(tmp_path: Path) -> None:
-    _, graphed = compare(load(write_sweep(tmp_path, edit=ends(None, ("CUDA_OOM", "capture"), (1,)))))
+    _, graphed = compare_cells(load(write_sweep(tmp_path, edit=ends(None, ("CUDA_OOM", "capture"), (1,)))))
     assert (state_of(graphed), states_of(graphed)) == ("OOM at capture", "OOM at capture (1 of 2 runs)")
 
 
@@ -61,7 +61,7 @@ def test_what_has_not_ended_does_not_fit_yet(tmp_path: Path) -> None:
     def unfinished(run: AttemptRecord) -> None:
         run.begun = run.spec.repeat == 0 or not run.spec.graphed
 
-    _, graphed = compare(load(write_sweep(tmp_path, edit=unfinished)))
+    _, graphed = compare_cells(load(write_sweep(tmp_path, edit=unfinished)))
     assert states_of(graphed) == "not ended (1 of 2 runs)"
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from analysis.records.load import load
 from analysis.report.write_report import write_report
-from analysis.sweep.cell_results import compare
-from analysis.sweep.host_contention import Neighbours, neighbours_of
+from analysis.sweep.cell_results import compare_cells
+from analysis.sweep.host_contention import HostContention, neighbours_of
 from launch.contract.paths import SweepPaths
 from tests.records import RUN_SECONDS, AttemptRecord, write_sweep
 
@@ -47,14 +47,14 @@ def unknown(record: AttemptRecord) -> None:
 @pytest.mark.parametrize(
     ("edit", "expected"),
     [
-        (later(0), Neighbours(1.0, 1.0)),
+        (later(0), HostContention(1.0, 1.0)),
         (later(4 * RUN_SECONDS), None),
         (elsewhere, None),
         (unknown, None),
         # The first minute of one side and the last of the other are alone.
-        (later(RUN_SECONDS), Neighbours(0.75, 0.75)),
-        (later(RUN_SECONDS / 2), Neighbours(0.875, 0.875)),
-        (later(3 * RUN_SECONDS), Neighbours(0.25, 0.25)),
+        (later(RUN_SECONDS), HostContention(0.75, 0.75)),
+        (later(RUN_SECONDS / 2), HostContention(0.875, 0.875)),
+        (later(3 * RUN_SECONDS), HostContention(0.25, 0.25)),
     ],
     ids=[
         "at once",
@@ -67,10 +67,10 @@ def unknown(record: AttemptRecord) -> None:
     ],
 )
 def test_time_with_a_neighbour_is_counted_once(
-    tmp_path: Path, edit: Callable[[AttemptRecord], None], expected: Neighbours | None
+    tmp_path: Path, edit: Callable[[AttemptRecord], None], expected: HostContention | None
 ) -> None:
     sweep = swept(tmp_path, edit)
-    found = neighbours_of(compare(load(sweep)))
+    found = neighbours_of(compare_cells(load(sweep)))
     if expected is None:
         assert found is None
     else:
@@ -80,7 +80,7 @@ def test_time_with_a_neighbour_is_counted_once(
 
 
 def test_runs_of_one_allocation_are_no_neighbours(tmp_path: Path) -> None:
-    assert neighbours_of(compare(load(write_sweep(tmp_path)))) is None
+    assert neighbours_of(compare_cells(load(write_sweep(tmp_path)))) is None
 
 
 def test_each_side_has_its_own_share(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_each_side_has_its_own_share(tmp_path: Path) -> None:
     def beside_graphed(record: AttemptRecord) -> None:
         later(RUN_SECONDS if not record.spec.graphed else 100 * RUN_SECONDS)(record)
 
-    found = neighbours_of(compare(load(swept(tmp_path, beside_graphed))))
+    found = neighbours_of(compare_cells(load(swept(tmp_path, beside_graphed))))
     assert found is not None
     # Of four minutes of graphed runs on the host two are the first workload's, with the other's eager runs beside them.
     assert found.graphed == pytest.approx(0.5) and found.eager == pytest.approx(0.5)

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from analysis.records.load import Records, load
-from analysis.sweep.cell_results import compare, corrected
-from analysis.sweep.judge_sweep import judge, results_of
-from analysis.sweep.task_agreement import TrainedAlike
+from analysis.sweep.cell_results import compare_cells, corrected
+from analysis.sweep.judge_sweep import judge_sweep, judge_workload
+from analysis.sweep.task_agreement import TaskComparison
 from tests.records import write_sweep
 
 
 def test_results_are_those_of_all_at_once_without_their_steps(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, workloads=3)
     seen: list[Records] = []
-    judged, whole, alike = judge(sweep, seen.append), compare(load(sweep)), TrainedAlike()
+    judged, whole, alike = judge_sweep(sweep, seen.append), compare_cells(load(sweep)), TaskComparison()
     alike.add(whole)
     assert judged.results == tuple(result.let_go() for result in corrected(whole))
     assert judged.trained == alike.tasks
@@ -30,6 +30,6 @@ def test_results_are_those_of_all_at_once_without_their_steps(tmp_path: Path) ->
 def test_one_workload_is_loaded_again_with_its_steps(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, workloads=3, steps=20)
     plan = load(sweep).plan
-    found = results_of(sweep, plan, plan.cells[2].workload_id)
+    found = judge_workload(sweep, plan, plan.cells[2].workload_id)
     assert [result.cell for result in found] == list(plan.cells[2:4])
     assert all(len(run.attempt.steps) == 20 for result in found for run in result.runs if run.attempt)

@@ -17,7 +17,7 @@ from analysis.records.run import Attempt, Run
 from analysis.report.summary import summarise
 from analysis.report.write_report import write_report
 from analysis.speed.step_time import StepTime
-from analysis.sweep.cell_results import CellResult, compare
+from analysis.sweep.cell_results import CellResult, compare_cells
 from analysis.sweep.labels import task_words
 from analysis.sweep.ranking import Ranking, rank
 from launch.contract.records import Outcome
@@ -42,7 +42,9 @@ def as_one_task(results: tuple[CellResult, ...]) -> list[CellResult]:
 
 
 def ranked(root: Path, edit: Any = timed, **options: Any) -> Ranking:
-    (ranking,) = rank(as_one_task(compare(load(write_sweep(root, workloads=2, device="cuda", edit=edit, **options)))))
+    (ranking,) = rank(
+        as_one_task(compare_cells(load(write_sweep(root, workloads=2, device="cuda", edit=edit, **options))))
+    )
     return ranking
 
 
@@ -107,7 +109,9 @@ def test_graphed_cells_of_a_workload_are_told_apart_by_their_repeats(tmp_path: P
         for step in run.metrics:
             step["step_time_ms"] = 20.0 * (1 + 0.2 * (run.spec.repeat % 2)) / faster
 
-    (ranking,) = rank(compare(load(write_sweep(tmp_path, impls=("torch", "full_iteration"), edit=shared, repeats=4))))
+    (ranking,) = rank(
+        compare_cells(load(write_sweep(tmp_path, impls=("torch", "full_iteration"), edit=shared, repeats=4)))
+    )
     first, second, _ = ranking.cells
     assert (first.label, second.label) == ("full_iteration, lr 0.001", "torch, lr 0.001")
     assert second.step.low < first.step.high and second.told_apart
@@ -144,7 +148,9 @@ def test_paragraph_one_says_what_trains_something_else_and_does_not_name_it_fast
         for step in run.metrics:
             step["loss"] += 5.0 if run.spec.training.learning_rate == 2e-3 else 0.0
 
-    results = as_one_task(compare(load(write_sweep(tmp_path, workloads=2, edit=otherwise, impls=("torch_compile",)))))
+    results = as_one_task(
+        compare_cells(load(write_sweep(tmp_path, workloads=2, edit=otherwise, impls=("torch_compile",))))
+    )
     text = summarise(results).text
     assert (
         "**1 eager cell left out of the ranking**: `eager, lr 0.002` (trains something else than eager, lr 0.001: "
@@ -180,9 +186,9 @@ def test_what_does_not_pass_is_left_out_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_tasks_are_ranked_apart_and_one_cell_alone_is_no_ranking(tmp_path: Path) -> None:
-    results = compare(load(write_sweep(tmp_path, workloads=2, device="cuda", edit=spoilt)))
+    results = compare_cells(load(write_sweep(tmp_path, workloads=2, device="cuda", edit=spoilt)))
     assert rank(results) == ()
-    apart = rank(compare(load(write_sweep(tmp_path / "all", workloads=2, device="cuda", edit=timed))))
+    apart = rank(compare_cells(load(write_sweep(tmp_path / "all", workloads=2, device="cuda", edit=timed))))
     assert [len(ranking.cells) for ranking in apart] == [2, 2]
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from analysis.records.load import load
 from analysis.report.write_report import write_report
-from analysis.sweep.cell_results import CellResult, compare
-from analysis.sweep.task_agreement import Trained, TrainedAlike
+from analysis.sweep.cell_results import CellResult, compare_cells
+from analysis.sweep.task_agreement import TaskComparison, Trained
 from launch.common.atomic_files import read_json, write_json
 from tests.records import AttemptRecord, write_sweep
 
@@ -32,14 +32,14 @@ def as_one_task(result: CellResult) -> CellResult:
 
 
 def trained_alike(results: Iterable[CellResult]) -> tuple[tuple[Trained, ...], ...]:
-    alike = TrainedAlike()
+    alike = TaskComparison()
     alike.add(results)
     return alike.tasks
 
 
 def test_differences_are_from_the_first_cell_of_the_task(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, workloads=3, edit=same_loss_but_for_one_step)
-    results = compare(load(sweep))
+    results = compare_cells(load(sweep))
     assert trained_alike(results) == (), "workloads of different tasks are not put beside each other"
     (task,) = trained_alike(map(as_one_task, results))
     first, second, third = task

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from analysis.records.steps import Floats, Metric, Steps
 from analysis.verdict.curve_difference import METRICS
-from analysis.verdict.ladder import judge
+from analysis.verdict.ladder import judge_curves
 from analysis.verdict.rungs import MINIMUM_STEPS
 from analysis.verdict.verdict import WORDS, Verdict, corrected, worst
 from launch.contract.records import Margins
@@ -51,7 +51,7 @@ def of_repeats(
 ) -> Verdict:
     eager_runs = {f"eager repeat {repeat}": steps for repeat, steps in enumerate(eager)}
     graphed_runs = {f"graphed repeat {repeat}": steps for repeat, steps in enumerate(graphed)}
-    return judge(eager_runs, graphed_runs, np.arange(steps), CAPTURE + 1, margins)
+    return judge_curves(eager_runs, graphed_runs, np.arange(steps), CAPTURE + 1, margins)
 
 
 def test_equal_curves_are_bitwise_even_when_short_and_without_a_floor() -> None:

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launch.checkpoints.checkpoint import open_checkpoint
-from launch.checkpoints.config_check import disagreements
+from launch.checkpoints.config_check import config_mismatches
 from launch.checkpoints.digest import digest_of_all
-from launch.checkpoints.parameter_map import misfits, table
+from launch.checkpoints.parameter_map import shape_mismatches, table
 from launch.checkpoints.safetensors_header import read_header
 from launch.contract.errors import CheckpointError
 from launch.contract.spec import Model
@@ -419,9 +419,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_presets_agree_with_the_published_configurations(name: str) -> None:
-    assert misfits(preset(name)) == ()
-    assert disagreements(preset(name), PUBLISHED[name]) == ()
-    assert disagreements(preset(name), {}) == ()
+    assert shape_mismatches(preset(name)) == ()
+    assert config_mismatches(preset(name), PUBLISHED[name]) == ()
+    assert config_mismatches(preset(name), {}) == ()
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_presets_agree_with_the_published_configurations(name: str) -> None:
     ],
 )
 def test_every_other_value_is_named_with_both_sides(name: str, field: str, value: object, key: str) -> None:
-    (text,) = disagreements(replace(preset(name), **{field: value}), PUBLISHED[name])
+    (text,) = config_mismatches(replace(preset(name), **{field: value}), PUBLISHED[name])
     assert f"model.{field}={value!r}" in text
     assert key in text
 
@@ -469,7 +469,7 @@ def test_every_other_value_is_named_with_both_sides(name: str, field: str, value
     ],
 )
 def test_what_the_model_section_cannot_say_is_named_too(name: str, change: dict[str, Any], said: str) -> None:
-    (text,) = disagreements(preset(name), PUBLISHED[name] | change)
+    (text,) = config_mismatches(preset(name), PUBLISHED[name] | change)
     assert said in text
 
 
@@ -494,15 +494,15 @@ def test_a_model_type_says_what_its_configuration_leaves_out(
     change: dict[str, Any], model_type: str, said: str
 ) -> None:
     model = replace(DENSE, qk_layernorm=True)
-    assert disagreements(model, {"model_type": "qwen3"}) == ()
-    (text,) = disagreements(replace(model, **change), {"model_type": model_type})
+    assert config_mismatches(model, {"model_type": "qwen3"}) == ()
+    (text,) = config_mismatches(replace(model, **change), {"model_type": model_type})
     assert said in text
 
 
 def test_gpt_oss_without_rotary_scaling_is_that_of_transformers() -> None:
     config = {key: value for key, value in PUBLISHED["gpt_oss_20b"].items() if key != "rope_scaling"}
-    assert disagreements(preset("gpt_oss_20b"), config) == ()
-    (text,) = disagreements(replace(preset("gpt_oss_20b"), rope_scaling="none"), config)
+    assert config_mismatches(preset("gpt_oss_20b"), config) == ()
+    (text,) = config_mismatches(replace(preset("gpt_oss_20b"), rope_scaling="none"), config)
     assert "rope_type='yarn'" in text
 
 
@@ -523,7 +523,7 @@ def test_gpt_oss_without_rotary_scaling_is_that_of_transformers() -> None:
     ],
 )  # fmt: skip
 def test_values_of_another_type_are_told_in_words(name: str, change: dict[str, Any], said: str) -> None:
-    (text,) = disagreements(preset(name), PUBLISHED[name] | change)
+    (text,) = config_mismatches(preset(name), PUBLISHED[name] | change)
     assert said in text
 
 
@@ -543,7 +543,7 @@ def test_whatever_a_configuration_holds_it_is_compared(name: str, data: st.DataO
     rotary = PUBLISHED[name]["rope_scaling"] or {}
     inside = rotary | data.draw(st.dictionaries(st.sampled_from([*ROTARY_KEYS, *rotary]), JSON, max_size=3))
     for config in (PUBLISHED[name] | change, PUBLISHED[name] | {"rope_scaling": inside}):
-        assert all("config.json" in text for text in disagreements(preset(name), config))
+        assert all("config.json" in text for text in config_mismatches(preset(name), config))
 
 
 def test_a_checkpoint_tells_whether_a_config_lies_beside(tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from launch.common.atomic_files import (
     JsonLines,
     RecordError,
+    atomic_open,
     dumps,
     encode,
-    members,
+    iter_json_object,
     number,
     read_json,
     read_json_lines,
-    replacing,
     write_json,
     write_text,
 )
@@ -138,15 +138,15 @@ def test_a_file_that_is_not_there_has_no_lines_and_is_no_json(tmp_path: Path) ->
 @PROPERTY
 @given(content=st.dictionaries(st.text(max_size=5), VALUES, max_size=4))
 def test_an_object_comes_piece_by_piece_and_whole(content: dict[str, Any]) -> None:
-    assert json.loads("".join(members(content))) == encode(content)
+    assert json.loads("".join(iter_json_object(content))) == encode(content)
     streamed = {name: iter(value) if isinstance(value, list) else value for name, value in content.items()}
-    assert "".join(members(streamed)) == "".join(members(content))
+    assert "".join(iter_json_object(streamed)) == "".join(iter_json_object(content))
 
 
 def test_a_file_that_is_not_finished_takes_no_place(tmp_path: Path) -> None:
     path = tmp_path / "whole"
     path.write_bytes(b"before")
-    with pytest.raises(KeyboardInterrupt), replacing(path) as file:
+    with pytest.raises(KeyboardInterrupt), atomic_open(path) as file:
         file.write(b"half")
         raise KeyboardInterrupt
     assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launch.contract.errors import UnsupportedError
-from launch.contract.parallel_dims import AXES, ParallelDims, misfits
+from launch.contract.parallel_dims import AXES, ParallelDims, indivisible_dims
 from launch.contract.spec import Model, Parallelism, RunSpec, Training
 
 LAYOUTS = [
@@ -115,5 +115,5 @@ def test_a_model_that_does_not_fit_is_said_with_its_numbers(
     model: dict[str, Any], layout: dict[str, Any], training: dict[str, Any], said: str
 ) -> None:
     spec = RunSpec(model=Model(**model), parallelism=Parallelism(**layout), training=Training(**training))
-    assert said in "; ".join(misfits(spec))
-    assert misfits(RunSpec()) == ()
+    assert said in "; ".join(indivisible_dims(spec))
+    assert indivisible_dims(RunSpec()) == ()

@@ -19,12 +19,12 @@ from launch.failures.diagnose import (
     RankException,
     RankExit,
     diagnose,
-    ended_by_job,
+    diagnose_job_end,
     is_explained,
     is_infrastructure,
     without_spec,
 )
-from launch.slurm.job_states import OUTCOME_OF_STATE, life
+from launch.slurm.job_states import OUTCOME_OF_STATE, stage_of
 
 CLOSED = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:43721"
 
@@ -332,19 +332,19 @@ def test_ranks_that_never_began_are_no_ones_result() -> None:
 
 @pytest.mark.parametrize("state", [*OUTCOME_OF_STATE, "REQUEUED", "GONE"])
 def test_every_end_of_a_job_is_a_class_with_a_way_out(state: str) -> None:
-    found = ended_by_job(state, "measure")
+    found = diagnose_job_end(state, "measure")
     row = next(row for row in FAILURE_CLASSES if row.name == found.failure_class)
     assert (found.outcome, found.phase) == (row.outcome, "measure") and found.message and found.remedy
     assert found.outcome == OUTCOME_OF_STATE.get(state, found.outcome)
-    assert ended_by_job(state, "measure", "in other words").message == "in other words"
-    after_results = ended_by_job(state, "teardown")
+    assert diagnose_job_end(state, "measure", "in other words").message == "in other words"
+    after_results = diagnose_job_end(state, "teardown")
     assert (after_results.outcome, after_results.failure_class) == ("COMPLETED", "") and state in after_results.message
 
 
-@given(st.text(max_size=20).filter(lambda state: life(state) != "ended" and state not in ("REQUEUED", "GONE")))
+@given(st.text(max_size=20).filter(lambda state: stage_of(state) != "ended" and state not in ("REQUEUED", "GONE")))
 def test_a_job_that_goes_on_has_not_ended_a_run(state: str) -> None:
     with pytest.raises(ValueError, match="has not ended"):
-        ended_by_job(state, "measure")
+        diagnose_job_end(state, "measure")
 
 
 def test_what_ranks_said_before_their_job_ended_is_the_cause_unless_it_is_of_each_other() -> None:

@@ -15,7 +15,7 @@ from launch.contract.paths import AttemptPaths, BundlePaths, SweepPaths
 from launch.contract.records import Limits
 from launch.contract.spec import RunSpec
 from launch.slurm.allocation import PORTS, Allocation, free_port, queue_state
-from launch.slurm.step_memory import verdict
+from launch.slurm.step_memory import parse_memory_kill
 from launch.supervise.slurm_rank import place_of
 from launch.supervise.slurm_step import srun_command, step_name, step_variables
 from launch.supervise.supervisor import supervise
@@ -123,7 +123,7 @@ def test_what_squeue_says_of_a_job(line: str, state: str | None) -> None:
     ],
 )  # fmt: skip
 def test_memory_that_a_step_was_ended_for(row: tuple[str, str, str, str, str], words: str) -> None:
-    found = verdict(*row)
+    found = parse_memory_kill(*row)
     assert words in found and bool(words) == bool(found)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from launch.contract.paths import AttemptPaths
 from launch.contract.spec import CudaGraph, Data, GraphImpl, Model, RunSpec, Training
-from launch.engines.protocol import Mesh
+from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.train import worker
 from launch.train.telemetry import event_log, step_metrics
@@ -41,7 +41,7 @@ def test_results_are_on_disk_before_graphs_are_released_and_these_before_communi
         is_initialized=lambda: True, destroy_process_group=lambda: order.append("communicators gone")
     )
     monkeypatch.setattr(worker, "dist", leave)
-    worker.run(SPEC, Mesh(0, 1, device), attempt, event_log.Recorder(attempt, 0, device))
+    worker.run(SPEC, RankPlace(0, 1, device), attempt, event_log.Recorder(attempt, 0, device))
     results, teardown = order[: order.index("enter teardown")], order[order.index("enter teardown") :]
     assert sum(line.startswith("None ") for line in results) == SPEC.training.steps and "proof probe" in results
     assert teardown == ["enter teardown", "graphs released", "communicators gone", "phase teardown"]
@@ -59,6 +59,6 @@ def test_a_run_remarks_what_is_known_to_be_wrong_in_it_and_the_way_out(
     monkeypatch.setattr(worker, "_build_of", lambda name: lambda spec, mesh: engine)
     monkeypatch.setattr(worker, "train", lambda *arguments: None)
     spec = replace(SPEC, engine="megatron", cuda_graph=CudaGraph(impl))
-    worker.run(spec, Mesh(0, 1, device), attempt, event_log.Recorder(attempt, 0, device))
+    worker.run(spec, RankPlace(0, 1, device), attempt, event_log.Recorder(attempt, 0, device))
     notes = [line["message"] for line in written if line["kind"] == "note"]
     assert [note.endswith(": use transformer_engine or full_iteration") for note in notes] == [True] * is_faulty

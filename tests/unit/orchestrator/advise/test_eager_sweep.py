@@ -16,9 +16,9 @@ from orchestrator.advise.advice import advise
 from orchestrator.advise.eager_sweep import MEASURED_STEPS, advice_recipe, candidates, eager_alone
 from orchestrator.advise.render import render
 from orchestrator.plan.planner import make_plan
-from orchestrator.recipe.expand import expand, pick
+from orchestrator.recipe.expand import expand, filter_cells
 from orchestrator.recipe.recipe import load
-from orchestrator.rules import illegal
+from orchestrator.rules import violations
 from orchestrator.targets.host import Host
 
 RECIPES = Path(__file__).parents[4] / "recipes"
@@ -30,7 +30,7 @@ BATCH = Training(precision="bf16", global_batch_size=8)
 
 def plan_of(name: str, *overrides: str, only: tuple[str, ...] = ()) -> Plan:
     recipe = load(RECIPES / f"{name}.yaml", overrides)
-    cells = pick(expand(recipe, GPUS.device), only)
+    cells = filter_cells(expand(recipe, GPUS.device), only)
     return make_plan(advice_recipe(recipe), eager_alone(cells), GPUS)
 
 
@@ -124,7 +124,7 @@ def test_what_keeps_the_eager_run_from_working_is_not_held_against_graphs() -> N
     spec = RunSpec(training=BATCH, placement=Placement("cuda"))
     assert {"torch", "full_iteration", "torch.attn"} <= works(spec)
     narrow = replace(spec, training=replace(BATCH, steps=1))
-    assert illegal(narrow) and works(narrow) == works(spec)
+    assert violations(narrow) and works(narrow) == works(spec)
 
 
 def test_what_is_known_to_be_wrong_is_not_advised() -> None:
@@ -154,4 +154,4 @@ def test_the_block_can_be_pasted_and_swept(path: Path, tmp_path: Path) -> None:
     pasted.write_text(yaml.safe_dump(content) + block[1])
     cells = expand(load(pasted), GPUS.device)
     assert [cell.spec.cuda_graph for cell in cells if cell.spec.graphed] == list(advice.points)
-    assert {illegal(cell.spec) for cell in cells} == {illegal(cells[0].spec)}
+    assert {violations(cell.spec) for cell in cells} == {violations(cells[0].spec)}

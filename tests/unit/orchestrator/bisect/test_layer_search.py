@@ -20,7 +20,7 @@ from launch.contract.paths import SweepPaths
 from launch.contract.records import Cell, Margins, Outcome, Plan, PlannedBundle, plan_to_json
 from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training
 from orchestrator.bisect.layer_answer import LayerAnswer, LayerSearch
-from orchestrator.bisect.layer_search import bisect_layers, layer_search_of, plan_of
+from orchestrator.bisect.layer_search import bisect_layers, plan_of, start_layer_search
 from orchestrator.cli.main import main
 from orchestrator.errors import InputError
 from orchestrator.sweeps.store import write_plan
@@ -242,7 +242,7 @@ class Trial:
     rounds: list[int] = dataclasses.field(default_factory=list)
 
     def search(self) -> tuple[LayerSearch, SweepPaths]:
-        search = layer_search_of(*written(self.root, self.spec), self.target)
+        search = start_layer_search(*written(self.root, self.spec), self.target)
         return search, SweepPaths(self.root / search.name)
 
     def answer(self) -> LayerAnswer:
@@ -478,7 +478,7 @@ def test_a_run_without_outcome_is_taken_up_first(tmp_path: Path) -> None:
     sweep, plan, cell = written(tmp_path)
     sweep.run(cell.run_ids[0]).attempt(1).outcome.unlink()
     with pytest.raises(InputError, match="has no outcome") as error:
-        layer_search_of(sweep, plan, cell, GPUS)
+        start_layer_search(sweep, plan, cell, GPUS)
     assert f"resume {ORIGIN}" in str(error.value)
 
 
@@ -508,9 +508,9 @@ def test_runs_that_were_lost_are_taken_up(tmp_path: Path) -> None:
 def test_what_has_no_first_layer_is_refused(tmp_path: Path, spec: RunSpec, edit: Edit, message: str) -> None:
     sweep, plan, cell = written(tmp_path, spec, edit)
     with pytest.raises(InputError, match=message):
-        layer_search_of(sweep, plan, cell, GPUS)
+        start_layer_search(sweep, plan, cell, GPUS)
     with pytest.raises(InputError, match="is eager"):
-        layer_search_of(sweep, plan, plan.cells[0], GPUS)
+        start_layer_search(sweep, plan, plan.cells[0], GPUS)
 
 
 def test_a_capture_that_fails_computes_nothing(tmp_path: Path) -> None:
@@ -520,7 +520,7 @@ def test_a_capture_that_fails_computes_nothing(tmp_path: Path) -> None:
             run.outcome = ended("CAPTURE_FAILED", "capture")
 
     with pytest.raises(InputError, match="is not known to compute something else for its graphs: CAPTURE_FAILED"):
-        layer_search_of(*written(tmp_path, edit=no_capture), GPUS)
+        start_layer_search(*written(tmp_path, edit=no_capture), GPUS)
 
 
 def test_the_verb_plans_its_own_sweep_and_tells_the_answer(

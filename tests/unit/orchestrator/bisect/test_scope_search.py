@@ -18,9 +18,9 @@ from launch.common.atomic_files import read_json, write_json
 from launch.contract.paths import SweepPaths
 from launch.contract.records import Cell, Margins, Outcome, Plan, PlannedBundle, Reason, plan_to_json
 from launch.contract.spec import CudaGraph, Fault, Model, Placement, RunSpec, Training
-from orchestrator.bisect.scope_answer import Answer, Search, answer_to_json
-from orchestrator.bisect.scope_candidates import Candidate, Conclusion, Standing, candidates_of, next_sets
-from orchestrator.bisect.scope_search import bisect, cell_named, plan_of, search_of, stands, write_answer
+from orchestrator.bisect.scope_answer import ScopeAnswer, ScopeSearch, answer_to_json
+from orchestrator.bisect.scope_candidates import Candidate, Conclusion, Status, candidates_of, next_scopes
+from orchestrator.bisect.scope_search import bisect, cell_named, plan_round, search_of, stands, write_answer
 from orchestrator.cli.main import main
 from orchestrator.errors import InputError
 from orchestrator.sweeps.store import write_plan
@@ -74,13 +74,13 @@ def test_smaller_sets_are_those_that_mean_something() -> None:
 
 # --- what is decided ------------------------------------------------------------------------------------------------
 
-Family = Callable[[Candidate], Standing]
+Family = Callable[[Candidate], Status]
 
 
-def search_through(candidates: tuple[Candidate, ...], family: Family) -> tuple[Conclusion, dict[CudaGraph, Standing]]:
-    found: dict[CudaGraph, Standing] = {}
+def search_through(candidates: tuple[Candidate, ...], family: Family) -> tuple[Conclusion, dict[CudaGraph, Status]]:
+    found: dict[CudaGraph, Status] = {}
     for _ in range(len(candidates) + 1):
-        step = next_sets(candidates, found)
+        step = next_scopes(candidates, found)
         if isinstance(step, Conclusion):
             return step, found
         assert set(found) < {one.graph for one in step}, "a round adds to what was tried, and takes nothing away"
@@ -92,8 +92,8 @@ def search_through(candidates: tuple[Candidate, ...], family: Family) -> tuple[C
 def test_the_named_set_fails_and_no_smaller_one_that_was_tried(data: st.DataObject, spec: RunSpec) -> None:
     """Over arbitrary families: nothing is concluded of a set from another."""
     candidates = candidates_of(spec)
-    standing: st.SearchStrategy[Standing] = st.sampled_from(["fails", "fails otherwise", "passes", "unclear"])
-    truth = {one.graph: data.draw(standing, label=one.graph.label) for one in candidates}
+    status: st.SearchStrategy[Status] = st.sampled_from(["fails", "fails otherwise", "passes", "unclear"])
+    truth = {one.graph: data.draw(status, label=one.graph.label) for one in candidates}
     conclusion, found = search_through(candidates, lambda one: truth[one.graph])
     smallest = conclusion.smallest
     tried = [one for one in candidates if one.graph in found]
@@ -220,12 +220,12 @@ class Trial:
     later: Optional[Edit] = None
     """How runs of the bisection end, where otherwise than those of the sweep."""
 
-    def search(self) -> tuple[Search, SweepPaths]:
+    def search(self) -> tuple[ScopeSearch, SweepPaths]:
         sweep, plan, cell = written(self.root, self.spec, self.edit)
         search = search_of(sweep, plan, cell, GPUS)
         return search, SweepPaths(self.root / search.name)
 
-    def answer(self) -> Answer:
+    def answer(self) -> ScopeAnswer:
         search, sweep = self.search()
 
         def make(plan: Plan) -> None:
@@ -237,7 +237,7 @@ class Trial:
         return bisect(sweep, search, GPUS, make)
 
 
-def smallest(answer: Answer) -> Optional[str]:
+def smallest(answer: ScopeAnswer) -> Optional[str]:
     conclusion = answer.conclusion
     return conclusion.smallest.graph.label if conclusion and conclusion.smallest else None
 
@@ -284,7 +284,7 @@ def test_a_failure_that_comes_about_no_more_is_not_pinned_on_anything(tmp_path: 
     answer = Trial(tmp_path, nan("attn"), later=lambda run: None).answer()
     assert (smallest(answer), answer.exit_code) == (None, 4)
     assert "Not reproduced: no set fails any more, the whole one included." in answer.text
-    assert {stand.standing for stand in answer.found.values()} == {"passes"} and len(answer.found) == 5
+    assert {stand.status for stand in answer.found.values()} == {"passes"} and len(answer.found) == 5
 
 
 def test_a_set_of_which_nothing_is_proven_leaves_a_doubt(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_set_of_which_nothing_is_proven_leaves_a_doubt(tmp_path: Path) -> None
 
 def test_an_eager_twin_that_fails_too_makes_nothing_clear(tmp_path: Path) -> None:
     answer = Trial(tmp_path, nan("attn"), later=eager_too).answer()
-    assert answer.exit_code == 4 and [stand.standing for stand in answer.found.values()] == ["unclear", "unclear"]
+    assert answer.exit_code == 4 and [stand.status for stand in answer.found.values()] == ["unclear", "unclear"]
     assert answer.words.startswith("No set is known to fail.") and "reproduced" not in answer.words
 
 
@@ -317,7 +317,7 @@ def test_another_failure_than_the_one_looked_for_is_no_culprit(tmp_path: Path, o
         "Not reproduced: the whole set passes now. Another failure than DIVERGED, a finding of its own, which hides "
         f"whether that comes about: {TE}.attn ({outcome} in capture (said so))."
     )
-    assert [stand.standing for stand in answer.found.values()] == ["fails otherwise", *["passes"] * 4]
+    assert [stand.status for stand in answer.found.values()] == ["fails otherwise", *["passes"] * 4]
 
     every = Trial(tmp_path / "every", off("attn"), later=ends(outcome, ("attn",), ("moe_router",), WHOLE)).answer()
     assert (smallest(every), every.exit_code) == (None, 4)
@@ -357,7 +357,7 @@ def test_an_end_is_looked_for_by_its_class(tmp_path: Path) -> None:
 
     answer = Trial(tmp_path, of_class("UNJOINED", WHOLE), later=later).answer()
     assert (answer.search.sought, smallest(answer)) == ("CAPTURE_FAILED (UNJOINED)", f"{TE}.moe_router")
-    assert [stand.standing for stand in answer.found.values()] == ["fails otherwise", "fails"]
+    assert [stand.status for stand in answer.found.values()] == ["fails otherwise", "fails"]
 
 
 def test_a_nan_that_an_eager_run_may_have_too_is_not_pinned_on_a_set(tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def test_a_nan_that_an_eager_run_may_have_too_is_not_pinned_on_a_set(tmp_path: P
 
     answer = Trial(tmp_path, nan("attn"), later=torn).answer()
     assert (smallest(answer), answer.exit_code) == (None, 4)
-    assert {stand.standing for stand in answer.found.values()} == {"unclear"}
+    assert {stand.status for stand in answer.found.values()} == {"unclear"}
 
 
 def test_the_report_names_the_way_to_the_smallest_set(tmp_path: Path) -> None:
@@ -406,16 +406,16 @@ def test_it_goes_on_from_what_is_on_disk(tmp_path: Path) -> None:
     trial = Trial(tmp_path, no_capture("attn", "moe_router"))
     search, sweep = trial.search()
     first, second = search.candidates[:2], search.candidates[:4]
-    assert next_sets(search.candidates, {}) == first
-    make_runs(sweep, plan_of(search, first, GPUS), trial.edit)
+    assert next_scopes(search.candidates, {}) == first
+    make_runs(sweep, plan_round(search, first, GPUS), trial.edit)
     trial.answer()
     assert trial.rounds == [[f"{TE}.attn.moe_router", f"{TE}.moe_router.moe_preprocess"]]
 
     late = Trial(tmp_path / "late", trial.edit)
     search, sweep = late.search()
-    make_runs(sweep, plan_of(search, second, GPUS), late.edit)
+    make_runs(sweep, plan_round(search, second, GPUS), late.edit)
     for repeat in (0, 1):
-        run_id = plan_of(search, second, GPUS).cells[-1].run_ids[repeat]
+        run_id = plan_round(search, second, GPUS).cells[-1].run_ids[repeat]
         sweep.run(run_id).attempt(1).outcome.unlink()
     assert len(stands(sweep, search, GPUS)) == 3
     assert late.answer().exit_code == 2, "made anew by nobody here: an attempt without an outcome stays one"
@@ -440,7 +440,7 @@ def test_what_has_been_found_is_written_beside_the_report(tmp_path: Path) -> Non
     content = read_json(sweep.report / "bisect.json")
     assert content == json.loads(json.dumps(answer_to_json(answer)))
     assert content["smallest"]["scope"] == ["moe_router"] and content["exit_code"] == 0
-    assert [one["standing"] for one in content["sets"]] == ["passes", "fails", None, None, None]
+    assert [one["status"] for one in content["sets"]] == ["passes", "fails", None, None, None]
     report = read_json(sweep.report / "report.json")
     assert [cell["verdict"] and cell["verdict"]["word"] for cell in report["cells"]] == [None, "BITWISE", "DIVERGED"]
     assert report["recipe"].startswith("# smaller sets of transformer_engine.attn.moe_router.moe_preprocess-")

@@ -119,7 +119,7 @@ def test_every_shipped_recipe_is_planned_and_says_what_is_not_run_and_why(
 def test_of_many_batch_scripts_a_terminal_is_shown_a_few(capsys: pytest.CaptureFixture[str]) -> None:
     plan = Plan("x", "", "x.yaml", Margins(), (), (), scheduler="slurm")
     scripts = [BatchScript(f"#SBATCH --nodes={n}\n", ("a", "b"), n, f"srun {n}") for n in range(1, 7)]
-    terminal.plan(plan, 0.0, scripts)
+    terminal.print_plan(plan, 0.0, scripts)
     text = capsys.readouterr().out
     assert [n for n in range(1, 7) if f"--nodes={n}\n" in text and f"srun {n}\n" in text] == [1, 2, 3]
     assert "--- batch script 2 of 6, for 2 bundles by 2 calls of sbatch ---\n#SBATCH" in text

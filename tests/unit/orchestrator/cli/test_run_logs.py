@@ -14,7 +14,7 @@ from launch.contract.bundle import BundleOrder, order_to_json
 from launch.contract.paths import AttemptPaths, RunPaths
 from launch.contract.records import Limits, Outcome, read_plan
 from orchestrator.cli import run_logs
-from orchestrator.cli.run_logs import first_failing_rank, followed, shown
+from orchestrator.cli.run_logs import first_failing_rank, follow_log, print_log
 from orchestrator.errors import InputError
 from orchestrator.sweeps.submissions import Submission, write_submission
 from tests.records import AttemptRecord, write_sweep
@@ -45,7 +45,7 @@ class Run:
         return attempt
 
     def shown(self, number: int | None = None, rank: int | None = None) -> str:
-        return "".join(shown(self.paths, self.plan, number, rank))
+        return "".join(print_log(self.paths, self.plan, number, rank))
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_following_waits_for_the_beginning_and_stops_at_the_end(run: Run, monkey
     lock = Lock.try_acquire(run.bundle.lock)
     assert lock is not None
     printed: list[str] = []
-    following = threading.Thread(target=lambda: printed.extend(followed(run.paths, run.plan, None, None)))
+    following = threading.Thread(target=lambda: printed.extend(follow_log(run.paths, run.plan, None, None)))
     following.start()
 
     def wait_for(text: str) -> None:
@@ -166,9 +166,9 @@ def test_following_waits_for_the_beginning_and_stops_at_the_end(run: Run, monkey
 @pytest.mark.parametrize("number", [None, 1])
 def test_following_what_has_ended_shows_it(run: Run, number: int | None) -> None:
     ends(run.begin(rank0="zero\n"))
-    assert "".join(followed(run.paths, run.plan, number, None)) == run.shown()
+    assert "".join(follow_log(run.paths, run.plan, number, None)) == run.shown()
 
 
 def test_following_what_nobody_will_begin_says_so(run: Run) -> None:
     with pytest.raises(InputError, match="has not begun"):
-        list(followed(run.paths, run.plan, None, None))
+        list(follow_log(run.paths, run.plan, None, None))

@@ -19,8 +19,16 @@ from launch.contract.bundle import Step, order_from_json, order_to_json
 from launch.contract.records import OUTCOMES, Outcome, Plan, plan_from_json, plan_to_json
 from launch.contract.spec import RunSpec, spec_from_json
 from orchestrator.errors import InputError
-from orchestrator.plan.planner import MOST_ATTEMPTS, Policy, Target, check_budget, gpu_hours, make_plan, orders
-from orchestrator.recipe.expand import expand, pick
+from orchestrator.plan.planner import (
+    MOST_ATTEMPTS,
+    Policy,
+    Target,
+    attempts_to_begin,
+    check_budget,
+    gpu_hours,
+    make_plan,
+)
+from orchestrator.recipe.expand import expand, filter_cells
 from orchestrator.recipe.fields import FIELDS, SCHEMAS
 from orchestrator.recipe.recipe import load
 from orchestrator.slurm.job_listing import Job
@@ -44,7 +52,7 @@ def plan(folder: Path, *, host: Target = CPU_HOST, only: Sequence[str] = (), **f
     path = folder / "r.yaml"
     path.write_text(yaml.safe_dump({"name": "x", "model": "tiny_moe", **fields}, sort_keys=False))
     recipe = load(path)
-    return make_plan(recipe, pick(expand(recipe, host.device), only), host)
+    return make_plan(recipe, filter_cells(expand(recipe, host.device), only), host)
 
 
 def names(plan: Plan) -> list[list[str]]:
@@ -372,7 +380,7 @@ def test_the_retry_policy(tmp_path: Path, states: str, new: str, unfinished: str
     known = {run: state(run, sign) for run, sign in zip(bundle.run_ids, states, strict=True)}
     policies: tuple[Policy, ...] = ("new", "unfinished", "failed")
     for policy, expected in zip(policies, (new, unfinished, failed), strict=True):
-        made = orders(found, known, CPU_HOST, policy)
+        made = attempts_to_begin(found, known, CPU_HOST, policy)
         wanted = [run for run, sign in zip(bundle.run_ids, expected.ljust(4), strict=True) if sign == "x"]
         assert [run for order in made for run, _ in order.schedule] == wanted, policy
         for order in made:
@@ -409,7 +417,7 @@ def test_only_what_the_infrastructure_ended_is_made_again_unasked(tmp_path: Path
     found = plan(tmp_path, sweep={"grid": COMPILED})
     runs = found.bundles[0].run_ids
     known = {run: state(run, sign, attempt=2) for run, sign in zip(runs, signs, strict=True)}
-    made = orders(found, known, CLUSTER, "infrastructure")
+    made = attempts_to_begin(found, known, CLUSTER, "infrastructure")
     wanted = [run for run, sign in zip(runs, expected.ljust(4), strict=True) if sign == "x"]
     assert [pair for order in made for pair in order.schedule] == [(run, known[run].next_attempt) for run in wanted]
 
@@ -420,7 +428,7 @@ def test_unasked_a_run_is_made_and_submitted_so_often_and_no_more(tmp_path: Path
 
     def made_again(**fields: Any) -> bool:
         known = {run: dataclasses.replace(state(run, "n", 2), **fields), other: state(other, "+")}
-        return bool(orders(found, known, CLUSTER, "infrastructure"))
+        return bool(attempts_to_begin(found, known, CLUSTER, "infrastructure"))
 
     assert made_again(next_attempt=MOST_ATTEMPTS)
     assert not made_again(next_attempt=MOST_ATTEMPTS + 1)
@@ -438,7 +446,7 @@ def test_retries_unasked_come_to_an_end_whatever_fails(tmp_path: Path, signs: st
     known = {run: state(run, sign, attempt=2) for run, sign in zip(runs, signs, strict=True)}
     results = {run for run, sign in zip(runs, signs, strict=True) if sign == "!"}
     for _ in range(2 * MOST_ATTEMPTS * MOST_LAUNCHES * len(runs)):
-        made = orders(found, known, CLUSTER, "infrastructure")
+        made = attempts_to_begin(found, known, CLUSTER, "infrastructure")
         if not made:
             return
         assert results.isdisjoint(run for run, _ in made[0].schedule)
@@ -463,7 +471,7 @@ def test_a_retried_graphed_run_takes_its_eager_twin_and_no_other_graphed_run(tmp
 
     def attempted(signs: str) -> list[str]:
         known = {run: state(run, sign) for run, sign in zip(runs, signs, strict=True)}
-        return [run for order in orders(wide, known, CPU_HOST, "failed") for run, _ in order.schedule]
+        return [run for order in attempts_to_begin(wide, known, CPU_HOST, "failed") for run, _ in order.schedule]
 
     assert attempted("++++!+") == [runs[3], runs[4]]
     assert attempted("!+++++") == list(runs[:3])
@@ -477,14 +485,14 @@ def test_an_outcome_that_is_expected_is_not_retried(tmp_path: Path, outcome: Any
         run: RunState(run, outcome, 2, False, Outcome(outcome, "measure", "a", 0.0, 1.0), expected=True)
         for run in found.bundles[0].run_ids
     }
-    assert orders(found, known, CPU_HOST, "failed") == ()
+    assert attempts_to_begin(found, known, CPU_HOST, "failed") == ()
 
 
 def test_bundles_are_ordered_apart(tmp_path: Path) -> None:
     found = plan(tmp_path, sweep={"grid": {**COMPILED, "parallelism.dp": [1, 2]}})
     first, second = found.bundles
     known = {run: state(run, "r" if run in first.run_ids else ".") for run in found.cell_of_run()}
-    (order,) = orders(found, known, CPU_HOST, "new")
+    (order,) = attempts_to_begin(found, known, CPU_HOST, "new")
     assert order.bundle_id == second.bundle_id
     assert order.workload_id == second.workload_id
 
@@ -525,7 +533,7 @@ def test_what_was_planned_is_not_ordered_of_a_cluster_that_cannot_hold_it(tmp_pa
 
 
 def planned_orders(found: Plan, host: Target) -> tuple[Any, ...]:
-    return orders(found, {run: state(run, ".", 1) for run in found.cell_of_run()}, host, "new")
+    return attempts_to_begin(found, {run: state(run, ".", 1) for run in found.cell_of_run()}, host, "new")
 
 
 def test_tracking_is_the_recipes_and_none_where_it_is_disabled(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from launch.contract.records import Expectation
 from launch.contract.spec import Model
 from orchestrator.errors import InputError
-from orchestrator.recipe.expand import ResolvedCell, expand, pick
+from orchestrator.recipe.expand import ResolvedCell, expand, filter_cells
 from orchestrator.recipe.recipe import Recipe, load
 
 PROPERTY = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -258,16 +258,18 @@ PICKS: list[tuple[list[str], int, int]] = [
 
 @pytest.mark.parametrize(("selections", "graphed", "eager"), PICKS)
 def test_cells_are_picked_with_their_twins(tmp_path: Path, selections: list[str], graphed: int, eager: int) -> None:
-    picked = pick(cells(tmp_path, sweep={"grid": GRID}), selections)
+    picked = filter_cells(cells(tmp_path, sweep={"grid": GRID}), selections)
     assert sum(cell.spec.graphed for cell in picked) == graphed
     assert sum(not cell.spec.graphed for cell in picked) == eager
 
 
 def test_an_eager_cell_that_is_picked_is_asked_for(tmp_path: Path) -> None:
     """Else planning leaves it out, as a twin that serves nobody."""
-    picked = pick(cells(tmp_path, sweep={"grid": GRID}), ["cuda_graph.impl=none"])
+    picked = filter_cells(cells(tmp_path, sweep={"grid": GRID}), ["cuda_graph.impl=none"])
     assert not any(cell.twin for cell in picked)
-    assert any(cell.twin for cell in pick(cells(tmp_path, sweep={"grid": GRID}), ["cuda_graph.impl=torch_compile"]))
+    assert any(
+        cell.twin for cell in filter_cells(cells(tmp_path, sweep={"grid": GRID}), ["cuda_graph.impl=torch_compile"])
+    )
 
 
 WRONG_PICKS = {
@@ -290,7 +292,7 @@ WRONG_PICKS = {
 @pytest.mark.parametrize("selection", WRONG_PICKS)
 def test_a_wrong_selection_names_the_way_out(tmp_path: Path, selection: str) -> None:
     with pytest.raises(InputError, match=WRONG_PICKS[selection]) as caught:
-        pick(cells(tmp_path, sweep={"grid": GRID}), [selection])
+        filter_cells(cells(tmp_path, sweep={"grid": GRID}), [selection])
     assert str(caught.value).startswith("--only")
 
 

@@ -16,7 +16,7 @@ from launch.contract.spec import SECTIONS, CudaGraph, Data, Fault, Model, Parall
 from launch.support import unsupported
 from orchestrator.recipe.expand import expand
 from orchestrator.recipe.recipe import load
-from orchestrator.rules import RULES, as_markdown, illegal
+from orchestrator.rules import RULES, as_markdown, violations
 
 ROOT = Path(__file__).parents[4]
 RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("*.yaml"))
@@ -58,7 +58,7 @@ def on_ranks(ranks: int, **degrees: Any) -> dict[str, Any]:
 
 
 def violated(value: RunSpec) -> set[str]:
-    return {reason.rule for reason in illegal(value)}
+    return {reason.rule for reason in violations(value)}
 
 
 TE = "transformer_engine"
@@ -418,14 +418,14 @@ def test_every_rule_has_a_spec_that_violates_it_alone(rule: str) -> None:
 
 @pytest.mark.parametrize("name", LEGAL)
 def test_what_can_work_is_let_through(name: str) -> None:
-    assert illegal(LEGAL[name]) == ()
+    assert violations(LEGAL[name]) == ()
 
 
 def test_all_violated_rules_are_reported_in_the_order_of_the_table() -> None:
     value = graphed(
         TE, "moe", "moe_router", model=MOE, training__recompute="full", training__steps=3, parallelism__tp=3, **M
     )
-    found = [reason.rule for reason in illegal(value)]
+    found = [reason.rule for reason in violations(value)]
     assert found == [rule.id for rule in RULES if rule.id in set(found)]
     assert {"scope.moe_and_router", "capture.full_recompute", "layout.heads", "layout.world", "training.window"} <= set(
         found
@@ -433,20 +433,20 @@ def test_all_violated_rules_are_reported_in_the_order_of_the_table() -> None:
 
 
 def test_a_message_holds_the_values_and_a_guess_at_what_was_meant() -> None:
-    (reason,) = illegal(graphed(TE, "moe_ruoter", model=MOE, **M))
+    (reason,) = violations(graphed(TE, "moe_ruoter", model=MOE, **M))
     assert reason.message == "cuda_graph.scope holds moe_ruoter (did you mean moe_router?)"
-    (reason,) = illegal(spec(training__global_batch_size=9, training__micro_batch_size=2, **on_ranks(1)))
+    (reason,) = violations(spec(training__global_batch_size=9, training__micro_batch_size=2, **on_ranks(1)))
     assert "9" in reason.message and "micro_batch_size=2" in reason.message and "dp=1" in reason.message
 
 
 def test_a_message_names_what_is_at_fault_and_nothing_else() -> None:
     beside = {"ep": 2, "pp": 2, "dp": 2, "overlap_moe_expert_parallel_comm": True}
-    (reason,) = illegal(spec(model=MOE, training=BF16, **on_ranks(4, **beside), **M))
+    (reason,) = violations(spec(model=MOE, training=BF16, **on_ranks(4, **beside), **M))
     assert reason.message == "parallelism.overlap_moe_expert_parallel_comm=true with parallelism.pp=2, vpp=1"
     shared = dataclasses.replace(MOE, moe_shared_expert_ffn_hidden_size=16)
     delayed = on_ranks(2, **BESIDE, delay_wgrad_compute=True)
     for model, scope, named in ((MOE, "attn", False), (shared, "attn", False), (shared, "moe_router", True)):
-        (reason,) = illegal(graphed(TE, scope, model=model, **delayed, **M))
+        (reason,) = violations(graphed(TE, scope, model=model, **delayed, **M))
         assert ("model.moe_shared_expert_ffn_hidden_size=16" in reason.message) is named
 
 
@@ -485,10 +485,10 @@ WAYS_OUT: Mapping[str, tuple[RunSpec, str, Mapping[str, Any]]] = {
 def test_a_way_out_leads_to_a_cell_that_its_engine_runs(rule: str) -> None:
     value, said, changes = WAYS_OUT[rule]
     value = changed(value, placement__device="cuda")
-    (reason,) = (*illegal(value), *unsupported(value))
+    (reason,) = (*violations(value), *unsupported(value))
     assert reason.rule == rule and said in reason.remedy
     out = changed(value, **changes)
-    assert (*illegal(out), *unsupported(out)) == ()
+    assert (*violations(out), *unsupported(out)) == ()
 
 
 def test_no_way_out_leads_to_what_an_engine_refuses_in_any_case() -> None:
@@ -520,7 +520,7 @@ REJECTED_ON_PURPOSE = {
 def test_a_shipped_recipe_has_cells_that_run_and_only_the_rejections_it_means(name: str) -> None:
     specs = [cell.spec for cell in expand(load(ROOT / "recipes" / name), "cuda")]
     graphed = name not in EAGER_ALONE
-    assert any(value.graphed == graphed and not illegal(value) and not unsupported(value) for value in specs)
+    assert any(value.graphed == graphed and not violations(value) and not unsupported(value) for value in specs)
     assert set().union(*map(violated, specs)) == REJECTED_ON_PURPOSE.get(name, set())
 
 
@@ -570,7 +570,7 @@ SPECS = st.builds(
 @settings(max_examples=400)
 @given(SPECS)
 def test_judging_never_fails_and_every_reason_says_all(value: RunSpec) -> None:
-    for reason in illegal(value):
+    for reason in violations(value):
         assert reason.message and reason.remedy and reason.source
 
 

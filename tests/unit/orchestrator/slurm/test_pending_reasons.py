@@ -8,13 +8,13 @@ from typing import Optional
 
 import pytest
 
-from orchestrator.output.terminal_jobs import doubts, faults, job_of, obstacles
+from orchestrator.output.terminal_jobs import blocked_jobs, doubts, faults, job_of
 from orchestrator.slurm.job_listing import Job
-from orchestrator.slurm.pending_reasons import OBSTACLES, obstacle
+from orchestrator.slurm.pending_reasons import OBSTACLES, blocking_reason
 from orchestrator.sweeps.run_state import RunState, StateName
 from orchestrator.sweeps.slurm_jobs import Jobs
 from orchestrator.sweeps.submissions import Submission
-from orchestrator.workflow.watch_slurm import Patience
+from orchestrator.workflow.watch_slurm import PendingTimeout
 
 NOW = 1_760_000_000.0
 
@@ -51,23 +51,26 @@ def job(reason: str = "", state: str = "PENDING", job_id: str = "12") -> Job:
 
 @pytest.mark.parametrize("reason", HOPELESS)
 def test_what_needs_somebody_to_act_is_said_with_the_way_out(reason: str) -> None:
-    found = obstacle(job(reason))
+    found = blocking_reason(job(reason))
     assert found is not None and HOPELESS[reason] in found.meaning
     assert found.way_out.format(job="12")
 
 
 @pytest.mark.parametrize("reason", PASSING)
 def test_what_passes_with_time_is_no_obstacle(reason: str) -> None:
-    assert obstacle(job(reason)) is None
+    assert blocking_reason(job(reason)) is None
 
 
 def test_only_a_job_that_waits_can_be_kept_from_starting() -> None:
-    assert obstacle(job("JobHeldUser", "REQUEUE_HOLD")) is not None
-    assert obstacle(job("JobHeldUser", "RUNNING")) is None and obstacle(job("JobHeldUser", "CANCELLED")) is None
+    assert blocking_reason(job("JobHeldUser", "REQUEUE_HOLD")) is not None
+    assert (
+        blocking_reason(job("JobHeldUser", "RUNNING")) is None
+        and blocking_reason(job("JobHeldUser", "CANCELLED")) is None
+    )
 
 
 def test_every_row_speaks_of_some_reason() -> None:
-    spoken = {found.pattern for reason in HOPELESS if (found := obstacle(job(reason))) is not None}
+    spoken = {found.pattern for reason in HOPELESS if (found := blocking_reason(job(reason))) is not None}
     assert spoken == {row.pattern for row in OBSTACLES}
 
 
@@ -82,7 +85,7 @@ def test_obstacles_are_said_once_an_array_with_the_command_to_type() -> None:
     held = {f"r{n}": state("QUEUED", job("JobHeldUser", job_id=f"12_{n}")) for n in range(3)}
     alone = {f"s{n}": state("QUEUED", job("JobHeldUser", job_id="13_7")) for n in range(2)}
     waiting = {"w": state("QUEUED", job("Resources")), "x": state("CANCELLED", job("JobHeldUser"))}
-    assert obstacles(held | alone | waiting) == [
+    assert blocked_jobs(held | alone | waiting) == [
         "job 12 (3 runs) will not start by itself: its user holds it (JobHeldUser). Way out: scontrol release 12",
         "job 13_7 (2 runs) will not start by itself: its user holds it (JobHeldUser). Way out: scontrol release 13_7",
     ]
@@ -136,45 +139,48 @@ def scancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_job_that_has_waited_for_too_long_is_taken_out_once(scancelled: Path) -> None:
     clock = Clock()
-    patience = Patience(10, clock)
+    patience = PendingTimeout(10, clock)
     array = Submission("token", "token", ("a", "b", "c"), NOW, "host", "12")
     jobs = Jobs({job_id: job("Resources", word, job_id) for job_id, word in
                  (("12_0", "PENDING"), ("12_1", "RUNNING"), ("12_2", "CANCELLED"))})  # fmt: skip
     clock.now = NOW + 599
-    assert patience.call_off([array], jobs) == [] and not scancelled.exists()
+    assert patience.cancel_overdue([array], jobs) == [] and not scancelled.exists()
     clock.now = NOW + 601
-    (line,) = patience.call_off([array], jobs)
+    (line,) = patience.cancel_overdue([array], jobs)
     why = "it waited for more than the 10 minutes of max_pending_minutes (Resources)"
     assert line == f"job 12_0 is taken out of the queue: {why}"
     assert patience.called_off == {"12_0": why}
     assert scancelled.read_text().split() == ["--quiet", "12_0"]
-    assert patience.call_off([array], jobs) == [], "Slurm may not have heard yet"
+    assert patience.cancel_overdue([array], jobs) == [], "Slurm may not have heard yet"
 
 
 def test_waiting_for_jobs_of_the_same_sweep_does_not_count(scancelled: Path) -> None:
     clock = Clock()
-    patience = Patience(10, clock)
+    patience = PendingTimeout(10, clock)
     lane = [Submission("token", "lane", ("a",), NOW, "host", "12")]
     clock.now = NOW + 3000
-    assert patience.call_off(lane, Jobs({"12": job("Dependency")})) == []
+    assert patience.cancel_overdue(lane, Jobs({"12": job("Dependency")})) == []
     clock.now = NOW + 3599
-    assert patience.call_off(lane, Jobs({"12": job("Priority")})) == []
+    assert patience.cancel_overdue(lane, Jobs({"12": job("Priority")})) == []
     clock.now = NOW + 3601
-    assert len(patience.call_off(lane, Jobs({"12": job("Priority")}))) == 1
+    assert len(patience.cancel_overdue(lane, Jobs({"12": job("Priority")}))) == 1
 
 
 def test_without_a_limit_nothing_is_taken_out(scancelled: Path) -> None:
     lane = [Submission("token", "lane", ("a",), 0.0, "host", "12")]
-    assert Patience(None, Clock()).call_off(lane, Jobs({"12": job("Priority")})) == [] and not scancelled.exists()
+    assert (
+        PendingTimeout(None, Clock()).cancel_overdue(lane, Jobs({"12": job("Priority")})) == []
+        and not scancelled.exists()
+    )
 
 
 def test_a_scancel_that_fails_is_tried_again(scancelled: Path) -> None:
     clock = Clock()
-    patience = Patience(10, clock)
+    patience = PendingTimeout(10, clock)
     lane = [Submission("token", "lane", ("a",), NOW - 601, "host", "12")]
     (scancelled.parent / "down").touch()
-    (line,) = patience.call_off(lane, Jobs({"12": job("Priority")}))
+    (line,) = patience.cancel_overdue(lane, Jobs({"12": job("Priority")}))
     assert "still in the queue" in line and patience.called_off == {}
     (scancelled.parent / "down").unlink()
-    (line,) = patience.call_off(lane, Jobs({"12": job("Priority")}))
+    (line,) = patience.cancel_overdue(lane, Jobs({"12": job("Priority")}))
     assert "is taken out" in line

@@ -24,9 +24,9 @@ from launch.contract.paths import SweepPaths
 from launch.contract.records import Limits
 from orchestrator.errors import SystemFault
 from orchestrator.submit import slurm_queue
-from orchestrator.submit.slurm_queue import ask
+from orchestrator.submit.slurm_queue import poll_jobs
 from orchestrator.submit.submitit_adapter import BatchJob, Refused, batch_script, put_in_place, submit_bundles
-from orchestrator.sweeps.slurm_jobs import Scheduler
+from orchestrator.sweeps.slurm_jobs import JobMonitor
 from orchestrator.sweeps.store import write_orders
 from orchestrator.sweeps.submissions import Submission, read_submissions, write_submission
 from orchestrator.targets.job_request import JobRequest
@@ -187,7 +187,7 @@ def test_a_refusal_is_told_from_a_silence(
 # --- left open by an earlier command --------------------------------------------------------------------------------
 
 
-class Slurm(Scheduler):
+class Slurm(JobMonitor):
     """What it finds under a name."""
 
     def __init__(self, *found: str) -> None:
@@ -205,7 +205,7 @@ def test_a_job_that_slurm_knows_is_adopted_with_what_it_waits_for(sweep: SweepPa
     write_submission(sweep, submission("before", "11", name="lane", time=left.time - 9))
     write_submission(sweep, left)
     (left.folder(sweep)).mkdir(parents=True)
-    ask(sweep, Slurm("11", "12"))
+    poll_jobs(sweep, Slurm("11", "12"))
     assert [s.job_id for s in read_submissions(sweep)] == ["11", "12"]
     assert {path.name for path in left.folder(sweep).iterdir()} == {"12_0_submitted.pkl", "12_1_submitted.pkl"}
 
@@ -217,7 +217,7 @@ def test_a_submission_of_which_slurm_has_no_job_is_forgotten_once_none_can_arriv
         write_submission(sweep, submission(host=host, time=time.time() - seconds + 1))
         begun = time.monotonic()
         slurm = Slurm()
-        ask(sweep, slurm)
+        poll_jobs(sweep, slurm)
         assert read_submissions(sweep) == []
         assert 0.8 < time.monotonic() - begun < 5 and len(slurm.names) > 1
 
@@ -231,7 +231,7 @@ def test_an_sbatch_that_is_still_at_work_is_waited_for(sweep: SweepPaths) -> Non
         assert sbatch.stdin is not None
         wait_until(lambda: str(script).encode() in Path(f"/proc/{sbatch.pid}/cmdline").read_bytes(), 5, "its start")
         threading.Timer(1.0, sbatch.stdin.close).start()
-        ask(sweep, Slurm("12"))
+        poll_jobs(sweep, Slurm("12"))
         assert sbatch.poll() is not None
     assert read_submissions(sweep)[0].job_id == "12"
 

@@ -20,7 +20,7 @@ from orchestrator.slurm import command
 from orchestrator.slurm.command import pause
 from orchestrator.slurm.job_listing import GONE, UNHEARD, Job, read_accounts, read_queue
 from orchestrator.sweeps import slurm_jobs
-from orchestrator.sweeps.slurm_jobs import GRACE_SECONDS, GRACE_WITHOUT_ACCOUNTS, Jobs, Scheduler
+from orchestrator.sweeps.slurm_jobs import GRACE_SECONDS, GRACE_WITHOUT_ACCOUNTS, JobMonitor, Jobs
 from orchestrator.sweeps.submissions import Submission
 
 SEPARATOR = "5e9a7a704"
@@ -149,8 +149,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def scheduler(programs: Programs, clock: Clock) -> Scheduler:
-    return Scheduler(clock)
+def scheduler(programs: Programs, clock: Clock) -> JobMonitor:
+    return JobMonitor(clock)
 
 
 def submission(job_id: Optional[str] = "12", bundles: int = 1, name: str = "token", time: float = NOW) -> Submission:
@@ -163,13 +163,13 @@ def state(jobs: Jobs, job_id: str = "12") -> str:
     return job.state
 
 
-def looks(scheduler: Scheduler, clock: Clock, seconds: Sequence[float], *asked: Submission) -> Iterator[str]:
+def looks(scheduler: JobMonitor, clock: Clock, seconds: Sequence[float], *asked: Submission) -> Iterator[str]:
     for moment in seconds:
         clock.now = NOW + moment
         yield state(scheduler.look(asked or [submission()]))
 
 
-def test_one_squeue_and_one_sacct_for_all_jobs(scheduler: Scheduler, programs: Programs) -> None:
+def test_one_squeue_and_one_sacct_for_all_jobs(scheduler: JobMonitor, programs: Programs) -> None:
     arrays = [submission(str(100 + n), bundles=500, time=NOW + n) for n in range(20)]
     listed = {f"{100 + n}_{e}": "RUNNING" for n in range(10) for e in range(500)}
     programs.queue(listed)
@@ -184,7 +184,7 @@ def test_one_squeue_and_one_sacct_for_all_jobs(scheduler: Scheduler, programs: P
 
 
 def test_of_more_arrays_than_one_call_takes_none_is_forgotten(
-    scheduler: Scheduler, programs: Programs, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    scheduler: JobMonitor, programs: Programs, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm_jobs, "MOST_IDS", 2)
     asked = [submission(str(job)) for job in range(1, 6)]
@@ -197,7 +197,7 @@ def test_of_more_arrays_than_one_call_takes_none_is_forgotten(
     assert seen == [2, 4, 5] and not jobs.doubtful
 
 
-def test_a_job_that_has_ended_is_asked_about_no_more(scheduler: Scheduler, programs: Programs) -> None:
+def test_a_job_that_has_ended_is_asked_about_no_more(scheduler: JobMonitor, programs: Programs) -> None:
     programs.queue({"12": "RUNNING"})
     assert state(scheduler.look([submission()])) == "RUNNING"
     programs.queue({"12": "FAILED"})
@@ -208,7 +208,7 @@ def test_a_job_that_has_ended_is_asked_about_no_more(scheduler: Scheduler, progr
 
 
 def test_nothing_is_asked_before_the_interval_is_over(
-    scheduler: Scheduler, programs: Programs, monkeypatch: pytest.MonkeyPatch
+    scheduler: JobMonitor, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "pause", pause)
     programs.queue({"12": "RUNNING"})
@@ -218,7 +218,7 @@ def test_nothing_is_asked_before_the_interval_is_over(
 
 
 def test_an_id_counts_with_the_name_that_it_was_submitted_under(
-    scheduler: Scheduler, programs: Programs, clock: Clock
+    scheduler: JobMonitor, programs: Programs, clock: Clock
 ) -> None:
     """Slurm gave it to another job after a crash."""
     programs.queue({"12": "RUNNING"}, name="another")
@@ -226,7 +226,7 @@ def test_an_id_counts_with_the_name_that_it_was_submitted_under(
     assert list(looks(scheduler, clock, (0, GRACE_SECONDS + 1))) == [UNHEARD, GONE]
 
 
-def test_of_a_job_that_was_requeued_the_latest_record_counts(scheduler: Scheduler, programs: Programs) -> None:
+def test_of_a_job_that_was_requeued_the_latest_record_counts(scheduler: JobMonitor, programs: Programs) -> None:
     rows = [
         (f"{NOW + later:.0f}", "12", word, "0:0", "", "token") for later, word in ((9, "TIMEOUT"), (0, "NODE_FAIL"))
     ]
@@ -236,7 +236,7 @@ def test_of_a_job_that_was_requeued_the_latest_record_counts(scheduler: Schedule
 
 @pytest.mark.parametrize("said", [None, "RUNNING", "PENDING", "A_STATE_TO_COME"])
 def test_a_job_is_gone_when_nobody_has_known_it_for_the_grace_period(
-    scheduler: Scheduler, programs: Programs, clock: Clock, said: Optional[str]
+    scheduler: JobMonitor, programs: Programs, clock: Clock, said: Optional[str]
 ) -> None:
     """sacct may say for ever that a job runs which the controller has forgotten."""
     programs.accounts({"12": said} if said else {})
@@ -245,7 +245,7 @@ def test_a_job_is_gone_when_nobody_has_known_it_for_the_grace_period(
 
 
 def test_the_grace_period_begins_when_the_job_is_first_missed(
-    scheduler: Scheduler, programs: Programs, clock: Clock
+    scheduler: JobMonitor, programs: Programs, clock: Clock
 ) -> None:
     programs.queue({"12": "RUNNING"})
     assert list(looks(scheduler, clock, (0, 1000))) == ["RUNNING"] * 2
@@ -257,7 +257,7 @@ def test_the_grace_period_begins_when_the_job_is_first_missed(
     assert list(looks(scheduler, clock, (1062, 1121, 1122))) == ["RUNNING", "RUNNING", GONE]
 
 
-def test_accounts_that_come_late_tell_how_a_job_ended(scheduler: Scheduler, programs: Programs, clock: Clock) -> None:
+def test_accounts_that_come_late_tell_how_a_job_ended(scheduler: JobMonitor, programs: Programs, clock: Clock) -> None:
     programs.accounts({"12": "RUNNING"})
     assert list(looks(scheduler, clock, (0, 50))) == ["RUNNING"] * 2
     assert scheduler.look([submission()]).doubtful == {"12"}
@@ -267,7 +267,7 @@ def test_accounts_that_come_late_tell_how_a_job_ended(scheduler: Scheduler, prog
 
 
 def test_accounts_that_fail_end_nothing_before_the_grace_period(
-    scheduler: Scheduler, programs: Programs, clock: Clock
+    scheduler: JobMonitor, programs: Programs, clock: Clock
 ) -> None:
     programs.queue({"12": "RUNNING"})
     assert list(looks(scheduler, clock, (0,))) == ["RUNNING"]
@@ -284,7 +284,7 @@ def test_accounts_that_fail_end_nothing_before_the_grace_period(
 
 
 def test_an_element_that_leaves_no_trace_was_cancelled_before_it_began(
-    scheduler: Scheduler, programs: Programs, clock: Clock
+    scheduler: JobMonitor, programs: Programs, clock: Clock
 ) -> None:
     """Others of its array are known: Slurm has not forgotten it. Whoever comes later need not wait to be certain."""
     programs.queue({"12_0": "RUNNING", "12_1": "PENDING", "12_2": "PENDING"})
@@ -295,18 +295,18 @@ def test_an_element_that_leaves_no_trace_was_cancelled_before_it_began(
     programs.accounts({"12_0": "RUNNING"})
     jobs = scheduler.look([array])
     assert state(jobs, "12_1") == "PENDING" and jobs.doubtful == {"12_1", "12_2"}
-    later = Scheduler(clock).look([array])
+    later = JobMonitor(clock).look([array])
     assert [state(later, f"12_{place}") for place in range(3)] == ["RUNNING", "CANCELLED", "CANCELLED"]
     clock.now += GRACE_SECONDS
     assert state(scheduler.look([array]), "12_2") == "CANCELLED"
     programs.queue({})
-    assert state(Scheduler(clock).look([array]), "12_1") == "CANCELLED", "accounts know the array"
+    assert state(JobMonitor(clock).look([array]), "12_1") == "CANCELLED", "accounts know the array"
     programs.accounts({})
-    assert state(Scheduler(clock).look([array]), "12_1") == GONE, "nobody knows the array"
+    assert state(JobMonitor(clock).look([array]), "12_1") == GONE, "nobody knows the array"
 
 
 def test_accounts_that_fail_say_nothing_of_a_job_that_was_submitted_long_ago(
-    scheduler: Scheduler, programs: Programs, clock: Clock
+    scheduler: JobMonitor, programs: Programs, clock: Clock
 ) -> None:
     """Nor of an element whose array squeue still lists: it may have run, and ended as it ended."""
     programs.fail("sacct", "sacct: error: Connection refused")
@@ -320,7 +320,7 @@ def test_accounts_that_fail_say_nothing_of_a_job_that_was_submitted_long_ago(
 
 
 def test_while_accounts_are_not_asked_a_job_stays_what_it_was(
-    scheduler: Scheduler, programs: Programs, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    scheduler: JobMonitor, programs: Programs, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They failed a moment ago: nobody knows what they say now."""
     monkeypatch.setattr(command, "pause", lambda took, failures: 60.0 if failures else 0.0)
@@ -330,18 +330,18 @@ def test_while_accounts_are_not_asked_a_job_stays_what_it_was(
 
 
 def test_without_accounting_a_job_is_gone_after_some_seconds(
-    scheduler: Scheduler, programs: Programs, clock: Clock
+    scheduler: JobMonitor, programs: Programs, clock: Clock
 ) -> None:
     programs.fail("sacct", "Slurm accounting storage is disabled")
     assert list(looks(scheduler, clock, (0, 4, GRACE_WITHOUT_ACCOUNTS))) == [UNHEARD, UNHEARD, GONE]
     jobs = scheduler.look([submission()])
     assert (jobs.accounting, jobs.fault) == (False, "") and len(programs.calls("sacct")) == 1
-    later = Scheduler(clock)
+    later = JobMonitor(clock)
     assert state(later.look([submission()])) == GONE, "it was submitted long enough ago"
 
 
 def test_without_accounting_a_job_that_was_listed_is_not_gone_at_once(
-    scheduler: Scheduler, programs: Programs, clock: Clock
+    scheduler: JobMonitor, programs: Programs, clock: Clock
 ) -> None:
     programs.fail("sacct", "Slurm accounting storage is disabled")
     programs.queue({"12": "RUNNING"})
@@ -351,7 +351,7 @@ def test_without_accounting_a_job_that_was_listed_is_not_gone_at_once(
 
 
 def test_a_queue_that_does_not_answer_changes_nothing_and_is_said(
-    scheduler: Scheduler, programs: Programs, clock: Clock
+    scheduler: JobMonitor, programs: Programs, clock: Clock
 ) -> None:
     programs.fail("squeue", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
     first = scheduler.look([submission()])
@@ -375,12 +375,12 @@ def test_a_program_that_is_not_there_is_said(
     programs: Programs, clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    assert "squeue has not answered since" in Scheduler(clock).look([submission()]).fault
-    assert "(not on PATH here)" in Scheduler(clock).look([submission()]).fault
+    assert "squeue has not answered since" in JobMonitor(clock).look([submission()]).fault
+    assert "(not on PATH here)" in JobMonitor(clock).look([submission()]).fault
 
 
 def test_a_program_that_hangs_is_given_up(
-    scheduler: Scheduler, programs: Programs, monkeypatch: pytest.MonkeyPatch
+    scheduler: JobMonitor, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "MOST_SECONDS", 0.2)
     (programs.folder / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
@@ -390,7 +390,7 @@ def test_a_program_that_hangs_is_given_up(
 
 
 def test_what_users_set_for_their_own_eyes_does_not_reach_the_programs(
-    scheduler: Scheduler, programs: Programs, monkeypatch: pytest.MonkeyPatch
+    scheduler: JobMonitor, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SQUEUE_STATES", "PENDING")
     monkeypatch.setenv("SACCT_FEDERATION", "1")
@@ -400,7 +400,7 @@ def test_what_users_set_for_their_own_eyes_does_not_reach_the_programs(
     assert "SLURM_TIME_FORMAT=%s\n" in seen and "SQUEUE_" not in seen and "SACCT_" not in seen
 
 
-def test_jobs_are_found_by_their_name_in_queue_and_accounts(scheduler: Scheduler, programs: Programs) -> None:
+def test_jobs_are_found_by_their_name_in_queue_and_accounts(scheduler: JobMonitor, programs: Programs) -> None:
     listed = [(f"{NOW:.0f}", job, "token") for job in ("9_0", "9_1", "100")]
     programs.say("squeue", *listed, (f"{NOW:.0f}", "101", "tok"), (f"{NOW - 60:.0f}", "6", "token"))
     programs.accounts({"7": "COMPLETED"})
@@ -412,7 +412,7 @@ def test_jobs_are_found_by_their_name_in_queue_and_accounts(scheduler: Scheduler
 
 
 def test_whoever_must_be_certain_waits_until_no_job_is_in_doubt(
-    scheduler: Scheduler, programs: Programs, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    scheduler: JobMonitor, programs: Programs, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wait(seconds: float) -> None:
         clock.now += 20.0
@@ -431,7 +431,7 @@ def test_a_job_ends_by_slurms_word_or_after_the_grace_period_alone(
 ) -> None:
     """Whatever squeue and sacct say in turn."""
     clock = Clock()
-    scheduler = Scheduler(clock)
+    scheduler = JobMonitor(clock)
     last: Optional[str] = None
     missed = 0.0
     for queued, account, seconds in history:

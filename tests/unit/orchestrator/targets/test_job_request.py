@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launch.contract.records import Cell, Expectation, Limits, Margins, Plan, PlannedBundle
 from launch.contract.spec import Placement, RunSpec, spec_to_json
-from orchestrator.targets.job_request import JobRequest, request_of
+from orchestrator.targets.job_request import JobRequest, bundle_request
 from orchestrator.targets.profile import Profile
 
 GPUS = Placement("cuda", nodes=2, ranks_per_node=8, threads_per_rank=4)
@@ -31,7 +31,7 @@ def plan_of(placement: Placement, *minutes: float, repeats: int = 1) -> Plan:
 
 
 def request(plan: Plan, profile: Profile = Profile(), runs: int | None = None) -> JobRequest:  # noqa: B008 (frozen)
-    return request_of(plan, [(run, 1) for run in plan.bundles[0].run_ids[:runs]], profile)
+    return bundle_request(plan, [(run, 1) for run in plan.bundles[0].run_ids[:runs]], profile)
 
 
 @pytest.mark.parametrize(("placement", "profile", "size"), [

@@ -272,7 +272,7 @@ def test_the_reference_has_every_field_with_its_type_and_default() -> None:
     }
     for name, kind, default in rows:
         value = defaults[name]
-        assert kind == SCHEMA.takes(name), name
+        assert kind == SCHEMA.describe_type(name), name
         assert default.strip("`") == json.dumps(list(value) if isinstance(value, tuple) else value), name
 
 

@@ -15,10 +15,10 @@ from launch.contract.bundle import BundleOrder, Step, order_to_json
 from launch.contract.records import Limits, Outcome, OutcomeName, read_plan
 from orchestrator.slurm import command
 from orchestrator.sweeps.run_state import RunState
-from orchestrator.sweeps.slurm_jobs import Scheduler
+from orchestrator.sweeps.slurm_jobs import JobMonitor
 from orchestrator.sweeps.submissions import Submission, write_submission
 from orchestrator.workflow import watch_slurm
-from orchestrator.workflow.watch_slurm import Patience, follow
+from orchestrator.workflow.watch_slurm import PendingTimeout, follow
 from tests.records import AttemptRecord, write_sweep
 
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
@@ -83,7 +83,7 @@ class Watched:
             return left.pop(0)() if left else False
 
         self.scene = list(scene)
-        states = follow(self.sweep, self.plan, self, Scheduler(), tend, Patience(None))
+        states = follow(self.sweep, self.plan, self, JobMonitor(), tend, PendingTimeout(None))
         assert not self.scene
         return states[self.run_id].name
 

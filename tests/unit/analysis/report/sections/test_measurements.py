@@ -9,7 +9,7 @@ import pytest
 
 from analysis.records.load import load
 from analysis.report.write_report import write_report
-from analysis.sweep.cell_results import compare
+from analysis.sweep.cell_results import compare_cells
 from analysis.sweep.failure_modes import failure_modes
 from analysis.sweep.metric_changes import MemoryRisk, memory_risks, metric_changes
 from launch.contract.records import Outcome, Reason
@@ -37,7 +37,7 @@ def section(text: str, title: str) -> str:
 
 def test_a_change_spans_the_cells_that_pass(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, workloads=3, device="cuda", impls=("torch",), edit=eventful)
-    step, throughput, before, peak = metric_changes(compare(load(sweep)))
+    step, throughput, before, peak = metric_changes(compare_cells(load(sweep)))
     assert (step.metric, step.graphs) == ("step time", "torch")
     assert [change.label for change in step.changes] == ["torch, lr 0.001", "torch, lr 0.002"]
     assert step.span == pytest.approx((-0.25, -0.2))
@@ -48,7 +48,7 @@ def test_a_change_spans_the_cells_that_pass(tmp_path: Path) -> None:
 
 def test_a_speed_that_is_not_sure_is_no_change_to_expect(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=eventful, repeats=1)
-    step = metric_changes(compare(load(sweep)))[0]
+    step = metric_changes(compare_cells(load(sweep)))[0]
     assert step.span is None
     text = write_report(sweep).markdown.read_text()
     assert "| step time | `torch` | not told: the speed is INCONCLUSIVE |" in section(text, "Expected metric changes")
@@ -63,7 +63,7 @@ def out_of_memory(run: AttemptRecord) -> None:
 
 def test_the_risk_is_among_cells_whose_twin_fits(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, workloads=3, device="cuda", impls=("torch",), edit=out_of_memory)
-    assert memory_risks(compare(load(sweep))) == (MemoryRisk("torch", 2, ("torch, lr 0.002",)),)
+    assert memory_risks(compare_cells(load(sweep))) == (MemoryRisk("torch", 2, ("torch, lr 0.002",)),)
     assert "| out of memory | `torch` | 1 of 2 cells out of memory |" in write_report(sweep).markdown.read_text()
 
 
@@ -121,7 +121,7 @@ def failing(run: AttemptRecord) -> None:
 def test_failures_are_told_by_kind_with_whether_eager_has_them_too(tmp_path: Path) -> None:
     extra = [Extra(workload_spec(0, "local", 120), (RULE,))]
     sweep = write_sweep(tmp_path, workloads=4, edit=failing, extra=extra)
-    capture, memory, rejected = failure_modes(compare(load(sweep)))
+    capture, memory, rejected = failure_modes(compare_cells(load(sweep)))
     assert (capture.name, capture.ending, len(capture.graphed), capture.eager) == (
         "SYNC_IN_CAPTURE", "CAPTURE_FAILED in capture", 3, (),
     )  # fmt: skip

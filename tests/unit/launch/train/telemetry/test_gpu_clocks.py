@@ -20,7 +20,7 @@ from launch.contract.paths import AttemptPaths
 from launch.contract.records import clocks_from_json
 from launch.train.telemetry import event_log, memory
 from launch.train.telemetry import gpu_clocks as clocks
-from launch.train.telemetry.gpu_clocks import Gpu, PhaseClocks, Reading, between, find
+from launch.train.telemetry.gpu_clocks import Gpu, PhaseClocks, Reading, between, find_gpu
 
 ADDRESS = "00000000:8d:00.0"
 SECOND = 10**9
@@ -62,7 +62,7 @@ def _set(library: ctypes.CDLL, name: str, value: int, place: int | None = None) 
 
 
 def found(nvml: Any) -> Gpu:
-    gpu = find(ADDRESS, nvml.path)
+    gpu = find_gpu(ADDRESS, nvml.path)
     assert isinstance(gpu, Gpu), gpu
     return gpu
 
@@ -97,19 +97,19 @@ def test_a_counter_is_read_as_what_it_is(nvml: Any, kind: int, count: int | None
 def test_an_older_driver_is_asked_by_the_older_name(tmp_path: Path) -> None:
     library = build(tmp_path / "old.so", "-DBEFORE_535")
     _set(ctypes.CDLL(str(library)), "reasons", 0x20)
-    gpu = find(ADDRESS, str(library))
+    gpu = find_gpu(ADDRESS, str(library))
     assert isinstance(gpu, Gpu)
     assert gpu.read().active == ("thermal",)
 
 
 def test_it_is_said_why_nothing_is_known(nvml: Any, tmp_path: Path) -> None:
-    assert find(ADDRESS, str(tmp_path / "none.so")) == (
+    assert find_gpu(ADDRESS, str(tmp_path / "none.so")) == (
         "libnvidia-ml.so.1, which is part of NVIDIA's driver, cannot be loaded"
     )
-    assert find(ADDRESS, "libc.so.6") == "libnvidia-ml.so.1 is too old, or is another library"
-    assert find("00000000:01:00.0", nvml.path) == "NVML says: Not Found"
+    assert find_gpu(ADDRESS, "libc.so.6") == "libnvidia-ml.so.1 is too old, or is another library"
+    assert find_gpu("00000000:01:00.0", nvml.path) == "NVML says: Not Found"
     nvml.set("init_code", 4)
-    assert find(ADDRESS, nvml.path) == "NVML says: Insufficient Permissions"
+    assert find_gpu(ADDRESS, nvml.path) == "NVML says: Insufficient Permissions"
 
 
 def reading(seconds: float, **said: Any) -> Reading:

@@ -14,14 +14,14 @@ from torch._C._autograd import DeviceType
 
 import launch.train.telemetry.profiler
 from launch.contract.records import Probe
-from launch.train.telemetry.profiler import PROBED_STEPS, probe, union
+from launch.train.telemetry.profiler import PROBED_STEPS, merged_duration, probe
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda pair: (pair[0], sum(pair))))
 
 
 @given(INTERVALS)
 def test_a_union_counts_each_moment_once(intervals: list[tuple[int, int]]) -> None:
-    assert union(intervals) == len({moment for begin, end in intervals for moment in range(begin, end)})
+    assert merged_duration(intervals) == len({moment for begin, end in intervals for moment in range(begin, end)})
 
 
 @dataclass(frozen=True)
