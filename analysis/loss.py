@@ -29,7 +29,7 @@ from analysis.verdict.curve_difference import METRIC_NAMES, Evidence
 from analysis.verdict.ladder import judge_curves
 from analysis.verdict.rungs import margin_of
 from analysis.verdict.verdict import Verdict, Word
-from launch.contract.records import Margins
+from launch.contract.plan import Margins
 
 _UNCHECKED = "provenance unchecked: that the runs share workload, data, code and libraries is not in the files"
 EXIT_CODES: Mapping[Word, int] = {"BITWISE": 0, "EQUIVALENT": 0, "INCOMPARABLE": 1, "DIVERGED": 3, "INCONCLUSIVE": 4}

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PASSES = ("BITWISE", "EQUIVALENT")
@@ -31,7 +31,7 @@ class Figure:
     recipe: str
     name: str
     promise: str
-    value: Callable[[Sequence[Cell]], Optional[float]]
+    value: Callable[[Sequence[Cell]], float | None]
     holds: Callable[[float], bool]
 
 
@@ -50,11 +50,11 @@ def whole(cells: Iterable[Cell]) -> list[Cell]:
     return [c for c in passing(cells, impl="full_iteration") if "optimizer" in c["effective_scope"]]
 
 
-def least(figures: Iterable[Optional[float]]) -> Optional[float]:
+def least(figures: Iterable[float | None]) -> float | None:
     return min((figure for figure in figures if figure is not None), default=None)
 
 
-def fastest(cells: Iterable[Cell], side: str) -> Optional[float]:
+def fastest(cells: Iterable[Cell], side: str) -> float | None:
     return least(cell["speed"][side] for cell in cells)
 
 
@@ -62,25 +62,25 @@ def best(cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if cell["speed"]["graphed_ms"] == fastest(cells, "graphed_ms")]
 
 
-def over_fastest_eager(cells: Sequence[Cell]) -> Optional[float]:
+def over_fastest_eager(cells: Sequence[Cell]) -> float | None:
     """The fastest whole step against the fastest eager step of any workload of the recipe: of the same task."""
     eager, graphed = fastest(passing(cells), "eager_ms"), fastest(whole(cells), "graphed_ms")
     return eager / graphed if eager and graphed else None
 
 
-def gibibytes_added(cells: Sequence[Cell]) -> Optional[float]:
+def gibibytes_added(cells: Sequence[Cell]) -> float | None:
     return least(cell["memory"]["added"] / 2**30 for cell in best(whole(cells)))
 
 
-def capture_seconds(cells: Sequence[Cell]) -> Optional[float]:
+def capture_seconds(cells: Sequence[Cell]) -> float | None:
     return least(cell["captured"]["seconds"] for cell in best(whole(cells)))
 
 
-def times_busy(cells: Sequence[Cell]) -> Optional[float]:
+def times_busy(cells: Sequence[Cell]) -> float | None:
     return least(cell["limit"]["times_busy"] for cell in best(whole(cells)))
 
 
-def times_own_busy(cells: Sequence[Cell]) -> Optional[float]:
+def times_own_busy(cells: Sequence[Cell]) -> float | None:
     """Of all layouts, the most. The twin's ranks are busy while they wait for each other's hosts: theirs is no measure."""
     found = [cell["limit"]["graphed"] for cell in whole(cells) if cell["limit"]["graphed"]]
     return max((graphed["step_ms"] / graphed["busy_ms"] for graphed in found), default=None)
@@ -113,7 +113,7 @@ def cells_of(recipe: str, store: Path) -> list[Cell]:
     return cells
 
 
-def told(figure: Figure, value: Optional[float], ran: bool) -> str:
+def told(figure: Figure, value: float | None, ran: bool) -> str:
     if value is None:
         return "MISSED: no cell that passes tells" if ran else "not run"
     return f"{value:8.3g}  {'holds' if figure.holds(value) else 'MISSED'}"

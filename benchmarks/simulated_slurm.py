@@ -27,7 +27,7 @@ from launch.common.atomic_files import JsonLines, read_json, write_json
 from launch.common.file_lock import Owner
 from launch.contract.bundle import order_from_json
 from launch.contract.paths import AttemptPaths, BundlePaths, SweepPaths
-from launch.contract.records import read_spec
+from launch.contract.spec import read_spec
 from tests.records import STARTED, attempt_record
 
 PROGRAMS = ("sbatch", "squeue", "sacct", "scontrol", "sinfo", "scancel", "srun")

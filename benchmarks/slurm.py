@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.simulated_slurm import install
+from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, SweepPaths
-from launch.contract.records import Outcome, Plan, read_outcome, read_plan
+from launch.contract.plan import Plan, read_plan
 from tests.integration.host import recipe, wait_until
 from tests.slurm.cluster import Cluster
 

@@ -24,7 +24,7 @@ import numpy as np
 from analysis.records.steps import Floats, Metric, Steps
 from analysis.verdict.ladder import judge_curves
 from analysis.verdict.verdict import PASSES, Word
-from launch.contract.records import Margins
+from launch.contract.plan import Margins
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "verdicts.md"
 BEGIN, END = "<!-- written by benchmarks/verdicts.py -->", "<!-- end -->"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Optional
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -97,7 +97,7 @@ class _Answer:
     """The process has gone."""
 
 
-def _failure(answers: dict[int, _Answer], world_size: int, seconds: float) -> Optional[RankError]:
+def _failure(answers: dict[int, _Answer], world_size: int, seconds: float) -> RankError | None:
     """The first rank's. A process that has gone is the cause of what others say, and is noticed after them."""
     silent = [rank for rank in range(world_size) if rank not in answers]
     said = f"no answer from ranks {silent} (a call has {seconds:g} s)" if silent else ""
@@ -127,7 +127,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self._workers: list[_Worker] = []
-        self._store: Optional[dist.TCPStore] = None
+        self._store: dist.TCPStore | None = None
         self._calls = 0
 
     def begin(self, world_size: int, function: Callable[..., Any], arguments: tuple[Any, ...], seconds: float) -> None:

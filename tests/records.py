@@ -17,28 +17,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
 from launch.common.atomic_files import JsonLines, write_json
+from launch.contract.outcomes import Expectation, Outcome
 from launch.contract.paths import SweepPaths
-from launch.contract.records import (
-    Cell,
-    Clocks,
-    Expectation,
-    GraphStats,
-    Margins,
-    Memory,
-    Outcome,
-    Phase,
-    Plan,
-    PlannedBundle,
-    Probe,
-    Reason,
-    StepMetrics,
-    plan_to_json,
-)
+from launch.contract.plan import Cell, Margins, Plan, PlannedBundle, Reason, plan_to_json
+from launch.contract.records.clocks import Clocks
+from launch.contract.records.events import Phase
+from launch.contract.records.graph_stats import GraphStats
+from launch.contract.records.memory import Memory
+from launch.contract.records.probe import Probe
+from launch.contract.records.step_metrics import StepMetrics
 from launch.contract.spec import CudaGraph, Device, GraphImpl, Parallelism, Placement, RunSpec, Training, spec_to_json
 
 STARTED = 1_760_000_000.0
@@ -69,7 +61,7 @@ class AttemptRecord:
     metrics: list[dict[str, Any]]
     events: dict[int, list[dict[str, Any]]]
     environment: dict[str, Any]
-    outcome: Optional[Outcome]
+    outcome: Outcome | None
     number: int = 1
     begun: bool = True
 
@@ -248,11 +240,11 @@ class _EventWriter:
     spec: RunSpec
     events: list[dict[str, Any]] = field(default_factory=list)
 
-    def write(self, kind: str, phase: Phase, step: Optional[int], **content: Any) -> None:
+    def write(self, kind: str, phase: Phase, step: int | None, **content: Any) -> None:
         time = STARTED + len(self.events)
         self.events.append({"time": time, "kind": kind, "phase": phase, "step": step, **content})
 
-    def phase(self, phase: Phase, step: Optional[int], share: float, graphs: Optional[GraphStats] = None) -> None:
+    def phase(self, phase: Phase, step: int | None, share: float, graphs: GraphStats | None = None) -> None:
         self.write("enter", phase, step)
         if graphs is not None:
             self.write("capture", phase, step, graphs=dataclasses.asdict(graphs))

@@ -16,12 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Optional
+from typing import Literal
 
 from analysis.compare.golden import GoldenCell, GoldenMemory, GoldenSpeed, GoldenVerdict
 from analysis.sweep.cell_results import EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_PASS, EXIT_UNFINISHED
 from analysis.verdict.verdict import WORDS
-from launch.contract.records import RESULTS_INTACT
+from launch.contract.outcomes import RESULTS_INTACT
 
 MEMORY_TOLERANCE = 0.05
 """Relative. Megatron-LM's functional tests allow as much (tests/functional_tests/python_test_utils)."""
@@ -58,7 +58,7 @@ class Difference:
     after: str
 
 
-def worst(changes: Sequence[Change]) -> Optional[Change]:
+def worst(changes: Sequence[Change]) -> Change | None:
     return next((change for change in EXITS if change in changes), None)
 
 
@@ -83,12 +83,12 @@ def by_itself(cell: GoldenCell) -> Change:
     return "inconclusive" if word == "INCONCLUSIVE" else "changed"
 
 
-def _outcome(before: GoldenCell, after: GoldenCell) -> Optional[Difference]:
+def _outcome(before: GoldenCell, after: GoldenCell) -> Difference | None:
     change = _outcome_change(before, after)
     return Difference("outcome", change, _ended(before), _ended(after)) if change else None
 
 
-def _outcome_change(before: GoldenCell, after: GoldenCell) -> Optional[Change]:
+def _outcome_change(before: GoldenCell, after: GoldenCell) -> Change | None:
     was, now = _badness(before), _badness(after)
     if any(flag > flag_before for flag, flag_before in zip(now, was, strict=True)):
         return "worse"
@@ -124,7 +124,7 @@ def _ended(cell: GoldenCell) -> str:
     return f"{cell.outcome} ({'; '.join(notes)})" if notes else cell.outcome
 
 
-def _verdict(before: GoldenCell, after: GoldenCell) -> Optional[Difference]:
+def _verdict(before: GoldenCell, after: GoldenCell) -> Difference | None:
     """None too where no verdict is given any more: the cell then failed as expected, which its outcome says."""
     if after.verdict is None:
         return None
@@ -140,7 +140,7 @@ def _verdict(before: GoldenCell, after: GoldenCell) -> Optional[Difference]:
     return Difference("verdict", worse if rank > rank_before else "better", before.verdict.word, words)
 
 
-def _same_word(before: GoldenCell, after: GoldenCell) -> Optional[Difference]:
+def _same_word(before: GoldenCell, after: GoldenCell) -> Difference | None:
     """Of two verdicts alike, how those that more runs do not undo differ."""
     assert before.verdict and after.verdict  # as the caller has found
     if after.verdict.word not in ("DIVERGED", "INCOMPARABLE"):
@@ -154,7 +154,7 @@ def _same_word(before: GoldenCell, after: GoldenCell) -> Optional[Difference]:
     return Difference("verdict", change, _words(before.verdict), _words(after.verdict) + sizes)
 
 
-def _off_by(cell: GoldenCell) -> Optional[tuple[str, float]]:
+def _off_by(cell: GoldenCell) -> tuple[str, float] | None:
     """The metric by which a cell DIVERGED, and how far off it was at most, as far as is known."""
     found = cell.verdict.deviation if cell.verdict else None
     if found is None:
@@ -168,7 +168,7 @@ def _words(verdict: GoldenVerdict) -> str:
     return f"{verdict.word}: {verdict.reason}" if verdict.reason else verdict.word
 
 
-def _speed(before: Optional[GoldenSpeed], after: Optional[GoldenSpeed]) -> Optional[Difference]:
+def _speed(before: GoldenSpeed | None, after: GoldenSpeed | None) -> Difference | None:
     if before is None or before.interval is None or after is None or after.interval is None:
         return _without_interval(before, after)
     (low, high), (low_before, high_before) = after.interval, before.interval
@@ -182,12 +182,12 @@ def _speed(before: Optional[GoldenSpeed], after: Optional[GoldenSpeed]) -> Optio
     return None
 
 
-def _without_interval(before: Optional[GoldenSpeed], after: Optional[GoldenSpeed]) -> Optional[Difference]:
+def _without_interval(before: GoldenSpeed | None, after: GoldenSpeed | None) -> Difference | None:
     now = ": ".join(filter(None, (_ratio(after), after.reason))) if after else "no figure"
     return _untold(before, after, now) if before or after else None
 
 
-def _untold(before: Optional[GoldenSpeed], after: Optional[GoldenSpeed], now: str) -> Difference:
+def _untold(before: GoldenSpeed | None, after: GoldenSpeed | None, now: str) -> Difference:
     """Of two speed-ups that cannot be held against each other."""
     if before is None:
         return Difference("speed", "not held", "no figure", now)
@@ -219,7 +219,7 @@ def _ratio(speed: GoldenSpeed) -> str:
     return f"{speed.ratio:.3f}x ({speed.interval[0]:.3f}-{speed.interval[1]:.3f} over {over})"
 
 
-def _memory(before: Optional[GoldenMemory], after: Optional[GoldenMemory], tolerance: float) -> Optional[Difference]:
+def _memory(before: GoldenMemory | None, after: GoldenMemory | None, tolerance: float) -> Difference | None:
     if before is None:
         return None
     if after is None or after.kind != before.kind:

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Optional, cast
+from typing import Any, Literal, cast
 
 from analysis.report.json_report import FORMAT, content_of
 from analysis.report.selection import select
@@ -17,8 +17,9 @@ from analysis.report.summary import summarise
 from analysis.sweep.judge_sweep import judge_sweep
 from analysis.verdict.verdict import WORDS, Word
 from launch.common.atomic_files import RecordError, number
+from launch.contract.outcomes import RESULTS_INTACT
 from launch.contract.paths import SweepPaths
-from launch.contract.records import RESULTS_INTACT, CellState
+from launch.contract.plan import CellState
 from launch.contract.spec import CudaGraph
 
 _ROUNDING = 1e-9
@@ -36,7 +37,7 @@ class GoldenDeviation:
 class GoldenVerdict:
     word: Word
     reason: str
-    deviation: Optional[GoldenDeviation] = None
+    deviation: GoldenDeviation | None = None
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,14 @@ class GoldenSpeed:
     are too few pairs for one, or it cannot be told for a ``reason``."""
 
     ratio: float
-    low: Optional[float]
-    high: Optional[float]
+    low: float | None
+    high: float | None
     pairs: int
     reason: str = ""
     """Why there is no interval."""
 
     @property
-    def interval(self) -> Optional[tuple[float, float]]:
+    def interval(self) -> tuple[float, float] | None:
         return None if self.low is None or self.high is None or self.pairs < 2 else (self.low, self.high)
 
 
@@ -75,10 +76,10 @@ class GoldenCell:
     unexpected: bool
     unsound: tuple[str, ...]
     unfinished: bool
-    verdict: Optional[GoldenVerdict]
-    memory: Optional[GoldenMemory]
-    speed: Optional[GoldenSpeed]
-    max_loss_difference: Optional[float] = None
+    verdict: GoldenVerdict | None
+    memory: GoldenMemory | None
+    speed: GoldenSpeed | None
+    max_loss_difference: float | None = None
 
     @property
     def graphed(self) -> bool:
@@ -226,7 +227,7 @@ def _cell(content: Mapping[str, Any]) -> GoldenCell:
     )
 
 
-def _maybe(value: Optional[float | str]) -> Optional[float]:
+def _maybe(value: float | str | None) -> float | None:
     return None if value is None else number(value)
 
 
@@ -236,7 +237,7 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _verdict(content: Optional[Mapping[str, Any]]) -> Optional[GoldenVerdict]:
+def _verdict(content: Mapping[str, Any] | None) -> GoldenVerdict | None:
     if content is None:
         return None
     if content["word"] not in WORDS:
@@ -246,11 +247,11 @@ def _verdict(content: Optional[Mapping[str, Any]]) -> Optional[GoldenVerdict]:
     return GoldenVerdict(cast(Word, content["word"]), str(content["reason"]), deviation)
 
 
-def _memory(content: Optional[Mapping[str, Any]]) -> Optional[GoldenMemory]:
+def _memory(content: Mapping[str, Any] | None) -> GoldenMemory | None:
     return None if content is None else GoldenMemory(str(content["kind"]), number(content["peak"]))
 
 
-def _speed(content: Optional[Mapping[str, Any]]) -> Optional[GoldenSpeed]:
+def _speed(content: Mapping[str, Any] | None) -> GoldenSpeed | None:
     if content is None:
         return None
     bounds = ("own_low", "own_high") if "own_low" in content else ("low", "high")  # a golden file has no others

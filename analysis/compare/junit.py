@@ -10,7 +10,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Optional
+from typing import Literal
 
 from analysis.compare.cell_changes import Change
 from analysis.compare.golden import Golden, GoldenCell, GoldenNotRun
@@ -30,7 +30,7 @@ class Case:
     """One testcase; ``ending`` None is one that passed. ``kind`` is a word to group by, ``message`` says why."""
 
     name: str
-    ending: Optional[Ending] = None
+    ending: Ending | None = None
     kind: str = ""
     message: str = ""
 

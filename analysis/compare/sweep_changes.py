@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
 import yaml
 
@@ -32,7 +32,7 @@ class CellComparison:
     differences: tuple[Difference, ...]
 
     @property
-    def change(self) -> Optional[Change]:
+    def change(self) -> Change | None:
         """The gravest of its differences."""
         return worst([difference.change for difference in self.differences])
 
@@ -58,7 +58,7 @@ class Comparison:
     memory_tolerance: float
 
     @property
-    def change(self) -> Optional[Change]:
+    def change(self) -> Change | None:
         return worst([change for cell in self.cells if (change := cell.change)])
 
     @property

@@ -15,7 +15,7 @@ from analysis.curves.curve_files import CurveFiles
 from analysis.records.steps import Floats, Metric, Steps
 from analysis.verdict.curve_difference import METRIC_NAMES
 from analysis.verdict.verdict import Verdict
-from launch.contract.records import Margins
+from launch.contract.plan import Margins
 
 SHARE = 0.1
 """A unit above this share of the margin is too coarse for it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 from analysis.records.run import Attempt
 
@@ -17,7 +16,7 @@ class Captured:
     seconds: float
 
 
-def cell_captured(attempts: Sequence[Attempt]) -> Optional[Captured]:
+def cell_captured(attempts: Sequence[Attempt]) -> Captured | None:
     """By what ranks said last: after the timed steps, else right after the capture. None where none said anything."""
     said = [stats for attempt in attempts for stats in {**attempt.captures, **attempt.proofs}.values()]
     if not said:

@@ -1,5 +1,5 @@
 """Where runs first give other bits, layer by layer, and whether that can be laid to what was captured. By their digests
-(launch/contract/layer_digests.py) alone, which tell that bits differ and not by how much.
+(launch/contract/records/layer_digests.py) alone, which tell that bits differ and not by how much.
 
 What a step computes has an order: outputs, from the first layer to the last; then gradients by them, from the last to the
 first; then the gradients of parameters; then what the update makes of the parameters. Where all that comes before a place
@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal, Optional
+from typing import Literal
 
 from analysis.records.events import DAMAGE, describe_error
 from analysis.records.run import Run
 from launch.common.atomic_files import RecordError
-from launch.contract.layer_digests import StepDigests, layer_names, read_digests
 from launch.contract.paths import SweepPaths
+from launch.contract.records.layer_digests import StepDigests, layer_names, read_digests
 from launch.contract.spec import RunSpec
 
 What = Literal["outputs", "gradients", "parameter_gradients", "parameters"]
@@ -36,7 +36,7 @@ class Difference:
 
     step: int
     what: What
-    micro_batch: Optional[int]
+    micro_batch: int | None
     layers: tuple[str, ...]
     ranks: tuple[int, ...]
 
@@ -48,7 +48,7 @@ class Difference:
         return self.step, ORDER.index(self.what), self.micro_batch or 0, 0 if of_step else -number if backward else number  # fmt: skip
 
 
-def first_difference(one: OfRanks, other: OfRanks, names: Sequence[str]) -> Optional[Difference]:
+def first_difference(one: OfRanks, other: OfRanks, names: Sequence[str]) -> Difference | None:
     """Of two runs of one workload; None where they agree in all steps that both have."""
     for step in range(min(map(len, (*one, *other)))):
         before, after = ([digests[step] for digests in side] for side in (one, other))
@@ -102,11 +102,11 @@ class DivergenceLocation:
     steps: int
     repeats: int
     """Of the eager run."""
-    eager: Optional[Difference]
-    graphed: Mapping[int, Optional[Difference]]
+    eager: Difference | None
+    graphed: Mapping[int, Difference | None]
 
     @property
-    def first(self) -> Optional[Difference]:
+    def first(self) -> Difference | None:
         """The first at which a graphed run parts from its eager twin."""
         return self._earliest(self.graphed.values())
 
@@ -124,7 +124,7 @@ class DivergenceLocation:
             return False
         return self.first is None or self.eager.place(self.names) <= self.first.place(self.names)
 
-    def _earliest(self, found: Iterable[Optional[Difference]]) -> Optional[Difference]:
+    def _earliest(self, found: Iterable[Difference | None]) -> Difference | None:
         return min((one for one in found if one), key=lambda one: one.place(self.names), default=None)
 
 

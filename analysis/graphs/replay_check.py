@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 from analysis.records.run import Attempt
-from launch.contract.records import GraphStats, Probe
+from launch.contract.records.graph_stats import GraphStats
+from launch.contract.records.probe import Probe
 from launch.contract.spec import RunSpec
 
 OF_DENSE_LAYERS = {"mlp"}
@@ -29,7 +29,7 @@ class Replay:
     ranks: int
     bare_ranks: int = 0
     """Ranks that captured nothing and need not: no layer of theirs is in the scope."""
-    launches_seen: Optional[float] = None
+    launches_seen: float | None = None
     """Graph launches a step that the probe saw on the rank of ``stats``, where proven; None on a CPU."""
 
     @property
@@ -88,7 +88,7 @@ def _doubt(stats: GraphStats, spec: RunSpec, steps: int) -> str:
     return ""
 
 
-def _unseen(stats: GraphStats, probe: Optional[Probe]) -> str:
+def _unseen(stats: GraphStats, probe: Probe | None) -> str:
     """What of ``stats`` the profiler did not see."""
     if probe is None:
         return "ended without a probe"
@@ -119,7 +119,7 @@ def _bare_ranks(attempt: Attempt, spec: RunSpec) -> Collection[int]:
     return bare if len(bare) < layout.world_size else ()
 
 
-def _captured_nothing(stats: Optional[GraphStats], spec: RunSpec) -> bool:
+def _captured_nothing(stats: GraphStats | None, spec: RunSpec) -> bool:
     """Whether the rank reports no graphs, and nothing else that would contradict it."""
     return stats is not None and stats == GraphStats(
         spec.cuda_graph.impl, stats.effective_scope, stats.mechanism, capture_seconds=stats.capture_seconds

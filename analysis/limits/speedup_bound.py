@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Optional
+from typing import Literal
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from analysis.records.run import Attempt
 from analysis.speed.speedup import BAND, geometric_mean
 from analysis.speed.steady_window import is_plausible
 from analysis.speed.step_time import is_sound, steady_ms
-from launch.contract.records import Probe
+from launch.contract.records.probe import Probe
 
 Bound = Literal["device", "communication", "host", "host in part", "gaps", "other kernels"]
 NEAR = 0.05
@@ -47,7 +47,7 @@ class EagerStep:
     step_ms: float
     busy_ms: float
     computing_ms: float
-    host_ms: Optional[float]
+    host_ms: float | None
     kernels: float
     communicates: bool = False
 
@@ -62,7 +62,7 @@ class EagerStep:
         return 1 - self.computing_ms / self.step_ms
 
     @property
-    def largest_speedup(self) -> Optional[float]:
+    def largest_speedup(self) -> float | None:
         """None where kernels wait for other ranks."""
         return None if self.communicates else self.step_ms / self.busy_ms
 
@@ -83,7 +83,7 @@ class GraphedStep:
     kernels that graphs run are among them."""
 
     step_ms: float
-    host_ms: Optional[float]
+    host_ms: float | None
     kernels: float
     graph_launches: float
     computing_ms: float
@@ -97,14 +97,14 @@ class SpeedupBound:
     """A graphed cell beside its limit. ``reason`` says why a side is missing; it is empty where both are there. ``doubt``
     is the reason where it is that the graphed step cannot have been so short, ``eager_doubt`` that its twin's cannot."""
 
-    eager: Optional[EagerStep] = None
-    graphed: Optional[GraphedStep] = None
+    eager: EagerStep | None = None
+    graphed: GraphedStep | None = None
     reason: str = ""
     doubt: str = ""
     eager_doubt: str = ""
 
     @property
-    def times_busy(self) -> Optional[float]:
+    def times_busy(self) -> float | None:
         """The graphed step in busy times of the twin: 1 is the limit of the twin's kernels. None where these wait for other
         ranks."""
         if self.eager is None or self.graphed is None or self.eager.communicates:
@@ -112,11 +112,11 @@ class SpeedupBound:
         return self.graphed.step_ms / self.eager.busy_ms
 
     @property
-    def times_computing(self) -> Optional[float]:
+    def times_computing(self) -> float | None:
         return self.graphed.step_ms / self.eager.computing_ms if self.eager and self.graphed else None
 
     @property
-    def attained(self) -> Optional[float]:
+    def attained(self) -> float | None:
         """The share of what could be won that was: (T - graphed step) / (T - B). None where there is nothing to win, and
         where kernels wait for other ranks."""
         if self.eager is None or self.graphed is None or self.eager.communicates or self.eager.launch_bound <= BAND:
@@ -124,14 +124,14 @@ class SpeedupBound:
         return (self.eager.step_ms - self.graphed.step_ms) / (self.eager.step_ms - self.eager.busy_ms)
 
     @property
-    def attained_computing(self) -> Optional[float]:
+    def attained_computing(self) -> float | None:
         """The same without communication: the share of the time in which the device does not compute that was won."""
         if self.eager is None or self.graphed is None or self.eager.not_computing <= BAND:
             return None
         return (self.eager.step_ms - self.graphed.step_ms) / (self.eager.step_ms - self.eager.computing_ms)
 
     @property
-    def bound(self) -> Optional[Bound]:
+    def bound(self) -> Bound | None:
         """What the graphed step waits for."""
         return classify_bound(self.eager, self.graphed) if self.eager and self.graphed else None
 
@@ -201,7 +201,7 @@ def _untimed(pairs: Sequence[PairResult]) -> str:
     return next((pair.speed.reason for pair in pairs if pair.speed.reason), "it has no pair")
 
 
-def doubt_of(graphed: GraphedStep, eager: Optional[EagerStep]) -> str:
+def doubt_of(graphed: GraphedStep, eager: EagerStep | None) -> str:
     """Why a graphed step cannot have been so short; empty where it can.
 
     A device computes no faster than its kernels run: those of the graphed run's own probe, and the twin's where it
@@ -228,14 +228,14 @@ def _other_kernels(graphed: GraphedStep, eager: EagerStep) -> bool:
     return all(abs(own - twins) > NEAR * twins for own, twins in pairs)
 
 
-def eager_step(attempts: Sequence[Attempt], ranks: int, step_ms: Optional[float] = None) -> EagerStep | str:
+def eager_step(attempts: Sequence[Attempt], ranks: int, step_ms: float | None = None) -> EagerStep | str:
     """A step of the eager runs ``attempts``, or why nothing can be said of it; of those that ended with whole records.
     ``step_ms`` is what it took where a pair says so."""
     found = _timed_eager(attempts, ranks, step_ms)
     return found if isinstance(found, str) else found.doubt or found
 
 
-def _timed_eager(attempts: Sequence[Attempt], ranks: int, step_ms: Optional[float]) -> EagerStep | str:
+def _timed_eager(attempts: Sequence[Attempt], ranks: int, step_ms: float | None) -> EagerStep | str:
     """The same, though it be shorter than what it computes."""
     sound = [attempt for attempt in attempts if is_sound(attempt)]
     if not sound:
@@ -299,7 +299,7 @@ def _communicates(probe: Probe) -> bool:
     return probe.busy_ms - probe.computing_ms > NEAR * probe.busy_ms
 
 
-def _slowest_host(attempts: Sequence[Attempt]) -> Optional[float]:
+def _slowest_host(attempts: Sequence[Attempt]) -> float | None:
     """The same of the host's time; None where the host of a rank waits for the device in a step."""
     times = [[probe.host_ms for probe in attempt.probes.values()] for attempt in attempts]
     known = [[time for time in ranks if time is not None] for ranks in times]

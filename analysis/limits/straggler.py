@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Optional
+from typing import Literal
 
 import numpy as np
 
 from analysis.limits.throttling import find_throttling
 from analysis.records.run import Attempt
-from launch.contract.records import Probe
+from launch.contract.records.probe import Probe
 from launch.contract.spec import Parallelism
 
 NOTICEABLE = 0.05
 """Share of the step by which a rank must take longer than the median of the others."""
-FIGURES: Mapping[Literal["computing", "host"], Callable[[Probe], Optional[float]]] = {
+FIGURES: Mapping[Literal["computing", "host"], Callable[[Probe], float | None]] = {
     "computing": lambda probe: probe.computing_ms,
     "host": lambda probe: probe.host_ms,
 }
@@ -37,7 +37,7 @@ class Straggler:
     throttled: str = ""
 
 
-def cell_straggler(attempts: Sequence[Attempt], layout: Parallelism, step_ms: float) -> Optional[Straggler]:
+def cell_straggler(attempts: Sequence[Attempt], layout: Parallelism, step_ms: float) -> Straggler | None:
     """The rank that stands out most from ``attempts`` with a probe of every rank; None where none does."""
     ranks = range(layout.world_size)
     with_probes = [attempt for attempt in attempts if all(rank in attempt.probes for rank in ranks)]

@@ -20,13 +20,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 from analysis.pairing.pair import PairResult
 from analysis.records.run import Attempt
 from analysis.speed.speedup import BAND
 from analysis.speed.steady_window import NOTICEABLE
-from launch.contract.records import ClockReason, Clocks
+from launch.contract.records.clocks import ClockReason, Clocks
 
 SLOWED = BAND
 """Share of the measured time for which a GPU may be slowed down."""
@@ -55,7 +54,7 @@ class ThrottleEvidence:
     seen: tuple[ClockReason, ...]
     unknown: tuple[str, ...]
     power_limits: tuple[float, ...]
-    sm_mhz: Optional[tuple[int, int]]
+    sm_mhz: tuple[int, int] | None
 
     @property
     def slowed(self) -> str:
@@ -85,7 +84,7 @@ class Throttling:
     """Of a cell's own runs, and of the eager runs of its pairs where it has any."""
 
     own: ThrottleEvidence
-    eager: Optional[ThrottleEvidence] = None
+    eager: ThrottleEvidence | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Unthrottled:
 
 def throttling_of(
     attempts: Sequence[Attempt], compared: Sequence[tuple[Attempt, Attempt]], ranks: int
-) -> Optional[Throttling]:
+) -> Throttling | None:
     """Of a cell's own ``attempts`` and the pairs of it, (eager, graphed), of so many ranks each; None where no run ended with
     its results."""
     own = [attempt for attempt in attempts if attempt.outcome.results_intact]
@@ -198,7 +197,7 @@ def _capped_apart(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> Unthr
     )
 
 
-def least_beside(fast: Optional[Throttling], slow: Optional[Throttling]) -> float:
+def least_beside(fast: Throttling | None, slow: Throttling | None) -> float:
     """What share of the ratio of two cells' steps is left at least, had the ``slow`` one been throttled no more than the
     ``fast`` one: nothing under other power limits, 1 where nothing is known against it."""
     if not fast or not slow:
@@ -212,14 +211,14 @@ def least_beside(fast: Optional[Throttling], slow: Optional[Throttling]) -> floa
     return 1 - more if more > CAPPED_APART else 1.0
 
 
-def _capped(attempt: Attempt, ranks: int) -> Optional[float]:
+def _capped(attempt: Attempt, ranks: int) -> float | None:
     """The share of the rank with most; None where a rank's is not known."""
     shares = [_share(clocks, "power_cap") if (clocks := attempt.clocks.get(rank)) else None for rank in range(ranks)]
     known = [share for share in shares if share is not None]
     return max(known) if len(known) == ranks else None
 
 
-def _share(clocks: Clocks, reason: ClockReason) -> Optional[float]:
+def _share(clocks: Clocks, reason: ClockReason) -> float | None:
     """At most 1: counters and the clock of the host are not read at the same instant."""
     if reason not in clocks.throttled or not clocks.seconds:
         return None

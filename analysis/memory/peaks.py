@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Optional
+from typing import Literal
 
 from analysis.records.run import Attempt
-from launch.contract.records import PHASES, Memory, Phase
+from launch.contract.records.events import PHASES, Phase
+from launch.contract.records.memory import Memory
 from launch.contract.spec import Device
 
 Kind = Literal["device", "host"]
@@ -30,9 +31,9 @@ class PhasePeak:
 
     phase: Phase
     peak: int
-    peak_allocated: Optional[int]
-    graph_pool: Optional[int]
-    device_outside: Optional[int]
+    peak_allocated: int | None
+    graph_pool: int | None
+    device_outside: int | None
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class CellMemory:
 
     kind: Kind
     phases: tuple[PhasePeak, ...]
-    added: Optional[int]
-    device_total: Optional[int] = None
+    added: int | None
+    device_total: int | None = None
     """Of the smallest GPU."""
     whole: bool = False
     """Whether all runs ended with their results."""
@@ -56,22 +57,22 @@ class CellMemory:
         return max(training or [phase.peak for phase in self.phases])
 
     @property
-    def headroom(self) -> Optional[int]:
+    def headroom(self) -> int | None:
         return self.device_total - self.peak if self.whole and self.device_total is not None else None
 
     @property
-    def before_capture(self) -> Optional[int]:
+    def before_capture(self) -> int | None:
         """The largest peak up to the end of the warm-up."""
         before = [p.peak for p in self.phases if p.phase in ("init", "build", "warmup")]
         return max(before, default=None)
 
-    def of(self, phase: Phase) -> Optional[PhasePeak]:
+    def of(self, phase: Phase) -> PhasePeak | None:
         return next((found for found in self.phases if found.phase == phase), None)
 
 
 def cell_memory(
     attempts: Sequence[Attempt], pairs: Sequence[tuple[Attempt, Attempt]], device: Device
-) -> Optional[CellMemory]:
+) -> CellMemory | None:
     """Memory of a cell's ``attempts``; ``pairs`` are (eager, graphed). None where no rank recorded any."""
     kind: Kind = "device" if device == "cuda" else "host"
     samples: dict[Phase, list[Memory]] = {}
@@ -86,7 +87,7 @@ def cell_memory(
     return CellMemory(kind, phases, _added(pairs, kind), _device_total(attempts) if kind == "device" else None, whole)
 
 
-def _device_total(attempts: Sequence[Attempt]) -> Optional[int]:
+def _device_total(attempts: Sequence[Attempt]) -> int | None:
     """Of the smallest GPU that any of ``attempts`` saw; None where one did not record it."""
     found = [_totals(attempt.environment.get("hardware")) for attempt in attempts]
     return min((total for totals in found for total in totals), default=None) if all(found) else None
@@ -97,7 +98,7 @@ def _totals(hardware: object) -> list[int]:
     return [total for total in totals if type(total) is int and total > 0] if isinstance(totals, list) else []
 
 
-def _phase_peak(phase: Phase, samples: Sequence[Memory], kind: Kind) -> Optional[PhasePeak]:
+def _phase_peak(phase: Phase, samples: Sequence[Memory], kind: Kind) -> PhasePeak | None:
     peak = _largest(_peak_bytes(sample, kind) for sample in samples)
     if peak is None:
         return None
@@ -110,23 +111,23 @@ def _phase_peak(phase: Phase, samples: Sequence[Memory], kind: Kind) -> Optional
     )
 
 
-def _largest(values: Iterable[Optional[int]]) -> Optional[int]:
+def _largest(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _peak_bytes(memory: Memory, kind: Kind) -> Optional[int]:
+def _peak_bytes(memory: Memory, kind: Kind) -> int | None:
     return memory.host_peak_rss if kind == "host" else _sum(memory.peak_reserved, memory.device_outside)
 
 
-def _held_bytes(memory: Memory, kind: Kind) -> Optional[int]:
+def _held_bytes(memory: Memory, kind: Kind) -> int | None:
     return memory.host_rss if kind == "host" else _sum(memory.reserved, memory.device_outside)
 
 
-def _sum(reserved: Optional[int], outside: Optional[int]) -> Optional[int]:
+def _sum(reserved: int | None, outside: int | None) -> int | None:
     return None if reserved is None or outside is None else reserved + outside
 
 
-def _added(pairs: Sequence[tuple[Attempt, Attempt]], kind: Kind) -> Optional[int]:
+def _added(pairs: Sequence[tuple[Attempt, Attempt]], kind: Kind) -> int | None:
     differences = []
     for eager, graphed in pairs:
         before, after = _at_end_of_measure(eager, kind), _at_end_of_measure(graphed, kind)

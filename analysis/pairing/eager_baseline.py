@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from analysis.records.run import Run, attempts_of
 from analysis.records.steps import Steps
 from analysis.verdict.completeness import incomplete
 from analysis.verdict.curve_difference import Floor, floor_of
-from launch.contract.records import Cell
+from launch.contract.plan import Cell
 
 Digests = tuple[tuple[str, str], ...]
 """What must agree before two runs may be compared (analysis.records.run.Attempt.digests)."""
@@ -26,7 +25,7 @@ class EagerBaseline:
     repeats: Mapping[Digests, Mapping[int, Steps]]
 
     @property
-    def floor(self) -> Optional[Floor]:
+    def floor(self) -> Floor | None:
         """Over the whole run, of the repeats alike that are furthest apart; None where no two are complete and alike."""
         found = (floor_of(tuple(repeats.values()), slice(None)) for repeats in self.repeats.values())
         return max((floor for floor in found if floor), key=lambda floor: (floor.loss, floor.grad_norm), default=None)

@@ -6,17 +6,15 @@ nothing, and neither does an attempt on other code, libraries or data: those may
 
 from __future__ import annotations
 
-from typing import Optional
-
 import numpy as np
 
 from analysis.records.run import Attempt, Run
 from analysis.records.steps import Metric, Steps
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, bitwise_equal, told_apart
-from launch.contract.records import Margins
+from launch.contract.plan import Margins
 
 
-def attempts_with_other_bits(run: Run, than: Attempt, margins: Optional[Margins] = None) -> tuple[Attempt, ...]:
+def attempts_with_other_bits(run: Run, than: Attempt, margins: Margins | None = None) -> tuple[Attempt, ...]:
     """The whole attempts of ``run`` on what ``than`` ran on, whose curves differ from those of ``than`` in any bit: by more than
     two ``margins`` too, unless they are given."""
     others = [attempt for attempt in (*run.earlier, run.attempt) if attempt and attempt is not than]
@@ -53,7 +51,7 @@ def _apart(earlier: Attempt, latest: Attempt, margins: Margins) -> str:
     return next((words for words in found if words), "")
 
 
-def _largest(metric: Metric, earlier: Steps, latest: Steps, margins: Margins) -> Optional[str]:
+def _largest(metric: Metric, earlier: Steps, latest: Steps, margins: Margins) -> str | None:
     margin = margins.loss if metric == "loss" else margins.grad_norm
     before, after = earlier.of(metric), latest.of(metric)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):

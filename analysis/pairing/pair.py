@@ -7,7 +7,6 @@ rest is judged over all repeats together (analysis.pairing.repeats).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Optional
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from analysis.verdict import ladder
 from analysis.verdict.completeness import eager_fault
 from analysis.verdict.precapture_check import check_agreement, check_capture_step
 from analysis.verdict.verdict import Verdict
-from launch.contract.records import Margins
+from launch.contract.plan import Margins
 from launch.contract.spec import RunSpec
 
 REQUIRED_DIGESTS = ("code", "data", "libraries")
@@ -41,11 +40,11 @@ class PairResult:
     """
 
     repeat: int
-    eager: Optional[Run]
+    eager: Run | None
     graphed: Run
     verdict: Verdict
     speed: pair_speed.PairSpeed
-    replay: Optional[replay.Replay]
+    replay: replay.Replay | None
     differences: tuple[str, ...]
     """Where the two environments differ, as "settings.NCCL_ALGO: Ring (eager), Tree (graphed)"."""
 
@@ -112,7 +111,7 @@ def _damaged(eager: Run, graphed: Run) -> Verdict:
     return Verdict("INCOMPARABLE", f"an outcome of the {' and the '.join(sides)} run is damaged", remedy)
 
 
-def _unfit(eager: Attempt, graphed: Attempt) -> Optional[Verdict]:
+def _unfit(eager: Attempt, graphed: Attempt) -> Verdict | None:
     """Why the records of a pair do not let it be compared, whatever its curves say."""
     sides = (("eager", eager), ("graphed", graphed))
     for side, attempt in sides:
@@ -133,7 +132,7 @@ def _ended_early(side: str, attempt: Attempt) -> Verdict:
     return Verdict("INCOMPARABLE", f"the {side} run ended {outcome.outcome} in {outcome.phase}", outcome.remedy)
 
 
-def _other_digests(eager: Attempt, graphed: Attempt) -> Optional[Verdict]:
+def _other_digests(eager: Attempt, graphed: Attempt) -> Verdict | None:
     before, after = dict(eager.digests), dict(graphed.digests)
     missing = [name for name in REQUIRED_DIGESTS if name not in before or name not in after]
     if missing:
@@ -151,7 +150,7 @@ def _other_digests(eager: Attempt, graphed: Attempt) -> Optional[Verdict]:
 
 def _not_of_graphs(
     verdict: Verdict, eager: Attempt, graphed: Attempt, side: EagerBaseline, spec: RunSpec, margins: Margins
-) -> Optional[Verdict]:
+) -> Verdict | None:
     """What the eager side, or the steps before the capture, say against ``verdict`` on a pair, if anything."""
     if verdict.word == "DIVERGED":
         alike = [a.steps for a in (eager, *attempts_of(side.runs)) if a.digests == graphed.digests]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Optional
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from analysis.records.steps import Steps
 from analysis.verdict import ladder
 from analysis.verdict.curve_difference import Evidence, measure_differences
 from analysis.verdict.verdict import Verdict, worst
-from launch.contract.records import Margins
+from launch.contract.plan import Margins
 from launch.contract.spec import RunSpec
 
 _HOW_OFTEN = "run the cell in a sweep of its own with more repeats, to see how often it comes, and mend that first"
@@ -29,7 +28,7 @@ _HOW_OFTEN = "run the cell in a sweep of its own with more repeats, to see how o
 
 def compare_pairs(
     runs: Sequence[Run], side: EagerBaseline, spec: RunSpec, margins: Margins
-) -> tuple[tuple[PairResult, ...], Optional[Verdict]]:
+) -> tuple[tuple[PairResult, ...], Verdict | None]:
     """What comes of the graphed ``runs`` of ``spec``, pair by pair and over all; None where there are no runs.
 
     Runs are judged together with those that share their digests. The worst verdict counts.

@@ -11,7 +11,9 @@ from typing import Any, TypeVar, cast
 
 from launch.common.atomic_files import RecordError, read_json_lines
 from launch.contract.paths import AttemptPaths
-from launch.contract.records import PHASES, Clocks, Memory, Phase, clocks_from_json
+from launch.contract.records.clocks import Clocks, clocks_from_json
+from launch.contract.records.events import PHASES, Phase
+from launch.contract.records.memory import Memory
 
 Found = TypeVar("Found")
 Events = Mapping[int, list[dict[str, Any]]]

@@ -27,22 +27,13 @@ from analysis.records.outcomes import failed_by_itself, is_uninformative
 from analysis.records.run import Attempt, Failed, Recorded, Run, digests_of
 from analysis.records.steps import no_steps, read_steps
 from launch.common.atomic_files import dumps, number, read_json
-from launch.contract.inspection import Inspection, inspection_from_json
+from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY, Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, RunPaths, SweepPaths
-from launch.contract.records import (
-    DAMAGED_OUTCOME_REMEDY,
-    Cell,
-    GraphStats,
-    Outcome,
-    Plan,
-    Probe,
-    graph_stats_from_json,
-    probe_from_json,
-    read_outcome,
-    read_plan,
-    read_spec,
-)
-from launch.contract.spec import RunSpec
+from launch.contract.plan import Cell, Plan, read_plan
+from launch.contract.records.graph_stats import GraphStats, graph_stats_from_json
+from launch.contract.records.inspection import Inspection, inspection_from_json
+from launch.contract.records.probe import Probe, probe_from_json
+from launch.contract.spec import RunSpec, read_spec
 
 LONGEST_CAPTURE = 1e9
 """Seconds. No capture takes thirty years."""

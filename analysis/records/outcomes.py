@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launch.contract.records import Outcome, OutcomeName
+from launch.contract.outcomes import Outcome, OutcomeName
 
 SAYS_NOTHING: tuple[OutcomeName, ...] = ("CANCELLED", "PREEMPTED", "NODE_FAIL")
 """Outcomes that tell of the scheduler or its user, and nothing of the run: an earlier attempt's result stands."""

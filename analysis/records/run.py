@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Optional
+from typing import Any
 
 from analysis.records.events import PhaseMemory
 from analysis.records.steps import Steps
-from launch.contract.inspection import Inspection
-from launch.contract.records import Clocks, GraphStats, Outcome, Probe
+from launch.contract.outcomes import Outcome
+from launch.contract.records.clocks import Clocks
+from launch.contract.records.graph_stats import GraphStats
+from launch.contract.records.inspection import Inspection
+from launch.contract.records.probe import Probe
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Attempt:
     environment: Mapping[str, Any]
     notes: tuple[str, ...]
     problems: tuple[str, ...]
-    recorded: Optional[Recorded]
+    recorded: Recorded | None
 
     @property
     def steps(self) -> Steps:
@@ -101,7 +104,7 @@ class Run:
     repeat: int
     begun: int
     """How many attempts were begun, with an outcome or without."""
-    attempt: Optional[Attempt]
+    attempt: Attempt | None
     earlier: tuple[Attempt, ...] = ()
     """Attempts before it whose results are intact; each may be the partner of a run of its own allocation."""
     failed: tuple[Failed, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Optional
+from typing import Literal
 
 import numpy as np
 
@@ -13,7 +13,8 @@ from analysis.memory.peaks import KIND_WORDS
 from analysis.records.steps import Floats, Integers, Metric, Steps
 from analysis.speed.steady_window import is_plausible
 from analysis.sweep.cell_results import CellResult
-from launch.contract.records import PHASES, Margins
+from launch.contract.plan import Margins
+from launch.contract.records.events import PHASES
 
 Kind = Literal["loss", "grad_norm", "step_time", "memory"]
 MAXIMUM_CELLS = 6
@@ -43,8 +44,8 @@ class CurveChart:
     metric: Metric
     curves: tuple[Line, ...]
     differences: tuple[Line, ...]
-    floor: Optional[Line]
-    capture: Optional[int]
+    floor: Line | None
+    capture: int | None
     """The first step that captured."""
     margin: float
     steps: int
@@ -72,7 +73,7 @@ class Bars:
 
     label: str
     colour: int
-    heights: tuple[Optional[float], ...]
+    heights: tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def charts_of(results: Sequence[CellResult], margins: Margins) -> dict[Kind, Cha
     eager = [_Cell(result, EAGER) for result in results if not result.cell.graphed]
     graphed = [result for result in results if result.cell.graphed][:MAXIMUM_CELLS]
     cells = eager + [_Cell(result, colour) for colour, result in enumerate(graphed, start=1)]
-    found: dict[Kind, Optional[Chart]] = {
+    found: dict[Kind, Chart | None] = {
         "loss": _curves(cells, "loss", margins.loss),
         "grad_norm": _curves(cells, "grad_norm", margins.grad_norm),
         "step_time": _times(cells),
@@ -125,7 +126,7 @@ def charts_of(results: Sequence[CellResult], margins: Margins) -> dict[Kind, Cha
 # --- curves ---------------------------------------------------------------------------------------------------------
 
 
-def _curves(cells: Sequence[_Cell], metric: Metric, margin: float) -> Optional[CurveChart]:
+def _curves(cells: Sequence[_Cell], metric: Metric, margin: float) -> CurveChart | None:
     curves = tuple(
         Line(cell.label, cell.colour, repeat, *thinned(steps.step, steps.of(metric)))
         for cell in cells
@@ -170,7 +171,7 @@ def _difference(eager: Steps, graphed: Steps, metric: Metric) -> tuple[Integers,
     return step, np.where(np.isfinite(difference), difference, np.inf)
 
 
-def _floor(cells: Sequence[_Cell], metric: Metric) -> Optional[Line]:
+def _floor(cells: Sequence[_Cell], metric: Metric) -> Line | None:
     """The largest difference of eager repeats from the first of them, by step."""
     for cell in cells:
         if cell.graphed or len(cell.curves) < 2:
@@ -186,7 +187,7 @@ def _floor(cells: Sequence[_Cell], metric: Metric) -> Optional[Line]:
 # --- step times, memory ---------------------------------------------------------------------------------------------
 
 
-def _times(cells: Sequence[_Cell]) -> Optional[TimeChart]:
+def _times(cells: Sequence[_Cell]) -> TimeChart | None:
     timed = [(cell, _measured_times(cell)) for cell in cells]
     timed = [(cell, times) for cell, times in timed if len(times)]
     eager = [times for cell, times in timed if not cell.graphed]
@@ -209,7 +210,7 @@ def _percentiles(times: Floats) -> tuple[float, float, float, float, float]:
     return low, first, middle, third, high
 
 
-def _memory(cells: Sequence[_Cell]) -> Optional[MemoryChart]:
+def _memory(cells: Sequence[_Cell]) -> MemoryChart | None:
     found = [(cell, cell.result.memory) for cell in cells if cell.result.memory is not None]
     if not found:
         return None

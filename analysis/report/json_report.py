@@ -48,7 +48,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 from analysis.graphs.replay_check import Replay
 from analysis.limits.speedup_bound import SpeedupBound
@@ -63,7 +63,7 @@ from analysis.report.selection import Selection
 from analysis.report.summary import Summary
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.task_agreement import Trained
-from launch.contract.records import Plan
+from launch.contract.plan import Plan
 
 FORMAT = 1
 ABSOLUTE = tuple(f"{side}_{what}" for side in ("eager", "graphed") for what in ("ms", "tokens_per_second", "tflops"))
@@ -155,11 +155,11 @@ def _fields(value: Any) -> Any:
     return None if value is None else dataclasses.asdict(value)
 
 
-def _memory(memory: Optional[CellMemory]) -> Any:
+def _memory(memory: CellMemory | None) -> Any:
     return None if memory is None else {**_fields(memory), "peak": memory.peak, "headroom": memory.headroom}
 
 
-def _throttling(throttling: Optional[Throttling]) -> Any:
+def _throttling(throttling: Throttling | None) -> Any:
     sides = {name: getattr(throttling, name, None) for name in ("own", "eager")}
     return throttling and {name: side and {**_fields(side), "slowed": side.slowed} for name, side in sides.items()}
 
@@ -172,7 +172,7 @@ def _speed(result: CellResult) -> Any:
     return told if result.verdict and result.verdict.passes else {**told, "word": None}
 
 
-def _replay(replay: Optional[Replay], on_gpu: bool) -> Any:
+def _replay(replay: Replay | None, on_gpu: bool) -> Any:
     """Launches are of CUDA graphs, and left out on a CPU."""
     if replay is None or on_gpu:
         return _fields(replay)

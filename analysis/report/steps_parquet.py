@@ -13,7 +13,7 @@ from pyarrow import parquet
 from analysis.records.load import Records
 from analysis.records.run import Attempt, Run
 from analysis.records.steps import Steps
-from launch.contract.records import Cell
+from launch.contract.plan import Cell
 
 WORD = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema(

@@ -11,7 +11,7 @@ from analysis.sweep.cell_results import CellResult, exit_code
 from analysis.sweep.ranking import diverging_cells, rank
 from analysis.text import one_line
 from analysis.verdict.verdict import WORDS, Word
-from launch.contract.records import RESULTS_INTACT
+from launch.contract.outcomes import RESULTS_INTACT
 
 NAMED = 3
 """How many cells a sentence names before it counts the rest."""

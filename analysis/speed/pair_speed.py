@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 
@@ -42,7 +41,7 @@ class Timed:
 class PairSpeed:
     """One pair's figures; times are milliseconds a step. ``reason`` says why there are none; it is empty where there are."""
 
-    ratio: Optional[float] = None
+    ratio: float | None = None
     steps: int = 0
     """How many count."""
     left_out: int = 0
@@ -57,13 +56,13 @@ class PairSpeed:
     graphed_ms: float = 0.0
     eager_tokens_per_second: float = 0.0
     graphed_tokens_per_second: float = 0.0
-    break_even_steps: Optional[int] = None
+    break_even_steps: int | None = None
     """None where a step gains nothing."""
     eager_began: float = 0.0
     graphed_began: float = 0.0
     allocation: str = ""
     reason: str = ""
-    timed: Optional[Timed] = None
+    timed: Timed | None = None
     """Until the pairs of the cell are taken together, which gives the figures."""
 
 

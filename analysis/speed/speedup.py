@@ -20,7 +20,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Optional
+from typing import Literal
 
 import numpy as np
 
@@ -51,10 +51,10 @@ class Speed:
 
     word: SpeedWord
     ratio: float
-    low: Optional[float]
-    high: Optional[float]
-    own_low: Optional[float]
-    own_high: Optional[float]
+    low: float | None
+    high: float | None
+    own_low: float | None
+    own_high: float | None
     pairs: int
     steps: int
     """Steady steps of the pair that has fewest."""
@@ -63,7 +63,7 @@ class Speed:
     settling: int
     """Steps left out at the beginning of the window, of the pair that has most."""
     off_counts: str
-    break_even_steps: Optional[int]
+    break_even_steps: int | None
     """Of the pair that takes longest; None where a pair gains nothing."""
     reason: str
     eager_ms: float
@@ -105,7 +105,7 @@ class Speed:
         return replace(self, word="INCONCLUSIVE", reason=reason, low=None, high=None, own_low=None, own_high=None)
 
 
-def cell_speed(pairs: Sequence[PairSpeed], spec: RunSpec, family: Optional[Family] = None) -> Optional[Speed]:
+def cell_speed(pairs: Sequence[PairSpeed], spec: RunSpec, family: Family | None = None) -> Speed | None:
     """The figure of a cell of ``spec`` over those of its ``pairs``, taken together, that have a ratio; None of none. The word
     and the interval are the cell's by itself, or as one of ``family``."""
     timed = [pair for pair in pairs if pair.ratio is not None]
@@ -158,7 +158,7 @@ def drift_corrected(pairs: Sequence[PairSpeed]) -> list[float]:
     return [pair.eager_ms / pair.graphed_ms * factor for pair, factor in zip(pairs, factors, strict=True)]
 
 
-def classify(pairs: Sequence[PairSpeed], family: Optional[Family] = None) -> tuple[SpeedWord, str]:
+def classify(pairs: Sequence[PairSpeed], family: Family | None = None) -> tuple[SpeedWord, str]:
     """The word of ``pairs`` that have a ratio, and why it is INCONCLUSIVE: a cell's own, which a ``family`` may take away. Its
     wider interval gives none, though it may leave the band of NEUTRAL."""
     own, reason = _word(pairs)
@@ -176,7 +176,7 @@ def classify(pairs: Sequence[PairSpeed], family: Optional[Family] = None) -> tup
     )
 
 
-def _word(pairs: Sequence[PairSpeed], family: Optional[Family] = None) -> tuple[SpeedWord, str]:
+def _word(pairs: Sequence[PairSpeed], family: Family | None = None) -> tuple[SpeedWord, str]:
     """By the interval of ``family``, or by the cell's own."""
     interval, steps = interval_of(ratios_of(pairs), family), min(pair.steps for pair in pairs)
     word, reason = speed_word(interval, steps)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 from analysis.records.run import Attempt
 from analysis.speed.steady_window import behaviour, window_of
@@ -23,7 +22,7 @@ class StepTime:
     allocations: tuple[str, ...]
 
 
-def cell_step_time(attempts: Sequence[Attempt]) -> Optional[StepTime]:
+def cell_step_time(attempts: Sequence[Attempt]) -> StepTime | None:
     """None where no run has measured steps whose times are positive numbers."""
     means = [(attempt, mean) for attempt in attempts if is_sound(attempt) and (mean := steady_ms(attempt)) is not None]
     if not means:
@@ -38,7 +37,7 @@ def is_sound(attempt: Attempt) -> bool:
     return attempt.outcome.results_intact and not attempt.problems
 
 
-def steady_ms(attempt: Attempt) -> Optional[float]:
+def steady_ms(attempt: Attempt) -> float | None:
     """The mean of the run's own steady window, by the rule of a pair (analysis/speed/steady_window.py); None where it
     has none."""
     window = window_of(attempt.steps, attempt.steps)

@@ -19,13 +19,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 
 from analysis.statistics.student_t import quantile
 
-Interval = Optional[tuple[float, float]]
+Interval = tuple[float, float] | None
 ALPHA = 0.05
 """How often any word of a sweep may be wrongly FASTER or SLOWER."""
 ALONE, TOGETHER = 0.01, 0.04
@@ -62,7 +61,7 @@ def _quantile(alpha: float, degrees: int) -> float:
     return quantile(1 - alpha / 2, degrees)
 
 
-def families(cells: Sequence[tuple[str, Sequence[float]]], looks: Optional[int] = None) -> tuple[Family, ...]:
+def families(cells: Sequence[tuple[str, Sequence[float]]], looks: int | None = None) -> tuple[Family, ...]:
     """For each of ``cells`` the family that all of them are. A cell is the name of what shares its eager runs, and the ratios
     of its pairs, of two at least. As many words are said as there are cells, or ``looks``."""
     sums: dict[str, tuple[float, int]] = {}
@@ -79,7 +78,7 @@ def _variance(ratios: Sequence[float]) -> float:
     return float(np.log(ratios).var(ddof=1))
 
 
-def interval_of(ratios: Sequence[float], family: Optional[Family] = None) -> Interval:
+def interval_of(ratios: Sequence[float], family: Family | None = None) -> Interval:
     """The two-sided interval of the geometric mean of ``ratios``, positive numbers, for a cell by itself or of a ``family``;
     None of fewer than two."""
     if len(ratios) < MINIMUM_PAIRS:

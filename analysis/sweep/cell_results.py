@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Optional
 
 import numpy as np
 
@@ -29,7 +28,8 @@ from analysis.verdict.completeness import finite_steps, incomplete
 from analysis.verdict.curve_difference import Floor
 from analysis.verdict.verdict import PASSES, Verdict
 from analysis.verdict.verdict import corrected as corrected_verdicts
-from launch.contract.records import RESULTS_INTACT, Cell, Margins
+from launch.contract.outcomes import RESULTS_INTACT
+from launch.contract.plan import Cell, Margins
 from launch.contract.spec import RunSpec
 
 EXIT_PASS, EXIT_UNFINISHED, EXIT_FAILED, EXIT_INCONCLUSIVE = 0, 2, 3, 4
@@ -42,25 +42,25 @@ class CellResult:
     cell: Cell
     runs: tuple[Run, ...]
     pairs: tuple[PairResult, ...] = ()
-    verdict: Optional[Verdict] = None
-    memory: Optional[memory.CellMemory] = None
-    step: Optional[StepTime] = None
-    course: Optional[LossTrajectory] = None
+    verdict: Verdict | None = None
+    memory: memory.CellMemory | None = None
+    step: StepTime | None = None
+    course: LossTrajectory | None = None
     """Of its loss, over the first run that ended with whole records."""
-    straggler: Optional[Straggler] = None
+    straggler: Straggler | None = None
     """On GPUs."""
-    throttling: Optional[Throttling] = None
+    throttling: Throttling | None = None
     """On GPUs."""
-    speed: Optional[speedup.Speed] = None
+    speed: speedup.Speed | None = None
     unthrottled: Unthrottled = field(default_factory=Unthrottled)
     """What its speed would be."""
-    replay: Optional[replay.Replay] = None
-    captured: Optional[Captured] = None
-    limit: Optional[SpeedupBound] = None
+    replay: replay.Replay | None = None
+    captured: Captured | None = None
+    limit: SpeedupBound | None = None
     """For a graphed cell on GPUs."""
     doubt: str = ""
     """On GPUs, why its step cannot have been as short as timed."""
-    floor: Optional[Floor] = None
+    floor: Floor | None = None
     """For an eager cell: how far its repeats are apart over the whole run."""
     unsound: tuple[str, ...] = ()
     """What is wrong with runs whose outcome says that every step is on disk, or cannot be read; a cell with any does not
@@ -95,7 +95,7 @@ class CellResult:
         return any(run.attempt and not run.attempt.outcome.matches(self.cell.expect) for run in self.runs)
 
     @property
-    def max_loss_difference(self) -> Optional[float]:
+    def max_loss_difference(self) -> float | None:
         """From the mean of the eager runs that a graphed run was judged with, of the repeat that is furthest from it."""
         verdicts = [*([self.verdict] if self.verdict else []), *(pair.verdict for pair in self.pairs)]
         return max((v.evidence.max_loss_difference for v in verdicts if v.evidence), default=None)
@@ -173,8 +173,8 @@ def _timed_as_family(results: Sequence[CellResult]) -> tuple[CellResult, ...]:
 
 
 def _speed(
-    pairs: Sequence[pair_speed.PairSpeed], spec: RunSpec, without: Unthrottled, family: Optional[Family] = None
-) -> Optional[speedup.Speed]:
+    pairs: Sequence[pair_speed.PairSpeed], spec: RunSpec, without: Unthrottled, family: Family | None = None
+) -> speedup.Speed | None:
     """What ``pairs`` say, as far as throttling leaves it."""
     speed = speedup.cell_speed(pairs, spec, family)
     return speed and speed.with_bounds(without.least, without.most, without.reason)
@@ -190,7 +190,7 @@ def _less_sure(result: CellResult, verdict: Verdict) -> CellResult:
     return replace(result, verdict=verdict, pairs=tuple(pairs))
 
 
-def _result(cell: Cell, records: Records, eager: Optional[EagerBaseline]) -> CellResult:
+def _result(cell: Cell, records: Records, eager: EagerBaseline | None) -> CellResult:
     if cell.state != "run":
         return CellResult(cell, ())
     runs, margins = records.runs[cell.cell_id], records.plan.margins

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analysis.sweep.cell_results import CellResult
-from launch.contract.records import Outcome
+from launch.contract.outcomes import Outcome
 
 
 @dataclass(frozen=True)

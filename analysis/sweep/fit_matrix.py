@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from analysis.records.run import Run
 from analysis.sweep.cell_results import CellResult
-from launch.contract.records import Phase
+from launch.contract.records.events import Phase
 
 FITS, NOT_ENDED, NO_TWIN = "fits", "not ended", "no eager run"
 EAGER_OOM, BEFORE, AT_CAPTURE, AT_REPLAY, HOST_OOM = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 from analysis.records.run import Attempt, attempts_of
 from analysis.sweep.cell_results import CellResult
@@ -20,7 +19,7 @@ class HostContention:
     graphed: float
 
 
-def neighbours_of(results: Sequence[CellResult]) -> Optional[HostContention]:
+def neighbours_of(results: Sequence[CellResult]) -> HostContention | None:
     """Of the cells that have a speed and their eager twins; None where no timed run had a neighbour."""
     hosts = _Hosts(attempt for result in results for attempt in attempts_of(result.runs))
     timed = {result.cell.workload_id for result in results if result.speed}

@@ -10,7 +10,7 @@ from analysis.sweep.cell_results import CellResult, compare_cells, corrected
 from analysis.sweep.task_agreement import TaskComparison, Trained
 from analysis.text import code_name
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Cell, Plan, read_plan
+from launch.contract.plan import Cell, Plan, read_plan
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 
@@ -32,7 +31,7 @@ class LossTrajectory:
     steps: int
 
 
-def cell_course(attempts: Sequence[Attempt]) -> Optional[LossTrajectory]:
+def cell_course(attempts: Sequence[Attempt]) -> LossTrajectory | None:
     """Of the first run that ended with whole records; None where none has steps."""
     sound = (a.steps for a in attempts if a.outcome.results_intact and not a.problems and len(a.steps))
     steps = next(sound, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Optional
+from typing import Literal
 
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.fit_matrix import AT_CAPTURE, AT_REPLAY, BEFORE, FITS, state_of
@@ -42,7 +42,7 @@ class MetricChange:
     changes: tuple[Change, ...]
 
     @property
-    def span(self) -> Optional[tuple[float, float]]:
+    def span(self) -> tuple[float, float] | None:
         """The least and the most of the relative changes that are sure; None where none is."""
         sure = [change.relative for change in self.changes if change.sure]
         return (min(sure), max(sure)) if sure else None
@@ -100,7 +100,7 @@ def _is_evidence(result: CellResult) -> bool:
 
 def _changes(eager: CellResult, graphed: CellResult) -> dict[Metric, Change]:
     speed, label = graphed.speed, graphed.cell.label
-    values: dict[Metric, tuple[Optional[float], Optional[float]]] = {}
+    values: dict[Metric, tuple[float | None, float | None]] = {}
     if speed is not None:
         values["step time"] = speed.eager_ms, speed.graphed_ms
         values["model TFLOP/s a GPU"] = speed.eager_tflops, speed.graphed_tflops

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 from analysis.limits.throttling import least_beside
 from analysis.records.provenance import differing_fields
@@ -27,7 +26,8 @@ from analysis.statistics.confidence_interval import MINIMUM_PAIRS, Family, famil
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.labels import task_words
 from analysis.sweep.loss_trajectory import describe_divergence
-from launch.contract.spec import LAYOUT_ONLY, Device, RunSpec
+from launch.contract.spec import Device, RunSpec
+from launch.contract.spec_ids import LAYOUT_ONLY
 
 ALLOCATION_ALLOWANCE = 0.05
 """By how much a step may differ from one allocation to another, relative. A workload has one allocation as a rule, so that
@@ -49,7 +49,7 @@ class Ranked:
     tokens_per_second_per_rank: float
     tflops: float
     """Of the model, a rank (analysis/speed/flops.py)."""
-    peak: Optional[int]
+    peak: int | None
     """Bytes, of the rank that needs most."""
     on_front: bool
     told_apart: bool
@@ -119,7 +119,7 @@ def _tasks(results: Sequence[CellResult]) -> dict[tuple[str, Device], list[CellR
     return tasks
 
 
-def _ranking(task_id: str, device: Device, results: Sequence[CellResult]) -> Optional[Ranking]:
+def _ranking(task_id: str, device: Device, results: Sequence[CellResult]) -> Ranking | None:
     why = [_left_out(result) or _other_course(result, results) for result in results]
     taken = [
         _Candidate(result, result.step, result.spec)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 
@@ -58,7 +57,7 @@ class TaskComparison:
         return tuple(tuple(cells) for cells in self._tasks.values() if len(cells) > 1)
 
 
-def _trained(label: str, found: Steps, first: Steps) -> Optional[Trained]:
+def _trained(label: str, found: Steps, first: Steps) -> Trained | None:
     _, own, other = np.intersect1d(found.step, first.step, return_indices=True)
     if not own.size:
         return None

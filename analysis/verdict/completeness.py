@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 
@@ -27,12 +26,12 @@ class IncompleteCurve:
 
     reason: str
     remedy: str
-    deviation: Optional[Deviation] = None
+    deviation: Deviation | None = None
 
 
 def check_complete(
     eager: Curves, graphed: Curves, expected: Integers, first: int, metrics: Sequence[Metric] = METRICS
-) -> Optional[IncompleteCurve]:
+) -> IncompleteCurve | None:
     """What keeps the curves from being compared from the ``first``-th of the ``expected`` steps on; None where nothing.
 
     A number after the capture that only eager runs have finite comes first: a run that ended at its NaN misses steps too.
@@ -88,7 +87,7 @@ def finite_steps(steps: Steps, metrics: Sequence[Metric] = METRICS) -> Booleans:
 
 def _one_sided(
     eager: Curves, graphed: Curves, expected: Integers, first: int, shared: int, metrics: Sequence[Metric]
-) -> Optional[IncompleteCurve]:
+) -> IncompleteCurve | None:
     """The first number after the capture that a graphed run has not finite where all eager ones have. An eager run that is
     not finite tells of no graph, whatever the others are."""
     found = []
@@ -108,7 +107,7 @@ def _one_sided(
     return IncompleteCurve(reason, "", Deviation(int(expected[at]), metric, float("inf")))
 
 
-def eager_fault(eager: Sequence[Steps]) -> Optional[IncompleteCurve]:
+def eager_fault(eager: Sequence[Steps]) -> IncompleteCurve | None:
     """Said where eager itself meets numbers that are not finite, wherever that is: a graph need not have made others'."""
     for steps in eager:
         finite = finite_steps(steps)
@@ -132,7 +131,7 @@ def _ended_together(curves: Sequence[Steps], shared: int, metrics: Sequence[Metr
 
 def _not_finite(
     curves: Curves, expected: Integers, first: int, shared: int, metrics: Sequence[Metric]
-) -> Optional[IncompleteCurve]:
+) -> IncompleteCurve | None:
     """A number that is not finite anywhere else: on both sides, before the capture, or in one of several eager runs."""
     finite = {name: finite_steps(steps, metrics)[:shared] for name, steps in curves.items()}
     bad = {name: int(np.argmin(values)) for name, values in finite.items() if not values.all()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -75,7 +75,7 @@ class Evidence:
     """Leading steps after the capture whose loss and gradient norm each graphed run has equal to the bit with an eager one."""
     eager_prefix: int
     """Leading steps that all eager runs have equal to the bit; all steps where there is one run."""
-    floor: Optional[Floor]
+    floor: Floor | None
     tested: tuple[Tested, ...] = ()
     """By metric; empty where a rung before them decided, or the window is too short for them."""
 
@@ -130,12 +130,12 @@ def sample_of(metric: Metric, eager: Sequence[Steps], graphed: Sequence[Steps], 
         return Sample(metric, _relative(before - mean, scale), _relative(after - mean, scale))
 
 
-def floor_of(repeats: Sequence[Steps], window: slice) -> Optional[Floor]:
+def floor_of(repeats: Sequence[Steps], window: slice) -> Floor | None:
     """How far complete eager ``repeats`` of one workload are apart in ``window``; None for fewer than two."""
     return _floor([sample_of(metric, repeats, repeats, window) for metric in METRICS])
 
 
-def _floor(samples: Sequence[Sample]) -> Optional[Floor]:
+def _floor(samples: Sequence[Sample]) -> Floor | None:
     """Of samples in the order of ``METRICS``."""
     runs = len(samples[0].eager)
     if runs < 2:

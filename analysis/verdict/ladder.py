@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Optional
 
 import numpy as np
 
@@ -49,10 +48,10 @@ from analysis.verdict.rungs import (
     too_short,
 )
 from analysis.verdict.verdict import Verdict
-from launch.contract.records import Margins
+from launch.contract.plan import Margins
 
 
-def first_compared(phases: Sequence[str]) -> Optional[int]:
+def first_compared(phases: Sequence[str]) -> int | None:
     """The place after the last capture of a graphed run with these ``phases``, by step; None where it has none."""
     captures = [place for place, phase in enumerate(phases) if phase == "capture"]
     return captures[-1] + 1 if captures else None
@@ -60,7 +59,7 @@ def first_compared(phases: Sequence[str]) -> Optional[int]:
 
 def judge_exact(
     eager: Curves, graphed: Curves, expected: Integers, first: int, metrics: Sequence[Metric] = METRICS
-) -> Optional[Verdict]:
+) -> Verdict | None:
     """The verdict of rungs 0 and 1, which need no repeats; None where they leave it open.
 
     The window is from the ``first``-th of the ``expected`` steps on.

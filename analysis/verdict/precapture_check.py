@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional
 
 import numpy as np
 
 from analysis.records.steps import Steps
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, floor_of, measure_differences
 from analysis.verdict.verdict import Verdict
-from launch.contract.records import Margins
+from launch.contract.plan import Margins
 
 SURE = 3
 """How many times eager's own noise a difference has to be, beyond the margin, before it is none."""
 
 
-def check_capture_step(graphed: Steps, capture_step: int) -> Optional[Verdict]:
+def check_capture_step(graphed: Steps, capture_step: int) -> Verdict | None:
     """Said where the one capture of ``graphed`` is not where its spec has it: a window could begin wherever a record says
     otherwise, and what the run computed before it would be judged by nobody.
 
@@ -39,7 +38,7 @@ def check_capture_step(graphed: Steps, capture_step: int) -> Optional[Verdict]:
 
 def check_agreement(
     eager: Sequence[Steps], graphed: Steps, capture_step: int, margins: Margins, equal: bool
-) -> Optional[Verdict]:
+) -> Verdict | None:
     """Said where ``graphed`` is beyond the margin of the ``eager`` runs before its capture, and their own noise does not
     explain it. ``equal`` is whether it is equal to the bit after it: there is no such noise then."""
     if capture_step == 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from analysis.verdict.curve_difference import METRIC_NAMES, Deviation, Evidence,
 from analysis.verdict.divergence import exceeds_margin_surely
 from analysis.verdict.equivalence_test import ALPHA
 from analysis.verdict.verdict import REPEAT, Verdict
-from launch.contract.records import Margins
+from launch.contract.plan import Margins
 
 MINIMUM_STEPS = 100
 """Steps after the capture that EQUIVALENT needs."""
@@ -55,7 +54,7 @@ def margin_of(margins: Margins, metric: Metric) -> float:
     return margins.loss if metric == "loss" else margins.grad_norm
 
 
-def diverged(window: ComparisonWindow) -> Optional[Verdict]:
+def diverged(window: ComparisonWindow) -> Verdict | None:
     """DIVERGED, at the first step that shows it."""
     floor = window.evidence.floor
     if floor is None:
@@ -111,7 +110,7 @@ def _largest(window: ComparisonWindow) -> Iterator[tuple[Metric, float, int, flo
             yield sample.metric, size, step, window.margin(sample.metric)
 
 
-def missing_floor(window: ComparisonWindow) -> Optional[Verdict]:
+def missing_floor(window: ComparisonWindow) -> Verdict | None:
     """Rung 2."""
     floor = window.evidence.floor
     if floor is None:
@@ -130,7 +129,7 @@ def _difference(metric: Metric, size: float, step: int, margin: float) -> str:
     return f"the {METRIC_NAMES[metric]} difference of {size:.3g} at step {step} is beyond the margin of {margin:g}"
 
 
-def exceeds_margin(window: ComparisonWindow) -> Optional[Verdict]:
+def exceeds_margin(window: ComparisonWindow) -> Verdict | None:
     """Rung 3, step by step."""
     for found in _largest(window):
         reason = f"{_difference(*found)}, though not so far that it cannot be noise"
@@ -138,7 +137,7 @@ def exceeds_margin(window: ComparisonWindow) -> Optional[Verdict]:
     return None
 
 
-def too_short(window: ComparisonWindow) -> Optional[Verdict]:
+def too_short(window: ComparisonWindow) -> Verdict | None:
     if window.evidence.steps >= MINIMUM_STEPS:
         return None
     reason = f"within the margins, but over {window.evidence.steps} steps after the capture; {MINIMUM_STEPS} are needed"
@@ -146,7 +145,7 @@ def too_short(window: ComparisonWindow) -> Optional[Verdict]:
     return _inconclusive(window, reason, remedy)
 
 
-def not_equivalent(window: ComparisonWindow) -> Optional[Verdict]:
+def not_equivalent(window: ComparisonWindow) -> Verdict | None:
     """Rungs 3 and 4, over the window."""
     if len(window.evidence.tested) < len(window.samples):
         return _inconclusive(window, "a gradient norm of 0 leaves nothing to compare with", _SEPARATE)
@@ -169,7 +168,7 @@ def not_equivalent(window: ComparisonWindow) -> Optional[Verdict]:
     return None
 
 
-def loss_unchanged(window: ComparisonWindow) -> Optional[Verdict]:
+def loss_unchanged(window: ComparisonWindow) -> Verdict | None:
     """A margin is absolute: held against a loss that does not move by more, it passes whatever there is."""
     still = describe_untrained(tuple(window.eager.values()), window.first, _metrics(window), window.margins.loss)
     return _inconclusive(window, f"within the margins, but {still}", _MOVE) if still else None

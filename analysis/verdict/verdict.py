@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Optional
+from typing import Literal
 
 from analysis.verdict.curve_difference import Deviation, Evidence
 from analysis.verdict.equivalence_test import holm
@@ -24,8 +24,8 @@ class Verdict:
     word: Word
     reason: str = ""
     remedy: str = ""
-    evidence: Optional[Evidence] = None
-    deviation: Optional[Deviation] = None
+    evidence: Evidence | None = None
+    deviation: Deviation | None = None
 
     @property
     def passes(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from launch.checkpoints.config_check import config_mismatches
 from launch.checkpoints.digest import digest_of, digest_of_all
@@ -144,7 +144,7 @@ def _wanted(expected: Expected) -> str:
     return f"{list(expected.shape)} {'U8' if expected.packed else 'floating-point'}"
 
 
-def _read_config(path: Path) -> tuple[Optional[dict[str, Any]], tuple[CheckpointProblem, ...]]:
+def _read_config(path: Path) -> tuple[dict[str, Any] | None, tuple[CheckpointProblem, ...]]:
     """The config.json beside a checkpoint, None where there is none or it cannot be read."""
     file = (path if path.is_dir() else path.parent) / "config.json"
     try:

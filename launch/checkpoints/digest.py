@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launch.checkpoints.safetensors_header import Tensor
-from launch.contract.spec import canonical
+from launch.contract.spec_ids import canonical
 
 WHOLE_BYTES = 1 << 20
 SAMPLE_BYTES = 16 << 10

@@ -13,7 +13,6 @@ import socket
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Optional
 
 from launch.common.atomic_files import RecordError, dumps, read_json
 
@@ -43,7 +42,7 @@ def is_alive(owner: Owner) -> bool:
     return _start_ticks(owner.pid) == owner.started
 
 
-def holder(path: Path) -> Optional[Owner]:
+def holder(path: Path) -> Owner | None:
     """The living process that holds the lock at ``path``, None where there is none."""
     owner = _last_owner(path)
     return owner if owner is not None and is_alive(owner) else None
@@ -55,7 +54,7 @@ def was_killed(path: Path) -> bool:
     return owner is not None and not is_alive(owner)
 
 
-def _last_owner(path: Path) -> Optional[Owner]:
+def _last_owner(path: Path) -> Owner | None:
     try:
         return Owner(**read_json(path))
     except (FileNotFoundError, RecordError, TypeError):
@@ -69,7 +68,7 @@ class Lock:
         self._descriptor = descriptor
 
     @staticmethod
-    def try_acquire(path: Path) -> Optional[Lock]:
+    def try_acquire(path: Path) -> Lock | None:
         """The lock, or None where another process holds it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -93,7 +92,7 @@ def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _start_ticks(pid: int) -> Optional[int]:
+def _start_ticks(pid: int) -> int | None:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

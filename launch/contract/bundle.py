@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
-from launch.contract.records import Limits
+from launch.contract.plan import Limits
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class BundleOrder:
     """CPU or GPU slots of the host that the bundle takes; 0 in an allocation of Slurm's, which is the bundle's alone."""
     slot_names: tuple[str, ...]
     """All slots of the host: the identifiers of its visible GPUs, or cpu0, cpu1, ..."""
-    tracking: Optional[Mapping[str, Any]] = None
+    tracking: Mapping[str, Any] | None = None
     """What launch.supervise.wandb_tracker needs to follow a run; None is no tracking."""
-    step: Optional[Step] = None
+    step: Step | None = None
     """How ranks are started under Slurm; None starts them on this host, under torchrun's agent."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of the cluster's profile, for every rank; what a run's own spec says goes before it."""

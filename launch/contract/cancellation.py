@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Optional
 
 from launch.common.atomic_files import RecordError, read_json
 from launch.contract.paths import BundlePaths
@@ -20,7 +19,7 @@ class Cancellation:
         return not self.run_ids or run_id in self.run_ids
 
 
-def read_cancellation(bundle: BundlePaths) -> Optional[Cancellation]:
+def read_cancellation(bundle: BundlePaths) -> Cancellation | None:
     """What is cancelled, None where nothing is. A file that lists no runs (empty, ``null``, ``[]``, or a person's own)
     means all."""
     try:

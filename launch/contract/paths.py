@@ -20,7 +20,7 @@ A sweep is a folder. Each file in it has one writer:
         events/rank<r>.jsonl                that rank         phases with memory, capture, proof, exceptions
         metrics.jsonl                       rank 0            one object a step
         digests/rank<r>.jsonl               that rank         digests of what its layers gave, one object a step, where the
-                                                              spec asks for them (launch/contract/layer_digests.py)
+                                                              spec asks for them (launch/contract/records/layer_digests.py)
         environment.json                    rank 0            versions, code, hardware, digests
         exits/rank<r>.json                  slurm_rank        how that rank's process ended (Slurm)
         ranks.json                          torchrun_agent    exit codes of ranks that failed, the first one first

@@ -4,24 +4,20 @@ This module is a contract. The orchestrator writes a RunSpec, the job reads it, 
 them; none of that may import torch. Fields carry the field's own names: the model section speaks Megatron-Core's
 TransformerConfig, the parallelism section its short forms.
 
-Three digests name what a run is:
-
-* ``run_id``: everything that determines the run, its repeat included;
-* ``workload_id``: what an eager and a graphed run must share to be compared (all but ``cuda_graph`` and ``repeat``);
-* ``task_id``: what makes cells rankable against each other (model mathematics, data, batch, precision, optimizer).
-
-A fault on purpose belongs to all three, and so do digests of layers.
+launch/contract/spec_ids.py makes the digests that name a run, its workload and its task.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from typing import Any, Literal, Optional, cast, get_args
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from launch.common.atomic_files import read_json
+from launch.contract import spec_ids
 
 Device = Literal["cpu", "cuda"]
 EngineName = Literal["torch_native", "megatron"]
@@ -83,7 +79,7 @@ class Model:
     moe_aux_loss_coeff: float = 0.0
     moe_z_loss_coeff: float = 0.0
     moe_shared_expert_ffn_hidden_size: int = 0
-    moe_expert_capacity_factor: Optional[float] = None
+    moe_expert_capacity_factor: float | None = None
     moe_pad_expert_input_to_capacity: bool = False
     init_std: float = 0.02
 
@@ -175,9 +171,9 @@ class Data:
     """
 
     kind: Literal["text", "indexed", "synthetic"] = "text"
-    path: Optional[str] = None
-    tokenizer: Optional[str] = None
-    eod_token: Optional[int] = None
+    path: str | None = None
+    tokenizer: str | None = None
+    eod_token: int | None = None
     packed_sequences: bool = False
 
 
@@ -246,7 +242,7 @@ class RunSpec:
     holds it, since it changes nothing that a run computes."""
     digest_steps: int = 0
     """In how many of its first steps each layer's outputs and gradients are digested
-    (launch/contract/layer_digests.py). Such a run is for diagnosis, and its speed is nobody's: every digest holds it
+    (launch/contract/records/layer_digests.py). Such a run is for diagnosis, and its speed is nobody's: every digest holds it
     where it is set."""
 
     @property
@@ -270,15 +266,12 @@ class RunSpec:
 
     @cached_property
     def workload_id(self) -> str:
-        parts = _identity(self)
-        del parts["cuda_graph"]
-        # Warm-up is not a matter of graphs alone: a twin must share the window it is compared over.
-        parts["warmup_steps"] = canonical(self.cuda_graph.warmup_steps)
-        return _digest_of(parts)
+        return spec_ids.workload_id(self)
 
     @cached_property
     def cell_id(self) -> str:
-        return f"{self.cuda_graph.label}-{_digest_of(_identity(self))}"
+        """The label of what is captured and a digest: ``torch_compile-1a2b3c4d5e``."""
+        return f"{self.cuda_graph.label}-{spec_ids.cell_digest(self)}"
 
     @property
     def run_id(self) -> str:
@@ -287,110 +280,7 @@ class RunSpec:
 
     @cached_property
     def task_id(self) -> str:
-        model = self.model
-        # Drop-and-pad experts and the load-balancing loss are of a micro-batch, and its size is then the task's;
-        # capacity is of the stretch of it that a rank of tp and cp routes.
-        drops = model.moe_expert_capacity_factor is not None
-        training = _section_text(self.training, LAYOUT_ONLY[drops or model.moe_aux_loss_coeff != 0 :])
-        parts = {"model": _section_text(model), "training": training, "data": _section_text(self.data)}
-        layout = self.parallelism
-        parts |= {"tp": canonical(layout.tp)} if drops else {}
-        parts |= {"cp": canonical(layout.cp)} if drops and layout.cp > 1 else {}
-        return _digest_of(parts | _purpose_parts(self))
-
-
-LAYOUT_ONLY = (
-    "micro_batch_size", "recompute", "compile", "attention_backend", "gradient_accumulation_fusion", "moe_router_fusion",
-    "cpu_offloading", "deterministic",
-)  # fmt: skip
-"""What of the training section changes how a task is run, and not the task; the first of it where no loss is of a
-micro-batch."""
-LATER: Mapping[str, Any] = {
-    "overlap_grad_reduce": False,
-    "overlap_param_gather": False,
-    "overlap_moe_expert_parallel_comm": False,
-    "delay_wgrad_compute": False,
-    "fp8": "none",
-    "gradient_accumulation_fusion": False,
-    "moe_router_fusion": False,
-}
-"""Fields that no digest holds at these values, their defaults, so that a run is known by what it was known by before there
-were any."""
-
-
-def canonical(content: object) -> str:
-    return json.dumps(content, sort_keys=True, separators=(",", ":"))
-
-
-def digest(content: object) -> str:
-    """Ten hexadecimal digits of the SHA-256 of ``content`` as canonical JSON."""
-    return _sha(canonical(content))
-
-
-def _digest_of(parts: Mapping[str, str]) -> str:
-    """The digest of an object whose members are canonical JSON already."""
-    return _sha("{" + ",".join(f'"{name}":{parts[name]}' for name in sorted(parts)) + "}")
-
-
-def _sha(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
-
-
-@lru_cache(maxsize=4096)
-def _section_text(section: object, without: tuple[str, ...] = ("preset",)) -> str:
-    """A section as canonical JSON. Sweeps of thousands of cells share few sections, and a cell takes three digests."""
-    known = {name: value for name, value in _section(section).items() if name not in without}
-    return canonical({name: value for name, value in known.items() if name not in LATER or value != LATER[name]})
-
-
-def _section(value: object) -> dict[str, Any]:
-    return dict(vars(value))
-
-
-def _identity(spec: RunSpec) -> dict[str, str]:
-    """What determines a cell, as canonical JSON by section: all but the repeat, and but the preset's name, which is a
-    label of what it expands to."""
-    parts = {name: _section_text(getattr(spec, name)) for name in SECTIONS} | _purpose_parts(spec)
-    return parts | {"engine": canonical(spec.engine), "environment": canonical(dict(spec.environment))}
-
-
-def _purpose_parts(spec: RunSpec) -> dict[str, str]:
-    """Nothing where no fault and no digests are asked for, so that a run is known by what it was known by before there were
-    any."""
-    fault = {"fault": _section_text(spec.fault)} if spec.fault.is_set else {}
-    return fault | ({"digest_steps": canonical(spec.digest_steps)} if spec.digest_steps else {})
-
-
-def spec_to_json(spec: RunSpec) -> dict[str, Any]:
-    """``spec`` as plain JSON values, one mapping a section."""
-    content: dict[str, Any] = {name: _section(getattr(spec, name)) for name in SECTIONS}
-    content["cuda_graph"]["scope"] = list(spec.cuda_graph.scope)
-    if spec.fault.is_set:
-        content["fault"] = _section(spec.fault)
-    if spec.digest_steps:
-        content["digest_steps"] = spec.digest_steps
-    further = {"environment": dict(spec.environment), "repeat": spec.repeat, "inspect": spec.inspect}
-    return content | {"engine": spec.engine, **further}
-
-
-def spec_from_json(content: Mapping[str, Any]) -> RunSpec:
-    """The inverse of :func:`spec_to_json`.
-
-    Raises:
-        TypeError: a section holds a field that this version does not know.
-    """
-    sections = {name: cls(**content[name]) for name, cls in SECTIONS.items()}
-    graph = cast(CudaGraph, sections["cuda_graph"])
-    sections["cuda_graph"] = dataclasses.replace(graph, scope=tuple(graph.scope))
-    return RunSpec(
-        **cast(Any, sections),
-        engine=content["engine"],
-        fault=Fault(**content.get("fault", {})),
-        environment=dict(content["environment"]),
-        repeat=content["repeat"],
-        inspect=content.get("inspect", False),  # specs on disk may be older than it
-        digest_steps=content.get("digest_steps", 0),
-    )
+        return spec_ids.task_id(self)
 
 
 SECTIONS: Mapping[str, type] = {
@@ -400,4 +290,31 @@ SECTIONS: Mapping[str, type] = {
     "data": Data,
     "cuda_graph": CudaGraph,
     "placement": Placement,
+    "fault": Fault,
 }
+
+
+def spec_to_json(spec: RunSpec) -> dict[str, Any]:
+    """Return ``spec`` as plain JSON values, one mapping a section."""
+    content = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+    for name in SECTIONS:
+        content[name] = dict(vars(content[name]))
+    content["cuda_graph"]["scope"] = list(spec.cuda_graph.scope)
+    return content | {"environment": dict(spec.environment)}
+
+
+def spec_from_json(content: Mapping[str, Any]) -> RunSpec:
+    """Return the spec that :func:`spec_to_json` wrote.
+
+    Raises:
+        TypeError: a field is unknown to this version.
+    """
+    sections = {name: cls(**content[name]) for name, cls in SECTIONS.items()}
+    graph = cast(CudaGraph, sections["cuda_graph"])
+    sections["cuda_graph"] = dataclasses.replace(graph, scope=tuple(graph.scope))
+    return RunSpec(**{**content, **sections})
+
+
+def read_spec(path: Path) -> RunSpec:
+    """Read a run's spec.json."""
+    return spec_from_json(read_json(path))

@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +61,7 @@ def read_text(data: Data, vocab_size: int) -> Text:
     return Text(name, np.frombuffer(stream, dtype), content.hexdigest())
 
 
-def _without_tokens(name: str, read: int, tokenizer: Optional[LocalTokenizer]) -> DataError:
+def _without_tokens(name: str, read: int, tokenizer: LocalTokenizer | None) -> DataError:
     if tokenizer is None or not read:
         return DataError(f"{name} is empty; name a file with text in it, or leave data.path out")
     return DataError(
@@ -107,7 +107,7 @@ def text_files(data: Data) -> list[Path]:
 
 
 def _encode(
-    files: dict[Path, bytes], tokenizer: Optional[LocalTokenizer]
+    files: dict[Path, bytes], tokenizer: LocalTokenizer | None
 ) -> list[npt.NDArray[np.uint8]] | list[list[int]]:
     if tokenizer is None:
         return [np.frombuffer(content, np.uint8) for content in files.values()]

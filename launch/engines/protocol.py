@@ -14,7 +14,7 @@ import torch
 
 from launch.contract.errors import UnsupportedError
 from launch.contract.parallel_dims import indivisible_dims
-from launch.contract.records import GraphStats
+from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
 from launch.support import unsupported
 
@@ -35,7 +35,7 @@ class RankPlace:
 @dataclass(frozen=True)
 class LayerDigests:
     """Digests of what this rank's layers gave in one step, int64 on the device;
-    launch.contract.layer_digests.StepDigests says of what.
+    launch.contract.records.layer_digests.StepDigests says of what.
 
     ``outputs`` and ``gradients`` are of shape (layers, micro-batches), the others of shape (holders,): not every layer
     holds parameters.

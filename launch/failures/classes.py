@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Optional
 
-from launch.contract.records import OutcomeName, Phase
+from launch.contract.outcomes import OutcomeName
+from launch.contract.records.events import Phase
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class FailureClass:
     outcome: OutcomeName
     remedy: str
     pattern: str = ""
-    phase: Optional[Phase] = None
+    phase: Phase | None = None
     """The only phase in which ``pattern`` means this; None is any."""
     infrastructure: bool = False
     """Whether nodes, network or scheduler caused it, and not what was run: another attempt may well succeed."""
@@ -109,7 +109,7 @@ FAILURE_CLASSES: tuple[FailureClass, ...] = (
 """Every class that a record may name, but for exceptions that no row covers: their class is their type."""
 
 
-def classify(type_name: str, message: str, phase: Phase) -> Optional[FailureClass]:
+def classify(type_name: str, message: str, phase: Phase) -> FailureClass | None:
     """The row of the table for an exception in ``phase``, None where none covers it."""
     text = f"{type_name}: {message}"
     rows = (row for row in EXCEPTION_CLASSES if row.phase in (None, phase))

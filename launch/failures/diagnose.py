@@ -12,9 +12,10 @@ import re
 import signal
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from typing import Literal, Optional
+from typing import Literal
 
-from launch.contract.records import Outcome, OutcomeName, Phase
+from launch.contract.outcomes import Outcome, OutcomeName
+from launch.contract.records.events import Phase
 from launch.failures import classes
 from launch.failures.classes import FailureClass, classify
 from launch.slurm.job_states import OUTCOME_OF_STATE
@@ -40,7 +41,7 @@ class RankExit:
 
     rank: int
     code: int
-    time: Optional[float] = None
+    time: float | None = None
     """In seconds since the epoch, None where nobody noted it."""
     node: str = ""
     oom_killed: bool = False
@@ -87,7 +88,7 @@ class Evidence:
 class Diagnosis:
     outcome: OutcomeName
     phase: Phase
-    rank: Optional[int] = None
+    rank: int | None = None
     failure_class: str = ""
     message: str = ""
     remedy: str = ""
@@ -153,7 +154,7 @@ def blames_infrastructure(outcome: OutcomeName, failure_class: str) -> bool:
     return outcome in ("NODE_FAIL", "PREEMPTED") or failure_class in _INFRASTRUCTURE
 
 
-def first_exception(exceptions: tuple[RankException, ...]) -> Optional[RankException]:
+def first_exception(exceptions: tuple[RankException, ...]) -> RankException | None:
     """The earliest exception that is not a consequence of another rank's; the earliest of all where each is."""
     ordered = sorted(exceptions, key=lambda exception: (exception.time, exception.rank))
     primary = [exception for exception in ordered if not _is_secondary(exception)]
@@ -193,7 +194,7 @@ def _is_consequence(exception: RankException, evidence: Evidence) -> bool:
     return _is_communication(exception) if evidence.ended_by == "job" else _is_secondary(exception)
 
 
-def _ended(failure: FailureClass, phase: Phase, message: str, rank: Optional[int] = None) -> Diagnosis:
+def _ended(failure: FailureClass, phase: Phase, message: str, rank: int | None = None) -> Diagnosis:
     return Diagnosis(failure.outcome, phase, rank, failure.name, message, failure.remedy)
 
 
@@ -213,7 +214,7 @@ def _after_results(evidence: Evidence) -> Diagnosis:
     return _ended(classes.TEARDOWN_CRASH, "teardown", f"{_exit_words(code)} after the results were on disk", rank)
 
 
-def _without_cause(evidence: Evidence, consequence: Optional[RankException]) -> Diagnosis:
+def _without_cause(evidence: Evidence, consequence: RankException | None) -> Diagnosis:
     """Of an attempt in which no rank said what was wrong; at most what it made of another's end."""
     if evidence.over_memory:
         return _ended(classes.STEP_MEMORY, evidence.phase, evidence.over_memory)

@@ -8,7 +8,7 @@ from typing import Any
 
 from launch.common.atomic_files import RecordError
 from launch.contract.paths import AttemptPaths
-from launch.contract.records import Phase, read_events
+from launch.contract.records.events import Phase, read_events
 from launch.failures.diagnose import RankException
 
 Events = Mapping[int, list[dict[str, Any]]]

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
 
 from launch.contract.errors import EnvironmentFault
 from launch.slurm.job_states import stage_of
@@ -46,7 +45,7 @@ class Allocation:
     """How often Slurm put the job back into the queue after it had begun."""
 
     @staticmethod
-    def here(environment: Mapping[str, str] = os.environ) -> Optional[Allocation]:
+    def here(environment: Mapping[str, str] = os.environ) -> Allocation | None:
         """The allocation that this process runs in, None outside one.
 
         Raises:
@@ -94,7 +93,7 @@ class Allocation:
             time.sleep(RETURN_SECONDS)
 
 
-def job_state(job: str) -> Optional[str]:
+def job_state(job: str) -> str | None:
     """The state of ``job`` ("123" or "123_4") as Slurm tells it within two seconds, None where it does not; never
     COMPLETING, which may be any end: the accounts learn of it a moment later.
 
@@ -119,7 +118,7 @@ def job_state(job: str) -> Optional[str]:
         time.sleep(ACCOUNTS_SECONDS)
 
 
-def queue_state(line: str) -> Optional[str]:
+def queue_state(line: str) -> str | None:
     """The state in a line of squeue, which tells state, reason, and when a preemption began."""
     words = line.split()
     if len(words) < 3:
@@ -142,7 +141,7 @@ def free_port() -> int:
             return int(probe.getsockname()[1])
 
 
-def run_scontrol(*command: str, seconds: float = 10.0) -> Optional[str]:
+def run_scontrol(*command: str, seconds: float = 10.0) -> str | None:
     """What a command of Slurm's prints, None where it fails or takes longer. What a user sets as its defaults (such as
     SQUEUE_PARTITION) is of no account."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(_DEFAULTS)}

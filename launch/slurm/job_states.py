@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from launch.contract.records import OutcomeName
+from launch.contract.outcomes import OutcomeName
 
 Life = Literal["waits", "runs", "ended", "unknown"]
 

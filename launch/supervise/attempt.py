@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Optional, Protocol
+from typing import Protocol
 
 from launch.common.atomic_files import FULL, write_json
 from launch.common.redact import redact
+from launch.contract.outcomes import Outcome
 from launch.contract.paths import AttemptPaths
-from launch.contract.records import Limits, Outcome
+from launch.contract.plan import Limits
 from launch.failures.diagnose import Diagnosis, EndedBy, Evidence, RankExit, blames_infrastructure, diagnose
 from launch.failures.evidence import events_of, exceptions_of, phases_of, record_bytes
 
@@ -27,7 +28,7 @@ class Ranks(Protocol):
     """Ranks that have been started: on this host (launch/supervise/local_ranks.py), or as a step of a Slurm job
     (launch/supervise/slurm_step.py)."""
 
-    def poll(self) -> Optional[int]:
+    def poll(self) -> int | None:
         """The exit code of what started them, or minus a signal; None while they run."""
 
     def exits(self) -> tuple[RankExit, ...]:
@@ -51,7 +52,7 @@ def run_attempt(
     ranks: Ranks,
     limits: Limits,
     allocation: str,
-    asked: Callable[[], Optional[EndedBy]],
+    asked: Callable[[], EndedBy | None],
 ) -> None:
     """Wait for ``ranks``, or end them when the time, their silence or ``asked`` says so, and write the outcome.
 
@@ -79,7 +80,7 @@ def _write_once_there_is_room(
     attempt: AttemptPaths,
     outcome: Callable[[Evidence], Outcome],
     evidence: Evidence,
-    asked: Callable[[], Optional[EndedBy]],
+    asked: Callable[[], EndedBy | None],
 ) -> None:
     """A full disk ends the ranks, which can no longer say so, and is not to take the rest of the bundle along.
 
@@ -98,7 +99,7 @@ def _write_once_there_is_room(
         time.sleep(ROOM_POLL_SECONDS)
 
 
-def _watch(attempt: AttemptPaths, ranks: Ranks, limits: Limits, asked: Callable[[], Optional[EndedBy]]) -> EndedBy:
+def _watch(attempt: AttemptPaths, ranks: Ranks, limits: Limits, asked: Callable[[], EndedBy | None]) -> EndedBy:
     begun = last_sign = now = time.monotonic()
     size = -1
     while ranks.poll() is None:
@@ -131,7 +132,7 @@ def _evidence(attempt: AttemptPaths, ranks: Ranks, limits: Limits, ended_by: End
 
 
 def outcome_of(
-    diagnosis: Diagnosis, allocation: str, started: float, exit_code: Optional[int] = None, node: str = ""
+    diagnosis: Diagnosis, allocation: str, started: float, exit_code: int | None = None, node: str = ""
 ) -> Outcome:
     """The record of an attempt that ends now."""
     return Outcome(

@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Optional
 
 from launch.common.file_lock import Lock
 
@@ -30,7 +29,7 @@ class Slots:
             lock.release()
 
 
-def acquire(names: Sequence[str], count: int, give_up: Callable[[], bool]) -> Optional[Slots]:
+def acquire(names: Sequence[str], count: int, give_up: Callable[[], bool]) -> Slots | None:
     """``count`` of the slots ``names``, as soon as so many are free; None once ``give_up`` says so.
 
     Raises:
@@ -48,7 +47,7 @@ def acquire(names: Sequence[str], count: int, give_up: Callable[[], bool]) -> Op
     return None
 
 
-def _try_acquire(names: Sequence[str], count: int) -> Optional[Slots]:
+def _try_acquire(names: Sequence[str], count: int) -> Slots | None:
     folder = Path(tempfile.gettempdir()) / f"orchestrator-slots-{os.getuid()}"
     # Whoever counts slots holds the door, so that two waiting bundles never keep half of what each needs.
     door = Lock.try_acquire(folder / "door")

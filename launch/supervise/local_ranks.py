@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Optional
 
 from launch.common.atomic_files import read_json
 from launch.contract.paths import AttemptPaths
@@ -35,7 +34,7 @@ class LocalRanks:
             "launch.train.torchrun_agent", (str(attempt.root),), variables, attempt.logs / "launcher.log"
         )
 
-    def poll(self) -> Optional[int]:
+    def poll(self) -> int | None:
         return self._ranks.poll()
 
     def exits(self) -> tuple[RankExit, ...]:
@@ -79,7 +78,7 @@ def local_variables(spec: RunSpec, cluster: Mapping[str, str], slot_names: tuple
     return rank_variables(spec, cluster, {"CUDA_VISIBLE_DEVICES": devices})
 
 
-def _parent(pid: int) -> Optional[int]:
+def _parent(pid: int) -> int | None:
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):

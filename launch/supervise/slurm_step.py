@@ -10,7 +10,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
-from typing import Optional
 
 from launch.common.atomic_files import RecordError, read_json
 from launch.contract.bundle import Step
@@ -43,7 +42,7 @@ class StepRanks:
         self._allocation = allocation
         self._name = step_name(attempt)
         self._seen_to_end: set[int] = set()
-        self._failed_at: Optional[float] = None
+        self._failed_at: float | None = None
         with open(attempt.logs / "launcher.log", "ab") as log:
             self._srun = subprocess.Popen(
                 srun_command(step, attempt),
@@ -54,7 +53,7 @@ class StepRanks:
                 start_new_session=True,
             )
 
-    def poll(self) -> Optional[int]:
+    def poll(self) -> int | None:
         """srun's exit code, or minus the signal that ended a rank; None while it runs."""
         code = self._srun.poll()
         if code is None and self._should_have_ended():
@@ -125,13 +124,13 @@ class StepRanks:
         said = self._exit_of(diagnosis.rank)
         return said.node if said else self._allocation.nodes[diagnosis.rank // self._step.ranks_per_node]
 
-    def _exit_of(self, rank: int) -> Optional[RankExit]:
+    def _exit_of(self, rank: int) -> RankExit | None:
         try:
             return RankExit(**read_json(self._attempt.rank_exit(rank)))
         except (FileNotFoundError, RecordError):
             return None
 
-    def _find(self) -> Optional[str]:
+    def _find(self) -> str | None:
         """The step as scancel takes it ("123_4.0"), None where Slurm knows of none that runs."""
         listed = (
             run_scontrol("squeue", "--noheader", "--steps", f"--jobs={self._allocation.job}", "--format=%i %j") or ""

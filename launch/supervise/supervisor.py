@@ -14,15 +14,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import Optional
 
 from launch.common.atomic_files import JsonLines, RecordError, read_json, read_json_lines, write_json
 from launch.common.file_lock import Lock, holder, this_process
 from launch.contract.bundle import BundleOrder, order_from_json
 from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import AttemptPaths, BundlePaths
-from launch.contract.records import read_spec
-from launch.contract.spec import RunSpec
+from launch.contract.spec import RunSpec, read_spec
 from launch.failures.diagnose import EndedBy, diagnose_job_end, without_spec
 from launch.failures.evidence import events_of, phases_of
 from launch.slurm.allocation import Allocation
@@ -41,7 +39,7 @@ LOCK_SECONDS = 120.0
 class Supervisor:
     """The supervision of one bundle by this process; ``job`` is the bundle's own Slurm job, None on a host."""
 
-    def __init__(self, bundle: BundlePaths, order: BundleOrder, job: Optional[Allocation]) -> None:
+    def __init__(self, bundle: BundlePaths, order: BundleOrder, job: Allocation | None) -> None:
         self._bundle = bundle
         self._order = order
         self._job = job
@@ -118,14 +116,14 @@ class Supervisor:
     def _nothing_is_wanted(self) -> bool:
         return all(self._asked(run_id) is not None for run_id, _ in self._order.schedule)
 
-    def _asked(self, run_id: str) -> Optional[EndedBy]:
+    def _asked(self, run_id: str) -> EndedBy | None:
         """Who asks for the end of a run. Slurm ends a job by SIGTERM first."""
         if self._asked_to_end:
             return "cancel" if self._job is None else "job"
         cancellation = read_cancellation(self._bundle)
         return "cancel" if cancellation is not None and cancellation.covers(run_id) else None
 
-    def _end(self, _signal: int, _frame: Optional[FrameType]) -> None:
+    def _end(self, _signal: int, _frame: FrameType | None) -> None:
         self._asked_to_end = True
 
 

@@ -34,9 +34,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from launch.common.redact import redact
+from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, SweepPaths
-from launch.contract.records import Outcome, read_outcome, read_spec, step_from_json
-from launch.contract.spec import RunSpec, spec_to_json
+from launch.contract.records.step_metrics import step_from_json
+from launch.contract.spec import RunSpec, read_spec, spec_to_json
 
 if TYPE_CHECKING:
     import wandb

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launch.contract.records import Reason
+from launch.contract.plan import Reason
 from launch.contract.spec import EngineName, RunSpec
 from launch.support.megatron import MEGATRON, known_faults
 from launch.support.support_rule import SupportRule

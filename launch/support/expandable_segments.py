@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from typing import Optional
 
 from launch.contract.errors import EnvironmentFault
 
@@ -11,7 +10,7 @@ ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 REGISTER = "NCCL_GRAPH_REGISTER"
 
 
-def expandable_segments_setting(environment: Mapping[str, str]) -> Optional[str]:
+def expandable_segments_setting(environment: Mapping[str, str]) -> str | None:
     """The variable that has the allocator's segments expand; None where none has. PyTorch leaves out spaces."""
     for name in ALLOCATOR_VARIABLES:
         if "expandable_segments:true" in environment.get(name, "").replace(" ", "").lower().split(","):

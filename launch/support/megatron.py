@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launch.contract.records import Reason
+from launch.contract.plan import Reason
 from launch.contract.spec import CudaGraph, Model, RunSpec
 from launch.support.support_rule import SupportRule, fixed, is_plain
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from launch.contract.records import Reason
+from launch.contract.plan import Reason
 from launch.contract.spec import Model, RunSpec
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from launch.contract.records import GraphStats
+from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import Fault
 from launch.engines.protocol import Engine, StepResult
 

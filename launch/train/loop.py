@@ -12,7 +12,7 @@ import torch
 
 from launch.contract.errors import CaptureError
 from launch.contract.parallel_dims import ParallelDims
-from launch.contract.records import Phase
+from launch.contract.records.events import Phase
 from launch.contract.spec import RunSpec
 from launch.engines.protocol import Engine, RankPlace, StepKind
 from launch.train.data_loader import TokenSource, batch

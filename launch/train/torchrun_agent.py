@@ -18,7 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from launch.common.atomic_files import write_json
 from launch.common.parent_death import PARENT, die_with_parent
 from launch.contract.paths import AttemptPaths
-from launch.contract.records import read_spec
+from launch.contract.spec import read_spec
 
 
 def main(arguments: list[str]) -> int:

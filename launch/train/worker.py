@@ -18,8 +18,7 @@ from launch.common.atomic_files import write_json
 from launch.common.parent_death import die_with_parent
 from launch.contract.errors import EnvironmentFault
 from launch.contract.paths import AttemptPaths
-from launch.contract.records import read_spec
-from launch.contract.spec import EngineName, Model, RunSpec
+from launch.contract.spec import EngineName, Model, RunSpec, read_spec
 from launch.engines.protocol import Build, RankPlace
 from launch.support import known_faults
 from launch.train.data_loader import open_source

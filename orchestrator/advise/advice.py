@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
 from analysis.limits.speedup_bound import HOST_PART, NEAR, EagerStep, eager_step
 from analysis.records.load import Records
 from analysis.records.run import Attempt, Run
-from launch.contract.inspection import KINDS, Finding, Inspection, Kernels
-from launch.contract.records import Cell, Reason
+from launch.contract.plan import Cell, Reason
+from launch.contract.records.inspection import KINDS, Finding, Inspection, Kernels
 from launch.contract.spec import GRAPH_IMPLS, CudaGraph
 
 Worth = Literal["much", "some", "little", "unknown"]
@@ -53,10 +53,10 @@ class Advice:
     """
 
     cell: Cell
-    step: Optional[EagerStep]
+    step: EagerStep | None
     unmeasured: str
-    kernels: Optional[Kernels]
-    findings: Optional[tuple[Finding, ...]]
+    kernels: Kernels | None
+    findings: tuple[Finding, ...] | None
     unplaced_waits: float
     recompilations: int
     points: tuple[CudaGraph, ...]
@@ -130,7 +130,7 @@ def _advice(cell: Cell, runs: Sequence[Run], candidates: Sequence[Candidate]) ->
 # --- what was measured ----------------------------------------------------------------------------------------------
 
 
-def _unrun(cell: Cell, runs: Sequence[Run], attempt: Optional[Attempt]) -> str:
+def _unrun(cell: Cell, runs: Sequence[Run], attempt: Attempt | None) -> str:
     """Why nothing was measured; empty where the run left all that it was to leave."""
     if cell.state != "run":
         return "; ".join(f"{reason.message} (way out: {reason.remedy.rstrip('.')})" for reason in cell.reasons)
@@ -147,20 +147,20 @@ def _unrun(cell: Cell, runs: Sequence[Run], attempt: Optional[Attempt]) -> str:
     return ": ".join(text for text in said if text) + way_out
 
 
-def _step(cell: Cell, attempt: Optional[Attempt]) -> EagerStep | str:
+def _step(cell: Cell, attempt: Attempt | None) -> EagerStep | str:
     """Empty on a CPU, where there is no device beside the host."""
     if attempt is None or cell.spec["placement"]["device"] == "cpu":
         return ""
     return eager_step([attempt], cell.run_spec.parallelism.world_size)
 
 
-def _kernels(inspections: Iterable[Inspection]) -> Optional[Kernels]:
+def _kernels(inspections: Iterable[Inspection]) -> Kernels | None:
     """Of the rank that runs most of them."""
     found = [one.kernels for one in inspections if one.kernels is not None]
     return max(found, key=lambda kernels: kernels.number, default=None)
 
 
-def _findings(inspections: Mapping[int, Inspection], ranks: int) -> Optional[tuple[Finding, ...]]:
+def _findings(inspections: Mapping[int, Inspection], ranks: int) -> tuple[Finding, ...] | None:
     """Those of all ranks, by kind: each line once, with the most that a rank counted. None where a rank did not look."""
     if set(inspections) != set(range(ranks)):
         return None

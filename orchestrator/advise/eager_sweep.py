@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from launch.common.atomic_files import dumps, write_text
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Reason
+from launch.contract.plan import Reason
 from launch.contract.spec import GRAPH_IMPLS, GRAPH_SCOPES, CudaGraph, RunSpec
 from launch.support import known_faults, unsupported
 from orchestrator.output import terminal

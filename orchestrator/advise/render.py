@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from analysis.limits.speedup_bound import EagerStep
 from analysis.text import table
-from launch.contract.inspection import BOUNDS_US, Finding, FindingKind, Kernels
-from launch.contract.records import Plan
+from launch.contract.plan import Plan
+from launch.contract.records.inspection import BOUNDS_US, Finding, FindingKind, Kernels
 from orchestrator.advise.advice import SHORT_US, WHOLE_STEP, Advice, Rejected, Worth, point
 
 MOST_LABELS = 4

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Optional
 
 from analysis.pairing.pair import PairResult
 from analysis.sweep.cell_results import CellResult
 from analysis.text import one_line
 from analysis.verdict.verdict import Verdict
-from launch.contract.records import Outcome, OutcomeName
+from launch.contract.outcomes import Outcome, OutcomeName
 from launch.failures.diagnose import is_infrastructure
 from orchestrator.bisect.scope_candidates import Status
 
@@ -32,7 +31,7 @@ class FailureStatus:
     failure: str = ""
 
 
-def classify_failure(result: CellResult, sought: Optional[str] = None) -> Optional[FailureStatus]:
+def classify_failure(result: CellResult, sought: str | None = None) -> FailureStatus | None:
     """How a graphed cell stands by its records; None while a run of it, or an eager one beside it, has no outcome.
 
     Fails: a run failed as is ``sought`` (Stand.failure), or in any way where that is None, of which NUMBERS goes first; a
@@ -48,12 +47,12 @@ def classify_failure(result: CellResult, sought: Optional[str] = None) -> Option
     return min(known, key=lambda stand: (order.index(stand.status), stand.failure != NUMBERS))
 
 
-def _as_sought(stand: FailureStatus, sought: Optional[str]) -> FailureStatus:
+def _as_sought(stand: FailureStatus, sought: str | None) -> FailureStatus:
     other = stand.status == "fails" and sought not in (None, stand.failure)
     return replace(stand, status="fails otherwise") if other else stand
 
 
-def _of_pair(pair: PairResult, sought: str) -> Optional[FailureStatus]:
+def _of_pair(pair: PairResult, sought: str) -> FailureStatus | None:
     eager = pair.eager.attempt if pair.eager is not None else None
     graphed = pair.graphed.attempt
     if eager is None or graphed is None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 from analysis.graphs.layer_divergence import Difference, DivergenceLocation
 from launch.contract.parallel_dims import AXES, ParallelDims
-from launch.contract.records import Cell, Plan
+from launch.contract.plan import Cell, Plan
 from launch.contract.spec import RunSpec
 from orchestrator.bisect.failure_status import FailureStatus
 from orchestrator.bisect.side_sweep import side_sweep_name
@@ -39,7 +39,7 @@ class Finding:
 
     spec: RunSpec
     stand: FailureStatus
-    located: Optional[DivergenceLocation] = None
+    located: DivergenceLocation | None = None
     problem: str = ""
 
     @property
@@ -47,7 +47,7 @@ class Finding:
         return self.stand.status == "fails"
 
     @property
-    def named(self) -> Optional[Difference]:
+    def named(self) -> Difference | None:
         """The first difference, where the failure came back and it can be laid to graphs."""
         return self.located.first if self.came_back and self.located and self.located.attributable else None
 
@@ -68,7 +68,7 @@ class LayerAnswer:
     """Whether runs were lost before the answer was known."""
 
     @property
-    def named(self) -> Optional[Difference]:
+    def named(self) -> Difference | None:
         return self.findings[-1].named if self.findings and not self.lost else None
 
     @property

@@ -1,5 +1,5 @@
 """Which layer first computes something else where it is captured: a cell's runs are made again in a sweep of their own, eager
-and graphed, with what each layer gives digested (launch/contract/layer_digests.py), and held against each other.
+and graphed, with what each layer gives digested (launch/contract/records/layer_digests.py), and held against each other.
 
 First in deterministic mode, where eager runs agree bit for bit and all that differs is a matter of graphs; where the failure
 does not come back there, as the cell was run.
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional
 
 from analysis.graphs.layer_divergence import DivergenceLocation, load_digests, locate
 from analysis.pairing.pair import PairResult
@@ -19,7 +18,7 @@ from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_sweep import judge_workload
 from launch.common.atomic_files import RecordError, dumps, write_text
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Cell, Margins, Plan
+from launch.contract.plan import Cell, Margins, Plan
 from launch.contract.spec import CudaGraph, RunSpec
 from orchestrator.bisect.failure_status import NUMBERS, classify_failure, find_result
 from orchestrator.bisect.layer_answer import Finding, LayerAnswer, LayerSearch, answer_to_json
@@ -98,7 +97,7 @@ def bisect_layers(sweep: SweepPaths, search: LayerSearch, target: Target, make: 
     return LayerAnswer(search, tuple(findings))
 
 
-def _finding(sweep: SweepPaths, search: LayerSearch, trial: RunSpec, target: Target) -> Optional[Finding]:
+def _finding(sweep: SweepPaths, search: LayerSearch, trial: RunSpec, target: Target) -> Finding | None:
     """What is on disk of ``trial``; None while a run has no outcome."""
     plan = plan_of(search, [trial], target)
     graphed = plan.cells[-1]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
-from launch.contract.records import Cell, Plan, Reason
+from launch.contract.plan import Cell, Plan, Reason
 from launch.contract.spec import CudaGraph
 from orchestrator.bisect.failure_status import FailureStatus
 from orchestrator.bisect.scope_candidates import Candidate, Conclusion, candidates_of
@@ -45,7 +45,7 @@ class ScopeAnswer:
 
     search: ScopeSearch
     found: Mapping[CudaGraph, FailureStatus]
-    conclusion: Optional[Conclusion]
+    conclusion: Conclusion | None
 
     @property
     def exit_code(self) -> int:
@@ -80,7 +80,7 @@ class ScopeAnswer:
         head = f"{search.cell.label} of {search.plan.name} fails: {search.failure}"
         return "\n".join((head, "", *(f"    {row}" for row in (*table, *left)), "", self.words)) + "\n"
 
-    def _row(self, stand: Optional[FailureStatus]) -> tuple[str, str]:
+    def _row(self, stand: FailureStatus | None) -> tuple[str, str]:
         if stand is None:
             return ("no outcome yet" if self.conclusion is None else "not tried", "")
         return (stand.status, stand.words)
@@ -195,5 +195,5 @@ def _graph(one: Candidate) -> dict[str, Any]:
     return {"label": graph.label, "impl": graph.impl, "scope": graph.scope, "optimizer": graph.optimizer}
 
 
-def _stand(stand: Optional[FailureStatus]) -> dict[str, Any]:
+def _stand(stand: FailureStatus | None) -> dict[str, Any]:
     return {"status": stand.status if stand else None, "words": stand.words if stand else ""}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Literal, Optional, Union
+from typing import Literal
 
 from launch.contract.spec import GRAPH_SCOPES, CudaGraph, Model, RunSpec
 from orchestrator.rules import graph_scope
@@ -34,14 +34,14 @@ class Conclusion:
     clear. ``also`` fail too and have as many parts. Whether ``unclear`` sets, of fewer parts, fail so is not known: those
     that fail otherwise are among them."""
 
-    smallest: Optional[Candidate]
+    smallest: Candidate | None
     also: tuple[Candidate, ...]
     unclear: tuple[Candidate, ...]
 
 
 def next_scopes(
     candidates: Sequence[Candidate], found: Mapping[CudaGraph, Status]
-) -> Union[tuple[Candidate, ...], Conclusion]:
+) -> tuple[Candidate, ...] | Conclusion:
     """The sets that must have been tried by the end of the next round, or what follows from those that have been.
 
     Args:

@@ -14,7 +14,7 @@ from analysis.sweep.cell_results import CellResult, corrected
 from analysis.sweep.judge_sweep import judge_workload
 from launch.common.atomic_files import dumps, write_text
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Cell, Plan, Reason
+from launch.contract.plan import Cell, Plan, Reason
 from launch.contract.spec import CudaGraph, RunSpec
 from orchestrator.bisect.failure_status import FailureStatus, classify_failure, find_result
 from orchestrator.bisect.scope_answer import ScopeAnswer, ScopeSearch, answer_to_json

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.contract.records import Cell, Expectation, Plan
+from launch.contract.outcomes import Expectation
+from launch.contract.plan import Cell, Plan
 from launch.contract.spec import RunSpec
 from orchestrator.errors import input_error
 from orchestrator.plan.planner import Target, make_plan

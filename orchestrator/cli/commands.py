@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from launch.common.atomic_files import dumps
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Cell, Plan, plan_to_json
+from launch.contract.plan import Cell, Plan, plan_to_json
 from orchestrator.cli.queries import compare, jobs_of, logs, messages, report, status
 from orchestrator.errors import input_error
 from orchestrator.output import terminal

@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn, Optional
+from typing import NoReturn
 
 from orchestrator.cli.parser import parser
 
@@ -21,7 +21,7 @@ INTERRUPTED = 130
 """What shells report for a command ended by Ctrl-C."""
 
 
-def _parsed(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line. Overrides may stand anywhere, which argparse alone allows before the first option only."""
     top = parser()
     options, rest = top.parse_known_args(arguments)
@@ -30,7 +30,7 @@ def _parsed(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     return argparse.Namespace(**vars(options) | ({"overrides": [*options.overrides, *rest]} if rest else {}))
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the value is its exit code."""
     from launch.common.atomic_files import RecordError
     from orchestrator.errors import OrchestratorError

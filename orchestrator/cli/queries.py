@@ -10,11 +10,11 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from launch.common.atomic_files import RecordError, dumps, read_json, write_bytes, write_json
 from launch.contract.paths import RunPaths, SweepPaths
-from launch.contract.records import Plan
+from launch.contract.plan import Plan
 from orchestrator.errors import SystemFault, input_error
 from orchestrator.output import terminal
 from orchestrator.output.next_commands import suggest_after
@@ -188,6 +188,6 @@ def messages(options: argparse.Namespace) -> contextlib.redirect_stdout[TextIO]:
     return contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout)
 
 
-def jobs_of(submissions: Sequence[Submission]) -> Optional[Jobs]:
+def jobs_of(submissions: Sequence[Submission]) -> Jobs | None:
     """What Slurm says of the jobs of ``submissions``; None where there are none, and it is not asked."""
     return JobMonitor().look(submissions) if submissions else None

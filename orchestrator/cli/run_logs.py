@@ -7,11 +7,11 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Optional
 
 from launch.common.atomic_files import RecordError, read_json
+from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPaths
-from launch.contract.records import Outcome, Plan, read_outcome
+from launch.contract.plan import Plan
 from launch.failures.diagnose import Evidence, RankExit, diagnose
 from launch.failures.evidence import events_of, exceptions_of, phases_of
 from orchestrator.errors import input_error
@@ -26,7 +26,7 @@ STATE_SECONDS = 2.0
 """Between two looks at the state of a run whose log is followed; its outcome is looked for at every poll."""
 
 
-def first_failing_rank(attempt: AttemptPaths) -> Optional[int]:
+def first_failing_rank(attempt: AttemptPaths) -> int | None:
     """The rank that failed first, by the outcome or, before there is one, by what ranks have recorded up to now; None
     where none has failed."""
     outcome = _readable_outcome(attempt)
@@ -37,7 +37,7 @@ def first_failing_rank(attempt: AttemptPaths) -> Optional[int]:
     return diagnose(evidence).rank if evidence.exceptions or exits else None
 
 
-def _readable_outcome(attempt: AttemptPaths) -> Optional[Outcome]:
+def _readable_outcome(attempt: AttemptPaths) -> Outcome | None:
     """How the attempt ended; None where it has not, or its record is damaged: its log is there all the same."""
     with contextlib.suppress(RecordError):
         return read_outcome(attempt)
@@ -55,19 +55,19 @@ def _exits(attempt: AttemptPaths) -> tuple[RankExit, ...]:
     return tuple(sorted((e for e in found if e.code != 0), key=lambda e: (e.time or 0.0, e.rank)))
 
 
-def _log_of_rank(attempt: AttemptPaths, rank: Optional[int]) -> Optional[Path]:
+def _log_of_rank(attempt: AttemptPaths, rank: int | None) -> Path | None:
     """The log of ``rank``, else of the first failing rank, else of rank 0; None where it has not left any."""
     path = attempt.log(first_failing_rank(attempt) or 0 if rank is None else rank)
     return path if path.exists() else None
 
 
-def _log_of(attempt: AttemptPaths, rank: Optional[int]) -> Optional[Path]:
+def _log_of(attempt: AttemptPaths, rank: int | None) -> Path | None:
     """As :func:`_log_of_rank`; where nobody asked for a rank and it has left none, the launcher's."""
     launcher = attempt.logs / "launcher.log"
     return _log_of_rank(attempt, rank) or (launcher if rank is None and launcher.exists() else None)
 
 
-def bundle_of(run: RunPaths, plan: Plan) -> Optional[BundlePaths]:
+def bundle_of(run: RunPaths, plan: Plan) -> BundlePaths | None:
     """The bundle that holds the run: in the plan, or in an earlier one that is on disk. None where there is none."""
     run_id, sweep = run.root.name, SweepPaths(run.root.parent.parent)
     for bundle in plan.bundles:
@@ -87,7 +87,7 @@ def job_logs(bundle: BundlePaths) -> list[Path]:
     return []
 
 
-def print_log(run: RunPaths, plan: Plan, number: Optional[int], rank: Optional[int]) -> Iterator[str]:
+def print_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) -> Iterator[str]:
     """The log of an attempt as it stands; of a run that never began, or left none, its job's own.
 
     Raises:
@@ -116,7 +116,7 @@ def print_log(run: RunPaths, plan: Plan, number: Optional[int], rank: Optional[i
         raise input_error("", message, "nothing of it was started")
 
 
-def follow_log(run: RunPaths, plan: Plan, number: Optional[int], rank: Optional[int]) -> Iterator[str]:
+def follow_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) -> Iterator[str]:
     """As :func:`print_log`, from before the attempt begins until it has ended."""
     bundle = bundle_of(run, plan)
     if bundle is None:
@@ -125,7 +125,7 @@ def follow_log(run: RunPaths, plan: Plan, number: Optional[int], rank: Optional[
     look = LogFollower(run, bundle)
     yield from look.until_begun(number)
     attempt = _attempt(run, number)
-    path: Optional[Path] = None
+    path: Path | None = None
     while attempt is not None and path is None and look.goes_on(attempt):
         path = _log_of_rank(attempt, rank)
         time.sleep(POLL_SECONDS)
@@ -145,7 +145,7 @@ def heading(attempt: AttemptPaths, path: Path) -> str:
     return f"# {attempt.root.parent.parent.name}, attempt {attempt.number}, {path.name}\n"
 
 
-def _attempt(run: RunPaths, number: Optional[int]) -> Optional[AttemptPaths]:
+def _attempt(run: RunPaths, number: int | None) -> AttemptPaths | None:
     """The attempt, or the latest; None where none has begun.
 
     Raises:
@@ -177,10 +177,10 @@ class LogFollower:
         self._run = run
         self._bundle = bundle
         self._scheduler = JobMonitor()
-        self._state: Optional[RunState] = None
+        self._state: RunState | None = None
         self._looked = 0.0
 
-    def until_begun(self, number: Optional[int]) -> Iterator[str]:
+    def until_begun(self, number: int | None) -> Iterator[str]:
         """What it waits for, in words, until attempt ``number`` has begun or nobody is left to begin it. Without a number
         it is the attempt that waits, or the latest one."""
         said = ""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Plan
+from launch.contract.plan import Plan
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.store import Store
 

@@ -7,14 +7,15 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from analysis.memory.static_memory import state_bytes
 from analysis.text import size
 from launch.common.atomic_files import number, read_json
 from launch.contract.bundle import BundleOrder
+from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY
 from launch.contract.paths import SweepPaths
-from launch.contract.records import DAMAGED_OUTCOME_REMEDY, Cell, Plan, Reason
+from launch.contract.plan import Cell, Plan, Reason
 from launch.contract.spec import RunSpec
 from launch.supervise.attempt import ROOM_SECONDS
 from launch.support import known_faults, unsupported
@@ -175,7 +176,7 @@ def counts(states: Mapping[str, RunState]) -> dict[str, int]:
     return dict(sorted(Counter(str(state.name) for state in states.values()).items()))
 
 
-def states_to_json(planned: Plan, states: Mapping[str, RunState], jobs: Optional[Jobs] = None) -> dict[str, Any]:
+def states_to_json(planned: Plan, states: Mapping[str, RunState], jobs: Jobs | None = None) -> dict[str, Any]:
     cells = planned.cell_of_run()
     rows = [
         {
@@ -230,7 +231,7 @@ def full_disk(paths: SweepPaths, current: Mapping[str, RunState]) -> None:
         )
 
 
-def slurm(jobs: Optional[Jobs], current: Mapping[str, RunState]) -> None:
+def slurm(jobs: Jobs | None, current: Mapping[str, RunState]) -> None:
     """What is amiss with Slurm, or with jobs in its queue; nothing where it was not asked."""
     for line in () if jobs is None else (*faults(jobs), *doubts(jobs), *blocked_jobs(current)):
         print(line)

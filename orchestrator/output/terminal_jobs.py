@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 from launch.slurm.job_states import stage_of
 from orchestrator.slurm.job_listing import UNHEARD, Job
@@ -31,7 +31,7 @@ def job_of(state: RunState) -> str:
     return ""
 
 
-def job_to_json(job: Optional[Job]) -> Optional[dict[str, Any]]:
+def job_to_json(job: Job | None) -> dict[str, Any] | None:
     if job is None:
         return None
     return {

@@ -7,7 +7,7 @@ from functools import partial
 
 from launch.checkpoints.checkpoint import open_checkpoint
 from launch.contract.errors import LaunchError
-from launch.contract.records import Plan
+from launch.contract.plan import Plan
 from launch.contract.spec import Model, RunSpec
 from launch.data.fields import check_length
 from launch.data.indexed_dataset import open_pair

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Literal, Optional, Union
+from typing import Any, Literal
 
 from launch.contract.bundle import BundleOrder
-from launch.contract.records import Cell, Limits, Plan, PlannedBundle, Reason
-from launch.contract.spec import digest, spec_to_json
+from launch.contract.plan import Cell, Limits, Plan, PlannedBundle, Reason
+from launch.contract.spec import spec_to_json
+from launch.contract.spec_ids import digest
 from launch.failures.diagnose import is_infrastructure
 from orchestrator.errors import input_error
 from orchestrator.recipe.expand import ResolvedCell
@@ -23,7 +24,7 @@ from orchestrator.targets.host import Host
 from orchestrator.targets.job_request import limits_of
 from orchestrator.targets.slurm_cluster import Cluster
 
-Target = Union[Host, Cluster]
+Target = Host | Cluster
 """What cells are judged against and bundles are placed on."""
 Policy = Literal["new", "unfinished", "failed", "infrastructure"]
 """What a submission may begin: runs never begun; also those that were interrupted or cancelled, or whose infrastructure
@@ -124,7 +125,7 @@ def gpu_hours(plan: Plan) -> float:
     return total
 
 
-def check_budget(hours: float, most: Optional[float]) -> None:
+def check_budget(hours: float, most: float | None) -> None:
     """Raises InputError where the plan may take more than ``most`` GPU hours."""
     if most is not None and not hours <= most:
         raise input_error("--max-gpu-hours", f"{most:g}: this plan may take {hours:.2f} GPU hours (every run to its limit)",
@@ -216,7 +217,7 @@ def _order(
     )
 
 
-def _tracking(recipe: Recipe) -> Optional[dict[str, Any]]:
+def _tracking(recipe: Recipe) -> dict[str, Any] | None:
     settings = recipe.wandb
     if settings.mode == "disabled":
         return None

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from launch.contract.records import Expectation, Phase
+from launch.contract.outcomes import Expectation
+from launch.contract.records.events import Phase
 from launch.contract.spec import CudaGraph, Data, Device, Fault, Model, Parallelism, Placement, RunSpec, Training
 from orchestrator.errors import input_error
 from orchestrator.recipe.aliases import canonical_place, canonical_values

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from launch.common.redact import is_secret_name
 from orchestrator.errors import InputError, Problem
@@ -87,7 +87,7 @@ class Checker:
         else:
             into.setdefault("environment", {})[name] = str(value)
 
-    def _load_preset(self, name: Optional[str], place: str) -> None:
+    def _load_preset(self, name: str | None, place: str) -> None:
         if name is None or name in self.presets:
             return
         self.presets[name] = {}
@@ -105,7 +105,7 @@ class Checker:
         self.problems += (*written.problems, *checker.problems)
 
 
-def check_variable(name: str, value: Any) -> Optional[tuple[Any, str, str]]:
+def check_variable(name: str, value: Any) -> tuple[Any, str, str] | None:
     """Why an environment variable is not taken: its value as it may be shown, what is wrong, and the way out."""
     if not name:
         return value, "a mapping of variables to values", "environment: {NCCL_GRAPH_REGISTER: '0'}"
@@ -122,7 +122,7 @@ def check_variable(name: str, value: Any) -> Optional[tuple[Any, str, str]]:
     return None
 
 
-def find_preset(name: str, recipe: Path) -> Optional[Path]:
+def find_preset(name: str, recipe: Path) -> Path | None:
     """The file of a model preset: beside the recipe under models/, else among those that ship."""
     if not NAME.fullmatch(name):
         return None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
-from launch.contract.records import Expectation, Margins
+from launch.contract.outcomes import Expectation
+from launch.contract.plan import Margins
 from launch.contract.spec import CudaGraph, Data, Fault, Model, Parallelism, Training
 from orchestrator.recipe.aliases import canonical_place
 from orchestrator.recipe.section_schema import Schema, suggestion
@@ -31,7 +32,7 @@ class Tracking:
     """Weights & Biases. ``auto`` is online where there is a key and a network, else offline."""
 
     project: str = "cuda-graphs"
-    entity: Optional[str] = None
+    entity: str | None = None
     mode: Literal["auto", "online", "offline", "disabled"] = "auto"
     tags: tuple[str, ...] = ()
 

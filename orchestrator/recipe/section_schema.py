@@ -8,7 +8,7 @@ import math
 import re
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -106,7 +106,7 @@ def _has_sense(value: Any, takes_bool: bool) -> bool:
     return not any(isinstance(item, bool) for item in (value if isinstance(value, list) else [value]))
 
 
-def suggestion(written: Any, known: Iterable[str], otherwise: Optional[str] = None) -> str:
+def suggestion(written: Any, known: Iterable[str], otherwise: str | None = None) -> str:
     """ "did you mean ...?" where something known is close, else ``otherwise``, else the known things."""
     names = sorted(known)
     close = difflib.get_close_matches(str(written), names, n=1, cutoff=0.6)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -185,7 +185,7 @@ def _resolve(fields: Tree, source: Source) -> tuple[Tree, list[Problem]]:
     return flatten(nested(kept))[0], problems
 
 
-def _flaw(value: Any) -> Optional[tuple[str, str]]:
+def _flaw(value: Any) -> tuple[str, str] | None:
     """What is wrong with an interpolation before it is resolved, and the way out."""
     try:
         OmegaConf.create({"value": value})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import yaml
 
@@ -100,7 +100,7 @@ def _beside(path: Path) -> str:
     return suggestion(str(path), names)
 
 
-def _compose(text: str, file: str) -> Optional[yaml.Node]:
+def _compose(text: str, file: str) -> yaml.Node | None:
     try:
         depth = 0
         for event in yaml.parse(text, Loader=_LOADER):  # composing recurses, and libyaml's own stack has no guard

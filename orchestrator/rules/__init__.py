@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launch.contract.records import Reason
+from launch.contract.plan import Reason
 from launch.contract.spec import RunSpec
 from orchestrator.rules import fault_injection, graph_capture, graph_scope, model, overlap, parallelism, training
 from orchestrator.rules.rule import Rule

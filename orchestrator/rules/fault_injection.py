@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Optional
 
 from launch.contract.spec import RunSpec
 from orchestrator.rules.rule import ANY, BOTH, Rule, compiled_text
@@ -17,7 +16,7 @@ OF_FORWARD_PASSES: Set[str] = {
 OF_REPLAYS: Set[str] = {"oom_replay", "input_freed", "dynamic_shape"}
 
 
-def step_out_of_range(spec: RunSpec) -> Optional[str]:
+def step_out_of_range(spec: RunSpec) -> str | None:
     """A fault comes in a step of the run after the first, and one of replays (input_freed, dynamic_shape, oom_replay)
     after the capture."""
     fault, warmup_steps = spec.fault, spec.cuda_graph.warmup_steps
@@ -30,7 +29,7 @@ def step_out_of_range(spec: RunSpec) -> Optional[str]:
     )
 
 
-def needs_a_gpu(spec: RunSpec) -> Optional[str]:
+def needs_a_gpu(spec: RunSpec) -> str | None:
     """On a CPU only exception, nan, hang, segfault and host_kill come about."""
     kind = spec.fault.kind
     if not spec.fault.is_set or kind in ANYWHERE or spec.placement.device == "cuda":
@@ -38,7 +37,7 @@ def needs_a_gpu(spec: RunSpec) -> Optional[str]:
     return f"fault.kind={kind} with device={spec.placement.device}"
 
 
-def traces_hooks(spec: RunSpec) -> Optional[str]:
+def traces_hooks(spec: RunSpec) -> str | None:
     """What comes in a forward pass or in its capture does not go with torch_compile or training.compile=whole: hooks are
     traced once and not called again."""
     kind = spec.fault.kind

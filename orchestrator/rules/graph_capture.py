@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 from launch.contract.spec import Model, RunSpec
 from launch.support.expandable_segments import REGISTER, expandable_segments_setting
 from orchestrator.rules.graph_scope import SCOPED_IMPLS
@@ -21,7 +19,7 @@ from orchestrator.rules.rule import (
 )
 
 
-def megatron_expert_sync(spec: RunSpec) -> Optional[str]:
+def megatron_expert_sync(spec: RunSpec) -> str | None:
     """Experts inside a graph are drop-and-pad and dispatched by all-to-all: any other dispatch waits for the host."""
     drop_and_pad_alltoall = _is_drop_and_pad(spec.model) and spec.parallelism.dispatcher == "alltoall"
     if not _captures_experts(spec) or drop_and_pad_alltoall:
@@ -29,7 +27,7 @@ def megatron_expert_sync(spec: RunSpec) -> Optional[str]:
     return f"{scope_text(spec)} captures the experts, but {_expert_text(spec)}"
 
 
-def native_expert_sync(spec: RunSpec) -> Optional[str]:
+def native_expert_sync(spec: RunSpec) -> str | None:
     """Dropless experts inside a graph need dispatcher allgather or ep=1: all-to-all reads split sizes on the host."""
     parallelism = spec.parallelism
     static = _is_drop_and_pad(spec.model) or parallelism.dispatcher == "allgather" or parallelism.ep <= 1
@@ -38,7 +36,7 @@ def native_expert_sync(spec: RunSpec) -> Optional[str]:
     return f"{scope_text(spec)} captures the experts, but {_expert_text(spec)}"
 
 
-def preprocess_sync(spec: RunSpec) -> Optional[str]:
+def preprocess_sync(spec: RunSpec) -> str | None:
     """moe_preprocess with a capacity factor needs padding to capacity, or its output size waits for the host."""
     model = spec.model
     dropping = model.is_moe and model.moe_expert_capacity_factor is not None and not _is_drop_and_pad(model)
@@ -47,7 +45,7 @@ def preprocess_sync(spec: RunSpec) -> Optional[str]:
     return f"{scope_text(spec)} captures the dispatcher's preprocessing, but {_expert_text(spec)}"
 
 
-def packed_sequences(spec: RunSpec) -> Optional[str]:
+def packed_sequences(spec: RunSpec) -> str | None:
     """Packed sequences need attention outside the graphs: their boundaries are no tensors of fixed shape."""
     captures_attention = not spec.cuda_graph.scope or "attn" in spec.cuda_graph.scope
     if not spec.data.packed_sequences or spec.cuda_graph.impl not in SCOPED_IMPLS or not captures_attention:
@@ -55,14 +53,14 @@ def packed_sequences(spec: RunSpec) -> Optional[str]:
     return f"data.packed_sequences=true, but {scope_text(spec)} captures attention"
 
 
-def native_packed_whole_model(spec: RunSpec) -> Optional[str]:
+def native_packed_whole_model(spec: RunSpec) -> str | None:
     """On torch_native the whole model cannot be captured with packed sequences: their number changes every step."""
     if not spec.data.packed_sequences or spec.cuda_graph.impl not in ("full_iteration", "torch_compile"):
         return None
     return f"data.packed_sequences=true, but cuda_graph.impl={spec.cuda_graph.impl} captures attention"
 
 
-def native_fp32_experts(spec: RunSpec) -> Optional[str]:
+def native_fp32_experts(spec: RunSpec) -> str | None:
     """Dropless experts inside a CUDA graph are bf16: in fp32 each is multiplied by itself, and the host reads how many
     rows it has."""
     on_cuda = spec.placement.device == "cuda" and spec.training.precision == "fp32"
@@ -71,28 +69,28 @@ def native_fp32_experts(spec: RunSpec) -> Optional[str]:
     return f"{scope_text(spec)} captures the experts with training.precision=fp32"
 
 
-def full_recompute(spec: RunSpec) -> Optional[str]:
+def full_recompute(spec: RunSpec) -> str | None:
     """Full recomputation goes with full_iteration or no graphs: it would run a scope's graph inside a checkpoint."""
     if spec.training.recompute != "full" or spec.cuda_graph.impl not in SCOPED_IMPLS:
         return None
     return f"training.recompute=full with {scope_text(spec)}"
 
 
-def cpu_offloading(spec: RunSpec) -> Optional[str]:
+def cpu_offloading(spec: RunSpec) -> str | None:
     """Graphs and CPU offloading exclude each other."""
     if not spec.training.cpu_offloading or not spec.graphed:
         return None
     return f"training.cpu_offloading=true with cuda_graph.impl={spec.cuda_graph.impl}"
 
 
-def variable_lengths(spec: RunSpec) -> Optional[str]:
+def variable_lengths(spec: RunSpec) -> str | None:
     """Graphs need fixed shapes."""
     if not spec.training.variable_sequence_lengths or not spec.graphed:
         return None
     return f"training.variable_sequence_lengths=true with cuda_graph.impl={spec.cuda_graph.impl}"
 
 
-def expandable_segments(spec: RunSpec) -> Optional[str]:
+def expandable_segments(spec: RunSpec) -> str | None:
     """Graphs with expandable segments need NCCL_GRAPH_REGISTER=0, or replays read memory that has moved; the job sets it
     where nobody has."""
     compiled_on_cpu = spec.cuda_graph.impl == "torch_compile" and spec.placement.device == "cpu"
@@ -105,14 +103,14 @@ def expandable_segments(spec: RunSpec) -> Optional[str]:
     return f"environment.{name}={spec.environment[name]} with {REGISTER}={register}"
 
 
-def compiled_pipeline(spec: RunSpec) -> Optional[str]:
+def compiled_pipeline(spec: RunSpec) -> str | None:
     """torch_compile and training.compile=whole compile a model that is whole on its rank: pp=1."""
     if not spec.compiles_whole or spec.parallelism.pp <= 1:
         return None
     return f"{compiled_text(spec)} with parallelism.pp={spec.parallelism.pp}"
 
 
-def compiled_alone(spec: RunSpec) -> Optional[str]:
+def compiled_alone(spec: RunSpec) -> str | None:
     """To the bit torch_compile is held against a twin that is compiled alike: training.compile=whole."""
     training = spec.training
     if spec.cuda_graph.impl != "torch_compile" or not training.deterministic or training.compile == "whole":
@@ -120,14 +118,14 @@ def compiled_alone(spec: RunSpec) -> Optional[str]:
     return f"cuda_graph.impl=torch_compile with training.deterministic=true and training.compile={training.compile}"
 
 
-def static_input_precision(spec: RunSpec) -> Optional[str]:
+def static_input_precision(spec: RunSpec) -> str | None:
     """transformer_engine captures with bf16 inputs, whatever the model's precision is."""
     if spec.cuda_graph.impl != "transformer_engine" or spec.training.precision == "bf16":
         return None
     return f"cuda_graph.impl=transformer_engine with training.precision={spec.training.precision}"
 
 
-def warmup_too_short(spec: RunSpec) -> Optional[str]:
+def warmup_too_short(spec: RunSpec) -> str | None:
     """Warm-up is at least 0 steps, and 1 for full_iteration and transformer_engine, so that communicators exist."""
     least = 1 if spec.cuda_graph.impl in ("full_iteration", "transformer_engine") else 0
     if spec.cuda_graph.warmup_steps >= least:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Optional
 
 from launch.contract.spec import GRAPH_IMPLS, GRAPH_SCOPES, RunSpec
 from orchestrator.rules.rule import ANY, BOTH, CONFIG, MCORE, MCORE_016, MEGATRON, Rule, scope_text
@@ -19,21 +18,21 @@ SCOPED_IMPLS = ("torch", "transformer_engine", "local")
 MOE_SCOPES = ("moe", "moe_router", "moe_preprocess")
 
 
-def unknown_impl(spec: RunSpec) -> Optional[str]:
+def unknown_impl(spec: RunSpec) -> str | None:
     """The implementation is a known one."""
     if spec.cuda_graph.impl in GRAPH_IMPLS:
         return None
     return f"cuda_graph.impl={spec.cuda_graph.impl} is not known{_did_you_mean([spec.cuda_graph.impl], GRAPH_IMPLS)}"
 
 
-def impl_of_other_engine(spec: RunSpec) -> Optional[str]:
+def impl_of_other_engine(spec: RunSpec) -> str | None:
     """The engine has the implementation: torch_compile and torch are torch_native's, local is megatron's."""
     if spec.cuda_graph.impl in ENGINE_IMPLS[spec.engine] or spec.cuda_graph.impl not in GRAPH_IMPLS:
         return None
     return f"engine={spec.engine} has no cuda_graph.impl={spec.cuda_graph.impl}"
 
 
-def unknown_scope(spec: RunSpec) -> Optional[str]:
+def unknown_scope(spec: RunSpec) -> str | None:
     """Every scope is a known part of a layer."""
     unknown = [name for name in spec.cuda_graph.scope if name not in GRAPH_SCOPES]
     if not unknown:
@@ -41,14 +40,14 @@ def unknown_scope(spec: RunSpec) -> Optional[str]:
     return f"cuda_graph.scope holds {', '.join(unknown)}{_did_you_mean(unknown, GRAPH_SCOPES)}"
 
 
-def scope_not_taken(spec: RunSpec) -> Optional[str]:
+def scope_not_taken(spec: RunSpec) -> str | None:
     """Only torch, transformer_engine and local take a scope."""
     if not spec.cuda_graph.scope or spec.cuda_graph.impl in SCOPED_IMPLS:
         return None
     return f"{scope_text(spec)}: {spec.cuda_graph.impl} takes no scope"
 
 
-def optimizer_not_captured(spec: RunSpec) -> Optional[str]:
+def optimizer_not_captured(spec: RunSpec) -> str | None:
     """Only torch_native's full_iteration captures the optimizer."""
     captures = spec.engine == "torch_native" and spec.cuda_graph.impl == "full_iteration"
     if not spec.cuda_graph.optimizer or captures:
@@ -56,19 +55,19 @@ def optimizer_not_captured(spec: RunSpec) -> Optional[str]:
     return f"cuda_graph.optimizer=true with engine={spec.engine}, cuda_graph.impl={spec.cuda_graph.impl}"
 
 
-def duplicate_scope(spec: RunSpec) -> Optional[str]:
+def duplicate_scope(spec: RunSpec) -> str | None:
     """No scope is named twice."""
     twice = [name for name, count in Counter(spec.cuda_graph.scope).items() if count > 1]
     return f"{scope_text(spec)} names {', '.join(twice)} more than once" if twice else None
 
 
-def moe_with_router(spec: RunSpec) -> Optional[str]:
+def moe_with_router(spec: RunSpec) -> str | None:
     """moe (router, dispatch and experts) and moe_router (its first part) exclude each other."""
     scope = spec.cuda_graph.scope
     return f"{scope_text(spec)} holds both moe and moe_router" if {"moe", "moe_router"} <= set(scope) else None
 
 
-def preprocess_without_router(spec: RunSpec) -> Optional[str]:
+def preprocess_without_router(spec: RunSpec) -> str | None:
     """moe_preprocess continues the graph of moe_router and needs it."""
     scope = spec.cuda_graph.scope
     if "moe_preprocess" not in scope or "moe_router" in scope:
@@ -76,7 +75,7 @@ def preprocess_without_router(spec: RunSpec) -> Optional[str]:
     return f"{scope_text(spec)} holds moe_preprocess without moe_router"
 
 
-def moe_scope_on_dense(spec: RunSpec) -> Optional[str]:
+def moe_scope_on_dense(spec: RunSpec) -> str | None:
     """moe, moe_router and moe_preprocess need a mixture-of-experts model, and in megatron more than one expert."""
     named = [name for name in MOE_SCOPES if name in spec.cuda_graph.scope]
     if not named or spec.model.num_moe_experts > (1 if spec.engine == "megatron" else 0):
@@ -84,7 +83,7 @@ def moe_scope_on_dense(spec: RunSpec) -> Optional[str]:
     return f"cuda_graph.scope holds {', '.join(named)}, but model.num_moe_experts={spec.model.num_moe_experts}"
 
 
-def mlp_without_dense_layers(spec: RunSpec) -> Optional[str]:
+def mlp_without_dense_layers(spec: RunSpec) -> str | None:
     """mlp needs at least one dense layer."""
     if "mlp" not in spec.cuda_graph.scope or spec.model.has_dense_layers:
         return None
@@ -94,14 +93,14 @@ def mlp_without_dense_layers(spec: RunSpec) -> Optional[str]:
     )
 
 
-def mamba_without_mamba_layers(spec: RunSpec) -> Optional[str]:
+def mamba_without_mamba_layers(spec: RunSpec) -> str | None:
     """mamba needs mamba layers, which no model described here has."""
     if "mamba" not in spec.cuda_graph.scope:
         return None
     return f"{scope_text(spec)} holds mamba, but the model has no mamba layers"
 
 
-def local_mlp_meets_moe_layer(spec: RunSpec) -> Optional[str]:
+def local_mlp_meets_moe_layer(spec: RunSpec) -> str | None:
     """local with mlp and without attn needs a model without mixture-of-experts layers."""
     graph = spec.cuda_graph
     if graph.impl != "local" or "mlp" not in graph.scope or "attn" in graph.scope or not spec.model.is_moe:
@@ -109,7 +108,7 @@ def local_mlp_meets_moe_layer(spec: RunSpec) -> Optional[str]:
     return f"{scope_text(spec)} meets mixture-of-experts layers (model.num_moe_experts={spec.model.num_moe_experts})"
 
 
-def local_captures_nothing(spec: RunSpec) -> Optional[str]:
+def local_captures_nothing(spec: RunSpec) -> str | None:
     """local hangs a GPT layer's graph on attn, mlp or the empty scope; other scopes alone capture nothing."""
     graph = spec.cuda_graph
     if graph.impl != "local" or not graph.scope or {"attn", "mlp"} & set(graph.scope):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Optional
 
 from launch.contract.spec import RunSpec
 from orchestrator.rules.bounds import ABOVE_ZERO, COUNT, POSITIVE, Interval, outside
@@ -40,7 +39,7 @@ COEFFICIENTS: Mapping[str, Interval] = {
 }
 
 
-def sizes_out_of_range(spec: RunSpec) -> Optional[str]:
+def sizes_out_of_range(spec: RunSpec) -> str | None:
     """Sizes of the model are positive; what may be absent is 0 or more."""
     model = spec.model
     limits = dict(SIZES)
@@ -51,12 +50,12 @@ def sizes_out_of_range(spec: RunSpec) -> Optional[str]:
     return outside("model", model, limits)
 
 
-def coefficients_out_of_range(spec: RunSpec) -> Optional[str]:
+def coefficients_out_of_range(spec: RunSpec) -> str | None:
     """Coefficients are finite: epsilon, initial deviation and rotary settings above 0, loss coefficients not below."""
     return outside("model", spec.model, COEFFICIENTS)
 
 
-def heads_in_groups(spec: RunSpec) -> Optional[str]:
+def heads_in_groups(spec: RunSpec) -> str | None:
     """Query groups divide the attention heads."""
     model = spec.model
     if divides(model.num_query_groups, model.num_attention_heads):
@@ -64,12 +63,12 @@ def heads_in_groups(spec: RunSpec) -> Optional[str]:
     return f"model.num_attention_heads={model.num_attention_heads}, model.num_query_groups={model.num_query_groups}"
 
 
-def odd_kv_channels(spec: RunSpec) -> Optional[str]:
+def odd_kv_channels(spec: RunSpec) -> str | None:
     """Rotary positions turn pairs of channels: kv_channels is even."""
     return None if divides(2, spec.model.kv_channels) else f"model.kv_channels={spec.model.kv_channels}"
 
 
-def more_chosen_than_experts(spec: RunSpec) -> Optional[str]:
+def more_chosen_than_experts(spec: RunSpec) -> str | None:
     """A token chooses among the experts there are."""
     model = spec.model
     if not model.is_moe or model.moe_router_topk <= model.num_moe_experts:
@@ -77,14 +76,14 @@ def more_chosen_than_experts(spec: RunSpec) -> Optional[str]:
     return f"model.moe_router_topk={model.moe_router_topk}, model.num_moe_experts={model.num_moe_experts}"
 
 
-def capacity_out_of_range(spec: RunSpec) -> Optional[str]:
+def capacity_out_of_range(spec: RunSpec) -> str | None:
     """An expert's capacity factor, where there is one, is above 0."""
     if spec.model.moe_expert_capacity_factor is None:
         return None
     return outside("model", spec.model, {"moe_expert_capacity_factor": ABOVE_ZERO})
 
 
-def padding_without_capacity(spec: RunSpec) -> Optional[str]:
+def padding_without_capacity(spec: RunSpec) -> str | None:
     """Padding to capacity needs a capacity factor."""
     model = spec.model
     if not model.moe_pad_expert_input_to_capacity or model.moe_expert_capacity_factor is not None:
@@ -92,7 +91,7 @@ def padding_without_capacity(spec: RunSpec) -> Optional[str]:
     return "model.moe_pad_expert_input_to_capacity=true without model.moe_expert_capacity_factor"
 
 
-def scaling_without_original_length(spec: RunSpec) -> Optional[str]:
+def scaling_without_original_length(spec: RunSpec) -> str | None:
     """Scaled rotary positions (llama3, yarn) need the length the model was first trained at."""
     model = spec.model
     if model.rope_scaling == "none" or model.rope_original_max_position != 0:
@@ -100,7 +99,7 @@ def scaling_without_original_length(spec: RunSpec) -> Optional[str]:
     return f"model.rope_scaling={model.rope_scaling} with model.rope_original_max_position=0"
 
 
-def scaling_without_range(spec: RunSpec) -> Optional[str]:
+def scaling_without_range(spec: RunSpec) -> str | None:
     """Scaled rotary positions have a band between slow and fast pairs: high above low, beta_fast above beta_slow."""
     model = spec.model
     if model.rope_scaling == "llama3" and not model.rope_high_freq_factor > model.rope_low_freq_factor:
@@ -113,7 +112,7 @@ def scaling_without_range(spec: RunSpec) -> Optional[str]:
     return None
 
 
-def bias_without_sigmoid(spec: RunSpec) -> Optional[str]:
+def bias_without_sigmoid(spec: RunSpec) -> str | None:
     """The expert bias steers sigmoid scores, of experts."""
     model = spec.model
     if not model.moe_router_enable_expert_bias or (model.is_moe and model.moe_router_score_function == "sigmoid"):
@@ -124,7 +123,7 @@ def bias_without_sigmoid(spec: RunSpec) -> Optional[str]:
     )
 
 
-def router_without_gradient(spec: RunSpec) -> Optional[str]:
+def router_without_gradient(spec: RunSpec) -> str | None:
     """The weight of a token's only expert is not normalised: it would be 1 whatever the router says."""
     model = spec.model
     normalised = model.moe_router_normalize_topk or model.moe_router_order == "topk_then_softmax"
@@ -136,7 +135,7 @@ def router_without_gradient(spec: RunSpec) -> Optional[str]:
     )
 
 
-def sigmoid_after_topk(spec: RunSpec) -> Optional[str]:
+def sigmoid_after_topk(spec: RunSpec) -> str | None:
     """Sigmoid scores come before the choice: topk_then_softmax has none."""
     model = spec.model
     if model.moe_router_score_function != "sigmoid" or model.moe_router_order == "softmax_then_topk":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 from launch.contract.spec import RunSpec
 from orchestrator.rules.rule import CONFIG, MCORE, MCORE_016, MEGATRON, Rule, scope_text
 
@@ -11,7 +9,7 @@ BESIDE_EXPERTS = {"attn", "moe_router", "moe_preprocess"}
 """Scopes of transformer_engine that end before tokens are exchanged."""
 
 
-def gathered_in_forward(spec: RunSpec) -> Optional[str]:
+def gathered_in_forward(spec: RunSpec) -> str | None:
     """overlap_param_gather goes with distributed_optimizer and overlap_grad_reduce."""
     layout = spec.parallelism
     if not layout.overlap_param_gather or (layout.distributed_optimizer and layout.overlap_grad_reduce):
@@ -22,7 +20,7 @@ def gathered_in_forward(spec: RunSpec) -> Optional[str]:
     )
 
 
-def expert_exchange_unfit(spec: RunSpec) -> Optional[str]:
+def expert_exchange_unfit(spec: RunSpec) -> str | None:
     """overlap_moe_expert_parallel_comm needs ep above 1, dispatcher alltoall, bf16, no full recomputation, and interleaved
     stages where there are any."""
     layout, training = spec.parallelism, spec.training
@@ -39,7 +37,7 @@ def expert_exchange_unfit(spec: RunSpec) -> Optional[str]:
     return f"parallelism.overlap_moe_expert_parallel_comm=true with {unmet}"
 
 
-def expert_exchange_captured(spec: RunSpec) -> Optional[str]:
+def expert_exchange_captured(spec: RunSpec) -> str | None:
     """With overlap_moe_expert_parallel_comm graphs are transformer_engine's, of attn, moe_router and moe_preprocess alone."""
     graph = spec.cuda_graph
     beside = graph.impl == "transformer_engine" and graph.scope and BESIDE_EXPERTS.issuperset(graph.scope)
@@ -48,7 +46,7 @@ def expert_exchange_captured(spec: RunSpec) -> Optional[str]:
     return f"parallelism.overlap_moe_expert_parallel_comm=true with {scope_text(spec)}"
 
 
-def weight_gradients_delayed_alone(spec: RunSpec) -> Optional[str]:
+def weight_gradients_delayed_alone(spec: RunSpec) -> str | None:
     """delay_wgrad_compute goes with overlap_moe_expert_parallel_comm."""
     layout = spec.parallelism
     if not layout.delay_wgrad_compute or layout.overlap_moe_expert_parallel_comm:
@@ -56,7 +54,7 @@ def weight_gradients_delayed_alone(spec: RunSpec) -> Optional[str]:
     return "parallelism.delay_wgrad_compute=true with overlap_moe_expert_parallel_comm=false"
 
 
-def delayed_weight_gradients_captured(spec: RunSpec) -> Optional[str]:
+def delayed_weight_gradients_captured(spec: RunSpec) -> str | None:
     """With delay_wgrad_compute no graph holds attention, nor a router with the shared expert beside it."""
     scope, shared = spec.cuda_graph.scope, spec.model.moe_shared_expert_ffn_hidden_size
     router = bool(shared) and "moe_router" in scope

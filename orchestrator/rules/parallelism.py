@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Optional
 
 from launch.contract.spec import RunSpec
 from orchestrator.rules.bounds import POSITIVE, Interval, outside
@@ -24,17 +23,17 @@ DEGREES: Mapping[str, Interval] = dict.fromkeys(("tp", "pp", "vpp", "ep", "etp",
 PLACES: Mapping[str, Interval] = dict.fromkeys(("nodes", "ranks_per_node", "threads_per_rank"), POSITIVE)
 
 
-def degrees_out_of_range(spec: RunSpec) -> Optional[str]:
+def degrees_out_of_range(spec: RunSpec) -> str | None:
     """Every parallel degree is at least 1."""
     return outside("parallelism", spec.parallelism, DEGREES)
 
 
-def places_out_of_range(spec: RunSpec) -> Optional[str]:
+def places_out_of_range(spec: RunSpec) -> str | None:
     """Nodes, ranks a node and threads a rank are at least 1."""
     return outside("placement", spec.placement, PLACES)
 
 
-def world_mismatch(spec: RunSpec) -> Optional[str]:
+def world_mismatch(spec: RunSpec) -> str | None:
     """tp * cp * pp * dp is the number of ranks placed."""
     layout, place = spec.parallelism, spec.placement
     if layout.world_size == place.nodes * place.ranks_per_node:
@@ -45,7 +44,7 @@ def world_mismatch(spec: RunSpec) -> Optional[str]:
     )
 
 
-def expert_world_indivisible(spec: RunSpec) -> Optional[str]:
+def expert_world_indivisible(spec: RunSpec) -> str | None:
     """On the experts' side, etp * ep * pp divides the number of ranks."""
     layout = spec.parallelism
     if divides(layout.etp * layout.ep * layout.pp, layout.world_size):
@@ -53,7 +52,7 @@ def expert_world_indivisible(spec: RunSpec) -> Optional[str]:
     return f"etp={layout.etp} * ep={layout.ep} * pp={layout.pp} does not divide {layout.world_size} ranks"
 
 
-def expert_parallel_dense(spec: RunSpec) -> Optional[str]:
+def expert_parallel_dense(spec: RunSpec) -> str | None:
     """Expert parallelism needs experts."""
     layout = spec.parallelism
     if spec.model.is_moe or (layout.ep <= 1 and layout.etp <= 1):
@@ -61,33 +60,33 @@ def expert_parallel_dense(spec: RunSpec) -> Optional[str]:
     return f"parallelism.ep={layout.ep}, parallelism.etp={layout.etp} with model.num_moe_experts=0"
 
 
-def experts_indivisible(spec: RunSpec) -> Optional[str]:
+def experts_indivisible(spec: RunSpec) -> str | None:
     """ep divides the experts."""
     if not spec.model.is_moe or divides(spec.parallelism.ep, spec.model.num_moe_experts):
         return None
     return f"parallelism.ep={spec.parallelism.ep} does not divide model.num_moe_experts={spec.model.num_moe_experts}"
 
 
-def heads_indivisible(spec: RunSpec) -> Optional[str]:
+def heads_indivisible(spec: RunSpec) -> str | None:
     """tp divides the attention heads."""
     tp, heads = spec.parallelism.tp, spec.model.num_attention_heads
     return None if divides(tp, heads) else f"parallelism.tp={tp} does not divide model.num_attention_heads={heads}"
 
 
-def groups_indivisible(spec: RunSpec) -> Optional[str]:
+def groups_indivisible(spec: RunSpec) -> str | None:
     """tp divides the query groups."""
     tp, groups = spec.parallelism.tp, spec.model.num_query_groups
     return None if divides(tp, groups) else f"parallelism.tp={tp} does not divide model.num_query_groups={groups}"
 
 
-def groups_incommensurate(spec: RunSpec) -> Optional[str]:
+def groups_incommensurate(spec: RunSpec) -> str | None:
     """tp divides the query groups or is a multiple of them."""
     if groups_indivisible(spec) is None or divides(spec.model.num_query_groups, spec.parallelism.tp):
         return None
     return f"parallelism.tp={spec.parallelism.tp}, model.num_query_groups={spec.model.num_query_groups}"
 
 
-def widths_indivisible(spec: RunSpec) -> Optional[str]:
+def widths_indivisible(spec: RunSpec) -> str | None:
     """tp divides the vocabulary and the width of dense and shared MLPs, etp the width of the experts."""
     model, layout = spec.model, spec.parallelism
     split = {"vocab_size": layout.tp}
@@ -103,7 +102,7 @@ def widths_indivisible(spec: RunSpec) -> Optional[str]:
     return ", ".join(wrong) or None
 
 
-def layers_indivisible(spec: RunSpec) -> Optional[str]:
+def layers_indivisible(spec: RunSpec) -> str | None:
     """pp * vpp divides the layers."""
     layout = spec.parallelism
     if divides(layout.pp * layout.vpp, spec.model.num_layers):
@@ -111,7 +110,7 @@ def layers_indivisible(spec: RunSpec) -> Optional[str]:
     return f"pp={layout.pp} * vpp={layout.vpp} does not divide model.num_layers={spec.model.num_layers}"
 
 
-def more_stages_than_layers(spec: RunSpec) -> Optional[str]:
+def more_stages_than_layers(spec: RunSpec) -> str | None:
     """Every one of pp * vpp virtual stages has a layer."""
     layout = spec.parallelism
     if layout.pp * layout.vpp <= max(spec.model.num_layers, 1):
@@ -119,7 +118,7 @@ def more_stages_than_layers(spec: RunSpec) -> Optional[str]:
     return f"pp={layout.pp} * vpp={layout.vpp} with model.num_layers={spec.model.num_layers}"
 
 
-def interleaving_mismatch(spec: RunSpec) -> Optional[str]:
+def interleaving_mismatch(spec: RunSpec) -> str | None:
     """vpp above 1, pp above 1 and schedule interleaved go together."""
     layout = spec.parallelism
     interleaved = layout.schedule == "interleaved"
@@ -128,7 +127,7 @@ def interleaving_mismatch(spec: RunSpec) -> Optional[str]:
     return f"parallelism.schedule={layout.schedule} with vpp={layout.vpp} and pp={layout.pp}"
 
 
-def interleaved_microbatches(spec: RunSpec) -> Optional[str]:
+def interleaved_microbatches(spec: RunSpec) -> str | None:
     """The interleaved schedule runs micro-batches in groups of pp."""
     layout, training = spec.parallelism, spec.training
     sequences = training.micro_batch_size * layout.dp
@@ -137,14 +136,14 @@ def interleaved_microbatches(spec: RunSpec) -> Optional[str]:
     return f"{training.global_batch_size // sequences} micro-batches with parallelism.pp={layout.pp}"
 
 
-def sequence_parallel_alone(spec: RunSpec) -> Optional[str]:
+def sequence_parallel_alone(spec: RunSpec) -> str | None:
     """sequence_parallel needs tp above 1."""
     if not spec.parallelism.sequence_parallel or spec.parallelism.tp > 1:
         return None
     return f"parallelism.sequence_parallel=true with parallelism.tp={spec.parallelism.tp}"
 
 
-def moe_without_sequence_parallel(spec: RunSpec) -> Optional[str]:
+def moe_without_sequence_parallel(spec: RunSpec) -> str | None:
     """A mixture of experts with tp above 1 trains with sequence_parallel only."""
     layout = spec.parallelism
     if not spec.model.is_moe or layout.tp <= 1 or layout.sequence_parallel:
@@ -152,7 +151,7 @@ def moe_without_sequence_parallel(spec: RunSpec) -> Optional[str]:
     return f"model.num_moe_experts={spec.model.num_moe_experts}, parallelism.tp={layout.tp}, sequence_parallel=false"
 
 
-def sequence_indivisible(spec: RunSpec) -> Optional[str]:
+def sequence_indivisible(spec: RunSpec) -> str | None:
     """A sequence is cut in 2 * cp chunks of equal length, and a rank's part in tp where sequence_parallel is on or experts
     are (tensor-parallel ranks route a stretch each)."""
     layout, length = spec.parallelism, spec.training.sequence_length
@@ -168,7 +167,7 @@ def sequence_indivisible(spec: RunSpec) -> Optional[str]:
     )
 
 
-def biased_experts_split(spec: RunSpec) -> Optional[str]:
+def biased_experts_split(spec: RunSpec) -> str | None:
     """Experts with biases are not split: etp=1."""
     if not spec.model.is_moe or not spec.model.add_bias_linear or spec.parallelism.etp <= 1:
         return None

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Optional
 
-from launch.contract.records import Reason
+from launch.contract.plan import Reason
 from launch.contract.spec import EngineName, RunSpec
 
-Condition = Callable[[RunSpec], Optional[str]]
+Condition = Callable[[RunSpec], str | None]
 """What is wrong with a spec, with the values, or None. It never raises: values out of range are the business of the
 rules that bound them, and every other condition lets them pass."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Optional
 
 from launch.contract.errors import DataError
 from launch.contract.spec import RunSpec
@@ -34,17 +33,17 @@ RATES: Mapping[str, Interval] = {
 }
 
 
-def sizes_out_of_range(spec: RunSpec) -> Optional[str]:
+def sizes_out_of_range(spec: RunSpec) -> str | None:
     """Steps, lengths and batches are positive."""
     return outside("training", spec.training, SIZES)
 
 
-def rates_out_of_range(spec: RunSpec) -> Optional[str]:
+def rates_out_of_range(spec: RunSpec) -> str | None:
     """Rates are finite and in range: learning rate and epsilon above 0, betas from 0 to below 1, none negative."""
     return outside("training", spec.training, RATES)
 
 
-def rising_schedule(spec: RunSpec) -> Optional[str]:
+def rising_schedule(spec: RunSpec) -> str | None:
     """The learning rate ends no higher than it peaks, and has peaked when training ends."""
     training = spec.training
     falls = training.min_learning_rate <= training.learning_rate
@@ -56,7 +55,7 @@ def rising_schedule(spec: RunSpec) -> Optional[str]:
     )
 
 
-def batch_indivisible(spec: RunSpec) -> Optional[str]:
+def batch_indivisible(spec: RunSpec) -> str | None:
     """micro_batch_size * dp divides the global batch."""
     training, dp = spec.training, spec.parallelism.dp
     if divides(training.micro_batch_size * dp, training.global_batch_size):
@@ -67,7 +66,7 @@ def batch_indivisible(spec: RunSpec) -> Optional[str]:
     )
 
 
-def offloading_with_others(spec: RunSpec) -> Optional[str]:
+def offloading_with_others(spec: RunSpec) -> str | None:
     """CPU offloading goes neither with recomputation nor with pipeline stages."""
     training, pp = spec.training, spec.parallelism.pp
     if not training.cpu_offloading or (training.recompute == "none" and pp <= 1):
@@ -75,7 +74,7 @@ def offloading_with_others(spec: RunSpec) -> Optional[str]:
     return f"training.cpu_offloading=true with training.recompute={training.recompute} and parallelism.pp={pp}"
 
 
-def nothing_measured(spec: RunSpec) -> Optional[str]:
+def nothing_measured(spec: RunSpec) -> str | None:
     """A run lasts beyond its warm-up, the capture and two steps to settle; its eager twin is measured over the same."""
     before = spec.cuda_graph.warmup_steps + CAPTURE_STEPS + SETTLE_STEPS
     if spec.training.steps >= before + LEAST_MEASURED_STEPS:
@@ -86,7 +85,7 @@ def nothing_measured(spec: RunSpec) -> Optional[str]:
     )
 
 
-def gradients_below_weights(spec: RunSpec) -> Optional[str]:
+def gradients_below_weights(spec: RunSpec) -> str | None:
     """Gradients are accumulated in bf16 only where the model computes in bf16."""
     training = spec.training
     if training.gradient_precision == "fp32" or training.precision == "bf16":
@@ -94,7 +93,7 @@ def gradients_below_weights(spec: RunSpec) -> Optional[str]:
     return f"training.gradient_precision={training.gradient_precision} with training.precision={training.precision}"
 
 
-def fp8_below_bf16(spec: RunSpec) -> Optional[str]:
+def fp8_below_bf16(spec: RunSpec) -> str | None:
     """fp8 is of a model that computes in bf16."""
     training = spec.training
     if training.fp8 == "none" or training.precision == "bf16":
@@ -102,7 +101,7 @@ def fp8_below_bf16(spec: RunSpec) -> Optional[str]:
     return f"training.fp8={training.fp8} with training.precision={training.precision}"
 
 
-def fp8_sizes(spec: RunSpec) -> Optional[str]:
+def fp8_sizes(spec: RunSpec) -> str | None:
     """With fp8, tokens and widths that a rank multiplies in a layer are multiples of 16, and of 8 the tokens that it holds
     with sequence_parallel."""
     if spec.training.fp8 == "none":
@@ -135,7 +134,7 @@ def _multiplied(spec: RunSpec) -> dict[str, tuple[int, int]]:
     return sizes
 
 
-def nondeterministic_kernels(spec: RunSpec) -> Optional[str]:
+def nondeterministic_kernels(spec: RunSpec) -> str | None:
     """Deterministic training allows no kernels of Transformer Engine's that add in no fixed order."""
     allowed = spec.environment.get(ALLOW, "0")
     if not spec.training.deterministic or allowed == "0":
@@ -143,7 +142,7 @@ def nondeterministic_kernels(spec: RunSpec) -> Optional[str]:
     return f"training.deterministic=true with environment.{ALLOW}={allowed}"
 
 
-def data_does_not_fit(spec: RunSpec) -> Optional[str]:
+def data_does_not_fit(spec: RunSpec) -> str | None:
     """The data section's fields belong to its kind, and its tokens to the vocabulary: text without a tokenizer is bytes,
     which need 256; packed documents need an end-of-document token."""
     try:

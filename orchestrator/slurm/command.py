@@ -6,7 +6,6 @@ import os
 import secrets
 import subprocess
 import time
-from typing import Optional
 
 LEAST_SECONDS = 3.0
 """Between two calls of a program that answers at once."""
@@ -37,7 +36,7 @@ class SlurmCommand:
     def due(self) -> bool:
         return time.monotonic() >= self._next
 
-    def ask(self, *arguments: str) -> Optional[str]:
+    def ask(self, *arguments: str) -> str | None:
         """What it prints; None where it does not answer, and :attr:`fault` says why."""
         begun = time.monotonic()
         try:

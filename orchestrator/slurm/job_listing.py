@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Optional
 
 from launch.slurm.job_states import stage_of
 
@@ -26,7 +25,7 @@ class Job:
     """Slurm's own word, GONE or UNKNOWN."""
     reason: str = ""
     """Why it waits."""
-    expected_start: Optional[float] = None
+    expected_start: float | None = None
     """Of a job that waits, in seconds since the epoch; None where Slurm has not worked it out."""
     nodes: str = ""
     """As Slurm writes them: "node[1-2,7]"; empty before they are given."""
@@ -86,7 +85,7 @@ def _elements(job_id: str) -> Iterator[str]:
             yield from (f"{base}_{place}" for place in range(first, last + 1, step))
 
 
-def _time(text: str) -> Optional[float]:
+def _time(text: str) -> float | None:
     return float(text) if text.isdigit() else None
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Optional
 
 from launch.slurm.job_states import stage_of
 from orchestrator.slurm.job_listing import Job
@@ -57,7 +56,7 @@ OBSTACLES: tuple[PendingReason, ...] = (
 )  # fmt: skip
 
 
-def blocking_reason(job: Job) -> Optional[PendingReason]:
+def blocking_reason(job: Job) -> PendingReason | None:
     """What keeps ``job`` waiting for good; None where it does not wait, or only for its turn."""
     if stage_of(job.state) != "waits":
         return None

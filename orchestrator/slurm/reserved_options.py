@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal, Optional
+from typing import Literal
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _DEVICES = "each rank sees every GPU of its node, and takes the one of its local rank"
@@ -42,7 +42,7 @@ _WAYS_OUT: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def flaw_of_option(command: Literal["sbatch", "srun"], name: str, value: str) -> Optional[tuple[str, str]]:
+def flaw_of_option(command: Literal["sbatch", "srun"], name: str, value: str) -> tuple[str, str] | None:
     """Why a profile cannot add option ``name`` of ``command``: what is wrong, and the way out; None where it can."""
     if not _NAME.fullmatch(name) or len(name) == 1:
         return f"not the long name of an option of {command}", f"write it as {command} --help does, after the dashes"

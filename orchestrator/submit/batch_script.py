@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Plan
+from launch.contract.plan import Plan
 
 if TYPE_CHECKING:
     from orchestrator.targets.slurm_cluster import Cluster

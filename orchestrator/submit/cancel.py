@@ -9,12 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 from launch.common.atomic_files import write_json
 from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
-from launch.contract.records import Plan
+from launch.contract.plan import Plan
 from launch.slurm.job_states import Life, stage_of
 from orchestrator.errors import InputError, Problem, SystemFault
 from orchestrator.slurm.command import Unanswered, run
@@ -35,7 +34,7 @@ MOST_IDS = 500
 """Jobs that one scancel is given."""
 
 
-def choose(plan: Plan, wanted: Sequence[str]) -> Optional[frozenset[str]]:
+def choose(plan: Plan, wanted: Sequence[str]) -> frozenset[str] | None:
     """The runs that ``wanted`` names by their ids, or the beginnings of them; None, which is all, where it is empty.
 
     Raises:
@@ -55,7 +54,7 @@ def choose(plan: Plan, wanted: Sequence[str]) -> Optional[frozenset[str]]:
     return frozenset(runs[0] for runs in found.values()) or None
 
 
-def cancel(sweep: SweepPaths, plan: Plan, chosen: Optional[frozenset[str]]) -> list[str]:
+def cancel(sweep: SweepPaths, plan: Plan, chosen: frozenset[str] | None) -> list[str]:
     """End ``chosen`` runs (None: all) and wait until they have ended; the value is those that ran or waited.
 
     Raises:
@@ -99,7 +98,7 @@ def scancel(job_ids: Sequence[str]) -> None:
             raise SystemFault(f"scancel failed ({error}), and jobs are still in the queue; try again") from error
 
 
-def _call_off(bundle: BundlePaths, run_ids: Optional[set[str]]) -> None:
+def _call_off(bundle: BundlePaths, run_ids: set[str] | None) -> None:
     """``run_ids`` beside those that were called off before; None is all."""
     before = read_cancellation(bundle)
     everything = run_ids is None or (before is not None and not before.run_ids)
@@ -112,12 +111,12 @@ class CancelledJobs:
 
     sweep: SweepPaths
     scheduler: JobMonitor
-    chosen: Optional[frozenset[str]]
+    chosen: frozenset[str] | None
     """None is every run and every job."""
     bundles: frozenset[str]
     """Bundles of which every run that runs or waits is chosen."""
 
-    def job_ids(self, jobs: Jobs, life_now: Optional[Life] = None) -> list[str]:
+    def job_ids(self, jobs: Jobs, life_now: Life | None = None) -> list[str]:
         """Those of its jobs that squeue lists and that have not ended; or, of them, those that are at ``life_now``. An
         element of an array that was taken out of the queue leaves no trace, neither there nor in the accounts."""
         found = []

@@ -6,9 +6,9 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, Optional
+from typing import Literal
 
-from launch.contract.records import Plan
+from launch.contract.plan import Plan
 from orchestrator.errors import input_error
 from orchestrator.slurm.command import environment
 
@@ -64,7 +64,7 @@ class _Silence:
 
 
 @cache
-def _listen() -> Optional[_Silence]:
+def _listen() -> _Silence | None:
     """Whether Slurm answers on this host, asked once; None where it does."""
     if shutil.which("sbatch") is None:
         return _Silence("there is no sbatch on PATH")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 from orchestrator.errors import input_error
 from orchestrator.targets.job_request import JobRequest
@@ -22,11 +21,11 @@ class Array:
 
     request: JobRequest
     bundles: tuple[str, ...]
-    lane: Optional[int] = None
+    lane: int | None = None
     """None where the sweep has no limits."""
 
 
-def count_lanes(widest: int, max_nodes: Optional[int], max_jobs: Optional[int]) -> Optional[int]:
+def count_lanes(widest: int, max_nodes: int | None, max_jobs: int | None) -> int | None:
     """How many lanes keep within the limits, whichever bundles meet; None without limits.
 
     ``widest`` is the nodes of the sweep's widest bundle, whether or not it is submitted now: what is submitted later
@@ -44,7 +43,7 @@ def count_lanes(widest: int, max_nodes: Optional[int], max_jobs: Optional[int]) 
     return min(limits, default=None)
 
 
-def form_arrays(requests: Mapping[str, JobRequest], loads: Optional[Sequence[float]], most: int) -> tuple[Array, ...]:
+def form_arrays(requests: Mapping[str, JobRequest], loads: Sequence[float] | None, most: int) -> tuple[Array, ...]:
     """Arrays of at most ``most`` elements, from what each bundle asks for; below 2 each is a job of its own.
 
     ``loads`` is the minutes of work that each lane has before it; None submits without lanes.
@@ -68,9 +67,7 @@ def _spread(requests: Mapping[str, JobRequest], loads: Sequence[float]) -> list[
     return lanes
 
 
-def _arrays(
-    bundles: Iterable[str], requests: Mapping[str, JobRequest], lane: Optional[int], most: int
-) -> Iterable[Array]:
+def _arrays(bundles: Iterable[str], requests: Mapping[str, JobRequest], lane: int | None, most: int) -> Iterable[Array]:
     groups: dict[JobRequest, list[str]] = {}
     for bundle in bundles:
         groups.setdefault(requests[bundle], []).append(bundle)

@@ -14,13 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional
 
 from launch.common.atomic_files import sync_file_system
 from launch.contract.bundle import BundleOrder
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Plan
-from launch.contract.spec import digest
+from launch.contract.plan import Plan
+from launch.contract.spec_ids import digest
 from orchestrator.errors import OrchestratorError, SystemFault, input_error
 from orchestrator.submit.job_arrays import Array, count_lanes, form_arrays
 from orchestrator.submit.submitit_adapter import BatchJob, Refused, put_in_place, submit_bundles
@@ -93,7 +92,7 @@ def _adopt(sweep: SweepPaths, scheduler: JobMonitor) -> None:
             known.add(job_id)
 
 
-def _settle(sweep: SweepPaths, submission: Submission, job_id: Optional[str]) -> None:
+def _settle(sweep: SweepPaths, submission: Submission, job_id: str | None) -> None:
     if job_id is None:
         discard_submission(sweep, submission)
         return
@@ -101,7 +100,7 @@ def _settle(sweep: SweepPaths, submission: Submission, job_id: Optional[str]) ->
     write_submission(sweep, replace(submission, job_id=job_id))
 
 
-def _job_of(sweep: SweepPaths, submission: Submission, find: Callable[[str, float], set[str]]) -> Optional[str]:
+def _job_of(sweep: SweepPaths, submission: Submission, find: Callable[[str, float], set[str]]) -> str | None:
     """The job of a submission that does not say, None where there is none."""
     here = submission.host == socket.gethostname()
     # A clock that was set back must not make it wait for longer.
@@ -127,7 +126,7 @@ def _wait_for_sbatch(folder: Path) -> None:
         time.sleep(0.1)
 
 
-def _sbatch(folder: Path) -> Optional[int]:
+def _sbatch(folder: Path) -> int | None:
     """The process on this host that was given a script in ``folder``. Nothing else has that on its command line."""
     script = os.fsencode(folder / ".submission_file_")
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -188,7 +187,7 @@ def _loads(sweep: SweepPaths, plan: Plan, lanes: Sequence[str], cluster: Cluster
 
 
 def _submit_where_possible(
-    sweep: SweepPaths, array: Array, cluster: Cluster, lane: Optional[str], exclude: Sequence[str]
+    sweep: SweepPaths, array: Array, cluster: Cluster, lane: str | None, exclude: Sequence[str]
 ) -> Sequence[str]:
     """Without the nodes in ``exclude`` if there are others: on the same nodes is better than not at all."""
     try:
@@ -201,7 +200,7 @@ def _submit_where_possible(
     return exclude
 
 
-def _submit(sweep: SweepPaths, array: Array, cluster: Cluster, lane: Optional[str], exclude: Sequence[str]) -> None:
+def _submit(sweep: SweepPaths, array: Array, cluster: Cluster, lane: str | None, exclude: Sequence[str]) -> None:
     token = f"{sweep.root.name}-{secrets.token_hex(5)}"
     name = cluster.configuration.cluster_name
     submission = Submission(token, lane or token, array.bundles, time.time(), socket.gethostname(), cluster=name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Optional
 
 from launch.common.file_lock import holder
 from launch.contract.bundle import BundleOrder
@@ -29,7 +28,7 @@ class Handed:
     times: Sequence[float]
 
 
-def handed_over(sweep: SweepPaths, jobs: Optional[Jobs]) -> dict[str, Handed]:
+def handed_over(sweep: SweepPaths, jobs: Jobs | None) -> dict[str, Handed]:
     """By bundle. Of two submissions with one job id, which Slurm gives again after a crash, the later has the job."""
     if jobs is None:
         return {}
@@ -56,17 +55,17 @@ class Supervision:
 
     bundle: BundlePaths
     queue_lives: bool
-    handed: Optional[Handed] = None
+    handed: Handed | None = None
     planned: Sequence[str] = ()
     """Its runs, as far as the plan has them."""
 
     @cached_property
-    def since(self) -> Optional[int]:
+    def since(self) -> int | None:
         """When the living supervisor took the bundle, in ns since the epoch; None where none lives."""
         return self.bundle.lock.stat().st_mtime_ns if holder(self.bundle.lock) is not None else None
 
     @cached_property
-    def order(self) -> Optional[BundleOrder]:
+    def order(self) -> BundleOrder | None:
         return read_order(self.bundle)
 
     @cached_property
@@ -75,7 +74,7 @@ class Supervision:
         return dict(self.order.schedule) if self.order else {}
 
     @property
-    def job(self) -> Optional[Job]:
+    def job(self) -> Job | None:
         return self.handed.job if self.handed else None
 
     @cached_property
@@ -92,7 +91,7 @@ class Supervision:
         return (self.queue_lives or self.since is not None) and not self.on_slurm
 
     @cached_property
-    def _cancellation(self) -> Optional[Cancellation]:
+    def _cancellation(self) -> Cancellation | None:
         return read_cancellation(self.bundle)
 
     def cancelled(self, run_id: str) -> bool:

@@ -9,12 +9,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from launch.common.atomic_files import RecordError, read_json_lines, write_json
 from launch.common.redact import redact
+from launch.contract.outcomes import Outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, SweepPaths
-from launch.contract.records import Outcome, Phase
+from launch.contract.records.events import Phase
 from launch.failures.classes import CANCELLED, LAUNCH, FailureClass
 from launch.failures.diagnose import Evidence, RankException, blames_infrastructure, diagnose, is_infrastructure
 from launch.failures.evidence import events_of, exceptions_of, phases_of
@@ -87,7 +88,7 @@ def never_began(outcome: Outcome) -> bool:
     return outcome.failure_class == LAUNCH.name and not outcome.allocation
 
 
-def _given_up(state: RunState, called_off: Mapping[str, str]) -> Optional[tuple[FailureClass, str]]:
+def _given_up(state: RunState, called_off: Mapping[str, str]) -> tuple[FailureClass, str] | None:
     """Why the attempt that was ordered will not be begun any more; None where it may be, or another outcome stands."""
     if state.job is None or not state.abandoned or (state.outcome is not None and not is_infrastructure(state.outcome)):
         return None

@@ -6,12 +6,13 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, Optional, Union
+from typing import Literal
 
 from launch.common.atomic_files import RecordError
 from launch.common.file_lock import holder
+from launch.contract.outcomes import Expectation, Outcome, OutcomeName, read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, SweepPaths
-from launch.contract.records import Expectation, Outcome, OutcomeName, Plan, read_outcome
+from launch.contract.plan import Plan
 from launch.failures.diagnose import is_infrastructure
 from orchestrator.slurm.job_listing import Job
 from orchestrator.sweeps.bundle_owner import Supervision, begun_at, handed_over
@@ -20,7 +21,7 @@ from orchestrator.sweeps.slurm_jobs import Jobs
 from orchestrator.sweeps.store import bundles, read_order
 from orchestrator.sweeps.submissions import Submission, read_submissions
 
-StateName = Union[OutcomeName, Literal["PLANNED", "QUEUED", "RUNNING", "INTERRUPTED"]]
+StateName = OutcomeName | Literal["PLANNED", "QUEUED", "RUNNING", "INTERRUPTED"]
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,13 @@ class RunState:
     name: StateName
     next_attempt: int
     alive: bool = False
-    outcome: Optional[Outcome] = None
+    outcome: Outcome | None = None
     expected: bool = True
     """Whether the outcome is what the recipe expects; True where there is none yet."""
     steps_done: int = 0
     recorded: bool = True
     """Whether the outcome is on disk. One that is not was found out from Slurm (orchestrator/sweeps/postmortem.py)."""
-    job: Optional[Job] = None
+    job: Job | None = None
     """Of the bundle's latest submission to Slurm."""
     abandoned: bool = False
     """Whether its next attempt was ordered, and its job has ended without beginning it."""
@@ -56,7 +57,7 @@ class RunState:
         return self.outcome is not None and not self.expected
 
 
-def read_states(sweep: SweepPaths, plan: Plan, jobs: Optional[Jobs] = None) -> dict[str, RunState]:
+def read_states(sweep: SweepPaths, plan: Plan, jobs: Jobs | None = None) -> dict[str, RunState]:
     """The state of every run of ``plan``, in its order. ``jobs`` is what Slurm says; None where nobody asked it.
 
     Raises:
@@ -73,7 +74,7 @@ def read_states(sweep: SweepPaths, plan: Plan, jobs: Optional[Jobs] = None) -> d
     return states
 
 
-def read_state(bundle: BundlePaths, run_id: str, jobs: Optional[Jobs] = None) -> RunState:
+def read_state(bundle: BundlePaths, run_id: str, jobs: Jobs | None = None) -> RunState:
     """The state of one run of ``bundle``, but for what is expected of it."""
     sweep = bundle.sweep
     handed = handed_over(sweep, jobs).get(bundle.root.name)
@@ -81,7 +82,7 @@ def read_state(bundle: BundlePaths, run_id: str, jobs: Optional[Jobs] = None) ->
     return _state(sweep, run_id, Expectation(), supervision)
 
 
-def live_runs(sweep: SweepPaths, jobs: Optional[Jobs] = None) -> Iterator[tuple[BundlePaths, list[str]]]:
+def live_runs(sweep: SweepPaths, jobs: Jobs | None = None) -> Iterator[tuple[BundlePaths, list[str]]]:
     """Runs that run or wait, by bundle; bundles that only an earlier plan knew are among them."""
     queue_lives, handed = holder(sweep.queue_lock) is not None, handed_over(sweep, jobs)
     for paths in bundles(sweep):
@@ -138,7 +139,7 @@ def _state(sweep: SweepPaths, run_id: str, expect: Expectation, supervision: Sup
 def _of_attempt(
     sweep: SweepPaths,
     run_id: str,
-    latest: Optional[tuple[int, AttemptPaths]],
+    latest: tuple[int, AttemptPaths] | None,
     expect: Expectation,
     supervision: Supervision,
 ) -> RunState:
@@ -178,7 +179,7 @@ def _of_open_attempt(
     return RunState(run_id, outcome.outcome, number + 1, False, outcome, outcome.matches(expect), steps, recorded=False)
 
 
-def _latest_attempt(sweep: SweepPaths, run_id: str) -> Optional[tuple[int, AttemptPaths]]:
+def _latest_attempt(sweep: SweepPaths, run_id: str) -> tuple[int, AttemptPaths] | None:
     run = sweep.run(run_id)
     try:
         numbers = [int(name) for name in os.listdir(run.root / "attempts") if name.isdigit()]

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Optional
 
 from launch.slurm.job_states import stage_of
 from orchestrator.errors import SystemFault
@@ -42,7 +41,7 @@ class Jobs:
     doubtful: frozenset[str] = frozenset()
     """Jobs that squeue does not list any more, and of whose end nothing is known yet."""
 
-    def of(self, job_id: str) -> Optional[Job]:
+    def of(self, job_id: str) -> Job | None:
         """The job, None where it has never been asked about."""
         return self.known.get(job_id)
 
@@ -54,7 +53,7 @@ class JobMonitor:
         self._clock = clock
         self._squeue = SlurmCommand("squeue")
         self._sacct = SlurmCommand("sacct")
-        self._cluster: Optional[str] = None
+        self._cluster: str | None = None
         self._missed: dict[str, float] = {}
         """When squeue first answered without that job."""
         self._jobs = Jobs()
@@ -104,7 +103,7 @@ class JobMonitor:
             sorted({_base(job_id) for submitted, job_id in found if submitted > since - CLOCKS_APART}, key=int)
         )
 
-    def _submitted(self, name: str) -> Optional[list[tuple[float, str]]]:
+    def _submitted(self, name: str) -> list[tuple[float, str]] | None:
         """(time of submission, id) of every job called ``name`` that squeue lists; None where it does not answer."""
         separator = self._squeue.separator
         text = self._squeue.ask(
@@ -154,7 +153,7 @@ class JobMonitor:
     def _grace(self) -> float:
         return GRACE_SECONDS if self._sacct.exists else GRACE_WITHOUT_ACCOUNTS
 
-    def _listed(self) -> Optional[list[Job]]:
+    def _listed(self) -> list[Job] | None:
         """Every job of this user's that squeue lists; None where it does not answer."""
         separator = self._squeue.separator
         text = self._squeue.ask(
@@ -208,16 +207,16 @@ def _base(job_id: str) -> str:
     return job_id.partition("_")[0]
 
 
-def _has_ended(job: Optional[Job]) -> bool:
+def _has_ended(job: Job | None) -> bool:
     return job is not None and job.ended
 
 
-def _never_began(job: Optional[Job]) -> bool:
+def _never_began(job: Job | None) -> bool:
     """As far as was ever heard of it."""
     return job is None or job.state == UNHEARD or stage_of(job.state) == "waits"
 
 
-def _unlisted(job: _HandedOver, last: Optional[Job], account: Optional[Job], end: Optional[str]) -> Job:
+def _unlisted(job: _HandedOver, last: Job | None, account: Job | None, end: str | None) -> Job:
     """What is to be thought of a job that squeue, which answered, does not list; ``end`` is how it has ended if nothing
     more is to be heard of it."""
     if account is not None and account.ended:

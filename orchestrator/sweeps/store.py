@@ -12,14 +12,14 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from launch.common.atomic_files import RecordError, dumps, read_json, sync_file_system, write_json, write_text
 from launch.common.file_lock import Lock
 from launch.contract.bundle import BundleOrder, order_from_json, order_to_json
 from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
-from launch.contract.records import Plan, plan_from_json, plan_to_json
+from launch.contract.plan import Plan, plan_from_json, plan_to_json
 from orchestrator.errors import SystemFault, input_error
 
 VARIABLE = "ORCHESTRATOR_STORE"
@@ -29,7 +29,7 @@ ORDER_SECONDS = 120.0
 class Store:
     """The folder that holds sweeps."""
 
-    def __init__(self, root: Optional[Path] = None) -> None:
+    def __init__(self, root: Path | None = None) -> None:
         self.root = root or Path(os.environ.get(VARIABLE, "sweeps"))
 
     def sweep(self, name: str) -> SweepPaths:
@@ -140,7 +140,7 @@ def bundles(sweep: SweepPaths) -> list[BundlePaths]:
     return [BundlePaths(path.parent) for path in sorted(sweep.root.glob("bundles/*/bundle.json"))]
 
 
-def read_order(bundle: BundlePaths) -> Optional[BundleOrder]:
+def read_order(bundle: BundlePaths) -> BundleOrder | None:
     """What the bundle's supervisor has been told, None where it has been told nothing.
 
     Raises:

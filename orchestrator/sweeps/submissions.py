@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from launch.common.atomic_files import RecordError, read_json, write_json
 from launch.contract.paths import SweepPaths
@@ -28,12 +28,12 @@ class Submission:
     """When it was decided, in seconds since the epoch."""
     host: str
     """The login node that called sbatch."""
-    job_id: Optional[str] = None
+    job_id: str | None = None
     """As sbatch said it; None until then, and after a death of the orchestrator in between."""
     cluster: str = ""
     """Slurm's name of itself (ClusterName). An id is one of its jobs and of no other's."""
 
-    def job_of(self, bundle_id: str) -> Optional[str]:
+    def job_of(self, bundle_id: str) -> str | None:
         """The job's id as squeue and sacct write it: "123", or "123_4" of an array."""
         if self.job_id is None:
             return None

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import ClassVar, Literal, Optional
+from typing import ClassVar, Literal
 
 from launch.contract.bundle import Step
-from launch.contract.records import Cell, Reason
+from launch.contract.plan import Cell, Reason
 from launch.contract.spec import Device, RunSpec
 from launch.megatron_config.graph_config import INSTALLED, is_installed_release
 from launch.support import unsupported
@@ -28,7 +28,7 @@ class Placing:
 
     slots: int
     slot_names: tuple[str, ...]
-    step: Optional[Step] = None
+    step: Step | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -124,7 +124,7 @@ def installed_packages() -> frozenset[str]:
 
 def _visible_gpus() -> tuple[str, ...]:
     devices = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
-    visible: Optional[str] = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible: str | None = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not devices:  # the variable may be set on a host that has no GPU
         return tuple(str(index) for index in range(len(devices)))
     names = (part.strip() for part in visible.split(","))

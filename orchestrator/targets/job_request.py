@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launch.contract.records import Cell, Limits, Plan
+from launch.contract.plan import Cell, Limits, Plan
 from orchestrator.targets.profile import Profile
 
 START_MINUTES = 10.0

@@ -6,9 +6,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Optional
 
-from launch.contract.records import Reason
+from launch.contract.plan import Reason
 from orchestrator.targets.job_request import JobRequest
 from orchestrator.targets.profile import Profile
 
@@ -29,7 +28,7 @@ class Nodes:
     gpus: Mapping[str, int] = field(default_factory=dict)
     """Of each node, by type; the type is "" where the site gives them none."""
 
-    def gpus_of(self, kind: Optional[str]) -> int:
+    def gpus_of(self, kind: str | None) -> int:
         """How many GPUs of type ``kind`` a node has; None is of all types together."""
         return sum(self.gpus.values()) if kind is None else self.gpus.get(kind, 0)
 
@@ -94,7 +93,7 @@ def _too_small(nodes: Sequence[Nodes], request: JobRequest, profile: Profile, wh
             yield Reason(rule, message, remedy)
 
 
-def _megabytes(mem: Optional[str]) -> float:
+def _megabytes(mem: str | None) -> float:
     """Of a profile's ``mem``; 0 asks for all of a node's, which every node has."""
     if mem is None:
         return 0.0

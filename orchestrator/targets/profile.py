@@ -4,7 +4,7 @@ reference."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Optional
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -13,29 +13,29 @@ class Profile:
 
     name: str = ""
     """Of its file; empty where there is none."""
-    partition: Optional[str] = None
-    account: Optional[str] = None
-    qos: Optional[str] = None
-    constraint: Optional[str] = None
-    reservation: Optional[str] = None
-    wckey: Optional[str] = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    wckey: str | None = None
     gpus: Literal["gres", "gpus_per_node", "none"] = "gres"
     """How GPUs are asked for. "none" is for sites that give whole nodes and refuse both."""
-    gpu_type: Optional[str] = None
-    gpu_memory_gib: Optional[float] = None
+    gpu_type: str | None = None
+    gpu_memory_gib: float | None = None
     """Of one GPU: what has to hold more is not submitted."""
     exclusive: bool = False
-    mem: Optional[str] = None
+    mem: str | None = None
     """Memory a node, as sbatch takes it: "0" is all of it."""
     cpus_per_task: int = 0
     """CPUs a rank; 0 asks for the run's threads_per_rank."""
     mpi: str = "none"
     """srun's --mpi for ranks. torch.distributed needs none."""
-    container_image: Optional[str] = None
+    container_image: str | None = None
     """Of pyxis. Ranks run in it; the supervisor runs on the host."""
     container_mounts: tuple[str, ...] = ()
     """"FROM:TO[:FLAGS]". This checkout and the store are mounted in any case."""
-    python: Optional[str] = None
+    python: str | None = None
     """The interpreter of ranks; without one this command's own, or python3 in a container."""
     setup: tuple[str, ...] = ()
     """Lines of shell that the batch script runs first."""
@@ -45,9 +45,9 @@ class Profile:
     """Further options of the srun that starts ranks."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables for every rank."""
-    max_nodes: Optional[int] = None
+    max_nodes: int | None = None
     """Nodes that one sweep may hold at a time."""
-    max_jobs: Optional[int] = None
+    max_jobs: int | None = None
     """Jobs of one sweep that may run at a time."""
-    max_pending_minutes: Optional[float] = None
+    max_pending_minutes: float | None = None
     """A job that waits for longer is cancelled."""

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from launch.common.redact import is_secret_name
 from orchestrator.errors import InputError, Problem, input_error
@@ -171,7 +171,7 @@ class _Checker:
             self.values.setdefault(name, {})[key] = "" if value is None else str(value)
 
 
-def _flaw_of_sbatch(name: str, value: Any) -> Optional[tuple[Any, str, str]]:
+def _flaw_of_sbatch(name: str, value: Any) -> tuple[Any, str, str] | None:
     if isinstance(value, (bool, list, dict)) or not str(value).isprintable():
         return value, "not the text of an option", "write text, or nothing for an option without a value"
     flaw = flaw_of_option("sbatch", name, str(value))

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Optional
+from typing import ClassVar, Literal
 
 from analysis.memory.static_memory import state_bytes
 from launch.contract.bundle import Step
-from launch.contract.records import Cell, Reason
+from launch.contract.plan import Cell, Reason
 from launch.contract.spec import Device, RunSpec
 from launch.support import unsupported
 from orchestrator.errors import input_error
@@ -33,7 +33,7 @@ class Cluster:
     partitions: tuple[Partition, ...]
     """Those that the profile names: a job runs in any one of them."""
     configuration: Configuration
-    packages: Optional[frozenset[str]]
+    packages: frozenset[str] | None
     """Those installed where ranks find them; None where ranks have a Python of their own."""
     folders: tuple[str, ...] = ()
     """What is mounted into containers under its own name."""

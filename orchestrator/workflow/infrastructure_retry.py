@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from launch.contract.bundle import BundleOrder
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Plan
+from launch.contract.plan import Plan
 from launch.failures.diagnose import is_infrastructure
 from orchestrator.errors import OrchestratorError
 from orchestrator.output import terminal

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Optional
 
 from launch.common.atomic_files import sync_file_system
 from launch.contract.bundle import BundleOrder
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Plan
+from launch.contract.plan import Plan
 from orchestrator.errors import input_error
 from orchestrator.output import terminal
 from orchestrator.output.next_commands import suggest_after, suggest_while_running
@@ -47,7 +46,7 @@ def run_sweep(
     executor: Executor,
     *,
     wait: bool,
-    conclude: Optional[Callable[[SweepPaths], int]] = None,
+    conclude: Callable[[SweepPaths], int] | None = None,
 ) -> int:
     """Carry out what ``policy`` allows of ``plan``; the value is the exit code.
 
@@ -93,7 +92,7 @@ def _follow(
     target: Target,
     executor: Executor,
     scheduler: JobMonitor,
-    retry: Optional[InfrastructureRetry],
+    retry: InfrastructureRetry | None,
 ) -> None:
     if isinstance(target, Cluster):
         watch(paths, plan, restart_queue=False, scheduler=scheduler, tend=retry,
@@ -182,7 +181,7 @@ def _report(paths: SweepPaths, states: Mapping[str, RunState], *, anew: bool) ->
     return code
 
 
-def _reported(paths: SweepPaths, states: Mapping[str, RunState]) -> Optional[int]:
+def _reported(paths: SweepPaths, states: Mapping[str, RunState]) -> int | None:
     """The exit code of the report on disk, None where there is none or something is newer than it."""
     report = paths.report / "summary.json"
     try:

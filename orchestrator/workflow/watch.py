@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Optional, Union
 
 from rich.live import Live
 from rich.table import Table
 
 from launch.common.file_lock import was_killed
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Cell, Plan
+from launch.contract.plan import Cell, Plan
 from orchestrator.output import terminal, terminal_jobs
 from orchestrator.submit.local_queue import has_pending, poll_interval, start_queue
 from orchestrator.sweeps.run_state import RunState, read_states
@@ -31,9 +30,9 @@ def watch(
     plan: Plan,
     *,
     restart_queue: bool,
-    scheduler: Optional[JobMonitor] = None,
-    tend: Optional[Tend] = None,
-    max_pending_minutes: Optional[float] = None,
+    scheduler: JobMonitor | None = None,
+    tend: Tend | None = None,
+    max_pending_minutes: float | None = None,
 ) -> dict[str, RunState]:
     """Show the sweep until nothing of it runs or waits; the value is the state of every run then.
 
@@ -51,7 +50,7 @@ def watch(
 
 
 def _follow_host(
-    paths: SweepPaths, plan: Plan, view: Union[_LineView, _LiveView], restart_queue: bool
+    paths: SweepPaths, plan: Plan, view: _LineView | _LiveView, restart_queue: bool
 ) -> dict[str, RunState]:
     restarts = MOST_RESTARTS if restart_queue else 0
     quiet = 0
@@ -87,7 +86,7 @@ class Progress:
         self._last = clock()
         self._running = False
         self._ran = 0.0
-        self._first: Optional[float] = None
+        self._first: float | None = None
 
     def of(self, states: Mapping[str, RunState]) -> tuple[float, str]:
         now = self._clock()

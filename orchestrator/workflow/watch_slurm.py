@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Optional, Protocol
+from typing import Protocol
 
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Plan
+from launch.contract.plan import Plan
 from launch.failures.diagnose import is_infrastructure
 from launch.slurm.job_states import stage_of
 from orchestrator.errors import SystemFault
@@ -37,7 +37,7 @@ class View(Protocol):
 
 
 def follow(
-    paths: SweepPaths, plan: Plan, view: View, scheduler: JobMonitor, tend: Optional[Tend], patience: PendingTimeout
+    paths: SweepPaths, plan: Plan, view: View, scheduler: JobMonitor, tend: Tend | None, patience: PendingTimeout
 ) -> dict[str, RunState]:
     """Show the sweep until nothing of it runs or waits; the value is the state of every run then.
 
@@ -47,7 +47,7 @@ def follow(
     for. What could not be submitted because Slurm does not answer is waited for.
     """
     said: set[str] = set()
-    jobs: Optional[Jobs] = None
+    jobs: Jobs | None = None
     while True:
         submissions = read_submissions(paths)
         latest = scheduler.look(submissions)
@@ -100,7 +100,7 @@ class PendingTimeout:
 
     ``minutes`` None is for ever."""
 
-    def __init__(self, minutes: Optional[float], clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, minutes: float | None, clock: Callable[[], float] = time.time) -> None:
         self._minutes = minutes
         self._clock = clock
         self._since: dict[str, float] = {}

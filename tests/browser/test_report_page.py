@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from analysis.report.write_report import write_report
-from launch.contract.records import Outcome
+from launch.contract.outcomes import Outcome
 from tests.browser.chromium import Chromium
 from tests.records import AttemptRecord, write_sweep
 

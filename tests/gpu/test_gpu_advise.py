@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from launch.contract.inspection import Inspection
+from launch.contract.records.inspection import Inspection
 from launch.contract.spec import CudaGraph, Model, RunSpec
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import build

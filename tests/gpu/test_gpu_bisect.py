@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Cell, read_plan
+from launch.contract.plan import Cell, read_plan
 from orchestrator.bisect.scope_candidates import candidates_of
 
 pytestmark = pytest.mark.gpu

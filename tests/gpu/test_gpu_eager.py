@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from launch.contract.paths import AttemptPaths
-from launch.contract.records import PHASES, read_events, read_metrics
+from launch.contract.records.events import PHASES, read_events
+from launch.contract.records.step_metrics import read_metrics
 from launch.contract.spec import Model, Placement, RunSpec, Training
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import build

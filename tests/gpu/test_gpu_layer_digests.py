@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from launch.contract.layer_digests import layer_names
+from launch.contract.records.layer_digests import layer_names
 from launch.contract.spec import CudaGraph, Model, RunSpec
 from launch.engines.protocol import LayerDigests, RankPlace
 from launch.engines.torch_native.engine import build

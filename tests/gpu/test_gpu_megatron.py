@@ -21,7 +21,8 @@ import torch.multiprocessing as mp
 
 from launch.contract.errors import ReplayError
 from launch.contract.parallel_dims import ParallelDims
-from launch.contract.records import GraphStats, Margins
+from launch.contract.plan import Margins
+from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import CudaGraph, Data, Model, Parallelism, Placement, RunSpec, Training
 from launch.engines.determinism import use_deterministic_algorithms
 from launch.engines.protocol import Build, RankPlace, StepResult

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from launch.common.file_lock import Owner
+from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, SweepPaths
-from launch.contract.records import Outcome, read_events, read_outcome
+from launch.contract.records.events import read_events
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRETS = {"WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567", "HF_TOKEN": "hf_not_to_be_written_anywhere"}
@@ -74,7 +75,7 @@ class Host:
         path.write_text(json.dumps(content))
         return str(path)
 
-    def start(self, *arguments: str, limit_bytes: Optional[int] = None) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, limit_bytes: int | None = None) -> subprocess.Popen[str]:
         """``limit_bytes``: no file may grow beyond it, as on a disk that fills up."""
         command = [sys.executable, "-m", "orchestrator", *arguments, "--store", str(self.store)]
         if arguments[0] in ("sweep", "resume") and "--executor" not in arguments:
@@ -92,7 +93,7 @@ class Host:
         return process, list(self.states(content["name"]))
 
     def run(
-        self, *arguments: str, seconds: float = 600, limit_bytes: Optional[int] = None
+        self, *arguments: str, seconds: float = 600, limit_bytes: int | None = None
     ) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments, limit_bytes=limit_bytes)
         out, err = process.communicate(timeout=seconds)
@@ -153,7 +154,7 @@ class Host:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _as_on_a_terminal(file_bytes: Optional[int]) -> None:
+def _as_on_a_terminal(file_bytes: int | None) -> None:
     """In the child: what runs tests in the background may have it ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if file_bytes:
@@ -165,7 +166,7 @@ def rank_pid(attempt: AttemptPaths, rank: int = 0) -> int:
 
 
 def wait_until(
-    condition: Callable[[], bool], seconds: float, what: str, found: Optional[Callable[[], object]] = None
+    condition: Callable[[], bool], seconds: float, what: str, found: Callable[[], object] | None = None
 ) -> None:
     deadline = time.monotonic() + seconds
     while not _held(condition):

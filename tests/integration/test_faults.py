@@ -11,7 +11,7 @@ import time
 import pytest
 
 from launch.common.file_lock import was_killed
-from launch.contract.records import read_metrics
+from launch.contract.records.step_metrics import read_metrics
 from tests.integration.host import Host, rank_pid, recipe, wait_until
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from launch.contract.records import read_events, read_metrics
+from launch.contract.records.events import read_events
+from launch.contract.records.step_metrics import read_metrics
 from tests.gallery import CLASS_OF
 from tests.integration.host import Host, recipe
 

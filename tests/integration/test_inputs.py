@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from launch.contract.records import read_metrics
+from launch.contract.records.step_metrics import read_metrics
 from launch.contract.spec import Model
 from tests.integration.host import MODEL, Host, recipe
 from tests.unit.launch.checkpoints.test_checkpoint import shapes_of, write_file

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.contract.records import read_metrics, read_plan
+from launch.contract.plan import read_plan
+from launch.contract.records.step_metrics import read_metrics
 from tests.integration.host import ROOT, Host, rank_pid, recipe
 
 LAYOUTS: list[dict[str, Any]] = [

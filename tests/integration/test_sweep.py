@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.contract.records import read_events, read_metrics, read_plan
+from launch.contract.plan import read_plan
+from launch.contract.records.events import read_events
+from launch.contract.records.step_metrics import read_metrics
 from tests.integration.host import ROOT, SECRETS, Finished, Host, recipe
 
 

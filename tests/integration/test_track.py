@@ -22,8 +22,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.common.atomic_files import JsonLines, write_json
+from launch.contract.outcomes import Outcome, OutcomeName
 from launch.contract.paths import AttemptPaths, SweepPaths
-from launch.contract.records import Outcome, OutcomeName, Phase, StepMetrics, read_metrics
+from launch.contract.records.events import Phase
+from launch.contract.records.step_metrics import StepMetrics, read_metrics
 from launch.contract.spec import CudaGraph, RunSpec, spec_to_json
 from launch.supervise.wandb_tracker import (
     Tail,

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
-from typing import Any, Optional
+from typing import Any
 from unittest import mock
 
 import torch
@@ -34,7 +34,7 @@ class Pool:
 
     def __init__(self) -> None:
         self.graphs: list[Graphed] = []
-        self.order: Optional[Iterator[tuple[int, bool]]] = None
+        self.order: Iterator[tuple[int, bool]] | None = None
 
     def replayed(self, graph: Graphed, forward: bool) -> None:
         if self.order is not None:
@@ -55,7 +55,7 @@ class Graphed:
         self.part = part
         self.parameters = dict(part.named_parameters())
         self.pool = pool
-        self.running: Optional[tuple[list[torch.Tensor], Tensors]] = None
+        self.running: tuple[list[torch.Tensor], Tensors] | None = None
         with torch.no_grad():
             self.outputs: Tensors = part(*sample)
         self.gradients = [torch.zeros_like(x) for x in (*sample, *self.parameters.values())]

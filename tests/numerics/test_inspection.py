@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from launch.contract.inspection import BOUNDS_US, Inspection, inspection_from_json
 from launch.contract.parallel_dims import ParallelDims
+from launch.contract.records.inspection import BOUNDS_US, Inspection, inspection_from_json
 from launch.contract.spec import Parallelism, RunSpec
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine

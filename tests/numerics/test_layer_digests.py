@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from analysis.graphs.layer_divergence import Difference, OfRanks, first_difference
-from launch.contract.layer_digests import MISSING, hexadecimal, layer_names, read_digests
 from launch.contract.paths import AttemptPaths
-from launch.contract.records import read_metrics
+from launch.contract.records.layer_digests import MISSING, hexadecimal, layer_names, read_digests
+from launch.contract.records.step_metrics import read_metrics
 from launch.contract.spec import Parallelism, RunSpec
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native import layer_digests

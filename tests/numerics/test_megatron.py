@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 
 from launch.contract.errors import EnvironmentFault, UnsupportedError
-from launch.contract.records import GraphStats
+from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec
 from launch.engines.megatron.build import build, check_release
 from launch.engines.megatron.weight_map import Layout, Origin, from_megatron, origin_of, to_megatron

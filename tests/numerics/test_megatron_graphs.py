@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from launch.contract.errors import CaptureError, EnvironmentFault, ReplayError
-from launch.contract.records import GraphStats
+from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import CudaGraph, Model, Parallelism, RunSpec
 from launch.megatron_config.determinism import settle_determinism
 from tests.distributed import workers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -33,7 +33,7 @@ class OfStaticMemory(torch.autograd.Function):
 
 
 def graphed(layer: Layer, place: torch.Tensor) -> RunLayer:
-    def run(x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, Optional[Routed]]:
+    def run(x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, Routed | None]:
         of_static_memory: torch.Tensor = OfStaticMemory.apply(x, place)  # type: ignore[no-untyped-call]
         return layer.forward(of_static_memory, positions)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Optional
 
 import pytest
 import torch
@@ -83,7 +82,7 @@ class Stages:
     def clear(self) -> None:
         self.gradients = {virtual: torch.zeros_like(weight) for virtual, weight in self.weights.items()}
 
-    def forward(self, chunk: int, micro_batch: int, activation: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    def forward(self, chunk: int, micro_batch: int, activation: torch.Tensor | None) -> torch.Tensor | None:
         virtual = chunk * self.stages + self.stage
         assert (activation is None) == (virtual == 0)
         x = tokens_of(self.replica, self.step, micro_batch) if activation is None else activation
@@ -94,7 +93,7 @@ class Stages:
         self.running[chunk, micro_batch] = x, out
         return None if last else out
 
-    def backward(self, chunk: int, micro_batch: int, gradient: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    def backward(self, chunk: int, micro_batch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
         virtual = chunk * self.stages + self.stage
         x, out = self.running.pop((chunk, micro_batch))
         of_weight, of_x = torch.autograd.grad(out, (self.weights[virtual], x), gradient)

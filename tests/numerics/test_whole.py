@@ -11,7 +11,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from launch.contract.errors import CaptureError, CompileError
-from launch.contract.inspection import Inspection
+from launch.contract.records.inspection import Inspection
 from launch.contract.spec import CudaGraph, Model, RunSpec
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.compiled_model import failing_to_compile, nothing_compiled

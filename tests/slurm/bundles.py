@@ -8,12 +8,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from launch.common.atomic_files import read_json, read_json_lines, write_json
 from launch.contract.bundle import BundleOrder, Step, order_to_json
+from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, SweepPaths
-from launch.contract.records import Limits, Outcome, read_events, read_outcome
+from launch.contract.plan import Limits
+from launch.contract.records.events import read_events
 from launch.contract.spec import Data, Model, Parallelism, Placement, RunSpec, Training, spec_to_json
 from tests.integration.host import MODEL, wait_until
 from tests.slurm.cluster import ROOT, Cluster
@@ -65,7 +67,7 @@ class Bundle:
         self._size = (nodes, ranks)
         self.job = ""
 
-    def submit(self, *options: str, lines: str = "", element: Optional[int] = None) -> None:
+    def submit(self, *options: str, lines: str = "", element: int | None = None) -> None:
         """Have the bundle supervised in a job; ``lines`` are of the batch script, before its srun."""
         nodes, ranks = self._size
         script = self.folder / "job.sh"
@@ -95,7 +97,7 @@ class Bundle:
         assert outcome is not None, self.output()
         return outcome
 
-    def outcomes(self) -> list[Optional[str]]:
+    def outcomes(self) -> list[str | None]:
         """The outcome of each run, None where there is none."""
         found = [read_outcome(self.attempt(run)) for run in range(len(self.run_ids))]
         return [outcome and outcome.outcome for outcome in found]

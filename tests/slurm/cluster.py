@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Optional
 
 from launch.common.file_lock import holder
 from tests.slurm.configuration import (
@@ -45,7 +44,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
-        self._supervisor: Optional[subprocess.Popen[bytes]] = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -139,7 +138,7 @@ class Cluster:
         except ClusterError as error:
             raise ClusterError(f"{error}\n{self._answer('sinfo', '-Nho', '%n %t %E')}") from None
 
-    def _supervise(self, parent: Optional[int]) -> None:
+    def _supervise(self, parent: int | None) -> None:
         command = [sys.executable, "-m", "tests.slurm.supervisor", str(self.folder), *([str(parent)] if parent else [])]
         with open(self.folder / "log" / "supervisor.out", "ab") as out:
             process = self._supervisor = subprocess.Popen(

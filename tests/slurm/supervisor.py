@@ -15,7 +15,6 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Optional
 
 from launch.common.atomic_files import read_json, write_text
 from launch.common.file_lock import Lock
@@ -33,7 +32,7 @@ class Supervisor:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.stopping = False
 
-    def serve(self, parent: Optional[int]) -> None:
+    def serve(self, parent: int | None) -> None:
         """Until SIGTERM, or the end of ``parent``. The folder's lock says that it runs: none serves beside another."""
         lock = Lock.try_acquire(self.folder / LOCK)
         if lock is None:
@@ -47,7 +46,7 @@ class Supervisor:
         self._end_all()
         lock.release()
 
-    def _stop(self, number: int, frame: Optional[FrameType]) -> None:
+    def _stop(self, number: int, frame: FrameType | None) -> None:
         self.stopping = True
 
     def _start_asked_for(self) -> None:

@@ -9,7 +9,6 @@ import resource
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Optional
 
 import pytest
 
@@ -21,7 +20,7 @@ from tests.slurm.site import Site
 pytestmark = pytest.mark.slurm
 
 
-def bound(pids: Collection[int], most_bytes: Optional[int]) -> None:
+def bound(pids: Collection[int], most_bytes: int | None) -> None:
     """Let no file that these processes write to grow beyond so much; None lifts that."""
     for pid in pids:
         _, highest = resource.prlimit(pid, resource.RLIMIT_FSIZE)

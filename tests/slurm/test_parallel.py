@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from launch.common.atomic_files import read_json_lines
-from launch.contract.records import read_metrics, read_plan
+from launch.contract.plan import read_plan
+from launch.contract.records.step_metrics import read_metrics
 from tests.integration.host import ROOT
 from tests.slurm.site import Site
 

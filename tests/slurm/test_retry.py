@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launch.common.atomic_files import read_json_lines
-from launch.contract.records import read_outcome
+from launch.contract.outcomes import read_outcome
 from launch.failures.diagnose import is_infrastructure
 from tests.integration.host import recipe, wait_until
 from tests.slurm.site import Site

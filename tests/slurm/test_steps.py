@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launch.common.file_lock import Lock
-from launch.contract.records import Limits
+from launch.contract.plan import Limits
 from launch.slurm.allocation import Allocation
 from tests.integration.host import wait_until
 from tests.slurm.bundles import ENDLESS, Bundle, parent_of

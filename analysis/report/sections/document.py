@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Optional
 
 from analysis.memory.peaks import KIND_WORDS
 from analysis.records.provenance import provenance
@@ -23,7 +22,8 @@ from analysis.sweep.ranking import rank
 from analysis.sweep.task_agreement import Trained
 from analysis.text import code_block, escape, figure, size, table
 from analysis.verdict.rungs import MINIMUM_STEPS
-from launch.contract.records import Outcome, Plan
+from launch.contract.outcomes import Outcome
+from launch.contract.plan import Plan
 
 LONGEST_MESSAGE = 600
 """Characters of a failure's message that are shown; report.json holds it whole."""
@@ -174,7 +174,7 @@ def _ending(result: CellResult) -> str:
     return result.outcome if result.cell.expect.outcome == "COMPLETED" else f"{result.outcome} (as expected)"
 
 
-def _in_phase(phase: Optional[str]) -> str:
+def _in_phase(phase: str | None) -> str:
     return f" in {phase}" if phase else ""
 
 

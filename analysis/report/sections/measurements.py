@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional
 
 from analysis.speed.speedup import Speed
 from analysis.sweep.cell_results import CellResult
@@ -31,7 +30,7 @@ def measured(results: Sequence[CellResult], shown: Sequence[CellResult]) -> list
     return ["## Measured results", table(header, rows), how] if rows else []
 
 
-def _measured_row(result: CellResult, twin: Optional[CellResult]) -> list[str]:
+def _measured_row(result: CellResult, twin: CellResult | None) -> list[str]:
     spec = result.spec
     return [
         f"`{result.cell.label}`",
@@ -86,17 +85,17 @@ def _captured(result: CellResult) -> str:
     return f"{graphs} in {result.captured.seconds:.2f} s" if result.on_gpu else graphs
 
 
-def _before_capture(result: CellResult, twin: Optional[CellResult]) -> str:
+def _before_capture(result: CellResult, twin: CellResult | None) -> str:
     before = twin.memory.before_capture if twin and twin.memory else None
     return _memory(before, result.memory.before_capture if result.memory else None)
 
 
-def _peaks(result: CellResult, twin: Optional[CellResult]) -> str:
+def _peaks(result: CellResult, twin: CellResult | None) -> str:
     before = twin.memory.peak if twin and twin.memory else None
     return _memory(before, result.memory.peak if result.memory else None)
 
 
-def _memory(before: Optional[int], after: Optional[int]) -> str:
+def _memory(before: int | None, after: int | None) -> str:
     if before is None or after is None:
         return "-"
     return f"{_percent(after / before - 1)} ({size(before)} to {size(after)})"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional
 
 from analysis.memory.peaks import KIND_WORDS
 from analysis.memory.static_memory import state_bytes
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.fit_matrix import OutcomeMatrix, outcome_matrix, states_of
 from analysis.text import size, table
-from launch.contract.records import Phase
+from launch.contract.records.events import Phase
 
 NAMED = 3
 PHASES: tuple[Phase, ...] = ("build", "warmup", "capture", "settle", "measure")
@@ -77,13 +76,13 @@ def _row(result: CellResult, on_gpu: bool) -> list[str]:
     return [*row, *map(_bytes, held), _headroom(memory.headroom, memory.device_total)]
 
 
-def _headroom(headroom: Optional[int], total: Optional[int]) -> str:
+def _headroom(headroom: int | None, total: int | None) -> str:
     if headroom is None or total is None:
         return "-"
     return f"{size(headroom)} of {size(total)} ({headroom / total:.0%})"
 
 
-def _bytes(value: Optional[int], signed: bool = False) -> str:
+def _bytes(value: int | None, signed: bool = False) -> str:
     if value is None:
         return "-"
     return ("+" if signed and value >= 0 else "") + size(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional
 
 from analysis.limits.throttling import CAPPED_APART, SLOWED
 from analysis.pairing.pair import PairResult
@@ -40,7 +39,7 @@ HOW_THROTTLED = (
 )
 
 
-def speeds(shown: Sequence[CellResult], neighbours: Optional[HostContention]) -> list[str]:
+def speeds(shown: Sequence[CellResult], neighbours: HostContention | None) -> list[str]:
     """The graphed cells that have a speed, and who ran beside them."""
     timed = [(result, result.speed) for result in shown if result.speed]
     remarks = _remarks(shown)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional
 
 from analysis.limits.speedup_bound import NEAR, EagerStep, GraphedStep, SpeedupBound, classify_bound
 from analysis.speed.speedup import BAND
@@ -57,7 +56,7 @@ def _kernels(step: EagerStep | GraphedStep | None) -> str:
     return "-" if step is None else f"{step.kernels:.0f}"
 
 
-def _eager(step: Optional[EagerStep]) -> list[str]:
+def _eager(step: EagerStep | None) -> list[str]:
     if step is None:
         return ["-"] * 5
     return [
@@ -85,15 +84,15 @@ def _graphed(limit: SpeedupBound) -> list[str]:
     ]
 
 
-def _times(speedup: Optional[float]) -> str:
+def _times(speedup: float | None) -> str:
     return "-" if speedup is None else f"{speedup:.2f}x"
 
 
-def _share(share: Optional[float]) -> str:
+def _share(share: float | None) -> str:
     return "none" if share is None or share <= 0 else f"{share:.0%}"
 
 
-def _bound(eager: Optional[EagerStep], graphed: Optional[GraphedStep]) -> str:
+def _bound(eager: EagerStep | None, graphed: GraphedStep | None) -> str:
     """In words, with the figures that say so."""
     if eager is None or graphed is None:
         return "-"

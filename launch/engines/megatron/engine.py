@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 from torch._C._distributed_c10d import HashStore
 
-from launch.contract.records import GraphStats
+from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
 from launch.engines.lr_schedule import learning_rate
 from launch.engines.megatron.ddp_hooks import with_gradients
@@ -58,7 +58,7 @@ class MegatronEngine:
         self._steps = make_steps(spec, Schedule(spec, self.config, self.chunks, mesh.device), self._optimizer)
 
     @property
-    def capture_step(self) -> Optional[int]:
+    def capture_step(self) -> int | None:
         return self._steps.capture_step
 
     @property
@@ -113,7 +113,7 @@ def _join(spec: RunSpec, mesh: RankPlace) -> None:
 
 
 def _build_chunks(
-    spec: RunSpec, config: Configuration, layers: Layers, device: torch.device, stream: Optional[torch.cuda.Stream]
+    spec: RunSpec, config: Configuration, layers: Layers, device: torch.device, stream: torch.cuda.Stream | None
 ) -> list[torch.nn.Module]:
     """This rank's virtual stages, their first weights drawn, each with its gradient buffers."""
     stages = range(spec.parallelism.vpp) if spec.parallelism.vpp > 1 else [None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -30,8 +30,8 @@ class Configuration(TransformerConfig):  # type: ignore[misc]  # Megatron-Core b
     yarn_original_max_position_embeddings: int = 4096
     yarn_beta_fast: float = 32.0
     yarn_beta_slow: float = 1.0
-    yarn_mscale: Optional[float] = None
-    yarn_mscale_all_dim: Optional[float] = None
+    yarn_mscale: float | None = None
+    yarn_mscale_all_dim: float | None = None
     yarn_correction_range_round_to_int: bool = True
 
 
@@ -53,7 +53,7 @@ def configure(spec: RunSpec, layers: Layers, device: torch.device) -> Configurat
     )
 
 
-def build_chunk(spec: RunSpec, config: Configuration, layers: Layers, stage: Optional[int]) -> GPTModel:
+def build_chunk(spec: RunSpec, config: Configuration, layers: Layers, stage: int | None) -> GPTModel:
     """This rank's virtual stage ``stage``; None where there is one a rank. Its weights are what lay in memory."""
     arguments = {name: value for name, value in model_settings(spec).items() if not name.startswith("yarn_")}
     chunk = GPTModel(

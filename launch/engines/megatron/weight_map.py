@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -68,7 +68,7 @@ class Origin:
 
     parameter: str
     layout: Layout
-    expert: Optional[int] = None
+    expert: int | None = None
 
 
 def origin_of(name: str, first_expert: int = 0) -> Origin:

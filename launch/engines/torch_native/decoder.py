@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Optional, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from launch.contract.layer_digests import EMBEDDING, FINAL_NORM, HEAD, LOSS, layer_name
+from launch.contract.records.layer_digests import EMBEDDING, FINAL_NORM, HEAD, LOSS, layer_name
 from launch.engines.torch_native.init.initial_weights import draw_weights
 from launch.engines.torch_native.init.load_checkpoint import load_weights
 from launch.engines.torch_native.layers.attention import Attention
@@ -37,7 +37,7 @@ class Losses(NamedTuple):
 
     objective: torch.Tensor
     cross_entropy: torch.Tensor
-    choices: Optional[torch.Tensor]
+    choices: torch.Tensor | None
 
 
 class Layer(nn.Module):
@@ -57,7 +57,7 @@ class Layer(nn.Module):
             else Mlp(model, model.ffn_hidden_size, blueprint.elementwise, blueprint.tp)
         )
 
-    def forward(self, x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, Optional[Routed]]:
+    def forward(self, x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, Routed | None]:
         """(batch, sequence, hidden) -> the same, and what the experts' router says, None of a dense layer."""
         return self.feed(*self.attend(x, positions))
 
@@ -67,7 +67,7 @@ class Layer(nn.Module):
         change = self.attention(normed, positions)
         return self.elementwise.add_and_norm(x, change, self.mlp_norm.weight, self.epsilon)
 
-    def feed(self, x: torch.Tensor, normed: torch.Tensor) -> tuple[torch.Tensor, Optional[Routed]]:
+    def feed(self, x: torch.Tensor, normed: torch.Tensor) -> tuple[torch.Tensor, Routed | None]:
         """The feed-forward, from what :meth:`attend` gave."""
         if isinstance(self.mlp, MixtureOfExperts):
             change, routed = self.mlp(normed)
@@ -75,10 +75,10 @@ class Layer(nn.Module):
         return x + self.mlp(normed), None
 
 
-RunLayer = Callable[[torch.Tensor, Positions], tuple[torch.Tensor, Optional[Routed]]]
+RunLayer = Callable[[torch.Tensor, Positions], tuple[torch.Tensor, Routed | None]]
 """What a layer computes, by whatever means: the layer itself, or parts of it from graphs."""
 See = Callable[[str, torch.Tensor], None]
-"""Is shown what each layer gives, by its name (launch/contract/layer_digests.py)."""
+"""Is shown what each layer gives, by its name (launch/contract/records/layer_digests.py)."""
 
 
 def unseen(layer: str, output: torch.Tensor) -> None:
@@ -91,7 +91,7 @@ class Decoder(nn.Module):
     Layers keep the numbers, and so the names, that they have in the whole.
     """
 
-    def __init__(self, blueprint: BuildContext, numbers: Optional[range] = None) -> None:
+    def __init__(self, blueprint: BuildContext, numbers: range | None = None) -> None:
         super().__init__()
         model = blueprint.model
         numbers = range(model.num_layers) if numbers is None else numbers
@@ -156,7 +156,7 @@ class Decoder(nn.Module):
     def decode(
         self,
         tokens: torch.Tensor,
-        x: Optional[torch.Tensor] = None,
+        x: torch.Tensor | None = None,
         graphed: Mapping[str, RunLayer] = {},
         see: See = unseen,
     ) -> tuple[torch.Tensor, list[Routed]]:
@@ -200,12 +200,12 @@ class Decoder(nn.Module):
         return Positions(rotary_tables(self.blueprint.model, place, dtype), documents, masks)
 
 
-def choices_of(routed: list[Routed]) -> Optional[torch.Tensor]:
+def choices_of(routed: list[Routed]) -> torch.Tensor | None:
     return torch.stack([one.choices for one in routed]) if routed else None
 
 
 def build_decoder(
-    blueprint: BuildContext, seed: int, dtype: torch.dtype, device: torch.device, numbers: Optional[range] = None
+    blueprint: BuildContext, seed: int, dtype: torch.dtype, device: torch.device, numbers: range | None = None
 ) -> Decoder:
     """A decoder on ``device`` with its first weights. ``dtype`` is that of weights and activations.
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from launch.contract.errors import CompileError
 from launch.contract.parallel_dims import ParallelDims, layers_of
-from launch.contract.records import GraphStats
+from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
 from launch.engines.determinism import use_deterministic_algorithms
 from launch.engines.protocol import RankPlace, StepResult, check_supported

@@ -1,5 +1,5 @@
 """Digests of what each layer gives, in both directions, computed where the tensors are
-(launch/contract/layer_digests.py says of what).
+(launch/contract/records/layer_digests.py says of what).
 
 They are ordinary operations of a step on the device. Where a step is captured whole they are captured with it, and every
 replay computes them anew; between parts that are graphed by themselves they run as all else there does. Each is written to
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import nn
 
-from launch.contract.layer_digests import EMBEDDING, FINAL_NORM, HEAD, LOSS, layer_name
+from launch.contract.records.layer_digests import EMBEDDING, FINAL_NORM, HEAD, LOSS, layer_name
 from launch.engines.protocol import LayerDigests
 from launch.engines.torch_native.decoder import Decoder, See
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters

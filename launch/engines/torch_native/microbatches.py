@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 
@@ -16,7 +16,7 @@ class _Forwarded(NamedTuple):
     activation that the previous stage waits for the gradient of. ``by_graphs`` says whether layers ran from graphs."""
 
     outputs: list[torch.Tensor]
-    activation: Optional[torch.Tensor]
+    activation: torch.Tensor | None
     by_graphs: bool
 
 
@@ -51,7 +51,7 @@ class MicroBatches:
         self.choices: dict[int, torch.Tensor] = {}
         """By chunk, how many of this rank's tokens chose each expert: int64 of shape (layers with experts, experts)."""
 
-    def forward(self, chunk: int, number: int, activation: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    def forward(self, chunk: int, number: int, activation: torch.Tensor | None) -> torch.Tensor | None:
         """Micro-batch ``number`` through ``chunk``; returns the activation for the next stage, None from the last."""
         decoder, tokens, see = self._chunks[chunk], self._batch[number], self._watching(number)
         if activation is not None:
@@ -75,7 +75,7 @@ class MicroBatches:
         self._forwarded[chunk, number] = _Forwarded(outputs, activation, bool(graphed))
         return sent
 
-    def backward(self, chunk: int, number: int, gradient: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    def backward(self, chunk: int, number: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """Add to the main gradients; returns the gradient of the activation that came from the stage before."""
         outputs, activation, by_graphs = self._forwarded.pop((chunk, number))
         parameters = list(self._chunks[chunk].parameters())
@@ -89,7 +89,7 @@ class MicroBatches:
         # needs none, since the callables that gave it run again after its backward pass alone, for which it was taken.
         return found[-1].clone() if by_graphs else found[-1]
 
-    def _count(self, chunk: int, choices: Optional[torch.Tensor]) -> None:
+    def _count(self, chunk: int, choices: torch.Tensor | None) -> None:
         if choices is not None:
             so_far = self.choices.get(chunk)
             # A copy: what a graph has given is overwritten when it runs again.

@@ -12,12 +12,12 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Optional, TextIO
+from typing import TextIO
 
 import numpy as np
 import torch
 
-from launch.contract.inspection import BOUNDS_US, Finding, FindingKind, Inspection, Kernels, KernelTime
+from launch.contract.records.inspection import BOUNDS_US, Finding, FindingKind, Inspection, Kernels, KernelTime
 from launch.train.inspection.dispatch_trace import CaptureBlocker, Operators, default_generators, first_divergence
 from launch.train.inspection.source_line import NOWHERE, Line, current_user_line
 from launch.train.telemetry.profiler import calls_of, host_syncs, is_kernel, trace
@@ -66,7 +66,7 @@ def _told_of_waits(waited: list[CaptureBlocker]) -> Iterator[None]:
 
     def note(
         message: Warning | str, category: type[Warning], filename: str, lineno: int,
-        file: Optional[TextIO] = None, line: Optional[str] = None,
+        file: TextIO | None = None, line: str | None = None,
     ) -> None:  # fmt: skip
         if _WARNING in str(message):
             waited.append(CaptureBlocker("synchronisation", current_user_line()))

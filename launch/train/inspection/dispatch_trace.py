@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from launch.contract.inspection import FindingKind
+from launch.contract.records.inspection import FindingKind
 from launch.train.inspection.source_line import Line, current_user_line
 
 Shapes = tuple[tuple[int, ...], ...]

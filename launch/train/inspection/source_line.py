@@ -7,7 +7,7 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from launch.common.redact import redact
 
@@ -39,7 +39,7 @@ NOWHERE = Line("", 0, "")
 
 def current_user_line() -> Line:
     """The innermost line of this checkout that this thread is in; nowhere in a thread that autograd began."""
-    frame: Optional[FrameType] = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         if _is_ours(frame.f_code.co_filename):
             return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)

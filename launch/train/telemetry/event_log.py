@@ -7,15 +7,18 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
 from launch.common.atomic_files import JsonLines
 from launch.common.redact import redact
-from launch.contract.inspection import Inspection
 from launch.contract.paths import AttemptPaths
-from launch.contract.records import Clocks, GraphStats, Phase, Probe
+from launch.contract.records.clocks import Clocks
+from launch.contract.records.events import Phase
+from launch.contract.records.graph_stats import GraphStats
+from launch.contract.records.inspection import Inspection
+from launch.contract.records.probe import Probe
 from launch.train.telemetry import memory
 from launch.train.telemetry.gpu_clocks import PhaseClocks
 
@@ -28,12 +31,12 @@ class Recorder:
         self._device = device
         self._entered = time.monotonic()
         self._peaks_reset = True
-        self._clocks: Optional[PhaseClocks] = None
+        self._clocks: PhaseClocks | None = None
         self.phase: Phase = "init"
-        self.step: Optional[int] = None
+        self.step: int | None = None
         self._write("enter", pid=os.getpid())
 
-    def enter(self, phase: Phase, step: Optional[int] = None) -> None:
+    def enter(self, phase: Phase, step: int | None = None) -> None:
         """End the phase at hand, with its memory and clocks, and begin ``phase``. Nothing happens where it is that one."""
         self.step = step
         if phase == self.phase:
@@ -56,7 +59,7 @@ class Recorder:
             self.note("host memory peaks cannot be reset here: they are the process's, not a phase's")
         self._entered = time.monotonic()
 
-    def _turn_clocks(self) -> Optional[Clocks]:
+    def _turn_clocks(self) -> Clocks | None:
         """Those of the phase that ends; None on a CPU, of the first phase, in which devices are found, and if not known."""
         if self._clocks is not None:
             return self._clocks.turn()

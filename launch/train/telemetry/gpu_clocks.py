@@ -13,11 +13,11 @@ import ctypes
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
-from launch.contract.records import ClockReason, Clocks
+from launch.contract.records.clocks import ClockReason, Clocks
 
 LIBRARY = "libnvidia-ml.so.1"
 COUNTERS: Mapping[int, ClockReason] = {74: "power_cap", 75: "thermal", 76: "sync_boost"}
@@ -65,10 +65,10 @@ class Reading:
 
     at: int
     counted: Mapping[ClockReason, int]
-    active: Optional[tuple[ClockReason, ...]]
-    power_limit: Optional[float]
-    sm_mhz: Optional[int]
-    max_sm_mhz: Optional[int]
+    active: tuple[ClockReason, ...] | None
+    power_limit: float | None
+    sm_mhz: int | None
+    max_sm_mhz: int | None
 
 
 class Gpu:
@@ -92,7 +92,7 @@ class Gpu:
             max_sm_mhz=self._ask("nvmlDeviceGetMaxClockInfo", ctypes.c_uint(), _SM),
         )
 
-    def _ask(self, name: str, answer: Any, *arguments: int) -> Optional[int]:
+    def _ask(self, name: str, answer: Any, *arguments: int) -> int | None:
         """The number that NVML's function ``name`` answers with, None where this driver or GPU has none."""
         function = getattr(self._library, name, None)
         if function is None or function(self._handle, *arguments, ctypes.byref(answer)) != 0:
@@ -158,7 +158,7 @@ class PhaseClocks:
         if self._last and not self._last.counted:
             self.unknown = "NVML counts no throttling of this GPU"
 
-    def turn(self) -> Optional[Clocks]:
+    def turn(self) -> Clocks | None:
         """Since the last reading; None where there is none to make."""
         if self._gpu is None or self._last is None:
             return None

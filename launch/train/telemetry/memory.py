@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from launch.contract.records import Memory
+from launch.contract.records.memory import Memory
 
 _CLEAR_PEAK = "5"  # proc(5), /proc/PID/clear_refs: reset the peak resident set size
 

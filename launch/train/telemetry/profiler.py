@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from launch.contract.records import Probe
+from launch.contract.records.probe import Probe
 
 HOST_STEPS = 3
 """Steps of which the host's time is taken, without the profiler."""
@@ -73,7 +73,7 @@ def _host_milliseconds(step: Callable[[torch.Tensor], object], batch: torch.Tens
     return taken
 
 
-def _summed_up(events: Iterable[Any], steps: int, host_ms: Optional[float]) -> Probe:
+def _summed_up(events: Iterable[Any], steps: int, host_ms: float | None) -> Probe:
     launches = kernels = 0
     computing: list[tuple[int, int]] = []
     communicating: list[tuple[int, int]] = []

@@ -10,12 +10,12 @@ import subprocess
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
 from launch.common.redact import is_secret_name, redact
-from launch.contract.spec import digest
+from launch.contract.spec_ids import digest
 from launch.train.telemetry import memory
 
 PACKAGES = (
@@ -26,7 +26,7 @@ PACKAGES = (
 SETTING_PREFIXES = ("NCCL_", "NVTE_", "TORCH_", "PYTORCH_", "CUDA_", "CUBLAS_", "OMP_", "MKL_", "ONEDNN_", "GLOO_")
 
 
-def describe(device: torch.device, data_digest: str, weights_digest: Optional[str]) -> dict[str, Any]:
+def describe(device: torch.device, data_digest: str, weights_digest: str | None) -> dict[str, Any]:
     """The content of environment.json. ``weights_digest`` is that of a checkpoint; None for random weights."""
     versions = _versions()
     code = _code()
@@ -64,7 +64,7 @@ def _code() -> dict[str, Any]:
     return {"commit": commit, "dirty": bool(changed), "digest": content.hexdigest()[:10]}
 
 
-def _git(folder: Path, *arguments: str) -> Optional[str]:
+def _git(folder: Path, *arguments: str) -> str | None:
     """What git prints; it takes no lock, which a rank that is killed would leave behind in the user's checkout."""
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
@@ -95,7 +95,7 @@ def _cpu_name() -> str:
     return platform.machine()
 
 
-def _driver() -> Optional[str]:
+def _driver() -> str | None:
     try:
         return Path("/sys/module/nvidia/version").read_text().strip()
     except OSError:

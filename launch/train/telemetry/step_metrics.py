@@ -6,15 +6,15 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict, dataclass
-from typing import Optional
 
 import torch
 
 from launch.common.atomic_files import JsonLines
 from launch.contract.errors import NumericError
-from launch.contract.layer_digests import StepDigests, hexadecimal
 from launch.contract.paths import AttemptPaths
-from launch.contract.records import Phase, StepMetrics
+from launch.contract.records.events import Phase
+from launch.contract.records.layer_digests import StepDigests, hexadecimal
+from launch.contract.records.step_metrics import StepMetrics
 from launch.engines.protocol import LayerDigests
 
 
@@ -55,7 +55,7 @@ class PendingStep:
     timer: StepTimer
     tokens: int
     phase: Phase
-    digests: Optional[LayerDigests] = None
+    digests: LayerDigests | None = None
 
 
 class Metrics:
@@ -65,8 +65,8 @@ class Metrics:
     def __init__(self, attempt: AttemptPaths, rank: int) -> None:
         self._lines = JsonLines(attempt.metrics) if rank == 0 else None
         self._digests = attempt.digests(rank)
-        self._digest_lines: Optional[JsonLines] = None
-        self._pending: Optional[PendingStep] = None
+        self._digest_lines: JsonLines | None = None
+        self._pending: PendingStep | None = None
 
     def add(self, pending: PendingStep) -> None:
         """Take ``pending`` and settle the one before it.

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Optional
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from analysis.curves.curve_files import CurveError, read_curve, read_curves
 from analysis.loss import main
 from analysis.records.steps import Floats
 from launch.contract.paths import SweepPaths
-from launch.contract.records import read_plan
+from launch.contract.plan import read_plan
 from tests.records import AttemptRecord, write_sweep
 
 ROOT = Path(__file__).parents[3]
@@ -24,7 +23,7 @@ FALLING = 1.5 + 4 * np.exp(-np.arange(STEPS) / 40)
 NORMS = 1 + np.exp(-np.arange(STEPS) / 30)
 
 
-def csv(path: Path, loss: Floats = FALLING, norm: Optional[Floats] = NORMS, first: int = 0) -> Path:
+def csv(path: Path, loss: Floats = FALLING, norm: Floats | None = NORMS, first: int = 0) -> Path:
     """With the name of the run in every line, as no two runs write the same file."""
     columns = [np.arange(first, first + len(loss)), loss, *([norm] if norm is not None else [])]
     names = ("step", "loss", "grad_norm")[: len(columns)]
@@ -323,7 +322,7 @@ def test_a_column_like_grad_norm_is_refused(tmp_path: Path, capsys: pytest.Captu
         read_curve(row)
 
 
-def printed(path: Path, loss: Floats, decimals: int, norm: Optional[Floats] = None, norm_decimals: int = 9) -> Path:
+def printed(path: Path, loss: Floats, decimals: int, norm: Floats | None = None, norm_decimals: int = 9) -> Path:
     """With so many decimals."""
     norms = [""] * len(loss) if norm is None else [f",{value:.{norm_decimals}f}" for value in norm]
     rows = [f"{i},{value:.{decimals}f}{norms[i]},{path.stem}" for i, value in enumerate(loss)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from launch.contract.errors import CaptureError
-from launch.contract.records import GraphStats
+from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import CudaGraph
 from launch.engines.megatron.graphs.replay_counter import ReplayCounter
 from launch.engines.megatron.schedule import Schedule
@@ -24,7 +24,7 @@ class Ran(NamedTuple):
 
 class Steps(Protocol):
     @property
-    def capture_step(self) -> Optional[int]: ...
+    def capture_step(self) -> int | None: ...
 
     def run(self, step: int, batch: torch.Tensor) -> Ran:
         """Step number ``step``, whose gradient buffers are zero, but for the optimizer.
@@ -99,7 +99,7 @@ class Graphed:
         self._settings = settings
         self._schedule = schedule
         self._capture = capture
-        self._batch: Optional[torch.Tensor] = None
+        self._batch: torch.Tensor | None = None
         self._expected = 0
 
     def run(self, step: int, batch: torch.Tensor) -> Ran:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from launch.contract.records import GraphStats
+from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import CudaGraph
 from launch.engines.torch_native.compiled_model import CompiledModel
 from launch.engines.torch_native.graphs.protocol import Ran

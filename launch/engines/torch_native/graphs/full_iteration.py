@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import torch
 
-from launch.contract.records import GraphStats
+from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
 from launch.engines.protocol import StepKind
 from launch.engines.torch_native.compiled_model import nothing_compiled

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 
 from launch.contract.errors import EnvironmentFault
-from launch.contract.records import GraphStats
+from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
 from launch.engines.protocol import StepKind
 from launch.engines.torch_native.decoder import RunLayer

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from launch.contract.errors import ReplayError
-from launch.contract.records import GraphStats
+from launch.contract.records.graph_stats import GraphStats
 from launch.engines.protocol import StepKind
 
 

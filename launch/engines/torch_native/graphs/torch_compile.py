@@ -9,7 +9,7 @@ import torch
 from torch._dynamo import utils
 
 from launch.contract.errors import CaptureError
-from launch.contract.records import GraphStats
+from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
 from launch.engines.torch_native.compiled_model import CompiledModel, failing_to_compile
 from launch.engines.torch_native.decoder import Losses, See

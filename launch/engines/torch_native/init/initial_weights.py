@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Optional
 
 import torch
 from torch import nn
@@ -34,7 +33,7 @@ def draw_weights(module: nn.Module, blueprint: BuildContext, seed: int) -> None:
 
 
 def first_weights(
-    name: str, shape: Sequence[int], model: Model, seed: int, device: torch.device, expert: Optional[int] = None
+    name: str, shape: Sequence[int], model: Model, seed: int, device: torch.device, expert: int | None = None
 ) -> torch.Tensor:
     """The whole of parameter ``name``, or of the part of it that is expert number ``expert``, in float32.
 

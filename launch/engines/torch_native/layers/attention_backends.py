@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
-from typing import Any, Literal, NamedTuple, Optional, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ class Positions(NamedTuple):
     """What a micro-batch's layers share."""
 
     rotary: Rotary
-    documents: Optional[torch.Tensor]
+    documents: torch.Tensor | None
     """Packed documents: the number of each token's document, int64 of shape (batch, sequence); None: one a sequence."""
     block_masks: Mapping[int, BlockMask]
     """Of flex_attention, by window size."""
@@ -48,7 +48,7 @@ def backend_of(choice: str, device: str, windowed_or_sinks: bool, packed: bool) 
 
 
 def block_masks(
-    windows: set[int], length: int, documents: Optional[torch.Tensor], device: torch.device
+    windows: set[int], length: int, documents: torch.Tensor | None, device: torch.device
 ) -> Mapping[int, BlockMask]:
     if documents is None:
         return {window: _causal_block_mask(window, length, device) for window in windows}
@@ -74,7 +74,7 @@ class CoreAttention:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        sinks: Optional[torch.Tensor],
+        sinks: torch.Tensor | None,
         positions: Positions,
     ) -> torch.Tensor:
         """(batch, sequence, heads, kv_channels) each -> (batch, sequence, query heads, kv_channels).
@@ -102,9 +102,9 @@ def plain_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    sinks: Optional[torch.Tensor],
+    sinks: torch.Tensor | None,
     window: int,
-    documents: Optional[torch.Tensor],
+    documents: torch.Tensor | None,
 ) -> torch.Tensor:
     """The formula itself, in at least float32.
 
@@ -126,7 +126,7 @@ def plain_attention(
     return (scores.softmax(-1)[..., :length] @ value).to(query.dtype)
 
 
-def _visible(length: int, window: int, documents: Optional[torch.Tensor], device: torch.device) -> torch.Tensor:
+def _visible(length: int, window: int, documents: torch.Tensor | None, device: torch.device) -> torch.Tensor:
     """Whether a query sees a key: bool of shape (1 or batch, 1, sequence, sequence)."""
     place = torch.arange(length, device=device)
     past = place.unsqueeze(-1) - place
@@ -148,7 +148,7 @@ def _by_sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tor
 
 
 def _by_flex(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: Optional[torch.Tensor], mask: BlockMask
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None, mask: BlockMask
 ) -> torch.Tensor:
     grouped = query.shape[1] != key.shape[1]
     attend = _compiled_flex()
@@ -160,7 +160,7 @@ def _by_flex(
 
 
 def _by_transformer_engine(
-    attention: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: Optional[torch.Tensor]
+    attention: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None
 ) -> torch.Tensor:
     if sinks is not None:
         attention.softmax_offset = sinks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Optional
 
 from launch.contract.spec import Model, RunSpec, Training
 from launch.engines.torch_native.layers.pointwise import Elementwise, compiled
@@ -18,7 +17,7 @@ class BuildContext:
 
     model: Model
     training: Training = field(default_factory=Training)
-    eod_token: Optional[int] = None
+    eod_token: int | None = None
     elementwise: Elementwise = field(default_factory=Elementwise)
     tp: TensorParallel = field(default_factory=TensorParallel)
     ep: Group = field(default_factory=Group)

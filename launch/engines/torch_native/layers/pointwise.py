@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Optional, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -34,9 +34,7 @@ def add_and_norm(
     return x, rms_norm(x, weight, epsilon)
 
 
-def norm_and_rotate(
-    heads: torch.Tensor, weight: Optional[torch.Tensor], epsilon: float, rotary: Rotary
-) -> torch.Tensor:
+def norm_and_rotate(heads: torch.Tensor, weight: torch.Tensor | None, epsilon: float, rotary: Rotary) -> torch.Tensor:
     """Norm each head where there is a weight, then turn the pairs (i, i + kv_channels / 2).
 
     Args:
@@ -99,7 +97,7 @@ class Elementwise:
     add_and_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]] = (
         add_and_norm
     )
-    norm_and_rotate: Callable[[torch.Tensor, Optional[torch.Tensor], float, Rotary], torch.Tensor] = norm_and_rotate
+    norm_and_rotate: Callable[[torch.Tensor, torch.Tensor | None, float, Rotary], torch.Tensor] = norm_and_rotate
     swiglu: Callable[[torch.Tensor], torch.Tensor] = swiglu
     clamped_quick_gelu_glu: Callable[[torch.Tensor], torch.Tensor] = clamped_quick_gelu_glu
     weighted_swiglu: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = weighted_swiglu

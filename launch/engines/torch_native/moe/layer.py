@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ class Prepared(NamedTuple):
     """What is known before any token is moved: where each goes, what the shared expert says, and how rows lie."""
 
     routing: Routing
-    shared: Optional[torch.Tensor]
+    shared: torch.Tensor | None
     layout: ExpertPermutation
 
 
@@ -62,7 +62,7 @@ class MixtureOfExperts(nn.Module):
         routing, shared = self.route(x)
         return self.mix(x, self.prepare(routing, shared))
 
-    def route(self, x: torch.Tensor) -> tuple[Routing, Optional[torch.Tensor]]:
+    def route(self, x: torch.Tensor) -> tuple[Routing, torch.Tensor | None]:
         """The router, and the shared expert, which waits for no other: Megatron's scope moe_router."""
         x = x.view_as(
             x
@@ -70,7 +70,7 @@ class MixtureOfExperts(nn.Module):
         shared = None if self.shared is None else self.shared(x)
         return self.router(self.tp.own_tokens(x).flatten(0, 1)), shared
 
-    def prepare(self, routing: Routing, shared: Optional[torch.Tensor]) -> Prepared:
+    def prepare(self, routing: Routing, shared: torch.Tensor | None) -> Prepared:
         """How rows will lie: Megatron's scope moe_preprocess."""
         return Prepared(routing, shared, self.dispatcher.prepare(routing))
 

@@ -9,7 +9,7 @@ captured.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Optional, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -28,13 +28,13 @@ class ExpertPermutation(NamedTuple):
     """The row of each choice, (T, topk)."""
     ends: torch.Tensor
     """Where each expert's rows end, int32 of shape (experts,); what lies behind the last is nobody's."""
-    capacity: Optional[int]
+    capacity: int | None
     """Rows of each expert, where all have as many."""
     holes: bool
     """Whether some row has no choice, or some choice no row."""
 
 
-def capacity_of(model: Model, tokens: int) -> Optional[int]:
+def capacity_of(model: Model, tokens: int) -> int | None:
     """Rows an expert takes, None where none is dropped: its even share of the choices times the capacity factor
     (Megatron-Core's ``get_capacity``)."""
     factor = model.moe_expert_capacity_factor

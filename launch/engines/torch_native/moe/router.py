@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -36,7 +36,7 @@ class Router(nn.Module):
     every step (Wang et al., 2024, arXiv:2408.15664; Megatron-Core's ``moe_router_enable_expert_bias``).
     """
 
-    expert_bias: Optional[torch.Tensor]
+    expert_bias: torch.Tensor | None
 
     def __init__(self, model: Model, tp: TensorParallel) -> None:
         super().__init__()
@@ -76,9 +76,7 @@ class Router(nn.Module):
             self.expert_bias.add_(torch.sign(choices.mean() - choices), alpha=rate)
 
 
-def choose(
-    logits: torch.Tensor, model: Model, expert_bias: Optional[torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def choose(logits: torch.Tensor, model: Model, expert_bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """(T, experts) -> weights and numbers of the chosen experts, each of shape (T, topk)."""
     topk = model.moe_router_topk
     if model.moe_router_order == "topk_then_softmax":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Optional
 
 import torch
 from torch.optim.adamw import adamw
@@ -73,7 +72,7 @@ class _AdamW:
             for slices in _pack(_slices(main, decays, most), most)
         ]
 
-    def step(self, scale: Optional[torch.Tensor], rate: torch.Tensor) -> None:
+    def step(self, scale: torch.Tensor | None, rate: torch.Tensor) -> None:
         """One update with gradients times ``scale``, published. A collective call."""
         self._rate.copy_(rate)
         for piece in self._pieces:
@@ -95,7 +94,7 @@ class _Piece:
         self._steps: list[torch.Tensor] = []
 
     @torch.no_grad()
-    def step(self, scale: Optional[torch.Tensor]) -> None:
+    def step(self, scale: torch.Tensor | None) -> None:
         weights = [weights for weights, _ in self._slices]
         gradients = [gradients.to(weights.dtype) for weights, gradients in self._slices]
         if scale is not None:
@@ -133,7 +132,7 @@ def _pack(slices: Iterable[Slice], most: int) -> list[list[Slice]]:
     return packs
 
 
-def clipping(norm: torch.Tensor, limit: float) -> Optional[torch.Tensor]:
+def clipping(norm: torch.Tensor, limit: float) -> torch.Tensor | None:
     """What to multiply gradients of this norm by for it to be at most ``limit``; None for a limit of 0.
 
     The host does not wait for the norm (compare ``torch.nn.utils.clip_grad_norm_``, whose formula it is).

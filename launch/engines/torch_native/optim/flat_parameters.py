@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Optional
 
 import torch
 from torch import nn
@@ -65,14 +64,14 @@ class FlatParameters:
     def __init__(
         self,
         module: nn.Module,
-        shardings: Optional[Mapping[str, Sharding]] = None,
-        mesh: Optional[ParallelMesh] = None,
-        gradient_dtype: Optional[torch.dtype] = None,
+        shardings: Mapping[str, Sharding] | None = None,
+        mesh: ParallelMesh | None = None,
+        gradient_dtype: torch.dtype | None = None,
         *,
         distributed_optimizer: bool = False,
         tied: Mapping[str, Group] = {},
         bucket_elements: int = BUCKET_ELEMENTS,
-        add: Optional[Add] = None,
+        add: Add | None = None,
     ) -> None:
         # In the order in which a backward pass comes by them.
         named = list(reversed(list(module.named_parameters())))
@@ -94,7 +93,7 @@ class FlatParameters:
         for number, parameter in enumerate(self.parameters):
             parameter.register_hook(partial(self._accumulation.take, number))
 
-    def _allocate(self, dtype: torch.dtype, gradient_dtype: Optional[torch.dtype]) -> None:
+    def _allocate(self, dtype: torch.dtype, gradient_dtype: torch.dtype | None) -> None:
         first, size = self.parameters[0], self._buckets[-1].end
         self._compute = torch.zeros(size, dtype=first.dtype, device=first.device)
         for view, parameter in zip(self._views(self._compute), self.parameters, strict=True):
@@ -178,13 +177,13 @@ class _Accumulation:
         self._views = views
         self._reduction = reduction
         self._zero = zero
-        self.scale: Optional[float] = None
+        self.scale: float | None = None
         """None while hooks do nothing."""
         self.first = self.last = False
-        self.stream: Optional[torch.cuda.Stream] = None
+        self.stream: torch.cuda.Stream | None = None
         """On which the pass runs; None on a CPU."""
 
-    def take(self, number: int, gradient: torch.Tensor) -> Optional[torch.Tensor]:
+    def take(self, number: int, gradient: torch.Tensor) -> torch.Tensor | None:
         # Autograd calls it as a hook of the tensor, with the sum over all uses of a parameter. A hook of its
         # AccumulateGrad node would run on the stream that the node was made on, which breaks a capture.
         if self.scale is None:

@@ -8,7 +8,7 @@ the norm and 30 for the update, where separate operators take 4, 10 for every mi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 
@@ -34,9 +34,9 @@ class InPlace:
 
     def __init__(self, function: Callable[..., None]) -> None:
         self._compiled = torch.compile(function, fullgraph=True, dynamic=True)
-        self._tried: set[tuple[Optional[torch.dtype], ...]] = set()
+        self._tried: set[tuple[torch.dtype | None, ...]] = set()
 
-    def __call__(self, *arguments: Optional[torch.Tensor]) -> None:
+    def __call__(self, *arguments: torch.Tensor | None) -> None:
         kinds = tuple(None if argument is None else argument.dtype for argument in arguments)
         if kinds not in self._tried:
             self._tried.add(kinds)
@@ -47,7 +47,7 @@ class InPlace:
         self._compiled(*arguments)
 
 
-def _beginnings(arguments: Sequence[Optional[torch.Tensor]]) -> list[Optional[torch.Tensor]]:
+def _beginnings(arguments: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     return [
         argument if argument is None or argument.dim() == 0 else argument[:TRIED_ON].clone() for argument in arguments
     ]
@@ -88,7 +88,7 @@ class _Slice(NamedTuple):
 
     weights: torch.Tensor
     gradients: torch.Tensor
-    compute: Optional[torch.Tensor]
+    compute: torch.Tensor | None
     """What the model computes with; None where that is the weights themselves."""
     mean: torch.Tensor
     square: torch.Tensor
@@ -104,7 +104,7 @@ class FusedAdamW:
         self._one = torch.ones((), dtype=main.weights.dtype, device=main.weights.device)
         self._groups = [(InPlace(_adamw(training, decays)), _slices(main, decays)) for decays in (True, False)]
 
-    def step(self, scale: Optional[torch.Tensor], rate: torch.Tensor) -> None:
+    def step(self, scale: torch.Tensor | None, rate: torch.Tensor) -> None:
         """One update with gradients times ``scale``, published; both are scalars on the device. A collective call."""
         self._steps.add_(1)
         corrections = [(1 - beta**self._steps).to(self._one.dtype) for beta in self._betas]
@@ -135,7 +135,7 @@ def _adamw(training: Training, decays: bool) -> Callable[..., None]:
     def update(
         weights: torch.Tensor,
         gradients: torch.Tensor,
-        compute: Optional[torch.Tensor],
+        compute: torch.Tensor | None,
         mean: torch.Tensor,
         square: torch.Tensor,
         scale: torch.Tensor,

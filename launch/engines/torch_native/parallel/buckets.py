@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Optional
 
 import torch
 
@@ -35,7 +34,7 @@ class Kind:
     """How many ranks in all hold the same values."""
 
 
-def kind_of(name: str, parameter: torch.Tensor, sharding: Sharding, mesh: ParallelMesh, tied: Optional[Group]) -> Kind:
+def kind_of(name: str, parameter: torch.Tensor, sharding: Sharding, mesh: ParallelMesh, tied: Group | None) -> Kind:
     """Of the parameter ``name``, whose values and whose gradient's sum it shares with the ranks of ``tied``."""
     group = mesh.expert_dp if sharding.axis == "ep" else mesh.dp
     sums = [mesh.tp] if sharding.partial else []

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Optional
 
 import torch
 import torch.distributed as dist
@@ -31,10 +30,10 @@ from launch.engines.torch_native.parallel.pipeline_schedule import (
 )
 from launch.engines.torch_native.parallel.process_groups import ParallelMesh
 
-Forward = Callable[[int, int, Optional[torch.Tensor]], Optional[torch.Tensor]]
+Forward = Callable[[int, int, torch.Tensor | None], torch.Tensor | None]
 """(chunk, micro-batch, activation) -> the activation that the next virtual stage takes. The activation is None into the
 first virtual stage and out of the last. It is a fresh tensor outside of any autograd graph."""
-Backward = Callable[[int, int, Optional[torch.Tensor]], Optional[torch.Tensor]]
+Backward = Callable[[int, int, torch.Tensor | None], torch.Tensor | None]
 """(chunk, micro-batch, gradient of the output) -> the gradient of the input activation. The gradient is None into the
 last virtual stage and out of the first."""
 
@@ -133,7 +132,7 @@ class Pipeline:
             self._incoming[edge.kind] = edge, process_group
             dist.recv(first, edge.source, process_group)
 
-    def _receive(self, action: Action) -> Optional[_Arrival]:
+    def _receive(self, action: Action) -> _Arrival | None:
         """Post the receive of what ``action`` takes, into a buffer of its own: an activation lives until its backward."""
         if not action.receives:
             return None
@@ -143,7 +142,7 @@ class Pipeline:
         assert work is not None
         return _Arrival(tensor, work)
 
-    def _send(self, action: Action, result: Optional[torch.Tensor]) -> None:
+    def _send(self, action: Action, result: torch.Tensor | None) -> None:
         assert (result is not None) == action.sends, action
         if result is None:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Optional
+from typing import Literal
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from launch.engines.torch_native.parallel.process_groups import Group
 class Sharding:
     """One parameter's. Without an ``axis`` every rank of a stage holds it whole."""
 
-    axis: Optional[Literal["tp", "ep"]] = None
+    axis: Literal["tp", "ep"] | None = None
     dim: int = 0
     """The dimension that is split."""
     sections: tuple[int, ...] = ()

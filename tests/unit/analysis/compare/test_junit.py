@@ -16,7 +16,8 @@ from analysis.compare.golden import Golden, GoldenCell, GoldenVerdict, golden_of
 from analysis.compare.junit import junit_of_comparison, junit_of_report
 from analysis.compare.sweep_changes import CellComparison, Comparison, compare_sweeps
 from analysis.verdict.verdict import WORDS, Word
-from launch.contract.records import Outcome, Reason
+from launch.contract.outcomes import Outcome
+from launch.contract.plan import Reason
 from tests.records import STARTED, AttemptRecord, Extra, workload_spec, write_sweep
 
 

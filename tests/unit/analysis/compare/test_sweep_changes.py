@@ -28,8 +28,9 @@ from analysis.compare.sweep_changes import Comparison, compare_sweeps, compariso
 from analysis.report.write_report import write_report
 from analysis.verdict.verdict import WORDS
 from launch.common.atomic_files import RecordError, dumps, read_json
+from launch.contract.outcomes import Expectation, Outcome
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Expectation, Outcome, Reason
+from launch.contract.plan import Reason
 from launch.contract.spec import CudaGraph
 from tests.records import STARTED, AttemptRecord, Extra, workload_spec, write_sweep
 

@@ -14,7 +14,8 @@ from analysis.records.load import load, load_run
 from analysis.records.run import Attempt
 from analysis.sweep.cell_results import CellResult, compare_cells
 from launch.contract.paths import SweepPaths
-from launch.contract.records import GraphStats, Probe
+from launch.contract.records.graph_stats import GraphStats
+from launch.contract.records.probe import Probe
 from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training
 from tests.records import GRAPHED_PROBE, AttemptRecord, attempt_record, write_attempt, write_sweep
 

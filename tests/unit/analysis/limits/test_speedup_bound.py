@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -90,7 +90,7 @@ def test_a_bound_is_what_the_step_is_as_long_as(eager: EagerStep, graphed: Graph
         (16.0, 16.3, None, "device"),
     ],
 )
-def test_bounds(computing: float, graphed_ms: float, graphed_host: Optional[float], bound: str) -> None:
+def test_bounds(computing: float, graphed_ms: float, graphed_host: float | None, bound: str) -> None:
     eager = EagerStep(20.0, 16.0, computing, 19.0, KERNELS)
     graphed = GraphedStep(graphed_ms, graphed_host, KERNELS, 1.0, computing, 1.0)
     assert classify_bound(eager, graphed) == bound
@@ -117,7 +117,7 @@ def test_bounds(computing: float, graphed_ms: float, graphed_host: Optional[floa
     ],
 )
 def test_bounds_of_ranks_that_communicate(
-    graphed_ms: float, own_busy: float, graphed_host: Optional[float], bound: str
+    graphed_ms: float, own_busy: float, graphed_host: float | None, bound: str
 ) -> None:
     """Where no device has an idle moment it is data, or the slowest rank, that they wait for, and where hosts are fast and
     devices wait for longer than they are idle."""
@@ -134,7 +134,7 @@ def timed(run: AttemptRecord) -> None:
         step["step_time_ms"] = GRAPHED_MS if run.spec.graphed else EAGER_MS
 
 
-def limit_of(root: Path, edit: Any = timed, **options: Any) -> Optional[SpeedupBound]:
+def limit_of(root: Path, edit: Any = timed, **options: Any) -> SpeedupBound | None:
     return compare_cells(load(write_sweep(root, device="cuda", impls=("torch",), edit=edit, **options)))[1].limit
 
 

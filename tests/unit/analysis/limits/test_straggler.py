@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 
@@ -17,7 +17,7 @@ from tests.unit.analysis.graphs.test_replay_check import change_probe
 from tests.unit.analysis.limits.test_throttling import change_clocks
 
 
-def found(root: Path, edit: Any, ranks: int = 4, layout: Optional[Parallelism] = None) -> Optional[Straggler]:
+def found(root: Path, edit: Any, ranks: int = 4, layout: Parallelism | None = None) -> Straggler | None:
     sweep = write_sweep(root, device="cuda", impls=("torch",), ranks=ranks, edit=edit)
     if layout is None:
         return compare_cells(load(sweep))[0].straggler

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,14 +21,14 @@ from analysis.speed.speedup import Speed, speed_word
 from analysis.sweep.cell_results import CellResult, compare_cells
 from analysis.sweep.judge_sweep import judge_sweep
 from analysis.sweep.ranking import rank
-from launch.contract.records import Clocks
+from launch.contract.records.clocks import Clocks
 from tests.records import UNTHROTTLED, AttemptRecord, write_sweep
 
 Edit = Callable[[AttemptRecord], None]
 SECONDS = UNTHROTTLED.seconds
 
 
-def change_clocks(graphed: Optional[bool] = None, rank: int = 0, **fields: Any) -> Edit:
+def change_clocks(graphed: bool | None = None, rank: int = 0, **fields: Any) -> Edit:
     """Of the measured steps of one side, or of both; ``throttled`` is seconds of ``SECONDS``."""
 
     def change(run: AttemptRecord) -> None:
@@ -305,7 +305,7 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> Speed:
 
 
 def with_clocks(pair: PairResult, eager: Clocks, graphed: Clocks) -> PairResult:
-    def change(attempt: Optional[Attempt], clocks: Clocks) -> Attempt:
+    def change(attempt: Attempt | None, clocks: Clocks) -> Attempt:
         assert attempt and attempt.recorded
         return replace(attempt, recorded=replace(attempt.recorded, clocks={0: clocks}))
 
@@ -320,7 +320,7 @@ def with_clocks(pair: PairResult, eager: Clocks, graphed: Clocks) -> PairResult:
 CLOCKS = st.builds(
     Clocks,
     seconds=st.floats(0.5, 1e4),
-    find_throttling=st.dictionaries(st.sampled_from(["power_cap", "thermal", "sync_boost"]), st.floats(0, 2e4)),
+    throttled=st.dictionaries(st.sampled_from(["power_cap", "thermal", "sync_boost"]), st.floats(0, 2e4)),
     active=st.none() | st.lists(st.sampled_from(["power_cap", "thermal", "power_brake"]), unique=True).map(tuple),
     power_limits=st.sampled_from([(), (500.0,), (700.0,), (500.0, 700.0)]),
     sm_mhz=st.none() | st.integers(0, 3000),
@@ -370,14 +370,14 @@ def test_throttling_takes_words_away_and_gives_none(
     high = low + width
     word, _ = speed_word((low, high), timed.steps)
     speed = replace(timed, word=word, low=low, high=high, own_low=low, own_high=high, ratio=(low + high) / 2)
-    found = speed.widened(least, most, "a reason")
+    found = speed.with_bounds(least, most, "a reason")
     assert found.word in (word, "INCONCLUSIVE")
     if found.low is not None and found.high is not None:
         assert found.low <= low <= high <= found.high
     if found.word != "INCONCLUSIVE":
         assert speed_word((low * least, high * most), timed.steps)[0] == word
     assert bool(found.reason) == (found.word == "INCONCLUSIVE") or speed.word == "INCONCLUSIVE"
-    assert asdict(speed.widened(1.0, 1.0, "")) == asdict(speed)
+    assert asdict(speed.with_bounds(1.0, 1.0, "")) == asdict(speed)
 
 
 # --- two graphed cells ----------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import pytest
 from analysis.report.summary import Summary, summarise
 from analysis.report.write_report import write_report
 from analysis.sweep.judge_sweep import judge_sweep
+from launch.contract.outcomes import Outcome
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Outcome
 from orchestrator.bisect.failure_status import classify_failure
 from tests.records import AttemptRecord, write_attempt, write_sweep
 
@@ -146,7 +146,7 @@ def test_who_looks_for_a_failure_does_not_take_one_that_comes_and_goes_for_a_pas
     retried(tmp_path, ended("CAPTURE_FAILED", "capture"))
     graphed = next(result for result in judge_sweep(SweepPaths(tmp_path)).results if result.cell.graphed)
     stand = classify_failure(graphed, "CAPTURE_FAILED in capture")
-    assert stand is not None and stand.standing == "unclear"
+    assert stand is not None and stand.status == "unclear"
 
 
 # --- outcomes that cannot be read -------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ import pytest
 
 from analysis.report.write_report import write_report
 from launch.common.atomic_files import read_json, write_json
+from launch.contract.outcomes import Expectation, Outcome
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Expectation, Outcome, Reason
+from launch.contract.plan import Reason
 from launch.contract.spec import Device
 from tests.records import AttemptRecord, Extra, workload_spec, write_sweep
 
@@ -56,7 +57,7 @@ def test_the_same_records_give_the_same_bytes_wherever_they_stand(tmp_path: Path
     moved = SweepPaths(tmp_path / "elsewhere" / "deeper")
     shutil.copytree(sweep.root, moved.root, ignore=shutil.ignore_patterns("report"))
     program = (
-        "import sys, pathlib; from analysis.report.write_report import write_report; from launch.contract.records import SweepPaths;"
+        "import sys, pathlib; from analysis.report.write_report import write_report; from launch.contract.paths import SweepPaths;"
         "write_report(SweepPaths(pathlib.Path(sys.argv[1])))"
     )
     subprocess.run([sys.executable, "-c", program, str(moved.root)], check=True, cwd=Path(__file__).parents[4])

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Optional
 
 import numpy as np
 import pytest
@@ -33,7 +32,7 @@ def compared(root: Path, edit: Callable[[AttemptRecord], None], repeats: int = 2
     return compare_cells(load(write_sweep(root, edit=edit, repeats=repeats)))[1]
 
 
-def timed(root: Path, graphed_ms: Callable[[AttemptRecord], float], repeats: int = 2) -> Optional[Speed]:
+def timed(root: Path, graphed_ms: Callable[[AttemptRecord], float], repeats: int = 2) -> Speed | None:
     """The speed of a sweep whose steps all take ``EAGER_MS`` eager and ``graphed_ms`` graphed."""
 
     def edit(run: AttemptRecord) -> None:

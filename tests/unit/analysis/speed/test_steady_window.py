@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -27,7 +25,7 @@ def steady(count: int = STEPS, seed: int = 0) -> Floats:
     return times
 
 
-def window(eager: Floats, graphed: Optional[Floats] = None) -> Window:
+def window(eager: Floats, graphed: Floats | None = None) -> Window:
     found = window_of(steps_of(eager), steps_of(steady(len(eager), 1) if graphed is None else graphed))
     assert isinstance(found, Window)
     return found
@@ -103,7 +101,7 @@ def test_the_mean_is_never_far_from_the_whole_runs_where_one_side_alone_is_slow(
         times = steady(seed=seed + repeat)
         times[every - 1 :: every] *= slower
         windows.append(window(steady(seed=99), times))
-    left_out = sum(int(w.off.sum()) for w in windows)
+    left_out = sum(int(w.excluded_steps.sum()) for w in windows)
     if not behaviour(windows):
         assert left_out <= 5
 

@@ -15,8 +15,9 @@ from analysis.sweep.cell_results import CellResult, compare_cells, exit_code
 from analysis.sweep.judge_sweep import judge_sweep
 from analysis.verdict.curve_difference import Floor
 from launch.common.atomic_files import write_text
+from launch.contract.outcomes import Expectation, Outcome
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Expectation, Outcome, Reason, read_plan
+from launch.contract.plan import Reason, read_plan
 from tests.records import AttemptRecord, Extra, attempt_record, workload_spec, write_attempt, write_sweep
 
 Edit = Callable[[AttemptRecord], None]

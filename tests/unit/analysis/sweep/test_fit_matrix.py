@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Optional
 
 import pytest
 
@@ -12,10 +11,11 @@ from analysis.records.load import load
 from analysis.report.write_report import write_report
 from analysis.sweep.cell_results import compare_cells
 from analysis.sweep.fit_matrix import outcome_matrix, state_of, states_of
-from launch.contract.records import Outcome, OutcomeName, Phase
+from launch.contract.outcomes import Outcome, OutcomeName
+from launch.contract.records.events import Phase
 from tests.records import AttemptRecord, write_sweep
 
-Ending = Optional[tuple[OutcomeName, Phase]]
+Ending = tuple[OutcomeName, Phase] | None
 
 
 def ends(eager: Ending, graphed: Ending, of_repeats: tuple[int, ...] = (0, 1)) -> Callable[[AttemptRecord], None]:

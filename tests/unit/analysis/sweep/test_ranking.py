@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ from analysis.speed.step_time import StepTime
 from analysis.sweep.cell_results import CellResult, compare_cells
 from analysis.sweep.labels import task_words
 from analysis.sweep.ranking import Ranking, rank
-from launch.contract.records import Outcome
+from launch.contract.outcomes import Outcome
 from launch.contract.spec import Parallelism, Placement, RunSpec, Training, spec_to_json
 from tests.records import GIB, AttemptRecord, workload_spec, write_sweep, written_cell
 from tests.unit.analysis.graphs.test_replay_check import change_probe
@@ -127,7 +127,7 @@ def test_graphed_cells_of_a_workload_are_told_apart_by_their_repeats(tmp_path: P
         (lambda step: 10.0 * (step == 60), None),  # a spike, as a change of kernels alone may make
     ],
 )
-def test_what_trains_something_else_is_not_ranked(tmp_path: Path, lost: Any, said: Optional[str]) -> None:
+def test_what_trains_something_else_is_not_ranked(tmp_path: Path, lost: Any, said: str | None) -> None:
     def otherwise(run: AttemptRecord) -> None:
         timed(run)
         for step in run.metrics:

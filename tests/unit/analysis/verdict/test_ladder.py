@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Optional
 
 import numpy as np
 import pytest
@@ -16,14 +15,14 @@ from analysis.verdict.curve_difference import METRICS
 from analysis.verdict.ladder import judge_curves
 from analysis.verdict.rungs import MINIMUM_STEPS
 from analysis.verdict.verdict import WORDS, Verdict, corrected, worst
-from launch.contract.records import Margins
+from launch.contract.plan import Margins
 
 CAPTURE = 3
 STEPS = CAPTURE + 1 + MINIMUM_STEPS
 MARGINS = Margins(loss=1e-3, grad_norm=1e-2)
 
 
-def curve(steps: int = STEPS, *, graphed: bool = False, loss: Optional[Floats] = None) -> Steps:
+def curve(steps: int = STEPS, *, graphed: bool = False, loss: Floats | None = None) -> Steps:
     number = np.arange(steps)
     phase = np.full(steps, "measure", dtype="U8")
     phase[:CAPTURE] = "warmup"

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ Sequences = Sequence[Sequence[int]]
 
 
 def index_of(
-    lengths: npt.ArrayLike, dtype: str, borders: Optional[Sequence[int]] = None, modes: bytes = b"", version: int = 1
+    lengths: npt.ArrayLike, dtype: str, borders: Sequence[int] | None = None, modes: bytes = b"", version: int = 1
 ) -> bytes:
     sizes = np.array(lengths, "<i8")
     pointers = (np.cumsum(sizes) - sizes) * np.dtype(dtype).itemsize

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.contract.records import OUTCOMES, PHASES, Outcome, Phase
+from launch.contract.outcomes import OUTCOMES, Outcome
+from launch.contract.records.events import PHASES, Phase
 from launch.failures.classes import EXCEPTION_CLASSES, FAILURE_CLASSES, FailureClass, classify
 from launch.failures.diagnose import (
     EndedBy,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Optional
 
 import pytest
 
 from launch.contract.paths import AttemptPaths
-from launch.contract.records import Limits
+from launch.contract.plan import Limits
 from launch.failures.diagnose import EndedBy
 from launch.supervise import attempt
 
@@ -38,7 +37,7 @@ class Silent:
     def __init__(self, looks: int) -> None:
         self._left = looks
 
-    def poll(self) -> Optional[int]:
+    def poll(self) -> int | None:
         self._left -= 1
         return 0 if self._left < 0 else None
 

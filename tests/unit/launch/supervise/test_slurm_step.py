@@ -12,7 +12,7 @@ from launch.contract.bundle import BundleOrder, Step, order_to_json
 from launch.contract.cancellation import read_cancellation
 from launch.contract.errors import EnvironmentFault
 from launch.contract.paths import AttemptPaths, BundlePaths, SweepPaths
-from launch.contract.records import Limits
+from launch.contract.plan import Limits
 from launch.contract.spec import RunSpec
 from launch.slurm.allocation import PORTS, Allocation, free_port, queue_state
 from launch.slurm.step_memory import parse_memory_kill

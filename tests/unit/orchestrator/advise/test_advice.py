@@ -6,15 +6,24 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.records.load import load
-from launch.contract.inspection import BOUNDS_US, KINDS, Finding, Inspection, Kernels, KernelTime, inspection_from_json
-from launch.contract.records import Outcome, Reason
+from launch.contract.outcomes import Outcome
+from launch.contract.plan import Reason
+from launch.contract.records.inspection import (
+    BOUNDS_US,
+    KINDS,
+    Finding,
+    Inspection,
+    Kernels,
+    KernelTime,
+    inspection_from_json,
+)
 from launch.contract.spec import CudaGraph, Device
 from orchestrator.advise.advice import WHOLE_STEP, Advice, Candidate, advice_to_json, advise, points_of
 from orchestrator.advise.render import NOT_INSPECTED, NOTHING_BREAKS, ON_CPU, WAYS_OUT, render
@@ -49,7 +58,7 @@ def inspected(*inspections: Inspection) -> Callable[[AttemptRecord], None]:
     return edit
 
 
-def probed(**figures: Optional[float]) -> Callable[[AttemptRecord], None]:
+def probed(**figures: float | None) -> Callable[[AttemptRecord], None]:
     def edit(run: AttemptRecord) -> None:
         for events in run.events.values():
             for event in events:
@@ -102,12 +111,12 @@ LOOKED = inspected(Inspection((), KERNELS))
         (
             {"busy_ms": 30.0, "computing_ms": 12.0},
             "some",
-            "may help.** In a step of 20.35 ms no device is idle, and none computes for more than 59%",
+            "may help.** In a step of 20.34 ms no device is idle, and none computes for more than 59%",
         ),
         (
             {"busy_ms": 14.0, "computing_ms": 12.0, "host_ms": 3.0},
             "some",
-            "**Graphs may help a little.** In a step of 20.35 ms the device that is busy for least is idle for 31%",
+            "**Graphs may help a little.** In a step of 20.34 ms the device that is busy for least is idle for 31%",
         ),
         ({"busy_ms": 14.0, "computing_ms": 12.0}, "much", "wait for what others compute or for their hosts"),
         (
@@ -119,14 +128,14 @@ LOOKED = inspected(Inspection((), KERNELS))
         (
             {"busy_ms": 30.0, "computing_ms": 20.4},
             "little",
-            "computes throughout a step of 20.35 ms: there is nothing to win",
+            "computes throughout a step of 20.34 ms: there is nothing to win",
         ),
         ({"busy_ms": 30.0, "computing_ms": 30.0}, "unknown", "Timing is doubtful"),
         ({"busy_ms": 0.0, "computing_ms": 0.0}, "unknown", "**Not measured.** No time is zero"),
     ],
 )
 def test_worth_is_told_by_the_idle_device_and_the_host(
-    tmp_path: Path, figures: dict[str, Optional[float]], worth: str, said: str
+    tmp_path: Path, figures: dict[str, float | None], worth: str, said: str
 ) -> None:
     advice, text = advice_on(tmp_path, LOOKED, probed(**figures))
     assert advice.worth == worth

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from analysis.records.load import Records
-from launch.contract.records import Plan
+from launch.contract.plan import Plan
 from launch.contract.spec import Model, Parallelism, Placement, RunSpec, Training
 from orchestrator.advise.advice import advise
 from orchestrator.advise.eager_sweep import MEASURED_STEPS, advice_recipe, candidates, eager_alone

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from analysis.graphs.layer_divergence import Difference, OfRanks, What, first_difference, locate
 from launch.common.atomic_files import JsonLines, write_json
-from launch.contract.layer_digests import StepDigests, hexadecimal, layer_names
+from launch.contract.outcomes import Outcome
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Cell, Margins, Outcome, Plan, PlannedBundle, plan_to_json
+from launch.contract.plan import Cell, Margins, Plan, PlannedBundle, plan_to_json
+from launch.contract.records.layer_digests import StepDigests, hexadecimal, layer_names
 from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training
 from orchestrator.bisect.layer_answer import LayerAnswer, LayerSearch
 from orchestrator.bisect.layer_search import bisect_layers, plan_of, start_layer_search
@@ -41,24 +42,24 @@ SPEC = RunSpec(
 NAMES = layer_names(3)
 PIPELINE = dataclasses.replace(SPEC, parallelism=Parallelism(pp=2, tp=2), placement=Placement("cuda", ranks_per_node=4))
 
-Place = tuple[int, What, Optional[int], str]
+Place = tuple[int, What, int | None, str]
 """Step, what, micro-batch and layer."""
-Differs = Callable[[RunSpec, int], Optional[Place]]
+Differs = Callable[[RunSpec, int], Place | None]
 """From which place on the digests of a run are others than those of its workload, on which of its ranks."""
 
 
 def other_from(place: Place, *, rank: int = 0, graphed: bool = True, repeats: tuple[int, ...] = (0, 1)) -> Differs:
-    def differs(spec: RunSpec, on: int) -> Optional[Place]:
+    def differs(spec: RunSpec, on: int) -> Place | None:
         return place if on == rank and spec.graphed == graphed and spec.repeat in repeats else None
 
     return differs
 
 
-def alike(spec: RunSpec, rank: int) -> Optional[Place]:
+def alike(spec: RunSpec, rank: int) -> Place | None:
     return None
 
 
-def digests_of(spec: RunSpec, rank: int, other: Optional[Place]) -> list[StepDigests]:
+def digests_of(spec: RunSpec, rank: int, other: Place | None) -> list[StepDigests]:
     """All from ``other`` on in the order of a step are the run's own, if it is given."""
     names = layer_names(spec.model.num_layers)
     if spec.parallelism.pp == 2:
@@ -66,11 +67,11 @@ def digests_of(spec: RunSpec, rank: int, other: Optional[Place]) -> list[StepDig
     order = {"outputs": 0, "gradients": 1, "parameter_gradients": 2, "parameters": 3}
     every = layer_names(spec.model.num_layers)
 
-    def key(step: int, what: str, micro_batch: Optional[int], layer: str) -> tuple[int, int, int, int]:
+    def key(step: int, what: str, micro_batch: int | None, layer: str) -> tuple[int, int, int, int]:
         number = every.index(layer)
         return step, order[what], micro_batch or 0, {"outputs": number, "gradients": -number}.get(what, 0)
 
-    def one(step: int, what: str, micro_batch: Optional[int], layer: str) -> str:
+    def one(step: int, what: str, micro_batch: int | None, layer: str) -> str:
         same_layer = micro_batch is not None or (other is not None and other[3] in (layer, "all"))
         own = (
             other is not None
@@ -130,7 +131,7 @@ def test_the_first_place_at_which_runs_part_is_found(place: Place, rank: int) ->
 
 @given(graphed=places(), eager=places())
 def test_only_what_comes_before_eager_runs_part_is_laid_to_graphs(graphed: Place, eager: Place) -> None:
-    def differs(spec: RunSpec, rank: int) -> Optional[Place]:
+    def differs(spec: RunSpec, rank: int) -> Place | None:
         return graphed if spec.graphed else eager if spec.repeat == 1 else None
 
     one, other = runs(differs)
@@ -324,7 +325,7 @@ def test_what_comes_in_one_repeat_alone_is_said_to_come_and_go(tmp_path: Path) -
 
 
 def test_what_hides_in_deterministic_mode_is_looked_for_as_it_was_run(tmp_path: Path) -> None:
-    def differs(spec: RunSpec, rank: int) -> Optional[Place]:
+    def differs(spec: RunSpec, rank: int) -> Place | None:
         return None if spec.training.deterministic else other_from((4, "outputs", 0, "decoder layer 0"))(spec, rank)
 
     trial = Trial(tmp_path, differs, only_without_deterministic_mode)
@@ -336,7 +337,7 @@ def test_what_hides_in_deterministic_mode_is_looked_for_as_it_was_run(tmp_path: 
 
 
 def test_eager_runs_that_part_as_early_leave_nothing_to_name(tmp_path: Path) -> None:
-    def differs(spec: RunSpec, rank: int) -> Optional[Place]:
+    def differs(spec: RunSpec, rank: int) -> Place | None:
         if spec.training.deterministic:
             return None
         if not spec.graphed:
@@ -434,7 +435,7 @@ def test_digests_that_are_not_whole_are_no_evidence(tmp_path: Path) -> None:
 
 
 def test_an_eager_repeat_whose_digests_end_early_is_no_evidence_that_eager_runs_agree(tmp_path: Path) -> None:
-    def differs(spec: RunSpec, rank: int) -> Optional[Place]:
+    def differs(spec: RunSpec, rank: int) -> Place | None:
         if spec.graphed:
             return 4, "outputs", 0, "decoder layer 1"
         return (4, "outputs", 0, "decoder layer 0") if spec.repeat == 1 else None

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from analysis.report.write_report import write_report
 from launch.common.atomic_files import read_json, write_json
+from launch.contract.outcomes import Outcome
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Cell, Margins, Outcome, Plan, PlannedBundle, Reason, plan_to_json
+from launch.contract.plan import Cell, Margins, Plan, PlannedBundle, Reason, plan_to_json
 from launch.contract.spec import CudaGraph, Fault, Model, Placement, RunSpec, Training
 from orchestrator.bisect.scope_answer import ScopeAnswer, ScopeSearch, answer_to_json
 from orchestrator.bisect.scope_candidates import Candidate, Conclusion, Status, candidates_of, next_scopes
@@ -217,7 +218,7 @@ class Trial:
     edit: Edit
     spec: RunSpec = SPECS[0]
     rounds: list[list[str]] = dataclasses.field(default_factory=list)
-    later: Optional[Edit] = None
+    later: Edit | None = None
     """How runs of the bisection end, where otherwise than those of the sweep."""
 
     def search(self) -> tuple[ScopeSearch, SweepPaths]:
@@ -237,7 +238,7 @@ class Trial:
         return bisect(sweep, search, GPUS, make)
 
 
-def smallest(answer: ScopeAnswer) -> Optional[str]:
+def smallest(answer: ScopeAnswer) -> str | None:
     conclusion = answer.conclusion
     return conclusion.smallest.graph.label if conclusion and conclusion.smallest else None
 
@@ -478,7 +479,7 @@ def test_a_set_that_cannot_run_here_is_refused_by_its_rule(tmp_path: Path) -> No
         (SPECS[0], unproven, None),
     ],
 )
-def test_what_cannot_be_bisected_is_refused(tmp_path: Path, spec: RunSpec, edit: Edit, message: Optional[str]) -> None:
+def test_what_cannot_be_bisected_is_refused(tmp_path: Path, spec: RunSpec, edit: Edit, message: str | None) -> None:
     sweep, plan, cell = written(tmp_path, spec, edit)
     if message is None:
         assert search_of(sweep, plan, cell, GPUS)

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from launch.common.file_lock import Lock
-from launch.contract.records import Margins, Plan, Reason, plan_from_json, read_plan
+from launch.contract.plan import Margins, Plan, Reason, plan_from_json, read_plan
 from orchestrator.cli.main import main
 from orchestrator.output import terminal
 from orchestrator.submit.batch_script import BatchScript

@@ -11,8 +11,9 @@ import pytest
 from launch.common.atomic_files import JsonLines, write_json
 from launch.common.file_lock import Lock
 from launch.contract.bundle import BundleOrder, order_to_json
+from launch.contract.outcomes import Outcome
 from launch.contract.paths import AttemptPaths, RunPaths
-from launch.contract.records import Limits, Outcome, read_plan
+from launch.contract.plan import Limits, read_plan
 from orchestrator.cli import run_logs
 from orchestrator.cli.run_logs import first_failing_rank, follow_log, print_log
 from orchestrator.errors import InputError

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from launch.common.atomic_files import dumps
 from launch.contract.bundle import Step, order_from_json, order_to_json
-from launch.contract.records import OUTCOMES, Outcome, Plan, plan_from_json, plan_to_json
+from launch.contract.outcomes import OUTCOMES, Outcome
+from launch.contract.plan import Plan, plan_from_json, plan_to_json
 from launch.contract.spec import RunSpec, spec_from_json
 from orchestrator.errors import InputError
 from orchestrator.plan.planner import (
@@ -291,7 +292,9 @@ def values_of(place: str) -> st.SearchStrategy[Any]:
         "true or false": st.booleans(),
         "a list of words": st.lists(st.sampled_from(["attn", "moe", "x"]), max_size=3),
     }
-    return next((kind for words, kind in kinds.items() if schema.takes(name).startswith(words)), st.just("tiny_moe"))
+    return next(
+        (kind for words, kind in kinds.items() if schema.describe_type(name).startswith(words)), st.just("tiny_moe")
+    )
 
 
 @settings(PROPERTY, max_examples=150)

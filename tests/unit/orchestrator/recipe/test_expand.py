@@ -14,7 +14,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launch.contract.records import Expectation
+from launch.contract.outcomes import Expectation
 from launch.contract.spec import Model
 from orchestrator.errors import InputError
 from orchestrator.recipe.expand import ResolvedCell, expand, filter_cells

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 import yaml
@@ -424,7 +424,7 @@ def test_a_null_override_takes_axes_away(tmp_path: Path) -> None:
     ],
 )
 def test_an_override_that_no_cell_would_see_is_refused(
-    tmp_path: Path, swept: str, override: str, axis: Optional[str]
+    tmp_path: Path, swept: str, override: str, axis: str | None
 ) -> None:
     text = f"{HEAD_LINES}sweep: {swept}\n"
     if axis is None:
@@ -593,7 +593,7 @@ def test_the_reference_has_every_field_with_its_type_and_default(section: str) -
         rows = {name: row for name, row in rows.items() if name in HEAD.fields}
     assert list(rows) == list(schema.fields)
     for name, (kind, default) in rows.items():
-        assert kind == schema.takes(name), name
+        assert kind == schema.describe_type(name), name
         if name in defaults:
             value = defaults[name]
             assert default == json.dumps(list(value) if isinstance(value, tuple) else value), name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Optional
 
 import pytest
 
@@ -77,7 +76,7 @@ def test_every_row_speaks_of_some_reason() -> None:
 # --- what a person is told ------------------------------------------------------------------------------------------
 
 
-def state(name: StateName, slurm: Optional[Job], **fields: object) -> RunState:
+def state(name: StateName, slurm: Job | None, **fields: object) -> RunState:
     return dataclasses.replace(RunState("run", name, 1, job=slurm), **fields)  # type: ignore[arg-type]
 
 

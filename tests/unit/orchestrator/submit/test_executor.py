@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from launch.contract.records import Margins, Plan
+from launch.contract.plan import Margins, Plan
 from orchestrator.errors import InputError
 from orchestrator.submit import executor
 from orchestrator.submit.executor import check_executor, outage, resolve_executor

@@ -21,7 +21,7 @@ from launch.common.atomic_files import read_json, write_json
 from launch.contract.bundle import BundleOrder
 from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Limits
+from launch.contract.plan import Limits
 from orchestrator.errors import SystemFault
 from orchestrator.submit import slurm_queue
 from orchestrator.submit.slurm_queue import poll_jobs

@@ -6,18 +6,25 @@ import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Optional
 
 import pytest
 
 from launch.common.atomic_files import JsonLines, read_json, write_json
+from launch.contract.outcomes import Outcome, OutcomeName
 from launch.contract.paths import SweepPaths
-from launch.contract.records import Outcome, OutcomeName, Phase
+from launch.contract.records.events import Phase
 from launch.failures.diagnose import RankException, is_infrastructure
 from launch.slurm.job_states import OUTCOME_OF_STATE
 from orchestrator.errors import SystemFault
 from orchestrator.slurm.job_listing import Job
-from orchestrator.sweeps.postmortem import MOST_LAUNCHES, Remains, bury, never_began, outcome_of_job, remains_of
+from orchestrator.sweeps.postmortem import (
+    MOST_LAUNCHES,
+    AttemptRemains,
+    close_dead_attempts,
+    never_began,
+    outcome_of_job,
+    read_remains,
+)
 from orchestrator.sweeps.run_state import RunState, StateName
 
 RUN = "eager-1a2b3c4d5e-r0"
@@ -27,8 +34,8 @@ def job(state: str, nodes: str = "node2") -> Job:
     return Job("12_3", "token", state, nodes=nodes)
 
 
-def remains(phase: Optional[Phase] = "measure", *exceptions: RankException) -> Remains:
-    return Remains("bundle.1", 100.0, {0: phase} if phase else {}, exceptions)
+def remains(phase: Phase | None = "measure", *exceptions: RankException) -> AttemptRemains:
+    return AttemptRemains("bundle.1", 100.0, {0: phase} if phase else {}, exceptions)
 
 
 # --- one attempt ----------------------------------------------------------------------------------------------------
@@ -87,7 +94,7 @@ def test_no_secret_reaches_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_an_attempt_left_is_read_as_far_as_it_is_whole(tmp_path: Path) -> None:
     sweep = SweepPaths(tmp_path)
     bundle, attempt = sweep.bundle("bundle"), sweep.run(RUN).attempt(1)
-    assert remains_of(bundle, attempt, 100.0) == Remains("", 100.0, {}, ())
+    assert read_remains(bundle, attempt, 100.0) == AttemptRemains("", 100.0, {}, ())
     with JsonLines(bundle.allocations) as lines:
         lines.write({"allocation": 1})
         lines.write({"allocation": 2})
@@ -96,8 +103,8 @@ def test_what_an_attempt_left_is_read_as_far_as_it_is_whole(tmp_path: Path) -> N
         lines.write({"time": 2.0, "kind": "exception", "phase": "build", "step": None, "type": "E", "message": "m"})
     with open(attempt.events(1), "a") as torn:
         torn.write('{"time": 3')
-    expected = Remains("bundle.2", 100.0, {1: "build"}, (RankException(1, 2.0, "build", "E", "m"),))
-    assert remains_of(bundle, attempt, 100.0) == expected
+    expected = AttemptRemains("bundle.2", 100.0, {1: "build"}, (RankException(1, 2.0, "build", "E", "m"),))
+    assert read_remains(bundle, attempt, 100.0) == expected
 
 
 # --- writing them ---------------------------------------------------------------------------------------------------
@@ -123,9 +130,11 @@ def abandoned(name: StateName = "PLANNED", launches: int = MOST_LAUNCHES, job_st
 def test_an_outcome_that_nobody_wrote_is_written_once(sweep: SweepPaths) -> None:
     attempt = sweep.run(RUN).attempt(1)
     attempt.logs.mkdir(parents=True)
-    assert bury(sweep, {RUN: ended()})
+    assert close_dead_attempts(sweep, {RUN: ended()})
     assert read_json(attempt.outcome) == dataclasses.asdict(outcome("TIMEOUT"))
-    assert bury(sweep, {RUN: ended("NODE_FAIL")}), "there was something to write, as far as this command knew"
+    assert close_dead_attempts(sweep, {RUN: ended("NODE_FAIL")}), (
+        "there was something to write, as far as this command knew"
+    )
     assert read_json(attempt.outcome)["outcome"] == "TIMEOUT"
     assert sorted(path.name for path in attempt.root.iterdir()) == ["logs", "outcome.json"], "nothing is left beside it"
 
@@ -133,7 +142,7 @@ def test_an_outcome_that_nobody_wrote_is_written_once(sweep: SweepPaths) -> None
 def test_an_outcome_that_the_supervisor_wrote_meanwhile_stays(sweep: SweepPaths) -> None:
     attempt = sweep.run(RUN).attempt(1)
     write_json(attempt.outcome, dataclasses.asdict(outcome("COMPLETED")))
-    bury(sweep, {RUN: ended()})
+    close_dead_attempts(sweep, {RUN: ended()})
     assert read_json(attempt.outcome)["outcome"] == "COMPLETED"
 
 
@@ -147,12 +156,12 @@ def test_nothing_is_written_of_what_lives_or_is_on_disk(sweep: SweepPaths) -> No
         abandoned(launches=MOST_LAUNCHES - 1),
         abandoned("CANCELLED", job_state="CANCELLED"),
     ]
-    assert [bury(sweep, {RUN: state}) for state in states] == [False] * len(states)
+    assert [close_dead_attempts(sweep, {RUN: state}) for state in states] == [False] * len(states)
     assert not sweep.root.exists()
 
 
 def test_a_run_that_no_job_begins_is_given_up_and_says_why(sweep: SweepPaths) -> None:
-    assert bury(sweep, {RUN: abandoned()})
+    assert close_dead_attempts(sweep, {RUN: abandoned()})
     written = read_json(sweep.run(RUN).attempt(1).outcome)
     assert (written["outcome"], written["failure_class"], written["phase"]) == ("ENVIRONMENT", "LAUNCH", "init")
     assert written["message"] == "3 jobs in a row ended before any run began; the last, 12_3, as FAILED"
@@ -162,7 +171,7 @@ def test_a_run_that_no_job_begins_is_given_up_and_says_why(sweep: SweepPaths) ->
 def test_it_is_given_up_after_a_failure_of_the_infrastructure_and_no_result_is_hidden(sweep: SweepPaths) -> None:
     for name, given_up in (("NODE_FAIL", True), ("NUMERIC", False), ("COMPLETED", False)):
         before = dataclasses.replace(abandoned(), name=name, next_attempt=2, outcome=outcome(name))  # type: ignore[arg-type]
-        assert bury(sweep, {RUN: before}) == given_up
+        assert close_dead_attempts(sweep, {RUN: before}) == given_up
         assert sweep.run(RUN).attempt(2).outcome.exists() == given_up
         sweep.run(RUN).attempt(2).outcome.unlink(missing_ok=True)
 
@@ -170,13 +179,13 @@ def test_it_is_given_up_after_a_failure_of_the_infrastructure_and_no_result_is_h
 def test_an_attempt_that_begins_meanwhile_is_not_given_up(sweep: SweepPaths) -> None:
     attempt = sweep.run(RUN).attempt(1)
     attempt.logs.mkdir(parents=True)
-    bury(sweep, {RUN: abandoned()})
+    close_dead_attempts(sweep, {RUN: abandoned()})
     assert not attempt.outcome.exists()
 
 
 def test_a_run_whose_job_waited_for_too_long_says_so(sweep: SweepPaths) -> None:
     state = abandoned("CANCELLED", launches=1, job_state="CANCELLED")
-    assert bury(sweep, {RUN: state}, {"12_3": "it waited for more than 60 minutes (Resources)"})
+    assert close_dead_attempts(sweep, {RUN: state}, {"12_3": "it waited for more than 60 minutes (Resources)"})
     written = read_json(sweep.run(RUN).attempt(1).outcome)
     assert written["outcome"] == written["failure_class"] == "CANCELLED"
     assert written["message"] == "job 12_3 was taken out of the queue: it waited for more than 60 minutes (Resources)"
@@ -186,10 +195,10 @@ def test_a_run_whose_job_waited_for_too_long_says_so(sweep: SweepPaths) -> None:
 def test_a_store_that_cannot_be_written_is_one_message(tmp_path: Path, state: Callable[[], RunState]) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemFault, match="cannot be written"):
-        bury(SweepPaths(tmp_path / "file"), {RUN: state()})
+        close_dead_attempts(SweepPaths(tmp_path / "file"), {RUN: state()})
 
 
 def test_outcomes_are_dated_when_they_are_found_out(sweep: SweepPaths) -> None:
     """A report written before then is older than they are."""
-    bury(sweep, {RUN: abandoned()})
+    close_dead_attempts(sweep, {RUN: abandoned()})
     assert read_json(sweep.run(RUN).attempt(1).outcome)["ended"] == pytest.approx(time.time(), abs=5)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.contract.records import Outcome
+from launch.contract.outcomes import Outcome
 from orchestrator.errors import SystemFault
 from orchestrator.sweeps.report_process import write_report
 from tests.records import AttemptRecord, write_sweep

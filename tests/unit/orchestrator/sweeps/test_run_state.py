@@ -6,15 +6,15 @@ import dataclasses
 import os
 import time
 from pathlib import Path
-from typing import Optional
 
 import pytest
 
 from launch.common.atomic_files import JsonLines, write_json
 from launch.common.file_lock import Lock, this_process
 from launch.contract.bundle import BundleOrder, Step, order_to_json
+from launch.contract.outcomes import Outcome
 from launch.contract.paths import BundlePaths, SweepPaths
-from launch.contract.records import Limits, Outcome, Plan, read_plan
+from launch.contract.plan import Limits, Plan, read_plan
 from launch.slurm.job_states import OUTCOME_OF_STATE, RUNNING, WAITING
 from orchestrator.errors import SystemFault
 from orchestrator.slurm.job_listing import GONE, UNHEARD, Job
@@ -37,13 +37,13 @@ class Sweep:
         self.run_ids = planned.run_ids
         self.bundle: BundlePaths = self.paths.bundle(planned.bundle_id)
 
-    def order(self, *schedule: tuple[int, int], step: Optional[Step] = None) -> None:
+    def order(self, *schedule: tuple[int, int], step: Step | None = None) -> None:
         """``schedule``: (index of the run, attempt)."""
         pairs = tuple((self.run_ids[run], attempt) for run, attempt in schedule)
         order = BundleOrder(self.bundle.root.name, "workload", pairs, Limits(), 1, ("cpu",), step=step)
         write_json(self.bundle.order, order_to_json(order))
 
-    def begin(self, run: int, attempt: int = 1, outcome: Optional[str] = None) -> None:
+    def begin(self, run: int, attempt: int = 1, outcome: str | None = None) -> None:
         paths = self.paths.run(self.run_ids[run]).attempt(attempt)
         paths.logs.mkdir(parents=True)
         if outcome:
@@ -60,7 +60,7 @@ class Sweep:
         assert tuple(states) == self.run_ids
         return list(states.values())
 
-    def submit(self, job_id: Optional[str], *schedule: tuple[int, int], ago: float = 0.0) -> None:
+    def submit(self, job_id: str | None, *schedule: tuple[int, int], ago: float = 0.0) -> None:
         """Order it and hand it to Slurm, or have nobody know whether that came to pass."""
         self.order(*schedule, step=Step(1, 2, 1, "python"))
         submission = Submission(f"token-{job_id}", "token", (self.bundle.root.name,), time.time() - ago, "host", job_id)

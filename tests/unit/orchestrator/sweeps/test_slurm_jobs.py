@@ -8,17 +8,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Optional
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launch.slurm.job_states import OUTCOME_OF_STATE, RUNNING, WAITING, life
+from launch.slurm.job_states import OUTCOME_OF_STATE, RUNNING, WAITING, stage_of
 from orchestrator.errors import SystemFault
 from orchestrator.slurm import command
-from orchestrator.slurm.command import pause
-from orchestrator.slurm.job_listing import GONE, UNHEARD, Job, read_accounts, read_queue
+from orchestrator.slurm.command import poll_interval
+from orchestrator.slurm.job_listing import GONE, UNHEARD, Job, parse_squeue, read_accounts
 from orchestrator.sweeps import slurm_jobs
 from orchestrator.sweeps.slurm_jobs import GRACE_SECONDS, GRACE_WITHOUT_ACCOUNTS, JobMonitor, Jobs
 from orchestrator.sweeps.submissions import Submission
@@ -40,9 +39,9 @@ def test_a_line_of_squeue_is_a_job_whatever_it_is_called(rows: list[tuple[str, s
         SEPARATOR.join((job_id, state, reason, str(start), "node[1-2]", name)) + "\n"
         for job_id, state, reason, start, name in rows
     )
-    assert list(read_queue(text, SEPARATOR)) == [
+    assert list(parse_squeue(text, SEPARATOR)) == [
         Job(job_id, name, state, reason, float(start), "node[1-2]")
-        if life(state) == "waits"
+        if stage_of(state) == "waits"
         else Job(job_id, name, state, nodes="node[1-2]")
         for job_id, state, reason, start, name in rows
     ]
@@ -59,7 +58,7 @@ def test_a_line_of_sacct_is_a_job_whatever_it_is_called(rows: list[tuple[str, st
 
 @given(st.lists(st.sampled_from([*"ab1_[]-,%\n", SEPARATOR]), max_size=60).map("".join))
 def test_no_text_is_too_strange_to_be_read(text: str) -> None:
-    list(read_queue(text, SEPARATOR))
+    list(parse_squeue(text, SEPARATOR))
     list(read_accounts(text, SEPARATOR))
 
 
@@ -74,7 +73,7 @@ def test_elements_that_have_not_begun_are_one_line_of_sacct(spans: list[tuple[in
 
 def test_a_job_that_has_no_reason_and_no_expected_start() -> None:
     line = SEPARATOR.join(("12", "PENDING", "None", "N/A", "", "name")) + "\n"
-    assert list(read_queue(line, SEPARATOR)) == [Job("12", "name", "PENDING")]
+    assert list(parse_squeue(line, SEPARATOR)) == [Job("12", "name", "PENDING")]
 
 
 # --- how often they are asked ---------------------------------------------------------------------------------------
@@ -82,10 +81,12 @@ def test_a_job_that_has_no_reason_and_no_expected_start() -> None:
 
 @given(st.floats(0, 120), st.integers(0, 1000))
 def test_calls_take_a_small_share_of_the_time_and_a_failing_one_is_tried_again(took: float, failures: int) -> None:
-    seconds = pause(took, failures)
+    seconds = poll_interval(took, failures)
     assert seconds >= command.LEAST_SECONDS
     if failures:
-        assert seconds <= max(took, command.MOST_SECONDS) and seconds >= pause(took, failures - 1) * (failures > 1)
+        assert seconds <= max(took, command.MOST_SECONDS) and seconds >= poll_interval(took, failures - 1) * (
+            failures > 1
+        )
     else:
         assert took <= 0.05 * seconds * (1 + 1e-9)
 
@@ -139,7 +140,7 @@ class Clock:
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(command, "pause", lambda took, failures: 0.0)
+    monkeypatch.setattr(command, "poll_interval", lambda took, failures: 0.0)
     return Programs(tmp_path)
 
 
@@ -153,7 +154,7 @@ def scheduler(programs: Programs, clock: Clock) -> JobMonitor:
     return JobMonitor(clock)
 
 
-def submission(job_id: Optional[str] = "12", bundles: int = 1, name: str = "token", time: float = NOW) -> Submission:
+def submission(job_id: str | None = "12", bundles: int = 1, name: str = "token", time: float = NOW) -> Submission:
     return Submission(f"token-{job_id}-{time}", name, tuple(f"b{n}" for n in range(bundles)), time, "host", job_id)
 
 
@@ -210,7 +211,7 @@ def test_a_job_that_has_ended_is_asked_about_no_more(scheduler: JobMonitor, prog
 def test_nothing_is_asked_before_the_interval_is_over(
     scheduler: JobMonitor, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "pause", pause)
+    monkeypatch.setattr(command, "poll_interval", poll_interval)
     programs.queue({"12": "RUNNING"})
     first = scheduler.look([submission()])
     assert scheduler.look([submission(), submission("13")]) is first and first.of("13") is None
@@ -236,7 +237,7 @@ def test_of_a_job_that_was_requeued_the_latest_record_counts(scheduler: JobMonit
 
 @pytest.mark.parametrize("said", [None, "RUNNING", "PENDING", "A_STATE_TO_COME"])
 def test_a_job_is_gone_when_nobody_has_known_it_for_the_grace_period(
-    scheduler: JobMonitor, programs: Programs, clock: Clock, said: Optional[str]
+    scheduler: JobMonitor, programs: Programs, clock: Clock, said: str | None
 ) -> None:
     """sacct may say for ever that a job runs which the controller has forgotten."""
     programs.accounts({"12": said} if said else {})
@@ -323,7 +324,7 @@ def test_while_accounts_are_not_asked_a_job_stays_what_it_was(
     scheduler: JobMonitor, programs: Programs, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They failed a moment ago: nobody knows what they say now."""
-    monkeypatch.setattr(command, "pause", lambda took, failures: 60.0 if failures else 0.0)
+    monkeypatch.setattr(command, "poll_interval", lambda took, failures: 60.0 if failures else 0.0)
     programs.fail("sacct", "sacct: error: Connection refused")
     assert list(looks(scheduler, clock, (0, 2 * GRACE_SECONDS))) == [UNHEARD] * 2
     assert len(programs.calls("sacct")) == 1 and len(programs.calls("squeue")) == 2
@@ -427,12 +428,12 @@ def test_whoever_must_be_certain_waits_until_no_job_is_in_doubt(
 @given(st.lists(st.tuples(st.sampled_from(["away", "away", "down", "NEW_ONE", *STATES]),
                           st.sampled_from([None, "down", "NEW_ONE", *STATES]), st.floats(0, 40)), max_size=8))  # fmt: skip
 def test_a_job_ends_by_slurms_word_or_after_the_grace_period_alone(
-    programs: Programs, history: list[tuple[str, Optional[str], float]]
+    programs: Programs, history: list[tuple[str, str | None, float]]
 ) -> None:
     """Whatever squeue and sacct say in turn."""
     clock = Clock()
     scheduler = JobMonitor(clock)
-    last: Optional[str] = None
+    last: str | None = None
     missed = 0.0
     for queued, account, seconds in history:
         clock.now += seconds
@@ -442,7 +443,7 @@ def test_a_job_ends_by_slurms_word_or_after_the_grace_period_alone(
             programs.fail(name, "nobody there")
         job = scheduler.look([submission()]).of("12")
         now = job.state if job else None
-        if queued == "down" or (last is not None and life(last) == "ended"):
+        if queued == "down" or (last is not None and stage_of(last) == "ended"):
             assert now == last
         elif queued != "away":
             assert now == queued
@@ -454,6 +455,6 @@ def test_a_job_ends_by_slurms_word_or_after_the_grace_period_alone(
             assert now in (last, account, UNHEARD, GONE)
             if now == GONE:
                 assert clock.now - begun >= GRACE_SECONDS
-            elif now is not None and life(now) == "ended":
+            elif now is not None and stage_of(now) == "ended":
                 assert now == account
         last = now

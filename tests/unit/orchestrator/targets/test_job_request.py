@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.contract.records import Cell, Expectation, Limits, Margins, Plan, PlannedBundle
+from launch.contract.outcomes import Expectation
+from launch.contract.plan import Cell, Limits, Margins, Plan, PlannedBundle
 from launch.contract.spec import Placement, RunSpec, spec_to_json
 from orchestrator.targets.job_request import JobRequest, bundle_request
 from orchestrator.targets.profile import Profile

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launch.contract.bundle import BundleOrder, Step
-from launch.contract.records import Limits, Outcome, OutcomeName
+from launch.contract.outcomes import Outcome, OutcomeName
+from launch.contract.plan import Limits
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.targets.partition import Nodes, Partition
 from orchestrator.targets.profile import Profile

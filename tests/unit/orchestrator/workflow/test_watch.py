@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launch.contract.records import read_plan
+from launch.contract.plan import read_plan
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.workflow.watch import Progress
 from tests.records import write_sweep

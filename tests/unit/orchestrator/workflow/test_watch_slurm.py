@@ -12,7 +12,8 @@ import pytest
 
 from launch.common.atomic_files import write_json
 from launch.contract.bundle import BundleOrder, Step, order_to_json
-from launch.contract.records import Limits, Outcome, OutcomeName, read_plan
+from launch.contract.outcomes import Outcome, OutcomeName
+from launch.contract.plan import Limits, read_plan
 from orchestrator.slurm import command
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.slurm_jobs import JobMonitor
@@ -33,7 +34,7 @@ class Watched:
 
         self.root = root
         monkeypatch.setenv("PATH", str(root), prepend=":")
-        monkeypatch.setattr(command, "pause", lambda took, failures: 0.0)
+        monkeypatch.setattr(command, "poll_interval", lambda took, failures: 0.0)
         monkeypatch.setattr(watch_slurm, "time", SimpleNamespace(sleep=self._sleep, monotonic=time.monotonic))
         self.sweep = write_sweep(root / "written", steps=4, repeats=1, edit=unbegun)
         self.plan = read_plan(self.sweep)

@@ -12,7 +12,8 @@ from analysis.report.write_report import write_report
 from analysis.sweep.cell_results import compare_cells
 from analysis.sweep.failure_modes import failure_modes
 from analysis.sweep.metric_changes import MemoryRisk, memory_risks, metric_changes
-from launch.contract.records import Outcome, Reason
+from launch.contract.outcomes import Outcome
+from launch.contract.plan import Reason
 from tests.records import GIB, AttemptRecord, Extra, workload_spec, write_sweep
 
 RULE = Reason("scope.moe_router", "moe with moe_router", "drop one of the two")

@@ -17,7 +17,7 @@ import torch
 
 from launch.common.atomic_files import dumps
 from launch.contract.paths import AttemptPaths
-from launch.contract.records import clocks_from_json
+from launch.contract.records.clocks import clocks_from_json
 from launch.train.telemetry import event_log, memory
 from launch.train.telemetry import gpu_clocks as clocks
 from launch.train.telemetry.gpu_clocks import Gpu, PhaseClocks, Reading, between, find_gpu

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch._C._autograd import DeviceType
 
 import launch.train.telemetry.profiler
-from launch.contract.records import Probe
+from launch.contract.records.probe import Probe
 from launch.train.telemetry.profiler import PROBED_STEPS, merged_duration, probe
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda pair: (pair[0], sum(pair))))

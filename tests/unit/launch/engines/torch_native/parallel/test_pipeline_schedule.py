@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Optional
 
 import pytest
 from hypothesis import given
@@ -49,7 +48,7 @@ class Simulation:
     not been taken. Tensors on an edge arrive in the order in which they were sent."""
 
     plan: Plan
-    window: Optional[int]
+    window: int | None
     seconds: dict[int, int]
     """What a forward through each virtual stage takes; a backward takes twice that."""
     under_way: dict[Edge, deque[tuple[object, int]]] = field(default_factory=lambda: defaultdict(deque))
@@ -96,7 +95,7 @@ class Simulation:
                     self.clocks[stage] = max(self.clocks[stage], self.taken[edge][sent[edge] - self.window - 1])
 
 
-def simulate(plan: Plan, window: Optional[int], seconds: Optional[list[int]] = None) -> int:
+def simulate(plan: Plan, window: int | None, seconds: list[int] | None = None) -> int:
     return Simulation(plan, window, dict(enumerate(seconds or [1] * (plan.stages * plan.chunks)))).run()
 
 

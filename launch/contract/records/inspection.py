@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Optional, get_args
+from typing import Any, Literal, get_args
 
 FindingKind = Literal[
     "synchronisation", "shape", "operators", "generator", "host generator", "default generator",
@@ -68,7 +68,7 @@ class Inspection:
     """
 
     findings: tuple[Finding, ...]
-    kernels: Optional[Kernels] = None
+    kernels: Kernels | None = None
     waits: float = 0.0
     recompilations: int = 0
 

@@ -1,0 +1,1 @@
+"""What a run leaves behind: one shape a file. Loading a record parses JSON and nothing else."""

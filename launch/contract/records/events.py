@@ -1,0 +1,22 @@
+"""What a rank records at the phases of a run: events/rank<r>.jsonl.
+
+Every event holds time (seconds since the epoch), kind, phase and step. Kinds: "enter" (a phase begins; the first one
+also holds the rank's pid), "phase" (it ended: memory, clocks, seconds), "choices" (what the engine chose), "capture" and
+"proof" (graphs: GraphStats), "probe" (Probe), "inspection" (Inspection), "note" (message), "exception" (type, message,
+traceback).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+from launch.common.atomic_files import read_json_lines
+from launch.contract.paths import AttemptPaths
+
+Phase = Literal["init", "build", "warmup", "capture", "settle", "measure", "probe", "teardown"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+def read_events(attempt: AttemptPaths, rank: int) -> Iterator[dict[str, Any]]:
+    return read_json_lines(attempt.events(rank))

@@ -1,0 +1,41 @@
+"""What an engine says of its graphs: the evidence of capture and replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class GraphStats:
+    """What an engine says of its graphs; the evidence that what was captured is what ran.
+
+    ``replays`` counts replays since the capture, ``expected_replays`` what they must be if every step after the
+    capture ran from graphs. For torch_compile on a CPU a "graph" is a compiled frame and a "replay" its execution.
+    """
+
+    impl: str
+    effective_scope: tuple[str, ...] = ()
+    mechanism: str = ""
+    """In words, what the implementation is here: "compiled without CUDA graphs (CPU)"."""
+    graphs: int = 0
+    replays: int = 0
+    expected_replays: int = 0
+    recompilations: int = 0
+    """How often the model was compiled anew: by torch_compile, and in an eager run by ``training.compile: whole``."""
+    capture_seconds: float = 0.0
+    launches_per_step: int = 0
+    """CUDA graph launches that a step takes if all of it that was captured runs from graphs; 0 where there are none."""
+
+    @property
+    def proven(self) -> bool:
+        return self.graphs > 0 and self.replays == self.expected_replays > 0 and self.recompilations == 0
+
+
+def graph_stats_from_json(content: Mapping[str, Any]) -> GraphStats:
+    """Raises TypeError where a count is no whole number, or a field is missing or unknown."""
+    for name in ("graphs", "replays", "expected_replays", "recompilations", "launches_per_step"):
+        if type(content[name]) is not int:
+            raise TypeError(f"{name} is {content[name]!r}, not a whole number")
+    return GraphStats(**dict(content) | {"effective_scope": tuple(content["effective_scope"])})

@@ -1,0 +1,33 @@
+"""One optimizer step of a run: a line of metrics.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launch.common.atomic_files import number, read_json_lines
+from launch.contract.paths import AttemptPaths
+from launch.contract.records.events import Phase
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One optimizer step. ``loss`` is the mean over the global batch (nats a token), ``grad_norm`` is before clipping."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    step_time_ms: float
+    tokens: int
+    phase: Phase
+
+
+def read_metrics(attempt: AttemptPaths) -> Iterator[StepMetrics]:
+    for line in read_json_lines(attempt.metrics):
+        yield StepMetrics(**step_from_json(line))
+
+
+def step_from_json(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of metrics.jsonl with numbers for the strings that NaN and the infinities are written as."""
+    return {**line, **{key: number(line[key]) for key in ("loss", "grad_norm", "step_time_ms")}}

@@ -1,0 +1,88 @@
+"""The digests that name what a RunSpec is.
+
+* ``run_id``: everything that determines the run, including its repeat.
+* ``workload_id``: what an eager and a graphed run must share to be compared: everything but ``cuda_graph`` and ``repeat``.
+* ``task_id``: what makes cells rankable against each other: model mathematics, data, batch, precision, optimizer.
+
+A planned fault and layer digests belong to all three.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launch.contract.spec import RunSpec
+
+LAYOUT_ONLY = (
+    "micro_batch_size", "recompute", "compile", "attention_backend", "gradient_accumulation_fusion", "moe_router_fusion",
+    "cpu_offloading", "deterministic",
+)  # fmt: skip
+"""Training fields that change how a task runs, but not the task. The first one counts only where no loss depends on the
+micro-batch."""
+
+
+def cell_digest(spec: RunSpec) -> str:
+    return _digest_of(_identity(spec))
+
+
+def workload_id(spec: RunSpec) -> str:
+    parts = _identity(spec)
+    del parts["cuda_graph"]
+    # A graphed run and its eager baseline are compared over one window, so they must share the warm-up.
+    parts["warmup_steps"] = canonical(spec.cuda_graph.warmup_steps)
+    return _digest_of(parts)
+
+
+def task_id(spec: RunSpec) -> str:
+    model, layout = spec.model, spec.parallelism
+    # Drop-and-pad experts and the load-balancing loss depend on the micro-batch, so its size belongs to the task then.
+    # Expert capacity depends on the part of it that one rank of tp and cp routes.
+    drops = model.moe_expert_capacity_factor is not None
+    training = _section_text(spec.training, LAYOUT_ONLY[drops or model.moe_aux_loss_coeff != 0 :])
+    parts = {"model": _section_text(model), "training": training, "data": _section_text(spec.data)}
+    if drops:
+        parts["tp"] = canonical(layout.tp)
+        parts["cp"] = canonical(layout.cp)
+    return _digest_of(parts | _purpose(spec))
+
+
+def canonical(content: object) -> str:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"))
+
+
+def digest(content: object) -> str:
+    """Return ten hexadecimal digits of the SHA-256 of ``content`` as canonical JSON."""
+    return _sha(canonical(content))
+
+
+def _identity(spec: RunSpec) -> dict[str, str]:
+    """Return what determines a cell, as canonical JSON by section: everything but the repeat and the preset's name."""
+    sections = ("model", "parallelism", "training", "data", "cuda_graph", "placement")
+    parts = {name: _section_text(getattr(spec, name)) for name in sections} | _purpose(spec)
+    return parts | {"engine": canonical(spec.engine), "environment": canonical(dict(spec.environment))}
+
+
+def _purpose(spec: RunSpec) -> dict[str, str]:
+    # The step of a fault that is not set changes nothing.
+    fault = {"fault": _section_text(spec.fault)} if spec.fault.is_set else {}
+    return fault | {"digest_steps": canonical(spec.digest_steps)}
+
+
+@lru_cache(maxsize=4096)
+def _section_text(section: object, without: tuple[str, ...] = ("preset",)) -> str:
+    """Return a section as canonical JSON. It is cached: thousands of cells share few sections and need three digests each."""
+    return canonical({name: value for name, value in vars(section).items() if name not in without})
+
+
+def _digest_of(parts: Mapping[str, str]) -> str:
+    """Return the digest of an object whose members are canonical JSON already."""
+    return _sha("{" + ",".join(f'"{name}":{parts[name]}' for name in sorted(parts)) + "}")
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
