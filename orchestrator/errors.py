@@ -7,7 +7,8 @@ OrchestratorError        2  the system failed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -47,3 +48,14 @@ class SystemFault(OrchestratorError):
 def input_error(place: str, message: str, remedy: str = "") -> InputError:
     """An :class:`InputError` of one problem."""
     return InputError([Problem(place, message, remedy)])
+
+
+def suggestion(value: object, known: Iterable[str], otherwise: str | None = None) -> str:
+    """Return "did you mean ...?" for the closest of ``known``, else ``otherwise``, else the list of ``known``."""
+    names = sorted(known)
+    close = difflib.get_close_matches(str(value), names, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    if otherwise is not None:
+        return otherwise
+    return f"known: {', '.join(names)}" if names else ""

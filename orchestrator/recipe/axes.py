@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from orchestrator.errors import suggestion
 from orchestrator.recipe.field_check import Checker
 from orchestrator.recipe.fields import NOT_SWEPT, SCHEMAS, SECTIONS, TOP, is_field, meant
-from orchestrator.recipe.section_schema import suggestion
 from orchestrator.recipe.source_fields import Tree, flatten
 
 Axes = dict[str, tuple[Tree, ...]]

@@ -10,11 +10,11 @@ from typing import Any, cast
 from launch.contract.outcomes import Expectation
 from launch.contract.records.events import Phase
 from launch.contract.spec import CudaGraph, Data, Device, Fault, Model, Parallelism, Placement, RunSpec, Training
-from orchestrator.errors import input_error
+from orchestrator.errors import input_error, suggestion
 from orchestrator.recipe.aliases import canonical_place, canonical_values
 from orchestrator.recipe.fields import FIELDS, HEAD, SCHEMAS, Resources
 from orchestrator.recipe.recipe import Recipe
-from orchestrator.recipe.section_schema import Schema, suggestion
+from orchestrator.recipe.section_schema import Schema
 from orchestrator.recipe.source_fields import Tree
 
 BEFORE_CAPTURE: tuple[Phase, ...] = ("init", "build", "warmup")

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from launch.common.redact import is_secret_name
-from orchestrator.errors import InputError, Problem
+from orchestrator.errors import InputError, Problem, suggestion
 from orchestrator.recipe.fields import HEAD, SCHEMAS, SECTIONS, TOP, meant, way_out
-from orchestrator.recipe.section_schema import Schema, suggestion
+from orchestrator.recipe.section_schema import Schema
 from orchestrator.recipe.source_fields import Source, SourceFields, Tree, read_written
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -10,8 +10,9 @@ from typing import Any, Literal
 from launch.contract.outcomes import Expectation
 from launch.contract.plan import Margins
 from launch.contract.spec import CudaGraph, Data, Fault, Model, Parallelism, Training
+from orchestrator.errors import suggestion
 from orchestrator.recipe.aliases import canonical_place
-from orchestrator.recipe.section_schema import Schema, suggestion
+from orchestrator.recipe.section_schema import Schema
 from orchestrator.rules.bounds import ABOVE_ZERO, COUNT, POSITIVE, Interval
 
 

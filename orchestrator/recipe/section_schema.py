@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from omegaconf import MISSING, OmegaConf
@@ -104,14 +103,3 @@ def _has_sense(value: Any, takes_bool: bool) -> bool:
     if takes_bool:
         return isinstance(value, (bool, str))
     return not any(isinstance(item, bool) for item in (value if isinstance(value, list) else [value]))
-
-
-def suggestion(written: Any, known: Iterable[str], otherwise: str | None = None) -> str:
-    """ "did you mean ...?" where something known is close, else ``otherwise``, else the known things."""
-    names = sorted(known)
-    close = difflib.get_close_matches(str(written), names, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    if otherwise is not None:
-        return otherwise
-    return f"known: {', '.join(names)}" if names else ""

@@ -13,8 +13,7 @@ from typing import Any
 
 import yaml
 
-from orchestrator.errors import InputError, Problem, input_error
-from orchestrator.recipe.section_schema import suggestion
+from orchestrator.errors import InputError, Problem, input_error, suggestion
 
 EXAMPLES = "recipes/, recipes/models/ and clusters/ hold examples"
 MOST_NESTED = 50

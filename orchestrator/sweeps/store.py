@@ -20,7 +20,7 @@ from launch.contract.bundle import BundleOrder, order_from_json, order_to_json
 from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Plan, plan_from_json, plan_to_json
-from orchestrator.errors import SystemFault, input_error
+from orchestrator.errors import SystemFault, input_error, suggestion
 
 VARIABLE = "ORCHESTRATOR_STORE"
 ORDER_SECONDS = 120.0
@@ -48,8 +48,6 @@ class Store:
         for sweep in (self.sweep(name), SweepPaths(Path(name))):
             if sweep.plan.is_file():
                 return sweep
-        from orchestrator.recipe.section_schema import suggestion  # it loads OmegaConf, which status does without
-
         raise input_error(
             "",
             f"no sweep {name!r} in {self.root}",

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from launch.common.redact import is_secret_name
-from orchestrator.errors import InputError, Problem, input_error
+from orchestrator.errors import InputError, Problem, input_error, suggestion
 from orchestrator.recipe.field_check import NAME, check_variable
 from orchestrator.recipe.fields import way_out
-from orchestrator.recipe.section_schema import Schema, suggestion
+from orchestrator.recipe.section_schema import Schema
 from orchestrator.recipe.source_fields import Source, flatten
 from orchestrator.recipe.yaml_reader import read_page
 from orchestrator.rules.bounds import ABOVE_ZERO, COUNT, POSITIVE

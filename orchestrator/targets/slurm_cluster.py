@@ -15,8 +15,7 @@ from launch.contract.bundle import Step
 from launch.contract.plan import Cell, Reason
 from launch.contract.spec import Device, RunSpec
 from launch.support import unsupported
-from orchestrator.errors import input_error
-from orchestrator.recipe.section_schema import suggestion
+from orchestrator.errors import input_error, suggestion
 from orchestrator.targets.host import Placing, installed_packages, lacks_gpu_for_graphs, lacks_packages
 from orchestrator.targets.job_request import JobRequest, limits_of, request_for, runs_request
 from orchestrator.targets.partition import Partition
