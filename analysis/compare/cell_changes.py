@@ -21,6 +21,7 @@ from typing import Literal
 from analysis.compare.golden import GoldenCell, GoldenMemory, GoldenSpeed, GoldenVerdict
 from analysis.sweep.cell_results import EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_PASS, EXIT_UNFINISHED
 from analysis.verdict.verdict import WORDS
+from launch.common.text import count
 from launch.contract.outcomes import RESULTS_INTACT
 
 MEMORY_TOLERANCE = 0.05
@@ -213,7 +214,7 @@ def _helps(speed: GoldenSpeed) -> str:
 
 
 def _ratio(speed: GoldenSpeed) -> str:
-    over = f"{speed.pairs} pairs" if speed.pairs != 1 else "1 pair"
+    over = count("pair", speed.pairs)
     if speed.interval is None:
         return f"{speed.ratio:.3f}x ({over})"
     return f"{speed.ratio:.3f}x ({speed.interval[0]:.3f}-{speed.interval[1]:.3f} over {over})"

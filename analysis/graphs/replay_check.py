@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from analysis.records.run import Attempt
+from launch.common.text import count
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.probe import Probe
 from launch.contract.spec import RunSpec
@@ -36,10 +37,10 @@ class Replay:
     def summary(self) -> str:
         if not self.proven:
             return f"not proven: {self.reason}"
-        graphs = f"{self.stats.graphs} graph{'s' if self.stats.graphs != 1 else ''}"
+        graphs = count("graph", self.stats.graphs)
         said = f"proven: {graphs}, {self.stats.replays} of {self.stats.expected_replays} replays"
         if self.launches_seen is not None:
-            said += f", {self.launches_seen:g} graph launch{'es' if self.launches_seen != 1 else ''} a step seen"
+            said += f", {count('graph launch', self.launches_seen)} a step seen"
         if self.bare_ranks:
             others = f"the other {self.bare_ranks} hold" if self.bare_ranks > 1 else "the other holds"
             return f"{said} on {self.ranks - self.bare_ranks} of {self.ranks} ranks; {others} no layer of the scope"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from analysis.limits.speedup_bound import NEAR, Bound
 from analysis.sweep.cell_results import CellResult, exit_code
 from analysis.sweep.ranking import diverging_cells, rank
-from analysis.text import one_line
 from analysis.verdict.verdict import WORDS, Word
+from launch.common.text import count, one_line
 from launch.contract.outcomes import RESULTS_INTACT
 
 NAMED = 3
@@ -55,7 +55,7 @@ def summarise(results: Sequence[CellResult]) -> Summary:
 def _sentences(results: Sequence[CellResult]) -> list[str]:
     ran = [result for result in results if result.cell.state == "run"]
     if not ran:
-        return [f"Nothing was run: each of the {_count(len(results), 'cell')} is rejected or cannot run on this host."]
+        return [f"Nothing was run: each of the {count('cell', len(results))} is rejected or cannot run on this host."]
     said = [
         *(_failing(ran, word) for word in ("DIVERGED", "INCOMPARABLE")),
         _outcomes(ran),
@@ -77,10 +77,6 @@ def _sentences(results: Sequence[CellResult]) -> list[str]:
     return [sentence for sentence in said if sentence]
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _named(results: Sequence[CellResult], details: Sequence[str]) -> str:
     shown = [f"`{result.cell.label}`{detail}" for result, detail in zip(results[:NAMED], details[:NAMED], strict=True)]
     rest = len(results) - NAMED
@@ -92,13 +88,13 @@ def _failing(ran: Sequence[CellResult], word: Word) -> str:
     if not found:
         return ""
     details = [f" ({result.verdict.reason})" if result.verdict else "" for result in found]
-    return f"**{_count(len(found), 'graphed cell')} {word}**: {_named(found, details)}."
+    return f"**{count('graphed cell', len(found))} {word}**: {_named(found, details)}."
 
 
 def _unsound(ran: Sequence[CellResult]) -> str:
     found = [result for result in ran if result.unsound]
     details = [f" ({result.unsound[0]})" for result in found]
-    return f"**{_count(len(found), 'cell')} left unsound records**: {_named(found, details)}." if found else ""
+    return f"**{count('cell', len(found))} left unsound records**: {_named(found, details)}." if found else ""
 
 
 def _retried(ran: Sequence[CellResult]) -> str:
@@ -106,7 +102,7 @@ def _retried(ran: Sequence[CellResult]) -> str:
     found = [r for r in ran if r.retried and not (r.verdict and r.retried[0] in r.verdict.reason)]
     details = [f" ({result.retried[0]})" for result in found]
     said = "came to something else in an attempt before"
-    return f"**{_count(len(found), 'cell')} {said}**: {_named(found, details)}." if found else ""
+    return f"**{count('cell', len(found))} {said}**: {_named(found, details)}." if found else ""
 
 
 def _outcomes(ran: Sequence[CellResult]) -> str:
@@ -114,7 +110,7 @@ def _outcomes(ran: Sequence[CellResult]) -> str:
     if not found:
         return ""
     details = [f" ended {result.outcome}, expected {_expected(result)}" for result in found]
-    return f"**{_count(len(found), 'cell')} ended otherwise than expected**: {_named(found, details)}."
+    return f"**{count('cell', len(found))} ended otherwise than expected**: {_named(found, details)}."
 
 
 def _expected(result: CellResult) -> str:
@@ -129,12 +125,12 @@ def _passing(ran: Sequence[CellResult]) -> str:
     counts = Counter(result.verdict.word for result in graphed if result.verdict and result.verdict.passes)
     parts = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
     verb = "passes" if len(graphed) == 1 else "pass"
-    return f"{sum(counts.values())} of {_count(len(graphed), 'graphed cell')} {verb}{f' ({parts})' if parts else ''}."
+    return f"{sum(counts.values())} of {count('graphed cell', len(graphed))} {verb}{f' ({parts})' if parts else ''}."
 
 
 def _expected_failures(ran: Sequence[CellResult]) -> str:
     met = [r for r in ran if r.cell.expect.outcome not in RESULTS_INTACT and not r.unexpected and not r.unfinished]
-    return f"{_count(len(met), 'cell')} failed as expected." if met else ""
+    return f"{count('cell', len(met))} failed as expected." if met else ""
 
 
 def _speed(ran: Sequence[CellResult]) -> str:
@@ -162,7 +158,7 @@ def _doubtful(ran: Sequence[CellResult]) -> str:
         ("graphed cell", [r for r in doubted if r.cell.graphed]),
     )
     return " ".join(
-        f"**{_count(len(found), kind)} cannot be as fast as timed**: {_named(found, [f' ({r.doubt})' for r in found])}."
+        f"**{count(kind, len(found))} cannot be as fast as timed**: {_named(found, [f' ({r.doubt})' for r in found])}."
         for kind, found in kinds
         if found
     )
@@ -172,14 +168,14 @@ def _slowed(ran: Sequence[CellResult]) -> str:
     """Eager cells, too: a slow one makes its graphed twin look fast."""
     found = [(r, r.throttling.own.slowed) for r in ran if r.throttling and r.throttling.own.slowed]
     named = _named([result for result, _ in found], [f" (by {slowed})" for _, slowed in found])
-    return f"**{_count(len(found), 'cell')} ran on GPUs that were slowed down**: {named}." if found else ""
+    return f"**{count('cell', len(found))} ran on GPUs that were slowed down**: {named}." if found else ""
 
 
 def _other_courses(ran: Sequence[CellResult]) -> str:
     """Eager cells: a graphed one that passes trains what its twin does."""
     found = [(result, why) for result, why in diverging_cells(ran) if not result.cell.graphed]
     named = _named([result for result, _ in found], [f" ({why})" for _, why in found])
-    return f"**{_count(len(found), 'eager cell')} left out of the ranking**: {named}." if found else ""
+    return f"**{count('eager cell', len(found))} left out of the ranking**: {named}." if found else ""
 
 
 def _fastest(results: Sequence[CellResult]) -> str:
@@ -188,9 +184,9 @@ def _fastest(results: Sequence[CellResult]) -> str:
     said = []
     for ranking in found[:NAMED]:
         unsure = sum(not cell.told_apart for cell in ranking.cells[1:])
-        others = f", not told apart from {_count(unsure, 'other')}" if unsure else ""
+        others = f", not told apart from {count('other', unsure)}" if unsure else ""
         said.append(f"`{ranking.best.label}`, of {len(ranking.cells)} cells{others}")
-    rest = f"; and of {_count(len(found) - NAMED, 'more task')}" if len(found) > NAMED else ""
+    rest = f"; and of {count('more task', len(found) - NAMED)}" if len(found) > NAMED else ""
     return f"Fastest of {'its task' if len(found) == 1 else 'their tasks'}: {'; '.join(said)}{rest}." if found else ""
 
 
@@ -220,6 +216,6 @@ def _either_slowed(result: CellResult) -> bool:
 
 def _not_run(results: Sequence[CellResult]) -> str:
     counts = Counter(result.cell.state for result in results)
-    parts = [f"{_count(counts['rejected'], 'cell')} rejected by a rule"] if counts["rejected"] else []
-    parts += [f"{_count(counts['not_runnable'], 'cell')} not runnable on this host"] if counts["not_runnable"] else []
+    parts = [f"{count('cell', counts['rejected'])} rejected by a rule"] if counts["rejected"] else []
+    parts += [f"{count('cell', counts['not_runnable'])} not runnable on this host"] if counts["not_runnable"] else []
     return f"Not run: {' and '.join(parts)}." if parts else ""

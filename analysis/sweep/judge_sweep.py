@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from analysis.records.load import Records, load_planned
 from analysis.sweep.cell_results import CellResult, compare_cells, corrected
 from analysis.sweep.task_agreement import TaskComparison, Trained
-from analysis.text import code_name
+from launch.common.text import code_name
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Cell, Plan, read_plan
 

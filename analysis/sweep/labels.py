@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from analysis.records.run import attempts_of
 from analysis.sweep.cell_results import CellResult
+from launch.common.text import count
 from launch.contract.spec import Model, Parallelism, RunSpec, Training
 
 DEGREES = ("tp", "pp", "vpp", "ep", "etp", "cp", "dp")
@@ -47,7 +48,7 @@ def machine_words(result: CellResult) -> str:
     ranks, nodes = spec.parallelism.world_size, spec.placement.nodes
     where = f", {nodes} nodes" if nodes > 1 else ""
     if spec.placement.device == "cpu":
-        return f"{ranks} CPU rank{'' if ranks == 1 else 's'}{where}"
+        return f"{count('CPU rank', ranks)}{where}"
     return f"{ranks} x {_gpu(result)}{where}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from analysis.limits.speedup_bound import EagerStep
-from analysis.text import table
+from analysis.report.sections.tables import table
 from launch.contract.plan import Plan
 from launch.contract.records.inspection import BOUNDS_US, Finding, FindingKind, Kernels
 from orchestrator.advise.advice import SHORT_US, WHOLE_STEP, Advice, Rejected, Worth, point

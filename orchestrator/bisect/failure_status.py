@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from analysis.pairing.pair import PairResult
 from analysis.sweep.cell_results import CellResult
-from analysis.text import one_line
 from analysis.verdict.verdict import Verdict
+from launch.common.text import one_line
 from launch.contract.outcomes import Outcome, OutcomeName
 from launch.failures.diagnose import is_infrastructure
 from orchestrator.bisect.scope_candidates import Status

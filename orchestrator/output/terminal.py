@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.memory.static_memory import state_bytes
-from analysis.text import size
 from launch.common.atomic_files import number, read_json
+from launch.common.text import count, size
 from launch.contract.bundle import BundleOrder
 from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY
 from launch.contract.paths import SweepPaths
@@ -72,7 +72,7 @@ def print_plan(planned: Plan, hours: float, scripts: Sequence[BatchScript] = ())
 def _summary(planned: Plan) -> str:
     states = Counter(cell.state for cell in planned.cells)
     runs, bundles = sum(len(cell.run_ids) for cell in planned.cells), len(planned.bundles)
-    parts = [f"{_several(states['run'], 'cell')} to run ({_several(runs, 'run')} in {_several(bundles, 'bundle')})"]
+    parts = [f"{count('cell', states['run'])} to run ({count('run', runs)} in {count('bundle', bundles)})"]
     if states["not_runnable"]:
         parts.append(f"{states['not_runnable']} not runnable on this {_where(planned)}")
     if states["rejected"]:
@@ -99,11 +99,7 @@ def _batch_scripts(scripts: Sequence[BatchScript]) -> None:
 
 
 def _bundles(*scripts: BatchScript) -> str:
-    return _several(sum(len(script.bundles) for script in scripts), "bundle")
-
-
-def _several(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return count("bundle", sum(len(script.bundles) for script in scripts))
 
 
 def _is_known_to_be_wrong(spec: RunSpec) -> bool:
@@ -129,7 +125,7 @@ def ordered(states: Mapping[str, RunState], orders: Sequence[BundleOrder], of_ot
     begun = sum(len(order.schedule) for order in orders)
     alive = sum(state.alive for state in states.values())
     kept = sum(state.finished and not state.alive for state in states.values())
-    parts = [f"{_several(begun, 'run')} to begin"] if begun else []
+    parts = [f"{count('run', begun)} to begin"] if begun else []
     parts += [f"{alive} already running or waiting, adopted"] if alive else []
     parts += [f"{kept} on disk"] if kept else []
     lines = ["; ".join(parts) if parts else "nothing to run"]
@@ -147,9 +143,9 @@ def unshared_store(paths: SweepPaths) -> None:
     )
 
 
-def cancelled(planned: Plan, count: int, *, chosen: bool) -> None:
-    if count:
-        print(f"cancelled {count} {'run' if count == 1 else 'runs'} of {planned.name}; finished runs are kept")
+def cancelled(planned: Plan, runs: int, *, chosen: bool) -> None:
+    if runs:
+        print(f"cancelled {count('run', runs)} of {planned.name}; finished runs are kept")
     else:
         print(f"nothing {'of these runs' if chosen else f'of {planned.name}'} runs or waits")
 
@@ -157,7 +153,7 @@ def cancelled(planned: Plan, count: int, *, chosen: bool) -> None:
 def retried(orders: Sequence[BundleOrder], avoided: Sequence[str]) -> None:
     """What is made again after a failure of the infrastructure."""
     left_aside(avoided)
-    print(f"{_several(sum(len(order.schedule) for order in orders), 'run')} to begin again")
+    print(f"{count('run', sum(len(order.schedule) for order in orders))} to begin again")
 
 
 def left_aside(nodes: Sequence[str]) -> None:
@@ -278,8 +274,7 @@ def _report_row(cell: Mapping[str, Any]) -> tuple[str, ...]:
     word = verdict["word"] if verdict else "reference" if cell["impl"] == "none" else "-"
     faster = "-"
     if speed:
-        pairs = "pair" if speed["pairs"] == 1 else "pairs"
-        faster = f"{number(speed['ratio']):.2f}x over {speed['pairs']} {pairs}"
+        faster = f"{number(speed['ratio']):.2f}x over {count('pair', speed['pairs'])}"
         faster += ", INCONCLUSIVE" if speed["word"] == "INCONCLUSIVE" else ""
     loss = "-" if difference is None else f"{number(difference):.2g}"
     return (cell["label"], cell["outcome"] + (" (unexpected)" if cell["unexpected"] else ""), word, loss, faster)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launch.common.text import count
 from launch.slurm.job_states import stage_of
 from orchestrator.slurm.job_listing import UNHEARD, Job
 from orchestrator.slurm.pending_reasons import blocking_reason
@@ -74,9 +75,8 @@ def _obstacle(base: str, jobs: Sequence[Job]) -> str:
     """``jobs`` is the job of each run that waits for it: elements of the array ``base``, of one reason."""
     row = blocking_reason(jobs[0])
     job = jobs[0].job_id if len(set(jobs)) == 1 else base
-    runs = "1 run" if len(jobs) == 1 else f"{len(jobs)} runs"
     meaning, way_out = (row.meaning, row.way_out.format(job=job)) if row else ("", "")
-    return f"job {job} ({runs}) will not start by itself: {meaning} ({jobs[0].reason}). Way out: {way_out}"
+    return f"job {job} ({count('run', len(jobs))}) will not start by itself: {meaning} ({jobs[0].reason}). Way out: {way_out}"
 
 
 def _reason(job: Job) -> str:

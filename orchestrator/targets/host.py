@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from launch.common.text import count
 from launch.contract.bundle import Step
 from launch.contract.plan import Cell, Reason
 from launch.contract.spec import Device, RunSpec
@@ -74,8 +75,9 @@ class Host:
                 )
             )
         if placement.device == "cuda" and placement.ranks_per_node > len(self.gpus):
-            needed = "1 GPU is" if placement.ranks_per_node == 1 else f"{placement.ranks_per_node} GPUs are"
-            message = f"{needed} needed, and this host has {len(self.gpus)}"
+            message = (
+                f"the run needs {count('GPU', placement.ranks_per_node)} on a node, and this host has {len(self.gpus)}"
+            )
             reasons.append(Reason("host.gpus", message, "run it on a host with so many, or lower the layout's degrees"))
         return tuple(reasons)
 

@@ -14,14 +14,15 @@ from analysis.report.sections.pair_evidence import evidence
 from analysis.report.sections.ranking import rankings
 from analysis.report.sections.speed import speeds
 from analysis.report.sections.speedup_bound import captures, limits
+from analysis.report.sections.tables import code_block, escape, figure, table
 from analysis.report.selection import MAXIMUM_ROWS, MAXIMUM_WORKLOADS, Selection, workload_label
 from analysis.report.summary import Summary
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.host_contention import neighbours_of
 from analysis.sweep.ranking import rank
 from analysis.sweep.task_agreement import Trained
-from analysis.text import code_block, escape, figure, size, table
 from analysis.verdict.rungs import MINIMUM_STEPS
+from launch.common.text import count, size
 from launch.contract.outcomes import Outcome
 from launch.contract.plan import Plan
 
@@ -187,7 +188,7 @@ def _verdict_word(result: CellResult) -> str:
 def _short(result: CellResult) -> str:
     """Equality is said of however few steps: of how many, where they are fewer than anything else needs."""
     steps = min((pair.verdict.evidence.steps for pair in result.pairs if pair.verdict.evidence), default=0)
-    return f" over {steps} step{'' if steps == 1 else 's'} only" if steps < MINIMUM_STEPS else ""
+    return f" over {count('step', steps)} only" if steps < MINIMUM_STEPS else ""
 
 
 def _difference(result: CellResult) -> str:
@@ -302,4 +303,4 @@ def _provenance(plan: Plan, ran: Sequence[CellResult]) -> list[str]:
 def _value(found: Sequence[tuple[str, int]], runs: int) -> str:
     if len(found) == 1 and found[0][1] == runs:
         return found[0][0]
-    return "; ".join(f"{value} ({count} run{'s' if count > 1 else ''})" for value, count in found)
+    return "; ".join(f"{value} ({count('run', times)})" for value, times in found)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from analysis.report.sections.tables import figure, table
 from analysis.speed.speedup import Speed
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.failure_modes import FailureMode, failure_modes
 from analysis.sweep.labels import batch_words, layout_words, machine_words, model_words, precision_words
 from analysis.sweep.metric_changes import MEMORY_METRICS, Change, MemoryRisk, MetricChange, memory_risks, metric_changes
-from analysis.text import figure, size, table
+from launch.common.text import count, size
 
 NAMED = 3
 LONGEST_MESSAGE = 240
@@ -81,7 +82,7 @@ def _loss(result: CellResult) -> str:
 def _captured(result: CellResult) -> str:
     if result.captured is None or not result.captured.graphs:
         return "-"
-    graphs = f"{result.captured.graphs} graph{'' if result.captured.graphs == 1 else 's'} a rank"
+    graphs = f"{count('graph', result.captured.graphs)} a rank"
     return f"{graphs} in {result.captured.seconds:.2f} s" if result.on_gpu else graphs
 
 
@@ -170,8 +171,7 @@ def _some(texts: Sequence[str]) -> str:
 
 
 def _risk_row(risk: MemoryRisk) -> list[str]:
-    count, cells = len(risk.out_of_memory), f"{risk.fitting} cell{'s' if risk.fitting > 1 else ''}"
-    change = f"{count or 'none'} of {cells} out of memory"
+    change = f"{len(risk.out_of_memory) or 'none'} of {count('cell', risk.fitting)} out of memory"
     return ["out of memory", f"`{risk.graphs}`", change, "the eager twin fits", _some(risk.out_of_memory)]
 
 

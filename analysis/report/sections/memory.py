@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from analysis.memory.peaks import KIND_WORDS
 from analysis.memory.static_memory import state_bytes
+from analysis.report.sections.tables import table
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.fit_matrix import OutcomeMatrix, outcome_matrix, states_of
-from analysis.text import size, table
+from launch.common.text import size
 from launch.contract.records.events import Phase
 
 NAMED = 3

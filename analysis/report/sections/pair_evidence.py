@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from analysis.pairing.pair import PairResult
 from analysis.records.run import attempts_of
+from analysis.report.sections.tables import cell_text, escape, figure, item, table
 from analysis.report.sections.verdict_ladder import ladder, prefix
 from analysis.sweep.cell_results import CellResult
-from analysis.text import cell_text, escape, figure, item, table
+from launch.common.text import count
 
 
 def evidence(ran: Sequence[CellResult]) -> list[str]:
@@ -22,7 +23,7 @@ def evidence(ran: Sequence[CellResult]) -> list[str]:
         rows = (_pair_row(result, pair) for result, pair in pairs)
         blocks = ["## Evidence", table(header, rows), *_reasons(ran), *ladder(ran)]
     if notes:
-        lines = (item(f"{note} ({count} run{'s' if count > 1 else ''})") for note, count in sorted(notes.items()))
+        lines = (item(f"{note} ({count('run', runs)})") for note, runs in sorted(notes.items()))
         blocks += ["### Notes of the runs", "\n".join(lines)]
     return blocks
 

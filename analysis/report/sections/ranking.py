@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from analysis.report.sections.tables import cell_text, table
 from analysis.sweep.ranking import ALLOCATION_ALLOWANCE, Ranked, Ranking
-from analysis.text import cell_text, size, table
+from launch.common.text import count, size
 
 MAXIMUM_TASKS = 6
 MAXIMUM_CELLS = 20
@@ -55,15 +56,14 @@ def _best(ranking: Ranking) -> str:
     unsure = [cell for cell in ranking.cells[1:] if not cell.told_apart]
     said = f"Fastest: `{best.label}`{time}"
     if unsure:
-        said += f", not told apart from {len(unsure)} other{'s' if len(unsure) > 1 else ''}"
+        said += f", not told apart from {count('other', len(unsure))}"
     if ranking.most_of_a_rank is not best:
         said += f". Most tokens a second and {'GPU' if on_gpu else 'rank'}: `{ranking.most_of_a_rank.label}`"
-    allocations = f"{ranking.allocations} allocation{'s' if ranking.allocations > 1 else ''}"
-    return f"{said}. From runs in {allocations}."
+    return f"{said}. From runs in {count('allocation', ranking.allocations)}."
 
 
 def _machine(cell: Ranked) -> str:
-    gpus = f"{cell.ranks} GPU{'s' if cell.ranks > 1 else ''}"
+    gpus = count("GPU", cell.ranks)
     return f"{gpus} of {cell.nodes} nodes" if cell.nodes > 1 else gpus
 
 

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from analysis.limits.throttling import CAPPED_APART, SLOWED
 from analysis.pairing.pair import PairResult
 from analysis.records.provenance import differing_fields
+from analysis.report.sections.tables import cell_text, table
 from analysis.speed.speedup import BAND, MINIMUM_STEPS, Speed
 from analysis.speed.steady_window import FENCE, NOTICEABLE, RARE
 from analysis.statistics.confidence_interval import ALPHA
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.host_contention import HostContention
-from analysis.text import cell_text, table
+from launch.common.text import count
 
 HOW = (
     "A pair's speed-up is the ratio of the mean steps of its steady window; in brackets is its interval over the pairs, by "
@@ -101,9 +102,8 @@ def _row(result: CellResult, speed: Speed) -> list[str]:
 
 
 def _steps(speed: Speed) -> str:
-    left = [f"{speed.left_out} outlier{'s' * (speed.left_out > 1)}"] * (speed.left_out > 0) + [
-        f"{speed.settling} settling"
-    ] * (speed.settling > 0)
+    left = [count("outlier", speed.left_out)] if speed.left_out else []
+    left += [f"{speed.settling} settling"] if speed.settling else []
     return f"{speed.steps} ({', '.join(left)})" if left else str(speed.steps)
 
 
@@ -112,7 +112,7 @@ def _pays_off(speed: Speed) -> str:
         return "never"
     if speed.word != "FASTER" or speed.break_even_steps is None:
         return "-"
-    return f"{speed.break_even_steps:,} step{'' if speed.break_even_steps == 1 else 's'}"
+    return count("step", speed.break_even_steps)
 
 
 def _absolute(result: CellResult, speed: Speed) -> list[str]:

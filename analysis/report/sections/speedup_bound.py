@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analysis.limits.speedup_bound import NEAR, EagerStep, GraphedStep, SpeedupBound, classify_bound
+from analysis.report.sections.tables import table
 from analysis.speed.speedup import BAND
 from analysis.sweep.cell_results import CellResult
-from analysis.text import size, table
+from launch.common.text import size
 
 LIMIT_HEADER = (
     "cell", "eager step", "device busy (computing)", "launch-bound (not computing)", "host",

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analysis.records.steps import Metric
+from analysis.report.sections.tables import figure, table
 from analysis.sweep.cell_results import CellResult
-from analysis.text import figure, table
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, Estimate, Evidence
 
 _HOW = (

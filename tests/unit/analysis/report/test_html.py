@@ -21,10 +21,11 @@ from analysis.compare.golden import golden_of
 from analysis.compare.junit import junit_of_report
 from analysis.report.charts import MAXIMUM_POINTS, CurveChart, Line, thinned
 from analysis.report.html import page
+from analysis.report.sections.tables import code_block, escape, item, table
 from analysis.report.write_report import write_report
 from analysis.sweep.judge_sweep import judge_sweep
-from analysis.text import code_block, code_name, escape, item, table
 from launch.common.atomic_files import read_json, write_json
+from launch.common.text import code_name
 from tests.records import STARTED, AttemptRecord, write_sweep
 
 PICTURE = "plots/w-loss.png"

@@ -456,7 +456,7 @@ def test_a_set_that_cannot_run_here_is_refused_by_its_rule(tmp_path: Path) -> No
     with pytest.raises(InputError, match=r"\[capture.native_fp32_experts\]"):
         search_of(sweep, plan, cell, GPUS)
     sweep, plan, cell = written(tmp_path / "no_gpu", SPECS[0], nan("attn"))
-    with pytest.raises(InputError, match=r"no smaller set to try: \[host.gpus\] 1 GPU is needed"):
+    with pytest.raises(InputError, match=r"no smaller set to try: \[host.gpus\] the run needs 1 GPU"):
         search_of(sweep, plan, cell, Host((), 8, frozenset(), True))
 
 

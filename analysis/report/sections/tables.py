@@ -1,0 +1,55 @@
+"""Markdown: tables, list items and code blocks that show any text as text, and differences as figures."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+from launch.common.text import escape_invisible, one_line
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [list(header), ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell_text(text) for text in line) + " |" for line in lines)
+
+
+def cell_text(text: str) -> str:
+    return escape(text).replace("|", "\\|") or "-"
+
+
+def escape(text: str) -> str:
+    """Return ``text`` on one line, with no HTML, no image and no unpaired backquote for a markdown reader."""
+    line, at, parts = one_line(text), 0, []
+    for kept in _KEPT.finditer(line):
+        parts += [_escape_markup(line[at : kept.start()]), kept[0]]
+        at = kept.end()
+    rest = _escape_markup(line[at:])
+    return "".join(parts) + rest + "\\" * rest.endswith("\\")
+
+
+# Escapes, and code spans, whose text markdown shows literally (CommonMark 0.31, 6.1).
+_KEPT = re.compile(r"\\[\\`]|(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)")
+
+
+def _escape_markup(text: str) -> str:
+    return text.replace("<", "&lt;").replace("![", "!\\[").replace("`", "\\`")
+
+
+def item(text: str) -> str:
+    """Return ``text`` as a list item, whatever character it begins with."""
+    return "- " + re.sub(r"^(\d*)([#>+*=~_|\-\[.)])", r"\1\\\2", escape(text))
+
+
+def code_block(text: str, language: str) -> str:
+    """Return ``text`` in a fence that none of its lines can close."""
+    visible = escape_invisible(text.rstrip("\n"))
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", visible)), default=0))
+    return f"{fence}{language}\n{visible}\n{fence}"
+
+
+def figure(value: float) -> str:
+    """Return a difference in three digits, or "not finite"."""
+    if not math.isfinite(value):
+        return "not finite"
+    return "0" if value == 0 else f"{value:.2e}"

@@ -1,0 +1,36 @@
+"""Plain text: counts, sizes, and any text made safe for one line."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+
+def count(noun: str, number: float) -> str:
+    """Return ``number`` with its ``noun``: "1 cell", "2 cells", "2 graph launches"."""
+    plural = noun + ("es" if noun.endswith("ch") else "s")
+    return f"{f'{number:,}' if isinstance(number, int) else f'{number:g}'} {noun if number == 1 else plural}"
+
+
+def size(value: int) -> str:
+    """Return bytes in MiB below one GiB, else in GiB."""
+    return f"{value / 2**20:.0f} MiB" if abs(value) < 2**30 else f"{value / 2**30:.2f} GiB"
+
+
+def one_line(text: str) -> str:
+    """Return ``text`` without line breaks and with its control characters escaped."""
+    return escape_invisible(" ".join(re.split(r"[ \t\r\n]+", text.strip(" \t\r\n"))))
+
+
+def escape_invisible(text: str) -> str:
+    """Escape control characters and lone surrogates as Python does. Tabs and newlines stay."""
+    return "".join(c.encode("unicode_escape").decode() if _is_hidden(c) else c for c in text)
+
+
+def _is_hidden(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\t\n"
+
+
+def code_name(text: str) -> str:
+    """Return ``text`` as it can appear between backquotes."""
+    return one_line(text).replace("`", "'")
