@@ -24,9 +24,9 @@ from orchestrator.bisect.failure_status import NUMBERS, classify_failure, find_r
 from orchestrator.bisect.layer_answer import Finding, LayerAnswer, LayerSearch, answer_to_json
 from orchestrator.bisect.side_sweep import plan_side_sweep, raise_if_rejected
 from orchestrator.errors import input_error
-from orchestrator.plan.planner import Target
 from orchestrator.rules import violations
 from orchestrator.sweeps.store import report_disk_errors
+from orchestrator.targets.slurm_cluster import Target
 
 STEPS_PAST = 2
 """How many steps are digested behind the last at which a repeat was seen to fail."""

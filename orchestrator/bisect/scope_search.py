@@ -21,11 +21,11 @@ from orchestrator.bisect.scope_answer import ScopeAnswer, ScopeSearch, answer_to
 from orchestrator.bisect.scope_candidates import Candidate, Conclusion, candidates_of, next_scopes
 from orchestrator.bisect.side_sweep import plan_side_sweep, raise_if_rejected
 from orchestrator.errors import input_error
-from orchestrator.plan.planner import Target
 from orchestrator.rules import violations
 from orchestrator.rules.graph_scope import SCOPED_IMPLS
 from orchestrator.sweeps.report_process import write_report
 from orchestrator.sweeps.store import report_disk_errors
+from orchestrator.targets.slurm_cluster import Target
 
 
 def cell_named(plan: Plan, wanted: str) -> Cell:

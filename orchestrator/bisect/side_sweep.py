@@ -9,10 +9,11 @@ from launch.contract.outcomes import Expectation
 from launch.contract.plan import Cell, Plan
 from launch.contract.spec import RunSpec
 from orchestrator.errors import input_error
-from orchestrator.plan.planner import Target, make_plan
+from orchestrator.plan.planner import make_plan
 from orchestrator.recipe.expand import ResolvedCell
 from orchestrator.recipe.fields import Resources, Tracking
 from orchestrator.recipe.recipe import Recipe
+from orchestrator.targets.slurm_cluster import Target
 
 LEAST_REPEATS = 2
 """Eager repeats without which nothing is known to have DIVERGED."""

@@ -24,10 +24,11 @@ from orchestrator.sweeps.run_state import open_submissions, read_states
 from orchestrator.sweeps.store import Store, read_plan
 
 if TYPE_CHECKING:
-    from orchestrator.plan.planner import Policy, Target
     from orchestrator.recipe.expand import ResolvedCell
     from orchestrator.recipe.recipe import Recipe
+    from orchestrator.submit.attempts import Policy
     from orchestrator.submit.executor import Executor
+    from orchestrator.targets.slurm_cluster import Target
 
 
 def sweep(options: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from launch.contract.plan import Cell, Reason
 from launch.contract.spec import Device, RunSpec
 from launch.support import unsupported
 from orchestrator.errors import input_error, suggestion
-from orchestrator.targets.host import Placing, installed_packages, lacks_gpu_for_graphs, lacks_packages
+from orchestrator.targets.host import Host, Placing, installed_packages, lacks_gpu_for_graphs, lacks_packages
 from orchestrator.targets.job_request import JobRequest, limits_of, request_for, runs_request
 from orchestrator.targets.partition import Partition
 from orchestrator.targets.profile import Profile
@@ -97,6 +97,10 @@ class Cluster:
             "training.gradient_precision=bf16"
         )
         return (Reason("cluster.gpu_memory", message, remedy),)
+
+
+Target = Host | Cluster
+"""What cells are judged against and bundles are placed on."""
 
 
 def find_cluster(profile: Profile, store: Path) -> Cluster:

@@ -11,7 +11,7 @@ from launch.contract.plan import Plan
 from launch.failures.diagnose import is_infrastructure
 from orchestrator.errors import OrchestratorError
 from orchestrator.output import terminal
-from orchestrator.plan.planner import attempts_to_begin
+from orchestrator.submit.attempts import attempts_to_begin
 from orchestrator.submit.slurm_queue import enqueue, poll_jobs
 from orchestrator.sweeps.postmortem import close_dead_attempts
 from orchestrator.sweeps.run_state import RunState, read_states

@@ -13,7 +13,7 @@ from launch.contract.plan import Plan
 from orchestrator.errors import input_error
 from orchestrator.output import terminal
 from orchestrator.output.next_commands import suggest_after, suggest_while_running
-from orchestrator.plan.planner import Policy, Target, attempts_to_begin
+from orchestrator.submit.attempts import Policy, attempts_to_begin
 from orchestrator.submit.executor import Executor
 from orchestrator.submit.local_queue import run_in_foreground, start_queue
 from orchestrator.submit.slurm_queue import enqueue, poll_jobs
@@ -30,7 +30,7 @@ from orchestrator.sweeps.store import (
     write_orders,
     write_plan,
 )
-from orchestrator.targets.slurm_cluster import Cluster
+from orchestrator.targets.slurm_cluster import Cluster, Target
 from orchestrator.workflow.infrastructure_retry import InfrastructureRetry, nodes_to_avoid
 from orchestrator.workflow.watch import watch
 

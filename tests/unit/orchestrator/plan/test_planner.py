@@ -4,56 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launch.common.atomic_files import dumps
-from launch.contract.bundle import Step, order_from_json, order_to_json
-from launch.contract.outcomes import OUTCOMES, Outcome
 from launch.contract.plan import Plan, plan_from_json, plan_to_json
 from launch.contract.spec import RunSpec, spec_from_json
 from orchestrator.errors import InputError
 from orchestrator.plan.planner import (
-    MOST_ATTEMPTS,
-    Policy,
-    Target,
-    attempts_to_begin,
     check_budget,
     gpu_hours,
-    make_plan,
 )
-from orchestrator.recipe.expand import expand, filter_cells
 from orchestrator.recipe.fields import FIELDS, SCHEMAS
-from orchestrator.recipe.recipe import load
-from orchestrator.slurm.job_listing import Job
-from orchestrator.sweeps.postmortem import MOST_LAUNCHES
-from orchestrator.sweeps.run_state import RunState, StateName
 from orchestrator.targets import host
 from orchestrator.targets.host import Host
-from orchestrator.targets.partition import Nodes, Partition
-from orchestrator.targets.profile import Profile
 from orchestrator.targets.slurm_cluster import Cluster
-
-CPU_HOST = Host((), 2, frozenset(), has_compiler=True)
-GPU_HOST = Host(("0", "1"), 8, frozenset(), has_compiler=True)
-ALIKE = Nodes(4, cpus=16, megabytes=64000, features=frozenset({"h100", "ib"}), gpus={"h100": 8})
-BATCH = Partition("batch", True, "UP", 240.0, 1, 3, (ALIKE, Nodes(1, cpus=64, megabytes=512000)))
-CLUSTER = Cluster(Profile("site"), (BATCH,), 1001, frozenset())
-COMPILED = {"cuda_graph.impl": ["torch_compile"]}
-
-
-def plan(folder: Path, *, host: Target = CPU_HOST, only: Sequence[str] = (), **fields: Any) -> Plan:
-    path = folder / "r.yaml"
-    path.write_text(yaml.safe_dump({"name": "x", "model": "tiny_moe", **fields}, sort_keys=False))
-    recipe = load(path)
-    return make_plan(recipe, filter_cells(expand(recipe, host.device), only), host)
+from tests.planned import ALIKE, BATCH, CLUSTER, COMPILED, CPU_HOST, GPU_HOST, TWO_NODES, cluster, plan
 
 
 def names(plan: Plan) -> list[list[str]]:
@@ -107,14 +78,6 @@ def test_what_a_host_lacks(tmp_path: Path) -> None:
     assert not lacking(CPU_HOST, sweep={"grid": COMPILED})
 
 
-def cluster(partition: Partition = BATCH, **fields: Any) -> Cluster:
-    return dataclasses.replace(CLUSTER, profile=Profile("site", **fields), partitions=(partition,))
-
-
-TWO_NODES: Mapping[str, Any] = {
-    "resources": {"nodes": 2, "gpus_per_node": 8, "device": "cuda"},
-    "training": {"precision": "bf16", "global_batch_size": 96},
-}
 LACKING: Mapping[str, tuple[Cluster, dict[str, Any], str, str]] = {
     # cluster, fields of the recipe (beside two nodes of eight GPUs), the reason and what it says
     "enough": (cluster(), {}, "", ""),
@@ -337,206 +300,6 @@ def test_a_plan_within_its_budget_passes(most: float | None) -> None:
 def test_a_plan_beyond_its_budget_is_refused_with_both_numbers(most: float) -> None:
     with pytest.raises(InputError, match=r"3\.00 GPU hours"):
         check_budget(3.0, most)
-
-
-# --- what is to be attempted ----------------------------------------------------------------------------------------
-
-# State of each run, in a bundle of two repeats: eager 0, compiled 0, eager 1, compiled 1.
-#   . planned   + completed as expected   ! ended otherwise   i interrupted   c cancelled   r running
-#   n its node failed   a ordered, and its job ended before it began
-STATES: Mapping[str, tuple[StateName, bool, bool]] = {  # name, ended, expected
-    ".": ("PLANNED", False, True),
-    "+": ("COMPLETED", True, True),
-    "!": ("CUDA_OOM", True, False),
-    "i": ("INTERRUPTED", False, True),
-    "c": ("CANCELLED", False, True),
-    "r": ("RUNNING", False, True),
-    "n": ("NODE_FAIL", True, False),
-}
-ORDERS: list[tuple[str, str, str, str]] = [
-    # states, and what each policy attempts: new, unfinished, failed (x: attempted)
-    ("....", "xxxx", "xxxx", "xxxx"),
-    ("++++", "", "", ""),
-    ("++..", "  xx", "  xx", "  xx"),
-    ("+.++", "xx", "xx", "xx"),  # a graphed run takes its eager twin along
-    (".+++", "xx", "xx", "xx"),  # an eager run takes the graphed ones of its repeat along
-    ("+!++", "", "", "xx"),
-    ("!+++", "", "", "xx"),
-    ("+++!", "", "", "  xx"),
-    ("!!!!", "", "", "xxxx"),
-    ("+i++", "", "xx", "xx"),
-    ("i...", "xxxx", "xxxx", "xxxx"),
-    ("ii++", "", "xx", "xx"),
-    ("++c.", "  xx", "  xx", "  xx"),
-    ("cccc", "", "xxxx", "xxxx"),
-    ("+!i+", "", "  xx", "xxxx"),
-    ("+r!.", "", "", ""),  # a living supervisor is not interfered with
-    ("+n++", "", "xx", "xx"),  # what the infrastructure ended counts as interrupted
-    ("+n!+", "", "xx", "xxxx"),
-]
-
-
-@pytest.mark.parametrize(("states", "new", "unfinished", "failed"), ORDERS)
-def test_the_retry_policy(tmp_path: Path, states: str, new: str, unfinished: str, failed: str) -> None:
-    found = plan(tmp_path, sweep={"grid": COMPILED})
-    (bundle,) = found.bundles
-    known = {run: state(run, sign) for run, sign in zip(bundle.run_ids, states, strict=True)}
-    policies: tuple[Policy, ...] = ("new", "unfinished", "failed")
-    for policy, expected in zip(policies, (new, unfinished, failed), strict=True):
-        made = attempts_to_begin(found, known, CPU_HOST, policy)
-        wanted = [run for run, sign in zip(bundle.run_ids, expected.ljust(4), strict=True) if sign == "x"]
-        assert [run for order in made for run, _ in order.schedule] == wanted, policy
-        for order in made:
-            assert dict(order.schedule) == {run: known[run].next_attempt for run in wanted}
-
-
-def state(run: str, sign: str, attempt: int = 3) -> RunState:
-    if sign == "a":
-        return RunState(run, "PLANNED", attempt, job=Job("7", "x", "NODE_FAIL"), abandoned=True, launches=1)
-    name, ended, expected = STATES[sign]
-    outcome = Outcome(cast(Any, name), "measure", "a", 0.0, 1.0) if ended else None
-    return RunState(run, name, attempt, sign == "r", outcome, expected)
-
-
-UNASKED: list[tuple[str, str]] = [
-    # states, and what a command that watches begins again by itself (x)
-    ("....", ""),  # nobody has asked for these yet
-    ("aaaa", "xxxx"),
-    ("++aa", "  xx"),
-    ("+n++", "xx"),  # its eager twin beside it
-    ("n+++", "xx"),
-    ("n!++", "x"),  # a failure of its own is a result: not made again, as a partner neither
-    ("!n++", " x"),
-    ("+!!+", ""),
-    ("+nc.", "xx"),
-    ("ci++", ""),
-    ("+ann", "xxxx"),
-    ("rnaa", ""),
-]
-
-
-@pytest.mark.parametrize(("signs", "expected"), UNASKED)
-def test_only_what_the_infrastructure_ended_is_made_again_unasked(tmp_path: Path, signs: str, expected: str) -> None:
-    found = plan(tmp_path, sweep={"grid": COMPILED})
-    runs = found.bundles[0].run_ids
-    known = {run: state(run, sign, attempt=2) for run, sign in zip(runs, signs, strict=True)}
-    made = attempts_to_begin(found, known, CLUSTER, "infrastructure")
-    wanted = [run for run, sign in zip(runs, expected.ljust(4), strict=True) if sign == "x"]
-    assert [pair for order in made for pair in order.schedule] == [(run, known[run].next_attempt) for run in wanted]
-
-
-def test_unasked_a_run_is_made_and_submitted_so_often_and_no_more(tmp_path: Path) -> None:
-    found = plan(tmp_path)
-    (run, other) = found.bundles[0].run_ids
-
-    def made_again(**fields: Any) -> bool:
-        known = {run: dataclasses.replace(state(run, "n", 2), **fields), other: state(other, "+")}
-        return bool(attempts_to_begin(found, known, CLUSTER, "infrastructure"))
-
-    assert made_again(next_attempt=MOST_ATTEMPTS)
-    assert not made_again(next_attempt=MOST_ATTEMPTS + 1)
-    assert made_again(abandoned=True, launches=MOST_LAUNCHES - 1)
-    assert not made_again(abandoned=True, launches=MOST_LAUNCHES)
-    assert not made_again(expected=True)
-    assert not made_again(outcome=Outcome("ENVIRONMENT", "init", "", 0.0, 1.0, failure_class="LAUNCH")), "given up"
-
-
-@PROPERTY
-@given(signs=st.text(st.sampled_from(".+!icna"), min_size=6, max_size=6), data=st.data())
-def test_retries_unasked_come_to_an_end_whatever_fails(tmp_path: Path, signs: str, data: st.DataObject) -> None:
-    found = plan(tmp_path, repeats=3, sweep={"grid": COMPILED})
-    runs = found.bundles[0].run_ids
-    known = {run: state(run, sign, attempt=2) for run, sign in zip(runs, signs, strict=True)}
-    results = {run for run, sign in zip(runs, signs, strict=True) if sign == "!"}
-    for _ in range(2 * MOST_ATTEMPTS * MOST_LAUNCHES * len(runs)):
-        made = attempts_to_begin(found, known, CLUSTER, "infrastructure")
-        if not made:
-            return
-        assert results.isdisjoint(run for run, _ in made[0].schedule)
-        for run, number in made[0].schedule:
-            ending = data.draw(st.sampled_from("nna!+"))
-            if ending == "a":
-                known[run] = dataclasses.replace(known[run], abandoned=True, launches=known[run].launches + 1)
-            else:
-                known[run] = state(run, ending, number + 1)
-            results |= {run} if ending == "!" else set()
-    raise AssertionError(f"not over: {known}")
-
-
-def test_a_retried_graphed_run_takes_its_eager_twin_and_no_other_graphed_run(tmp_path: Path) -> None:
-    """Three cells of one workload, in an order that orders() knows from bundles alone."""
-    found = plan(tmp_path, sweep={"grid": COMPILED})
-    eager, compiled = found.cells
-    third = dataclasses.replace(compiled, cell_id="third", label="third", run_ids=("third-r0", "third-r1"))
-    runs = tuple(run for repeat in zip(eager.run_ids, compiled.run_ids, third.run_ids, strict=True) for run in repeat)
-    bundle = dataclasses.replace(found.bundles[0], run_ids=runs)
-    wide = dataclasses.replace(found, cells=(eager, compiled, third), bundles=(bundle,))
-
-    def attempted(signs: str) -> list[str]:
-        known = {run: state(run, sign) for run, sign in zip(runs, signs, strict=True)}
-        return [run for order in attempts_to_begin(wide, known, CPU_HOST, "failed") for run, _ in order.schedule]
-
-    assert attempted("++++!+") == [runs[3], runs[4]]
-    assert attempted("!+++++") == list(runs[:3])
-    assert attempted("++!+!+") == [runs[0], runs[2], runs[3], runs[4]]
-
-
-@pytest.mark.parametrize("outcome", [name for name in OUTCOMES if name != "CANCELLED"])
-def test_an_outcome_that_is_expected_is_not_retried(tmp_path: Path, outcome: Any) -> None:
-    found = plan(tmp_path)
-    known = {
-        run: RunState(run, outcome, 2, False, Outcome(outcome, "measure", "a", 0.0, 1.0), expected=True)
-        for run in found.bundles[0].run_ids
-    }
-    assert attempts_to_begin(found, known, CPU_HOST, "failed") == ()
-
-
-def test_bundles_are_ordered_apart(tmp_path: Path) -> None:
-    found = plan(tmp_path, sweep={"grid": {**COMPILED, "parallelism.dp": [1, 2]}})
-    first, second = found.bundles
-    known = {run: state(run, "r" if run in first.run_ids else ".") for run in found.cell_of_run()}
-    (order,) = attempts_to_begin(found, known, CPU_HOST, "new")
-    assert order.bundle_id == second.bundle_id
-    assert order.workload_id == second.workload_id
-
-
-def test_an_order_takes_the_slots_and_limits_of_its_cells(tmp_path: Path) -> None:
-    resources = {"minutes_per_run": 2, "hang_minutes": 1}
-    (cpu,) = planned_orders(plan(tmp_path, parallelism={"dp": 2}, resources=resources), CPU_HOST)
-    assert (cpu.slots, cpu.slot_names) == (1, ("cpu",))
-    assert (cpu.limits.run_seconds, cpu.limits.hang_seconds) == (120.0, 60.0)
-    gpu = plan(tmp_path, host=GPU_HOST, parallelism={"dp": 2}, training={"precision": "bf16"})
-    (order,) = planned_orders(gpu, GPU_HOST)
-    assert (order.slots, order.slot_names) == (2, ("0", "1"))
-
-
-def test_an_order_for_a_cluster_says_how_ranks_start(tmp_path: Path) -> None:
-    profile = Profile(
-        "site", mpi="pmix", cpus_per_task=2, environment={"NCCL_X": "1"}, srun=("--cpu-bind=none",),
-        container_image="img", container_mounts=("/data:/data:ro",),
-    )  # fmt: skip
-    target = dataclasses.replace(CLUSTER, profile=profile, folders=("/code", "/store"))
-    (order,) = planned_orders(plan(tmp_path, host=target, **TWO_NODES), target)
-    assert (order.slots, order.slot_names, order.environment) == (0, (), {"NCCL_X": "1"})
-    mounts = "--container-mounts=/code:/code,/store:/store,/data:/data:ro"
-    arguments = ("--mpi=pmix", "--container-image=img", mounts, "--cpu-bind=none")
-    assert order.step == Step(2, 8, 2, "python3", arguments)
-    assert order_from_json(json.loads(dumps(order_to_json(order)))) == order
-    (plain,) = planned_orders(plan(tmp_path, host=CLUSTER), CLUSTER)
-    assert plain.step == Step(1, 1, 1, sys.executable, ("--mpi=none",))
-
-
-def test_what_was_planned_is_not_ordered_of_a_cluster_that_cannot_hold_it(tmp_path: Path) -> None:
-    found = plan(tmp_path, host=CLUSTER)
-    drained, brief = dataclasses.replace(BATCH, state="DRAIN"), dataclasses.replace(BATCH, max_minutes=30.0)
-    with pytest.raises(InputError, match="partition batch is DRAIN"):
-        planned_orders(found, cluster(drained))
-    with pytest.raises(InputError, match="an allocation of 72 minutes, and partition batch gives 30 at most"):
-        planned_orders(found, cluster(brief))
-
-
-def planned_orders(found: Plan, host: Target) -> tuple[Any, ...]:
-    return attempts_to_begin(found, {run: state(run, ".", 1) for run in found.cell_of_run()}, host, "new")
 
 
 def test_tracking_is_the_recipes_and_none_where_it_is_disabled(tmp_path: Path) -> None:

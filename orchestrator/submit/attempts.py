@@ -1,0 +1,107 @@
+"""Decide which attempts a submission begins, and place them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from launch.contract.bundle import BundleOrder
+from launch.contract.plan import Cell, Plan, PlannedBundle
+from launch.failures.diagnose import is_infrastructure
+from orchestrator.errors import input_error
+from orchestrator.sweeps.postmortem import MOST_LAUNCHES, never_began
+from orchestrator.sweeps.run_state import RunState
+from orchestrator.targets.job_request import limits_of
+from orchestrator.targets.slurm_cluster import Target
+
+Policy = Literal["new", "unfinished", "failed", "infrastructure"]
+"""Which runs a submission may begin. "new": runs that never began. "unfinished": also runs that were interrupted or
+cancelled, or whose infrastructure failed. "failed": also runs that failed by themselves. "infrastructure": what a watching
+command retries without being asked."""
+MOST_ATTEMPTS = 3
+"""How many attempts a run gets when its infrastructure keeps failing and nobody asks for more."""
+
+
+def attempts_to_begin(
+    plan: Plan, states: Mapping[str, RunState], target: Target, policy: Policy
+) -> tuple[BundleOrder, ...]:
+    """The attempts to make now, by bundle; a bundle with none, or with a living supervisor, is left out.
+
+    Raises:
+        InputError: ``target`` cannot hold one of them: it has changed since the plan was made, or is another.
+    """
+    cells = plan.cell_of_run()
+    made = []
+    for bundle in plan.bundles:
+        if any(states[run_id].alive for run_id in bundle.run_ids):
+            continue
+        wanted = _with_partners(bundle, cells, {r for r in bundle.run_ids if _may_begin(states[r], policy)})
+        if policy == "infrastructure":
+            wanted -= {run_id for run_id in wanted if _is_failure_of_its_own(states[run_id])}
+        if wanted:
+            schedule = tuple((r, states[r].next_attempt) for r in bundle.run_ids if r in wanted)
+            made.append(_order(bundle, schedule, [cells[r] for r, _ in schedule], target, plan))
+    return tuple(made)
+
+
+def _may_begin(state: RunState, policy: Policy) -> bool:
+    if policy == "infrastructure":
+        return _may_begin_unasked(state)
+    if state.name == "PLANNED":
+        return True
+    if state.name in ("INTERRUPTED", "CANCELLED") or (state.failed and not _is_result(state)):
+        return policy in ("unfinished", "failed")
+    return policy == "failed" and state.failed
+
+
+def _may_begin_unasked(state: RunState) -> bool:
+    """What a node, the network or the scheduler ended, or kept from beginning, and nobody called off."""
+    if _is_result(state) or state.name == "CANCELLED":
+        return False
+    if state.abandoned:
+        return state.launches < MOST_LAUNCHES
+    given_up = state.outcome is not None and never_began(state.outcome)
+    return state.failed and not given_up and state.next_attempt <= MOST_ATTEMPTS
+
+
+def _is_result(state: RunState) -> bool:
+    """Whether the run ended by itself, well or not: then its infrastructure has done its part."""
+    return state.outcome is not None and not is_infrastructure(state.outcome)
+
+
+def _is_failure_of_its_own(state: RunState) -> bool:
+    """As a partner too it is not made again unasked: a success would hide the failure."""
+    return _is_result(state) and state.outcome is not None and not state.outcome.results_intact
+
+
+def _with_partners(bundle: PlannedBundle, cells: Mapping[str, Cell], wanted: set[str]) -> set[str]:
+    """``wanted`` and what must run beside it, since speed is compared within one allocation only: the eager run of
+    each repeat that has a graphed run in it, and every graphed run of a repeat whose eager run is made again."""
+    repeats = list(zip(*[iter(bundle.run_ids)] * len({cells[r].cell_id for r in bundle.run_ids}), strict=True))
+    chosen: set[str] = set()
+    for repeat in repeats:
+        hit = wanted.intersection(repeat)
+        if hit:
+            eager = {run_id for run_id in repeat if not cells[run_id].graphed}
+            chosen |= set(repeat) if hit & eager else hit | eager
+    return chosen
+
+
+def _order(
+    bundle: PlannedBundle, schedule: tuple[tuple[str, int], ...], runs: Sequence[Cell], target: Target, plan: Plan
+) -> BundleOrder:
+    spec = runs[0].run_spec
+    for reason in (*target.lacks(spec), *target.lacks_time(runs)):
+        raise input_error(f"{runs[0].label} [{reason.rule}]", reason.message, reason.remedy)
+    placing = target.placing(spec)
+    return BundleOrder(
+        bundle.bundle_id,
+        bundle.workload_id,
+        schedule,
+        limits_of(runs),
+        placing.slots,
+        placing.slot_names,
+        plan.tracking,
+        placing.step,
+        placing.environment,
+    )
