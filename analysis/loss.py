@@ -2,7 +2,7 @@
 
     python -m analysis.loss --eager e1.csv e2.csv --graphed g1.csv --capture-step 4
 
-Files hold nothing of what runs have to share beside their steps, so that this is left to who made them.
+The files hold steps and metrics alone, so the user must know that the runs share workload, data, code and libraries.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from analysis.verdict.rungs import margin_of
 from analysis.verdict.verdict import Verdict, Word
 from launch.contract.plan import Margins
 
-_UNCHECKED = "provenance unchecked: that the runs share workload, data, code and libraries is not in the files"
+_UNCHECKED = "provenance unchecked: the files do not show whether the runs share workload, data, code and libraries"
 EXIT_CODES: Mapping[Word, int] = {"BITWISE": 0, "EQUIVALENT": 0, "INCOMPARABLE": 1, "DIVERGED": 3, "INCONCLUSIVE": 4}
 NOT_WRITTEN = 2
 
@@ -46,20 +46,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CurveError as error:
         verdict = Verdict("INCOMPARABLE", str(error))
     else:
-        evidence = _rungs(verdict.evidence, files, margins) if verdict.evidence else []
-        evidence += [f"{copy}: the same bytes as {of}; a copy proves nothing" for copy, of in files.copies]
-    said = [verdict.word, verdict.reason, f"To settle it: {verdict.remedy}." if verdict.remedy else ""]
-    lines = [*filter(None, said), *evidence, "", _UNCHECKED]
-    return EXIT_CODES[verdict.word] if _written("\n".join(lines) + "\n") else NOT_WRITTEN
+        evidence = _evidence_lines(verdict.evidence, files, margins) if verdict.evidence else []
+        evidence += [f"{copy}: the same bytes as {original}; a copy proves nothing" for copy, original in files.copies]
+    answer = [verdict.word, verdict.reason, f"Fix: {verdict.remedy}." if verdict.remedy else ""]
+    text = "\n".join([*filter(None, answer), *evidence, "", _UNCHECKED]) + "\n"
+    return EXIT_CODES[verdict.word] if _print(text) else NOT_WRITTEN
 
 
-def _written(text: str) -> bool:
-    """Whether ``text`` reached standard output; if not, why is on standard error."""
+def _print(text: str) -> bool:
+    """Return whether ``text`` reached standard output; if not, print the reason on standard error."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        # What is left in the buffer would fail once more at exit.
+        # The rest of the buffer would fail once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.stderr.write(f"the verdict could not be written: {error.strerror}\n")
         return False
@@ -67,14 +67,14 @@ def _written(text: str) -> bool:
 
 
 def _judge(files: CurveFiles, capture_step: int | None, margins: Margins) -> Verdict:
-    expected = files.steps
-    first = 0 if capture_step is None else int(np.searchsorted(expected, capture_step, side="right"))
-    verdict = judge_curves(files.eager, files.graphed, expected, first, margins, files.metrics)
+    steps = files.steps
+    first = 0 if capture_step is None else int(np.searchsorted(steps, capture_step, side="right"))
+    verdict = judge_curves(files.eager, files.graphed, steps, first, margins, files.metrics)
     coarse = insufficient_precision(files, first, margins) if verdict.word != "INCOMPARABLE" else {}
     if not coarse:
         return verdict
     sure = drop_below_precision(files, coarse)
-    surely = judge_curves(sure.eager, sure.graphed, expected, first, widen_margins(margins, coarse), files.metrics)
+    surely = judge_curves(sure.eager, sure.graphed, steps, first, widen_margins(margins, coarse), files.metrics)
     if verdict.word == surely.word == "DIVERGED":
         same = verdict.deviation and surely.deviation and verdict.deviation.step == surely.deviation.step
         return verdict if same else replace(surely, evidence=verdict.evidence)
@@ -84,12 +84,14 @@ def _judge(files: CurveFiles, capture_step: int | None, margins: Margins) -> Ver
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m analysis.loss",
-        description="Are the graphed curves the eager ones? Files are CSV or JSON lines with step, loss and optionally "
-        "grad_norm; several of a side are repeats of one configuration. docs/verdicts.md has the rules.",
+        description="Compare graphed loss curves with eager ones. Files are CSV or JSON lines with step, loss and optionally "
+        "grad_norm. Several files of one side are repeats of one configuration. docs/verdicts.md has the rules.",
         epilog="Exit codes: 0 BITWISE or EQUIVALENT, 3 DIVERGED, 4 INCONCLUSIVE, 1 INCOMPARABLE, 2 wrong usage or the output "
         "cannot be written.",
     )
-    parser.add_argument("--eager", nargs="+", type=Path, required=True, metavar="FILE", help="two or more give a floor")
+    parser.add_argument(
+        "--eager", nargs="+", type=Path, required=True, metavar="FILE", help="two or more give a noise floor"
+    )
     parser.add_argument("--graphed", nargs="+", type=Path, required=True, metavar="FILE")
     parser.add_argument(
         "--capture-step", type=int, metavar="K", help="compare the steps after K; by default all steps are compared"
@@ -107,35 +109,33 @@ def _parser() -> argparse.ArgumentParser:
 def _margin(text: str) -> float:
     value = float(text)
     if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"a margin is a number from 0 on, not {text}")
+        raise argparse.ArgumentTypeError(f"a margin is a finite number, 0 or larger, not {text}")
     return value
 
 
-def _rungs(found: Evidence, files: CurveFiles, margins: Margins) -> list[str]:
-    runs = f"{found.eager_runs} eager, {found.graphed_runs} graphed"
+def _evidence_lines(evidence: Evidence, files: CurveFiles, margins: Margins) -> list[str]:
+    runs = f"{evidence.eager_runs} eager, {evidence.graphed_runs} graphed"
+    eager_differ = evidence.eager_prefix < evidence.steps
     lines = [
         "",
-        f"window         steps {found.first_step} to {found.last_step} ({found.steps}); {runs}",
-        f"1 bitwise      the first {found.bitwise_prefix} of {found.steps} steps{_eager_prefix(found)}",
+        f"window         steps {evidence.first_step} to {evidence.last_step} ({evidence.steps}); {runs}",
+        f"1 bitwise      the first {evidence.bitwise_prefix} of {evidence.steps} steps"
+        + (f"; eager runs among themselves {evidence.eager_prefix}" if eager_differ else ""),
     ]
     for metric in files.metrics:
-        lines += ["", *_rungs_of(found, metric, margin_of(margins, metric))]
+        lines += ["", *_metric_lines(evidence, metric, margin_of(margins, metric))]
     return lines if len(files.metrics) > 1 else [*lines, "", "gradient norm: not in the files"]
 
 
-def _eager_prefix(found: Evidence) -> str:
-    return f"; eager runs among themselves {found.eager_prefix}" if found.eager_prefix < found.steps else ""
-
-
-def _rungs_of(found: Evidence, metric: Metric, margin: float) -> list[str]:
-    size, step = found.largest(metric)
-    floor = found.floor
-    lines = [f"{METRIC_NAMES[metric]}, margin {margin:g}{'' if metric == 'loss' else ' of it'}"]
-    lines += [
-        f"2 floor        {floor.of(metric):.3g} over {floor.repeats} eager runs" if floor else "2 floor        unknown"
+def _metric_lines(evidence: Evidence, metric: Metric, margin: float) -> list[str]:
+    size, step = evidence.largest(metric)
+    floor = evidence.floor
+    lines = [
+        f"{METRIC_NAMES[metric]}, margin {margin:g}{'' if metric == 'loss' else ' of it'}",
+        f"2 noise floor  {f'{floor.of(metric):.3g} over {floor.repeats} eager runs' if floor else 'unknown'}",
+        f"3 largest      {size:.3g} at step {step}",
     ]
-    lines += [f"3 largest      {size:.3g} at step {step}"]
-    for tested in found.tested:
+    for tested in evidence.tested:
         if tested.metric == metric:
             lines += [
                 f"3 mean         {tested.mean.value:.3g} +- {tested.mean.half_width:.3g} (p {tested.p:.2g})",

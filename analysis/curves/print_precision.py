@@ -1,7 +1,8 @@
-"""How finely curves were printed: digits that a file leaves out hide small differences, and make some out of none.
+"""How finely curves were printed. Digits that a file leaves out hide small differences, and create others.
 
-A printed number is off by up to half the unit of its last digit, and so a difference of two by up to a whole one. Where
-that is no small part of the margin, nothing within it is shown; what is beyond the margin by two units more is.
+A printed number is off by up to half the unit of its last digit, a difference of two by up to a whole unit. Where a unit
+is no small part of the margin, no difference within the margin counts. A difference that exceeds the margin by two units
+more does.
 """
 
 from __future__ import annotations
@@ -14,21 +15,23 @@ import numpy as np
 from analysis.curves.curve_files import CurveFiles
 from analysis.records.steps import Floats, Metric, Steps
 from analysis.verdict.curve_difference import METRIC_NAMES
+from analysis.verdict.rungs import margin_of
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 
-SHARE = 0.1
-"""A unit above this share of the margin is too coarse for it."""
-_WHOLE = 1e-6
-"""The unit of a number of seven digits or more is at most this share of it: as fine as a float32 is."""
-_PLAIN = 0.8
-"""The share of a column whose units count. Full precision without trailing zeros makes one in ten look coarser."""
+MAXIMUM_UNIT = 0.1
+"""The largest unit that is fine enough, as a share of the margin."""
+_FULL_PRECISION = 1e-6
+"""The largest unit of a number of seven digits, as a share of it: a float32 is as fine."""
+_QUANTILE = 0.8
+"""The unit of a column is this quantile of its steps' units. In full precision without trailing zeros, one number in ten
+looks coarser."""
 
 
 @dataclass(frozen=True)
 class PrintPrecision:
-    """A metric that ``file`` prints too coarsely, as differences are measured: gradient norms relative to eager.
-    ``unit`` is what its column is printed to, ``widest`` the largest of a step."""
+    """How ``file`` prints a metric: ``unit`` is that of the column, ``widest`` the largest of any step. Both are in the
+    metric's own measure of differences: gradient norms relative to eager."""
 
     unit: float
     widest: float
@@ -36,59 +39,65 @@ class PrintPrecision:
 
 
 def insufficient_precision(files: CurveFiles, first: int, margins: Margins) -> dict[Metric, PrintPrecision]:
-    """Of curves that agree in their steps, from the ``first``-th on."""
-    found = {metric: _coarsest(files, metric, first) for metric in files.metrics}
-    allowed = {"loss": SHARE * margins.loss, "grad_norm": SHARE * margins.grad_norm}
-    return {metric: coarse for metric, coarse in found.items() if coarse.unit > allowed[metric]}
+    """Return the metrics whose unit is too large for their margin, from the ``first``-th step on. The curves agree in
+    their steps."""
+    precision = {metric: _coarsest(files, metric, first) for metric in files.metrics}
+    return {
+        metric: coarse
+        for metric, coarse in precision.items()
+        if coarse.unit > MAXIMUM_UNIT * margin_of(margins, metric)
+    }
 
 
 def _coarsest(files: CurveFiles, metric: Metric, first: int) -> PrintPrecision:
     curves = {**files.eager, **files.graphed}
     window = slice(first, min(map(len, curves.values())))
-    units = {name: _left_out(files, name, metric)[window] for name in curves}
+    units = {name: _units(files, name, metric)[window] for name in curves}
     if metric == "grad_norm":
         sizes = [np.maximum(np.abs(steps.grad_norm[window]), units[name]) for name, steps in files.eager.items()]
         with np.errstate(all="ignore"):
             units = {name: np.nan_to_num(unit / np.mean(sizes, axis=0), nan=0.0) for name, unit in units.items()}
-    plain = {name: float(np.sort(unit)[int(_PLAIN * (len(unit) - 1))]) for name, unit in units.items()}
-    name = max(plain, key=lambda name: plain[name])
-    return PrintPrecision(plain[name], max(float(unit.max()) for unit in units.values()), name)
+    of_column = {name: float(np.sort(unit)[int(_QUANTILE * (len(unit) - 1))]) for name, unit in units.items()}
+    name = max(of_column, key=lambda name: of_column[name])
+    return PrintPrecision(of_column[name], max(float(unit.max()) for unit in units.values()), name)
 
 
-def _left_out(files: CurveFiles, name: str, metric: Metric) -> Floats:
-    """The units of a file's numbers, shape (steps,); 0 where a number is whole."""
+def _units(files: CurveFiles, name: str, metric: Metric) -> Floats:
+    """Return the units of a file's numbers, shape (steps,); 0 where a number has full precision."""
     unit, steps = files.units[name][metric], {**files.eager, **files.graphed}[name]
-    return np.where(unit > _WHOLE * np.abs(steps.of(metric)), unit, 0.0)
+    return np.where(unit > _FULL_PRECISION * np.abs(steps.of(metric)), unit, 0.0)
 
 
 def widen_margins(margins: Margins, coarse: Mapping[Metric, PrintPrecision]) -> Margins:
-    """Margins that a printed difference is beyond only where the true one is beyond ``margins``."""
-    return replace(margins, **{metric: getattr(margins, metric) + 2 * one.widest for metric, one in coarse.items()})
+    """Return margins that a printed difference exceeds only where the true one exceeds ``margins``."""
+    return replace(margins, **{metric: margin_of(margins, metric) + 2 * one.widest for metric, one in coarse.items()})
 
 
 def drop_below_precision(files: CurveFiles, coarse: Mapping[Metric, PrintPrecision]) -> CurveFiles:
-    """With gradient norms of a unit at least where they are coarse: of 0.000 and 0.001, one is infinitely far off."""
+    """Raise coarse gradient norms to one unit at least: relative to 0.000, a norm of 0.001 is infinitely far off."""
     if "grad_norm" not in coarse:
         return files
 
-    def raised(name: str, steps: Steps) -> Steps:
-        return replace(steps, grad_norm=np.maximum(steps.grad_norm, _left_out(files, name, "grad_norm")))
+    def raise_norms(side: Mapping[str, Steps]) -> dict[str, Steps]:
+        units = {name: _units(files, name, "grad_norm") for name in side}
+        return {
+            name: replace(steps, grad_norm=np.maximum(steps.grad_norm, units[name])) for name, steps in side.items()
+        }
 
-    eager, graphed = (
-        {name: raised(name, steps) for name, steps in side.items()} for side in (files.eager, files.graphed)
-    )
-    return replace(files, eager=eager, graphed=graphed)
+    return replace(files, eager=raise_norms(files.eager), graphed=raise_norms(files.graphed))
 
 
 def differences_below_precision(verdict: Verdict, coarse: Mapping[Metric, PrintPrecision], margins: Margins) -> Verdict:
-    """INCONCLUSIVE, on the evidence of ``verdict``, since metrics are ``coarse``."""
-    metric, found = next(iter(coarse.items()))
-    of = " of it" if metric == "grad_norm" else ""
-    reason = f"the {METRIC_NAMES[metric]} is printed to {found.unit:.2g}{of} ({found.file}), and its margin is "
-    reason += f"{getattr(margins, metric):g}{of}: nothing within it is shown"
-    if of and found.unit >= 1:
-        reason = f"the gradient norm is printed as 0 ({found.file}), which shows nothing"
-    remedy = "print more digits, nine for instance (%.9g)"
-    return Verdict(
-        "INCONCLUSIVE", reason, remedy + ("; if it is 0 indeed, nothing is trained" if of else ""), verdict.evidence
+    """Return INCONCLUSIVE with the evidence of ``verdict``: metrics are printed too coarsely."""
+    metric, precision = next(iter(coarse.items()))
+    relative = " of it" if metric == "grad_norm" else ""
+    reason = (
+        f"the {METRIC_NAMES[metric]} is printed to {precision.unit:.2g}{relative} ({precision.file}), and its margin is "
+        f"{margin_of(margins, metric):g}{relative}: a difference within the margin does not show"
     )
+    if relative and precision.unit >= 1:
+        reason = f"the gradient norm is printed as 0 ({precision.file}), so no difference shows"
+    remedy = "print more digits, for instance nine (%.9g)"
+    if relative:
+        remedy += "; if the norm is really 0, nothing is trained"
+    return Verdict("INCONCLUSIVE", reason, remedy, verdict.evidence)

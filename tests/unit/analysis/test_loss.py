@@ -73,7 +73,13 @@ def test_as_a_process(tmp_path: Path, bias: float, word: str, code: int) -> None
     done = subprocess.run([*command, "--capture-step", "3"], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stderr) == (code, "")
     assert done.stdout.split()[0] == word
-    for said in ("steps 4 to 119 (116); 2 eager, 2 graphed", "2 floor", "3 mean", "4 drift", "provenance unchecked"):
+    for said in (
+        "steps 4 to 119 (116); 2 eager, 2 graphed",
+        "2 noise floor",
+        "3 mean",
+        "4 drift",
+        "provenance unchecked",
+    ):
         assert said in done.stdout
 
 
@@ -115,7 +121,7 @@ def test_loss_alone_is_judged_and_said_to_be(tmp_path: Path, capsys: pytest.Capt
     said = judged(capsys, files, [csv(tmp_path / "g.csv", FALLING + 1e-5, None)])
     assert said.startswith("EQUIVALENT") and "gradient norm: not in the files" in said
     with_norm = [csv(tmp_path / "n.csv")]
-    assert "no grad_norm, which" in judged(capsys, files, with_norm)
+    assert "no grad_norm, but" in judged(capsys, files, with_norm)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -165,11 +171,11 @@ def twice_line(number: int) -> Change:
             lambda text: text.replace("grad_norm", "loss", 1),
             "g.csv, line 1: the header names the column loss more than once",
         ),
-        (lambda text: text.replace("grad_norm", "norm", 1), "g.csv: no grad_norm, which"),
+        (lambda text: text.replace("grad_norm", "norm", 1), "g.csv: no grad_norm, but"),
         (lambda text: text.replace(",", ";"), "g.csv, line 1: the header has no column step; it names 'step;loss;"),
         (lambda text: text.replace("\n7,", "\n7,oops", 1), "g.csv, line 9: loss is 'oops"),
         (lambda text: text.replace("\n7,", "\n7,1_", 1), "g.csv, line 9: loss is '1_"),
-        (lambda text: text.replace("\n7,", "\n7,,", 1), "g.csv, line 9: 5 values, and the header names 4 columns"),
+        (lambda text: text.replace("\n7,", "\n7,,", 1), "g.csv, line 9: 5 values, but the header names 4 columns"),
         (lambda text: text.replace("\n7,", "\n7.5,", 1), "g.csv, line 9: step is '7.5', not a whole number"),
         (lambda text: text.replace("\n7,", "\n,", 1), "g.csv, line 9: step is '', not a number"),
         (lambda text: text.replace("\n7,", "\nnan,", 1), "g.csv, line 9: step is 'nan', not a whole number"),
@@ -278,7 +284,7 @@ def test_the_unit_of_a_number_is_that_of_its_last_digit(tmp_path: Path, text: st
         ('{"step": 1, "loss": [1]}', "loss is [1]"),
         ('{"step": 1e300, "loss": 1}', "step is 1e300, not a whole number"),
         ('{"step": 1, "loss": 1' + "0" * 400 + "}", "loss is 1000"),
-        ('{"step": 1, "loss": 1.5, "loss": 2.5}', "loss is there more than once"),
+        ('{"step": 1, "loss": 1.5, "loss": 2.5}', "loss appears more than once"),
     ],
 )
 def test_a_line_that_is_no_step_is_named(tmp_path: Path, line: str, said: str) -> None:
@@ -304,7 +310,7 @@ def test_gradient_norms_that_begin_late_are_not_left_aside(tmp_path: Path, capsy
         return tmp_path / name
 
     said = judged(capsys, [late("e1"), late("e2")], [late("g", 5.0)])
-    assert said.startswith("INCOMPARABLE") and f"{tmp_path / 'e1'}, line 1: no grad_norm, which line 2 has" in said
+    assert said.startswith("INCOMPARABLE") and f"{tmp_path / 'e1'}, line 1: no grad_norm, but line 2 has it" in said
     assert judged(capsys, [late("e1", first=0), late("e2", first=0)], [late("g")]).startswith("INCOMPARABLE")
     assert judged(capsys, [late("e1", first=0), late("e2", first=0)], [late("g", 5.0, 0)]).startswith("DIVERGED")
 
@@ -315,10 +321,10 @@ def test_a_column_like_grad_norm_is_refused(tmp_path: Path, capsys: pytest.Captu
     for path in files:
         path.write_text(path.read_text().replace("grad_norm", name, 1))
     said = judged(capsys, files[:2], files[2:])
-    assert said.startswith("INCOMPARABLE") and f"{name!r} is like grad_norm" in said
+    assert said.startswith("INCOMPARABLE") and f"{name!r} looks like grad_norm" in said
     row = tmp_path / "row.jsonl"
     row.write_text(f'{{"step": 0, "loss": 1.5, "{name}": 1.0}}\n')
-    with pytest.raises(CurveError, match="is like grad_norm"):
+    with pytest.raises(CurveError, match="looks like grad_norm"):
         read_curve(row)
 
 
