@@ -23,7 +23,6 @@ from analysis.records.events import (
     notes_of,
     read_events,
 )
-from analysis.records.outcomes import failed_by_itself, is_uninformative
 from analysis.records.run import Attempt, Failed, Recorded, Run, digests_of
 from analysis.records.steps import no_steps, read_steps
 from launch.common.atomic_files import dumps, number, read_json
@@ -85,12 +84,12 @@ def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:
         if outcome is not None:
             ended.append((attempt, outcome))
     damaged = tuple(unreadable.values())
-    chosen = max(ended, key=lambda item: (not is_uninformative(item[1]), item[0].number), default=None)
+    chosen = max(ended, key=lambda item: (item[1].is_informative, item[0].number), default=None)
     if chosen is None or chosen[0].number < max(unreadable, default=0):
         return Run(run_id, repeat, len(attempts), None, damaged=damaged)
     before = [item for item in ended if item[0].number < chosen[0].number and item[1].results_intact]
     loaded = [_load_attempt(*item, paths, run_id, spec.parallelism.world_size) for item in (*before, chosen)]
-    failed = (item for item in ended if item[0].number < chosen[0].number and failed_by_itself(item[1]))
+    failed = (item for item in ended if item[0].number < chosen[0].number and item[1].is_own_failure)
     alike = (Failed(a.number, outcome) for a, outcome in failed if _may_have_run(a, loaded[-1].digests))
     return Run(run_id, repeat, len(attempts), loaded[-1], tuple(loaded[:-1]), tuple(alike), damaged)
 

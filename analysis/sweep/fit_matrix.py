@@ -62,9 +62,9 @@ def _state(run: Run, graphed: bool) -> str:
     outcome = run.attempt.outcome
     if outcome.results_intact:
         return FITS
-    if outcome.outcome == "HOST_OOM":
+    if outcome.row.memory == "host":
         return HOST_OOM
-    if outcome.outcome != "CUDA_OOM":
+    if outcome.row.memory != "gpu":
         return outcome.outcome
     if not graphed:
         return EAGER_OOM

@@ -15,9 +15,50 @@ OutcomeName = Literal[
     "COMPLETED", "CUDA_OOM", "HOST_OOM", "CAPTURE_FAILED", "NUMERIC", "HANG", "TEARDOWN_HANG", "CONFIG", "ENVIRONMENT",
     "NODE_FAIL", "TIMEOUT", "PREEMPTED", "CANCELLED", "FAILED",
 ]  # fmt: skip
+Cause = Literal["none", "run", "limit", "setup", "outside"]
+"""What an outcome is evidence of: no failure; the code, libraries and data of the run; a limit that may be raised
+between attempts; settings or a host that cannot do what was asked; or somebody outside, and nothing of the run."""
+
+
+@dataclass(frozen=True)
+class OutcomeRow:
+    """What an outcome implies."""
+
+    cause: Cause
+    infrastructure: bool = False
+    """Whether it always blames nodes, network or scheduler; other outcomes do where their failure class says so."""
+    memory: Literal["", "gpu", "host"] = ""
+    """The memory that ran out."""
+
+    @property
+    def results_intact(self) -> bool:
+        """Whether every step of the run is on disk."""
+        return self.cause == "none"
+
+
+OUTCOME_TABLE: Mapping[OutcomeName, OutcomeRow] = {
+    "COMPLETED": OutcomeRow("none"),
+    "CUDA_OOM": OutcomeRow("run", memory="gpu"),
+    "HOST_OOM": OutcomeRow("limit", memory="host"),
+    "CAPTURE_FAILED": OutcomeRow("run"),
+    "NUMERIC": OutcomeRow("run"),
+    "HANG": OutcomeRow("run"),
+    "TEARDOWN_HANG": OutcomeRow("none"),
+    "CONFIG": OutcomeRow("setup"),
+    "ENVIRONMENT": OutcomeRow("setup"),
+    "NODE_FAIL": OutcomeRow("outside", infrastructure=True),
+    "TIMEOUT": OutcomeRow("limit"),
+    "PREEMPTED": OutcomeRow("outside", infrastructure=True),
+    "CANCELLED": OutcomeRow("outside"),
+    "FAILED": OutcomeRow("run"),
+}
 OUTCOMES: tuple[OutcomeName, ...] = get_args(OutcomeName)
-RESULTS_INTACT: tuple[OutcomeName, ...] = ("COMPLETED", "TEARDOWN_HANG")
-"""Outcomes after which every step of the run is on disk."""
+RESULTS_INTACT = tuple(name for name in OUTCOMES if OUTCOME_TABLE[name].results_intact)
+
+_ENDED_FROM_OUTSIDE = ("SUPERVISOR", "JOB_GONE", "SIGKILL")
+"""Failure classes of FAILED runs that somebody else may have ended."""
+_NO_NODE_AT_FAULT = {"PREEMPTED", "DISK_FULL"}
+"""Outcomes and failure classes of the infrastructure that another node would not avoid."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +86,36 @@ class Outcome:
     node: str = ""
     """Where the rank that failed first ran, as Slurm names it; empty where nobody knows, or there is no Slurm."""
     infrastructure: bool = False
-    """Whether nodes, network or scheduler caused it: such an ending says nothing of the run."""
+    """Whether its failure class blames nodes, network or scheduler."""
+
+    @property
+    def row(self) -> OutcomeRow:
+        return OUTCOME_TABLE[self.outcome]
 
     @property
     def results_intact(self) -> bool:
-        return self.outcome in RESULTS_INTACT
+        """Whether every step of the run is on disk."""
+        return self.row.results_intact
+
+    @property
+    def is_infrastructure(self) -> bool:
+        """Whether nodes, network or scheduler caused it. A command that watches retries only such a run unasked."""
+        return self.infrastructure or self.row.infrastructure
+
+    @property
+    def blames_node(self) -> bool:
+        """Whether the run should be retried on other nodes."""
+        return self.is_infrastructure and not {self.outcome, self.failure_class} & _NO_NODE_AT_FAULT
+
+    @property
+    def is_informative(self) -> bool:
+        """Whether it is evidence of the run. Where it is not, an earlier attempt's result counts."""
+        return self.row.cause != "outside" and not self.infrastructure
+
+    @property
+    def is_own_failure(self) -> bool:
+        """Whether the same code, libraries and data failed, and may fail again."""
+        return self.is_informative and self.row.cause == "run" and self.failure_class not in _ENDED_FROM_OUTSIDE
 
     def matches(self, expected: Expectation) -> bool:
         return self.outcome == expected.outcome and expected.phase in (None, self.phase)

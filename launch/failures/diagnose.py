@@ -14,7 +14,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Literal
 
-from launch.contract.outcomes import Outcome, OutcomeName
+from launch.contract.outcomes import OutcomeName
 from launch.contract.records.events import Phase
 from launch.failures import classes
 from launch.failures.classes import FailureClass, classify
@@ -92,6 +92,7 @@ class Diagnosis:
     failure_class: str = ""
     message: str = ""
     remedy: str = ""
+    infrastructure: bool = False
 
 
 # What other ranks say when one has gone: consequences, not causes.
@@ -105,7 +106,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if evidence.results_intact:
         return _after_results(evidence)
     if evidence.ended_by == "cancel":
-        return _ended(classes.CANCELLED, evidence.phase, "cancelled while it ran")
+        return diagnose_as(classes.CANCELLED, evidence.phase, "cancelled while it ran")
     exception = first_exception(evidence.exceptions)
     if exception is not None and not _is_consequence(exception, evidence):
         return _from_exception(exception)
@@ -125,7 +126,7 @@ def is_explained(evidence: Evidence) -> bool:
 
 def without_spec(error: Exception) -> Diagnosis:
     """Of an attempt whose spec cannot be read: nothing of it was started."""
-    return _ended(classes.SPEC, "init", f"spec.json cannot be read: {type(error).__name__}: {error}")
+    return diagnose_as(classes.SPEC, "init", f"spec.json cannot be read: {type(error).__name__}: {error}")
 
 
 def diagnose_job_end(state: str, phase: Phase, message: str = "") -> Diagnosis:
@@ -142,16 +143,7 @@ def diagnose_job_end(state: str, phase: Phase, message: str = "") -> Diagnosis:
     if phase == "teardown":
         return Diagnosis("COMPLETED", phase, message=f"its job ended ({state}) in its teardown, after its last result")
     failure, words = _OF_STATE[state]
-    return _ended(failure, phase, message or words)
-
-
-def is_infrastructure(outcome: Outcome) -> bool:
-    """Whether nodes, network or scheduler caused ``outcome``: only such a run is made again by itself."""
-    return blames_infrastructure(outcome.outcome, outcome.failure_class)
-
-
-def blames_infrastructure(outcome: OutcomeName, failure_class: str) -> bool:
-    return outcome in ("NODE_FAIL", "PREEMPTED") or failure_class in _INFRASTRUCTURE
+    return diagnose_as(failure, phase, message or words)
 
 
 def first_exception(exceptions: tuple[RankException, ...]) -> RankException | None:
@@ -161,7 +153,6 @@ def first_exception(exceptions: tuple[RankException, ...]) -> RankException | No
     return next(iter(primary or ordered), None)
 
 
-_INFRASTRUCTURE = frozenset(row.name for row in classes.FAILURE_CLASSES if row.infrastructure)
 _OF_OUTCOME: dict[OutcomeName, FailureClass] = {
     "CANCELLED": classes.CANCELLED,
     "FAILED": classes.SUPERVISOR,
@@ -194,8 +185,9 @@ def _is_consequence(exception: RankException, evidence: Evidence) -> bool:
     return _is_communication(exception) if evidence.ended_by == "job" else _is_secondary(exception)
 
 
-def _ended(failure: FailureClass, phase: Phase, message: str, rank: int | None = None) -> Diagnosis:
-    return Diagnosis(failure.outcome, phase, rank, failure.name, message, failure.remedy)
+def diagnose_as(failure: FailureClass, phase: Phase, message: str, rank: int | None = None) -> Diagnosis:
+    """Return the diagnosis that is one row of the table of failures."""
+    return Diagnosis(failure.outcome, phase, rank, failure.name, message, failure.remedy, failure.infrastructure)
 
 
 def _after_results(evidence: Evidence) -> Diagnosis:
@@ -204,33 +196,33 @@ def _after_results(evidence: Evidence) -> Diagnosis:
     if evidence.ended_by == "job":
         return diagnose_job_end(evidence.job_state, "teardown")
     if evidence.ended_by != "itself":
-        return _ended(classes.TEARDOWN_HANG, "teardown", "results are on disk, but the processes did not end")
+        return diagnose_as(classes.TEARDOWN_HANG, "teardown", "results are on disk, but the processes did not end")
     exception, first = first_exception(evidence.exceptions), next(iter(evidence.exits), None)
     if exception is not None:
-        return _ended(classes.TEARDOWN_CRASH, "teardown", f"{exception.type}: {exception.message}", exception.rank)
+        return diagnose_as(classes.TEARDOWN_CRASH, "teardown", f"{exception.type}: {exception.message}", exception.rank)
     if evidence.exit_code == 0:
         return Diagnosis("COMPLETED", "teardown")
     code, rank = (first.code, first.rank) if first else (evidence.exit_code, None)
-    return _ended(classes.TEARDOWN_CRASH, "teardown", f"{_exit_words(code)} after the results were on disk", rank)
+    return diagnose_as(classes.TEARDOWN_CRASH, "teardown", f"{_exit_words(code)} after the results were on disk", rank)
 
 
 def _without_cause(evidence: Evidence, consequence: RankException | None) -> Diagnosis:
     """Of an attempt in which no rank said what was wrong; at most what it made of another's end."""
     if evidence.over_memory:
-        return _ended(classes.STEP_MEMORY, evidence.phase, evidence.over_memory)
+        return diagnose_as(classes.STEP_MEMORY, evidence.phase, evidence.over_memory)
     said = _said(evidence)
     if any(rank_exit.code < 0 or rank_exit.rank not in said for rank_exit in evidence.exits_of_their_own):
         return _from_exit(evidence)
     if evidence.disk_full and evidence.ended_by == "itself":
-        return _ended(classes.DISK_FULL, evidence.phase, evidence.disk_full)
+        return diagnose_as(classes.DISK_FULL, evidence.phase, evidence.disk_full)
     if consequence is not None:
         return _from_exception(consequence)
     if evidence.ended_by != "itself" and not evidence.phases:
-        return _ended(classes.LAUNCH, "init", f"no rank began within {evidence.limit_seconds:g} s")
+        return diagnose_as(classes.LAUNCH, "init", f"no rank began within {evidence.limit_seconds:g} s")
     if evidence.ended_by == "deadline":
-        return _ended(classes.TIMEOUT, evidence.phase, f"not finished after {evidence.limit_seconds:g} s")
+        return diagnose_as(classes.TIMEOUT, evidence.phase, f"not finished after {evidence.limit_seconds:g} s")
     if evidence.ended_by == "hang":
-        return _ended(classes.HANG, evidence.phase, f"no sign of life for {evidence.limit_seconds:g} s")
+        return diagnose_as(classes.HANG, evidence.phase, f"no sign of life for {evidence.limit_seconds:g} s")
     return _from_exit(evidence)
 
 
@@ -240,7 +232,7 @@ def _from_exception(exception: RankException) -> Diagnosis:
     if row is None:
         outcome: OutcomeName = "CAPTURE_FAILED" if exception.phase == "capture" else "FAILED"
         return Diagnosis(outcome, exception.phase, exception.rank, exception.type, message, "see the rank's log")
-    return _ended(row, exception.phase, message, exception.rank)
+    return diagnose_as(row, exception.phase, message, exception.rank)
 
 
 def _from_exit(evidence: Evidence) -> Diagnosis:
@@ -250,13 +242,13 @@ def _from_exit(evidence: Evidence) -> Diagnosis:
     rank, code = (first.rank, first.code) if first else (None, evidence.exit_code)
     phase = evidence.phases.get(rank or 0, "init")
     if code == -signal.SIGKILL and first is not None and first.oom_killed:
-        return _ended(classes.KERNEL_OOM, phase, "the kernel ended it for want of host memory", rank)
+        return diagnose_as(classes.KERNEL_OOM, phase, "the kernel ended it for want of host memory", rank)
     if code >= 0 and evidence.disk_full:
-        return _ended(classes.DISK_FULL, phase, evidence.disk_full, rank)
+        return diagnose_as(classes.DISK_FULL, phase, evidence.disk_full, rank)
     if code >= 0 and first is None and not evidence.phases:
-        return _ended(classes.LAUNCH, phase, f"{_exit_words(code)} before any rank began")
+        return diagnose_as(classes.LAUNCH, phase, f"{_exit_words(code)} before any rank began")
     if code >= 0:
-        return _ended(classes.EXIT, phase, f"{_exit_words(code)}, and no rank recorded an exception", rank)
+        return diagnose_as(classes.EXIT, phase, f"{_exit_words(code)}, and no rank recorded an exception", rank)
     name = _signal_name(code)
     row = next(row for row in classes.SIGNALS if row.name in (name, "SIGNAL"))
     message = f"{_exit_words(code)}, which the supervisor did not send"

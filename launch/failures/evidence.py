@@ -9,7 +9,7 @@ from typing import Any
 from launch.common.atomic_files import RecordError
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.events import Phase, read_events
-from launch.failures.diagnose import RankException
+from launch.failures.diagnose import EndedBy, Evidence, RankException
 
 Events = Mapping[int, list[dict[str, Any]]]
 """By rank."""
@@ -32,7 +32,13 @@ def phases_of(events: Events) -> dict[int, Phase]:
     return {rank: lines[-1]["phase"] for rank, lines in events.items() if lines}
 
 
-def exceptions_of(events: Events) -> tuple[RankException, ...]:
+def read_evidence(attempt: AttemptPaths, ended_by: EndedBy) -> Evidence:
+    """Return what the ranks of an attempt recorded."""
+    events = events_of(attempt)
+    return Evidence(ended_by, exit_code=0, phases=phases_of(events), exceptions=_exceptions(events))
+
+
+def _exceptions(events: Events) -> tuple[RankException, ...]:
     return tuple(
         RankException(rank, event["time"], event["phase"], event["type"], event["message"])
         for rank, lines in events.items()

@@ -8,12 +8,12 @@ from dataclasses import asdict, replace
 from typing import Protocol
 
 from launch.common.atomic_files import FULL, write_json
-from launch.common.redact import redact
 from launch.contract.outcomes import Outcome
 from launch.contract.paths import AttemptPaths
 from launch.contract.plan import Limits
-from launch.failures.diagnose import Diagnosis, EndedBy, Evidence, RankExit, blames_infrastructure, diagnose
-from launch.failures.evidence import events_of, exceptions_of, phases_of, record_bytes
+from launch.failures.diagnose import Diagnosis, EndedBy, Evidence, RankExit, diagnose
+from launch.failures.evidence import read_evidence, record_bytes
+from launch.failures.job_outcome import make_outcome
 
 POLL_SECONDS = 0.1
 SUSPENDED_SECONDS = 5.0
@@ -61,11 +61,19 @@ def run_attempt(
     started = time.time()
     ended_by = _watch(attempt, ranks, limits, asked)
     # Before anything is ended here: what becomes of ranks after that is no cause.
-    evidence = ranks.ask_scheduler(_evidence(attempt, ranks, limits, ended_by))
+    evidence = ranks.ask_scheduler(
+        replace(
+            read_evidence(attempt, ended_by),
+            exit_code=ranks.poll() or 0,
+            exits=ranks.exits(),
+            limit_seconds=limits.hang_seconds if ended_by == "hang" else limits.run_seconds,
+        )
+    )
 
     def outcome(seen: Evidence) -> Outcome:
         diagnosis = diagnose(seen)
-        return outcome_of(diagnosis, allocation, started, ranks.poll(), ranks.where(diagnosis))
+        node = ranks.where(diagnosis)
+        return make_outcome(diagnosis, allocation, started, time.time(), node, ranks.poll())
 
     if evidence.ended_by == "job" and evidence.job_state:
         write_json(attempt.outcome, asdict(outcome(evidence)))  # at once: seconds are left
@@ -117,35 +125,3 @@ def _watch(attempt: AttemptPaths, ranks: Ranks, limits: Limits, asked: Callable[
         if now - last_sign > limits.hang_seconds:
             return "hang"
     return "itself"
-
-
-def _evidence(attempt: AttemptPaths, ranks: Ranks, limits: Limits, ended_by: EndedBy) -> Evidence:
-    events = events_of(attempt)
-    return Evidence(
-        ended_by,
-        ranks.poll() or 0,
-        phases_of(events),
-        exceptions_of(events),
-        ranks.exits(),
-        limit_seconds=limits.hang_seconds if ended_by == "hang" else limits.run_seconds,
-    )
-
-
-def outcome_of(
-    diagnosis: Diagnosis, allocation: str, started: float, exit_code: int | None = None, node: str = ""
-) -> Outcome:
-    """The record of an attempt that ends now."""
-    return Outcome(
-        diagnosis.outcome,
-        diagnosis.phase,
-        allocation,
-        started,
-        time.time(),
-        diagnosis.rank,
-        diagnosis.failure_class,
-        redact(diagnosis.message),
-        diagnosis.remedy,
-        exit_code,
-        node,
-        blames_infrastructure(diagnosis.outcome, diagnosis.failure_class),
-    )

@@ -23,9 +23,10 @@ from launch.contract.paths import AttemptPaths, BundlePaths
 from launch.contract.spec import RunSpec, read_spec
 from launch.failures.diagnose import EndedBy, diagnose_job_end, without_spec
 from launch.failures.evidence import events_of, phases_of
+from launch.failures.job_outcome import make_outcome
 from launch.slurm.allocation import Allocation
 from launch.supervise import host_slots
-from launch.supervise.attempt import Ranks, outcome_of, run_attempt
+from launch.supervise.attempt import Ranks, run_attempt
 from launch.supervise.child_process import Tracker
 from launch.supervise.local_ranks import LocalRanks, local_variables
 from launch.supervise.slurm_step import StepRanks, step_variables
@@ -78,7 +79,8 @@ class Supervisor:
         try:
             spec = read_spec(attempt.spec)
         except (OSError, RecordError, KeyError, TypeError, ValueError) as error:
-            write_json(attempt.outcome, asdict(outcome_of(without_spec(error), allocation, time.time())))
+            now = time.time()
+            write_json(attempt.outcome, asdict(make_outcome(without_spec(error), allocation, now, now)))
             return
         ranks, variables = self._start(spec, attempt, slot_names)
         if self._order.tracking is not None:
@@ -111,7 +113,7 @@ class Supervisor:
                 events = events_of(attempt)
                 started = min((lines[0]["time"] for lines in events.values() if lines), default=time.time())
                 diagnosis = diagnose_job_end("REQUEUED", phases_of(events).get(0, "init"))
-                write_json(attempt.outcome, asdict(outcome_of(diagnosis, allocation, started)))
+                write_json(attempt.outcome, asdict(make_outcome(diagnosis, allocation, started, time.time())))
 
     def _nothing_is_wanted(self) -> bool:
         return all(self._asked(run_id) is not None for run_id, _ in self._order.schedule)

@@ -10,12 +10,8 @@ from analysis.pairing.pair import PairResult
 from analysis.sweep.cell_results import CellResult
 from analysis.verdict.verdict import Verdict
 from launch.common.text import one_line
-from launch.contract.outcomes import Outcome, OutcomeName
-from launch.failures.diagnose import is_infrastructure
+from launch.contract.outcomes import Outcome
 from orchestrator.bisect.scope_candidates import Status
-
-_REFUSED: tuple[OutcomeName, ...] = ("CONFIG", "ENVIRONMENT")
-"""Ends that say of settings or of the host that they cannot do what was asked, and nothing of what is captured."""
 
 NUMBERS = "DIVERGED"
 """The failure of who computed something else, to the end (its verdict) or to the first NaN (NUMERIC)."""
@@ -57,9 +53,8 @@ def _of_pair(pair: PairResult, sought: str) -> FailureStatus | None:
     graphed = pair.graphed.attempt
     if eager is None or graphed is None:
         return None
-    for outcome in (eager.outcome, graphed.outcome):
-        if is_infrastructure(outcome) or outcome.outcome == "CANCELLED":
-            return None
+    if not (eager.outcome.is_informative and graphed.outcome.is_informative):
+        return None
     if not eager.outcome.results_intact:
         ended = (
             f"the eager twin ended {eager.outcome.outcome} in {eager.outcome.phase}: graphs are not what it is about"
@@ -82,7 +77,7 @@ def _of_end(outcome: Outcome, verdict: Verdict) -> FailureStatus:
     words = f"{said} ({one_line(outcome.message)})" if outcome.message else said
     return (
         FailureStatus("unclear", words)
-        if outcome.outcome in _REFUSED
+        if outcome.row.cause == "setup"
         else FailureStatus("fails", words, _failure(outcome))
     )
 

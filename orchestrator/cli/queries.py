@@ -70,7 +70,7 @@ def report(options: argparse.Namespace) -> int:
 
 def _settle(paths: SweepPaths, planned: Plan) -> None:
     """Outcomes of runs that ended with their job, before anything is said of them."""
-    from orchestrator.sweeps.postmortem import close_dead_attempts
+    from orchestrator.sweeps.close_attempts import close_dead_attempts
 
     submissions = open_submissions(paths)
     if submissions:

@@ -6,14 +6,15 @@ import codecs
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from launch.common.atomic_files import RecordError, read_json
 from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPaths
 from launch.contract.plan import Plan
-from launch.failures.diagnose import Evidence, RankExit, diagnose
-from launch.failures.evidence import events_of, exceptions_of, phases_of
+from launch.failures.diagnose import RankExit, diagnose
+from launch.failures.evidence import read_evidence
 from orchestrator.errors import input_error
 from orchestrator.output.terminal_jobs import job_of
 from orchestrator.sweeps.run_state import RunState, read_state
@@ -32,9 +33,8 @@ def first_failing_rank(attempt: AttemptPaths) -> int | None:
     outcome = _readable_outcome(attempt)
     if outcome is not None:
         return outcome.rank
-    events, exits = events_of(attempt), _exits(attempt)
-    evidence = Evidence("itself", 1, phases_of(events), exceptions_of(events), exits)
-    return diagnose(evidence).rank if evidence.exceptions or exits else None
+    evidence = replace(read_evidence(attempt, "itself"), exit_code=1, exits=_exits(attempt))
+    return diagnose(evidence).rank if evidence.exceptions or evidence.exits else None
 
 
 def _readable_outcome(attempt: AttemptPaths) -> Outcome | None:

@@ -7,9 +7,9 @@ from typing import Literal
 
 from launch.contract.bundle import BundleOrder
 from launch.contract.plan import Cell, Plan, PlannedBundle
-from launch.failures.diagnose import is_infrastructure
+from launch.failures.job_outcome import never_started
 from orchestrator.errors import input_error
-from orchestrator.sweeps.postmortem import MOST_LAUNCHES, never_began
+from orchestrator.sweeps.close_attempts import MOST_LAUNCHES
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.targets.job_request import limits_of
 from orchestrator.targets.slurm_cluster import Target
@@ -60,13 +60,13 @@ def _may_begin_unasked(state: RunState) -> bool:
         return False
     if state.abandoned:
         return state.launches < MOST_LAUNCHES
-    given_up = state.outcome is not None and never_began(state.outcome)
+    given_up = state.outcome is not None and never_started(state.outcome)
     return state.failed and not given_up and state.next_attempt <= MOST_ATTEMPTS
 
 
 def _is_result(state: RunState) -> bool:
     """Whether the run ended by itself, well or not: then its infrastructure has done its part."""
-    return state.outcome is not None and not is_infrastructure(state.outcome)
+    return state.outcome is not None and not state.outcome.is_infrastructure
 
 
 def _is_failure_of_its_own(state: RunState) -> bool:

@@ -19,7 +19,7 @@ from orchestrator.errors import InputError, Problem, SystemFault
 from orchestrator.slurm.command import Unanswered, run
 from orchestrator.submit.local_queue import poll_interval
 from orchestrator.submit.slurm_queue import poll_jobs
-from orchestrator.sweeps.postmortem import close_dead_attempts
+from orchestrator.sweeps.close_attempts import close_dead_attempts
 from orchestrator.sweeps.run_state import live_runs, read_states
 from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
 from orchestrator.sweeps.store import order_lock, report_disk_errors

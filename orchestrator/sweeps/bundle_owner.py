@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from launch.common.atomic_files import RecordError, read_json_lines
 from launch.common.file_lock import holder
 from launch.contract.bundle import BundleOrder
 from launch.contract.cancellation import Cancellation, read_cancellation
@@ -121,6 +122,15 @@ class Supervision:
             return self.bundle.allocations.stat().st_mtime_ns
         except FileNotFoundError:
             return 0
+
+    @property
+    def allocation(self) -> str:
+        """The name of its latest supervision, as launch.supervise.supervisor writes it; "" where there was none."""
+        try:
+            lines = list(read_json_lines(self.bundle.allocations))
+            return f"{self.bundle.root.name}.{lines[-1]['allocation']}" if lines else ""
+        except (RecordError, KeyError):
+            return ""
 
 
 def begun_at(sweep: SweepPaths, run_id: str) -> int:

@@ -13,10 +13,10 @@ from launch.common.file_lock import holder
 from launch.contract.outcomes import Expectation, Outcome, OutcomeName, read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, SweepPaths
 from launch.contract.plan import Plan
-from launch.failures.diagnose import is_infrastructure
+from launch.failures.evidence import read_evidence
+from launch.failures.job_outcome import outcome_of_job
 from orchestrator.slurm.job_listing import Job
 from orchestrator.sweeps.bundle_owner import Supervision, begun_at, handed_over
-from orchestrator.sweeps.postmortem import outcome_of_job, read_remains
 from orchestrator.sweeps.slurm_jobs import Jobs
 from orchestrator.sweeps.store import bundles, read_order
 from orchestrator.sweeps.submissions import Submission, read_submissions
@@ -38,7 +38,7 @@ class RunState:
     """Whether the outcome is what the recipe expects; True where there is none yet."""
     steps_done: int = 0
     recorded: bool = True
-    """Whether the outcome is on disk. One that is not was found out from Slurm (orchestrator/sweeps/postmortem.py)."""
+    """Whether the outcome is on disk. One that is not was found out from Slurm (orchestrator/sweeps/close_attempts.py)."""
     job: Job | None = None
     """Of the bundle's latest submission to Slurm."""
     abandoned: bool = False
@@ -153,7 +153,7 @@ def _of_attempt(
         return RunState(run_id, "INTERRUPTED", number + 1, steps_done=_steps_done(attempt), damaged=str(error))
     if outcome is None:
         return _of_open_attempt(sweep, run_id, number, attempt, expect, supervision)
-    if supervision.handed is not None and is_infrastructure(outcome) and supervision.cancelled(run_id):
+    if supervision.handed is not None and outcome.is_infrastructure and supervision.cancelled(run_id):
         return RunState(run_id, "CANCELLED", number + 1)  # it would have been made again unasked
     # Where it completed, the plan knows how many steps there are; nothing need be counted.
     steps = 0 if outcome.results_intact else _steps_done(attempt)
@@ -174,8 +174,9 @@ def _of_open_attempt(
     taken_again = begun < supervision.taken
     if supervision.lives and not taken_again:
         return RunState(run_id, "RUNNING", number + 1, alive=True, steps_done=steps)
-    job = replace(supervision.handed.job, state="REQUEUED") if taken_again else supervision.handed.job
-    outcome = outcome_of_job(job, read_remains(supervision.bundle, attempt, begun / 1e9), time.time())
+    job = supervision.handed.job
+    evidence = replace(read_evidence(attempt, "job"), job_state="REQUEUED" if taken_again else job.state)
+    outcome = outcome_of_job(evidence, job.nodes, supervision.allocation, begun / 1e9, time.time())
     return RunState(run_id, outcome.outcome, number + 1, False, outcome, outcome.matches(expect), steps, recorded=False)
 
 

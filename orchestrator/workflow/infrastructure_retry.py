@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from launch.contract.bundle import BundleOrder
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
-from launch.failures.diagnose import is_infrastructure
 from orchestrator.errors import OrchestratorError
 from orchestrator.output import terminal
 from orchestrator.submit.attempts import attempts_to_begin
 from orchestrator.submit.slurm_queue import enqueue, poll_jobs
-from orchestrator.sweeps.postmortem import close_dead_attempts
+from orchestrator.sweeps.close_attempts import close_dead_attempts
 from orchestrator.sweeps.run_state import RunState, read_states
 from orchestrator.sweeps.slurm_jobs import JobMonitor
 from orchestrator.sweeps.store import is_planned, order_lock
@@ -71,9 +70,7 @@ def nodes_to_avoid(states: Mapping[str, RunState], orders: Sequence[BundleOrder]
     """Nodes on which the infrastructure failed a run's latest attempt, by name; none where too few would be left for
     ``orders``: on the same nodes is better than not at all. Of a preemption or a full disk no node is to blame."""
     outcomes = [state.outcome for state in states.values() if state.outcome is not None and state.outcome.node]
-    not_node_faults = ("PREEMPTED", "DISK_FULL")
-    blamed = [o for o in outcomes if is_infrastructure(o) and not {o.outcome, o.failure_class} & set(not_node_faults)]
-    failed = {node for outcome in blamed for node in outcome.node.split(",")}
+    failed = {node for outcome in outcomes if outcome.blames_node for node in outcome.node.split(",")}
     there = max(sum(nodes.count for nodes in partition.nodes) for partition in cluster.partitions)
     needed = max((order.step.nodes for order in orders if order.step is not None), default=1)
     return tuple(sorted(failed)) if there - len(failed) >= needed else ()

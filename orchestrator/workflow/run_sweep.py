@@ -17,7 +17,7 @@ from orchestrator.submit.attempts import Policy, attempts_to_begin
 from orchestrator.submit.executor import Executor
 from orchestrator.submit.local_queue import run_in_foreground, start_queue
 from orchestrator.submit.slurm_queue import enqueue, poll_jobs
-from orchestrator.sweeps.postmortem import close_dead_attempts
+from orchestrator.sweeps.close_attempts import close_dead_attempts
 from orchestrator.sweeps.report_process import write_report
 from orchestrator.sweeps.run_state import RunState, live_runs, newest_change, open_submissions, read_states
 from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs

@@ -8,14 +8,13 @@ from typing import Protocol
 
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
-from launch.failures.diagnose import is_infrastructure
 from launch.slurm.job_states import stage_of
 from orchestrator.errors import SystemFault
 from orchestrator.output import terminal_jobs
 from orchestrator.slurm.pending_reasons import OF_THIS_SWEEP
 from orchestrator.submit.cancel import scancel
 from orchestrator.submit.local_queue import poll_interval
-from orchestrator.sweeps.postmortem import close_dead_attempts
+from orchestrator.sweeps.close_attempts import close_dead_attempts
 from orchestrator.sweeps.run_state import RunState, read_states
 from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
 from orchestrator.sweeps.submissions import Submission, read_submissions
@@ -81,7 +80,7 @@ def _is_to_be_seen_to(state: RunState) -> bool:
 
 def _failed_here(state: RunState) -> bool:
     """Whether nodes, network or scheduler ended the run, or kept it from beginning."""
-    return state.abandoned or (state.outcome is not None and is_infrastructure(state.outcome))
+    return state.abandoned or (state.outcome is not None and state.outcome.is_infrastructure)
 
 
 def _say_once(view: View, said: set[str], lines: Iterable[str]) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from launch.common.atomic_files import read_json_lines
 from launch.contract.outcomes import read_outcome
-from launch.failures.diagnose import is_infrastructure
 from tests.integration.host import recipe, wait_until
 from tests.slurm.site import Site
 
@@ -35,7 +34,7 @@ def test_a_run_whose_node_failed_is_made_again_on_another_by_the_next_command(si
     first = [
         read_outcome(site.sweep("node").run(run_id).attempt(1)) for run_id in attempts if len(attempts[run_id]) > 1
     ]
-    assert all(outcome is None or is_infrastructure(outcome) for outcome in first), first
+    assert all(outcome is None or outcome.is_infrastructure for outcome in first), first
     assert site.states("node") == {failed: "COMPLETED", later: "COMPLETED"}
     assert attempt.outcome.exists()
     nodes = [line["nodes"] for line in read_json_lines(bundle / "allocations.jsonl")]

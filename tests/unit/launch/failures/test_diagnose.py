@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.contract.outcomes import OUTCOMES, Outcome
+from launch.contract.outcomes import OUTCOMES
 from launch.contract.records.events import PHASES, Phase
 from launch.failures.classes import EXCEPTION_CLASSES, FAILURE_CLASSES, FailureClass, classify
 from launch.failures.diagnose import (
@@ -20,11 +20,12 @@ from launch.failures.diagnose import (
     RankException,
     RankExit,
     diagnose,
+    diagnose_as,
     diagnose_job_end,
     is_explained,
-    is_infrastructure,
     without_spec,
 )
+from launch.failures.job_outcome import make_outcome
 from launch.slurm.job_states import OUTCOME_OF_STATE, stage_of
 
 CLOSED = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:43721"
@@ -389,8 +390,8 @@ def test_a_step_that_slurm_ended_for_its_memory() -> None:
 
 @pytest.mark.parametrize("row", FAILURE_CLASSES, ids=lambda row: row.name)
 def test_infrastructure_is_what_no_run_can_cause(row: FailureClass) -> None:
-    outcome = Outcome(row.outcome, "measure", "", 0.0, 1.0, failure_class=row.name)
-    assert is_infrastructure(outcome) == row.infrastructure
+    outcome = make_outcome(diagnose_as(row, "measure", ""), "", 0.0, 1.0)
+    assert outcome.is_infrastructure == row.infrastructure
     assert not row.infrastructure or row.outcome in ("ENVIRONMENT", "NODE_FAIL", "PREEMPTED")
 
 

@@ -1,4 +1,4 @@
-"""Outcomes of attempts that ended with their job, and of runs that no job will begin any more."""
+"""Outcomes that nobody wrote: of attempts that ended with their job, and of runs that no job will start any more."""
 
 from __future__ import annotations
 
@@ -12,19 +12,13 @@ import pytest
 from launch.common.atomic_files import JsonLines, read_json, write_json
 from launch.contract.outcomes import Outcome, OutcomeName
 from launch.contract.paths import SweepPaths
-from launch.contract.records.events import Phase
-from launch.failures.diagnose import RankException, is_infrastructure
-from launch.slurm.job_states import OUTCOME_OF_STATE
+from launch.failures.diagnose import Evidence, RankException
+from launch.failures.evidence import read_evidence
+from launch.failures.job_outcome import never_started
 from orchestrator.errors import SystemFault
 from orchestrator.slurm.job_listing import Job
-from orchestrator.sweeps.postmortem import (
-    MOST_LAUNCHES,
-    AttemptRemains,
-    close_dead_attempts,
-    never_began,
-    outcome_of_job,
-    read_remains,
-)
+from orchestrator.sweeps.bundle_owner import Supervision
+from orchestrator.sweeps.close_attempts import MOST_LAUNCHES, close_dead_attempts
 from orchestrator.sweeps.run_state import RunState, StateName
 
 RUN = "eager-1a2b3c4d5e-r0"
@@ -34,67 +28,11 @@ def job(state: str, nodes: str = "node2") -> Job:
     return Job("12_3", "token", state, nodes=nodes)
 
 
-def remains(phase: Phase | None = "measure", *exceptions: RankException) -> AttemptRemains:
-    return AttemptRemains("bundle.1", 100.0, {0: phase} if phase else {}, exceptions)
-
-
-# --- one attempt ----------------------------------------------------------------------------------------------------
-
-CLASSES = {
-    "BOOT_FAIL": "NODE_FAIL", "CANCELLED": "CANCELLED", "COMPLETED": "SUPERVISOR", "DEADLINE": "JOB_TIMEOUT",
-    "FAILED": "SUPERVISOR", "GONE": "JOB_GONE", "LAUNCH_FAILED": "NODE_FAIL", "NODE_FAIL": "NODE_FAIL",
-    "OUT_OF_MEMORY": "STEP_MEMORY", "PREEMPTED": "PREEMPTED", "RECONFIG_FAIL": "NODE_FAIL", "REVOKED": "CANCELLED",
-    "TIMEOUT": "JOB_TIMEOUT",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("state", sorted(OUTCOME_OF_STATE))
-def test_every_end_of_a_job_is_the_outcome_of_what_ran_in_it(state: str) -> None:
-    outcome = outcome_of_job(job(state), remains(), 200.0)
-    assert (outcome.outcome, outcome.failure_class) == (OUTCOME_OF_STATE[state], CLASSES[state])
-    assert (outcome.phase, outcome.allocation, outcome.started, outcome.ended) == ("measure", "bundle.1", 100.0, 200.0)
-    assert outcome.message and outcome.remedy
-    assert is_infrastructure(outcome) == (outcome.outcome in ("NODE_FAIL", "PREEMPTED"))
-
-
-def test_an_attempt_that_recorded_nothing_ended_at_its_start() -> None:
-    assert outcome_of_job(job("TIMEOUT"), remains(None), 200.0).phase == "init"
-
-
-def test_what_a_rank_said_goes_before_how_the_job_ended() -> None:
-    said = RankException(3, 150.0, "capture", "OutOfMemoryError", "CUDA out of memory")
-    outcome = outcome_of_job(job("NODE_FAIL"), remains("capture", said), 200.0)
-    assert (outcome.outcome, outcome.rank, outcome.phase, outcome.node) == ("CUDA_OOM", 3, "capture", "")
-
-
-def test_what_a_rank_said_of_others_does_not() -> None:
-    """They had gone with their node."""
-    said = RankException(3, 150.0, "measure", "DistBackendError", "Connection closed by peer [10.0.0.7]:4242")
-    assert outcome_of_job(job("NODE_FAIL"), remains("measure", said), 200.0).outcome == "NODE_FAIL"
-
-
-def test_results_that_are_on_disk_count() -> None:
-    assert outcome_of_job(job("TIMEOUT"), remains("teardown"), 200.0).outcome == "COMPLETED"
-
-
-@pytest.mark.parametrize(("state", "nodes", "node"), [
-    ("NODE_FAIL", "node2", "node2"), ("NODE_FAIL", "node[2-3]", ""), ("NODE_FAIL", "node2,other7", ""),
-    ("NODE_FAIL", "", ""), ("TIMEOUT", "node2", ""),
-])  # fmt: skip
-def test_the_node_that_failed_is_named_where_there_was_one(state: str, nodes: str, node: str) -> None:
-    assert outcome_of_job(job(state, nodes), remains(), 200.0).node == node
-
-
-def test_no_secret_reaches_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_not_to_be_written")
-    said = RankException(0, 150.0, "build", "ValueError", "hf_not_to_be_written is no token")
-    assert "hf_not" not in outcome_of_job(job("FAILED"), remains("build", said), 200.0).message
-
-
 def test_what_an_attempt_left_is_read_as_far_as_it_is_whole(tmp_path: Path) -> None:
     sweep = SweepPaths(tmp_path)
     bundle, attempt = sweep.bundle("bundle"), sweep.run(RUN).attempt(1)
-    assert read_remains(bundle, attempt, 100.0) == AttemptRemains("", 100.0, {}, ())
+    assert read_evidence(attempt, "job") == Evidence("job", 0, {}, ())
+    assert Supervision(bundle, False).allocation == ""
     with JsonLines(bundle.allocations) as lines:
         lines.write({"allocation": 1})
         lines.write({"allocation": 2})
@@ -103,11 +41,9 @@ def test_what_an_attempt_left_is_read_as_far_as_it_is_whole(tmp_path: Path) -> N
         lines.write({"time": 2.0, "kind": "exception", "phase": "build", "step": None, "type": "E", "message": "m"})
     with open(attempt.events(1), "a") as torn:
         torn.write('{"time": 3')
-    expected = AttemptRemains("bundle.2", 100.0, {1: "build"}, (RankException(1, 2.0, "build", "E", "m"),))
-    assert read_remains(bundle, attempt, 100.0) == expected
-
-
-# --- writing them ---------------------------------------------------------------------------------------------------
+    expected = Evidence("job", 0, {1: "build"}, (RankException(1, 2.0, "build", "E", "m"),))
+    assert read_evidence(attempt, "job") == expected
+    assert Supervision(bundle, False).allocation == "bundle.2"
 
 
 @pytest.fixture
@@ -165,7 +101,7 @@ def test_a_run_that_no_job_begins_is_given_up_and_says_why(sweep: SweepPaths) ->
     written = read_json(sweep.run(RUN).attempt(1).outcome)
     assert (written["outcome"], written["failure_class"], written["phase"]) == ("ENVIRONMENT", "LAUNCH", "init")
     assert written["message"] == "3 jobs in a row ended before any run began; the last, 12_3, as FAILED"
-    assert never_began(Outcome(**written)) and not never_began(outcome("ENVIRONMENT", "LAUNCH"))
+    assert never_started(Outcome(**written)) and not never_started(outcome("ENVIRONMENT", "LAUNCH"))
 
 
 def test_it_is_given_up_after_a_failure_of_the_infrastructure_and_no_result_is_hidden(sweep: SweepPaths) -> None:

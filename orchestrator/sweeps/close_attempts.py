@@ -1,0 +1,76 @@
+"""Write the outcomes of attempts whose job ended without one, and of runs that no job will start any more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from types import MappingProxyType
+
+from launch.common.atomic_files import write_json
+from launch.contract.outcomes import Outcome
+from launch.contract.paths import AttemptPaths, SweepPaths
+from launch.failures.classes import CANCELLED, LAUNCH, FailureClass
+from launch.failures.job_outcome import outcome_of_unstarted
+from orchestrator.sweeps.run_state import RunState
+from orchestrator.sweeps.store import report_disk_errors
+
+MOST_LAUNCHES = 3
+"""How often in a row a bundle is submitted to Slurm without starting an attempt before its runs end as LAUNCH."""
+
+
+def close_dead_attempts(
+    sweep: SweepPaths, states: Mapping[str, RunState], called_off: Mapping[str, str] = MappingProxyType({})
+) -> bool:
+    """Write the outcomes that ``states`` holds and the disk does not, and those of runs that no job will start any more.
+
+    ``called_off`` is why jobs were taken out of the queue, by job id. Return whether there was anything to write. An
+    outcome that is on disk, or gets there meanwhile, is kept, and so is an attempt that somebody starts.
+
+    Raises:
+        SystemFault: the store cannot be written to.
+    """
+    now = time.time()
+    found = False
+    for run_id, state in states.items():
+        reason = _reason_to_give_up(state, called_off)
+        if state.outcome is not None and not state.recorded:
+            _write(sweep, sweep.run(run_id).attempt(state.next_attempt - 1), state.outcome)
+        elif reason is not None:
+            _claim(sweep, sweep.run(run_id).attempt(state.next_attempt), outcome_of_unstarted(*reason, now))
+        else:
+            continue
+        found = True
+    return found
+
+
+def _reason_to_give_up(state: RunState, called_off: Mapping[str, str]) -> tuple[FailureClass, str] | None:
+    """Return why no job will start the ordered attempt any more; None where one may, or where the run has a result."""
+    if state.job is None or not state.abandoned or (state.outcome is not None and not state.outcome.is_infrastructure):
+        return None
+    job = state.job
+    if state.name == "CANCELLED" and job.job_id in called_off:
+        return CANCELLED, f"job {job.job_id} was taken out of the queue: {called_off[job.job_id]}"
+    if state.name != "CANCELLED" and state.launches >= MOST_LAUNCHES:
+        message = f"{state.launches} jobs in a row ended before any run began; the last, {job.job_id}, as {job.state}"
+        return LAUNCH, message
+    return None
+
+
+def _claim(sweep: SweepPaths, attempt: AttemptPaths, outcome: Outcome) -> None:
+    with report_disk_errors(sweep), contextlib.suppress(FileExistsError):
+        attempt.root.mkdir(parents=True)
+        _write(sweep, attempt, outcome)
+
+
+def _write(sweep: SweepPaths, attempt: AttemptPaths, outcome: Outcome) -> None:
+    """Write ``outcome`` where there is none. A link never replaces a file."""
+    temporary = attempt.outcome.with_name(f".{attempt.outcome.name}.{os.getpid()}")
+    with report_disk_errors(sweep), contextlib.suppress(FileExistsError):
+        write_json(temporary, asdict(outcome))
+        try:
+            os.link(temporary, attempt.outcome)
+        finally:
+            temporary.unlink()
