@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from analysis.records.run import Attempt
 from launch.common.text import count
+from launch.contract.graph_impls import MOE_SCOPES
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.probe import Probe
 from launch.contract.spec import RunSpec
 
 OF_DENSE_LAYERS = {"mlp"}
-OF_EXPERTS = {"moe", "moe_router", "moe_preprocess"}
 LAUNCHES_OF_A_REPLAY = 2
 """At most: a graph of the forward pass and one of the backward pass."""
 
@@ -134,7 +134,7 @@ def _stages_may_be_bare(spec: RunSpec) -> bool:
     if not scope or not model.is_moe or not model.has_dense_layers:
         return False
     shortest = model.num_layers // (layout.pp * layout.vpp)
-    return (scope <= OF_DENSE_LAYERS and shortest < 2) or (scope <= OF_EXPERTS and shortest < model.moe_layer_freq)
+    return (scope <= OF_DENSE_LAYERS and shortest < 2) or (scope <= set(MOE_SCOPES) and shortest < model.moe_layer_freq)
 
 
 def worst(replays: Sequence[Replay]) -> Replay:

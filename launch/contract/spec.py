@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 from launch.common.atomic_files import read_json
 from launch.contract import spec_ids
+from launch.contract.graph_impls import GRAPH_IMPLS, SCOPE_PARTS, UNKNOWN, GraphImplementation
 
 Device = Literal["cpu", "cuda"]
 EngineName = Literal["torch_native", "megatron"]
@@ -28,9 +29,6 @@ FaultKind = Literal[
     "oom_eager", "oom_capture", "oom_replay",
     "input_freed", "dynamic_shape", "frozen_scalar", "missing_attention_backend",
 ]  # fmt: skip
-
-GRAPH_IMPLS: tuple[GraphImpl, ...] = get_args(GraphImpl)
-GRAPH_SCOPES: tuple[str, ...] = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
 
 
 @dataclass(frozen=True)
@@ -103,6 +101,11 @@ class Model:
     def has_dense_layers(self) -> bool:
         """True where at least one layer has a plain MLP (Megatron: ``moe_layer_freq`` above 1)."""
         return not self.is_moe or self.moe_layer_freq > 1
+
+    @property
+    def layer_scopes(self) -> tuple[str, ...]:
+        """The graph scopes that together hold every layer."""
+        return ("attn", *(("mlp",) if self.has_dense_layers else ()), *(("moe",) if self.is_moe else ()))
 
 
 @dataclass(frozen=True)
@@ -189,9 +192,12 @@ class CudaGraph:
 
     @property
     def capture_step(self) -> int:
-        """The step in which graphs are captured: the first behind the warm-up. Megatron's local graphs are made at the end
-        of the first step, and their warm-up is passes inside the capture."""
-        return 0 if self.impl == "local" else self.warmup_steps
+        """The step in which graphs are captured, counted from 0."""
+        return 0 if self.implementation.captures_in_first_step else self.warmup_steps
+
+    @property
+    def implementation(self) -> GraphImplementation:
+        return GRAPH_IMPLS.get(self.impl, UNKNOWN)
 
     @property
     def label(self) -> str:
@@ -262,7 +268,22 @@ class RunSpec:
     @property
     def compiles_whole(self) -> bool:
         """Whether Inductor compiles model and loss as one."""
-        return self.training.compile == "whole" or self.cuda_graph.impl == "torch_compile"
+        return self.training.compile == "whole" or self.cuda_graph.implementation.compiles
+
+    @property
+    def captured_parts(self) -> frozenset[str]:
+        """The parts of a step that graphs hold: those of layers (SCOPE_PARTS), "rest of the model" and "optimizer"."""
+        graph, implementation = self.cuda_graph, self.cuda_graph.implementation
+        whole_layer = frozenset().union(*(SCOPE_PARTS[name] for name in self.model.layer_scopes))
+        if implementation.takes_whole_model:
+            return whole_layer | {"rest of the model"} | ({"optimizer"} if graph.optimizer else set())
+        if not implementation.takes_scope:
+            return frozenset()
+        if not graph.scope or (not implementation.splits_layers and "attn" in graph.scope):
+            return whole_layer
+        if not implementation.splits_layers:
+            return SCOPE_PARTS["attn"] | SCOPE_PARTS["mlp"] if "mlp" in graph.scope else frozenset()
+        return frozenset().union(*(SCOPE_PARTS.get(name, frozenset()) for name in graph.scope))
 
     @cached_property
     def workload_id(self) -> str:

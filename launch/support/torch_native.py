@@ -63,12 +63,12 @@ TORCH_NATIVE: tuple[SupportRule, ...] = (
     fixed("training.variable_sequence_lengths", False),
     SupportRule(
         "cuda_graph.impl",
-        lambda impl, spec: impl in ("none", "torch_compile") or spec.placement.device == "cuda",
+        lambda impl, spec: not spec.cuda_graph.implementation.needs_cuda or spec.placement.device == "cuda",
         "set cuda_graph.impl=none or torch_compile, or resources.device=cuda",
     ),
     SupportRule(
         "cuda_graph.impl",
-        lambda impl, spec: impl != "torch_compile" or _lies_whole(spec),
+        lambda impl, spec: not spec.cuda_graph.implementation.compiles or _lies_whole(spec),
         "set cuda_graph.impl=none, or tp, pp and ep to 1: collectives break the graph",
     ),
     SupportRule(
@@ -78,7 +78,7 @@ TORCH_NATIVE: tuple[SupportRule, ...] = (
     ),
     SupportRule(
         "cuda_graph.impl",
-        lambda impl, spec: spec.training.compile != "whole" or impl in ("none", "torch_compile", "full_iteration"),
+        lambda impl, spec: spec.training.compile != "whole" or not spec.cuda_graph.implementation.takes_scope,
         "set cuda_graph.impl=full_iteration or torch_compile, or training.compile=none or elementwise: with "
         "training.compile=whole the model is one compiled function, of which no layer or part can be captured",
     ),

@@ -13,19 +13,18 @@ from typing import Any, Literal
 from analysis.limits.speedup_bound import HOST_PART, NEAR, EagerStep, eager_step
 from analysis.records.load import Records
 from analysis.records.run import Attempt, Run
+from launch.contract.graph_impls import GRAPH_IMPLS, SCOPE_PARTS
 from launch.contract.plan import Cell, Reason
 from launch.contract.records.inspection import KINDS, Finding, Inspection, Kernels
-from launch.contract.spec import GRAPH_IMPLS, CudaGraph
+from launch.contract.spec import CudaGraph
 
 Worth = Literal["much", "some", "little", "unknown"]
 IDLE_ENOUGH = 0.2
 """The share of a step in which the device is idle, from which on graphs are worth much; up to NEAR they are worth little."""
 SHORT_US = 50.0
 """A kernel that is shorter is likely to have waited for its launch."""
-WHOLE_STEP = ("full_iteration", "torch_compile")
-"""Implementations that take every line of the model, and so every line that breaks a capture."""
-_COVER: Mapping[str, int] = {"attn": 4, "moe": 3, "mlp": 2, "moe_router": 1, "moe_preprocess": 1}
-"""How much of a layer a scope holds, in an order that is good enough to begin with."""
+_PART_SIZES: Mapping[str, int] = {"attention": 4, "mlp": 2}
+"""How much of a layer a part is, in an order that is good enough to begin with; 1 where nothing is said."""
 
 
 @dataclass(frozen=True)
@@ -187,16 +186,19 @@ def points_of(candidates: Sequence[Candidate], cell: Cell, breaks: bool) -> tupl
     pipelined = cell.spec["parallelism"]["pp"] > 1
 
     def promise(graph: CudaGraph) -> tuple[Any, ...]:
-        whole = graph.impl in WHOLE_STEP
-        covered = sum(_COVER.get(part, 0) for part in graph.scope) if graph.scope else sum(_COVER.values())
+        whole = graph.implementation.takes_whole_model
+        parts = frozenset().union(*(SCOPE_PARTS[name] for name in graph.scope))
+        covered = sum(_PART_SIZES.get(part, 1) for part in parts)
         # Transformer Engine shares memory between micro-batches in flight, of which only a pipeline has several.
         first_impl = "transformer_engine" if pipelined else "torch"
         return (
             whole if breaks else not whole,
-            WHOLE_STEP.index(graph.impl) if whole else -covered,
+            graph.implementation.extent == "model",
+            graph.scope != (),
+            -covered,
             not graph.optimizer,
             graph.impl != first_impl,
-            GRAPH_IMPLS.index(graph.impl),
+            list(GRAPH_IMPLS).index(graph.impl),
             graph.scope,
         )
 
@@ -250,6 +252,6 @@ def _to_json(advice: Advice) -> dict[str, Any]:
 def point(graph: CudaGraph) -> dict[str, Any]:
     """``graph`` as a point of a recipe's sweep."""
     written: dict[str, Any] = {"cuda_graph.impl": graph.impl}
-    if graph.impl not in WHOLE_STEP:
+    if graph.implementation.takes_scope:
         written["cuda_graph.scope"] = list(graph.scope)
     return written | ({"cuda_graph.optimizer": True} if graph.optimizer else {})

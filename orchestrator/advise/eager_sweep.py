@@ -8,9 +8,10 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from launch.common.atomic_files import dumps, write_text
+from launch.contract.graph_impls import GRAPH_IMPLS, GRAPH_SCOPES
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason
-from launch.contract.spec import GRAPH_IMPLS, GRAPH_SCOPES, CudaGraph, RunSpec
+from launch.contract.spec import CudaGraph, RunSpec
 from launch.support import known_faults, unsupported
 from orchestrator.output import terminal
 from orchestrator.recipe.expand import ResolvedCell
@@ -59,7 +60,7 @@ def candidates(eager: RunSpec) -> tuple[Candidate, ...]:
 
 
 def _graphs(warmup_steps: int) -> Iterator[CudaGraph]:
-    for impl in GRAPH_IMPLS[1:]:
+    for impl in (impl for impl in GRAPH_IMPLS if impl != "none"):
         for size in range(len(GRAPH_SCOPES) + 1):
             for parts in combinations(GRAPH_SCOPES, size):
                 for optimizer in (False, True):

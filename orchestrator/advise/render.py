@@ -8,7 +8,7 @@ from analysis.limits.speedup_bound import EagerStep
 from analysis.report.sections.tables import table
 from launch.contract.plan import Plan
 from launch.contract.records.inspection import BOUNDS_US, Finding, FindingKind, Kernels
-from orchestrator.advise.advice import SHORT_US, WHOLE_STEP, Advice, Rejected, Worth, point
+from orchestrator.advise.advice import SHORT_US, Advice, Rejected, Worth, point
 
 MOST_LABELS = 4
 """Rejected configurations that are named; the JSON has all."""
@@ -112,7 +112,7 @@ def _caveats(advice: Advice, step: EagerStep) -> list[str]:
             "The device waits for something else than the host: other ranks, transfers, or gaps between kernels."
         )
     compiled_alike = advice.cell.spec["training"]["compile"] == "whole"
-    if any(graph.impl == "torch_compile" for graph in advice.points) and not compiled_alike:
+    if any(graph.implementation.compiles for graph in advice.points) and not compiled_alike:
         said.append(
             "torch_compile runs other kernels, and this is no limit to it; with training.compile=whole beside it its eager "
             "twin runs the same ones."
@@ -180,7 +180,9 @@ def _sweep(advice: Advice) -> list[str]:
     if not advice.points:
         return [*blocks, "No implementation and scope can work with this workload; below is why."]
     how = "In place of the recipe's own `cuda_graph` and axes over it, the most promising first"
-    if (advice.breaking or advice.unplaced_waits > 0) and any(graph.impl in WHOLE_STEP for graph in advice.points):
+    if (advice.breaking or advice.unplaced_waits > 0) and any(
+        graph.implementation.takes_whole_model for graph in advice.points
+    ):
         how += "; whole steps come last, since they hold every line above"
     points = (", ".join(f"{key}: {_yaml(value)}" for key, value in point(graph).items()) for graph in advice.points)
     lines = "\n".join(f"    - {{{written}}}" for written in points)

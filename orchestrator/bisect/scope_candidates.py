@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
 
-from launch.contract.spec import GRAPH_SCOPES, CudaGraph, Model, RunSpec
+from launch.contract.graph_impls import GRAPH_SCOPES
+from launch.contract.spec import CudaGraph, RunSpec
 from orchestrator.rules import graph_scope
 
 Status = Literal["fails", "fails otherwise", "passes", "unclear"]
@@ -67,13 +68,13 @@ def next_scopes(
 
 def candidates_of(whole: RunSpec) -> tuple[Candidate, ...]:
     """Every set of the same implementation that captures strictly less than ``whole`` and means something for the model,
-    in the order of launch.contract.spec.GRAPH_SCOPES, and last the whole. Other rules are not asked."""
-    all_parts = scope_parts(whole)
+    in the order of launch.contract.graph_impls.GRAPH_SCOPES, and last the whole. Other rules are not asked."""
+    all_parts = whole.captured_parts
     specs = (replace(whole, cuda_graph=graph) for graph in _graphs(whole.cuda_graph))
     smaller = [
-        Candidate(spec.cuda_graph, scope_parts(spec))
+        Candidate(spec.cuda_graph, spec.captured_parts)
         for spec in specs
-        if scope_parts(spec) < all_parts and not any(rule.judge(spec) for rule in graph_scope.RULES)
+        if spec.captured_parts < all_parts and not any(rule.judge(spec) for rule in graph_scope.RULES)
     ]
     return (*smaller, Candidate(whole.cuda_graph, all_parts))
 
@@ -81,28 +82,3 @@ def candidates_of(whole: RunSpec) -> tuple[Candidate, ...]:
 def _graphs(whole: CudaGraph) -> list[CudaGraph]:
     scopes = [parts for size in range(len(GRAPH_SCOPES) + 1) for parts in combinations(GRAPH_SCOPES, size)]
     return [replace(whole, scope=parts, optimizer=False) for parts in scopes]
-
-
-_PARTS: Mapping[str, frozenset[str]] = {
-    "attn": frozenset({"attention"}),
-    "mlp": frozenset({"mlp"}),
-    "moe_router": frozenset({"router"}),
-    "moe_preprocess": frozenset({"preprocessing"}),
-    "moe": frozenset({"router", "preprocessing", "experts"}),
-    "mamba": frozenset({"mamba"}),
-}
-"""What each scope holds (docs/graphs.md)."""
-
-
-def scope_parts(spec: RunSpec) -> frozenset[str]:
-    """The parts of a step that ``spec`` captures."""
-    graph = spec.cuda_graph
-    if graph.impl not in graph_scope.SCOPED_IMPLS:
-        return frozenset({"model", "optimizer"} if graph.optimizer else {"model"})
-    # Megatron's local implementation captures a GPT layer whole, whichever part of it is named.
-    named = () if graph.impl == "local" else graph.scope
-    return frozenset().union(*(_PARTS[name] for name in named or _whole_layer(spec.model)))
-
-
-def _whole_layer(model: Model) -> tuple[str, ...]:
-    return ("attn", *(("mlp",) if model.has_dense_layers else ()), *(("moe",) if model.is_moe else ()))

@@ -22,7 +22,6 @@ from orchestrator.bisect.scope_candidates import Candidate, Conclusion, candidat
 from orchestrator.bisect.side_sweep import plan_side_sweep, raise_if_rejected
 from orchestrator.errors import input_error
 from orchestrator.rules import violations
-from orchestrator.rules.graph_scope import SCOPED_IMPLS
 from orchestrator.sweeps.report_process import write_report
 from orchestrator.sweeps.store import report_disk_errors
 from orchestrator.targets.slurm_cluster import Target
@@ -84,7 +83,7 @@ def _why_none(whole: RunSpec, left_out: Mapping[CudaGraph, tuple[Reason, ...]]) 
     reasons = {reason.rule: reason.message for graph, found in left_out.items() if graph != whole.cuda_graph for reason in found}  # fmt: skip
     if reasons:
         return "; ".join(f"[{rule}] {message}" for rule, message in reasons.items())
-    if whole.cuda_graph.impl not in SCOPED_IMPLS:
+    if not whole.cuda_graph.implementation.takes_scope:
         return f"cuda_graph.impl={whole.cuda_graph.impl} takes no scope"
     return f"no scope captures less than {whole.cuda_graph.label}"
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from launch.contract.graph_impls import GRAPH_IMPLS
 from launch.contract.spec import CudaGraph, Fault, RunSpec
 from launch.megatron_config.graph_config import Release
 from launch.support import LIMITS, known_faults
@@ -30,7 +31,7 @@ class Exported:
 def export(spec: RunSpec, to: Format, release: Release) -> Exported:
     from orchestrator.export import megatron_bridge, megatron_lm
 
-    if spec.cuda_graph.impl in ("torch", "torch_compile"):
+    if "megatron" not in spec.cuda_graph.implementation.engines:
         told = dataclasses.replace(spec, cuda_graph=CudaGraph(warmup_steps=spec.cuda_graph.warmup_steps))
     else:
         told = spec
@@ -91,7 +92,7 @@ UNSAID: Sequence[tuple[str, Callable[[Any, RunSpec], bool], str]] = (
     ("training.variable_sequence_lengths", lambda on, spec: on, "sequences are printed as of one length"),
     ("data.kind", lambda kind, spec: kind == "text", "name data of the target's own format and its tokenizer"),
     ("data.packed_sequences", lambda on, spec: on, "pack documents by the target's own data settings"),
-    ("cuda_graph.impl", lambda impl, spec: impl in ("torch", "torch_compile"), "torch_native's; printed as eager"),
+    ("cuda_graph.impl", lambda impl, spec: "megatron" not in GRAPH_IMPLS[impl].engines, "torch_native's; printed as eager"),
     ("cuda_graph.optimizer", lambda on, spec: on, "torch_native's alone; Megatron's graph ends before the optimizer"),
     ("fault.kind", lambda kind, spec: kind != "none", "faults on purpose are this program's own"),
 )  # fmt: skip

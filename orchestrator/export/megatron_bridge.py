@@ -61,7 +61,7 @@ def _harness(spec: RunSpec) -> dict[str, Any]:
 def _captures_whole_layers(spec: RunSpec) -> bool:
     """The harness has no word for them, and none at all is an error of its own beside transformer_engine
     (scripts/performance/utils/overrides.py:117)."""
-    return spec.graphed and not spec.cuda_graph.scope and spec.cuda_graph.impl != "full_iteration"
+    return spec.cuda_graph.implementation.takes_scope and not spec.cuda_graph.scope
 
 
 def _splits_layers_alone(spec: RunSpec) -> bool:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from launch.contract.spec import GRAPH_SCOPES
+from launch.contract.graph_impls import GRAPH_SCOPES
 
 _WHERE = r"^(sweep\.grid\.|sweep\.points\[\d+\]\.)?"
 _FLAT = re.compile(_WHERE + r"cuda_graph_(impl|scope|modules|warmup_steps)(?![a-z_])")

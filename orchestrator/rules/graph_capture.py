@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from launch.contract.spec import Model, RunSpec
 from launch.support.expandable_segments import REGISTER, expandable_segments_setting
-from orchestrator.rules.graph_scope import SCOPED_IMPLS
 from orchestrator.rules.rule import (
     ANY,
     BOTH,
@@ -48,14 +47,14 @@ def preprocess_sync(spec: RunSpec) -> str | None:
 def packed_sequences(spec: RunSpec) -> str | None:
     """Packed sequences need attention outside the graphs: their boundaries are no tensors of fixed shape."""
     captures_attention = not spec.cuda_graph.scope or "attn" in spec.cuda_graph.scope
-    if not spec.data.packed_sequences or spec.cuda_graph.impl not in SCOPED_IMPLS or not captures_attention:
+    if not spec.data.packed_sequences or not spec.cuda_graph.implementation.takes_scope or not captures_attention:
         return None
     return f"data.packed_sequences=true, but {scope_text(spec)} captures attention"
 
 
 def native_packed_whole_model(spec: RunSpec) -> str | None:
     """On torch_native the whole model cannot be captured with packed sequences: their number changes every step."""
-    if not spec.data.packed_sequences or spec.cuda_graph.impl not in ("full_iteration", "torch_compile"):
+    if not spec.data.packed_sequences or not spec.cuda_graph.implementation.takes_whole_model:
         return None
     return f"data.packed_sequences=true, but cuda_graph.impl={spec.cuda_graph.impl} captures attention"
 
@@ -71,7 +70,7 @@ def native_fp32_experts(spec: RunSpec) -> str | None:
 
 def full_recompute(spec: RunSpec) -> str | None:
     """Full recomputation goes with full_iteration or no graphs: it would run a scope's graph inside a checkpoint."""
-    if spec.training.recompute != "full" or spec.cuda_graph.impl not in SCOPED_IMPLS:
+    if spec.training.recompute != "full" or not spec.cuda_graph.implementation.takes_scope:
         return None
     return f"training.recompute=full with {scope_text(spec)}"
 
@@ -93,7 +92,7 @@ def variable_lengths(spec: RunSpec) -> str | None:
 def expandable_segments(spec: RunSpec) -> str | None:
     """Graphs with expandable segments need NCCL_GRAPH_REGISTER=0, or replays read memory that has moved; the job sets it
     where nobody has."""
-    compiled_on_cpu = spec.cuda_graph.impl == "torch_compile" and spec.placement.device == "cpu"
+    compiled_on_cpu = not spec.cuda_graph.implementation.needs_cuda and spec.placement.device == "cpu"
     register = spec.environment.get(REGISTER)
     if not spec.graphed or compiled_on_cpu or register in (None, "0"):
         return None
@@ -113,7 +112,7 @@ def compiled_pipeline(spec: RunSpec) -> str | None:
 def compiled_alone(spec: RunSpec) -> str | None:
     """To the bit torch_compile is held against a twin that is compiled alike: training.compile=whole."""
     training = spec.training
-    if spec.cuda_graph.impl != "torch_compile" or not training.deterministic or training.compile == "whole":
+    if not spec.cuda_graph.implementation.compiles or not training.deterministic or training.compile == "whole":
         return None
     return f"cuda_graph.impl=torch_compile with training.deterministic=true and training.compile={training.compile}"
 
@@ -127,19 +126,14 @@ def static_input_precision(spec: RunSpec) -> str | None:
 
 def warmup_too_short(spec: RunSpec) -> str | None:
     """Warm-up is at least 0 steps, and 1 for full_iteration and transformer_engine, so that communicators exist."""
-    least = 1 if spec.cuda_graph.impl in ("full_iteration", "transformer_engine") else 0
-    if spec.cuda_graph.warmup_steps >= least:
+    if spec.cuda_graph.warmup_steps >= spec.cuda_graph.implementation.least_warmup_steps:
         return None
     return f"cuda_graph.warmup_steps={spec.cuda_graph.warmup_steps} with cuda_graph.impl={spec.cuda_graph.impl}"
 
 
 def _captures_experts(spec: RunSpec) -> bool:
-    graph = spec.cuda_graph
-    if not spec.model.is_moe or graph.impl not in (*SCOPED_IMPLS, "full_iteration"):
-        return False
-    # Megatron's local implementation captures a GPT layer whole as soon as attn is named.
-    whole_layer = not graph.scope or (graph.impl == "local" and "attn" in graph.scope)
-    return graph.impl == "full_iteration" or whole_layer or "moe" in graph.scope
+    """Whether experts are inside a graph. torch_compile leaves them between its graphs where they wait for the host."""
+    return "experts" in spec.captured_parts and not spec.cuda_graph.implementation.compiles
 
 
 def _is_drop_and_pad(model: Model) -> bool:

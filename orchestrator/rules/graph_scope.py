@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from launch.contract.spec import GRAPH_IMPLS, GRAPH_SCOPES, RunSpec
+from launch.contract.graph_impls import GRAPH_IMPLS, GRAPH_SCOPES, MOE_SCOPES
+from launch.contract.spec import RunSpec
 from orchestrator.rules.rule import ANY, BOTH, CONFIG, MCORE, MCORE_016, MEGATRON, Rule, scope_text
-
-ENGINE_IMPLS: Mapping[str, tuple[str, ...]] = {
-    "torch_native": ("none", "torch_compile", "torch", "transformer_engine", "full_iteration"),
-    "megatron": ("none", "transformer_engine", "local", "full_iteration"),
-}
-SCOPED_IMPLS = ("torch", "transformer_engine", "local")
-"""Implementations that capture parts of a layer; the others take the whole step, or the whole model."""
-MOE_SCOPES = ("moe", "moe_router", "moe_preprocess")
 
 
 def unknown_impl(spec: RunSpec) -> str | None:
@@ -27,7 +20,7 @@ def unknown_impl(spec: RunSpec) -> str | None:
 
 def impl_of_other_engine(spec: RunSpec) -> str | None:
     """The engine has the implementation: torch_compile and torch are torch_native's, local is megatron's."""
-    if spec.cuda_graph.impl in ENGINE_IMPLS[spec.engine] or spec.cuda_graph.impl not in GRAPH_IMPLS:
+    if spec.engine in spec.cuda_graph.implementation.engines or spec.cuda_graph.impl not in GRAPH_IMPLS:
         return None
     return f"engine={spec.engine} has no cuda_graph.impl={spec.cuda_graph.impl}"
 
@@ -42,15 +35,14 @@ def unknown_scope(spec: RunSpec) -> str | None:
 
 def scope_not_taken(spec: RunSpec) -> str | None:
     """Only torch, transformer_engine and local take a scope."""
-    if not spec.cuda_graph.scope or spec.cuda_graph.impl in SCOPED_IMPLS:
+    if not spec.cuda_graph.scope or spec.cuda_graph.implementation.takes_scope:
         return None
     return f"{scope_text(spec)}: {spec.cuda_graph.impl} takes no scope"
 
 
 def optimizer_not_captured(spec: RunSpec) -> str | None:
     """Only torch_native's full_iteration captures the optimizer."""
-    captures = spec.engine == "torch_native" and spec.cuda_graph.impl == "full_iteration"
-    if not spec.cuda_graph.optimizer or captures:
+    if not spec.cuda_graph.optimizer or spec.engine in spec.cuda_graph.implementation.optimizer_engines:
         return None
     return f"cuda_graph.optimizer=true with engine={spec.engine}, cuda_graph.impl={spec.cuda_graph.impl}"
 
@@ -126,7 +118,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "scope.impl_unknown", BOTH, ANY, unknown_impl,
         remedy=f"Use one of {', '.join(GRAPH_IMPLS)}.",
-        source=f"{CONFIG}:1717; launch/contract/spec.py GRAPH_IMPLS",
+        source=f"{CONFIG}:1717; launch/contract/graph_impls.py",
     ),
     Rule(
         "scope.impl_engine", BOTH, ANY, impl_of_other_engine,

@@ -90,7 +90,7 @@ class Host:
 
 def lacks_gpu_for_graphs(spec: RunSpec) -> tuple[Reason, ...]:
     """Why graphs are not captured in ``spec``, wherever it runs: it runs on a CPU."""
-    if spec.placement.device != "cpu" or spec.cuda_graph.impl in ("none", "torch_compile"):
+    if spec.placement.device != "cpu" or not spec.cuda_graph.implementation.needs_cuda:
         return ()
     message = f"cuda_graph.impl={spec.cuda_graph.impl} captures CUDA graphs, and this run is on a CPU"
     return (Reason("host.cuda", message, "run it on a host with a GPU"),)

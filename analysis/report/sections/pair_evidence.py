@@ -89,6 +89,11 @@ def _remarks(pair: PairResult) -> str:
 def _bisect(result: CellResult) -> str:
     """Where several parts are captured, each by itself (docs/bisect.md)."""
     graph = result.spec.cuda_graph
-    if len(graph.scope) < 2 or graph.impl == "local" or result.verdict is None or result.verdict.word != "DIVERGED":
+    if (
+        len(graph.scope) < 2
+        or not graph.implementation.splits_layers
+        or result.verdict is None
+        or result.verdict.word != "DIVERGED"
+    ):
         return ""
     return f"; `python -m orchestrator bisect SWEEP {result.cell.cell_id}` finds the smallest set of parts that fails"

@@ -25,7 +25,7 @@ from launch.contract.records.inspection import (
     inspection_from_json,
 )
 from launch.contract.spec import CudaGraph, Device
-from orchestrator.advise.advice import WHOLE_STEP, Advice, Candidate, advice_to_json, advise, points_of
+from orchestrator.advise.advice import Advice, Candidate, advice_to_json, advise, points_of
 from orchestrator.advise.render import NOT_INSPECTED, NOTHING_BREAKS, ON_CPU, WAYS_OUT, render
 from tests.records import EAGER_PROBE, STARTED, AttemptRecord, Extra, workload_spec, write_sweep, written_cell
 from tests.unit.analysis.graphs.test_replay_check import change_probe
@@ -310,7 +310,7 @@ def test_the_widest_capture_comes_first(tmp_path: Path) -> None:
 )
 def test_whole_steps_come_last_where_a_line_breaks_a_capture(tmp_path: Path, inspection: Inspection) -> None:
     advice, text = advice_on(tmp_path, inspected(inspection))
-    assert [graph.impl in WHOLE_STEP for graph in advice.points] == [False] * 4 + [True] * 3
+    assert [graph.implementation.takes_whole_model for graph in advice.points] == [False] * 4 + [True] * 3
     assert "whole steps come last" in text
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.contract.spec import GRAPH_SCOPES, CudaGraph
+from launch.contract.graph_impls import GRAPH_SCOPES
+from launch.contract.spec import CudaGraph
 from orchestrator.recipe.aliases import canonical_place, canonical_values
 from orchestrator.recipe.expand import expand
 from orchestrator.recipe.recipe import load

@@ -1,0 +1,81 @@
+"""The graph implementations, one row each, and what each scope holds of a layer.
+
+A new implementation is a row here, its name in ``launch.contract.spec.GraphImpl``, and a class in each engine that has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from launch.contract.spec import EngineName, GraphImpl
+
+SCOPE_PARTS: Mapping[str, frozenset[str]] = {
+    "attn": frozenset({"attention"}),
+    "mlp": frozenset({"mlp"}),
+    "moe": frozenset({"router", "preprocessing", "experts"}),
+    "moe_router": frozenset({"router"}),
+    "moe_preprocess": frozenset({"preprocessing"}),
+    "mamba": frozenset({"mamba"}),
+}
+"""The parts of a layer that each scope holds (docs/graphs.md)."""
+
+GRAPH_SCOPES = tuple(SCOPE_PARTS)
+MOE_SCOPES = tuple(name for name, parts in SCOPE_PARTS.items() if parts <= SCOPE_PARTS["moe"])
+
+Extent = Literal["nothing", "layers", "model", "step"]
+"""What is captured: parts of layers, which ``cuda_graph.scope`` names; the model and its loss; the whole step."""
+
+
+@dataclass(frozen=True)
+class GraphImplementation:
+    """What is true of an implementation, whichever engine has it."""
+
+    engines: tuple[EngineName, ...]
+    extent: Extent
+    mechanism: str
+    """In words, for documentation. Records hold the engine's own words (GraphStats.mechanism)."""
+    needs_cuda: bool = True
+    compiles: bool = False
+    """Whether Inductor compiles model and loss as one function."""
+    least_warmup_steps: int = 0
+    """Above 0 where communicators must exist before the capture."""
+    captures_in_first_step: bool = False
+    """Whether it captures at the end of the first step. All others capture in the first step after the warm-up."""
+    splits_layers: bool = True
+    """Whether a scope is captured alone. Otherwise it selects layers, and each is captured whole."""
+    optimizer_engines: tuple[EngineName, ...] = ()
+    """Engines in which the graph can hold clipping and the optimizer too."""
+
+    @property
+    def takes_scope(self) -> bool:
+        return self.extent == "layers"
+
+    @property
+    def takes_whole_model(self) -> bool:
+        return self.extent in ("model", "step")
+
+
+GRAPH_IMPLS: Mapping[GraphImpl, GraphImplementation] = {
+    "none": GraphImplementation(("torch_native", "megatron"), "nothing", "eager", needs_cuda=False),
+    "torch_compile": GraphImplementation(
+        ("torch_native",), "model", "torch.compile(mode='reduce-overhead') of model and loss; on a CPU without graphs",
+        needs_cuda=False, compiles=True,
+    ),
+    "torch": GraphImplementation(("torch_native",), "layers", "torch.cuda.make_graphed_callables"),
+    "transformer_engine": GraphImplementation(
+        ("torch_native", "megatron"), "layers", "transformer_engine.pytorch.make_graphed_callables", least_warmup_steps=1
+    ),
+    "local": GraphImplementation(
+        ("megatron",), "layers", "Megatron-Core's CudaGraphManager", captures_in_first_step=True, splits_layers=False
+    ),
+    "full_iteration": GraphImplementation(
+        ("torch_native", "megatron"), "step", "torch.cuda.graph around a step's forward and backward passes",
+        least_warmup_steps=1, optimizer_engines=("torch_native",),
+    ),
+}  # fmt: skip
+
+UNKNOWN = GraphImplementation((), "nothing", "unknown")
+"""Stands for a name that no row has, so that a recipe with a typing error can be judged as a whole."""
