@@ -1,4 +1,4 @@
-"""Milliseconds that the documentation quotes stand in a report that is kept beside it."""
+"""Every time in milliseconds that the documentation quotes is in the report that it names."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ REPORT = re.compile(r"results/(\w+)/report\.md")
 
 
 def quoting(text: str) -> list[str]:
-    """The paragraphs that quote a time, each on a line."""
-    paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    """Return the paragraphs that quote a time, each on a line. A table belongs to the paragraph above it."""
+    paragraphs = (" ".join(paragraph.split()) for paragraph in text.replace("\n\n|", "\n|").split("\n\n"))
     return [paragraph for paragraph in paragraphs if TIMES.search(paragraph)]
 
 
 def stands_in(figure: str, report: str) -> bool:
-    """Rounded as it is quoted."""
+    """Return whether the report holds the figure, rounded as quoted."""
     digits = len(figure.partition(".")[2])
     return any(f"{float(found):.{digits}f}" == figure for found in re.findall(r"\d+\.\d+", report))
 
