@@ -1,5 +1,4 @@
-"""What the pictures of a workload show, as numbers: drawn as PNG by analysis/report/plots.py and in a browser by
-page.js, so that the two cannot disagree."""
+"""The data of a workload's charts. analysis/report/plots.py draws them as PNG, page.js in a browser."""
 
 from __future__ import annotations
 
@@ -20,9 +19,14 @@ Kind = Literal["loss", "grad_norm", "step_time", "memory"]
 MAXIMUM_CELLS = 6
 """Graphed cells in one picture; more would hide one another."""
 MAXIMUM_POINTS = 2000
-"""Of a line: see :func:`thinned`."""
+"""Of a line: see :func:`thin_out`."""
 EAGER = 0
 """The colour of eager cells; graphed ones have 1 and up."""
+AXES: dict[Metric, tuple[str, str]] = {
+    "loss": ("loss (nats per token)", "|difference| (nats)"),
+    "grad_norm": ("gradient norm", "|difference| / eager"),
+}
+"""Labels of the values and of the differences."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,13 @@ class Line:
 @dataclass(frozen=True)
 class CurveChart:
     """A metric of all runs of a workload, and |graphed - eager| pair by pair: in nats for the loss, relative to eager's
-    for the gradient norm. ``floor`` is the largest of that between eager repeats, ``steps`` how many the longest run has."""
+    for the gradient norm. ``noise_floor`` is the largest difference between eager repeats, ``steps`` the number of steps
+    of the longest run."""
 
     metric: Metric
     curves: tuple[Line, ...]
     differences: tuple[Line, ...]
-    floor: Line | None
+    noise_floor: Line | None
     capture: int | None
     """The first step that captured."""
     margin: float
@@ -78,7 +83,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class MemoryChart:
-    words: str
+    unit: str
     phases: tuple[str, ...]
     bars: tuple[Bars, ...]
 
@@ -128,7 +133,7 @@ def charts_of(results: Sequence[CellResult], margins: Margins) -> dict[Kind, Cha
 
 def _curves(cells: Sequence[_Cell], metric: Metric, margin: float) -> CurveChart | None:
     curves = tuple(
-        Line(cell.label, cell.colour, repeat, *thinned(steps.step, steps.of(metric)))
+        Line(cell.label, cell.colour, repeat, *thin_out(steps.step, steps.of(metric)))
         for cell in cells
         for repeat, steps in cell.curves
     )
@@ -140,9 +145,9 @@ def _curves(cells: Sequence[_Cell], metric: Metric, margin: float) -> CurveChart
     return CurveChart(metric, curves, differences, _floor(cells, metric), min(captured, default=None), margin, longest)
 
 
-def thinned(step: Integers, y: Floats) -> tuple[Integers, Floats]:
-    """Of a curve of more than :data:`MAXIMUM_POINTS` steps each stretch's smallest and largest value, its ends, and all that
-    is not finite."""
+def thin_out(step: Integers, y: Floats) -> tuple[Integers, Floats]:
+    """Keep at most about :data:`MAXIMUM_POINTS` points of a curve: the smallest and largest value of each short interval, both
+    ends, and each value that is not finite."""
     if len(y) <= MAXIMUM_POINTS:
         return step, y
     stretches = np.array_split(np.arange(len(y)), MAXIMUM_POINTS // 2)
@@ -157,7 +162,7 @@ def _differences(cell: _Cell, metric: Metric) -> Iterator[Line]:
     for pair in cell.result.pairs:
         if pair.eager and pair.eager.attempt and pair.graphed.attempt:
             step, difference = _difference(pair.eager.attempt.steps, pair.graphed.attempt.steps, metric)
-            yield Line(cell.label, cell.colour, pair.repeat, *thinned(step, difference))
+            yield Line(cell.label, cell.colour, pair.repeat, *thin_out(step, difference))
 
 
 def _difference(eager: Steps, graphed: Steps, metric: Metric) -> tuple[Integers, Floats]:
@@ -180,7 +185,7 @@ def _floor(cells: Sequence[_Cell], metric: Metric) -> Line | None:
         found = [_difference(first, other, metric) for other in others]
         if all(np.array_equal(step, first.step) for step, _ in found):
             spread = np.max([size for _, size in found], axis=0)
-            return Line("eager against eager", EAGER, 0, *thinned(first.step, spread))
+            return Line("noise floor", EAGER, 0, *thin_out(first.step, spread))
     return None
 
 

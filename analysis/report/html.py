@@ -1,7 +1,7 @@
-"""The report as one HTML file: the markdown's text with its pictures as charts that answer to the pointer.
+"""The report as one HTML file: the markdown's text, with interactive charts in place of its pictures.
 
-It is rendered from the markdown itself, so that the two say the same. It asks no network for anything, and its policy
-(Content-Security-Policy) lets a browser run its own script and nothing else, whatever a record holds.
+It is rendered from the markdown, so both have the same content. It loads nothing from the network. Its
+Content-Security-Policy lets a browser run its own script and nothing else, whatever a record holds.
 """
 
 from __future__ import annotations
@@ -12,55 +12,40 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
-from analysis.report.charts import MAXIMUM_POINTS, Chart, CurveChart, Line, TimeChart
+from analysis.report.charts import AXES, MAXIMUM_POINTS, Chart, CurveChart, Line, TimeChart
 from launch.common.atomic_files import dumps
 
-AXES = {
-    "loss": ("loss, nats a token", "|difference|, nats"),
-    "grad_norm": ("gradient norm", "|difference| / eager"),
-}
 _ASSETS = Path(__file__).parent
 
 
 def page(markdown: str, charts: Mapping[str, Chart]) -> str:
-    """The whole file; ``charts`` are by the image that stands for each in ``markdown``. An image that is none of them is
-    shown as its text, since showing it would ask for it."""
+    """Return the whole file. ``charts`` are keyed by the image that each replaces. Any other image appears as its text, since
+    an image would be fetched."""
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
     reader.renderer = _Renderer(charts)
     tokens = reader.parse(markdown)
     title = next((token.content for token in tokens if token.type == "inline"), "Validation report")
-    script, style = ((_ASSETS / f"page.{kind}").read_text() for kind in ("js", "css"))
-    policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'; form-action 'none'"
-    return "\n".join(
-        (
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{html.escape(title)}</title>",
-            f"<style>{style}</style>",
-            "</head>",
-            "<body>",
-            _contents(tokens),
-            reader.renderer.render(tokens, reader.options, {}),
-            f"<script>{script}</script>",
-            "</body>",
-            "</html>",
-            "",
-        )
+    template, script, style = ((_ASSETS / f"page.{kind}").read_text() for kind in ("html", "js", "css"))
+    return Template(template).substitute(
+        policy=f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        "base-uri 'none'; form-action 'none'",
+        title=html.escape(title),
+        style=style,
+        contents=_contents(tokens),
+        body=reader.renderer.render(tokens, reader.options, {}),
+        script=script,
     )
 
 
 def _contents(tokens: Sequence[Token]) -> str:
-    """Links to the sections, which are given the names to link to."""
+    """Return links to the sections, and give each section the id to link to."""
     links: list[str] = []
     for place, token in enumerate(tokens):
         if token.type == "heading_open" and token.tag == "h2":
@@ -74,7 +59,7 @@ def _digest(text: str) -> str:
 
 
 class _Renderer(RendererHTML):
-    """Charts in the place of images, and tables that scroll by themselves."""
+    """Renders charts in place of images, and tables that scroll on their own."""
 
     def __init__(self, charts: Mapping[str, Chart]) -> None:
         super().__init__()
@@ -86,9 +71,9 @@ class _Renderer(RendererHTML):
         chart = self._charts.get(str(token.attrs.get("src", "")))
         if chart is None:
             return title
-        return (
-            f'<figure><figcaption>{title}</figcaption><script type="application/json">{_data(chart)}</script></figure>'
-        )
+        # The escape keeps a record from ending the script element.
+        data = dumps(_data(chart)).replace("<", "\\u003c")
+        return f'<figure><figcaption>{title}</figcaption><script type="application/json">{data}</script></figure>'
 
     def paragraph_open(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
         return "" if self._is_chart(tokens[index + 1]) else str(self.renderToken(tokens, index, options, env))
@@ -109,37 +94,36 @@ class _Renderer(RendererHTML):
 # --- data -----------------------------------------------------------------------------------------------------------
 
 
-def _data(chart: Chart) -> str:
-    """JSON that cannot end the element it stands in."""
-    return dumps(_content(chart)).replace("<", "\\u003c")
-
-
-def _content(chart: Chart) -> dict[str, Any]:
+def _data(chart: Chart) -> dict[str, Any]:
     if isinstance(chart, CurveChart):
-        own, beside = AXES[chart.metric]
+        value_axis, difference_axis = AXES[chart.metric]
         return {
             "kind": "curves",
-            "own": own,
-            "beside": beside,
+            "value_axis": value_axis,
+            "difference_axis": difference_axis,
             "margin": chart.margin,
             "capture": chart.capture,
             "thinned": chart.steps if chart.steps > MAXIMUM_POINTS else None,
             "lines": [_line(line) for line in chart.curves],
             "differences": [_line(line) for line in chart.differences],
-            "floor": chart.floor and _line(chart.floor),
+            "noise_floor": chart.noise_floor and _line(chart.noise_floor),
         }
     if isinstance(chart, TimeChart):
-        boxes = [{**vars(box), "percentiles": [_short(value) for value in box.percentiles]} for box in chart.boxes]
+        boxes = [
+            {**vars(box), "percentiles": [_nine_digits(value) for value in box.percentiles]} for box in chart.boxes
+        ]
         return {"kind": "times", "unit": chart.unit, "boxes": boxes}
-    bars = [{**vars(bar), "heights": [None if h is None else _short(h) for h in bar.heights]} for bar in chart.bars]
-    return {"kind": "memory", "words": chart.words, "phases": chart.phases, "bars": bars}
+    bars = [
+        {**vars(bar), "heights": [None if h is None else _nine_digits(h) for h in bar.heights]} for bar in chart.bars
+    ]
+    return {"kind": "memory", "unit": chart.unit, "phases": chart.phases, "bars": bars}
 
 
 def _line(line: Line) -> dict[str, Any]:
-    y = [_short(value) if math.isfinite(value) else None for value in line.y.tolist()]
+    y = [_nine_digits(value) if math.isfinite(value) else None for value in line.y.tolist()]
     return {"label": line.label, "colour": line.colour, "repeat": line.repeat, "step": line.step.tolist(), "y": y}
 
 
-def _short(value: float) -> float:
-    """Nine digits are what a float32 has."""
+def _nine_digits(value: float) -> float:
+    """Nine digits hold any float32."""
     return float(f"{value:.9g}")

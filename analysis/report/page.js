@@ -1,6 +1,6 @@
 "use strict";
-// Draws each figure's data as SVG: values under the pointer, cells switched on and off, a stretch of steps zoomed into.
-// Text is set as text only, so that nothing of a record is ever taken for markup.
+// Draws each figure's data as SVG: shows values under the pointer, hides cells, zooms into steps.
+// It sets text as text only, so no record becomes markup.
 const make = (name, attributes = {}, ...children) => {
   const svg = ["svg", "path", "line", "rect", "text", "g"].includes(name);
   const node = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
@@ -79,7 +79,7 @@ class Figure {
   quiet() { this.values.hidden = true; }
 
   curves(width) {
-    const { lines, differences, floor, margin, capture } = this.data;
+    const { lines, differences, noise_floor: floor, margin, capture } = this.data;
     const steps = lines.flatMap((line) => [line.step[0], line.step[line.step.length - 1]]);
     const whole = extent(steps), domain = this.zoom || whole;
     const within = (line) => line.y.filter((y, at) => y !== null && line.step[at] >= domain[0] && line.step[at] <= domain[1]);
@@ -89,13 +89,13 @@ class Figure {
     const span = ys.length ? extent(ys) : [0, 1];
     panels.push(this.panel(width, 250, x, domain, linear(span, upper), ticks(...span, 5).map((value) => [value, figureOf(value)]),
       this.shown(lines), false, capture));
-    const shown = this.shown(differences), beside = floor ? [{ ...floor, eager: true }] : [];
-    const [scale, marks] = logarithmic([margin, ...[...shown, ...beside].flatMap(within)], lower);
-    const second = this.panel(width, 170, x, domain, scale, marks, [...beside, ...shown], true, capture);
+    const shown = this.shown(differences), behind = floor ? [{ ...floor, eager: true }] : [];
+    const [scale, marks] = logarithmic([margin, ...[...shown, ...behind].flatMap(within)], lower);
+    const second = this.panel(width, 170, x, domain, scale, marks, [...behind, ...shown], true, capture);
     second.append(make("line", { class: "margin", x1: 52, x2: width - 8, y1: scale(margin), y2: scale(margin) }));
-    panels.push(make("p", {}, `${this.data.beside}; dashed: the margin ${figureOf(margin)}${floor ? "; grey: eager against eager" : ""}`), second);
+    panels.push(make("p", {}, `${this.data.difference_axis}; dashed: the margin ${figureOf(margin)}${floor ? "; grey: noise floor of eager repeats" : ""}`), second);
     panels.forEach((panel) => panel.tagName === "svg" && this.follow(panel, x, domain));
-    return [make("p", {}, this.data.own), ...panels, make("p", {}, this.zoom ? `steps ${Math.ceil(domain[0])} to ${Math.floor(domain[1])}; double click for all` : "step; drag to zoom" + (this.data.thinned ? `; of more than ${this.data.thinned} steps each stretch's smallest and largest` : ""))];
+    return [make("p", {}, this.data.value_axis), ...panels, make("p", {}, this.zoom ? `steps ${Math.ceil(domain[0])} to ${Math.floor(domain[1])}; double-click to show all` : "step; drag to zoom" + (this.data.thinned ? `; ${this.data.thinned} steps are thinned to the extremes of short intervals` : ""))];
   }
   panel(width, height, x, domain, y, marks, lines, differences, capture) {
     const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": this.root.querySelector("figcaption").textContent });
@@ -127,13 +127,13 @@ class Figure {
     return svg;
   }
   // A row a cell: its repeats' values, then their differences.
-  told(step) {
+  rows(step) {
     const values = (lines, label, digits) => lines.filter((line) => line.label === label && line.step.includes(step))
       .map((line) => figureOf(line.y[line.step.indexOf(step)], digits)).join(", ");
     const cells = new Map(this.shown(this.data.lines).map((line) => [line.label, line.colour]));
     return [...cells].map(([label, colour]) => {
-      const own = values(this.data.lines, label, 7), beside = values(this.data.differences, label, 2);
-      return [colour, `${label}: ${own || "no such step"}${beside ? `; difference ${beside}` : ""}`];
+      const value = values(this.data.lines, label, 7), difference = values(this.data.differences, label, 2);
+      return [colour, `${label}: ${value || "no such step"}${difference ? `; difference ${difference}` : ""}`];
     });
   }
   follow(svg, x, domain) {
@@ -150,7 +150,7 @@ class Figure {
       const left = Math.min(x(from ?? now), x(now)), wide = Math.abs(x(now) - x(from ?? now)) || 1;
       mark = make("rect", { class: "zoomed", x: left, y: 4, width: wide, height: svg.viewBox.baseVal.height - 24 });
       svg.append(mark);
-      this.say(event, `step ${Math.round(now)}`, this.told(Math.round(now)));
+      this.say(event, `step ${Math.round(now)}`, this.rows(Math.round(now)));
     });
     const end = (event) => {
       const to = from === null ? null : at(event);
@@ -180,12 +180,12 @@ class Figure {
         make("rect", { x: x(first), y, width: Math.max(1, x(third) - x(first)), height: 22, fill: colour, opacity: 0.45 }),
         make("line", { x1: x(middle), x2: x(middle), y1: y, y2: y + 22, stroke: colour, "stroke-width": 3 }));
       group.addEventListener("pointermove", (event) => this.say(event, box.label, [
-        [box.colour, `median ${figureOf(middle, 5)}`], [box.colour, `half of ${box.steps} steps ${figureOf(first, 5)} to ${figureOf(third, 5)}`],
+        [box.colour, `median ${figureOf(middle, 5)}`], [box.colour, `middle half of ${box.steps} steps ${figureOf(first, 5)} to ${figureOf(third, 5)}`],
         [box.colour, `5% to 95% ${figureOf(low, 5)} to ${figureOf(high, 5)}`]]));
       group.addEventListener("pointerleave", () => this.quiet());
       svg.append(group);
     });
-    return [svg, make("p", {}, `${this.data.unit}; line: median, box: half, whiskers: 5 to 95%`)];
+    return [svg, make("p", {}, `${this.data.unit}; line: median, box: middle half, whiskers: 5 to 95%`)];
   }
 
   memory(width) {
@@ -210,7 +210,7 @@ class Figure {
       group.addEventListener("pointerleave", () => this.quiet());
       svg.append(group);
     });
-    return [svg, make("p", {}, `GiB of ${this.data.words}, the largest of ranks and repeats`)];
+    return [svg, make("p", {}, `GiB of ${this.data.unit}, the largest of ranks and repeats`)];
   }
 }
 

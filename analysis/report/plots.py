@@ -1,35 +1,28 @@
-"""Pictures of a workload as PNG: loss and gradient norm with their differences, step times, memory by phase.
+"""Draws the charts of a workload as PNG: loss and gradient norm with their differences, step times, memory by phase.
 
 The same records give the same bytes: no date, no software version, no setting of the reader's own matplotlib.
-Colours are Okabe and Ito's (jfly.uni-koeln.de/color), which all kinds of colour vision tell apart.
+The colours are Okabe and Ito's (jfly.uni-koeln.de/color), which people with colour blindness can tell apart.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.records.steps import Metric
-from analysis.report.charts import EAGER, Chart, CurveChart, Line, MemoryChart, TimeChart
+from analysis.report.charts import AXES, EAGER, Chart, CurveChart, Line, MemoryChart, TimeChart
 
 COLOURS = ("#4d4d4d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Eager's, then graphed cells'."""
 BAD_COLOUR = "#b2182b"
 TITLES: dict[Metric, str] = {"loss": "Loss", "grad_norm": "Gradient norm"}
-AXES: dict[Metric, tuple[str, str]] = {
-    "loss": ("loss (nats a token)", "|difference| (nats)"),
-    "grad_norm": ("gradient norm", "|difference| / eager"),
-}
 STYLE: dict[Any, Any] = {
     "figure.dpi": 100,
     "font.size": 10,
@@ -44,41 +37,22 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 9,
 }
-LEGEND_ROW = 0.175
-LABEL_ROW = 0.19
+WIDTH, LEGEND_ROW, LABEL_ROW = 8.5, 0.175, 0.19
 """Inches."""
 
 
 def draw(chart: Chart) -> bytes:
-    """``chart`` as a PNG file."""
-    with _style():
-        if isinstance(chart, CurveChart):
-            return _png(_curves(chart))
-        return _png(_times(chart) if isinstance(chart, TimeChart) else _memory(chart))
-
-
-@contextmanager
-def _style() -> Iterator[None]:
+    """Return ``chart`` as a PNG file."""
+    content = io.BytesIO()
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)
-        yield
-
-
-def _png(figure: Figure) -> bytes:
-    content = io.BytesIO()
-    FigureCanvasAgg(figure)
-    figure.savefig(content, format="png", metadata={"Software": None})
+        if isinstance(chart, CurveChart):
+            figure = _curves(chart)
+        else:
+            figure = _times(chart) if isinstance(chart, TimeChart) else _memory(chart)
+        figure.savefig(content, format="png", metadata={"Software": None})
     return content.getvalue()
-
-
-def _figure(height: float, ratios: Sequence[float]) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(8.5, height))
-    grid = figure.add_gridspec(len(ratios), 1, height_ratios=ratios, hspace=0.28)
-    axes: list[Axes] = []
-    for row in range(len(ratios)):
-        axes.append(figure.add_subplot(grid[row], sharex=axes[0] if axes else None))
-    return figure, axes
 
 
 # --- curves ---------------------------------------------------------------------------------------------------------
@@ -87,7 +61,8 @@ def _figure(height: float, ratios: Sequence[float]) -> tuple[Figure, list[Axes]]
 def _curves(chart: CurveChart) -> Figure:
     labels = list(dict.fromkeys(line.label for line in chart.curves))
     height = 6.2 + LEGEND_ROW * len(labels)
-    figure, (curves, difference) = _figure(height, (3, 2))
+    figure = Figure(figsize=(WIDTH, height))
+    curves, difference = figure.subplots(2, sharex=True, height_ratios=(3, 2), gridspec_kw={"hspace": 0.28})
     figure.subplots_adjust(
         left=0.11, right=0.98, top=1 - (0.4 + LEGEND_ROW * len(labels)) / height, bottom=0.55 / height
     )
@@ -96,20 +71,19 @@ def _curves(chart: CurveChart) -> Figure:
         _draw_curve(curves, line, cells)
     for line in chart.differences:
         _draw_difference(difference, line)
-    _finish_difference(difference, chart)
+    _draw_margin_and_floor(difference, chart)
     _mark_capture(chart, curves, difference)
-    own, beside = AXES[chart.metric]
+    value_axis, difference_axis = AXES[chart.metric]
     curves.set_title(f"{TITLES[chart.metric]}: eager and graphed, all repeats", pad=8 + LEGEND_ROW * 72 * len(labels))
-    curves.set_ylabel(own)
+    curves.set_ylabel(value_axis)
     _legend(curves, len(labels))
-    curves.tick_params(labelbottom=False)
-    difference.set_ylabel(beside)
+    difference.set_ylabel(difference_axis)
     difference.set_xlabel("step")
     return figure
 
 
 def _legend(axes: Axes, rows: int) -> None:
-    """A row a cell between the title and the axes, where it hides nothing however long labels are."""
+    """Place a row per cell between the title and the axes, where a long label hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     axes.legend(
@@ -119,7 +93,7 @@ def _legend(axes: Axes, rows: int) -> None:
 
 
 def _draw_curve(axes: Axes, line: Line, cells: int) -> None:
-    """Dashes begin at another place for each of the ``cells``, so that equal curves show beside each other."""
+    # Dashes start at a different offset for each cell, so equal curves all show.
     graphed = line.colour != EAGER
     axes.plot(
         line.step,
@@ -133,10 +107,10 @@ def _draw_curve(axes: Axes, line: Line, cells: int) -> None:
 
 
 def _draw_difference(axes: Axes, line: Line) -> None:
-    """A step where a side is not finite is a cross at the upper edge."""
     finite = np.isfinite(line.y)
     axes.plot(line.step, np.where(finite, line.y, np.nan), color=COLOURS[line.colour], linewidth=1.1)
     if not finite.all():
+        # A cross at the upper edge marks a step where a side is not finite.
         edge = np.full(int((~finite).sum()), 0.97)
         place = axes.get_xaxis_transform()
         axes.plot(line.step[~finite], edge, "x", color=BAD_COLOUR, transform=place, label="not finite", markersize=6)
@@ -151,10 +125,12 @@ def _mark_capture(chart: CurveChart, curves: Axes, difference: Axes) -> None:
                     xytext=(4, 0), textcoords="offset points")  # fmt: skip
 
 
-def _finish_difference(axes: Axes, chart: CurveChart) -> None:
-    if chart.floor is not None:
-        spread = np.where(np.isfinite(chart.floor.y), chart.floor.y, np.nan)
-        axes.plot(chart.floor.step, spread, color=COLOURS[EAGER], linewidth=3, alpha=0.35, label=chart.floor.label)
+def _draw_margin_and_floor(axes: Axes, chart: CurveChart) -> None:
+    if chart.noise_floor is not None:
+        spread = np.where(np.isfinite(chart.noise_floor.y), chart.noise_floor.y, np.nan)
+        axes.plot(
+            chart.noise_floor.step, spread, color=COLOURS[EAGER], linewidth=3, alpha=0.35, label=chart.noise_floor.label
+        )
     values = np.concatenate([*(line.y for line in chart.differences), np.array([chart.margin])])
     values = values[np.isfinite(values) & (values > 0)]
     smallest, largest = (float(values.min()), float(values.max())) if len(values) else (1e-3, 1e-3)
@@ -180,7 +156,8 @@ def _decades(threshold: float, largest: float) -> list[float]:
 def _times(chart: TimeChart) -> Figure:
     rows, labels = len(chart.boxes), [_wrapped(box.label) for box in reversed(chart.boxes)]
     height = 1.5 + max(0.55, LABEL_ROW * (1 + max(label.count("\n") for label in labels))) * rows
-    figure, (axes,) = _figure(height, (1,))
+    figure = Figure(figsize=(WIDTH, height))
+    axes = figure.subplots()
     figure.subplots_adjust(left=0.3, right=0.97, top=1 - 0.4 / height, bottom=0.6 / height)
     for place, box in enumerate(reversed(chart.boxes)):
         low, first, middle, third, high = box.percentiles
@@ -193,12 +170,12 @@ def _times(chart: TimeChart) -> Figure:
     axes.set_ylim(-0.6, rows - 0.4)
     axes.grid(axis="y", visible=False)
     axes.set_title("Step time over the measured steps of all repeats")
-    axes.set_xlabel(f"{chart.unit}; line: median, box: half, whiskers: 5-95%")
+    axes.set_xlabel(f"{chart.unit}; line: median, box: middle half, whiskers: 5 to 95%")
     return figure
 
 
 def _wrapped(label: str, width: int = 28) -> str:
-    """In lines of about so many letters, broken at spaces, behind the dots of a name, and in a longer one at underscores."""
+    """Break ``label`` into lines of about ``width`` letters: at spaces, after dots, and in long words after underscores."""
     words = re.split(r"(?<= )|(?<=\.)(?=[a-z])", label)
     lines = [""]
     for part in (part for word in words for part in (re.split("(?<=_)", word) if len(word) > width + 1 else [word])):
@@ -212,7 +189,8 @@ def _wrapped(label: str, width: int = 28) -> str:
 def _memory(chart: MemoryChart) -> Figure:
     rows, cells = len(chart.bars), range(len(chart.phases))
     height = 3.6 + LEGEND_ROW * rows
-    figure, (axes,) = _figure(height, (1,))
+    figure = Figure(figsize=(WIDTH, height))
+    axes = figure.subplots()
     figure.subplots_adjust(left=0.09, right=0.98, top=1 - (0.4 + LEGEND_ROW * rows) / height, bottom=0.6 / height)
     width = 0.8 / rows
     for index, bars in enumerate(chart.bars):
@@ -223,7 +201,7 @@ def _memory(chart: MemoryChart) -> Figure:
     axes.set_xticks(cells, chart.phases)
     axes.grid(axis="x", visible=False)
     axes.set_ylabel("GiB")
-    axes.set_xlabel(chart.words)
+    axes.set_xlabel(chart.unit)
     axes.set_title("Peak memory by phase: the largest of ranks and repeats", pad=8 + LEGEND_ROW * 72 * rows)
     axes.yaxis.set_major_locator(MaxNLocator(6))
     _legend(axes, rows)

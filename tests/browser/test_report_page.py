@@ -165,7 +165,7 @@ def test_a_stretch_of_steps_is_zoomed_into_and_left(page: Chromium) -> None:
     page.mouse("mouseReleased", right, y, button="left", clickCount=1)
     said = page.evaluate("document.querySelector('figure div > p:last-child').textContent")
     first, last = map(int, re.findall(r"\d+", said))
-    assert 50 < first < last < 95 and "double click" in said
+    assert 50 < first < last < 95 and "double-click" in said
     assert page.evaluate("document.querySelector('figure .curve').getAttribute('d')") != whole
     page.mouse("mousePressed", left, y, button="left", clickCount=2)
     page.mouse("mouseReleased", left, y, button="left", clickCount=2)

@@ -19,7 +19,7 @@ from markdown_it import MarkdownIt
 
 from analysis.compare.golden import golden_of
 from analysis.compare.junit import junit_of_report
-from analysis.report.charts import MAXIMUM_POINTS, CurveChart, Line, thinned
+from analysis.report.charts import MAXIMUM_POINTS, CurveChart, Line, thin_out
 from analysis.report.html import page
 from analysis.report.sections.tables import code_block, escape, item, table
 from analysis.report.write_report import write_report
@@ -32,7 +32,7 @@ PICTURE = "plots/w-loss.png"
 
 
 def chart(y: list[float], label: str = "eager") -> CurveChart:
-    line = Line(label, 0, 0, *thinned(np.arange(len(y)), np.array(y)))
+    line = Line(label, 0, 0, *thin_out(np.arange(len(y)), np.array(y)))
     return CurveChart("loss", (line,), (), None, None, 1e-3, len(y))
 
 
