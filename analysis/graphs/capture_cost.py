@@ -9,16 +9,16 @@ from analysis.records.run import Attempt
 
 
 @dataclass(frozen=True)
-class Captured:
+class CaptureCost:
     """The most graphs of a rank, and the longest capture, over ranks and repeats."""
 
     graphs: int
     seconds: float
 
 
-def cell_captured(attempts: Sequence[Attempt]) -> Captured | None:
+def capture_cost(attempts: Sequence[Attempt]) -> CaptureCost | None:
     """By what ranks said last: after the timed steps, else right after the capture. None where none said anything."""
     said = [stats for attempt in attempts for stats in {**attempt.captures, **attempt.proofs}.values()]
     if not said:
         return None
-    return Captured(max(stats.graphs for stats in said), max(stats.capture_seconds for stats in said))
+    return CaptureCost(max(stats.graphs for stats in said), max(stats.capture_seconds for stats in said))

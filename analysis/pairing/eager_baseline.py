@@ -10,7 +10,7 @@ import numpy as np
 from analysis.records.run import Run, attempts_of
 from analysis.records.steps import Steps
 from analysis.verdict.completeness import incomplete
-from analysis.verdict.curve_difference import Floor, floor_of
+from analysis.verdict.curve_difference import NoiseFloor, noise_floor
 from launch.contract.plan import Cell
 
 Digests = tuple[tuple[str, str], ...]
@@ -25,9 +25,9 @@ class EagerBaseline:
     repeats: Mapping[Digests, Mapping[int, Steps]]
 
     @property
-    def floor(self) -> Floor | None:
+    def noise_floor(self) -> NoiseFloor | None:
         """Over the whole run, of the repeats alike that are furthest apart; None where no two are complete and alike."""
-        found = (floor_of(tuple(repeats.values()), slice(None)) for repeats in self.repeats.values())
+        found = (noise_floor(tuple(repeats.values()), slice(None)) for repeats in self.repeats.values())
         return max((floor for floor in found if floor), key=lambda floor: (floor.loss, floor.grad_norm), default=None)
 
 

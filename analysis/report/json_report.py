@@ -120,7 +120,7 @@ def _summary(summary: Summary) -> dict[str, Any]:
 
 
 def _cell(result: CellResult) -> dict[str, Any]:
-    cell, graph = result.cell, result.spec.cuda_graph
+    cell, graph, speed, graphs = result.cell, result.spec.cuda_graph, result.speed, result.graphs
     return {
         "cell_id": cell.cell_id,
         "label": cell.label,
@@ -128,24 +128,24 @@ def _cell(result: CellResult) -> dict[str, Any]:
         "task_id": cell.task_id,
         "impl": graph.impl,
         "scope": graph.scope,
-        "effective_scope": result.replay.stats.effective_scope if result.replay else None,
+        "effective_scope": graphs.replay.stats.effective_scope if graphs.replay else None,
         "device": result.spec.placement.device,
         "expect": dataclasses.asdict(cell.expect),
         "outcome": result.outcome,
         "unexpected": result.unexpected,
-        "unsound": result.unsound,
-        "retried": result.retried,
+        "unsound": result.integrity.unsound_records,
+        "retried": result.integrity.flaky_attempts,
         "unfinished": result.unfinished,
         "verdict": _fields(result.verdict),
         "max_loss_difference": result.max_loss_difference,
-        "floor": _fields(result.floor),
+        "floor": _fields(result.loss.noise_floor),
         "memory": _memory(result.memory),
         "state_forecast": state_bytes(result.spec),
-        "straggler": _fields(result.straggler),
-        "throttling": _throttling(result.throttling),
+        "straggler": _fields(speed.straggler),
+        "throttling": _throttling(speed.throttling),
         "speed": _speed(result),
-        "replay": _replay(result.replay, result.on_gpu),
-        **({"captured": _fields(result.captured), "limit": _limit(result.limit)} if result.limit else {}),
+        "replay": _replay(graphs.replay, result.on_gpu),
+        **({"captured": _fields(graphs.capture_cost), "limit": _limit(speed.bound)} if speed.bound else {}),
         "runs": [_run(run) for run in result.runs],
         "pairs": [_pair(pair) for pair in result.pairs],
     }
@@ -166,9 +166,9 @@ def _throttling(throttling: Throttling | None) -> Any:
 
 def _speed(result: CellResult) -> Any:
     """Absolute figures are left out on a CPU, where they mean nothing, and the word of a cell that does not pass."""
-    if result.speed is None:
+    if result.speed.speedup is None:
         return None
-    told = {key: value for key, value in _fields(result.speed).items() if result.on_gpu or key not in ABSOLUTE}
+    told = {key: value for key, value in _fields(result.speed.speedup).items() if result.on_gpu or key not in ABSOLUTE}
     return told if result.verdict and result.verdict.passes else {**told, "word": None}
 
 

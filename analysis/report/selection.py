@@ -76,7 +76,7 @@ def _rank(result: CellResult) -> tuple[int, float]:
         WORDS.index(result.verdict.word)
         if result.verdict
         else len(WORDS)
-        if result.unexpected or result.unsound
+        if result.unexpected or result.integrity.unsound_records
         else -1
     )
     difference = result.max_loss_difference or 0.0

@@ -92,15 +92,16 @@ def _failing(ran: Sequence[CellResult], word: Word) -> str:
 
 
 def _unsound(ran: Sequence[CellResult]) -> str:
-    found = [result for result in ran if result.unsound]
-    details = [f" ({result.unsound[0]})" for result in found]
+    found = [result for result in ran if result.integrity.unsound_records]
+    details = [f" ({result.integrity.unsound_records[0]})" for result in found]
     return f"**{count('cell', len(found))} left unsound records**: {_named(found, details)}." if found else ""
 
 
 def _retried(ran: Sequence[CellResult]) -> str:
     """Of cells whose verdict does not say it."""
-    found = [r for r in ran if r.retried and not (r.verdict and r.retried[0] in r.verdict.reason)]
-    details = [f" ({result.retried[0]})" for result in found]
+    flaky = [(result, said) for result in ran for said in result.integrity.flaky_attempts[:1]]
+    found = [result for result, said in flaky if not (result.verdict and said in result.verdict.reason)]
+    details = [f" ({result.integrity.flaky_attempts[0]})" for result in found]
     said = "came to something else in an attempt before"
     return f"**{count('cell', len(found))} {said}**: {_named(found, details)}." if found else ""
 
@@ -137,7 +138,8 @@ def _speed(ran: Sequence[CellResult]) -> str:
     """The largest speed-up counts among cells that pass only: a wrong computation has no speed worth a word. Words hold for
     all of them at once, so that one may be picked."""
     passing = [result for result in ran if result.verdict and result.verdict.passes]
-    timed = [(result.speed, result.cell.label) for result in passing if result.speed and not result.doubt]
+    certain = [result for result in passing if not result.speed.timing_doubt]
+    timed = [(result.speed.speedup, result.cell.label) for result in certain if result.speed.speedup]
     faster = [(speed, label) for speed, label in timed if speed.word == "FASTER"]
     if faster:
         speed, label = max(faster, key=lambda item: item[0].ratio)
@@ -152,13 +154,13 @@ def _speed(ran: Sequence[CellResult]) -> str:
 
 def _doubtful(ran: Sequence[CellResult]) -> str:
     """Of graphed cells those that pass: others have no speed to doubt."""
-    doubted = [r for r in ran if r.doubt and (r.verdict.passes if r.verdict else not r.cell.graphed)]
+    doubted = [r for r in ran if r.speed.timing_doubt and (r.verdict.passes if r.verdict else not r.cell.graphed)]
     kinds = (
         ("eager cell", [r for r in doubted if not r.cell.graphed]),
         ("graphed cell", [r for r in doubted if r.cell.graphed]),
     )
     return " ".join(
-        f"**{count(kind, len(found))} cannot be as fast as timed**: {_named(found, [f' ({r.doubt})' for r in found])}."
+        f"**{count(kind, len(found))} cannot be as fast as timed**: {_named(found, [f' ({r.speed.timing_doubt})' for r in found])}."
         for kind, found in kinds
         if found
     )
@@ -166,7 +168,7 @@ def _doubtful(ran: Sequence[CellResult]) -> str:
 
 def _slowed(ran: Sequence[CellResult]) -> str:
     """Eager cells, too: a slow one makes its graphed twin look fast."""
-    found = [(r, r.throttling.own.slowed) for r in ran if r.throttling and r.throttling.own.slowed]
+    found = [(r, r.speed.throttling.own.slowed) for r in ran if r.speed.throttling and r.speed.throttling.own.slowed]
     named = _named([result for result, _ in found], [f" (by {slowed})" for _, slowed in found])
     return f"**{count('cell', len(found))} ran on GPUs that were slowed down**: {named}." if found else ""
 
@@ -194,7 +196,7 @@ def _nearest(ran: Sequence[CellResult]) -> str:
     """How near the best cell on GPUs is to what its eager twin's GPUs compute, of those that pass and run its kernels. No
     graph of these kernels can be faster than that; kernels that communicate wait, too, and are no measure."""
     fit = [r for r in ran if r.verdict and r.verdict.passes and not _either_slowed(r)]
-    limits = [(r.limit, r.cell.label) for r in fit if r.limit]
+    limits = [(r.speed.bound, r.cell.label) for r in fit if r.speed.bound]
     found = [
         (limit.times_computing, name, limit.bound)
         for limit, name in limits
@@ -210,7 +212,7 @@ def _nearest(ran: Sequence[CellResult]) -> str:
 
 
 def _either_slowed(result: CellResult) -> bool:
-    sides = (result.throttling.own, result.throttling.eager) if result.throttling else ()
+    sides = (result.speed.throttling.own, result.speed.throttling.eager) if result.speed.throttling else ()
     return any(side and side.slowed for side in sides)
 
 

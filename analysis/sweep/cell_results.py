@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from analysis.graphs import replay_check as replay
-from analysis.graphs.capture_cost import Captured, cell_captured
+from analysis.graphs.capture_cost import CaptureCost, capture_cost
+from analysis.graphs.replay_check import Replay, worst
 from analysis.limits.speedup_bound import SpeedupBound, cell_limit, eager_doubt
 from analysis.limits.straggler import Straggler, cell_straggler
 from analysis.limits.throttling import Throttling, Unthrottled, throttling_of, unthrottled
@@ -23,9 +23,9 @@ from analysis.records.run import Attempt, Run, attempts_of
 from analysis.speed import pair_speed, speedup
 from analysis.speed.step_time import StepTime, cell_step_time
 from analysis.statistics.confidence_interval import Family, families
-from analysis.sweep.loss_trajectory import LossTrajectory, cell_course
+from analysis.sweep.loss_trajectory import LossTrajectory, loss_trajectory
 from analysis.verdict.completeness import finite_steps, incomplete
-from analysis.verdict.curve_difference import Floor
+from analysis.verdict.curve_difference import NoiseFloor
 from analysis.verdict.verdict import PASSES, Verdict
 from analysis.verdict.verdict import corrected as corrected_verdicts
 from launch.contract.outcomes import RESULTS_INTACT
@@ -36,37 +36,60 @@ EXIT_PASS, EXIT_UNFINISHED, EXIT_FAILED, EXIT_INCONCLUSIVE = 0, 2, 3, 4
 
 
 @dataclass(frozen=True)
+class CellSpeed:
+    """How long a cell's step takes, and how far it is from eager. Throttling, straggler and bound are measured on GPUs."""
+
+    step_time: StepTime | None = None
+    speedup: speedup.Speed | None = None
+    bound: SpeedupBound | None = None
+    throttling: Throttling | None = None
+    unthrottled: Unthrottled = field(default_factory=Unthrottled)
+    straggler: Straggler | None = None
+    timing_doubt: str = ""
+    """Why the step cannot have been as short as timed."""
+
+
+@dataclass(frozen=True)
+class CellGraphs:
+    """The worst proof of replay over repeats, and what the capture cost."""
+
+    replay: Replay | None = None
+    capture_cost: CaptureCost | None = None
+
+
+@dataclass(frozen=True)
+class CellLoss:
+    """The trajectory of the first run with complete records, and how far the repeats of an eager cell differ."""
+
+    trajectory: LossTrajectory | None = None
+    noise_floor: NoiseFloor | None = None
+
+
+@dataclass(frozen=True)
+class CellIntegrity:
+    """What speaks against a cell's records: a cell with unsound records does not pass.
+
+    ``unsound_records`` are damaged outcomes and flaws of runs that ended well, ``flaky_attempts`` earlier attempts with
+    another result.
+    """
+
+    unsound_records: tuple[str, ...] = ()
+    flaky_attempts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class CellResult:
-    """What came of one cell. ``verdict`` is None for an eager cell and for one that failed as it was expected to."""
+    """What came of one cell. ``verdict`` is None for an eager cell and for one that failed as expected."""
 
     cell: Cell
     runs: tuple[Run, ...]
     pairs: tuple[PairResult, ...] = ()
     verdict: Verdict | None = None
+    speed: CellSpeed = CellSpeed()
     memory: memory.CellMemory | None = None
-    step: StepTime | None = None
-    course: LossTrajectory | None = None
-    """Of its loss, over the first run that ended with whole records."""
-    straggler: Straggler | None = None
-    """On GPUs."""
-    throttling: Throttling | None = None
-    """On GPUs."""
-    speed: speedup.Speed | None = None
-    unthrottled: Unthrottled = field(default_factory=Unthrottled)
-    """What its speed would be."""
-    replay: replay.Replay | None = None
-    captured: Captured | None = None
-    limit: SpeedupBound | None = None
-    """For a graphed cell on GPUs."""
-    doubt: str = ""
-    """On GPUs, why its step cannot have been as short as timed."""
-    floor: Floor | None = None
-    """For an eager cell: how far its repeats are apart over the whole run."""
-    unsound: tuple[str, ...] = ()
-    """What is wrong with runs whose outcome says that every step is on disk, or cannot be read; a cell with any does not
-    pass."""
-    retried: tuple[str, ...] = ()
-    """Where an attempt before the one to go by came to something else."""
+    graphs: CellGraphs = CellGraphs()
+    loss: CellLoss = CellLoss()
+    integrity: CellIntegrity = CellIntegrity()
 
     @property
     def spec(self) -> RunSpec:
@@ -131,7 +154,9 @@ def exit_code(results: Sequence[CellResult]) -> int:
     Cells that were rejected, or cannot run on this host, are no failure.
     """
     words = {result.verdict.word for result in results if result.verdict}
-    if words & {"DIVERGED", "INCOMPARABLE"} or any(result.unexpected or result.unsound for result in results):
+    if words & {"DIVERGED", "INCOMPARABLE"} or any(
+        result.unexpected or result.integrity.unsound_records for result in results
+    ):
         return EXIT_FAILED
     if "UNFINISHED" in words or any(result.unfinished for result in results):
         return EXIT_UNFINISHED
@@ -162,17 +187,19 @@ def _judged_as_family(results: Sequence[CellResult]) -> tuple[CellResult, ...]:
 
 
 def _timed_as_family(results: Sequence[CellResult]) -> tuple[CellResult, ...]:
-    timed = [r for r in results if r.speed and r.speed.tells and r.verdict and r.verdict.passes]
+    timed = [r for r in results if r.speed.speedup and r.speed.speedup.tells and r.verdict and r.verdict.passes]
     pairs = {result.cell.cell_id: [pair.speed for pair in result.pairs] for result in timed}
     found = families([(r.cell.workload_id, speedup.ratios_of(pairs[r.cell.cell_id])) for r in timed])
     speeds = {
-        result.cell.cell_id: _speed(pairs[result.cell.cell_id], result.spec, result.unthrottled, family)
+        result.cell.cell_id: _speedup(pairs[result.cell.cell_id], result.spec, result.speed.unthrottled, family)
         for result, family in zip(timed, found, strict=True)
     }
-    return tuple(replace(result, speed=speeds.get(result.cell.cell_id, result.speed)) for result in results)
+    return tuple(
+        replace(r, speed=replace(r.speed, speedup=speeds.get(r.cell.cell_id, r.speed.speedup))) for r in results
+    )
 
 
-def _speed(
+def _speedup(
     pairs: Sequence[pair_speed.PairSpeed], spec: RunSpec, without: Unthrottled, family: Family | None = None
 ) -> speedup.Speed | None:
     """What ``pairs`` say, as far as throttling leaves it."""
@@ -193,64 +220,86 @@ def _less_sure(result: CellResult, verdict: Verdict) -> CellResult:
 def _result(cell: Cell, records: Records, eager: EagerBaseline | None) -> CellResult:
     if cell.state != "run":
         return CellResult(cell, ())
-    runs, margins = records.runs[cell.cell_id], records.plan.margins
-    retried = _retried(runs, margins_of(cell.run_spec, margins))
+    runs, spec = records.runs[cell.cell_id], cell.run_spec
+    integrity = CellIntegrity(
+        _unsound_runs(runs, spec.training.steps), _flaky(runs, margins_of(spec, records.plan.margins))
+    )
     if cell.graphed:
-        return replace(_graphed_result(cell, runs, eager or EagerBaseline((), {}), margins), retried=retried)
-    return replace(_eager_result(cell, runs), floor=eager.floor if eager else None, retried=retried)
+        return _graphed_result(cell, runs, eager or EagerBaseline((), {}), records.plan.margins, integrity)
+    return _eager_result(cell, runs, eager.noise_floor if eager else None, integrity)
 
 
-def _retried(runs: Sequence[Run], margins: Margins) -> tuple[str, ...]:
+def _flaky(runs: Sequence[Run], margins: Margins) -> tuple[str, ...]:
     return tuple(f"repeat {run.repeat}: {said}" for run in runs for said in contradictions(run, margins))
 
 
-def _ran(cell: Cell, runs: tuple[Run, ...], compared: Sequence[tuple[Attempt, Attempt]] = ()) -> CellResult:
-    """What the ``runs`` of a cell say of themselves; ``compared`` are pairs of it, (eager, graphed)."""
+def _speed(spec: RunSpec, runs: Sequence[Run], compared: Sequence[tuple[Attempt, Attempt]] = ()) -> CellSpeed:
+    """What the ``runs`` of a cell say of their speed; ``compared`` are pairs of it, (eager, graphed)."""
+    attempts, ranks = attempts_of(runs), spec.parallelism.world_size
+    step_time = cell_step_time(attempts)
+    if spec.placement.device != "cuda":
+        return CellSpeed(step_time)
+    return CellSpeed(
+        step_time,
+        throttling=throttling_of(attempts, compared, ranks),
+        straggler=cell_straggler(attempts, spec.parallelism, step_time.milliseconds) if step_time else None,
+        timing_doubt="" if spec.graphed else eager_doubt(attempts, ranks),
+    )
+
+
+def _eager_result(
+    cell: Cell, runs: tuple[Run, ...], noise_floor: NoiseFloor | None, integrity: CellIntegrity
+) -> CellResult:
     spec, attempts = cell.run_spec, attempts_of(runs)
-    step, on_gpus = cell_step_time(attempts), spec.placement.device == "cuda"
     return CellResult(
         cell,
         runs,
-        memory=memory.cell_memory(attempts, compared, spec.placement.device),
-        step=step,
-        course=cell_course(attempts),
-        straggler=cell_straggler(attempts, spec.parallelism, step.milliseconds) if step and on_gpus else None,
-        throttling=throttling_of(attempts, compared, spec.parallelism.world_size) if on_gpus else None,
-        unsound=_unsound_runs(runs, spec.training.steps),
+        speed=_speed(spec, runs),
+        memory=memory.cell_memory(attempts, (), spec.placement.device),
+        loss=CellLoss(loss_trajectory(attempts), noise_floor),
+        integrity=integrity,
     )
 
 
-def _eager_result(cell: Cell, runs: tuple[Run, ...]) -> CellResult:
-    result, ranks = _ran(cell, runs), cell.run_spec.parallelism.world_size
-    return replace(result, doubt=eager_doubt(attempts_of(runs), ranks)) if result.on_gpu else result
-
-
-def _graphed_result(cell: Cell, runs: tuple[Run, ...], eager: EagerBaseline, margins: Margins) -> CellResult:
-    spec = cell.run_spec
+def _graphed_result(
+    cell: Cell, runs: tuple[Run, ...], eager: EagerBaseline, margins: Margins, integrity: CellIntegrity
+) -> CellResult:
+    spec, attempts = cell.run_spec, attempts_of(runs)
     untimed, verdict = compare_pairs(runs, eager, spec, margins)
     pairs = _timed_together(untimed)
-    attempts = [(p.eager.attempt, p.graphed.attempt) for p in pairs if p.eager and p.verdict.word != "INCOMPARABLE"]
+    sides = [(p.eager.attempt, p.graphed.attempt) for p in pairs if p.eager and p.verdict.word != "INCOMPARABLE"]
+    compared = [(before, after) for before, after in sides if before and after]
     proofs = [pair.replay for pair in pairs if pair.replay]
-    ranks = spec.parallelism.world_size
-    ran = _ran(cell, runs, [(e, g) for e, g in attempts if e and g])
-    slowed = ran.throttling.eager.slowed if ran.throttling and ran.throttling.eager else ""
-    limit = cell_limit(pairs, ranks, slowed) if spec.placement.device == "cuda" else None
-    without = unthrottled(pairs, ranks)
-    speed = _speed([pair.speed for pair in pairs], spec, without)
-    doubt = limit and (limit.doubt or limit.eager_doubt)
     failed_as_expected = cell.expect.outcome not in RESULTS_INTACT and all(
         run.attempt is not None and run.attempt.outcome.matches(cell.expect) for run in runs
     )
-    return replace(
-        ran,
+    return CellResult(
+        cell,
+        runs,
         pairs=pairs,
         verdict=None if failed_as_expected else verdict,
-        speed=speed.with_doubt(doubt) if speed and doubt else speed,
+        speed=_with_pairs(_speed(spec, runs, compared), pairs, spec),
+        memory=memory.cell_memory(attempts, compared, spec.placement.device),
+        graphs=CellGraphs(worst(proofs) if proofs else None, capture_cost(attempts)),
+        loss=CellLoss(loss_trajectory(attempts)),
+        integrity=integrity,
+    )
+
+
+def _with_pairs(speed: CellSpeed, pairs: Sequence[PairResult], spec: RunSpec) -> CellSpeed:
+    """``speed`` with what the pairs say of it."""
+    ranks = spec.parallelism.world_size
+    slowed = speed.throttling.eager.slowed if speed.throttling and speed.throttling.eager else ""
+    bound = cell_limit(pairs, ranks, slowed) if spec.placement.device == "cuda" else None
+    without = unthrottled(pairs, ranks)
+    ratio = _speedup([pair.speed for pair in pairs], spec, without)
+    doubt = bound and (bound.doubt or bound.eager_doubt)
+    return replace(
+        speed,
+        speedup=ratio.with_doubt(doubt) if ratio and doubt else ratio,
+        bound=bound,
         unthrottled=without,
-        captured=cell_captured(attempts_of(runs)),
-        limit=limit,
-        doubt=limit.doubt if limit else "",
-        replay=replay.worst(proofs) if proofs else None,
+        timing_doubt=bound.doubt if bound else "",
     )
 
 

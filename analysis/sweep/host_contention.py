@@ -22,10 +22,10 @@ class HostContention:
 def neighbours_of(results: Sequence[CellResult]) -> HostContention | None:
     """Of the cells that have a speed and their eager twins; None where no timed run had a neighbour."""
     hosts = _Hosts(attempt for result in results for attempt in attempts_of(result.runs))
-    timed = {result.cell.workload_id for result in results if result.speed}
+    timed = {result.cell.workload_id for result in results if result.speed.speedup}
     sides: tuple[list[Attempt], list[Attempt]] = ([], [])
     for result in results:
-        if result.speed or (not result.cell.graphed and result.cell.workload_id in timed):
+        if result.speed.speedup or (not result.cell.graphed and result.cell.workload_id in timed):
             sides[result.cell.graphed].extend(attempts_of(result.runs))
     eager, graphed = (_share(side, hosts) for side in sides)
     return HostContention(eager, graphed) if eager or graphed else None

@@ -31,7 +31,7 @@ class LossTrajectory:
     steps: int
 
 
-def cell_course(attempts: Sequence[Attempt]) -> LossTrajectory | None:
+def loss_trajectory(attempts: Sequence[Attempt]) -> LossTrajectory | None:
     """Of the first run that ended with whole records; None where none has steps."""
     sound = (a.steps for a in attempts if a.outcome.results_intact and not a.problems and len(a.steps))
     steps = next(sound, None)

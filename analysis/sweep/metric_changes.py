@@ -95,11 +95,13 @@ def _twins(results: Sequence[CellResult]) -> dict[str, CellResult]:
 
 def _is_evidence(result: CellResult) -> bool:
     verdict = result.verdict
-    return verdict is not None and (verdict.passes or verdict.word == "INCONCLUSIVE") and result.speed is not None
+    return (
+        verdict is not None and (verdict.passes or verdict.word == "INCONCLUSIVE") and result.speed.speedup is not None
+    )
 
 
 def _changes(eager: CellResult, graphed: CellResult) -> dict[Metric, Change]:
-    speed, label = graphed.speed, graphed.cell.label
+    speed, label = graphed.speed.speedup, graphed.cell.label
     values: dict[Metric, tuple[float | None, float | None]] = {}
     if speed is not None:
         values["step time"] = speed.eager_ms, speed.graphed_ms

@@ -122,9 +122,9 @@ def _tasks(results: Sequence[CellResult]) -> dict[tuple[str, Device], list[CellR
 def _ranking(task_id: str, device: Device, results: Sequence[CellResult]) -> Ranking | None:
     why = [_left_out(result) or _other_course(result, results) for result in results]
     taken = [
-        _Candidate(result, result.step, result.spec)
+        _Candidate(result, result.speed.step_time, result.spec)
         for result, reason in zip(results, why, strict=True)
-        if result.step and not reason
+        if result.speed.step_time and not reason
     ]
     if len(taken) < 2:
         return None
@@ -151,25 +151,26 @@ def _ranking(task_id: str, device: Device, results: Sequence[CellResult]) -> Ran
 
 def _left_out(result: CellResult) -> str:
     """Why nobody should take the cell; empty where one may."""
-    if result.unsound:
+    if result.integrity.unsound_records:
         return "records unsound"
     if result.unfinished or any(run.attempt and not run.attempt.outcome.results_intact for run in result.runs):
         return result.outcome
     if result.cell.graphed and not (result.verdict and result.verdict.passes):
         return result.verdict.word if result.verdict else "no verdict"
-    if result.doubt:
-        return result.doubt
-    if result.throttling and result.throttling.own.slowed:
-        return f"its GPUs were slowed down by {result.throttling.own.slowed}"
-    return "" if result.step else "no step was timed"
+    speed = result.speed
+    if speed.timing_doubt:
+        return speed.timing_doubt
+    if speed.throttling and speed.throttling.own.slowed:
+        return f"its GPUs were slowed down by {speed.throttling.own.slowed}"
+    return "" if speed.step_time else "no step was timed"
 
 
 def _other_course(result: CellResult, task: Sequence[CellResult]) -> str:
     """Why the cell trains something else than the first of its ``task`` that may be taken; empty where it does not."""
-    first = next((other for other in task if other.course and not _left_out(other)), result)
-    if not (result.course and first.course):
+    first = next((other for other in task if other.loss.trajectory and not _left_out(other)), result)
+    if not (result.loss.trajectory and first.loss.trajectory):
         return ""
-    apart = describe_divergence(result.course, first.course)
+    apart = describe_divergence(result.loss.trajectory, first.loss.trajectory)
     return f"trains something else than {first.cell.label}: {apart}" if apart else ""
 
 
@@ -197,11 +198,11 @@ def _told_apart(first: _Candidate, other: _Candidate, slower: set[str]) -> bool:
     are graphed cells that are by the first one's pairs."""
     fast, slow = first.result, other.result
     if fast.cell.workload_id == slow.cell.workload_id and fast.cell.graphed != slow.cell.graphed:
-        speed = fast.speed or slow.speed
+        speed = fast.speed.speedup or slow.speed.speedup
         return speed is not None and speed.word == ("FASTER" if fast.cell.graphed else "SLOWER")
     if fast.cell.workload_id == slow.cell.workload_id:
         return slow.cell.cell_id in slower
-    least = least_beside(fast.throttling, slow.throttling)
+    least = least_beside(fast.speed.throttling, slow.speed.throttling)
     apart = other.step.low * least > first.step.high * (1 + ALLOCATION_ALLOWANCE)
     return min(first.step.runs, other.step.runs) > 1 and apart
 
@@ -216,7 +217,7 @@ def _slower_beside(fast: CellResult, others: Sequence[CellResult]) -> set[str]:
     tested = {cell_id: found for cell_id, found in pairs.items() if len(found) >= MINIMUM_PAIRS}
     words = len(tested) * (len(tested) + 1) // 2
     found = families([(fast.cell.cell_id, ratios_of(each)) for each in tested.values()], words)
-    least = {other.cell.cell_id: least_beside(fast.throttling, other.throttling) for other in beside_it}
+    least = {other.cell.cell_id: least_beside(fast.speed.throttling, other.speed.throttling) for other in beside_it}
     return {
         cell_id
         for (cell_id, each), family in zip(tested.items(), found, strict=True)

@@ -19,7 +19,7 @@ METRIC_NAMES: dict[Metric, str] = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
 @dataclass(frozen=True)
-class Floor:
+class NoiseFloor:
     """How far eager repeats are from each other: the largest difference, over the compared steps, of one of them from
     the mean of the others, as a graphed run is held against the mean of all.
 
@@ -75,7 +75,7 @@ class Evidence:
     """Leading steps after the capture whose loss and gradient norm each graphed run has equal to the bit with an eager one."""
     eager_prefix: int
     """Leading steps that all eager runs have equal to the bit; all steps where there is one run."""
-    floor: Floor | None
+    floor: NoiseFloor | None
     tested: tuple[Tested, ...] = ()
     """By metric; empty where a rung before them decided, or the window is too short for them."""
 
@@ -130,18 +130,18 @@ def sample_of(metric: Metric, eager: Sequence[Steps], graphed: Sequence[Steps], 
         return Sample(metric, _relative(before - mean, scale), _relative(after - mean, scale))
 
 
-def floor_of(repeats: Sequence[Steps], window: slice) -> Floor | None:
+def noise_floor(repeats: Sequence[Steps], window: slice) -> NoiseFloor | None:
     """How far complete eager ``repeats`` of one workload are apart in ``window``; None for fewer than two."""
-    return _floor([sample_of(metric, repeats, repeats, window) for metric in METRICS])
+    return _noise_floor([sample_of(metric, repeats, repeats, window) for metric in METRICS])
 
 
-def _floor(samples: Sequence[Sample]) -> Floor | None:
+def _noise_floor(samples: Sequence[Sample]) -> NoiseFloor | None:
     """Of samples in the order of ``METRICS``."""
     runs = len(samples[0].eager)
     if runs < 2:
         return None
     # The mean of the others lies as much further off as they are fewer than all.
-    return Floor(runs, *(float(np.abs(sample.eager).max()) * runs / (runs - 1) for sample in samples))
+    return NoiseFloor(runs, *(float(np.abs(sample.eager).max()) * runs / (runs - 1) for sample in samples))
 
 
 def _relative(difference: Floats, scale: Floats) -> Floats:
@@ -193,7 +193,7 @@ def measure_differences(
         graphed_runs=len(graphed),
         bitwise_prefix=bitwise_prefix(eager, graphed, window, metrics),
         eager_prefix=bitwise_prefix(eager[:1], eager, window, metrics),
-        floor=_floor(list(samples.values())),
+        floor=_noise_floor(list(samples.values())),
         **found,
     )
     return Differences(samples, evidence)

@@ -31,7 +31,7 @@ import numpy as np
 
 from analysis.records.steps import Integers, Metric
 from analysis.verdict.completeness import Curves, check_complete
-from analysis.verdict.curve_difference import METRICS, Differences, Floor, Sample, Tested, measure_differences
+from analysis.verdict.curve_difference import METRICS, Differences, NoiseFloor, Sample, Tested, measure_differences
 from analysis.verdict.drift import blows_up, leaves_margin, rise_of_line
 from analysis.verdict.equivalence_test import estimate_of, mean_within
 from analysis.verdict.rungs import (
@@ -127,7 +127,7 @@ def _is_finite(sample: Sample) -> bool:
     return bool(np.isfinite(sample.eager).all() and np.isfinite(sample.graphed).all())
 
 
-def _test(sample: Sample, margin: float, floor: Floor) -> Tested:
+def _test(sample: Sample, margin: float, floor: NoiseFloor) -> Tested:
     mean, p = mean_within(sample, margin)
     rise = estimate_of(sample, rise_of_line(sample.graphed.shape[1]))
     late = blows_up(sample, margin, floor.of(sample.metric))

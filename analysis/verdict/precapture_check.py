@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from analysis.records.steps import Steps
-from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, floor_of, measure_differences
+from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, measure_differences, noise_floor
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 
@@ -44,7 +44,7 @@ def check_agreement(
     if capture_step == 0:
         return None
     window = slice(0, capture_step)
-    floor = floor_of(eager, window)
+    floor = noise_floor(eager, window)
     if floor is None and not equal:
         return None
     found = measure_differences(eager, [graphed], window).evidence

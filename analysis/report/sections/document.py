@@ -110,7 +110,7 @@ def _cell_row(result: CellResult) -> list[str]:
         _difference(result),
         _memory(result),
         _speed(result),
-        result.replay.summary if result.replay else "-",
+        result.graphs.replay.summary if result.graphs.replay else "-",
     ]
 
 
@@ -119,11 +119,12 @@ def _implementation(result: CellResult) -> str:
     impl = result.spec.cuda_graph.impl
     if not result.cell.graphed:
         return "eager"
-    return impl if result.unfinished and not result.replay else f"{impl} ({_scope(result)}){_mechanism(result)}"
+    return impl if result.unfinished and not result.graphs.replay else f"{impl} ({_scope(result)}){_mechanism(result)}"
 
 
 def _scope(result: CellResult) -> str:
-    scope = result.replay.stats.effective_scope if result.replay and result.replay.stats.graphs else None
+    replay = result.graphs.replay
+    scope = replay.stats.effective_scope if replay and replay.stats.graphs else None
     if scope is None:
         return "nothing captured"
     return ", ".join(scope) or "whole"
@@ -158,17 +159,19 @@ def _trained_row(cell: Trained) -> list[str]:
 
 
 def _mechanism(result: CellResult) -> str:
-    return f": {result.replay.stats.mechanism}" if result.replay and result.replay.stats.mechanism else ""
+    replay = result.graphs.replay
+    return f": {replay.stats.mechanism}" if replay and replay.stats.mechanism else ""
 
 
 def _outcome(result: CellResult) -> str:
-    before = f" ({'; '.join(result.retried)})" if result.retried else ""
+    flaky = result.integrity.flaky_attempts
+    before = f" ({'; '.join(flaky)})" if flaky else ""
     return _ending(result) + before
 
 
 def _ending(result: CellResult) -> str:
-    if result.unsound:
-        return f"**{result.outcome}** (records unsound: {result.unsound[0]})"
+    if result.integrity.unsound_records:
+        return f"**{result.outcome}** (records unsound: {result.integrity.unsound_records[0]})"
     if result.unexpected:
         expect = result.cell.expect
         return f"**{result.outcome}** (unexpected; expected {expect.outcome}{_in_phase(expect.phase)})"
@@ -192,9 +195,10 @@ def _short(result: CellResult) -> str:
 
 
 def _difference(result: CellResult) -> str:
-    if result.floor is not None:
-        repeats, runs = result.floor.repeats, len(result.runs)
-        return f"{figure(result.floor.loss)} over {repeats}{f' of {runs}' if repeats < runs else ''} repeats"
+    floor = result.loss.noise_floor
+    if floor is not None:
+        repeats, runs = floor.repeats, len(result.runs)
+        return f"{figure(floor.loss)} over {repeats}{f' of {runs}' if repeats < runs else ''} repeats"
     return "-" if result.max_loss_difference is None else figure(result.max_loss_difference)
 
 
@@ -208,10 +212,11 @@ def _memory(result: CellResult) -> str:
 
 def _speed(result: CellResult) -> str:
     """The word is for cells that pass: what computes something else is neither faster nor slower."""
-    if result.speed is None:
+    speedup = result.speed.speedup
+    if speedup is None:
         return "-"
     passes = result.verdict is not None and result.verdict.passes
-    return f"{result.speed.summary} {result.speed.word}" if passes else result.speed.summary
+    return f"{speedup.summary} {speedup.word}" if passes else speedup.summary
 
 
 # --- plots ----------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def _measured_row(result: CellResult, twin: CellResult | None) -> list[str]:
 
 
 def _step_time(result: CellResult) -> str:
-    speed = result.speed
+    speed = result.speed.speedup
     if speed is None:
         return "-"
     absolute = f" ({speed.eager_ms:.4g} to {speed.graphed_ms:.4g} ms)" if result.on_gpu else ""
@@ -57,7 +57,7 @@ def _step_time(result: CellResult) -> str:
 
 
 def _throughput(result: CellResult) -> str:
-    speed = result.speed
+    speed = result.speed.speedup
     if speed is None:
         return "-"
     absolute = f" ({speed.eager_tflops:.4g} to {speed.graphed_tflops:.4g} TFLOP/s)" if result.on_gpu else ""
@@ -80,10 +80,11 @@ def _loss(result: CellResult) -> str:
 
 
 def _captured(result: CellResult) -> str:
-    if result.captured is None or not result.captured.graphs:
+    cost = result.graphs.capture_cost
+    if cost is None or not cost.graphs:
         return "-"
-    graphs = f"{count('graph', result.captured.graphs)} a rank"
-    return f"{graphs} in {result.captured.seconds:.2f} s" if result.on_gpu else graphs
+    graphs = f"{count('graph', cost.graphs)} a rank"
+    return f"{graphs} in {cost.seconds:.2f} s" if result.on_gpu else graphs
 
 
 def _before_capture(result: CellResult, twin: CellResult | None) -> str:

@@ -42,7 +42,7 @@ HOW_THROTTLED = (
 
 def speeds(shown: Sequence[CellResult], neighbours: HostContention | None) -> list[str]:
     """The graphed cells that have a speed, and who ran beside them."""
-    timed = [(result, result.speed) for result in shown if result.speed]
+    timed = [(result, result.speed.speedup) for result in shown if result.speed.speedup]
     remarks = _remarks(shown)
     if not timed:
         return ["## Speed", *remarks] if remarks else []
@@ -129,14 +129,15 @@ def _absolute(result: CellResult, speed: Speed) -> list[str]:
 
 
 def _throttled(result: CellResult) -> str:
-    if result.throttling is None or result.throttling.eager is None:
+    throttling = result.speed.throttling
+    if throttling is None or throttling.eager is None:
         return "not known"
-    return f"{result.throttling.eager.summary} / {result.throttling.own.summary}"
+    return f"{throttling.eager.summary} / {throttling.own.summary}"
 
 
 def _untimed(result: CellResult) -> str:
     """Why a cell that passes has no speed; empty where it has one, or does not pass."""
-    if result.speed or not (result.verdict and result.verdict.passes):
+    if result.speed.speedup or not (result.verdict and result.verdict.passes):
         return ""
     return next((pair.speed.reason for pair in result.pairs if pair.speed.reason), "")
 
@@ -147,14 +148,14 @@ def _remarks(shown: Sequence[CellResult]) -> list[str]:
         who = f"- `{result.cell.label}`"
         if untimed := _untimed(result):
             lines.append(f"{who}: no speed, since {untimed}.")
-        if result.speed and result.speed.reason and result.verdict and result.verdict.passes:
-            lines.append(f"{who}: INCONCLUSIVE, since {result.speed.reason}.")
-        if result.speed and result.speed.off_counts:
-            lines.append(f"{who}: no step is left out as an outlier, since {result.speed.off_counts}.")
-        if result.throttling and result.throttling.own.slowed and not result.speed:
-            lines.append(f"{who}: its GPUs were slowed down by {result.throttling.own.slowed}.")
-        if result.straggler:
-            found = result.straggler
+        speedup, throttling, found = result.speed.speedup, result.speed.throttling, result.speed.straggler
+        if speedup and speedup.reason and result.verdict and result.verdict.passes:
+            lines.append(f"{who}: INCONCLUSIVE, since {speedup.reason}.")
+        if speedup and speedup.off_counts:
+            lines.append(f"{who}: no step is left out as an outlier, since {speedup.off_counts}.")
+        if throttling and throttling.own.slowed and not speedup:
+            lines.append(f"{who}: its GPUs were slowed down by {throttling.own.slowed}.")
+        if found:
             does = "its GPU computes" if found.what == "computing" else "its host takes"
             lines.append(
                 f"{who}: rank {found.rank} holds the others up: {does} {found.milliseconds:.2f} ms a step, and "

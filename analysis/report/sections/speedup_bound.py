@@ -37,7 +37,7 @@ CAPTURE_HOW = (
 
 def limits(ran: Sequence[CellResult]) -> list[str]:
     """The graphed cells on GPUs; those that failed as they were to have no limit to speak of."""
-    rows = [_limit_row(result, result.limit) for result in ran if result.limit and result.verdict]
+    rows = [_limit_row(result, result.speed.bound) for result in ran if result.speed.bound and result.verdict]
     return ["## How far from the limit", table(LIMIT_HEADER, rows), LIMIT_HOW] if rows else []
 
 
@@ -123,17 +123,17 @@ def _bound(eager: EagerStep | None, graphed: GraphedStep | None) -> str:
 
 def captures(ran: Sequence[CellResult]) -> list[str]:
     """The graphed cells on GPUs that captured."""
-    rows = [_capture_row(result) for result in ran if result.limit and result.captured]
+    rows = [_capture_row(result) for result in ran if result.speed.bound and result.graphs.capture_cost]
     return ["## Captures", table(CAPTURE_HEADER, rows), CAPTURE_HOW] if rows else []
 
 
 def _capture_row(result: CellResult) -> list[str]:
-    memory, captured = result.memory, result.captured
+    memory, captured, bound = result.memory, result.graphs.capture_cost, result.speed.bound
     measure = memory.of("measure") if memory else None
     return [
         f"`{result.cell.label}`",
         str(captured.graphs) if captured else "-",
         f"{captured.seconds:.2f} s" if captured else "-",
         "-" if measure is None or measure.graph_pool is None else size(measure.graph_pool),
-        f"{result.limit.graphed.graph_launches:g}" if result.limit and result.limit.graphed else "-",
+        f"{bound.graphed.graph_launches:g}" if bound and bound.graphed else "-",
     ]

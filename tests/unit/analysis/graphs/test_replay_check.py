@@ -64,8 +64,10 @@ def test_launches_that_the_probe_saw_on_every_rank_are_proof(tmp_path: Path) -> 
     for ranks, where in ((1, ""), (2, " on each of 2 ranks")):
         result = graphed_result(tmp_path / str(ranks), nothing, ranks=ranks)
         assert result.verdict is not None and result.verdict.word == "BITWISE"
-        assert result.replay is not None
-        assert result.replay.summary == (f"proven: 4 graphs, 464 of 464 replays, 8 graph launches a step seen{where}")
+        assert result.graphs.replay is not None
+        assert result.graphs.replay.summary == (
+            f"proven: 4 graphs, 464 of 464 replays, 8 graph launches a step seen{where}"
+        )
 
 
 def test_one_graph_is_launched_once() -> None:
@@ -92,7 +94,7 @@ def test_a_run_whose_launches_were_not_seen_is_not_proven(tmp_path: Path, edit: 
     assert result.verdict is not None
     assert result.verdict.word == "INCOMPARABLE"
     assert said in result.verdict.reason
-    assert result.speed is None
+    assert result.speed.speedup is None
 
 
 def test_one_rank_without_launches_or_probe_is_enough(tmp_path: Path) -> None:
@@ -112,7 +114,7 @@ def test_a_damaged_probe_is_a_problem_of_the_run(tmp_path: Path, value: Any) -> 
     result = graphed_result(tmp_path, change_probe(0, graph_launches=value))
     assert result.verdict is not None and result.verdict.word == "INCOMPARABLE"
     assert "probe of rank 0 cannot be read: graph_launches is" in result.verdict.reason
-    assert result.unsound
+    assert result.integrity.unsound_records
 
 
 def test_an_eager_run_that_launched_graphs_is_no_eager_run(tmp_path: Path) -> None:
@@ -127,8 +129,8 @@ def test_an_eager_run_that_launched_graphs_is_no_eager_run(tmp_path: Path) -> No
 
 def test_a_cpu_run_needs_no_probe(tmp_path: Path) -> None:
     result = compare_cells(load(write_sweep(tmp_path)))[1]
-    assert result.replay is not None
-    assert (result.replay.proven, result.replay.launches_seen) == (True, None)
+    assert result.graphs.replay is not None
+    assert (result.graphs.replay.proven, result.graphs.replay.launches_seen) == (True, None)
 
 
 # --- ranks that hold no layer of the scope --------------------------------------------------------------------------
@@ -236,6 +238,6 @@ def test_records_that_know_of_no_launches_are_read(tmp_path: Path) -> None:
             event.get("graphs", {}).pop("launches_per_step", None)
 
     result = compare_cells(load(write_sweep(tmp_path, edit=older)))[1]
-    assert result.replay is not None and result.replay.stats == GraphStats(
+    assert result.graphs.replay is not None and result.graphs.replay.stats == GraphStats(
         "torch_compile", (), "compiled without CUDA graphs (CPU)", 4, 464, 464, 0, 2.5
     )

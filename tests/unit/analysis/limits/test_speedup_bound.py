@@ -135,7 +135,7 @@ def timed(run: AttemptRecord) -> None:
 
 
 def limit_of(root: Path, edit: Any = timed, **options: Any) -> SpeedupBound | None:
-    return compare_cells(load(write_sweep(root, device="cuda", impls=("torch",), edit=edit, **options)))[1].limit
+    return compare_cells(load(write_sweep(root, device="cuda", impls=("torch",), edit=edit, **options)))[1].speed.bound
 
 
 def of_eager(change: Any) -> Any:
@@ -216,7 +216,7 @@ def test_a_host_that_waits_for_the_device_in_a_step_has_no_time_of_its_own(tmp_p
             change_probe(1, host_ms=None)(run)
 
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=waits, ranks=2)
-    limit = compare_cells(load(sweep))[1].limit
+    limit = compare_cells(load(sweep))[1].speed.bound
     assert limit is not None and limit.eager is not None and limit.graphed is not None
     assert (limit.eager.host_ms, limit.graphed.host_ms, limit.bound) == (None, None, "gaps")
     text = write_report(sweep).markdown.read_text()
@@ -254,7 +254,7 @@ def one_bad_time(run: AttemptRecord) -> None:
 )
 def test_what_cannot_be_told_is_indeterminate(tmp_path: Path, change: Any, said: str) -> None:
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=of_eager(change))
-    limit = compare_cells(load(sweep))[1].limit
+    limit = compare_cells(load(sweep))[1].speed.bound
     assert limit is not None
     assert said in limit.reason
     assert (limit.eager, limit.graphed, limit.times_busy, limit.attained, limit.bound) == (None,) * 5
@@ -429,14 +429,14 @@ def test_a_step_shorter_than_its_kernels_has_no_speed_and_is_at_no_limit(tmp_pat
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch", "full_iteration"), edit=takes(4.0))
     report = write_report(sweep)
     (_, torch, _) = judge_sweep(sweep).results
-    assert torch.speed is not None and torch.limit is not None
-    assert (torch.speed.word, torch.speed.low, torch.speed.high) == ("INCONCLUSIVE", None, None)
+    assert torch.speed.speedup is not None and torch.speed.bound is not None
+    assert (torch.speed.speedup.word, torch.speed.speedup.low, torch.speed.speedup.high) == ("INCONCLUSIVE", None, None)
     assert (
-        torch.speed.reason
-        == torch.limit.reason
+        torch.speed.speedup.reason
+        == torch.speed.bound.reason
         == ("timing is doubtful: the step is said to take 4.00 ms, and its own probe saw 15.50 ms of computing in it")
     )
-    assert (torch.limit.graphed, torch.limit.attained) == (None, None)
+    assert (torch.speed.bound.graphed, torch.speed.bound.attained) == (None, None)
     assert "No cell that passes is shown to be faster than eager." in report.summary
     assert "**2 graphed cells cannot be as fast as timed**: `torch, lr 0.001` (timing is doubtful" in report.summary
     assert not any(word in report.summary for word in ("At the limit", "Nearest to the limit", "Fastest"))
@@ -462,9 +462,9 @@ def test_what_a_step_is_held_against(
 
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=takes(graphed_ms, probed))
     result = compare_cells(load(sweep))[1]
-    assert result.speed is not None and result.limit is not None
-    assert bool(result.limit.doubt) == doubtful
-    assert (result.speed.word == "INCONCLUSIVE") == doubtful
+    assert result.speed.speedup is not None and result.speed.bound is not None
+    assert bool(result.speed.bound.doubt) == doubtful
+    assert (result.speed.speedup.word == "INCONCLUSIVE") == doubtful
 
 
 def test_an_eager_step_shorter_than_its_kernels_makes_graphs_neither_faster_nor_slower(tmp_path: Path) -> None:
@@ -478,13 +478,19 @@ def test_an_eager_step_shorter_than_its_kernels_makes_graphs_neither_faster_nor_
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch", "full_iteration"), edit=unsynchronised)
     report = write_report(sweep)
     (eager, torch, _) = judge_sweep(sweep).results
-    assert torch.speed is not None and torch.limit is not None and eager.step is not None
+    assert torch.speed.speedup is not None and torch.speed.bound is not None and eager.speed.step_time is not None
     why = (
         "timing is doubtful: the eager step is said to take 14.00 ms, and its own probe saw 15.50 ms of computing in it"
     )
-    assert (torch.speed.word, torch.speed.low, torch.speed.high) == ("INCONCLUSIVE", None, None)
-    assert torch.speed.reason == torch.limit.reason == torch.limit.eager_doubt == eager.doubt == why
-    assert (torch.doubt, torch.limit.eager) == ("", None), "the graphed step itself is not in doubt"
+    assert (torch.speed.speedup.word, torch.speed.speedup.low, torch.speed.speedup.high) == ("INCONCLUSIVE", None, None)
+    assert (
+        torch.speed.speedup.reason
+        == torch.speed.bound.reason
+        == torch.speed.bound.eager_doubt
+        == eager.speed.timing_doubt
+        == why
+    )
+    assert (torch.speed.timing_doubt, torch.speed.bound.eager) == ("", None), "the graphed step itself is not in doubt"
     assert f"**1 eager cell cannot be as fast as timed**: `eager, lr 0.001` ({why})." in report.summary
     (ranking,) = rank(judge_sweep(sweep).results)
     assert [cell.label for cell in ranking.cells] == ["torch, lr 0.001", "full_iteration, lr 0.001"]
@@ -501,8 +507,8 @@ def test_an_eager_step_may_be_shorter_than_its_probe_says_by_as_little_as_a_grap
             step["step_time_ms"] = eager_ms if not run.spec.graphed else 15.0
 
     result = compare_cells(load(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=edit)))[1]
-    assert result.speed is not None and result.limit is not None
-    assert (bool(result.limit.eager_doubt), result.speed.word == "SLOWER") == (doubtful, not doubtful)
+    assert result.speed.speedup is not None and result.speed.bound is not None
+    assert (bool(result.speed.bound.eager_doubt), result.speed.speedup.word == "SLOWER") == (doubtful, not doubtful)
 
 
 @pytest.mark.parametrize("slower", [(1, 1, 2), (1, 2, 2)])
@@ -520,7 +526,7 @@ def test_an_eager_step_as_long_as_its_kernels_is_sound_on_machines_that_differ(
 
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), repeats=3, edit=edit)
     eager, graphed = judge_sweep(sweep).results
-    assert (eager.doubt, graphed.doubt) == ("", "")
+    assert (eager.speed.timing_doubt, graphed.speed.timing_doubt) == ("", "")
     (ranking,) = rank([eager, graphed])
     assert ranking.left_out == ()
 

@@ -20,7 +20,7 @@ from tests.unit.analysis.limits.test_throttling import change_clocks
 def found(root: Path, edit: Any, ranks: int = 4, layout: Parallelism | None = None) -> Straggler | None:
     sweep = write_sweep(root, device="cuda", impls=("torch",), ranks=ranks, edit=edit)
     if layout is None:
-        return compare_cells(load(sweep))[0].straggler
+        return compare_cells(load(sweep))[0].speed.straggler
     runs = next(iter(load(sweep).runs.values()))
     return cell_straggler([run.attempt for run in runs if run.attempt], layout, 20.0)
 
@@ -73,7 +73,7 @@ def test_one_slow_repeat_of_three_is_no_straggler(tmp_path: Path) -> None:
             change_probe(2, computing_ms=17.5)(run)
 
     sweep = write_sweep(tmp_path, device="cuda", ranks=4, repeats=3, edit=once)
-    assert compare_cells(load(sweep))[0].straggler is None
+    assert compare_cells(load(sweep))[0].speed.straggler is None
 
 
 def test_stages_may_differ_in_their_work(tmp_path: Path) -> None:

@@ -91,11 +91,11 @@ def test_a_side_whose_slowing_down_may_be_all_has_a_figure_and_no_word(
     timed = slower_by(0.25) if graphed else slower_by(-0.2)
     edit = both(timed, change_clocks(graphed, throttled=share(0.25, reason)))
     result = graphed_result(tmp_path, edit)
-    assert result.speed and result.speed.word == "INCONCLUSIVE"
-    assert result.speed.ratio == pytest.approx(0.8 if graphed else 1.25, rel=0.02)
-    assert result.speed.low is None
-    assert f"in {'graphed' if graphed else 'eager'} runs by" in result.speed.reason
-    assert "for 25% of the measured time" in result.speed.reason
+    assert result.speed.speedup and result.speed.speedup.word == "INCONCLUSIVE"
+    assert result.speed.speedup.ratio == pytest.approx(0.8 if graphed else 1.25, rel=0.02)
+    assert result.speed.speedup.low is None
+    assert f"in {'graphed' if graphed else 'eager'} runs by" in result.speed.speedup.reason
+    assert "for 25% of the measured time" in result.speed.speedup.reason
 
 
 @pytest.mark.parametrize("graphed", [True, False])
@@ -107,7 +107,7 @@ def test_a_word_that_slowing_down_cannot_explain_stays_and_its_interval_is_as_mu
         plain, hot = (
             judge_sweep(write_sweep(folder / name, device="cuda", workloads=workloads, impls=("torch",), edit=edit))
             .results[1]
-            .speed
+            .speed.speedup
             for name, edit in (
                 ("plain", lambda run: None),
                 ("hot", change_clocks(graphed, throttled=share(0.12, "thermal"))),
@@ -125,14 +125,14 @@ def test_ranks_may_be_slow_one_after_the_other(tmp_path: Path) -> None:
             change_clocks(False, rank=number, throttled=share(0.06, "thermal"))(run)
 
     result = graphed_result(tmp_path, each, ranks=4)
-    assert result.speed and result.speed.word == "INCONCLUSIVE"
+    assert result.speed.speedup and result.speed.speedup.word == "INCONCLUSIVE"
 
 
 def test_neutral_does_not_survive_what_may_have_hidden_a_difference(tmp_path: Path) -> None:
     for reason, part, word in (("thermal", 0.02, "INCONCLUSIVE"), ("thermal", 0.9 * SLOWED, "NEUTRAL")):
         edit = both(evened, change_clocks(True, throttled=share(part, reason)))
         result = graphed_result(tmp_path / f"{part}", edit)
-        assert result.speed and result.speed.word == word
+        assert result.speed.speedup and result.speed.speedup.word == word
 
 
 def evened(run: AttemptRecord) -> None:
@@ -142,12 +142,12 @@ def evened(run: AttemptRecord) -> None:
 
 def test_nor_has_one_both_of_whose_sides_were(tmp_path: Path) -> None:
     result = graphed_result(tmp_path, change_clocks(throttled=share(0.3, "thermal")))
-    assert result.speed and result.speed.word == "INCONCLUSIVE"
+    assert result.speed.speedup and result.speed.speedup.word == "INCONCLUSIVE"
 
 
 def test_less_than_a_word_allows_is_no_matter(tmp_path: Path) -> None:
     result = graphed_result(tmp_path, change_clocks(throttled=share(0.9 * SLOWED, "thermal")))
-    assert result.speed and result.speed.word == "FASTER"
+    assert result.speed.speedup and result.speed.speedup.word == "FASTER"
 
 
 def test_one_rank_of_one_repeat_is_enough(tmp_path: Path) -> None:
@@ -156,24 +156,24 @@ def test_one_rank_of_one_repeat_is_enough(tmp_path: Path) -> None:
             change_clocks(False, rank=3, throttled=share(0.25, "thermal"))(run)
 
     result = graphed_result(tmp_path, once, ranks=4, repeats=3)
-    assert result.speed and "heat for 25% of the measured time on rank 3" in result.speed.reason
+    assert result.speed.speedup and "heat for 25% of the measured time on rank 3" in result.speed.speedup.reason
 
 
 @pytest.mark.parametrize("reason", ["hardware_slowdown", "hardware_thermal", "power_brake", "thermal"])
 def test_what_is_seen_at_the_ends_and_was_not_counted_slowed_it_down(tmp_path: Path, reason: str) -> None:
     result = graphed_result(tmp_path, change_clocks(True, active=["power_cap", reason]))
-    assert result.speed and "when it began or ended" in result.speed.reason
+    assert result.speed.speedup and "when it began or ended" in result.speed.speedup.reason
 
 
 def test_a_power_cap_may_be_seen(tmp_path: Path) -> None:
     result = graphed_result(tmp_path, change_clocks(active=["power_cap"]))
-    assert result.speed and result.speed.word == "FASTER"
+    assert result.speed.speedup and result.speed.speedup.word == "FASTER"
 
 
 def test_what_was_counted_and_was_little_may_be_seen(tmp_path: Path) -> None:
     brief = {"throttled": share(0.5 * SLOWED, "thermal"), "active": ["thermal"]}
     result = graphed_result(tmp_path, change_clocks(True, **brief))
-    assert result.speed and result.speed.word == "FASTER"
+    assert result.speed.speedup and result.speed.speedup.word == "FASTER"
 
 
 def test_it_is_the_first_news_and_is_not_ranked(tmp_path: Path) -> None:
@@ -212,8 +212,8 @@ def test_a_twin_that_was_slowed_down_accuses_no_graphed_cell(tmp_path: Path) -> 
 
     for computing_ms in (30.0, 16.5):
         found = results(tmp_path / str(computing_ms), hot)
-        limit = found[1].limit
-        assert limit is not None and (found[1].doubt, limit.eager, limit.attained, limit.bound) == (
+        limit = found[1].speed.bound
+        assert limit is not None and (found[1].speed.timing_doubt, limit.eager, limit.attained, limit.bound) == (
             "",
             None,
             None,
@@ -228,7 +228,7 @@ def test_the_family_of_a_sweep_does_not_give_the_word_back(tmp_path: Path) -> No
     sweep = write_sweep(
         tmp_path, device="cuda", impls=("torch",), edit=change_clocks(False, throttled=share(0.3, "thermal"))
     )
-    assert [r.speed.word for r in judge_sweep(sweep).results if r.speed] == ["INCONCLUSIVE"]
+    assert [r.speed.speedup.word for r in judge_sweep(sweep).results if r.speed.speedup] == ["INCONCLUSIVE"]
 
 
 def test_the_interval_of_a_family_is_held_against_throttling_too(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_the_interval_of_a_family_is_held_against_throttling_too(tmp_path: Path)
         sweep = write_sweep(
             tmp_path / str(workloads), device="cuda", workloads=workloads, repeats=3, impls=("torch",), edit=edit
         )
-        speed = judge_sweep(sweep).results[1].speed
+        speed = judge_sweep(sweep).results[1].speed.speedup
         assert speed and speed.word == word
     assert "a power cap" in speed.reason
 
@@ -255,38 +255,38 @@ def test_the_interval_of_a_family_is_held_against_throttling_too(tmp_path: Path)
 
 def test_a_graphed_run_that_is_capped_more_is_faster_all_the_same(tmp_path: Path) -> None:
     result = graphed_result(tmp_path, change_clocks(True, throttled=share(0.8)))
-    assert result.speed and result.speed.word == "FASTER"
+    assert result.speed.speedup and result.speed.speedup.word == "FASTER"
 
 
 @pytest.mark.parametrize(("share_of_eager", "word"), [(0.06, "FASTER"), (0.19, "FASTER"), (0.25, "INCONCLUSIVE")])
 def test_a_cap_takes_a_word_away_that_it_may_explain(tmp_path: Path, share_of_eager: float, word: str) -> None:
     """1.25 times as fast: without the cap eager steps would be shorter by its share at most."""
     result = graphed_result(tmp_path, change_clocks(False, throttled=share(share_of_eager)))
-    assert result.speed and result.speed.word == word
+    assert result.speed.speedup and result.speed.speedup.word == word
 
 
 def test_an_eager_run_that_is_capped_more_makes_nothing_faster(tmp_path: Path) -> None:
     result = graphed_result(tmp_path, change_clocks(False, throttled=share(0.8)))
-    assert result.speed and result.speed.word == "INCONCLUSIVE"
-    assert "80% of the time of eager runs and 0% of that of graphed ones" in result.speed.reason
-    assert "--lock-gpu-clocks" in result.speed.reason
+    assert result.speed.speedup and result.speed.speedup.word == "INCONCLUSIVE"
+    assert "80% of the time of eager runs and 0% of that of graphed ones" in result.speed.speedup.reason
+    assert "--lock-gpu-clocks" in result.speed.speedup.reason
 
 
 def test_sides_that_are_capped_alike_are_compared(tmp_path: Path) -> None:
     edit = both(change_clocks(False, throttled=share(0.93)), change_clocks(True, throttled=share(0.9)))
     result = graphed_result(tmp_path, edit)
-    assert result.speed and result.speed.word == "FASTER"
+    assert result.speed.speedup and result.speed.speedup.word == "FASTER"
 
 
 def test_a_limit_that_changed_leaves_no_word(tmp_path: Path) -> None:
     result = graphed_result(tmp_path, change_clocks(True, power_limits=[500.0]))
-    assert result.speed and result.speed.word == "INCONCLUSIVE"
-    assert "from 500 to 700 W" in result.speed.reason
+    assert result.speed.speedup and result.speed.speedup.word == "INCONCLUSIVE"
+    assert "from 500 to 700 W" in result.speed.speedup.reason
 
 
 def test_gpus_of_ranks_may_have_limits_of_their_own(tmp_path: Path) -> None:
     result = graphed_result(tmp_path, change_clocks(rank=1, power_limits=[500.0]), ranks=2)
-    assert result.speed and result.speed.word == "FASTER"
+    assert result.speed.speedup and result.speed.speedup.word == "FASTER"
 
 
 # --- any pair of sides ----------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> PairResult:
 
 @pytest.fixture(scope="module")
 def timed(tmp_path_factory: pytest.TempPathFactory) -> Speed:
-    speed = graphed_result(tmp_path_factory.mktemp("timed"), lambda run: None).speed
+    speed = graphed_result(tmp_path_factory.mktemp("timed"), lambda run: None).speed.speedup
     assert speed
     return speed
 
@@ -414,7 +414,7 @@ def test_graphed_cells_are_not_told_apart_by_what_throttling_may_explain(
 
 def test_what_is_not_known_doubts_nothing_and_is_not_called_unthrottled(tmp_path: Path) -> None:
     result = graphed_result(tmp_path / "cells", forget_clocks)
-    assert result.speed and result.speed.word == "FASTER"
+    assert result.speed.speedup and result.speed.speedup.word == "FASTER"
     text = reported(tmp_path / "report", forget_clocks)
     assert "| not known / not known |" in text
     assert "| no / no |" not in text
@@ -435,7 +435,7 @@ def test_what_is_known_of_one_rank_is_not_known_of_all(tmp_path: Path) -> None:
         run.events[1] = [event | {"clocks": None} if "clocks" in event else event for event in run.events[1]]
 
     result = graphed_result(tmp_path, one_silent, ranks=2)
-    assert result.throttling and result.throttling.own.unknown == ("power cap", "heat", "hardware slowdown")
+    assert result.speed.throttling and result.speed.throttling.own.unknown == ("power cap", "heat", "hardware slowdown")
 
 
 def test_what_is_known_is_said_beside_what_is_not(tmp_path: Path) -> None:
@@ -443,12 +443,12 @@ def test_what_is_known_is_said_beside_what_is_not(tmp_path: Path) -> None:
         run.events[1] = [event | {"clocks": None} if "clocks" in event else event for event in run.events[1]]
 
     result = graphed_result(tmp_path, both(one_silent, change_clocks(throttled=share(0.3, "thermal"))), ranks=2)
-    assert result.throttling and result.throttling.own.summary == "heat 30%, the rest not known"
+    assert result.speed.throttling and result.speed.throttling.own.summary == "heat 30%, the rest not known"
 
 
 def test_a_window_of_no_time_says_nothing_of_shares(tmp_path: Path) -> None:
     result = graphed_result(tmp_path, change_clocks(seconds=0.0))
-    assert result.throttling and result.throttling.own.summary == "power cap and heat not known"
+    assert result.speed.throttling and result.speed.throttling.own.summary == "power cap and heat not known"
 
 
 def test_a_run_that_never_measured_says_nothing_of_the_others(tmp_path: Path) -> None:
@@ -459,7 +459,7 @@ def test_a_run_that_never_measured_says_nothing_of_the_others(tmp_path: Path) ->
             run.outcome = replace(run.outcome, outcome="FAILED", phase="warmup")
 
     result = graphed_result(tmp_path, crashed)
-    assert result.throttling and result.throttling.own.unknown == ()
+    assert result.speed.throttling and result.speed.throttling.own.unknown == ()
 
 
 def test_the_report_shows_both_sides(tmp_path: Path) -> None:
@@ -471,7 +471,7 @@ def test_clocks_below_their_maximum_are_shown_and_doubt_nothing(tmp_path: Path) 
     edit = change_clocks(sm_mhz=1200)
     assert "| 1200 of 1980 MHz at the end / 1200 of 1980 MHz at the end |" in reported(tmp_path / "report", edit)
     result = graphed_result(tmp_path / "cells", edit)
-    assert result.speed and result.speed.word == "FASTER"
+    assert result.speed.speedup and result.speed.speedup.word == "FASTER"
 
 
 def test_a_report_of_a_cpu_does_not_speak_of_it(tmp_path: Path) -> None:

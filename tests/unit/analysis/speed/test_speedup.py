@@ -39,7 +39,7 @@ def timed(root: Path, graphed_ms: Callable[[AttemptRecord], float], repeats: int
         for step in run.metrics:
             step["step_time_ms"] = graphed_ms(run) if run.spec.graphed else EAGER_MS
 
-    return compared(root, edit, repeats).speed
+    return compared(root, edit, repeats).speed.speedup
 
 
 # --- words ----------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_one_pair_has_a_figure_and_no_interval(tmp_path: Path) -> None:
 
 def test_throughput_is_of_the_model_a_gpu(tmp_path: Path) -> None:
     result = compared(tmp_path, lambda run: None)
-    speed = result.speed
+    speed = result.speed.speedup
     assert speed is not None
     tokens = result.spec.training.global_batch_size * result.spec.training.sequence_length
     assert speed.graphed_tokens_per_second == pytest.approx(tokens / speed.graphed_ms * 1e3)
@@ -137,7 +137,7 @@ def test_only_measured_steps_count(tmp_path: Path) -> None:
         for step in run.metrics:
             step["step_time_ms"] = EAGER_MS if step["phase"] == "measure" else 9e9
 
-    speed = compared(tmp_path, late_warmup).speed
+    speed = compared(tmp_path, late_warmup).speed.speedup
     assert speed is not None
     assert (speed.low, speed.high, speed.word) == (1.0, 1.0, "NEUTRAL")
 
@@ -149,7 +149,7 @@ def test_a_step_time_that_is_no_time_gives_no_ratio(tmp_path: Path, bad: float) 
             run.metrics[60]["step_time_ms"] = bad
 
     result = compared(tmp_path, edit)
-    assert result.speed is None
+    assert result.speed.speedup is None
     assert result.pairs[0].speed.reason == "a step time is not a number of milliseconds from 1e-06 to 1e+09"
 
 
@@ -171,14 +171,14 @@ def test_a_hiccup_is_left_out_on_both_sides(tmp_path: Path) -> None:
             step["step_time_ms"] = 16.0 if run.spec.graphed else EAGER_MS
         run.metrics[50 + run.spec.graphed]["step_time_ms"] *= 50
 
-    speed = compared(tmp_path, hiccup).speed
+    speed = compared(tmp_path, hiccup).speed.speedup
     assert speed is not None
     assert (speed.ratio, speed.left_out, speed.off_counts) == (pytest.approx(1.25), 4, "")
 
 
 def test_a_second_mode_of_the_graphed_run_is_not_hidden(tmp_path: Path) -> None:
     """Every tenth graphed step takes five times as long: by its median it is 1.25 times as fast, in truth it is slower."""
-    speed = compared(tmp_path, slow_steps(10, side=True)).speed
+    speed = compared(tmp_path, slow_steps(10, side=True)).speed.speedup
     assert speed is not None
     assert speed.word == "SLOWER"
     assert "graphed steps of a run are off its median" in speed.off_counts
@@ -186,7 +186,7 @@ def test_a_second_mode_of_the_graphed_run_is_not_hidden(tmp_path: Path) -> None:
 
 def test_rare_steps_count_where_one_side_alone_has_them(tmp_path: Path) -> None:
     """Three of 112 steps in each of three repeats, always graphed ones: rare in each run, and no chance."""
-    speed = compared(tmp_path, slow_steps(40, side=True), repeats=3).speed
+    speed = compared(tmp_path, slow_steps(40, side=True), repeats=3).speed.speedup
     assert speed is not None
     assert speed.off_counts == "9 graphed steps are off their run's median, and 0 eager ones"
     assert speed.ratio < 1.25 * 0.95
@@ -218,7 +218,7 @@ def test_what_is_left_out_does_not_change_the_word(
     tmp_path: Path, at: Callable[[AttemptRecord], dict[int, float]]
 ) -> None:
     """Over all steps the graphed runs take more than twice as long."""
-    speed = compared(tmp_path, stalls(at), repeats=3).speed
+    speed = compared(tmp_path, stalls(at), repeats=3).speed.speedup
     assert speed is not None
     assert speed.left_out > 0 and speed.off_counts == ""
     assert speed.word == "INCONCLUSIVE"
@@ -247,15 +247,15 @@ def test_steps_in_which_layers_were_digested_give_no_figure(tmp_path: Path) -> N
     records = load(write_sweep(tmp_path))
     cells = [dataclasses.replace(cell, spec=dict(cell.spec) | {"digest_steps": 6}) for cell in records.plan.cells]
     digested = dataclasses.replace(records, plan=dataclasses.replace(records.plan, cells=tuple(cells)))
-    assert compare_cells(records)[1].speed is not None
+    assert compare_cells(records)[1].speed.speedup is not None
     graphed = compare_cells(digested)[1]
-    assert graphed.speed is None and "digests" in graphed.pairs[0].speed.reason
+    assert graphed.speed.speedup is None and "digests" in graphed.pairs[0].speed.reason
 
 
 def test_runs_that_overlap_give_no_figure(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, edit=at(lambda repeat, graphed: 2 * repeat + 0.3 * graphed))
     result = compare_cells(load(sweep))[1]
-    assert result.speed is None
+    assert result.speed.speedup is None
     assert result.pairs[0].speed.reason == "the eager and the graphed run were under way at the same time"
     said = "`torch_compile, lr 0.001`: no speed, since the eager and the graphed run were under way at the same time."
     assert said in write_report(sweep).markdown.read_text()
@@ -271,7 +271,7 @@ def test_runs_that_overlap_give_no_figure(tmp_path: Path) -> None:
     ],
 )
 def test_repeats_have_to_alternate(tmp_path: Path, place: Callable[[int, bool], float], word: str) -> None:
-    speed = compared(tmp_path, at(place), repeats=3).speed
+    speed = compared(tmp_path, at(place), repeats=3).speed.speedup
     assert speed is not None
     assert speed.word == word
     assert ("did not alternate" in speed.reason) == (word == "INCONCLUSIVE")
@@ -283,7 +283,7 @@ def test_repeats_in_allocations_of_their_own_need_not_alternate(tmp_path: Path) 
         assert run.outcome is not None
         run.outcome = dataclasses.replace(run.outcome, allocation=f"bundle000.{run.spec.repeat}")
 
-    speed = compared(tmp_path, edit, repeats=3).speed
+    speed = compared(tmp_path, edit, repeats=3).speed.speedup
     assert speed is not None and speed.word == "FASTER"
 
 
@@ -293,7 +293,7 @@ def test_other_numbers_of_tokens_give_no_figure(tmp_path: Path) -> None:
             step["tokens"] //= 2
 
     result = compared(tmp_path, half)
-    assert result.speed is None
+    assert result.speed.speedup is None
     assert result.pairs[0].speed.reason.endswith("tokens: 1024 eager and 512 graphed in step 90")
 
 
@@ -405,7 +405,7 @@ def test_words_of_a_sweep_are_said_of_all_cells_at_once(tmp_path: Path) -> None:
     """By itself the interval clears 1; beside a cell whose pairs are a fifth apart nobody can be so sure."""
     alone, beside = (judge_sweep(write_sweep(tmp_path / str(n), edit=apart, workloads=n)) for n in (2, 3))
     said = [summarise(judged.results).text for judged in (alone, beside)]
-    first = [judged.results[1].speed for judged in (alone, beside)]
+    first = [judged.results[1].speed.speedup for judged in (alone, beside)]
     assert first[0] is not None and first[1] is not None
     assert (first[0].word, first[1].word) == ("FASTER", "INCONCLUSIVE")
     assert first[1].low is not None and first[1].low < 1, "the printed interval is the one that the word follows from"
@@ -430,7 +430,7 @@ def test_the_capture_pays_off_after_its_cost_over_the_gain(tmp_path: Path) -> No
             if run.spec.graphed and step["phase"] == "settle":
                 step["step_time_ms"] = 21.0
 
-    speed = compared(tmp_path, capturing).speed
+    speed = compared(tmp_path, capturing).speed.speedup
     assert speed is not None
     assert speed.break_even_steps == math.ceil((20_000 + 1 + 1) / 4)
 
@@ -448,7 +448,7 @@ def test_settling_that_the_window_drops_is_paid_for(tmp_path: Path) -> None:
             step["step_time_ms"] = (10.0 if run.spec.graphed else EAGER_MS) * (50 if slow else 1)
 
     sweep = write_sweep(tmp_path, edit=settling)
-    speed = compare_cells(load(sweep))[1].speed
+    speed = compare_cells(load(sweep))[1].speed.speedup
     assert speed is not None
     lost = speed.settling
     assert 20 < lost <= 27

@@ -13,7 +13,7 @@ from analysis.records.load import load
 from analysis.report.write_report import write_report
 from analysis.sweep.cell_results import CellResult, compare_cells, exit_code
 from analysis.sweep.judge_sweep import judge_sweep
-from analysis.verdict.curve_difference import Floor
+from analysis.verdict.curve_difference import NoiseFloor
 from launch.common.atomic_files import write_text
 from launch.contract.outcomes import Expectation, Outcome
 from launch.contract.paths import SweepPaths
@@ -44,10 +44,12 @@ def test_twins_that_agree_to_the_bit(tmp_path: Path) -> None:
     assert result.verdict is not None and result.verdict.evidence is not None
     assert result.verdict.word == "BITWISE"
     found = result.verdict.evidence
-    assert (found.eager_runs, found.graphed_runs, found.floor) == (2, 2, Floor(2, 0.0, 0.0)), "it is of all repeats"
+    assert (found.eager_runs, found.graphed_runs, found.floor) == (2, 2, NoiseFloor(2, 0.0, 0.0)), (
+        "it is of all repeats"
+    )
     assert result.outcome == "COMPLETED"
-    assert result.replay is not None
-    assert result.replay.summary == "proven: 4 graphs, 464 of 464 replays"
+    assert result.graphs.replay is not None
+    assert result.graphs.replay.summary == "proven: 4 graphs, 464 of 464 replays"
     assert exit_code(results) == 0
 
 
@@ -108,7 +110,10 @@ def test_of_repeats_by_two_versions_of_the_code_the_largest_differences_are_show
     eager, graphed = compare_cells(load(write_sweep(tmp_path, edit=newer, repeats=4)))
     assert graphed.verdict is not None and graphed.verdict.word == "EQUIVALENT"
     assert graphed.max_loss_difference == pytest.approx(3e-4)
-    assert eager.floor is not None and (eager.floor.repeats, eager.floor.loss) == (2, pytest.approx(2e-4))
+    assert eager.loss.noise_floor is not None and (eager.loss.noise_floor.repeats, eager.loss.noise_floor.loss) == (
+        2,
+        pytest.approx(2e-4),
+    )
 
 
 def test_a_step_beyond_the_margin_is_of_the_repeat_that_has_it(tmp_path: Path) -> None:
@@ -260,7 +265,7 @@ def test_pairs_that_cannot_be_compared(tmp_path: Path, change: Edit, said: str) 
     assert result.verdict.word == "INCOMPARABLE"
     assert said in result.verdict.reason
     assert result.verdict.remedy
-    assert result.speed is None
+    assert result.speed.speedup is None
     assert exit_code(compare_cells(load(sweep))) == 3
 
 
@@ -331,8 +336,8 @@ def test_a_later_attempt_counts_unless_infrastructure_or_the_user_ended_it(tmp_p
     result = graphed_result(sweep)
     assert [run.attempt and run.attempt.number for run in result.runs] == [10, 1]
     assert result.pairs[0].speed.reason == "the runs were in different allocations"
-    assert result.speed is not None
-    assert (result.speed.pairs, result.speed.word) == (1, "INCONCLUSIVE")
+    assert result.speed.speedup is not None
+    assert (result.speed.speedup.pairs, result.speed.speedup.word) == (1, "INCONCLUSIVE")
 
 
 def test_each_graphed_run_meets_the_eager_attempt_of_its_own_allocation(tmp_path: Path) -> None:
@@ -345,7 +350,7 @@ def test_each_graphed_run_meets_the_eager_attempt_of_its_own_allocation(tmp_path
         write_attempt(sweep, again)
     result = graphed_result(sweep)
     assert result.verdict is not None and result.verdict.word == "BITWISE"
-    assert result.speed is not None and result.speed.pairs == 2
+    assert result.speed.speedup is not None and result.speed.speedup.pairs == 2
 
 
 def mislabelled(run: AttemptRecord) -> None:
@@ -461,7 +466,7 @@ def test_an_outcome_of_another_shape_cannot_be_read(tmp_path: Path, field: str, 
     sweep = write_sweep(tmp_path, steps=20, edit=for_graphed(changed_outcome(**{field: value})))
     result = graphed_result(sweep)
     assert (result.outcome, result.verdict and result.verdict.word) == ("INTERRUPTED", "INCOMPARABLE")
-    assert f"{result.runs[0].run_id}/attempts/1/outcome.json cannot be read: " in result.unsound[0]
+    assert f"{result.runs[0].run_id}/attempts/1/outcome.json cannot be read: " in result.integrity.unsound_records[0]
 
 
 def change_events(kind: str, change: Callable[[dict[str, Any]], object]) -> Edit:
@@ -486,7 +491,7 @@ def test_a_damaged_event_is_a_problem_of_its_attempt(
 ) -> None:
     found = judged(tmp_path, for_graphed(change_events(kind, change)))
     assert found.verdict is not None and found.verdict.word == "INCOMPARABLE"
-    assert said in found.verdict.reason and found.unsound
+    assert said in found.verdict.reason and found.integrity.unsound_records
 
 
 def test_an_eager_cell_alone_is_not_believed_without_its_steps(tmp_path: Path) -> None:

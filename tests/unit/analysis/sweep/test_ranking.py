@@ -17,7 +17,7 @@ from analysis.records.run import Attempt, Run
 from analysis.report.summary import summarise
 from analysis.report.write_report import write_report
 from analysis.speed.step_time import StepTime
-from analysis.sweep.cell_results import CellResult, compare_cells
+from analysis.sweep.cell_results import CellResult, CellSpeed, compare_cells
 from analysis.sweep.labels import task_words
 from analysis.sweep.ranking import Ranking, rank
 from launch.contract.outcomes import Outcome
@@ -216,7 +216,7 @@ def eager(number: int, milliseconds: float, peak: int, ranks: int = 1) -> CellRe
     memory = CellMemory("device", (PhasePeak("measure", peak, None, None, None),), None)
     run = Run("run", 0, 1, Attempt(1, Outcome("COMPLETED", "teardown", "bundle", 0.0, 1.0), {}, (), (), None))
     step = StepTime(milliseconds, milliseconds, milliseconds, 2, ("bundle",))
-    return CellResult(cell, (run,), memory=memory, step=step)
+    return CellResult(cell, (run,), memory=memory, speed=CellSpeed(step))
 
 
 @given(st.lists(st.tuples(st.floats(1, 100), st.integers(1, 100), st.sampled_from([1, 2, 4])), min_size=2, max_size=20))
