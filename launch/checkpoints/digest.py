@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launch.checkpoints.safetensors_header import Tensor
+from launch.common.file_digest import sample_blocks
 from launch.contract.spec_ids import canonical
 
 WHOLE_BYTES = 1 << 20
@@ -46,18 +47,10 @@ def digest_of(tensor: Tensor) -> str:
     """
     content = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
     with open(tensor.file, "rb", buffering=0) as file:
-        for start, count in _sampled(tensor.size):
+        for start, count in sample_blocks(tensor.size, WHOLE_BYTES, 3, SAMPLE_BYTES):
             content.update(os.pread(file.fileno(), count, tensor.start + start))
     return content.hexdigest()
 
 
 def _digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: digest_of(tensor) for name, tensor in tensors.items()}
-
-
-def _sampled(size: int) -> list[tuple[int, int]]:
-    """(start, bytes) of each stretch."""
-    if size <= WHOLE_BYTES:
-        return [(0, size)]
-    last = size - SAMPLE_BYTES
-    return [(start, SAMPLE_BYTES) for start in (0, last // 2, last)]

@@ -24,15 +24,15 @@ def sampled_digest(path: Path) -> str:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         content.update(struct.pack("<Q", size))
-        for start, count in _sampled(size):
+        for start, count in sample_blocks(size, BLOCKS * BLOCK_BYTES, BLOCKS, BLOCK_BYTES):
             file.seek(start)
             content.update(file.read(count))
     return content.hexdigest()
 
 
-def _sampled(size: int) -> list[tuple[int, int]]:
-    """(start, bytes) of each block."""
-    if size <= BLOCKS * BLOCK_BYTES:
+def sample_blocks(size: int, whole_bytes: int, blocks: int, block_bytes: int) -> list[tuple[int, int]]:
+    """Return (start, bytes) of blocks evenly spaced from the first byte to the last; all of it up to ``whole_bytes``."""
+    if size <= whole_bytes:
         return [(0, size)]
-    last = size - BLOCK_BYTES
-    return [(last * i // (BLOCKS - 1), BLOCK_BYTES) for i in range(BLOCKS)]
+    last = size - block_bytes
+    return [(last * i // (blocks - 1), block_bytes) for i in range(blocks)]

@@ -7,13 +7,13 @@ import os
 import random
 import re
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from launch.contract.errors import EnvironmentFault
+from launch.slurm.command import try_run
 from launch.slurm.job_states import stage_of
 
 ANSWER_SECONDS = 2.0
@@ -29,7 +29,6 @@ PORTS = (10000, 32768)
 """Where a port for ranks is looked for: below those that the kernel gives to outgoing connections, unless a site's
 begin even lower."""
 
-_DEFAULTS = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_")
 _STATE_OF_REASON = {"TimeLimit": "TIMEOUT", "NodeDown": "NODE_FAIL", "NodeFailure": "NODE_FAIL"}
 """squeue says COMPLETING of a job that is being ended, whatever ended it; its reason may say more."""
 
@@ -56,7 +55,7 @@ class Allocation:
             return None
         if "SLURM_ARRAY_TASK_ID" in environment:
             job = f"{environment['SLURM_ARRAY_JOB_ID']}_{environment['SLURM_ARRAY_TASK_ID']}"
-        names = run_scontrol("scontrol", "show", "hostnames", nodes)
+        names = try_run("scontrol", "show", "hostnames", nodes)
         if not names:
             raise EnvironmentFault(f"scontrol show hostnames {nodes}: no answer; is scontrol on PATH in the job?")
         return Allocation(job, tuple(names.split()), int(environment.get("SLURM_RESTART_COUNT", 0)))
@@ -68,22 +67,20 @@ class Allocation:
             socket.getaddrinfo(first, None)
             return first
         except OSError:
-            shown = run_scontrol("scontrol", "--oneliner", "show", "node", first) or ""
+            shown = try_run("scontrol", "--oneliner", "show", "node", first) or ""
             known = re.search(r"\bNodeAddr=(\S+)", shown)
             return known[1] if known else first
 
     def failed_nodes(self) -> tuple[str, ...]:
         """Those of its nodes that Slurm holds for down or failing."""
-        listed = (
-            run_scontrol("sinfo", "--noheader", "--Node", f"--nodes={','.join(self.nodes)}", "--format=%N %T") or ""
-        )
+        listed = try_run("sinfo", "--noheader", "--Node", f"--nodes={','.join(self.nodes)}", "--format=%N %T") or ""
         rows = [line.split() for line in listed.splitlines()]
         return tuple(dict.fromkeys(name for name, state in rows if state.startswith(("down", "fail"))))
 
     def wait_for_controller(self, give_up: Callable[[], bool]) -> None:
         """Until slurmctld answers: without it srun makes no step. After ten minutes srun has to say so itself."""
         asked = begun = time.monotonic()
-        while run_scontrol("squeue", "--noheader", f"--jobs={self.job}") is None:
+        while try_run("squeue", "--noheader", f"--jobs={self.job}") is None:
             if give_up() or time.monotonic() - begun > CONTROLLER_SECONDS:
                 return
             time.sleep(1.0)
@@ -101,7 +98,7 @@ def job_state(job: str) -> str | None:
     """
     deadline = time.monotonic() + ANSWER_SECONDS
     fields = "State:30,Reason:60,PreemptTime:30"
-    seen = run_scontrol(
+    seen = try_run(
         "squeue", "--noheader", f"--jobs={job}", "--states=all", f"--Format={fields}", seconds=ANSWER_SECONDS
     )
     state = queue_state(seen or "")
@@ -110,7 +107,7 @@ def job_state(job: str) -> str | None:
     options = ("--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State")
     while True:
         left = max(0.1, deadline - time.monotonic())
-        accounted = (run_scontrol("sacct", *options, seconds=left) or "").split()
+        accounted = (try_run("sacct", *options, seconds=left) or "").split()
         if accounted and stage_of(accounted[0]) == "ended":
             return accounted[0]
         if time.monotonic() + ACCOUNTS_SECONDS > deadline:
@@ -139,16 +136,3 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", random.SystemRandom().randrange(low, high)))
             return int(probe.getsockname()[1])
-
-
-def run_scontrol(*command: str, seconds: float = 10.0) -> str | None:
-    """What a command of Slurm's prints, None where it fails or takes longer. What a user sets as its defaults (such as
-    SQUEUE_PARTITION) is of no account."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(_DEFAULTS)}
-    try:
-        done = subprocess.run(
-            command, text=True, capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL, env=own
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

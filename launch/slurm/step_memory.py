@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from launch.slurm.allocation import run_scontrol
+from launch.slurm.command import try_run
 
 PATIENCE_SECONDS = 5.0
 """For accounting to hear of a step's end: it lags behind by a second or so."""
@@ -16,7 +16,7 @@ def memory_kill_reason(job: str, step_name: str) -> str:
     """In words, what the step took and had, where it was ended for that; "" where it was not, or nobody says."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        listed = run_scontrol("sacct", "--noheader", "--parsable2", "--units=K", f"--jobs={job}", f"--format={_FIELDS}")
+        listed = try_run("sacct", "--noheader", "--parsable2", "--units=K", f"--jobs={job}", f"--format={_FIELDS}")
         rows = [row.split("|") for row in (listed or "").splitlines()]
         ended = [row for row in rows if row[0] == step_name and row[1] not in _RUNS]
         if ended or time.monotonic() > deadline:

@@ -16,7 +16,8 @@ from launch.contract.bundle import Step
 from launch.contract.paths import AttemptPaths
 from launch.contract.spec import RunSpec
 from launch.failures.diagnose import Diagnosis, EndedBy, Evidence, RankExit, diagnose, is_explained
-from launch.slurm.allocation import Allocation, free_port, job_state, run_scontrol
+from launch.slurm.allocation import Allocation, free_port, job_state
+from launch.slurm.command import try_run
 from launch.slurm.job_states import OUTCOME_OF_STATE, stage_of
 from launch.slurm.step_memory import memory_kill_reason
 from launch.supervise.rank_environment import rank_variables
@@ -75,8 +76,8 @@ class StepRanks:
         """SIGUSR1 makes each rank's faulthandler write all stacks to the rank's log."""
         step = self._find()
         if step is not None:
-            run_scontrol("scancel", "--signal=USR1", step)
-            run_scontrol("scancel", "--signal=CONT", step)  # a process that is stopped cannot print
+            try_run("scancel", "--signal=USR1", step)
+            try_run("scancel", "--signal=CONT", step)  # a process that is stopped cannot print
             time.sleep(STACKS_SECONDS)
 
     def end(self) -> None:
@@ -88,7 +89,7 @@ class StepRanks:
         while time.monotonic() < deadline:
             step = self._find()
             if step is not None:
-                run_scontrol("scancel", step)
+                try_run("scancel", step)
             elif self._srun.poll() is not None:
                 return
             else:
@@ -132,9 +133,7 @@ class StepRanks:
 
     def _find(self) -> str | None:
         """The step as scancel takes it ("123_4.0"), None where Slurm knows of none that runs."""
-        listed = (
-            run_scontrol("squeue", "--noheader", "--steps", f"--jobs={self._allocation.job}", "--format=%i %j") or ""
-        )
+        listed = try_run("squeue", "--noheader", "--steps", f"--jobs={self._allocation.job}", "--format=%i %j") or ""
         rows = (line.split(maxsplit=1) for line in listed.splitlines())
         return next((step for step, *name in rows if name == [self._name]), None)
 

@@ -37,24 +37,22 @@ class Job:
         return stage_of(self.state) == "ended"
 
 
-def parse_squeue(text: str, separator: str) -> Iterator[Job]:
-    """Jobs from lines of %i %T %r %S %N %j."""
-    for job_id, state, reason, start, nodes, name in _rows(text, separator, 6):
+SQUEUE_FORMAT = ("%V", "%i", "%T", "%r", "%S", "%N", "%j")
+SACCT_FORMAT = "Submit,JobID,State,ExitCode,NodeList,JobName"
+
+
+def parse_squeue(text: str, separator: str) -> Iterator[tuple[float, Job]]:
+    """Yield (time of submission, job) from lines of SQUEUE_FORMAT."""
+    for submitted, job_id, state, reason, start, nodes, name in _rows(text, separator, 7):
         waits = stage_of(state) == "waits"
         for each in _elements(job_id):
             why = reason if waits and reason != "None" else ""
-            yield Job(each, name, state, why, _time(start) if waits else None, _nodes(nodes))
+            job = Job(each, name, state, why, _time(start) if waits else None, _nodes(nodes))
+            yield _time(submitted) or 0.0, job
 
 
-def read_submitted(text: str, separator: str, name: str) -> Iterator[tuple[float, str]]:
-    """(time of submission, id) of jobs called ``name``, from lines of %V %i %j."""
-    for submitted, job_id, called in _rows(text, separator, 3):
-        if called == name:
-            yield from ((_time(submitted) or 0.0, each) for each in _elements(job_id))
-
-
-def read_accounts(text: str, separator: str) -> Iterator[tuple[float, Job]]:
-    """(time of submission, job) from lines of Submit JobID State ExitCode NodeList JobName."""
+def parse_sacct(text: str, separator: str) -> Iterator[tuple[float, Job]]:
+    """Yield (time of submission, job) from lines of SACCT_FORMAT."""
     for submitted, job_id, state, exit_code, nodes, name in _rows(text, separator, 6):
         word = state.partition(" ")[0]  # "CANCELLED by 1000"
         for each in _elements(job_id):

@@ -14,10 +14,10 @@ from launch.common.atomic_files import write_json
 from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Plan
+from launch.slurm.command import Unanswered, run
 from launch.slurm.job_states import Life, stage_of
 from orchestrator.errors import InputError, Problem, SystemFault
-from orchestrator.slurm.command import Unanswered, run
-from orchestrator.submit.local_queue import poll_interval
+from orchestrator.slurm.command import poll_interval
 from orchestrator.submit.slurm_queue import poll_jobs
 from orchestrator.sweeps.close_attempts import close_dead_attempts
 from orchestrator.sweeps.run_state import live_runs, read_states
@@ -135,7 +135,7 @@ class CancelledJobs:
         while (begun := time.monotonic()) < deadline:
             if self._have_ended():
                 return True
-            time.sleep(poll_interval(POLL_SECONDS, time.monotonic() - begun))
+            time.sleep(poll_interval(time.monotonic() - begun, POLL_SECONDS))
         return False
 
     def _have_ended(self) -> bool:

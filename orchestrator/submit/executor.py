@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 from launch.contract.plan import Plan
+from launch.slurm.command import Unanswered, run
 from orchestrator.errors import input_error
-from orchestrator.slurm.command import environment
 
 ExecutorName = Literal["auto", "slurm", "local", "debug"]
 Executor = Literal["slurm", "local", "debug"]
@@ -69,16 +68,11 @@ def _listen() -> _Silence | None:
     if shutil.which("sbatch") is None:
         return _Silence("there is no sbatch on PATH")
     try:
-        done = subprocess.run(
-            ["sinfo", "--noheader"], env=environment(), text=True, capture_output=True, timeout=ANSWER_SECONDS
-        )
-    except FileNotFoundError:
-        return _Silence("there is no sinfo on PATH")
-    except subprocess.TimeoutExpired:
-        return _Silence(f"sinfo has not answered within {ANSWER_SECONDS:g} s", is_outage=True)
-    if done.returncode == 0:
-        return None
-    if _UNCONFIGURED in done.stderr:
-        return _Silence("Slurm is not configured on this host (SLURM_CONF, /etc/slurm/slurm.conf)")
-    said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    return _Silence(f"Slurm does not answer ({said[-1]})", is_outage=True)
+        run("sinfo", "--noheader", seconds=ANSWER_SECONDS)
+    except Unanswered as error:
+        if error.for_good:
+            return _Silence("there is no sinfo on PATH")
+        if _UNCONFIGURED in error.stderr:
+            return _Silence("Slurm is not configured on this host (SLURM_CONF, /etc/slurm/slurm.conf)")
+        return _Silence(f"Slurm does not answer ({error})", is_outage=True)
+    return None

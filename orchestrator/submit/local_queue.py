@@ -18,12 +18,11 @@ from launch.contract.bundle import BundleOrder
 from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
 from orchestrator.errors import OrchestratorError, SystemFault
+from orchestrator.slurm.command import poll_interval
 from orchestrator.submit.submitit_adapter import LocalJob, start_here
 from orchestrator.sweeps.store import bundles, read_order, report_disk_errors
 
 POLL_SECONDS = 0.3
-MOST_LOAD = 0.05
-"""The share of one core that looking takes at most: on a CPU host the runs themselves are timed beside it."""
 START_SECONDS = 60.0
 """How long a queue may take to say that it lives."""
 MOST_STARTS = 3
@@ -146,7 +145,7 @@ class Queue:
                 if not used or used + bundle.order.slots <= len(bundle.order.slot_names):
                     self._start(bundle)
                     used += bundle.order.slots
-            time.sleep(poll_interval(POLL_SECONDS, time.monotonic() - begun))
+            time.sleep(poll_interval(time.monotonic() - begun, POLL_SECONDS))
 
     def _look(self) -> tuple[list[_OpenBundle], list[_OpenBundle]]:
         """Bundles that take slots now, and those that may be started."""
@@ -168,11 +167,6 @@ class Queue:
         self._tries[bundle.name] = [t for t in self._tries.get(bundle.name, []) if t == bundle.progress]
         self._tries[bundle.name].append(bundle.progress)
         write_json(bundle.paths.start, asdict(Start(token, job.job_id, time.time())))
-
-
-def poll_interval(least: float, spent: float) -> float:
-    """Seconds to wait between looks that took ``spent`` seconds."""
-    return max(least, spent / MOST_LOAD)
 
 
 def _open_bundles(sweep: SweepPaths) -> Iterator[_OpenBundle]:

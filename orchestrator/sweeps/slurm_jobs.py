@@ -16,7 +16,7 @@ from itertools import islice
 from launch.slurm.job_states import stage_of
 from orchestrator.errors import SystemFault
 from orchestrator.slurm.command import SlurmCommand
-from orchestrator.slurm.job_listing import GONE, UNHEARD, Job, parse_squeue, read_accounts, read_submitted
+from orchestrator.slurm.job_listing import GONE, SACCT_FORMAT, SQUEUE_FORMAT, UNHEARD, Job, parse_sacct, parse_squeue
 from orchestrator.sweeps.submissions import Submission
 from orchestrator.targets.scontrol import query_configuration
 
@@ -91,25 +91,14 @@ class JobMonitor:
         Raises:
             SystemFault: squeue does not answer. What only sacct knows has ended; where it fails, none of that is found.
         """
-        listed = self._submitted(name)
+        listed = self._listed()
         if listed is None:
             raise SystemFault(f"{self._squeue.fault}; without it nobody knows what has been submitted. Try again later")
         text = self._accounts(since, f"--name={name}")
-        found = [
-            *listed,
-            *((time, job.job_id) for time, job in read_accounts(text, self._sacct.separator) if job.name == name),
-        ]
-        return tuple(
-            sorted({_base(job_id) for submitted, job_id in found if submitted > since - CLOCKS_APART}, key=int)
-        )
-
-    def _submitted(self, name: str) -> list[tuple[float, str]] | None:
-        """(time of submission, id) of every job called ``name`` that squeue lists; None where it does not answer."""
-        separator = self._squeue.separator
-        text = self._squeue.ask(
-            "--me", "--array", "--states=all", "--noheader", "--format=" + separator.join(("%V", "%i", "%j"))
-        )
-        return None if text is None else list(read_submitted(text, separator, name))
+        jobs = [*listed, *parse_sacct(text, self._sacct.separator)]
+        late = since - CLOCKS_APART
+        found = {_base(job.job_id) for submitted, job in jobs if job.name == name and submitted > late}
+        return tuple(sorted(found, key=int))
 
     def _check_cluster(self, submissions: Iterable[Submission]) -> None:
         named = {submission.cluster for submission in submissions if submission.cluster}
@@ -128,7 +117,7 @@ class JobMonitor:
         if rows is None:
             return replace(self._jobs, fault=self._squeue.fault)
         now = self._clock()
-        listed = {job.job_id: job for job in rows if job.job_id in asked and asked[job.job_id].name == job.name}
+        listed = {job.job_id: job for _, job in rows if job.job_id in asked and asked[job.job_id].name == job.name}
         known = {**self._jobs.known, **listed}
         missing = [job for job_id, job in asked.items() if job_id not in listed and not _has_ended(known.get(job_id))]
         self._missed = {job.job_id: self._missed.get(job.job_id, now) for job in missing}
@@ -153,13 +142,12 @@ class JobMonitor:
     def _grace(self) -> float:
         return GRACE_SECONDS if self._sacct.exists else GRACE_WITHOUT_ACCOUNTS
 
-    def _listed(self) -> list[Job] | None:
-        """Every job of this user's that squeue lists; None where it does not answer."""
+    def _listed(self) -> list[tuple[float, Job]] | None:
+        """Return (time of submission, job) of each of this user's jobs in squeue; None where it does not answer."""
         separator = self._squeue.separator
         text = self._squeue.ask(
-            "--me", "--array", "--states=all", "--noheader",
-            "--format=" + separator.join(("%i", "%T", "%r", "%S", "%N", "%j")),
-        )  # fmt: skip
+            "--me", "--array", "--states=all", "--noheader", f"--format={separator.join(SQUEUE_FORMAT)}"
+        )
         return None if text is None else list(parse_squeue(text, separator))
 
     def _accounts_of(self, missing: Sequence[_HandedOver]) -> tuple[dict[str, Job], set[str]]:
@@ -171,7 +159,7 @@ class JobMonitor:
         if not names:
             return {}, set()
         text = self._accounts(min(job.submitted for job in missing), f"--jobs={','.join(arrays)}")
-        rows = sorted(read_accounts(text, self._sacct.separator), key=lambda row: row[0])
+        rows = sorted(parse_sacct(text, self._sacct.separator), key=lambda row: row[0])
         return {job.job_id: job for _, job in rows if names.get(job.job_id) == job.name}, set(names)
 
     def _accounts(self, since: float, which: str) -> str:
@@ -181,7 +169,7 @@ class JobMonitor:
         begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since - 3600))
         text = self._sacct.ask(
             "--allocations", "--duplicates", "--parsable2", "--noheader", f"--delimiter={self._sacct.separator}",
-            f"--starttime={begin}", which, "--format=Submit,JobID,State,ExitCode,NodeList,JobName",
+            f"--starttime={begin}", which, f"--format={SACCT_FORMAT}",
         )  # fmt: skip
         return text or ""
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from launch.slurm.command import Unanswered, run
 from orchestrator.errors import SystemFault
-from orchestrator.slurm.command import environment
 from orchestrator.targets.partition import Nodes, Partition
-
-ANSWER_SECONDS = 60.0
-"""How long Slurm may take to answer; its own commands give up earlier (MessageTimeout, 10 s by default)."""
 
 _PARTITIONS = ("scontrol", "--all", "--oneliner", "show", "partition")
 _NODES = ("sinfo", "--all", "--noheader", "--exact", "--format=%R|%D|%c|%m|%f|%G")
@@ -63,18 +59,11 @@ def run_scontrol(*command: str) -> str:
     Raises:
         SystemFault: it is not there, fails, or takes too long.
     """
-    said = ""
     try:
-        done = subprocess.run(command, env=environment(), text=True, capture_output=True, timeout=ANSWER_SECONDS)
-        said = done.stderr.strip() or f"exit code {done.returncode}"
-    except FileNotFoundError:
-        said = f"no {command[0]} on PATH"
-    except subprocess.TimeoutExpired:
-        said = f"no answer within {ANSWER_SECONDS:g} s"
-    else:
-        if done.returncode == 0:
-            return done.stdout
-    raise SystemFault(f"Slurm does not answer `{' '.join(command)}`: {said}. Try again when `scontrol ping` says UP")
+        return run(*command)
+    except Unanswered as error:
+        told = f"Slurm does not answer `{' '.join(command)}`: {error}"
+        raise SystemFault(f"{told}. Try again when `scontrol ping` says UP") from error
 
 
 def read_partitions(described: str, nodes: str) -> tuple[Partition, ...]:

@@ -13,7 +13,8 @@ from launch.common.file_lock import was_killed
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Cell, Plan
 from orchestrator.output import terminal, terminal_jobs
-from orchestrator.submit.local_queue import has_pending, poll_interval, start_queue
+from orchestrator.slurm.command import poll_interval
+from orchestrator.submit.local_queue import has_pending, start_queue
 from orchestrator.sweeps.run_state import RunState, read_states
 from orchestrator.sweeps.slurm_jobs import JobMonitor
 from orchestrator.workflow.watch_slurm import PendingTimeout, Tend, follow
@@ -65,7 +66,7 @@ def _follow_host(
         if quiet and restarts and was_killed(paths.queue_lock):
             restarts -= 1
             start_queue(paths)
-        time.sleep(poll_interval(POLL_SECONDS, time.monotonic() - begun))
+        time.sleep(poll_interval(time.monotonic() - begun, POLL_SECONDS))
     view.say(
         f"Some runs never began: each supervisor ended at once. {paths.root / 'queue.log'} and "
         f"{paths.root / 'submitit'} hold why."

@@ -11,9 +11,9 @@ from launch.contract.plan import Plan
 from launch.slurm.job_states import stage_of
 from orchestrator.errors import SystemFault
 from orchestrator.output import terminal_jobs
+from orchestrator.slurm.command import poll_interval
 from orchestrator.slurm.pending_reasons import OF_THIS_SWEEP
 from orchestrator.submit.cancel import scancel
-from orchestrator.submit.local_queue import poll_interval
 from orchestrator.sweeps.close_attempts import close_dead_attempts
 from orchestrator.sweeps.run_state import RunState, read_states
 from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
@@ -70,7 +70,7 @@ def follow(
             and (tend is None or scheduler.answers() or not any(map(_failed_here, states.values())))
         ):
             return states
-        time.sleep(min(poll_interval(POLL_SECONDS, looked), MOST_SECONDS))
+        time.sleep(min(poll_interval(looked, POLL_SECONDS), MOST_SECONDS))
 
 
 def _is_to_be_seen_to(state: RunState) -> bool:

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from launch.slurm import command as slurm_command
 from launch.slurm.job_states import OUTCOME_OF_STATE, RUNNING, WAITING, stage_of
 from orchestrator.errors import SystemFault
 from orchestrator.slurm import command
 from orchestrator.slurm.command import poll_interval
-from orchestrator.slurm.job_listing import GONE, UNHEARD, Job, parse_squeue, read_accounts
+from orchestrator.slurm.job_listing import GONE, UNHEARD, Job, parse_sacct, parse_squeue
 from orchestrator.sweeps import slurm_jobs
 from orchestrator.sweeps.slurm_jobs import GRACE_SECONDS, GRACE_WITHOUT_ACCOUNTS, JobMonitor, Jobs
 from orchestrator.sweeps.submissions import Submission
@@ -36,10 +37,12 @@ job_ids = st.from_regex(r"[1-9][0-9]{0,6}(_[0-9]{1,4})?", fullmatch=True)
 def test_a_line_of_squeue_is_a_job_whatever_it_is_called(rows: list[tuple[str, str, str, int, str]]) -> None:
     """A name may hold line breaks, and what looks like another line."""
     text = "".join(
-        SEPARATOR.join((job_id, state, reason, str(start), "node[1-2]", name)) + "\n"
+        SEPARATOR.join(("17", job_id, state, reason, str(start), "node[1-2]", name)) + "\n"
         for job_id, state, reason, start, name in rows
     )
-    assert list(parse_squeue(text, SEPARATOR)) == [
+    rows_read = list(parse_squeue(text, SEPARATOR))
+    assert [submitted for submitted, _ in rows_read] == [17.0] * len(rows)
+    assert [job for _, job in rows_read] == [
         Job(job_id, name, state, reason, float(start), "node[1-2]")
         if stage_of(state) == "waits"
         else Job(job_id, name, state, nodes="node[1-2]")
@@ -51,7 +54,7 @@ def test_a_line_of_squeue_is_a_job_whatever_it_is_called(rows: list[tuple[str, s
 def test_a_line_of_sacct_is_a_job_whatever_it_is_called(rows: list[tuple[str, str, str]]) -> None:
     text = "".join(SEPARATOR.join(("17", job, f"{state} by 1000", "3:0", "None assigned", name)) + "\n"
                    for job, state, name in rows)  # fmt: skip
-    assert list(read_accounts(text, SEPARATOR)) == [
+    assert list(parse_sacct(text, SEPARATOR)) == [
         (17.0, Job(job, name, state, exit_code="3:0")) for job, state, name in rows
     ]
 
@@ -59,7 +62,7 @@ def test_a_line_of_sacct_is_a_job_whatever_it_is_called(rows: list[tuple[str, st
 @given(st.lists(st.sampled_from([*"ab1_[]-,%\n", SEPARATOR]), max_size=60).map("".join))
 def test_no_text_is_too_strange_to_be_read(text: str) -> None:
     list(parse_squeue(text, SEPARATOR))
-    list(read_accounts(text, SEPARATOR))
+    list(parse_sacct(text, SEPARATOR))
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(1, 4)), min_size=1, max_size=4),
@@ -68,12 +71,12 @@ def test_elements_that_have_not_begun_are_one_line_of_sacct(spans: list[tuple[in
     words = [f"{a}-{a + n}:{k}" if k > 1 else f"{a}-{a + n}" if n else f"{a}" for a, n, k in spans]
     line = SEPARATOR.join(("17", f"12_[{','.join(words)}{bound}]", "PENDING", "0:0", "", "name")) + "\n"
     expected = [f"12_{place}" for a, n, k in spans for place in range(a, a + n + 1, k)]
-    assert [job.job_id for _, job in read_accounts(line, SEPARATOR)] == expected
+    assert [job.job_id for _, job in parse_sacct(line, SEPARATOR)] == expected
 
 
 def test_a_job_that_has_no_reason_and_no_expected_start() -> None:
-    line = SEPARATOR.join(("12", "PENDING", "None", "N/A", "", "name")) + "\n"
-    assert list(parse_squeue(line, SEPARATOR)) == [Job("12", "name", "PENDING")]
+    line = SEPARATOR.join(("N/A", "12", "PENDING", "None", "N/A", "", "name")) + "\n"
+    assert list(parse_squeue(line, SEPARATOR)) == [(0.0, Job("12", "name", "PENDING"))]
 
 
 # --- how often they are asked ---------------------------------------------------------------------------------------
@@ -81,10 +84,10 @@ def test_a_job_that_has_no_reason_and_no_expected_start() -> None:
 
 @given(st.floats(0, 120), st.integers(0, 1000))
 def test_calls_take_a_small_share_of_the_time_and_a_failing_one_is_tried_again(took: float, failures: int) -> None:
-    seconds = poll_interval(took, failures)
+    seconds = poll_interval(took, failures=failures)
     assert seconds >= command.LEAST_SECONDS
     if failures:
-        assert seconds <= max(took, command.MOST_SECONDS) and seconds >= poll_interval(took, failures - 1) * (
+        assert seconds <= max(took, command.MOST_SECONDS) and seconds >= poll_interval(took, failures=failures - 1) * (
             failures > 1
         )
     else:
@@ -104,7 +107,7 @@ class Programs:
             # The separator is between the first two letters of the format that is asked for.
             script.write_text(
                 f'#!/bin/sh\necho "$@" >> {folder}/{name}.calls\ncat {folder}/{name}.error >&2 2>/dev/null\n'
-                f'for word in "$@"; do case $word in --format=%[iV]*) s=${{word#--format=%[iV]}}; s=${{s%%\\%*}};;'
+                f'for word in "$@"; do case $word in --format=%V*) s=${{word#--format=%V}}; s=${{s%%\\%*}};;'
                 f" --delimiter=*) s=${{word#--delimiter=}};; esac; done\n"
                 f'test -e {folder}/{name}.error && exit 1\nsed "s/@/$s/g" {folder}/{name}.text\n'
             )
@@ -119,7 +122,11 @@ class Programs:
         (self.folder / f"{name}.error").write_text(words + "\n")
 
     def queue(self, states: Mapping[str, str], name: str = "token") -> None:
-        self.say("squeue", *((job, state, "Resources", "N/A", "node1", name) for job, state in states.items()))
+        self.say("squeue", *(self.row(job, state, name) for job, state in states.items()))
+
+    @staticmethod
+    def row(job: str, state: str, name: str, submitted: float = NOW) -> tuple[str, ...]:
+        return f"{submitted:.0f}", job, state, "Resources", "N/A", "node1", name
 
     def accounts(self, states: Mapping[str, str], name: str = "token", submitted: float = NOW) -> None:
         self.say("sacct", *((f"{submitted:.0f}", job, state, "0:0", "node1", name) for job, state in states.items()))
@@ -383,7 +390,7 @@ def test_a_program_that_is_not_there_is_said(
 def test_a_program_that_hangs_is_given_up(
     scheduler: JobMonitor, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "MOST_SECONDS", 0.2)
+    monkeypatch.setattr(slurm_command, "ANSWER_SECONDS", 0.2)
     (programs.folder / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
     begun = time.monotonic()
     assert "(no answer within 0.2 s)" in scheduler.look([submission()]).fault
@@ -402,8 +409,9 @@ def test_what_users_set_for_their_own_eyes_does_not_reach_the_programs(
 
 
 def test_jobs_are_found_by_their_name_in_queue_and_accounts(scheduler: JobMonitor, programs: Programs) -> None:
-    listed = [(f"{NOW:.0f}", job, "token") for job in ("9_0", "9_1", "100")]
-    programs.say("squeue", *listed, (f"{NOW:.0f}", "101", "tok"), (f"{NOW - 60:.0f}", "6", "token"))
+    listed = [programs.row(job, "PENDING", "token") for job in ("9_0", "9_1", "100")]
+    others = programs.row("101", "PENDING", "tok"), programs.row("6", "PENDING", "token", NOW - 60)
+    programs.say("squeue", *listed, *others)
     programs.accounts({"7": "COMPLETED"})
     assert scheduler.find("token", NOW) == ("7", "9", "100"), "a lane's name is of earlier jobs too"
     assert scheduler.find("tok", NOW) == ("101",) and scheduler.find("to", NOW) == ()

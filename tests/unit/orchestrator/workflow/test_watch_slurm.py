@@ -57,8 +57,8 @@ class Watched:
         (self.root / "squeue").chmod(0o755)
 
     def job(self, state: str, reason: str = "None", ids: str = "12") -> None:
-        self.squeue(f's=${{5#--format=%i}}; s=${{s%%\\%*}}; for job in {ids}; do '
-                    f'echo "$job@{state}@{reason}@N/A@node1@token" | sed "s/@/$s/g"; done')  # fmt: skip
+        self.squeue(f's=${{5#--format=%V}}; s=${{s%%\\%*}}; for job in {ids}; do '
+                    f'echo "17@$job@{state}@{reason}@N/A@node1@token" | sed "s/@/$s/g"; done')  # fmt: skip
 
     def begin(self) -> None:
         self.sweep.run(self.run_id).attempt(1).logs.mkdir(parents=True)
