@@ -220,54 +220,49 @@ def imported() -> None:
         importlib.import_module("launch.engines.megatron.engine")
 
 
-class Passes:
-    """In the place of a schedule and of a way to capture: as many replays a step as it is told."""
+def graphed(spec: RunSpec, replayed: int = 3, works: bool = True, refusal: str = "") -> Any:
+    """A runner whose graphs replay as often a step as it is told."""
+    from launch.engines.megatron.graphs.megatron_capture import MegatronCapture
 
-    mechanism, scope, capture_seconds = "none", (), 1.5
-    graphs, replays_per_step, launches_per_step = 2, 3, 6
+    class Passes(MegatronCapture):
+        mechanism = "none"
+        is_captured = False
+        graphs, replays_per_step = 2, 3
 
-    def __init__(self, replayed: int = 3, works: bool = True) -> None:
-        from launch.engines.megatron.graphs.replay_counter import ReplayCounter
+        def run_capture_step(self, batch: torch.Tensor) -> torch.Tensor:
+            assert not refusal, refusal
+            self.is_captured = works
+            return torch.zeros(())
 
-        self.tally = ReplayCounter()
-        self.captured = False
-        self._replay = self.tally.counting(lambda: None)
-        self._replayed = replayed
-        self._works = works
+        def close(self) -> None:
+            self.is_captured = False
 
-    def run(self, batch: torch.Tensor) -> torch.Tensor:
-        for _ in range(self._replayed if self.captured else 0):
-            self._replay()
-        return torch.zeros(())
+    class Schedule:
+        def run(self, batch: torch.Tensor) -> torch.Tensor:
+            for _ in range(replayed if steps.is_captured else 0):
+                replay()
+            return torch.zeros(())
 
-    def capture(self, batch: torch.Tensor) -> torch.Tensor:
-        self.captured = self._works
-        return torch.zeros(())
-
-    def release(self) -> None:
-        self.captured = False
-
-
-def graphed(passes: Any, settings: CudaGraph = graph("transformer_engine", "attn")) -> Any:  # noqa: B008 (frozen)
-    from launch.engines.megatron.graphs.protocol import Graphed
-
-    return Graphed(settings, passes, passes)
+    steps = Passes(spec, Schedule(), None)  # type: ignore[arg-type]
+    replay = steps.counter.counting(lambda: None)
+    return steps
 
 
 BATCH = torch.zeros(4, 2, 9, dtype=torch.int64)
+ATTENTION = spec_of(EVEN, graph("transformer_engine", "attn"))
 
 
 @pytest.mark.parametrize(("replayed", "proven"), [(3, True), (2, False), (4, False)])
 def test_replay_is_proven_by_counting(replayed: int, proven: bool) -> None:
-    steps = graphed(Passes(replayed))
-    assert [steps.run(step, BATCH).kind for step in range(STEPS)] == kinds(WARMUP)
+    steps = graphed(ATTENTION, replayed)
+    assert [steps.run(step, BATCH)[1] for step in range(STEPS)] == kinds(WARMUP)
     stats = steps.stats()
     assert (stats.replays, stats.expected_replays) == (2 * replayed, 6)
     assert stats.proven is proven
 
 
 def test_a_batch_of_another_shape_is_refused_with_both() -> None:
-    steps = graphed(Passes())
+    steps = graphed(ATTENTION)
     for step in range(STEPS):
         steps.run(step, BATCH)
     with pytest.raises(ReplayError, match=r"the batch has shape \(4, 2, 8\), and was captured with \(4, 2, 9\)"):
@@ -275,19 +270,16 @@ def test_a_batch_of_another_shape_is_refused_with_both() -> None:
 
 
 def test_a_capture_that_comes_to_nothing_is_an_error() -> None:
-    steps = graphed(Passes(works=False))
+    steps = graphed(ATTENTION, works=False)
     with pytest.raises(CaptureError, match=r"impl=transformer_engine, scope=\[attn\] .*captured nothing in step 1"):
         for step in range(STEPS):
             steps.run(step, BATCH)
 
 
 def test_what_megatron_core_asserts_in_a_capture_is_said_with_the_settings() -> None:
-    class Refuses(Passes):
-        def capture(self, batch: torch.Tensor) -> torch.Tensor:
-            raise AssertionError("Option cuda_graph_impl=local not enabled.")
-
+    steps = graphed(spec_of(EVEN, graph("local")), refusal="Option cuda_graph_impl=local not enabled.")
     with pytest.raises(CaptureError, match=r"impl=local, scope=\[\] .* refused .* in step 0: Option .* not enabled"):
-        graphed(Refuses(), graph("local")).run(0, BATCH)
+        steps.run(0, BATCH)
 
 
 def test_transformer_engine_is_kept_from_kernels_without_an_order() -> None:

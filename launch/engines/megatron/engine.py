@@ -20,7 +20,7 @@ from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
 from launch.engines.lr_schedule import learning_rate
 from launch.engines.megatron.ddp_hooks import with_gradients
-from launch.engines.megatron.graphs import make_steps
+from launch.engines.megatron.graphs import make_runner
 from launch.engines.megatron.model import Configuration, accumulate_in_products, build_chunk, configure, has_apex_kernel
 from launch.engines.megatron.schedule import Schedule
 from launch.engines.megatron.side_stream import on_stream, use_side_stream
@@ -55,11 +55,11 @@ class MegatronEngine:
         )
         self.config.finalize_model_grads_func = finalize_model_grads
         self.config.grad_scale_func = self._optimizer.scale_loss
-        self._steps = make_steps(spec, Schedule(spec, self.config, self.chunks, mesh.device), self._optimizer)
+        self._runner = make_runner(spec, Schedule(spec, self.config, self.chunks, mesh.device), self._optimizer)
 
     @property
     def capture_step(self) -> int | None:
-        return self._steps.capture_step
+        return self._runner.capture_step
 
     @property
     def choices(self) -> Mapping[str, str]:
@@ -80,16 +80,16 @@ class MegatronEngine:
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
-        loss, kind = self._steps.run(self._step, batch)
+        (loss, _), kind = self._runner.run(self._step, batch)
         _, norm, _ = self._optimizer.step()
         self._step += 1
         return StepResult(loss, torch.tensor(norm, dtype=torch.float32, device=self._device), kind)
 
     def graph_stats(self) -> GraphStats:
-        return self._steps.stats()
+        return self._runner.stats()
 
     def close(self) -> None:
-        self._steps.close()
+        self._runner.close()
         parallel_state.destroy_model_parallel()
         if self._stream is not None:
             on_stream(torch.cuda.default_stream())

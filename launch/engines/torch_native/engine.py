@@ -19,7 +19,7 @@ from launch.engines.determinism import use_deterministic_algorithms
 from launch.engines.protocol import RankPlace, StepResult, check_supported
 from launch.engines.torch_native.compiled_model import CompiledModel, choose_kernels_untimed, failing_to_compile
 from launch.engines.torch_native.decoder import Decoder, build_decoder
-from launch.engines.torch_native.graphs import make_graphs
+from launch.engines.torch_native.graphs import make_runner
 from launch.engines.torch_native.kernel_warmup import warm_up_kernels
 from launch.engines.torch_native.layer_digests import DigestedLayers
 from launch.engines.torch_native.layers.build_context import make_build_context
@@ -29,7 +29,7 @@ from launch.engines.torch_native.optim.fused_kernels import FusedAccumulation
 from launch.engines.torch_native.parallel.pipeline import Pipeline
 from launch.engines.torch_native.parallel.process_groups import Group, ParallelMesh, make_mesh
 from launch.engines.torch_native.parallel.sharding import shardings_of
-from launch.engines.torch_native.train_step import Iteration
+from launch.engines.torch_native.train_step import TrainStep
 from launch.support.expandable_segments import disable_nccl_graph_register
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -62,20 +62,22 @@ class TorchNativeEngine:
         pipeline = Pipeline(self.mesh, layout.schedule, layout.vpp, spec.num_microbatches, shape, dtype)
         self._digest_steps = spec.digest_steps
         self._digested = DigestedLayers(self.chunks, spec.num_microbatches, mesh.device) if spec.digest_steps else None
-        iteration = Iteration(self.mesh, self.chunks, self.main_parameters, self._optimizer, pipeline, self._digested)
+        self._train_step = TrainStep(
+            self.mesh, self.chunks, self.main_parameters, self._optimizer, pipeline, self._digested
+        )
         compile = spec.training.compile
         if compile == "whole":
-            iteration.whole = CompiledModel(self.chunks[0])
+            self._train_step.model = CompiledModel(self.chunks[0])
         self._compiling: Callable[[], AbstractContextManager[None]] = (
             nullcontext
             if compile == "none"
             else partial(failing_to_compile, f"training.compile={compile!r}", CompileError)
         )
-        self._graphs = make_graphs(spec, iteration)
+        self._runner = make_runner(spec, self._train_step)
 
     @property
     def capture_step(self) -> int | None:
-        return self._graphs.capture_step
+        return self._runner.capture_step
 
     @property
     def choices(self) -> Mapping[str, str]:
@@ -90,16 +92,17 @@ class TorchNativeEngine:
     def step(self, batch: torch.Tensor) -> StepResult:
         self._optimizer.set_rate(self._step)
         with self._compiling():
-            ran = self._graphs.run(self._step, batch)
+            (loss, norm), kind = self._runner.run(self._step, batch)
+            norm = self._train_step.update() if norm is None else norm
         digests = self._digested.take() if self._digested and self._step < self._digest_steps else None
         self._step += 1
-        return StepResult(ran.loss.float(), ran.grad_norm.float(), ran.kind, digests)
+        return StepResult(loss.float(), norm.float(), kind, digests)
 
     def graph_stats(self) -> GraphStats:
-        return self._graphs.stats()
+        return self._runner.stats()
 
     def close(self) -> None:
-        self._graphs.close()
+        self._runner.close()
 
 
 def _build_chunks(spec: RunSpec, mesh: ParallelMesh, dtype: torch.dtype) -> list[Decoder]:

@@ -16,11 +16,11 @@ from launch.engines.torch_native.parallel.pipeline import Pipeline
 from launch.engines.torch_native.parallel.process_groups import ParallelMesh
 
 
-class Iteration:
+class TrainStep:
     """What a step computes, and what of it may be replaced by graphs.
 
     Attributes:
-        whole: runs a chunk that is the whole model.
+        model: runs a chunk that is the whole model.
         graphed: (chunk, micro-batch) -> by its name, what runs in the place of a layer.
     """
 
@@ -36,16 +36,12 @@ class Iteration:
         self.mesh = mesh
         self.chunks = chunks
         self.pipeline = pipeline
-        self.whole: Callable[[torch.Tensor, See], Losses] = chunks[0]
+        self.model: Callable[[torch.Tensor, See], Losses] = chunks[0]
         self.graphed: Callable[[int, int], Mapping[str, RunLayer]] = lambda chunk, micro_batch: {}
         self._main = main
         self._optimizer = optimizer
         self._digested = digested
         self._choices: Mapping[int, torch.Tensor] = {}
-
-    def run(self, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """All of it: the loss and the gradient norm before clipping, each of shape ()."""
-        return self.forward_backward(batch), self.update()
 
     def forward_backward(self, batch: torch.Tensor) -> torch.Tensor:
         """Every micro-batch, forward and backward: the main gradients of this step. Returns its loss, shape ().
@@ -53,7 +49,7 @@ class Iteration:
         Args:
             batch: int64 of shape (micro-batches, micro-batch size, sequence + 1).
         """
-        micro_batches = MicroBatches(batch, self.chunks, self.whole, self.graphed, self._main, self._watching)
+        micro_batches = MicroBatches(batch, self.chunks, self.model, self.graphed, self._main, self._watching)
         self.pipeline.run(micro_batches.forward, micro_batches.backward)
         self._main.finish()
         if self._digested:

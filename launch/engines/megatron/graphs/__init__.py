@@ -1,24 +1,28 @@
-"""CUDA graphs of Megatron-Core: who captures what of a step, and the evidence that it ran."""
+"""The graph implementations of Megatron-Core, by their name in a spec."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from launch.contract.spec import RunSpec
+from launch.engines.graph_protocol import EagerStep, StepRunner
 from launch.engines.megatron.graphs.full_iteration import FullIteration
 from launch.engines.megatron.graphs.local import LocalCudaGraphs
-from launch.engines.megatron.graphs.protocol import Eager, Graphed, Steps
+from launch.engines.megatron.graphs.megatron_capture import MegatronCapture
 from launch.engines.megatron.graphs.transformer_engine import LayerCallables
 from launch.engines.megatron.schedule import Schedule
 
+IMPLEMENTATIONS: Mapping[str, type[MegatronCapture]] = {
+    "full_iteration": FullIteration,
+    "local": LocalCudaGraphs,
+    "transformer_engine": LayerCallables,
+}
 
-def make_steps(spec: RunSpec, schedule: Schedule, optimizer: Any) -> Steps:
-    """What runs the forward and backward passes of ``spec``."""
-    impl = spec.cuda_graph.impl
-    if impl == "none":
-        return Eager(schedule, spec.cuda_graph.warmup_steps)
-    if impl == "full_iteration":
-        return Graphed(spec.cuda_graph, schedule, FullIteration(spec, schedule))
-    if impl == "local":
-        return Graphed(spec.cuda_graph, schedule, LocalCudaGraphs(spec, schedule))
-    return Graphed(spec.cuda_graph, schedule, LayerCallables(spec, schedule, optimizer))
+
+def make_runner(spec: RunSpec, schedule: Schedule, optimizer: Any) -> StepRunner:
+    """Return what runs the forward and backward passes of ``spec``."""
+    settings = spec.cuda_graph
+    if settings.impl == "none":
+        return EagerStep(schedule.run, settings.warmup_steps)
+    return IMPLEMENTATIONS[settings.impl](spec, schedule, optimizer)

@@ -15,19 +15,17 @@ import torch
 from megatron.core.full_cuda_graph import FullCudaGraphWrapper, StaticBufferLoader
 
 from launch.contract.spec import RunSpec
-from launch.engines.megatron.graphs.replay_counter import ReplayCounter
+from launch.engines.megatron.graphs.megatron_capture import MegatronCapture
 from launch.engines.megatron.schedule import Schedule
 
 
-class FullIteration:
+class FullIteration(MegatronCapture):
     mechanism = "FullCudaGraphWrapper, one graph of a step's forward and backward passes"
-    scope: tuple[str, ...] = ("forward_backward",)
+    scope = ("forward_backward",)
     replays_per_step = 1
 
-    def __init__(self, spec: RunSpec, schedule: Schedule) -> None:
-        self.tally = ReplayCounter()
-        self.capture_seconds = 0.0
-        self._schedule = schedule
+    def __init__(self, spec: RunSpec, schedule: Schedule, optimizer: Any) -> None:
+        super().__init__(spec, schedule, optimizer)
         schedule.forward_backward = FullCudaGraphWrapper(schedule.forward_backward, spec.cuda_graph.warmup_steps)
 
     @property
@@ -35,29 +33,29 @@ class FullIteration:
         return FullCudaGraphWrapper.cuda_graph["training"]
 
     @property
-    def captured(self) -> bool:
+    def is_captured(self) -> bool:
         return self._graph is not None
 
     @property
     def graphs(self) -> int:
-        return int(self.captured)
+        return int(self.is_captured)
 
     @property
     def launches_per_step(self) -> int:
         return self.graphs
 
-    def capture(self, batch: torch.Tensor) -> torch.Tensor:
+    def run_capture_step(self, batch: torch.Tensor) -> torch.Tensor:
         torch.cuda.synchronize()
         begun = time.perf_counter()
         loss = self._schedule.run(batch)
-        # What follows the capture, its first replay, has only been enqueued.
-        self.capture_seconds = time.perf_counter() - begun
-        if self.captured:
-            self._graph.replay = self.tally.counting(self._graph.replay)
+        # Without waiting for the device: the first replay, which follows the capture, has only been enqueued.
+        self._capture_seconds = time.perf_counter() - begun
+        if self.is_captured:
+            self._graph.replay = self.counter.counting(self._graph.replay)
         return loss
 
-    def release(self) -> None:
-        if self.captured:
+    def close(self) -> None:
+        if self.is_captured:
             self._graph.reset()
         FullCudaGraphWrapper.cuda_graph["training"] = None
         FullCudaGraphWrapper.result["training"] = None

@@ -15,21 +15,18 @@ import torch
 from megatron.core.transformer.cuda_graphs import CudaGraphManager, delete_cuda_graphs
 
 from launch.contract.spec import RunSpec
-from launch.engines.megatron.graphs.replay_counter import ReplayCounter
+from launch.engines.megatron.graphs.megatron_capture import MegatronCapture
 from launch.engines.megatron.schedule import Schedule
 from launch.engines.megatron.side_stream import on_stream
 
 
-class LocalCudaGraphs:
+class LocalCudaGraphs(MegatronCapture):
     mechanism = "CudaGraphManager, a forward and a backward graph for each layer"
-    scope: tuple[str, ...] = ()
-    """A GPT layer is captured whole, whichever part of it is named (transformer/transformer_layer.py:467)."""
+    # A GPT layer is captured whole, whichever part of it the scope names (transformer/transformer_layer.py:467).
+    scope = ()
 
-    def __init__(self, spec: RunSpec, schedule: Schedule) -> None:
-        self.tally = ReplayCounter()
-        self.capture_seconds = 0.0
-        self._micro_batches = spec.num_microbatches
-        self._schedule = schedule
+    def __init__(self, spec: RunSpec, schedule: Schedule, optimizer: Any) -> None:
+        super().__init__(spec, schedule, optimizer)
         modules = (module for chunk in schedule.chunks for module in chunk.modules())
         self._managers = [module for module in modules if isinstance(module, CudaGraphManager)]
 
@@ -38,7 +35,7 @@ class LocalCudaGraphs:
         return [runner for manager in self._managers for runner in manager.cudagraph_runners]
 
     @property
-    def captured(self) -> bool:
+    def is_captured(self) -> bool:
         runners = self._runners
         return bool(runners) and all(runner.cudagraph_created for runner in runners)
 
@@ -50,13 +47,9 @@ class LocalCudaGraphs:
     def replays_per_step(self) -> int:
         """A transformer block has a manager too, which runs nothing in training."""
         layers = sum(bool(manager.cudagraph_runners) for manager in self._managers)
-        return layers * self._micro_batches
+        return layers * self._microbatches
 
-    @property
-    def launches_per_step(self) -> int:
-        return 2 * self.replays_per_step
-
-    def capture(self, batch: torch.Tensor) -> torch.Tensor:
+    def run_capture_step(self, batch: torch.Tensor) -> torch.Tensor:
         """The schedule captures behind its last call, the one that makes gradients final."""
         config, begun = self._schedule.config, 0.0
         finalize = config.finalize_model_grads_func
@@ -72,13 +65,13 @@ class LocalCudaGraphs:
         loss = self._schedule.run(batch)
         config.finalize_model_grads_func = finalize
         on_stream(stream)
-        self.capture_seconds = time.perf_counter() - begun
-        if self.captured:
+        self._capture_seconds = time.perf_counter() - begun
+        if self.is_captured:
             for runner in self._runners:
-                runner.fwd_graph.replay = self.tally.counting(runner.fwd_graph.replay)
+                runner.fwd_graph.replay = self.counter.counting(runner.fwd_graph.replay)
         return loss
 
-    def release(self) -> None:
+    def close(self) -> None:
         """``delete_cuda_graphs`` of 0.16.1 forgets those that have been created."""
         for runner in self._runners:
             for graph in (runner.fwd_graph, runner.bwd_graph):

@@ -8,7 +8,6 @@ routers' counts (megatron-core 0.16.1 transformer/cuda_graphs.py:2117, :2195).
 from __future__ import annotations
 
 import gc
-import time
 from typing import Any
 
 import torch
@@ -21,21 +20,18 @@ from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 
 from launch.contract.spec import RunSpec
 from launch.engines.megatron.ddp_hooks import forward_hooks_off
-from launch.engines.megatron.graphs.replay_counter import ReplayCounter
+from launch.engines.megatron.graphs.megatron_capture import MegatronCapture
 from launch.engines.megatron.schedule import Schedule
 
 
-class LayerCallables:
+class LayerCallables(MegatronCapture):
     mechanism = "TECudaGraphHelper, a forward and a backward graph for each layer"
 
     def __init__(self, spec: RunSpec, schedule: Schedule, optimizer: Any) -> None:
+        super().__init__(spec, schedule, optimizer)
         training = spec.training
         self.scope = spec.cuda_graph.scope
-        self.tally = ReplayCounter()
-        self.capture_seconds = 0.0
-        self._micro_batches = spec.num_microbatches
         self._gathers_in_forward = spec.parallelism.overlap_param_gather
-        self._schedule = schedule
         # The helper asks a global for the number of micro-batches.
         reconfigure_num_microbatches_calculator(
             dist.get_rank(), None, training.global_batch_size, training.micro_batch_size, spec.parallelism.dp
@@ -45,7 +41,7 @@ class LayerCallables:
         )
 
     @property
-    def captured(self) -> bool:
+    def is_captured(self) -> bool:
         return bool(self._helper.graphs_created())
 
     @property
@@ -54,28 +50,21 @@ class LayerCallables:
 
     @property
     def replays_per_step(self) -> int:
-        return len(self._helper.flattened_callables) * self._micro_batches
+        return len(self._helper.flattened_callables) * self._microbatches
 
-    @property
-    def launches_per_step(self) -> int:
-        return 2 * self.replays_per_step
-
-    def capture(self, batch: torch.Tensor) -> torch.Tensor:
-        torch.cuda.synchronize()
-        begun = time.perf_counter()
-        with forward_hooks_off(self._schedule.chunks):
-            self._helper.create_cudagraphs()
-        if self._gathers_in_forward:
-            self._helper.cuda_graph_set_manual_hooks()
-        torch.cuda.synchronize()
-        self.capture_seconds = time.perf_counter() - begun
+    def run_capture_step(self, batch: torch.Tensor) -> torch.Tensor:
+        with self._timing_capture():
+            with forward_hooks_off(self._schedule.chunks):
+                self._helper.create_cudagraphs()
+            if self._gathers_in_forward:
+                self._helper.cuda_graph_set_manual_hooks()
         loss = self._schedule.run(batch)
         for layer in self._helper.flattened_callables:
-            layer.cuda_graphs = [self.tally.counting(callable) for callable in layer.cuda_graphs]
+            layer.cuda_graphs = [self.counter.counting(callable) for callable in layer.cuda_graphs]
         return loss
 
-    def release(self) -> None:
-        if self.captured:
+    def close(self) -> None:
+        if self.is_captured:
             self._helper.delete_cuda_graphs()
         unset_num_microbatches_calculator()
         gc.collect()  # callables lie in cycles, and graphs in them hold communicators

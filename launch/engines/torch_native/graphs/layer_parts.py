@@ -46,7 +46,7 @@ class Part(nn.Module):
         return tree_unflatten(leaves, self._structure)
 
 
-def parts_of(layer: Layer, scope: Sequence[str], positions: Positions) -> dict[str, Part]:
+def layer_parts(layer: Layer, scope: Sequence[str], positions: Positions) -> dict[str, Part]:
     """The parts of ``layer`` that ``scope`` names, in the order in which they run."""
     if not scope:
         return {"layer": Part(lambda x: layer(x, positions), [layer], 1)}
@@ -72,7 +72,7 @@ def _route(experts: MixtureOfExperts, normed: torch.Tensor, prepared: bool) -> A
     return experts.prepare(routing, shared) if prepared else (routing, shared)
 
 
-def put_together(layer: Layer, calls: Mapping[str, Callable[..., Any]]) -> RunLayer:
+def assemble_layer(layer: Layer, calls: Mapping[str, Callable[..., Any]]) -> RunLayer:
     """``layer`` with ``calls`` in the place of the parts that they are named after."""
 
     def run(x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, Routed | None]:

@@ -6,75 +6,76 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from torch._dynamo import utils
 
 from launch.contract.errors import CaptureError
-from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
+from launch.engines.graph_protocol import GraphedStep, StepOutput, check_input
 from launch.engines.torch_native.compiled_model import CompiledModel, failing_to_compile
 from launch.engines.torch_native.decoder import Losses, See
-from launch.engines.torch_native.graphs.protocol import Ran, check_input
-from launch.engines.torch_native.train_step import Iteration
+from launch.engines.torch_native.train_step import TrainStep
 
 
-class Compiled:
-    """A graph is a compilation of the whole and a replay its execution: every micro-batch from the capture step on must be
-    one. With ``training.compile: whole`` the warm-up runs the same code, compiled without graphs.
+class Compiled(GraphedStep):
+    """Counts a compilation of the whole model as a graph, and an execution of the compiled code as a replay.
 
-    On a CPU the backend in which Inductor is wrapped counts executions. On CUDA Inductor's cudagraph trees run a compiled
-    function twice before it is a CUDA graph: once for memory, once to record it.
+    Every microbatch from the capture step on must be a replay. With ``training.compile: whole`` the warm-up runs the same
+    code, compiled without graphs. On a CPU the backend around Inductor counts executions. On CUDA Inductor's cudagraph
+    trees run a compiled function twice before it is a CUDA graph: once for memory, once to record it.
     """
 
-    def __init__(self, iteration: Iteration, spec: RunSpec) -> None:
-        self.capture_step = spec.cuda_graph.warmup_steps
-        self._iteration = iteration
+    def __init__(self, spec: RunSpec, train_step: TrainStep) -> None:
+        super().__init__(spec, train_step.forward_backward)
+        self._train_step = train_step
         self._on_cuda = spec.placement.device == "cuda"
         how = {"mode": "reduce-overhead"} if self._on_cuda else {"backend": self._backend}
-        self._whole = CompiledModel(iteration.chunks[0], **how)
-        self._micro_batches = spec.num_microbatches
+        self._model = CompiledModel(train_step.chunks[0], **how)
         self._batch: torch.Tensor | None = None
-        self._replays = self._expected = 0
-        self._capture_seconds = 0.0
-
-    def run(self, step: int, batch: torch.Tensor) -> Ran:
-        if step < self.capture_step:
-            return Ran(*self._iteration.run(batch), "warmup")
-        self._expected += self._micro_batches
-        self._batch = batch if self._batch is None else self._batch
-        # Another shape would be compiled anew, and the run end well without proof.
-        check_input("the batch", self._batch, batch)
-        if step > self.capture_step:
-            return Ran(*self._iteration.run(batch), "steady")
-        before = _seconds_compiling()
-        self._iteration.whole = self._run_compiled
-        with failing_to_compile("cuda_graph.impl='torch_compile'", CaptureError):
-            loss = self._iteration.forward_backward(batch)
-        self._capture_seconds = _seconds_compiling() - before
-        return Ran(loss, self._iteration.update(), "capture")
-
-    def _run_compiled(self, tokens: torch.Tensor, see: See) -> Losses:
-        if self._on_cuda:
-            # What the micro-batch before left in graph memory is not needed any more.
-            torch.compiler.cudagraph_mark_step_begin()
-            self._replays += 1
-        return self._whole(tokens, see)
-
-    def stats(self) -> GraphStats:
-        return GraphStats(
-            impl="torch_compile",
-            mechanism="compiled by Inductor, in CUDA graphs (reduce-overhead)"
+        self.mechanism = (
+            "compiled by Inductor, in CUDA graphs (reduce-overhead)"
             if self._on_cuda
-            else "compiled by Inductor without CUDA graphs (CPU)",
-            graphs=self._whole.compilations,
-            replays=self._replays,
-            expected_replays=self._expected,
-            recompilations=self._whole.recompilations,
-            launches_per_step=2 * self._micro_batches if self._on_cuda else 0,
-            capture_seconds=self._capture_seconds,
+            else "compiled by Inductor without CUDA graphs (CPU)"
         )
+
+    @property
+    def graphs(self) -> int:
+        return self._model.compilations
+
+    @property
+    def replays_per_step(self) -> int:
+        return self._microbatches
+
+    @property
+    def launches_per_step(self) -> int:
+        return 2 * self._microbatches if self._on_cuda else 0
+
+    @property
+    def recompilations(self) -> int:
+        return self._model.recompilations
+
+    def capture(self, batch: torch.Tensor) -> StepOutput:
+        self._batch = batch
+        before = _seconds_compiling()
+        self._train_step.model = self._run_compiled
+        with failing_to_compile("cuda_graph.impl='torch_compile'", CaptureError):
+            loss = self._forward_backward(batch)
+        self._capture_seconds = _seconds_compiling() - before
+        return StepOutput(loss)
+
+    def replay(self, batch: torch.Tensor) -> StepOutput:
+        assert self._batch is not None
+        # Dynamo would compile again for another shape, and the run would end well without proof.
+        check_input("the batch", self._batch, batch)
+        return StepOutput(self._forward_backward(batch))
 
     def close(self) -> None:
         torch._dynamo.reset()
+
+    def _run_compiled(self, tokens: torch.Tensor, see: See) -> Losses:
+        if self._on_cuda:
+            # What the previous microbatch left in graph memory is no longer needed.
+            torch.compiler.cudagraph_mark_step_begin()
+            self.counter.replays += 1
+        return self._model(tokens, see)
 
     def _backend(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
         # Importing Inductor takes seconds, which an eager run should not pay.
@@ -83,13 +84,16 @@ class Compiled:
         compiled = cast(Callable[..., Any], compile_fx(graph, inputs))
 
         def run(*arguments: Any) -> Any:
-            self._replays += 1
+            self.counter.replays += 1
             return compiled(*arguments)
 
         return run
 
 
 def _seconds_compiling() -> float:
-    """What Dynamo says of this process."""
+    """Return the time that Dynamo has spent compiling in this process."""
+    # Importing Dynamo takes as long as all the rest of torch, which an eager run should not pay.
+    from torch._dynamo import utils
+
     seconds: float = utils.calculate_time_spent()["total_wall_time"]
     return seconds

@@ -1,0 +1,187 @@
+"""What a graph implementation of either engine does: capture a step, replay it, and report the evidence."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, NamedTuple
+
+import torch
+
+from launch.contract.errors import ReplayError
+from launch.contract.records.graph_stats import GraphStats
+from launch.contract.spec import RunSpec
+from launch.engines.protocol import StepKind
+
+ForwardBackward = Callable[[torch.Tensor], torch.Tensor]
+"""Runs all microbatches of a step and leaves final gradients: tokens, int64 of shape (microbatches, microbatch size,
+sequence + 1) -> loss, shape (). The caller owns the loss."""
+
+
+class StepOutput(NamedTuple):
+    """What a step computed. The caller owns the tensors: they are never graph memory."""
+
+    loss: torch.Tensor
+    """Shape ()."""
+    grad_norm: torch.Tensor | None = None
+    """Shape (), if the graph holds the optimizer too. None: the optimizer has not run yet."""
+
+
+class ReplayCounter:
+    """Counts replays since the capture. For graphs of layers only the forward graph counts: its backward graph follows.
+
+    It is an object of its own, so that wrapped graphs hold no reference to the model.
+    """
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def counting(self, replay: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``replay`` with each call counted. Its attributes stay."""
+
+        @wraps(replay)
+        def counted(*inputs: Any, **named: Any) -> Any:
+            self.replays += 1
+            return replay(*inputs, **named)
+
+        return counted
+
+
+class EagerStep:
+    """Runs every step without graphs."""
+
+    capture_step = None
+
+    def __init__(
+        self, forward_backward: ForwardBackward, warmup_steps: int, recompilations: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._forward_backward = forward_backward
+        self._warmup_steps = warmup_steps
+        self._recompilations = recompilations
+
+    def run(self, step: int, batch: torch.Tensor) -> tuple[StepOutput, StepKind]:
+        return StepOutput(self._forward_backward(batch)), "warmup" if step < self._warmup_steps else "steady"
+
+    def stats(self) -> GraphStats:
+        return GraphStats(impl="none", mechanism="eager", recompilations=self._recompilations())
+
+    def close(self) -> None:
+        pass
+
+
+class GraphedStep(ABC):
+    """Base of the graph implementations: decides what kind of step each is, and counts replays.
+
+    Attributes:
+        mechanism: what captures, in words, for the record.
+        scope: what it captures of a step, as GraphStats names it.
+        replays_capture_step: whether the capture step already runs from the graphs.
+    """
+
+    mechanism: str
+    scope: tuple[str, ...] = ()
+    replays_capture_step = True
+
+    def __init__(self, spec: RunSpec, forward_backward: ForwardBackward) -> None:
+        self.capture_step = spec.cuda_graph.capture_step
+        self.counter = ReplayCounter()
+        self._settings = spec.cuda_graph
+        self._microbatches = spec.num_microbatches
+        self._forward_backward = forward_backward
+        self._is_captured = False
+        self._expected_replays = 0
+        self._capture_seconds = 0.0
+
+    @property
+    @abstractmethod
+    def graphs(self) -> int:
+        """How many graphs (or compiled functions) exist."""
+
+    @property
+    @abstractmethod
+    def replays_per_step(self) -> int: ...
+
+    @property
+    def launches_per_step(self) -> int:
+        """A forward and a backward graph for each replay that counts, unless overridden."""
+        return 2 * self.replays_per_step
+
+    @property
+    def recompilations(self) -> int:
+        """How often the model was compiled again after its first compilation."""
+        return 0
+
+    @abstractmethod
+    def capture(self, batch: torch.Tensor) -> StepOutput:
+        """Capture, and run the capture step.
+
+        Raises:
+            CaptureError: the capture failed.
+        """
+
+    @abstractmethod
+    def replay(self, batch: torch.Tensor) -> StepOutput:
+        """Run a step from the graphs.
+
+        Raises:
+            ReplayError: ``batch`` differs from the captured one in shape, dtype or device.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the graphs, and with them the communicators that they hold."""
+
+    def run(self, step: int, batch: torch.Tensor) -> tuple[StepOutput, StepKind]:
+        """Run step number ``step``, counted from 0.
+
+        Args:
+            batch: int64 of shape (microbatches, microbatch size, sequence + 1).
+        """
+        if step < self.capture_step:
+            return StepOutput(self._forward_backward(batch)), "warmup"
+        if self._is_captured:
+            output = self.replay(batch)
+            self._expected_replays += self.replays_per_step
+            return output, "steady"
+        output = self.capture(batch)
+        self._is_captured = True
+        if self.replays_capture_step:
+            self._expected_replays += self.replays_per_step
+        return output, "capture"
+
+    def stats(self) -> GraphStats:
+        return GraphStats(
+            impl=self._settings.impl,
+            effective_scope=self.scope,
+            mechanism=self.mechanism,
+            graphs=self.graphs,
+            replays=self.counter.replays,
+            expected_replays=self._expected_replays,
+            recompilations=self.recompilations,
+            launches_per_step=self.launches_per_step,
+            capture_seconds=self._capture_seconds,
+        )
+
+    @contextmanager
+    def _timing_capture(self) -> Iterator[None]:
+        """Measure the capture. The device is idle at both ends, so that earlier work does not count."""
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        yield
+        torch.cuda.synchronize()
+        self._capture_seconds = time.perf_counter() - begun
+
+
+StepRunner = EagerStep | GraphedStep
+
+
+def check_input(name: str, captured: torch.Tensor, given: torch.Tensor) -> None:
+    """Raise ReplayError if ``given`` differs from ``captured`` in shape, dtype or device."""
+    for what in ("shape", "dtype", "device"):
+        before, now = getattr(captured, what), getattr(given, what)
+        if before != now:
+            before, now = (tuple(before), tuple(now)) if what == "shape" else (before, now)
+            raise ReplayError(f"{name} has {what} {now}, and was captured with {before}: a replay repeats the capture")
