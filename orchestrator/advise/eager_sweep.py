@@ -13,7 +13,7 @@ from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason
 from launch.contract.spec import CudaGraph, RunSpec
 from launch.support import known_faults, unsupported
-from orchestrator.output import terminal
+from orchestrator.output.report import print_document
 from orchestrator.recipe.expand import ResolvedCell
 from orchestrator.recipe.fields import Tracking
 from orchestrator.recipe.recipe import Recipe
@@ -87,5 +87,5 @@ def write_advice(sweep: SweepPaths) -> int:
     with report_disk_errors(sweep):
         write_text(sweep.report / "advice.md", render(records.plan, advice))
         write_text(sweep.report / "advice.json", dumps(advice_to_json(records.plan.name, advice), indent=1) + "\n")
-    terminal.advice(sweep)
+    print_document(sweep.report / "advice.md", "advice")
     return exit_code(compare_cells(records))

@@ -1,7 +1,6 @@
-"""The command line: verbs parsed by orchestrator.cli.parser, done in orchestrator.cli.commands, errors turned into one
-message each.
+"""The command line: parse it, run the verb, and turn an error into one message and an exit code.
 
-Nothing heavier than argparse is imported before a verb is known, so that --help answers at once.
+Only argparse is imported before the verb runs, so that --help answers at once.
 """
 
 from __future__ import annotations
@@ -11,35 +10,57 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
-from orchestrator.cli.parser import parser
+from orchestrator.cli.arguments import PROGRAM, SWEEP_EXIT_CODES, Parser, add_store, epilog
+from orchestrator.cli.verbs import VERBS
 
 CLOSED_PIPE = 141
-"""What shells report for a command whose reader went away before it had said how things are."""
+"""Exit code that shells report for a command whose reader closed the pipe."""
 INTERRUPTED = 130
-"""What shells report for a command ended by Ctrl-C."""
+"""Exit code that shells report for a command ended by Ctrl-C."""
 
 
-def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line. Overrides may stand anywhere, which argparse alone allows before the first option only."""
-    top = parser()
-    options, rest = top.parse_known_args(arguments)
-    if rest and ("overrides" not in options or any(text.startswith("-") for text in rest)):
-        top.error(f"unrecognized arguments: {' '.join(rest)} (see {top.prog} {options.verb} --help)")
-    return argparse.Namespace(**vars(options) | ({"overrides": [*options.overrides, *rest]} if rest else {}))
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line. Only the modules of verbs among ``words`` are imported."""
+    parser = Parser(
+        prog=PROGRAM,
+        description="Find out which CUDA-graph implementation and scope is correct, fits in memory and is fastest.",
+        epilog=epilog("sweep recipes/tiny_moe.yaml"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
+    for name, summary in VERBS.items():
+        verb = verbs.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
+        if name in words:
+            module = import_module(f"orchestrator.cli.verbs.{name}")
+            verb.description = f"{summary[0].upper()}{summary[1:]}."
+            verb.epilog = epilog(module.EXAMPLE, getattr(module, "EXIT_CODES", SWEEP_EXIT_CODES))
+            verb.set_defaults(run=module.run)
+            module.add_arguments(verb)
+            add_store(verb)
+    return _parse_overrides_anywhere(parser, words)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the value is its exit code."""
+def _parse_overrides_anywhere(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
+    """Accept overrides after an option too; argparse allows them before the first option only."""
+    arguments, rest = parser.parse_known_args(words)
+    if rest and ("overrides" not in arguments or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)} (see {PROGRAM} {arguments.verb} --help)")
+    if rest:
+        arguments.overrides = [*arguments.overrides, *rest]
+    return arguments
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = parse(sys.argv[1:] if words is None else words)
     from launch.common.atomic_files import RecordError
     from orchestrator.errors import OrchestratorError
 
-    options = _parsed(arguments)
     try:
-        from orchestrator.cli import commands
-
-        return commands.VERBS[options.verb](options)
+        return int(arguments.run(arguments))
     except OrchestratorError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -54,12 +75,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run() -> NoReturn:
-    """The process's whole life. A closed pipe downstream (``| head``) never turns a failure into success, and a fault of
-    our own is the system's, not the user's, which Python's exit code 1 would say."""
+    """Run the command of this process and exit.
+
+    A reader that closes the pipe (``| head``) must not turn a failure into success. Python's exit code for an uncaught
+    exception is 1, which here means wrong input, so it becomes 2.
+    """
     code = CLOSED_PIPE
     try:
         code = main()
-        if sys.stdout is not None:  # as it is where a shell closed it: ``>&-``
+        # It is None if a shell closed it: ``>&-``
+        if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

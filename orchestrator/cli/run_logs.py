@@ -16,15 +16,33 @@ from launch.contract.plan import Plan
 from launch.failures.diagnose import RankExit, diagnose
 from launch.failures.evidence import read_evidence
 from orchestrator.errors import input_error
-from orchestrator.output.terminal_jobs import job_of
+from orchestrator.output.jobs import describe_job
 from orchestrator.sweeps.run_state import RunState, read_state
 from orchestrator.sweeps.slurm_jobs import JobMonitor
-from orchestrator.sweeps.store import bundles, read_order
+from orchestrator.sweeps.store import Store, bundles, read_order
 from orchestrator.sweeps.submissions import read_submissions
 
 POLL_SECONDS = 0.3
 STATE_SECONDS = 2.0
 """Between two looks at the state of a run whose log is followed; its outcome is looked for at every poll."""
+
+
+def find_run(store: Store, name: str) -> RunPaths:
+    """Find a run by its id or a unique prefix of it, with ``SWEEP/`` before it if needed.
+
+    Raises:
+        InputError: no run of the store, or more than one, has that prefix.
+    """
+    sweep, _, prefix = name.rpartition("/")
+    folders = [store.sweep(name).root / "runs" for name in ([sweep] if sweep else store.names())]
+    found = sorted(path for folder in folders for path in folder.glob("*") if path.name.startswith(prefix))
+    found = [path for path in found if path.name == prefix] or found
+    if not found:
+        raise input_error("", f"no run {name!r} in {store.root}", "python -m orchestrator status SWEEP lists runs")
+    if len(found) > 1:
+        candidates = ", ".join(f"{path.parent.parent.name}/{path.name}" for path in found[:8])
+        raise input_error("", f"{name!r} may be {len(found)} runs", f"write more of it: {candidates}")
+    return RunPaths(found[0])
 
 
 def first_failing_rank(attempt: AttemptPaths) -> int | None:
@@ -87,7 +105,7 @@ def job_logs(bundle: BundlePaths) -> list[Path]:
     return []
 
 
-def print_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) -> Iterator[str]:
+def read_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) -> Iterator[str]:
     """The log of an attempt as it stands; of a run that never began, or left none, its job's own.
 
     Raises:
@@ -117,10 +135,10 @@ def print_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) -
 
 
 def follow_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) -> Iterator[str]:
-    """As :func:`print_log`, from before the attempt begins until it has ended."""
+    """As :func:`read_log`, from before the attempt begins until it has ended."""
     bundle = bundle_of(run, plan)
     if bundle is None:
-        yield from print_log(run, plan, number, rank)
+        yield from read_log(run, plan, number, rank)
         return
     look = LogFollower(run, bundle)
     yield from look.until_begun(number)
@@ -130,7 +148,7 @@ def follow_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) 
         path = _log_of_rank(attempt, rank)
         time.sleep(POLL_SECONDS)
     if attempt is None or path is None:
-        yield from print_log(run, plan, number, rank)
+        yield from read_log(run, plan, number, rank)
         return
     yield heading(attempt, path)
     yield from _grown(path, lambda: look.goes_on(attempt))
@@ -188,7 +206,7 @@ class LogFollower:
             wanted = number or state.next_attempt - (state.name != "QUEUED")
             if self._run.attempt(wanted).root.exists():
                 return
-            words = f"# attempt {wanted} of {state.run_id} has not begun: {job_of(state) or 'it waits for its turn'}\n"
+            words = f"# attempt {wanted} of {state.run_id} has not begun: {describe_job(state) or 'it waits for its turn'}\n"
             if words != said:
                 said = words
                 yield words

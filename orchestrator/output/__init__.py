@@ -1,1 +1,1 @@
-"""What a person reads on the terminal."""
+"""Print what a person reads on the terminal."""

@@ -1,4 +1,4 @@
-"""The commands to type next, as they work from where the user stands."""
+"""The commands to type next, as they work from the current folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launch.contract.paths import SweepPaths
@@ -15,8 +15,44 @@ from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.store import Store
 
 
+def print_next_commands(commands: Sequence[str]) -> None:
+    if commands:
+        print("next:", *(f"\n  {command}" for command in commands), sep="")
+
+
+def print_left_running(sweep: SweepPaths, plan: Plan) -> None:
+    """Print after Ctrl-C how to follow or cancel the runs, which go on."""
+    print(f"\n{plan.name} keeps running without this command. To follow it, or to end it:")
+    print(*(f"  {command}" for command in suggest_while_running(sweep, plan)), sep="\n")
+
+
+def suggest_after(sweep: SweepPaths, plan: Plan, states: Mapping[str, RunState]) -> list[str]:
+    """Return the commands that make sense in these states."""
+    names = {state.name for state in states.values()}
+    commands = []
+    if any(state.alive for state in states.values()):
+        commands += suggest_while_running(sweep, plan)
+    elif names & {"PLANNED", "INTERRUPTED", "CANCELLED"}:
+        commands.append(format_command(f"resume {plan.name}", sweep))
+    failed = [state for state in states.values() if state.failed]
+    if failed:
+        commands.append(format_command(f"logs {failed[0].run_id}", sweep))
+        commands.append(format_command(f"resume {plan.name} --failed", sweep))
+    if any(state.finished for state in states.values()):
+        commands.append(format_command(f"report {plan.name}", sweep))
+    return commands
+
+
+def suggest_while_running(sweep: SweepPaths, plan: Plan) -> list[str]:
+    return [format_command(f"status {plan.name} --watch", sweep), cancel_command(sweep, plan)]
+
+
+def cancel_command(sweep: SweepPaths, plan: Plan) -> str:
+    return format_command(f"cancel {plan.name}", sweep)
+
+
 def format_command(verb: str, sweep: SweepPaths) -> str:
-    """``verb`` as a whole command line, with --store where the sweep stands in another store than the default."""
+    """Return a whole command line, with --store if the sweep is not in the default store."""
     words = [_python(), "-m", "orchestrator", verb]
     store = sweep.root.parent
     if store != Store().root:
@@ -24,35 +60,11 @@ def format_command(verb: str, sweep: SweepPaths) -> str:
     return " ".join(words)
 
 
-def suggest_after(sweep: SweepPaths, plan: Plan, states: Mapping[str, RunState]) -> list[str]:
-    """What is worth typing, given how things stand."""
-    names = {state.name for state in states.values()}
-    lines = []
-    if any(state.alive for state in states.values()):
-        lines += suggest_while_running(sweep, plan)
-    elif names & {"PLANNED", "INTERRUPTED", "CANCELLED"}:
-        lines.append(format_command(f"resume {plan.name}", sweep))
-    failed = [state for state in states.values() if state.failed]
-    if failed:
-        lines += [
-            format_command(f"logs {failed[0].run_id}", sweep),
-            format_command(f"resume {plan.name} --failed", sweep),
-        ]
-    if any(state.finished for state in states.values()):
-        lines.append(format_command(f"report {plan.name}", sweep))
-    return lines
-
-
-def suggest_while_running(sweep: SweepPaths, plan: Plan) -> list[str]:
-    """What is worth typing while a sweep goes on."""
-    return [format_command(f"status {plan.name} --watch", sweep), format_command(f"cancel {plan.name}", sweep)]
-
-
 def _python() -> str:
-    """This interpreter as a shell here would call it."""
+    """Return the shortest word that starts this interpreter from the current folder."""
     for name in ("python", "python3"):
         found = shutil.which(name)
         if found is not None and Path(found).absolute() == Path(sys.executable).absolute():
             return name
-    near = os.path.relpath(sys.executable)
-    return sys.executable if near.startswith("..") else near
+    relative = os.path.relpath(sys.executable)
+    return sys.executable if relative.startswith("..") else relative

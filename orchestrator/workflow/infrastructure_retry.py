@@ -9,7 +9,7 @@ from launch.contract.bundle import BundleOrder
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from orchestrator.errors import OrchestratorError
-from orchestrator.output import terminal
+from orchestrator.output.progress import print_retries, warn_unsubmitted_retries
 from orchestrator.submit.attempts import attempts_to_begin
 from orchestrator.submit.slurm_queue import enqueue, poll_jobs
 from orchestrator.sweeps.close_attempts import close_dead_attempts
@@ -44,7 +44,7 @@ class InfrastructureRetry:
             self._not_before = time.monotonic() + PAUSE_SECONDS
             if str(error) != self._said:
                 self._said = str(error)
-                terminal.not_retried(self._said)
+                warn_unsubmitted_retries(self._said)
             return False
 
     def _orders(self, states: Mapping[str, RunState]) -> tuple[BundleOrder, ...]:
@@ -62,7 +62,7 @@ class InfrastructureRetry:
             if again:
                 exclude: Sequence[str] = nodes_to_avoid(states, again, self._cluster)
                 exclude = enqueue(self._sweep, self._plan, again, self._cluster, jobs, exclude)
-                terminal.retried(again, exclude)
+                print_retries(again, exclude)
             return bool(again)
 
 

@@ -11,8 +11,9 @@ from launch.contract.bundle import BundleOrder
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from orchestrator.errors import input_error
-from orchestrator.output import terminal
-from orchestrator.output.next_commands import suggest_after, suggest_while_running
+from orchestrator.output.next_commands import cancel_command, print_left_running, print_next_commands, suggest_after
+from orchestrator.output.progress import print_excluded_nodes, print_orders, warn_unshared_store
+from orchestrator.output.report import print_report
 from orchestrator.submit.attempts import Policy, attempts_to_begin
 from orchestrator.submit.executor import Executor
 from orchestrator.submit.local_queue import run_in_foreground, start_queue
@@ -57,7 +58,7 @@ def run_sweep(
     code = 0
     if wait:
         code = _report(paths, states, anew=busy) if conclude is None else conclude(paths)
-    terminal.next_commands(suggest_after(paths, plan, states))
+    print_next_commands(suggest_after(paths, plan, states))
     return code
 
 
@@ -79,9 +80,9 @@ def carry_out(
             _follow(paths, plan, target, executor, scheduler, retry)
     except KeyboardInterrupt:
         if executor == "debug":
-            terminal.next_commands(suggest_after(paths, plan, read_states(paths, plan)))
+            print_next_commands(suggest_after(paths, plan, read_states(paths, plan)))
         else:
-            terminal.left_running(plan.name, suggest_while_running(paths, plan))
+            print_left_running(paths, plan)
         raise
     return _buried(paths, plan, scheduler.look(open_submissions(paths))), busy
 
@@ -113,7 +114,7 @@ def _order(paths: SweepPaths, plan: Plan, target: Target, policy: Policy, jobs: 
         raise input_error(
             "",
             message,
-            f"wait for it, cancel it ({suggest_while_running(paths, plan)[1]}), or name this one otherwise: name=...",
+            f"wait for it, cancel it ({cancel_command(paths, plan)}), or name this one otherwise: name=...",
         )
     write_plan(paths, plan)
     states = _buried(paths, plan, jobs)
@@ -123,7 +124,7 @@ def _order(paths: SweepPaths, plan: Plan, target: Target, policy: Policy, jobs: 
         ordered = _joined(ordered, attempts_to_begin(plan, states, target, "infrastructure"))
     _withdraw_others(paths, plan, jobs)
     _hand_over(paths, plan, ordered, states, target, jobs)
-    terminal.ordered(states, ordered, runs_of_other_plans(paths, plan))
+    print_orders(states, ordered, runs_of_other_plans(paths, plan))
     return bool(ordered) or any(state.alive for state in states.values())
 
 
@@ -151,9 +152,9 @@ def _hand_over(
             )
             raise input_error("--store", message, "name another folder, or another sweep: name=...")
         if any(paths.root.resolve().is_relative_to(folder) for folder in _OF_ONE_HOST):
-            terminal.unshared_store(paths)
+            warn_unshared_store(paths)
         exclude = nodes_to_avoid(states, ordered, target)
-        terminal.left_aside(enqueue(paths, plan, ordered, target, jobs, exclude))
+        print_excluded_nodes(enqueue(paths, plan, ordered, target, jobs, exclude))
 
 
 def _buried(paths: SweepPaths, plan: Plan, jobs: Jobs) -> Mapping[str, RunState]:
@@ -177,7 +178,7 @@ def _report(paths: SweepPaths, states: Mapping[str, RunState], *, anew: bool) ->
     code = None if anew else _reported(paths, states)
     if code is None:
         code = write_report(paths)
-    terminal.report(paths)
+    print_report(paths)
     return code
 
 

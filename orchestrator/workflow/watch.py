@@ -12,7 +12,8 @@ from rich.table import Table
 from launch.common.file_lock import was_killed
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Cell, Plan
-from orchestrator.output import terminal, terminal_jobs
+from orchestrator.output.jobs import describe_job
+from orchestrator.output.states import format_counts, format_steps
 from orchestrator.slurm.command import poll_interval
 from orchestrator.submit.local_queue import has_pending, start_queue
 from orchestrator.sweeps.run_state import RunState, read_states
@@ -149,15 +150,14 @@ class _LiveView:
 
     def update(self, states: Mapping[str, RunState]) -> None:
         done, left = self._progress.of(states)
-        table = Table(title=f"{self._plan.name}: {done:.0%}, {left}", caption=terminal.counted(states))
+        table = Table(title=f"{self._plan.name}: {done:.0%}, {left}", caption=format_counts(states))
         headings = ["run", "cell", "state", "steps", *(["job"] if self._plan.scheduler == "slurm" else [])]
         for heading in headings:
             table.add_column(heading, no_wrap=heading not in ("cell", "job"))
         rows = sorted(states.items(), key=lambda item: self.ORDER.get(item[1].name, 1))
         for run_id, state in rows[: self.MOST_ROWS]:
             cell = self._cells[run_id]
-            steps = f"{terminal.done(state, cell)}/{cell.spec['training']['steps']}"
-            row = (run_id, cell.label, state.name, steps, terminal_jobs.job_of(state))
+            row = (run_id, cell.label, state.name, format_steps(state, cell), describe_job(state))
             table.add_row(*row[: len(headings)])
         if len(rows) > self.MOST_ROWS:
             table.add_row("...", f"and {len(rows) - self.MOST_ROWS} more")

@@ -10,7 +10,7 @@ from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from launch.slurm.job_states import stage_of
 from orchestrator.errors import SystemFault
-from orchestrator.output import terminal_jobs
+from orchestrator.output.jobs import blocked_jobs, slurm_faults
 from orchestrator.slurm.command import poll_interval
 from orchestrator.slurm.pending_reasons import OF_THIS_SWEEP
 from orchestrator.submit.cancel import scancel
@@ -54,7 +54,7 @@ def follow(
         states = read_states(paths, plan, jobs)
         view.update(states)
         looked = time.monotonic() - begun
-        _say_once(view, said, [*terminal_jobs.faults(jobs), *terminal_jobs.blocked_jobs(states)])
+        _say_once(view, said, [*slurm_faults(jobs), *blocked_jobs(states)])
         idle = not any(state.alive or (tend is not None and _is_to_be_seen_to(state)) for state in states.values())
         submitted = False
         if tend is not None and (news or idle):

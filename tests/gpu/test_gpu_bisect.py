@@ -56,7 +56,7 @@ def bisected(folder: Path, preset: str, scope: str, fault: str) -> tuple[dict[st
     assert [one["label"] for one in found["sets"]] == [one.graph.label for one in candidates_of(cell.run_spec)]
     (own,) = (path for path in (folder / "store").iterdir() if path.name.startswith("scopes-bisect-"))
     again = orchestrator(folder / "store", "bisect", "scopes", cell.cell_id, "--json")
-    assert json.loads(again.stdout) == found and "to begin" not in again.stderr, "all of it is on disk"
+    assert json.loads(again.stdout) == found and "to start" not in again.stderr, "all of it is on disk"
     return found, SweepPaths(own)
 
 
@@ -99,4 +99,4 @@ def test_numbers_that_part_are_pinned_on_the_first_layer_captured(
     assert trial["deterministic"] and trial["eager"] is None and trial["standing"] == "fails"
     assert trial["graphed"] == {"0": found["first"], "1": found["first"]}
     again = orchestrator(tmp_path / "store", "bisect", "scopes", cell.cell_id, "--layers", "--json")
-    assert json.loads(again.stdout) == found and "to begin" not in again.stderr, "all of it is on disk"
+    assert json.loads(again.stdout) == found and "to start" not in again.stderr, "all of it is on disk"

@@ -13,7 +13,7 @@ def test_a_real_sweep_is_kept_as_a_golden_file_and_held_against_it(finished: Fin
     golden, junit = host.folder / "golden.json", host.folder / "compare.xml"
     written = host.run("report", name, "--golden", str(golden), "--junit", str(junit))
     assert written.returncode == finished.code
-    assert all("too unsure to tell a loss of 20%" in line for line in written.stderr.splitlines()), "of a busy host"
+    assert all("cannot detect a speed loss of 20%" in line for line in written.stderr.splitlines()), "of a busy host"
     assert len(golden.read_text()) < len((host.sweep(name).report / "report.json").read_text()) / 2
     suite = ElementTree.parse(junit).getroot()
     assert (suite.attrib["tests"], suite.attrib["failures"]) == ("2", "0")
@@ -34,4 +34,4 @@ def test_a_compiled_run_has_no_smaller_set(finished: Finished) -> None:
     done = finished.host.run("bisect", finished.name, run_id, "--executor", "local")
     assert done.returncode == 1 and done.stdout == ""
     assert "there is no smaller set to try: cuda_graph.impl=torch_compile takes no scope" in done.stderr
-    assert len(done.stderr.splitlines()) == 2, "what is wrong, and the way out"
+    assert len(done.stderr.splitlines()) == 2, "what is wrong, and the fix"

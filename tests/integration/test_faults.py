@@ -22,7 +22,7 @@ def test_a_command_that_goes_away_leaves_its_sweep_to_the_next_one(host: Host) -
     first.send_signal(signal.SIGINT)
     out, err = first.communicate(timeout=10)
     assert first.returncode == 130
-    assert "goes on without this command" in out and "status mini --watch" in out and "cancel mini" in out
+    assert "keeps running without this command" in out and "status mini --watch" in out and "cancel mini" in out
     assert "Traceback" not in err
 
     path = str(host.folder / "mini.yaml")
@@ -206,7 +206,7 @@ def test_resume_makes_an_interrupted_run_again_beside_its_eager_twin(host: Host)
     assert host.states("pair") == {eager: "COMPLETED", graphed: "INTERRUPTED"}
 
     again = host.run("sweep", str(host.folder / "pair.yaml"))
-    assert "to begin" not in again.stdout and "resume pair" in again.stdout
+    assert "to start" not in again.stdout and "resume pair" in again.stdout
     assert host.attempts("pair") == {eager: [1], graphed: [1]}
 
     resumed = host.run("resume", "pair")

@@ -77,7 +77,7 @@ def test_a_second_sweep_does_nothing(finished: Finished) -> None:
     begun = time.monotonic()
     again = host.run("sweep", str(host.folder / "pairs.yaml"))
     assert time.monotonic() - begun < 2
-    assert again.returncode == 0 and "4 on disk" in again.stdout and "to begin" not in again.stdout
+    assert again.returncode == 0 and "4 on disk" in again.stdout and "to start" not in again.stdout
     assert {path: path.stat().st_mtime_ns for path in sweep.root.rglob("*") if path != sweep.order_lock} == written
     assert not host.processes()
 

@@ -196,7 +196,7 @@ def test_slurm_that_does_not_answer_is_told_from_one_that_is_not_there(site: Sit
     )
     done = site.run("plan", path)
     assert done.returncode == 0
-    assert "(connect failure)): runs are made on this host\n" in done.stderr
+    assert "(connect failure)): the runs start on this host\n" in done.stderr
     site.without_program("sinfo")
     site.program("scontrol", "echo 'slurm_load_partitions: Unable to contact slurm controller' >&2; exit 1")
     done = site.run("plan", path)

@@ -27,7 +27,7 @@ def test_a_run_whose_node_failed_is_made_again_on_another_by_the_next_command(si
         site.cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
     done = site.run("sweep", str(site.folder / "node.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"not on {node}: " in done.stdout and "2 runs to begin" in done.stdout
+    assert f"excluded nodes: {node}; " in done.stdout and "2 runs to start" in done.stdout
     attempts = site.attempts("node")
     # A supervisor may outlive its ranks by long enough to begin the next run on the node that fails.
     assert attempts in ({failed: [1, 2], later: [1]}, {failed: [1, 2], later: [1, 2]}), done.stdout

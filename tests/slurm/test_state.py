@@ -41,17 +41,17 @@ def test_a_job_that_waits_says_why_and_until_when_and_what_would_let_it_go(site:
         assert row["state"] == "QUEUED" and row["job"]["state"] == "PENDING" and row["job"]["nodes"] == ""
         assert 0 < row["job"]["expected_start"] - time.time() < 310
         said = site.run("status", "waits").stdout
-        assert f"job {job} PENDING (Resources), expected to start at " in said and "Way out" not in said
+        assert f"job {job} PENDING (Resources), expected to start at " in said and "Fix:" not in said
 
         site.cluster.run("scontrol", "uhold", job)
-        way_out = f"job {job} (1 run) will not start by itself: its user holds it (JobHeldUser). Way out: scontrol release {job}"
-        assert way_out in site.run("status", "waits").stdout
+        fix = f"job {job} (1 run) cannot start: its user holds it (JobHeldUser). Fix: scontrol release {job}"
+        assert fix in site.run("status", "waits").stdout
         watching = site.start("status", "waits", "--watch")
         assert watching.stdout is not None
-        assert way_out in [watching.stdout.readline().strip() for _ in range(1)]
+        assert fix in [watching.stdout.readline().strip() for _ in range(1)]
         site.cluster.run("scontrol", "release", job)
     out, _ = watching.communicate(timeout=300)
-    assert watching.returncode == 0 and "COMPLETED" in out and out.count("Way out") == 0
+    assert watching.returncode == 0 and "COMPLETED" in out and out.count("Fix:") == 0
 
 
 def test_a_waiting_job_that_an_operator_cancels_is_not_begun_again_unasked(site: Site) -> None:
@@ -65,7 +65,7 @@ def test_a_waiting_job_that_an_operator_cancels_is_not_begun_again_unasked(site:
         assert watching.returncode == 2, out
         (row,) = status(site, "scancelled")
         assert (row["state"], row["job"]["state"]) == ("CANCELLED", "CANCELLED")
-        assert "to begin" not in site.run("sweep", path).stdout
+        assert "to start" not in site.run("sweep", path).stdout
         assert site.attempts("scancelled") == {row["run_id"]: []}
     assert site.run("resume", "scancelled").returncode == 0
     assert site.attempts("scancelled") == {row["run_id"]: [1]}
@@ -96,7 +96,7 @@ def test_while_the_controller_is_away_runs_go_on_and_states_stay(site: Site) -> 
         assert watching.stdout is not None
         assert any("squeue has not answered since" in line for line in iter(watching.stdout.readline, ""))
         said, _ = asking.communicate(timeout=300)
-        assert "squeue has not answered since" in said and "states are as they were last known" in said
+        assert "squeue has not answered since" in said and "states are as last known" in said
         assert f"{running:44} RUNNING" in said and f"{waits:44} QUEUED" in said
     finally:
         os.kill(rank, signal.SIGCONT)
@@ -157,7 +157,7 @@ def test_without_accounts_states_are_right(site: Site) -> None:
     assert done.returncode == 0, done.stdout
     gone = orphaned(site, "gone")
     wait_until(lambda: site.states("gone")[gone] == "FAILED", 60, "its job to be gone", site.queue)
-    assert "sacct has no accounts here" in site.run("status", "gone").stdout
+    assert "sacct keeps no accounts here" in site.run("status", "gone").stdout
     site.run("report", "gone")
     assert site.outcome("gone", gone).failure_class == "JOB_GONE"
 

@@ -54,7 +54,7 @@ def test_a_recipe_becomes_a_report_by_one_array(site: Site) -> None:
     site.wait_for_nobody()
 
     again = site.run("sweep", str(site.folder / "three.yaml"))
-    assert again.returncode == 0 and "3 on disk" in again.stdout and "to begin" not in again.stdout
+    assert again.returncode == 0 and "3 on disk" in again.stdout and "to start" not in again.stdout
     assert arrays(site.accounts("State")) == {array}
 
 
@@ -74,7 +74,7 @@ def test_limits_hold_when_nobody_watches_and_the_next_command_adopts_what_goes_o
         time.sleep(1)
         watching.send_signal(signal.SIGINT)
         out, _ = watching.communicate(timeout=30)
-        assert watching.returncode == 130 and "goes on without this command" in out
+        assert watching.returncode == 130 and "keeps running without this command" in out
     done = site.run("sweep", path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert set(map(tuple, site.attempts("lanes").values())) == {(1,)}
@@ -231,7 +231,7 @@ def test_cancel_ends_what_runs_what_waits_and_what_is_held(site: Site) -> None:
     site.wait_for_nobody(0.1)
     assert "nothing of long runs or waits" in site.run("cancel", "long").stdout
     assert site.outcome("long", first).message == "cancelled while it ran"
-    assert "to begin" not in site.run("sweep", path).stdout, "what was cancelled is not begun unasked"
+    assert "to start" not in site.run("sweep", path).stdout, "what was cancelled is not begun unasked"
 
 
 def test_chosen_runs_are_cancelled_and_the_others_go_on(site: Site) -> None:

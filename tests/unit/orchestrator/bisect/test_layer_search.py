@@ -536,7 +536,7 @@ def test_the_verb_plans_its_own_sweep_and_tells_the_answer(
         rounds.append(make_runs(paths, plan, off, other_from((4, "outputs", 1, "decoder layer 1"))))
 
     monkeypatch.setattr(run_sweep, "carry_out", make)
-    monkeypatch.setattr("orchestrator.targets.host.this_host", lambda: GPUS)
+    monkeypatch.setattr("orchestrator.cli.planning.this_host", lambda: GPUS)
     command = ["bisect", ORIGIN, cell.run_ids[0], "--layers", "--store", str(tmp_path), "--executor", "local"]
     assert main(command) == 0
     out = capsys.readouterr().out

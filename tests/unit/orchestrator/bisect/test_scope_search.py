@@ -541,7 +541,7 @@ def test_the_verb_plans_its_own_sweep_and_tells_the_answer(
         make_runs_anew(paths, plan, off("mlp"))
 
     monkeypatch.setattr(run_sweep, "carry_out", make)
-    monkeypatch.setattr("orchestrator.targets.host.this_host", lambda: GPUS)
+    monkeypatch.setattr("orchestrator.cli.planning.this_host", lambda: GPUS)
     command = ["bisect", ORIGIN, cell.run_ids[0], "--store", str(tmp_path), "--executor", "local"]
     assert main(command) == 0
     out = capsys.readouterr().out
@@ -562,7 +562,7 @@ def test_a_budget_is_held_before_anything_is_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, _, cell = written(tmp_path, SPECS[3], off("mlp"))
-    monkeypatch.setattr("orchestrator.targets.host.this_host", lambda: GPUS)
+    monkeypatch.setattr("orchestrator.cli.planning.this_host", lambda: GPUS)
     command = [
         "bisect",
         ORIGIN,

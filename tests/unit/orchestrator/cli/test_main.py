@@ -19,7 +19,8 @@ import pytest
 from launch.common.file_lock import Lock
 from launch.contract.plan import Margins, Plan, Reason, plan_from_json, read_plan
 from orchestrator.cli.main import main
-from orchestrator.output import terminal
+from orchestrator.output import states
+from orchestrator.output.plan import print_plan
 from orchestrator.submit.batch_script import BatchScript
 from tests.records import AttemptRecord, Extra, unchanged, workload_spec, write_sweep
 
@@ -119,7 +120,7 @@ def test_every_shipped_recipe_is_planned_and_says_what_is_not_run_and_why(
 def test_of_many_batch_scripts_a_terminal_is_shown_a_few(capsys: pytest.CaptureFixture[str]) -> None:
     plan = Plan("x", "", "x.yaml", Margins(), (), (), scheduler="slurm")
     scripts = [BatchScript(f"#SBATCH --nodes={n}\n", ("a", "b"), n, f"srun {n}") for n in range(1, 7)]
-    terminal.print_plan(plan, 0.0, scripts)
+    print_plan(plan, 0.0, scripts)
     text = capsys.readouterr().out
     assert [n for n in range(1, 7) if f"--nodes={n}\n" in text and f"srun {n}\n" in text] == [1, 2, 3]
     assert "--- batch script 2 of 6, for 2 bundles by 2 calls of sbatch ---\n#SBATCH" in text
@@ -150,7 +151,7 @@ def test_what_is_known_to_be_wrong_is_said_before_a_gpu_is_spent(capsys: pytest.
             main(["plan", recipe, f"training.deterministic={deterministic}", "--only", f"cuda_graph.impl={picked}"])
             == 0
         )
-        known = capsys.readouterr().out.partition("\nknown to compute wrongly")[2]
+        known = capsys.readouterr().out.partition("\nknown to compute wrong results")[2]
         assert ("[megatron.local_inputs]" in known) == is_said == ("\n  local, " in known), (
             "else it is refused for that"
         )
@@ -261,7 +262,7 @@ def test_an_outcome_that_cannot_be_read_is_named_once_with_the_way_out(
     assert main(["status", "torn"]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "outcome.json" in line)
     assert line.startswith(f"sweeps/torn/runs/{run_id}/attempts/1/outcome.json: {why}")
-    assert line.endswith("Way out: move its folder away; resume makes the run again")
+    assert line.endswith("Fix: move its folder away; resume makes the run again")
     main(["status", "torn", "--json"])
     row = next(row for row in json.loads(capsys.readouterr().out)["runs"] if row["run_id"] == run_id)
     assert row["state"] == "INTERRUPTED" and row["message"].startswith(f"outcome.json: {why}")
@@ -282,9 +283,9 @@ def test_status_says_that_a_run_has_no_room_to_end_in(
     def usage(_: Path) -> SimpleNamespace:
         return SimpleNamespace(free=free)
 
-    monkeypatch.setattr(terminal.shutil, "disk_usage", usage)
+    monkeypatch.setattr(states.shutil, "disk_usage", usage)
     sweep = write_sweep(elsewhere / "sweeps" / "full", steps=20, edit=unended)
-    words = "sweeps/full: no room is left on this disk. A run that cannot write is ended, and is RUNNING until"
+    words = "sweeps/full: the disk is full. A run that cannot write is ended. It stays RUNNING until"
     assert main(["status", "full"]) == 0
     assert words not in capsys.readouterr().out, "nothing of it runs"
 
@@ -347,7 +348,7 @@ def test_who_writes_a_golden_file_is_told_what_cannot_be_told_by_it(
     write_sweep(elsewhere / "sweeps" / "then", steps=30, repeats=1)
     main(["report", "then", "--golden", "golden.json"])
     said = capsys.readouterr().err
-    assert said.startswith("golden.json: too unsure to tell a loss of 20% by: torch_compile, lr 0.001, ")
+    assert said.startswith("golden.json: cannot detect a speed loss of 20% for torch_compile, lr 0.001, ")
     assert said.endswith("x (1 pair); more repeats narrow it\n")
 
 

@@ -15,7 +15,7 @@ from launch.contract.outcomes import Outcome
 from launch.contract.paths import AttemptPaths, RunPaths
 from launch.contract.plan import Limits, read_plan
 from orchestrator.cli import run_logs
-from orchestrator.cli.run_logs import first_failing_rank, follow_log, print_log
+from orchestrator.cli.run_logs import first_failing_rank, follow_log, read_log
 from orchestrator.errors import InputError
 from orchestrator.sweeps.submissions import Submission, write_submission
 from tests.records import AttemptRecord, write_sweep
@@ -46,7 +46,7 @@ class Run:
         return attempt
 
     def shown(self, number: int | None = None, rank: int | None = None) -> str:
-        return "".join(print_log(self.paths, self.plan, number, rank))
+        return "".join(read_log(self.paths, self.plan, number, rank))
 
 
 @pytest.fixture

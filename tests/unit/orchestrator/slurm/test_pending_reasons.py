@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.output.terminal_jobs import blocked_jobs, doubts, faults, job_of
+from orchestrator.output.jobs import blocked_jobs, describe_job, doubtful_jobs, slurm_faults
 from orchestrator.slurm.job_listing import Job
 from orchestrator.slurm.pending_reasons import OBSTACLES, blocking_reason
 from orchestrator.sweeps.run_state import RunState, StateName
@@ -85,35 +85,35 @@ def test_obstacles_are_said_once_an_array_with_the_command_to_type() -> None:
     alone = {f"s{n}": state("QUEUED", job("JobHeldUser", job_id="13_7")) for n in range(2)}
     waiting = {"w": state("QUEUED", job("Resources")), "x": state("CANCELLED", job("JobHeldUser"))}
     assert blocked_jobs(held | alone | waiting) == [
-        "job 12 (3 runs) will not start by itself: its user holds it (JobHeldUser). Way out: scontrol release 12",
-        "job 13_7 (2 runs) will not start by itself: its user holds it (JobHeldUser). Way out: scontrol release 13_7",
+        "job 12 (3 runs) cannot start: its user holds it (JobHeldUser). Fix: scontrol release 12",
+        "job 13_7 (2 runs) cannot start: its user holds it (JobHeldUser). Fix: scontrol release 13_7",
     ]
 
 
 @pytest.mark.parametrize(("run", "words"), [
     (state("QUEUED", job("Resources")), "job 12 PENDING (Resources)"),
     (state("QUEUED", dataclasses.replace(job(), expected_start=0.0)), "job 12 PENDING, expected to start at 19"),
-    (state("QUEUED", job(state="UNKNOWN")), "job 12, of which Slurm has not spoken yet"),
+    (state("QUEUED", job(state="UNKNOWN")), "job 12, not yet seen in squeue"),
     (state("QUEUED", dataclasses.replace(job(state="RUNNING"), nodes="node[1-2]")), "job 12 on node[1-2]"),
     (state("RUNNING", dataclasses.replace(job(state="SUSPENDED"), nodes="node1")), "job 12 on node1 (SUSPENDED)"),
     (state("PLANNED", job(state="FAILED"), abandoned=True, launches=1), "job 12 ended as FAILED before this run began"),
-    (state("PLANNED", job(state="FAILED"), abandoned=True, launches=2), "began; 2 jobs in a row did"),
+    (state("PLANNED", job(state="FAILED"), abandoned=True, launches=2), "began (2 jobs in a row did)"),
     (state("COMPLETED", job(state="FAILED")), ""),
     (state("QUEUED", None), ""),
 ])  # fmt: skip
 def test_a_line_says_what_a_run_s_job_does(run: RunState, words: str) -> None:
-    said = job_of(run)
+    said = describe_job(run)
     assert words in said and bool(words) == bool(said)
 
 
 def test_what_does_not_answer_is_said() -> None:
-    assert faults(Jobs()) == [] and doubts(Jobs()) == []
-    assert faults(Jobs(fault="squeue has not answered since 12:00:00 (x)")) == [
-        "squeue has not answered since 12:00:00 (x); states are as they were last known"
+    assert slurm_faults(Jobs()) == [] and doubtful_jobs(Jobs()) == []
+    assert slurm_faults(Jobs(fault="squeue has not answered since 12:00:00 (x)")) == [
+        "squeue has not answered since 12:00:00 (x); states are as last known"
     ]
-    (line,) = faults(Jobs(accounting=False))
+    (line,) = slurm_faults(Jobs(accounting=False))
     assert "no accounts here" in line
-    (line,) = doubts(Jobs(doubtful=frozenset(map(str, range(10, 20)))))
+    (line,) = doubtful_jobs(Jobs(doubtful=frozenset(map(str, range(10, 20)))))
     assert line.startswith("job 10, 11, 12, 13, 14, ...: no longer in squeue")
 
 

@@ -140,7 +140,7 @@ def test_while_slurm_is_silent_a_job_of_which_nothing_is_known_is_waited_for(wat
     watched.begin()
     assert watched.follow(lambda: None, lambda: None, lambda: watched.job("NODE_FAIL")) == "NODE_FAIL"
     (line,) = watched.said
-    assert line.startswith("squeue has not answered since") and line.endswith("states are as they were last known")
+    assert line.startswith("squeue has not answered since") and line.endswith("states are as last known")
 
 
 def test_a_run_that_is_given_up_is_shown_so(watched: Watched) -> None:
@@ -157,5 +157,5 @@ def test_a_job_that_cannot_start_is_said_once_and_again_after_it_could(watched: 
     held, free = (lambda: watched.job("PENDING", "JobHeldUser")), (lambda: watched.job("PENDING", "Priority"))
     watched.follow(held, held, free, held, lambda: watched.job("CANCELLED"))
     assert len(watched.said) == 2 and len(set(watched.said)) == 1
-    assert watched.said[0].endswith("its user holds it (JobHeldUser). Way out: scontrol release 12")
+    assert watched.said[0].endswith("its user holds it (JobHeldUser). Fix: scontrol release 12")
     assert watched.seen[-1] == "CANCELLED"

@@ -1,0 +1,122 @@
+"""The argument parser: its class, and the arguments that several verbs share."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+PROGRAM = "python -m orchestrator"
+SWEEP_EXIT_CODES = """exit codes:
+  0  every verdict passes and every outcome is as expected; cells that cannot run do not count
+  1  the input is wrong (recipe, option, name)
+  2  the system failed, or a run was lost or never began
+  3  a verdict failed, an outcome was unexpected, or a pair is INCOMPARABLE
+  4  some verdicts are inconclusive, and nothing failed
+"""
+_SIGNAL_EXIT_CODES = "  130, 141  Ctrl-C, or a pipe that was closed before the result was known\n"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with exit code 1 for wrong input."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(1, f"error: {message}\n")
+
+
+def epilog(example: str, exit_codes: str = SWEEP_EXIT_CODES) -> str:
+    """Return the end of a help text: an example and the exit codes."""
+    return f"example:\n  {PROGRAM} {example}\n\n{exit_codes}{_SIGNAL_EXIT_CODES}"
+
+
+def add_store(parser: Parser) -> None:
+    parser.add_argument(
+        "--store",
+        type=Path,
+        metavar="FOLDER",
+        help="keep sweeps in FOLDER (default: $ORCHESTRATOR_STORE, else ./sweeps)",
+    )
+
+
+def add_planning(parser: Parser) -> None:
+    """Add what every verb takes that plans a recipe."""
+    add_recipe(parser)
+    add_budget(parser)
+    add_target(parser)
+    add_json(parser)
+
+
+def add_recipe(parser: Parser) -> None:
+    parser.add_argument("recipe", type=Path, help="recipe file (YAML)")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="replace a field of the recipe: training.steps=50; sweep=null drops its axes",
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="key=value",
+        help="keep only the cells with this value: cuda_graph.impl=torch_compile (repeat it to combine conditions)",
+    )
+
+
+def add_budget(parser: Parser) -> None:
+    parser.add_argument(
+        "--max-gpu-hours", type=non_negative("number of hours"), metavar="H", help="reject a plan that may take longer"
+    )
+
+
+def add_target(parser: Parser) -> None:
+    parser.add_argument(
+        "--executor",
+        choices=("auto", "slurm", "local", "debug"),
+        default="auto",
+        help="where runs are executed. auto: on Slurm if it answers, else on this host; debug: on this host, one bundle "
+        "after another, in the foreground",
+    )
+    parser.add_argument(
+        "--cluster", metavar="NAME", help="use this Slurm cluster profile, not the recipe's (docs/clusters.md)"
+    )
+
+
+def add_no_wait(parser: Parser) -> None:
+    parser.add_argument("--no-wait", action="store_true", help="submit and return at once")
+
+
+def add_junit(parser: Parser) -> None:
+    parser.add_argument(
+        "--junit", type=Path, metavar="FILE", help="also write JUnit XML to FILE, one test case per cell"
+    )
+
+
+def add_json(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def non_negative(quantity: str) -> Callable[[str], float]:
+    """Return an argument type: a finite number, 0 or more. ``quantity`` names it in the error message."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {quantity}, 0 or more")
+        return value
+
+    return parse
+
+
+def redirect_messages(arguments: argparse.Namespace) -> contextlib.redirect_stdout[TextIO]:
+    """Send messages for people to standard error if a program reads standard output."""
+    return contextlib.redirect_stdout(sys.stderr if arguments.json else sys.stdout)

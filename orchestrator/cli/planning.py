@@ -1,0 +1,63 @@
+"""From command-line arguments to a checked plan, for the verbs that run something."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+
+from launch.contract.plan import Plan
+from orchestrator.errors import input_error
+from orchestrator.output.plan import warn_outage, warn_unused_cluster
+from orchestrator.plan.input_files import check_inputs
+from orchestrator.plan.planner import check_budget, gpu_hours, make_plan
+from orchestrator.recipe.expand import ResolvedCell, expand, filter_cells
+from orchestrator.recipe.recipe import Recipe, load
+from orchestrator.submit.executor import Executor, outage, resolve_executor
+from orchestrator.sweeps.store import Store
+from orchestrator.targets.host import this_host
+from orchestrator.targets.profile_file import load_profile
+from orchestrator.targets.slurm_cluster import Target, find_cluster
+
+
+def plan_recipe(arguments: argparse.Namespace) -> tuple[Plan, Target, Executor]:
+    recipe, cells, target, executor = load_cells(arguments)
+    return plan_cells(arguments, recipe, cells, target), target, executor
+
+
+def load_cells(arguments: argparse.Namespace) -> tuple[Recipe, Sequence[ResolvedCell], Target, Executor]:
+    """Load the recipe, and those of its cells that ``--only`` keeps."""
+    executor = resolve_executor(arguments.executor)
+    recipe = load(arguments.recipe, arguments.overrides)
+    target = find_target(arguments, executor, recipe.cluster)
+    return recipe, filter_cells(expand(recipe, target.device), arguments.only), target, executor
+
+
+def plan_cells(arguments: argparse.Namespace, recipe: Recipe, cells: Sequence[ResolvedCell], target: Target) -> Plan:
+    plan = replace(make_plan(recipe, cells, target), only=tuple(arguments.only))
+    check_plan(arguments, plan)
+    return plan
+
+
+def check_plan(arguments: argparse.Namespace, plan: Plan) -> None:
+    """Raise InputError if ``plan`` exceeds ``--max-gpu-hours`` or one of its input files cannot be read."""
+    check_budget(gpu_hours(plan), arguments.max_gpu_hours)
+    check_inputs(plan)
+
+
+def find_target(arguments: argparse.Namespace, executor: Executor, profile: str) -> Target:
+    """Return this host, or the Slurm cluster. ``profile`` is the cluster profile that the recipe or the plan names."""
+    if executor == "slurm":
+        name = profile if arguments.cluster is None else arguments.cluster
+        return find_cluster(load_profile(name), Store(arguments.store).root)
+    if arguments.cluster is not None:
+        raise input_error(
+            "--cluster",
+            f"{arguments.cluster}: profiles are for Slurm, and the runs would start on this host",
+            "leave it out, or submit with --executor slurm",
+        )
+    if arguments.executor == "auto" and (reason := outage()):
+        warn_outage(reason)
+    if profile:
+        warn_unused_cluster(profile)
+    return this_host()

@@ -1,0 +1,31 @@
+"""The states of a sweep's runs, and what ``--json`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launch.common.atomic_files import dumps
+from launch.contract.paths import SweepPaths
+from launch.contract.plan import Plan
+from orchestrator.output.states import states_to_json
+from orchestrator.sweeps.run_state import open_submissions, read_states
+from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
+from orchestrator.sweeps.submissions import Submission
+
+
+def print_sweep_json(paths: SweepPaths, plan: Plan, *, has_report: bool) -> None:
+    """Print the report as JSON, or the states of the runs if nobody waited for a report."""
+    if has_report:
+        print((paths.report / "report.json").read_text(), end="")
+    else:
+        print_states_json(paths, plan)
+
+
+def print_states_json(paths: SweepPaths, plan: Plan) -> None:
+    jobs = query_jobs(open_submissions(paths))
+    print(dumps(states_to_json(plan, read_states(paths, plan, jobs), jobs), indent=1))
+
+
+def query_jobs(submissions: Sequence[Submission]) -> Jobs | None:
+    """Ask Slurm for the jobs of ``submissions``. Return None, and ask nothing, if there are none."""
+    return JobMonitor().look(submissions) if submissions else None

@@ -1,0 +1,32 @@
+"""The verb ``cancel``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from orchestrator.cli.arguments import Parser, add_json
+from orchestrator.output.progress import print_cancelled
+from orchestrator.submit.cancel import cancel, choose
+from orchestrator.sweeps.store import Store, read_plan
+
+EXAMPLE = "cancel tiny_moe eager-1a2b3c4d5e-r0"
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("sweep", help="name of a sweep")
+    parser.add_argument(
+        "run_ids", nargs="*", metavar="run", help="id of a run, or a unique prefix of it (default: all)"
+    )
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    paths = Store(arguments.store).find(arguments.sweep)
+    plan = read_plan(paths)
+    cancelled = cancel(paths, plan, choose(plan, arguments.run_ids))
+    if arguments.json:
+        print(json.dumps({"cancelled": cancelled}))
+    else:
+        print_cancelled(plan, len(cancelled), all_runs=not arguments.run_ids)
+    return 0

@@ -1,0 +1,69 @@
+"""The verb ``compare``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from analysis.compare.cell_changes import MEMORY_TOLERANCE
+from analysis.compare.golden import Golden, golden_of, read_golden
+from analysis.compare.junit import junit_of_comparison
+from analysis.compare.render import format_comparison
+from analysis.compare.sweep_changes import compare_sweeps, comparison_to_json
+from launch.common.atomic_files import RecordError, dumps, read_json, write_bytes
+from orchestrator.cli.arguments import Parser, add_json, add_junit, non_negative
+from orchestrator.errors import input_error
+from orchestrator.sweeps.store import Store, read_plan
+
+EXAMPLE = "compare golden/tiny_moe.json tiny_moe --junit compare.xml"
+EXIT_CODES = """exit codes:
+  0  nothing is worse than before
+  1  the input is wrong (option, name, a file that is no report)
+  2  the system failed, or a run of the second sweep has no outcome
+  3  something is worse: an outcome, a verdict, a speed-up, memory, a cell that is missing or new and does not pass
+  4  nothing is worse, but something that was known before is unknown now
+"""
+
+
+def add_arguments(parser: Parser) -> None:
+    sides = "name of a sweep, its folder, or a file: report.json, or the file that report --golden wrote"
+    parser.add_argument("before", metavar="A", help=f"earlier sweep: {sides}")
+    parser.add_argument("after", metavar="B", help="later sweep: the same")
+    parser.add_argument(
+        "--memory-tolerance",
+        type=non_negative("share"),
+        metavar="SHARE",
+        help="allow a memory peak to rise by this share before it counts as worse (default: 0.05)",
+    )
+    add_junit(parser)
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    store = Store(arguments.store)
+    tolerance = MEMORY_TOLERANCE if arguments.memory_tolerance is None else arguments.memory_tolerance
+    before, after = _load_golden(store, arguments.before), _load_golden(store, arguments.after)
+    if not before.cells:
+        raise input_error("", f"{arguments.before}: no cell of it ran, so no sweep can be compared with it")
+    comparison = compare_sweeps(before, after, tolerance)
+    if arguments.junit:
+        write_bytes(arguments.junit, junit_of_comparison(comparison))
+    if arguments.json:
+        print(dumps(comparison_to_json(comparison), indent=1))
+    else:
+        print(format_comparison(comparison, arguments.before, arguments.after))
+    return comparison.exit_code
+
+
+def _load_golden(store: Store, side: str) -> Golden:
+    """Read ``side``, a file or a sweep. Nothing is written into the sweep's folder."""
+    if not Path(side).is_file():
+        paths = store.find(side)
+        # Its error names what is damaged.
+        read_plan(paths)
+        return golden_of(paths)
+    try:
+        return read_golden(read_json(Path(side)))
+    except RecordError as error:
+        fix = "name a report.json, or a golden file: report SWEEP --golden FILE writes one"
+        raise input_error(side, str(error).removeprefix(f"{Path(side).name}: "), fix) from None

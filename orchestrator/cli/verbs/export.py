@@ -1,0 +1,43 @@
+"""The verb ``export``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from orchestrator.cli.arguments import Parser, add_recipe
+from orchestrator.export.export_cell import export
+from orchestrator.recipe.expand import expand, filter_cells
+from orchestrator.recipe.recipe import load
+
+EXAMPLE = "export recipes/qwen3_8l.yaml --to megatron-lm --only cuda_graph.impl=full_iteration"
+EXIT_CODES = """Settings of a cell that the target cannot express are listed on standard error, one per line.
+
+exit codes:
+  0  the flags are printed
+  1  the input is wrong (recipe, option)
+"""
+
+
+def add_arguments(parser: Parser) -> None:
+    add_recipe(parser)
+    parser.add_argument(
+        "--to", required=True, choices=("megatron-lm", "bridge"), help="print the flags of this program"
+    )
+    parser.add_argument(
+        "--release",
+        choices=("0.16", "main"),
+        default="0.16",
+        help="spell graph settings as this release of megatron-core, or its main branch, reads them (default: 0.16)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    cells = filter_cells(expand(load(arguments.recipe, arguments.overrides), "cuda"), arguments.only)
+    # Eager baselines are added for comparison. They are meant only if nothing else is left.
+    for cell in [cell for cell in cells if not cell.twin] or cells:
+        exported = export(cell.spec, arguments.to, arguments.release)
+        print(f"# {cell.label}\n{exported.text}\n")
+        for note in exported.notes:
+            print(f"not exported from {cell.label}: {note}", file=sys.stderr)
+    return 0

@@ -1,0 +1,34 @@
+"""The verb ``plan``."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from launch.common.atomic_files import dumps
+from launch.contract.plan import plan_to_json
+from orchestrator.cli.arguments import Parser, add_planning
+from orchestrator.cli.planning import plan_recipe
+from orchestrator.output.plan import print_plan
+from orchestrator.plan.planner import gpu_hours
+from orchestrator.submit.batch_script import batch_scripts
+from orchestrator.sweeps.store import Store
+from orchestrator.targets.slurm_cluster import Cluster
+
+EXAMPLE = "plan recipes/gpt_oss_20b.yaml --only cuda_graph.impl=transformer_engine"
+
+
+def add_arguments(parser: Parser) -> None:
+    add_planning(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    plan, target, _ = plan_recipe(arguments)
+    paths = Store(arguments.store).sweep(plan.name)
+    scripts = batch_scripts(paths, plan, target) if isinstance(target, Cluster) else ()
+    if arguments.json:
+        more = {"gpu_hours": gpu_hours(plan), "batch_scripts": [asdict(script) for script in scripts]}
+        print(dumps({**plan_to_json(plan), **more}, indent=1))
+    else:
+        print_plan(plan, gpu_hours(plan), scripts)
+    return 0

@@ -1,0 +1,42 @@
+"""The verb ``resume``."""
+
+from __future__ import annotations
+
+import argparse
+
+from orchestrator.cli.arguments import Parser, add_json, add_no_wait, add_target, redirect_messages
+from orchestrator.cli.planning import find_target
+from orchestrator.cli.sweep_states import print_sweep_json
+from orchestrator.submit.attempts import Policy
+from orchestrator.submit.executor import check_executor, resolve_executor
+from orchestrator.sweeps.store import Store, read_plan
+from orchestrator.workflow.run_sweep import run_sweep
+
+EXAMPLE = "resume tiny_moe --failed"
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("sweep", help="name of a sweep")
+    parser.add_argument(
+        "--unfinished",
+        action="store_true",
+        help="start the runs that never began, were interrupted or cancelled, or whose infrastructure failed (default)",
+    )
+    parser.add_argument("--failed", action="store_true", help="also retry the runs whose outcome was unexpected")
+    add_target(parser)
+    add_no_wait(parser)
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with redirect_messages(arguments):
+        paths = Store(arguments.store).find(arguments.sweep)
+        plan = read_plan(paths)
+        executor = resolve_executor(arguments.executor)
+        check_executor(plan, executor)
+        target = find_target(arguments, executor, plan.cluster)
+        policy: Policy = "failed" if arguments.failed else "unfinished"
+        code = run_sweep(paths, plan, target, policy, executor, wait=not arguments.no_wait)
+    if arguments.json:
+        print_sweep_json(paths, plan, has_report=not arguments.no_wait)
+    return code

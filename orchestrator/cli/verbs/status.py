@@ -1,0 +1,70 @@
+"""The verb ``status``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from launch.common.atomic_files import dumps
+from orchestrator.cli.arguments import Parser, add_json, redirect_messages
+from orchestrator.cli.sweep_states import print_states_json, query_jobs
+from orchestrator.errors import SystemFault
+from orchestrator.output.jobs import print_job_problems
+from orchestrator.output.next_commands import print_next_commands, suggest_after
+from orchestrator.output.states import count_states, print_states, print_sweeps, warn_damage, warn_full_disk
+from orchestrator.sweeps.run_state import open_submissions, read_states
+from orchestrator.sweeps.slurm_jobs import JobMonitor
+from orchestrator.sweeps.store import Store, read_plan
+
+EXAMPLE = "status tiny_moe --watch"
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("sweep", nargs="?", help="name of a sweep; without it, all sweeps are listed")
+    parser.add_argument("--watch", action="store_true", help="keep showing the state until nothing runs")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    store = Store(arguments.store)
+    if arguments.sweep is None:
+        return _list_sweeps(store, as_json=arguments.json)
+    paths = store.find(arguments.sweep)
+    plan = read_plan(paths)
+    if arguments.watch:
+        # It loads rich and submitit, which the other uses of this verb do without.
+        from orchestrator.workflow.watch import watch
+
+        with redirect_messages(arguments):
+            scheduler = JobMonitor() if plan.scheduler == "slurm" else None
+            watch(paths, plan, restart_queue=False, scheduler=scheduler)
+    if arguments.json:
+        print_states_json(paths, plan)
+        return 0
+    jobs = query_jobs(open_submissions(paths))
+    states = read_states(paths, plan, jobs)
+    print_states(plan, states)
+    warn_damage(paths, states)
+    warn_full_disk(paths, states)
+    print_job_problems(jobs, states)
+    print_next_commands(suggest_after(paths, plan, states))
+    return 0
+
+
+def _list_sweeps(store: Store, *, as_json: bool) -> int:
+    """Print a line for each sweep; one that cannot be read is reported on standard error."""
+    found, code = {}, 0
+    for name in store.names():
+        try:
+            found[name] = (read_plan(store.sweep(name)), open_submissions(store.sweep(name)))
+        except SystemFault as fault:
+            print(f"error: {fault}", file=sys.stderr)
+            code = fault.exit_code
+    jobs = query_jobs([submission for _, submissions in found.values() for submission in submissions])
+    rows = [(name, read_states(store.sweep(name), plan, jobs)) for name, (plan, _) in found.items()]
+    if as_json:
+        print(dumps([{"sweep": name, "runs": count_states(states)} for name, states in rows], indent=1))
+    else:
+        print_sweeps(rows, store.root)
+        print_job_problems(jobs, {})
+    return code

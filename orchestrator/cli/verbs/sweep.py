@@ -1,0 +1,30 @@
+"""The verb ``sweep``."""
+
+from __future__ import annotations
+
+import argparse
+
+from orchestrator.cli.arguments import Parser, add_no_wait, add_planning, redirect_messages
+from orchestrator.cli.planning import plan_recipe
+from orchestrator.cli.sweep_states import print_sweep_json
+from orchestrator.output.plan import print_plan_summary
+from orchestrator.sweeps.store import Store
+from orchestrator.workflow.run_sweep import run_sweep
+
+EXAMPLE = "sweep recipes/tiny_moe.yaml training.steps=50"
+
+
+def add_arguments(parser: Parser) -> None:
+    add_planning(parser)
+    add_no_wait(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with redirect_messages(arguments):
+        plan, target, executor = plan_recipe(arguments)
+        print_plan_summary(plan)
+        paths = Store(arguments.store).sweep(plan.name)
+        code = run_sweep(paths, plan, target, "new", executor, wait=not arguments.no_wait)
+    if arguments.json:
+        print_sweep_json(paths, plan, has_report=not arguments.no_wait)
+    return code

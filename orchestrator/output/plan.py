@@ -1,0 +1,98 @@
+"""Print a plan: its bundles, its batch scripts, and the cells that will not run."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+from analysis.memory.static_memory import state_bytes
+from launch.common.text import count, size
+from launch.contract.plan import Plan, Reason
+from launch.contract.spec import RunSpec
+from launch.support import known_faults, unsupported
+from orchestrator.submit.batch_script import LANE, RUN, TOKEN, BatchScript
+
+MOST_SCRIPTS = 3
+"""Batch scripts that are printed; ``plan --json`` has all."""
+
+
+def warn_unused_cluster(profile: str) -> None:
+    sys.stderr.write(f"cluster {profile!r} is ignored: profiles are for Slurm, and the runs start on this host\n")
+
+
+def warn_outage(reason: str) -> None:
+    sys.stderr.write(f"{reason}: the runs start on this host\n")
+
+
+def print_plan_summary(plan: Plan) -> None:
+    """Print one line: how many cells run, and how many do not."""
+    states = Counter(cell.state for cell in plan.cells)
+    runs = count("run", sum(len(cell.run_ids) for cell in plan.cells))
+    parts = [f"{count('cell', states['run'])} to run ({runs} in {count('bundle', len(plan.bundles))})"]
+    if states["not_runnable"]:
+        parts.append(f"{states['not_runnable']} not runnable on this {_place(plan)}")
+    if states["rejected"]:
+        parts.append(f"{states['rejected']} rejected by a rule")
+    print(f"{plan.name}: {', '.join(parts)}")
+
+
+def print_plan(plan: Plan, hours: float, scripts: Sequence[BatchScript] = ()) -> None:
+    """Print bundles with their runs in order, batch scripts, cells that will not run and why, and known faults."""
+    print_plan_summary(plan)
+    cells = plan.cell_of_run()
+    for number, bundle in enumerate(plan.bundles, 1):
+        state_size = size(state_bytes(cells[bundle.run_ids[0]].run_spec))
+        print(f"\nbundle {number} of {len(plan.bundles)} ({bundle.bundle_id}), one allocation;", end=" ")
+        print(f"weights, gradients and optimizer state take {state_size} per rank:")
+        for run_id in bundle.run_ids:
+            print(f"  {run_id:44} {cells[run_id].label}")
+    _print_batch_scripts(scripts)
+    for heading, state in (
+        ("rejected by a rule (cannot work anywhere)", "rejected"),
+        (f"not runnable on this {_place(plan)}", "not_runnable"),
+    ):
+        _print_reasons(heading, [(cell.label, cell.reasons) for cell in plan.cells if cell.state == state])
+    specs = [(cell.label, cell.run_spec) for cell in plan.cells if cell.state != "rejected"]
+    faults = [(label, known_faults(spec)) for label, spec in specs if _has_known_fault(spec)]
+    _print_reasons("known to compute wrong results, which a verdict is expected to show", faults)
+    if hours:
+        print(f"\nat most {hours:.2f} GPU hours, if every run takes its time limit")
+
+
+def _place(plan: Plan) -> str:
+    return "cluster" if plan.scheduler == "slurm" else "host"
+
+
+def _print_batch_scripts(scripts: Sequence[BatchScript]) -> None:
+    for number, script in enumerate(scripts[:MOST_SCRIPTS], 1):
+        calls = f" by {script.calls} calls of sbatch" if script.calls > 1 else ""
+        print(f"\n--- batch script {number} of {len(scripts)}, for {_count_bundles(script)}{calls} ---")
+        print(f"{script.text.rstrip()}\n\n--- it starts the ranks of each run with ---\n{script.srun}")
+    rest = scripts[MOST_SCRIPTS:]
+    if rest:
+        print(f"\n... and {len(rest)} more batch scripts, for {_count_bundles(*rest)}: plan --json prints all")
+    if scripts:
+        print(f"\n{TOKEN} differs for each submission and {RUN} for each run; {LANE} counts from 0")
+
+
+def _count_bundles(*scripts: BatchScript) -> str:
+    return count("bundle", sum(len(script.bundles) for script in scripts))
+
+
+def _has_known_fault(spec: RunSpec) -> bool:
+    """Return whether ``spec`` has a known fault and is supported all the same."""
+    return bool(known_faults(spec)) and not unsupported(spec)
+
+
+def _print_reasons(heading: str, cells: Sequence[tuple[str, tuple[Reason, ...]]]) -> None:
+    """Print the labels of cells, grouped by their reasons."""
+    groups: dict[tuple[Reason, ...], list[str]] = {}
+    for label, reasons in cells:
+        groups.setdefault(reasons, []).append(label)
+    if groups:
+        print(f"\n{heading}:")
+    for reasons, labels in groups.items():
+        print("\n".join(f"  {label}" for label in labels))
+        for reason in reasons:
+            print(f"    [{reason.rule}] {reason.message}\n      fix: {reason.remedy}")

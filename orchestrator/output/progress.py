@@ -1,0 +1,59 @@
+"""Print what a command does with runs: starts, adopts, retries or cancels them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from launch.common.text import count
+from launch.contract.bundle import BundleOrder
+from launch.contract.paths import SweepPaths
+from launch.contract.plan import Plan
+from orchestrator.sweeps.run_state import RunState
+
+
+def print_orders(states: Mapping[str, RunState], orders: Sequence[BundleOrder], other_runs: int) -> None:
+    """Print which runs start now and which are kept. ``other_runs`` counts runs of earlier plans of this name."""
+    alive = sum(state.alive for state in states.values())
+    on_disk = sum(state.finished and not state.alive for state in states.values())
+    parts = [f"{_count_runs(orders)} to start"] if orders else []
+    parts += [f"{alive} already running or waiting, adopted"] if alive else []
+    parts += [f"{on_disk} on disk"] if on_disk else []
+    print("; ".join(parts) if parts else "nothing to run")
+    if other_runs:
+        print(f"{count('run', other_runs)} of earlier plans of this name are kept on disk; this report leaves them out")
+    # The reader of a pipe sees it before the first run starts.
+    sys.stdout.flush()
+
+
+def _count_runs(orders: Sequence[BundleOrder]) -> str:
+    return count("run", sum(len(order.schedule) for order in orders))
+
+
+def warn_unshared_store(paths: SweepPaths) -> None:
+    sys.stderr.write(
+        f"{paths.root} is in a folder that is usually local to each host. No run starts unless the nodes of this cluster "
+        "see it; choose another folder with --store\n"
+    )
+
+
+def print_cancelled(plan: Plan, runs: int, *, all_runs: bool) -> None:
+    if runs:
+        print(f"cancelled {count('run', runs)} of {plan.name}; finished runs are kept")
+    else:
+        print(f"nothing to cancel: {f'no run of {plan.name}' if all_runs else 'none of these runs'} runs or waits")
+
+
+def print_retries(orders: Sequence[BundleOrder], excluded_nodes: Sequence[str]) -> None:
+    """Print what is retried after a failure of the infrastructure."""
+    print_excluded_nodes(excluded_nodes)
+    print(f"{_count_runs(orders)} to retry")
+
+
+def print_excluded_nodes(nodes: Sequence[str]) -> None:
+    if nodes:
+        print(f"excluded nodes: {', '.join(nodes)}; the infrastructure failed there")
+
+
+def warn_unsubmitted_retries(reason: str) -> None:
+    sys.stderr.write(f"retries are not submitted yet: {reason}\n")

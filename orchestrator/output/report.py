@@ -1,0 +1,48 @@
+"""Print a report in short, or a whole document of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launch.common.atomic_files import number, read_json
+from launch.common.text import count
+from launch.contract.paths import SweepPaths
+
+MOST_ROWS = 40
+"""Cells that are printed; the report has all."""
+
+
+def print_report(paths: SweepPaths) -> None:
+    """Print the summary, a row for each cell, and the path of the report."""
+    content = read_json(paths.report / "summary.json")
+    print(f"\n{content['summary']['text']}\n".replace("`", ""))
+    rows: list[tuple[str, ...]] = [
+        ("cell", "outcome", "loss verdict", "largest difference", "eager / graphed step time")
+    ]
+    rows += [_report_row(cell) for cell in content["cells"]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows[: MOST_ROWS + 1]:
+        print("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
+    if content["cells_in_all"] > MOST_ROWS:
+        print(f"... and {content['cells_in_all'] - MOST_ROWS} more cells in the report")
+    print(f"\nreport: {paths.report / 'report.md'}")
+
+
+def _report_row(cell: Mapping[str, Any]) -> tuple[str, ...]:
+    verdict, speed, difference = cell["verdict"], cell["speed"], cell["max_loss_difference"]
+    outcome = cell["outcome"] + (" (unexpected)" if cell["unexpected"] else "")
+    word = verdict["word"] if verdict else "reference" if cell["impl"] == "none" else "-"
+    loss = "-" if difference is None else f"{number(difference):.2g}"
+    return (cell["label"], outcome, word, loss, _format_speed(speed) if speed else "-")
+
+
+def _format_speed(speed: Mapping[str, Any]) -> str:
+    ratio = f"{number(speed['ratio']):.2f}x over {count('pair', speed['pairs'])}"
+    return ratio + (", INCONCLUSIVE" if speed["word"] == "INCONCLUSIVE" else "")
+
+
+def print_document(path: Path, kind: str) -> None:
+    """Print a document that was written to ``path``, then its path."""
+    print(f"\n{path.read_text()}\n{kind}: {path}")

@@ -1,0 +1,99 @@
+"""Print the states of runs, and what is wrong with their records."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY
+from launch.contract.paths import SweepPaths
+from launch.contract.plan import Cell, Plan
+from launch.supervise.attempt import ROOM_SECONDS
+from orchestrator.output.jobs import describe_job, job_to_json
+from orchestrator.sweeps.run_state import RunState
+from orchestrator.sweeps.slurm_jobs import Jobs
+
+
+def count_states(states: Mapping[str, RunState]) -> dict[str, int]:
+    """Count runs by the name of their state."""
+    return dict(sorted(Counter(str(state.name) for state in states.values()).items()))
+
+
+def format_counts(states: Mapping[str, RunState]) -> str:
+    return ", ".join(f"{runs} {name}" for name, runs in count_states(states).items()) or "no runs"
+
+
+def format_steps(state: RunState, cell: Cell) -> str:
+    return f"{steps_done(state, cell)}/{cell.spec['training']['steps']}"
+
+
+def steps_done(state: RunState, cell: Cell) -> int:
+    """Return the steps of the latest attempt; all steps if its results are intact."""
+    if state.outcome is not None and state.outcome.results_intact:
+        return int(cell.spec["training"]["steps"])
+    return state.steps_done
+
+
+def states_to_json(plan: Plan, states: Mapping[str, RunState], jobs: Jobs | None = None) -> dict[str, Any]:
+    cells = plan.cell_of_run()
+    rows = [
+        {
+            "run_id": run_id,
+            "cell": cells[run_id].label,
+            "state": state.name,
+            "steps_done": steps_done(state, cells[run_id]),
+            "steps": cells[run_id].spec["training"]["steps"],
+            "expected": state.expected,
+            "message": state.outcome.message if state.outcome else state.damaged,
+            "job": job_to_json(state.job),
+        }
+        for run_id, state in states.items()
+    ]
+    return {"sweep": plan.name, "counts": count_states(states), "runs": rows, "fault": jobs.fault if jobs else ""}
+
+
+def print_states(plan: Plan, states: Mapping[str, RunState]) -> None:
+    """Print a row for each run, then the counts."""
+    cells = plan.cell_of_run()
+    for run_id, state in states.items():
+        cell = cells[run_id]
+        print(f"{run_id:44} {state.name:13} {format_steps(state, cell):>11}  {cell.label}{_note(state)[:160]}")
+    print(f"{plan.name}: {format_counts(states)}")
+
+
+def _note(state: RunState) -> str:
+    if state.outcome is not None and state.outcome.message:
+        return f"  {state.outcome.failure_class}: {state.outcome.message}"
+    job = describe_job(state)
+    return f"  {job}" if job else ""
+
+
+def warn_damage(paths: SweepPaths, states: Mapping[str, RunState]) -> None:
+    """Print a line for each outcome that cannot be read, with its fix."""
+    for run_id, state in states.items():
+        if state.damaged:
+            folder = paths.run(run_id).attempt(state.next_attempt - 1).root
+            print(
+                f"{folder}/{state.damaged}: how this attempt ended is unknown, and no other attempt counts in its place. "
+                f"Fix: {DAMAGED_OUTCOME_REMEDY}"
+            )
+
+
+def warn_full_disk(paths: SweepPaths, states: Mapping[str, RunState]) -> None:
+    """Print a warning if the disk is full while a run is RUNNING. A quota is not detected."""
+    if any(state.name == "RUNNING" for state in states.values()) and not shutil.disk_usage(paths.root).free:
+        print(
+            f"{paths.root}: the disk is full. A run that cannot write is ended. It stays RUNNING until there is room for "
+            f"its outcome, for at most {ROOM_SECONDS / 60:g} minutes. Fix: make room there"
+        )
+
+
+def print_sweeps(sweeps: Sequence[tuple[str, Mapping[str, RunState]]], root: Path) -> None:
+    """Print a line for each sweep of the store at ``root``."""
+    if not sweeps:
+        print(f"no sweeps in {root}; start one with: python -m orchestrator sweep recipes/tiny_moe.yaml")
+    for name, states in sweeps:
+        print(f"{name:32} {format_counts(states)}")
