@@ -50,10 +50,10 @@ def input_error(place: str, message: str, remedy: str = "") -> InputError:
     return InputError([Problem(place, message, remedy)])
 
 
-def suggestion(value: object, known: Iterable[str], otherwise: str | None = None) -> str:
+def suggestion(value: object, known: Iterable[str], otherwise: str | None = None, cutoff: float = 0.6) -> str:
     """Return "did you mean ...?" for the closest of ``known``, else ``otherwise``, else the list of ``known``."""
     names = sorted(known)
-    close = difflib.get_close_matches(str(value), names, n=1)
+    close = difflib.get_close_matches(str(value), names, n=1, cutoff=cutoff)
     if close:
         return f"did you mean {close[0]!r}?"
     if otherwise is not None:

@@ -34,7 +34,9 @@ def advice_recipe(recipe: Recipe) -> Recipe:
 
 def eager_alone(cells: Sequence[ResolvedCell]) -> tuple[ResolvedCell, ...]:
     """The eager cell of each workload, cut short and told to look closely. Workloads that differ in steps alone are one."""
-    briefly = (replace(cell, spec=_briefly(cell.spec), twin=False) for cell in cells if not cell.spec.graphed)
+    briefly = (
+        replace(cell, spec=_briefly(cell.spec), is_added_baseline=False) for cell in cells if not cell.spec.graphed
+    )
     return tuple({cell.spec.cell_id: cell for cell in briefly}.values())
 
 

@@ -52,7 +52,7 @@ def _judge(cell: ResolvedCell, recipe: Recipe, target: Target) -> tuple[Cell, bo
         runs,
         Limits(cell.resources.minutes_per_run * 60, cell.resources.hang_minutes * 60),
     )
-    return planned, cell.twin
+    return planned, cell.is_added_baseline
 
 
 def _without_idle_twins(judged: Sequence[tuple[Cell, bool]]) -> list[tuple[Cell, bool]]:

@@ -1,46 +1,47 @@
-"""A recipe's expansion into cells: the product of its axes, each cell resolved to a RunSpec. Pure."""
+"""Expand a recipe into cells: the product of its axes, each cell resolved to a RunSpec. Pure."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeVar
 
 from launch.contract.outcomes import Expectation
 from launch.contract.records.events import Phase
 from launch.contract.spec import CudaGraph, Data, Device, Fault, Model, Parallelism, Placement, RunSpec, Training
 from orchestrator.errors import input_error, suggestion
 from orchestrator.recipe.aliases import canonical_place, canonical_values
-from orchestrator.recipe.fields import FIELDS, HEAD, SCHEMAS, Resources
+from orchestrator.recipe.field_check import FileSchema, Schema
+from orchestrator.recipe.fields import RECIPE, Resources
 from orchestrator.recipe.recipe import Recipe
-from orchestrator.recipe.section_schema import Schema
-from orchestrator.recipe.source_fields import Tree
+from orchestrator.recipe.source_fields import Tree, leaves
 
+Section = TypeVar("Section")
 BEFORE_CAPTURE: tuple[Phase, ...] = ("init", "build", "warmup")
-"""Phases that an eager twin goes through as well: what a recipe expects there, it expects of the twin too."""
+"""Phases that the eager baseline has as well. What a recipe expects in them, it also expects of the baseline."""
 
-_WITHIN_A_WORKLOAD = (
+_NOT_IN_SETTINGS = (
     "cuda_graph.impl",
     "cuda_graph.scope",
     "cuda_graph.optimizer",
     "resources.minutes_per_run",
     "resources.hang_minutes",
 )
-"""What may set cells of one workload apart: said by a cell's graph label, or by nothing, since it changes no run."""
+"""Fields in which cells of one workload may differ. The graph label names the first three; the others change no run."""
 
 
 @dataclass(frozen=True)
 class ResolvedCell:
-    """One configuration, before anyone has judged it."""
+    """One configuration, before rules and target are applied."""
 
     spec: RunSpec
     settings: tuple[str, ...]
-    """What sets its workload apart in the sweep: "precision=bf16"."""
+    """What distinguishes its workload in the sweep: "precision=bf16"."""
     expect: Expectation
     resources: Resources
-    twin: bool = False
-    """Whether it was added as the eager twin of graphed cells, rather than asked for."""
+    is_added_baseline: bool = False
+    """Whether it is an eager baseline that the recipe did not ask for."""
 
     @property
     def label(self) -> str:
@@ -48,12 +49,12 @@ class ResolvedCell:
 
 
 def expand(recipe: Recipe, device: Device) -> tuple[ResolvedCell, ...]:
-    """Every cell of ``recipe``, each once: a workload's eager cell first, then its graphed cells in the recipe's order.
+    """Return each cell of ``recipe`` once: a workload's eager cell first, then its graphed cells in the recipe's order.
 
-    ``device`` is what ``resources.device: auto`` stands for. Twins of graphed cells are added.
+    ``resources.device: auto`` becomes ``device``. Graphed cells without an eager baseline get one.
 
     Raises:
-        InputError: two points of the sweep are one cell, yet expect different outcomes or have different time limits.
+        InputError: two points of the sweep are one cell, but expect different outcomes or have different time limits.
     """
     build = _Builder(recipe, device)
     workloads: dict[str, dict[str, ResolvedCell]] = {}
@@ -62,81 +63,81 @@ def expand(recipe: Recipe, device: Device) -> tuple[ResolvedCell, ...]:
         present = workloads.setdefault(cell.spec.workload_id, {}).setdefault(cell.spec.cell_id, cell)
         if (present.expect, present.resources) != (cell.expect, cell.resources):
             message = f"two points are the same run ({cell.label}), but differ in expect or resources"
-            raise input_error(f"{recipe.file}: sweep", message, "write expect and time limits into points, one a run")
-    return tuple(itertools.chain.from_iterable(_eager_first(cells) for cells in workloads.values()))
+            fix = "write expect and time limits into points, one for each run"
+            raise input_error(f"{recipe.file}: sweep", message, fix)
+    return tuple(itertools.chain.from_iterable(_add_baseline(cells) for cells in workloads.values()))
 
 
-def _eager_first(workload: Mapping[str, ResolvedCell]) -> list[ResolvedCell]:
-    """The cells of one workload, with the eager twin where graphed cells have none."""
+def _add_baseline(workload: Mapping[str, ResolvedCell]) -> list[ResolvedCell]:
+    """Return the cells of one workload, the eager baseline first. Add it where graphed cells have none."""
     cells = sorted(workload.values(), key=lambda cell: cell.spec.graphed)
-    if not cells[-1].spec.graphed:
+    last = cells[-1]
+    if not last.spec.graphed:
         return cells
-    spec = replace(cells[-1].spec, cuda_graph=CudaGraph("none", (), cells[-1].spec.cuda_graph.warmup_steps))
+    spec = replace(last.spec, cuda_graph=CudaGraph("none", (), last.spec.cuda_graph.warmup_steps))
     if spec.cell_id in workload:
         return cells
     expect = next((cell.expect for cell in cells if cell.expect.phase in BEFORE_CAPTURE), Expectation())
-    return [replace(cells[-1], spec=spec, expect=expect, twin=True), *cells]
+    return [replace(last, spec=spec, expect=expect, is_added_baseline=True), *cells]
 
 
 def filter_cells(cells: Sequence[ResolvedCell], selections: Sequence[str]) -> tuple[ResolvedCell, ...]:
-    """The cells that every ``key=value`` of ``selections`` agrees with, and their eager twins.
+    """Return the cells that match every ``key=value`` of ``selections``, and their eager baselines.
 
     Raises:
-        InputError: a selection names no field, holds no value of it, or no cell is left.
+        InputError: a selection is wrong, or no cell matches.
     """
     if not selections:
         return tuple(cells)
-    wanted = [_selection(text) for text in selections]
-    picked = {c.spec.cell_id for c in cells if all(_value(c.spec, key) == value for key, value in wanted)}
-    if not picked:
-        there = {key: {str(_value(cell.spec, key)) for cell in cells} for key, _ in wanted}
-        values = "; ".join(f"{key} is {', '.join(sorted(values)[:12])}" for key, values in there.items())
+    wanted = [_parse_selection(text) for text in selections]
+    chosen = {c.spec.cell_id for c in cells if all(_get_field(c.spec, key) == value for key, value in wanted)}
+    if not chosen:
+        present = {key: {str(_get_field(cell.spec, key)) for cell in cells} for key, _ in wanted}
+        values = "; ".join(f"{key} is {', '.join(sorted(values)[:12])}" for key, values in present.items())
         raise input_error("--only", f"no cell has {' and '.join(selections)}", f"in this recipe {values}")
-    workloads = {cell.spec.workload_id for cell in cells if cell.spec.cell_id in picked and cell.spec.graphed}
-    asked = (replace(cell, twin=False) if cell.spec.cell_id in picked else cell for cell in cells)
+    workloads = {cell.spec.workload_id for cell in cells if cell.spec.cell_id in chosen and cell.spec.graphed}
     return tuple(
-        c for c in asked if c.spec.cell_id in picked or (not c.spec.graphed and c.spec.workload_id in workloads)
+        replace(cell, is_added_baseline=False) if cell.spec.cell_id in chosen else cell
+        for cell in cells
+        if cell.spec.cell_id in chosen or (not cell.spec.graphed and cell.spec.workload_id in workloads)
     )
 
 
-_PLACEMENT = Schema(Placement, {})
-_SELECTABLE = {name: SCHEMAS[name] for name in ("model", "parallelism", "training", "data", "cuda_graph", "fault")}
+_SELECTABLE = ("engine", "model", "parallelism", "training", "data", "cuda_graph", "fault", "placement")
+_CELL = FileSchema(RECIPE.top, {**RECIPE.sections, "placement": Schema(Placement)})
+_CELL_FIELDS = {name: field for name, field in _CELL.fields.items() if name.partition(".")[0] in _SELECTABLE}
 
 
-def _selection(text: str) -> tuple[str, Any]:
-    """``key=value`` as a field of a cell and a value of its type."""
+def _parse_selection(text: str) -> tuple[str, Any]:
+    """Return the field of a cell and the value that ``key=value`` names."""
     written, equals, value = text.partition("=")
-    key = "model.preset" if written == "model" else canonical_place(written.strip())
-    section, _, name = key.partition(".")
-    schema = HEAD if key == "engine" else {**_SELECTABLE, "placement": _PLACEMENT}.get(section)
+    name = "model.preset" if written == "model" else canonical_place(written.strip())
     if not equals:
         raise input_error("--only", f"{text!r} is not of the form key=value", "--only cuda_graph.impl=torch_compile")
-    if schema is None or (name or key) not in schema.fields:
-        known = ["engine", *(f for f in FIELDS if f.partition(".")[0] in _SELECTABLE)]
-        raise input_error(
-            "--only", f"{written!r} names no field of a cell", suggestion(key, known, "docs/recipes.md has them")
-        )
+    if name not in _CELL_FIELDS:
+        fix = suggestion(name, _CELL_FIELDS, "docs/recipes.md lists them")
+        raise input_error("--only", f"{written!r} is not a field of a cell", fix)
+    schema, key = _CELL_FIELDS[name]
+    plain = value.strip().removeprefix("[").removesuffix("]") if schema.is_list(key) else value.strip()
     try:
-        plain = value.strip().removeprefix("[").removesuffix("]") if schema.is_list(name or key) else value.strip()
-        converted = schema.convert(name or key, None if plain == "null" else plain)
+        converted = schema.convert(key, None if plain == "null" else plain)
     except ValueError as error:
-        close = suggestion(value, schema.choices(name or key), "")
-        raise input_error("--only", f"{text}: {key} is {error}", close) from None
-    return key, canonical_values({"scope": converted})["scope"] if key == "cuda_graph.scope" else converted
+        raise input_error("--only", f"{text}: {name} is {error}", suggestion(value, schema.choices(key), "")) from None
+    return name, canonical_values({"scope": converted})["scope"] if name == "cuda_graph.scope" else converted
 
 
-def _value(spec: RunSpec, key: str) -> Any:
-    section, _, name = key.partition(".")
-    return getattr(getattr(spec, section), name) if name else getattr(spec, section)
+def _get_field(spec: RunSpec, name: str) -> Any:
+    section, _, key = name.partition(".")
+    return getattr(getattr(spec, section), key) if key else getattr(spec, section)
 
 
 class _Builder:
-    """Builds cells from patches. Sections are memoised: a sweep of thousands of cells has few distinct ones."""
+    """Builds cells from patches. Cells share equal sections: a sweep of thousands of cells has few different ones."""
 
     def __init__(self, recipe: Recipe, device: Device) -> None:
         self._recipe = recipe
         self._device = device
-        self._varying = _varying(recipe)
+        self._varying = _varying_fields(recipe)
         self._sections: dict[tuple[Any, ...], Any] = {}
 
     def cell(self, patches: Sequence[Tree]) -> ResolvedCell:
@@ -157,23 +158,21 @@ class _Builder:
         expect = self._section(Expectation, tree.get("expect", {}))
         return ResolvedCell(spec, self._settings(patches), expect, resources)
 
-    def _section(self, cls: type, values: Mapping[str, Any]) -> Any:
-        memo = (cls, *values.items())
-        if memo not in self._sections:
-            self._sections[memo] = cls(**values)
-        return self._sections[memo]
+    def _section(self, cls: type[Section], values: Mapping[str, Any]) -> Section:
+        section: Section = self._sections.setdefault((cls, *values.items()), cls(**values))
+        return section
 
     def _model(self, values: Mapping[str, Any]) -> Model:
         preset = self._recipe.presets.get(values.get("preset", ""), {})
-        return cast(Model, self._section(Model, {**preset, **values}))
+        return self._section(Model, {**preset, **values})
 
     def _parallelism(self, values: Mapping[str, Any], resources: Resources) -> Parallelism:
-        layout = cast(Parallelism, self._section(Parallelism, values))
+        layout = self._section(Parallelism, values)
         ranks = resources.nodes * resources.gpus_per_node
         others = layout.tp * layout.cp * layout.pp
         if "dp" in values or ranks == 0 or others < 1:
             return layout
-        return cast(Parallelism, self._section(Parallelism, {**values, "dp": max(1, ranks // others)}))
+        return self._section(Parallelism, {**values, "dp": max(1, ranks // others)})
 
     def _placement(self, layout: Parallelism, resources: Resources) -> Placement:
         values = {
@@ -182,24 +181,24 @@ class _Builder:
             "ranks_per_node": resources.gpus_per_node or max(1, layout.world_size // resources.nodes),
             "threads_per_rank": resources.threads_per_rank,
         }
-        return cast(Placement, self._section(Placement, values))
+        return self._section(Placement, values)
 
     def _settings(self, patches: Iterable[Tree]) -> tuple[str, ...]:
-        settings = dict(itertools.chain.from_iterable(_fields(patch) for patch in patches))
+        settings = dict(itertools.chain.from_iterable(leaves(patch) for patch in patches))
         return tuple(f"{key.rpartition('.')[2]}={value}" for key, value in settings.items() if key in self._varying)
 
 
-def _varying(recipe: Recipe) -> frozenset[str]:
-    """The fields that set workloads of ``recipe`` apart: those with more than one value, or only in some points."""
+def _varying_fields(recipe: Recipe) -> frozenset[str]:
+    """Return the fields that distinguish workloads: those with several values, and those that only some points set."""
     values: dict[str, set[Any]] = {}
     for axis in recipe.axes:
-        points = [dict(_fields(patch)) for patch in axis]
+        points = [dict(leaves(patch)) for patch in axis]
         for key in {key: None for point in points for key in point}:
             values[key] = {point.get(key) for point in points}
     return frozenset(
         key
         for key, several in values.items()
-        if len(several) > 1 and key not in _WITHIN_A_WORKLOAD and not key.startswith("expect.")
+        if len(several) > 1 and key not in _NOT_IN_SETTINGS and not key.startswith("expect.")
     )
 
 
@@ -210,11 +209,3 @@ def _merge(base: Tree, patches: Iterable[Tree]) -> Tree:
             present = tree.get(key)
             tree[key] = {**present, **value} if isinstance(present, dict) and isinstance(value, dict) else value
     return tree
-
-
-def _fields(patch: Tree) -> Iterator[tuple[str, Any]]:
-    for key, value in patch.items():
-        if isinstance(value, dict):
-            yield from ((f"{key}.{inner}", item) for inner, item in value.items())
-        else:
-            yield key, value

@@ -1,137 +1,272 @@
-"""Checking fields: a recipe's own, those of one point of a sweep, and those of a model preset.
+"""Check the fields of a YAML file against dataclasses: of recipes, model presets and cluster profiles alike.
 
-Checked fields are a tree by section, of plain values in their fields' types. Nothing is raised: problems are gathered.
+A :class:`Checker` raises nothing while it checks. It collects every problem, with line, field, value and fix.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from launch.common.redact import is_secret_name
-from orchestrator.errors import InputError, Problem, suggestion
-from orchestrator.recipe.fields import HEAD, SCHEMAS, SECTIONS, TOP, meant, way_out
-from orchestrator.recipe.section_schema import Schema
-from orchestrator.recipe.source_fields import Source, SourceFields, Tree, read_written
+from orchestrator.errors import InputError, suggestion
+from orchestrator.recipe.aliases import canonical_place
+from orchestrator.recipe.source_fields import SourceFields, Tree
+from orchestrator.rules.bounds import Interval
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""What names a folder or a file here."""
+WIDEST = 2**63
+"""Whole numbers below it, and above its negative, fit into a signed 64-bit integer."""
+
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_INTERPOLATION = re.compile(r"(\\*)\$\{")
+_TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list of words",
+               dict: "a mapping of names to text"}  # fmt: skip
 
+
+class Flaw(NamedTuple):
+    """What is wrong with a value, and the fix. Messages do not show the value of a secret."""
+
+    message: str
+    fix: str
+    is_secret: bool = False
+
+
+TextCheck = Callable[[str], Flaw | None]
+EntryCheck = Callable[[str, Any], Flaw | None]
+"""Check the name and the value of an entry of a mapping."""
 Places = Callable[[str], str]
-"""Where a field of a patch was written, given its place in the patch."""
+"""Return where the user wrote a field, given its name."""
+
+
+class Schema:
+    """The fields of one frozen dataclass. OmegaConf converts values to their types."""
+
+    def __init__(
+        self,
+        cls: type,
+        bounds: Mapping[str, Interval] | None = None,
+        checks: Mapping[str, TextCheck] | None = None,
+        *,
+        comma_lists: bool = True,
+    ) -> None:
+        """``checks`` judge texts, and each text of a list. ``comma_lists`` reads the text "a, b" as the list [a, b]."""
+        self.fields = tuple(field.name for field in dataclasses.fields(cls))
+        self._bounds, self._checks = bounds or {}, checks or {}
+        self._comma_lists = comma_lists
+        self._types = typing.get_type_hints(cls)
+        self._scratch = OmegaConf.structured(cls)
+        # OmegaConf makes the config of a frozen dataclass read-only.
+        OmegaConf.set_readonly(self._scratch, False)
+        self._converted: dict[tuple[str, str], Any] = {}
+
+    def convert(self, key: str, value: Any) -> Any:
+        """Return ``value`` as the type of field ``key``.
+
+        Raises:
+            ValueError: the field does not take the value. The message says what is wrong with the value.
+        """
+        if type(value) is self._types[key]:
+            return self._check_number(key, value)
+        memo = (key, repr(value))
+        if memo not in self._converted:
+            self._converted[memo] = self._convert(key, value)
+        return self._converted[memo]
+
+    def check_texts(self, key: str, converted: Any) -> Iterator[tuple[str, str, Flaw]]:
+        """Yield the flaws of a converted text or list of texts: its index ("[2]" or ""), the text, the flaw."""
+        check = self._checks.get(key)
+        if check is None or not isinstance(converted, (str, tuple)):
+            return
+        texts = [("", converted)] if isinstance(converted, str) else [(f"[{i}]", t) for i, t in enumerate(converted)]
+        yield from ((index, text, flaw) for index, text in texts if (flaw := check(text)))
+
+    def choices(self, key: str) -> tuple[str, ...]:
+        """Return the values of a field with a closed set of values, else none."""
+        for candidate in (self._types[key], *typing.get_args(self._types[key])):
+            if typing.get_origin(candidate) is Literal:
+                return tuple(str(choice) for choice in typing.get_args(candidate))
+        return ()
+
+    def is_list(self, key: str) -> bool:
+        return typing.get_origin(self._types[key]) is tuple
+
+    def describe_type(self, key: str) -> str:
+        """Describe what field ``key`` takes: "a whole number", "one of fp32, bf16"."""
+        kind = self._types[key]
+        null = ", or null" if type(None) in typing.get_args(kind) else ""
+        if self.choices(key):
+            return f"one of {', '.join(self.choices(key))}{null}"
+        plain = next((t for t in typing.get_args(kind) if t is not type(None)), kind) if null else kind
+        return _TYPE_NAMES[typing.get_origin(plain) or plain] + null
+
+    def suggest_value(self, key: str, value: Any) -> str:
+        """Return the fix for a ``value`` that field ``key`` does not take."""
+        if self.choices(key):
+            return suggestion(value, self.choices(key), otherwise="write one of them")
+        if isinstance(value, (bool, int, float)) and "text" in self.describe_type(key):
+            return f"write it in quotes: '{value}'"
+        example = f"{key}: [first, second]" if self.is_list(key) else self.describe_type(key)
+        return f"write {example}, or leave it out for the default"
+
+    def _convert(self, key: str, value: Any) -> Any:
+        if isinstance(value, str) and self.is_list(key) and self._comma_lists:
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        refused = ValueError(f"not {self.describe_type(key)}")
+        if value == MISSING or not _is_bool_only_where_wanted(value, self._types[key] is bool):
+            raise refused
+        try:
+            OmegaConf.update(self._scratch, key, _escape_interpolations(value))
+            converted = self._scratch[key]
+        except OmegaConfBaseException:
+            raise refused from None
+        return tuple(converted) if self.is_list(key) else self._check_number(key, converted)
+
+    def _check_number(self, key: str, value: Any) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError("not a finite number")
+        if isinstance(value, int) and not -WIDEST < value < WIDEST:
+            raise ValueError("does not fit into 64 bits")
+        if value is not None and key in self._bounds and value not in self._bounds[key]:
+            raise ValueError(f"must be {self._bounds[key]}")
+        return value
+
+
+@dataclass(frozen=True)
+class FileSchema:
+    """What one kind of file may hold: fields at its top, sections of fields, and mappings with names of the user's."""
+
+    top: Schema
+    sections: Mapping[str, Schema] = field(default_factory=dict)
+    mappings: Mapping[str, EntryCheck] = field(default_factory=dict)
+    rejected: Mapping[str, Flaw] = field(default_factory=dict)
+    """Names at the top with a message of their own."""
+    other_names: tuple[str, ...] = ()
+    """Names at the top that are read elsewhere. Messages list them."""
+
+    @cached_property
+    def fields(self) -> Mapping[str, tuple[Schema, str]]:
+        """Schema and key of each field by its whole name ("training.steps")."""
+        top = {key: (self.top, key) for key in self.top.fields}
+        return top | {f"{name}.{key}": (schema, key) for name, schema in self.sections.items() for key in schema.fields}
+
+    def check_name(self, name: str) -> Flaw | None:
+        """Return what is wrong with ``name``: it is no field, no section and no entry of a mapping."""
+        first = name.partition(".")[0]
+        if first in self.rejected:
+            return self.rejected[first]
+        if name in self.fields or name in self.sections or first in self.mappings:
+            return None
+        if first in self.top.fields:
+            return Flaw(f"{first} is not a mapping", f"write {self.top.describe_type(first)}")
+        return Flaw("no such field", self._suggest_name(name, first))
+
+    def _suggest_name(self, name: str, first: str) -> str:
+        names = (*self.top.fields, *self.sections, *self.mappings, *self.other_names)
+        known = self.sections[first].fields if first in self.sections else [n for n in names if n not in self.rejected]
+        last = canonical_place(name).rpartition(".")[2]
+        same = [other for other in self.fields if other.rpartition(".")[2] == last]
+        elsewhere = next((other for other in same if other.partition(".")[0] not in self.rejected), None)
+        if elsewhere is None:
+            return suggestion(last, known)
+        # A slip of one letter is likelier than another section.
+        return suggestion(last, known, f"did you mean {elsewhere!r}?", cutoff=0.85)
 
 
 class Checker:
-    """Checks patches of one recipe, and loads the presets that they name."""
+    """Checks the fields of one file."""
 
-    def __init__(self, path: Path, source: Source) -> None:
-        self.source = source
-        self.problems: list[Problem] = []
-        self.presets: dict[str, Tree] = {}
-        self._path = path
+    def __init__(self, written: SourceFields) -> None:
+        self.written = written
+        self.problems = list(written.problems)
 
-    def problem(self, place: str, value: Any, message: str, remedy: str) -> None:
-        self.problems.append(self.source.problem(place, value, message, remedy))
+    def problem(self, place: str, value: Any, message: str, fix: str, is_secret: bool = False) -> None:
+        self.problems.append(self.written.source.problem(place, "***" if is_secret else value, message, fix))
 
-    def patch(self, fields: Mapping[str, Any], at: Places) -> Tree:
-        """``fields`` checked: known ones only, values converted to their types, nested by section."""
+    def problem_at(self, place: str, message: str, fix: str) -> None:
+        """Add a problem with the whole of ``place``. The message does not show its value."""
+        self.problems.append(self.written.source.problem_at(place, message, fix))
+
+    def raise_problems(self) -> None:
+        """Raise InputError with all problems, if there are any."""
+        if self.problems:
+            raise InputError(self.problems)
+
+    def check(self, fields: Mapping[str, Any], schema: FileSchema, at: Places = str) -> Tree:
+        """Return the valid ``fields``, converted to their types, nested by section."""
         checked: Tree = {}
-        for place, value in fields.items():
-            section, _, name = place.partition(".")
-            if section == "environment":
-                self._variable(checked, name, value, at(place))
-            elif place in HEAD.fields:
-                self._leaf(HEAD, checked, place, value, at(place))
-            elif section in SECTIONS and name:
-                self._leaf(SCHEMAS[section], checked.setdefault(section, {}), name, value, at(place))
-            elif section in SECTIONS:
-                self._whole_section(section, value, at(place))
+        for name, value in fields.items():
+            section, _, key = name.partition(".")
+            if flaw := schema.check_name(name):
+                self.problem(at(name), value, *flaw)
+            elif section in schema.mappings and name != section:
+                self._check_entry(schema.mappings[section], key, value, at(name), checked.setdefault(section, {}))
+            elif name in schema.mappings or name in schema.sections:
+                self._check_whole(name, value, at(name), schema)
             else:
-                self.problem(at(place), value, "no such field", meant(place, TOP))
-        self._load_preset(checked.get("model", {}).get("preset"), at("model.preset"))
+                into = checked.setdefault(section, {}) if key else checked
+                self._check_field(*schema.fields[name], value, at(name), into)
         return checked
 
-    def preset(self, written: SourceFields) -> Tree:
-        """The fields of a model preset, which stand at its file's top."""
-        checked: Tree = {}
-        for place, value in written.fields.items():
-            if place == "preset":
-                self.problem(place, value, "a preset cannot name another", "write its fields out")
-            else:
-                self._leaf(SCHEMAS["model"], checked, place, value, place)
-        return checked
-
-    def _whole_section(self, section: str, value: Any, place: str) -> None:
-        fields = f"fields: {', '.join(SCHEMAS[section].fields)}"
-        if value is None:
-            self.problem(place, value, "an empty section", f"leave it out, or give it {fields}")
-        elif value != {}:
-            self.problem(place, value, "a section is a mapping of fields to values", fields)
-
-    def _leaf(self, schema: Schema, into: Tree, key: str, value: Any, place: str) -> None:
-        if key not in schema.fields:
-            self.problem(place, value, "no such field", meant(place, schema.fields))
-            return
+    def _check_field(self, schema: Schema, key: str, value: Any, place: str, into: Tree) -> None:
         try:
             into[key] = schema.convert(key, value)
         except ValueError as error:
-            self.problem(place, value, str(error), way_out(schema, key, value))
+            self.problem(place, value, str(error), schema.suggest_value(key, value))
+            return
+        for index, text, flaw in schema.check_texts(key, into[key]):
+            self.problem(f"{place}{index}", text, *flaw)
 
-    def _variable(self, into: Tree, name: str, value: Any, place: str) -> None:
-        flaw = check_variable(name, value)
-        if flaw:
-            self.problem(place, *flaw)
+    def _check_entry(self, check: EntryCheck, key: str, value: Any, place: str, into: Tree) -> None:
+        if flaw := check(key, value):
+            self.problem(place, value, *flaw)
         else:
-            into.setdefault("environment", {})[name] = str(value)
+            into[key] = "" if value is None else str(value)
 
-    def _load_preset(self, name: str | None, place: str) -> None:
-        if name is None or name in self.presets:
+    def _check_whole(self, name: str, value: Any, place: str, schema: FileSchema) -> None:
+        """Check what stands for a whole section or mapping. Only {} can: a mapping with content comes as its fields."""
+        if value == {}:
             return
-        self.presets[name] = {}
-        found = find_preset(name, self._path)
-        if found is None:
-            self.problem(place, name, "no such preset", suggestion(name, preset_names(self._path)))
-            return
-        try:
-            written = read_written(found)
-        except InputError as error:
-            self.problems += error.problems
-            return
-        checker = Checker(found, written.source)
-        self.presets[name] = checker.preset(written)
-        self.problems += (*written.problems, *checker.problems)
+        if name in schema.mappings:
+            self.problem(
+                place, value, "not a mapping of names to text", f"write {name}: {{NAME: 'text'}}, or leave it out"
+            )
+        else:
+            fields = f"leave it out, or give it fields: {', '.join(schema.sections[name].fields)}"
+            self.problem(
+                place, value, "an empty section" if value is None else "not a mapping of fields to values", fields
+            )
 
 
-def check_variable(name: str, value: Any) -> tuple[Any, str, str] | None:
-    """Why an environment variable is not taken: its value as it may be shown, what is wrong, and the way out."""
-    if not name:
-        return value, "a mapping of variables to values", "environment: {NCCL_GRAPH_REGISTER: '0'}"
+def check_variable(name: str, value: Any) -> Flaw | None:
+    """Return what is wrong with an environment variable for runs."""
     if not _VARIABLE.fullmatch(name):
-        return value, "no name of an environment variable", "letters, digits and '_'"
+        return Flaw("not the name of an environment variable", "use letters, digits and '_', no digit first")
     if is_secret_name(name):
-        return (
-            "***",
-            "looks like a secret, and what is written here is recorded",
-            "set it in the shell that runs the orchestrator",
-        )
+        fix = "set it in the shell that runs the orchestrator"
+        return Flaw("looks like a secret, and the orchestrator records this value", fix, is_secret=True)
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or "\0" in str(value):
-        return value, "not the text of a variable", "write it in quotes"
+        return Flaw("not the text of a variable", "write it in quotes")
     return None
 
 
-def find_preset(name: str, recipe: Path) -> Path | None:
-    """The file of a model preset: beside the recipe under models/, else among those that ship."""
-    if not NAME.fullmatch(name):
-        return None
-    return next((p for folder in _preset_folders(recipe) if (p := folder / f"{name}.yaml").is_file()), None)
+def _escape_interpolations(value: Any) -> Any:
+    """Escape ``${``. The interpolations of a recipe are resolved before, and those of a profile are for the shell."""
+    if isinstance(value, list):
+        return [_escape_interpolations(item) for item in value]
+    return _INTERPOLATION.sub(r"\1\1\\${", value) if isinstance(value, str) else value
 
 
-def preset_names(recipe: Path) -> list[str]:
-    return sorted({path.stem for folder in _preset_folders(recipe) for path in folder.glob("*.yaml")})
-
-
-def _preset_folders(recipe: Path) -> tuple[Path, ...]:
-    return (recipe.parent / "models", Path(__file__).resolve().parents[2] / "recipes" / "models")
+def _is_bool_only_where_wanted(value: Any, takes_bool: bool) -> bool:
+    """OmegaConf reads YAML's bare ``yes`` as the number 1 or the text "True" where a field takes those, and 3 as true."""
+    if takes_bool:
+        return isinstance(value, (bool, str))
+    return not any(isinstance(item, bool) for item in (value if isinstance(value, list) else [value]))

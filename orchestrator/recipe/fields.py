@@ -1,24 +1,25 @@
-"""The fields of a recipe: which there are, what each takes, and what was probably meant by one that there is not."""
+"""The fields of a recipe, and the checker that also loads the model presets a recipe names."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from launch.contract.outcomes import Expectation
 from launch.contract.plan import Margins
 from launch.contract.spec import CudaGraph, Data, Fault, Model, Parallelism, Training
-from orchestrator.errors import suggestion
-from orchestrator.recipe.aliases import canonical_place
-from orchestrator.recipe.section_schema import Schema
+from orchestrator.errors import InputError, suggestion
+from orchestrator.recipe.field_check import Checker, FileSchema, Flaw, Places, Schema, check_variable
+from orchestrator.recipe.source_fields import SourceFields, Tree, read_fields
+from orchestrator.recipe.yaml_reader import NAME, find_yaml, list_yaml
 from orchestrator.rules.bounds import ABOVE_ZERO, COUNT, POSITIVE, Interval
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a run is given. ``gpus_per_node`` 0 asks for one device a rank, on one node."""
+    """What a run gets. ``gpus_per_node`` 0 asks for one device per rank, on one node."""
 
     nodes: int = 1
     gpus_per_node: int = 0
@@ -40,7 +41,7 @@ class Tracking:
 
 @dataclass(frozen=True)
 class TopLevel:
-    """The fields that stand alone at a recipe's top."""
+    """The fields at the top of a recipe that are in no section."""
 
     name: str = ""
     engine: Literal["torch_native", "megatron"] = "torch_native"
@@ -60,8 +61,6 @@ SECTIONS: Mapping[str, type] = {
     "resources": Resources,
     "wandb": Tracking,
 }
-NOT_SWEPT = ("name", "repeats", "cluster", "equivalence", "wandb", "sweep")
-"""What is one for the whole sweep, and so cannot be an axis."""
 _BOUNDS: Mapping[str, Mapping[str, Interval]] = {
     "equivalence": {"loss": COUNT, "grad_norm": COUNT},
     "resources": {
@@ -72,31 +71,58 @@ _BOUNDS: Mapping[str, Mapping[str, Interval]] = {
         "hang_minutes": ABOVE_ZERO,
     },
 }
-"""Of fields that no rule of legality judges, since no cell holds them."""
-
-HEAD = Schema(TopLevel, {"repeats": POSITIVE})
-SCHEMAS: Mapping[str, Schema] = {name: Schema(cls, _BOUNDS.get(name, {})) for name, cls in SECTIONS.items()}
-FIELDS = (*HEAD.fields, *(f"{section}.{field}" for section, schema in SCHEMAS.items() for field in schema.fields))
-TOP = (*HEAD.fields, *SECTIONS, "environment", "sweep")
+"""Bounds of fields that are in no cell, so that no rule checks them."""
 
 
-def is_field(key: str) -> bool:
-    """Whether ``key`` is a field, or a section that holds fields."""
-    return key in FIELDS or key in SECTIONS or key.partition(".")[0] == "environment"
+def _check_sweep_name(name: str) -> Flaw | None:
+    fix = "use up to 64 letters, digits, '.', '_', '-', a letter or digit first"
+    return None if NAME.fullmatch(name) else Flaw("not usable as the name of a folder", fix)
 
 
-def meant(place: str, known: Iterable[str]) -> str:
-    """The way out for an unknown field: one of ``known`` but for a letter, else a field of this name elsewhere, else
-    one of ``known`` that is close."""
-    name, known = canonical_place(place).rpartition(".")[2], list(known)
-    elsewhere = [field for field in FIELDS if field.rpartition(".")[2] == name]
-    slip = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-    return f"did you mean {elsewhere[0]!r}?" if elsewhere and not slip else suggestion(name, known)
+RECIPE = FileSchema(
+    Schema(TopLevel, {"repeats": POSITIVE}, {"name": _check_sweep_name}),
+    {name: Schema(cls, _BOUNDS.get(name)) for name, cls in SECTIONS.items()},
+    {"environment": check_variable},
+    other_names=("sweep",),
+)
+PATCH = replace(RECIPE, rejected={
+    name: Flaw(f"{name} belongs to the whole sweep, so it cannot be an axis", "write another recipe")
+    for name in ("name", "repeats", "cluster", "equivalence", "wandb", "sweep")
+})  # fmt: skip
+"""What one point of an axis may set."""
+_PRESET = FileSchema(
+    RECIPE.sections["model"],
+    rejected={"preset": Flaw("a preset cannot name another preset", "write the fields of that preset out")},
+)
+_SHIPPED_PRESETS = Path(__file__).resolve().parents[2] / "recipes" / "models"
 
 
-def way_out(schema: Schema, key: str, value: Any) -> str:
-    if schema.choices(key):
-        return suggestion(value, schema.choices(key), otherwise="write one of them")
-    if isinstance(value, (bool, int, float)) and "text" in schema.describe_type(key):
-        return f"write it in quotes: '{value}'"
-    return f"write {schema.describe_type(key)}, or leave it out for the default"
+class RecipeChecker(Checker):
+    """Checks the fields of a recipe, and loads the model presets that they name."""
+
+    def __init__(self, written: SourceFields, path: Path) -> None:
+        super().__init__(written)
+        self.presets: dict[str, Tree] = {}
+        # A preset next to the recipe takes precedence.
+        self._folders = (path.parent / "models", _SHIPPED_PRESETS)
+
+    def check(self, fields: Mapping[str, Any], schema: FileSchema, at: Places = str) -> Tree:
+        checked = super().check(fields, schema, at)
+        name = checked.get("model", {}).get("preset")
+        if name is not None and name not in self.presets:
+            self.presets[name] = self._load_preset(name, at("model.preset"))
+        return checked
+
+    def _load_preset(self, name: str, place: str) -> Tree:
+        path = find_yaml(name, self._folders)
+        if path is None:
+            self.problem(place, name, "no such preset", suggestion(name, list_yaml(self._folders)))
+            return {}
+        try:
+            checker = Checker(read_fields(path))
+        except InputError as error:
+            self.problems += error.problems
+            return {}
+        preset = checker.check(checker.written.fields, _PRESET)
+        self.problems += checker.problems
+        return preset

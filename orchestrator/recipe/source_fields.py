@@ -1,15 +1,15 @@
-"""What the user wrote: a YAML file with the command line's overrides, as flat fields that know where they stand.
+"""What the user wrote, a YAML file with the command line's overrides, as flat fields with their lines.
 
 A field's place is its dotted path, whether it was written nested (``training: {steps: 50}``), dotted
-(``training.steps: 50``) or in Megatron's spelling; so are the axes of a sweep (``sweep.grid.training.seed``). Lists are
-values. An override replaces what the file holds at its place.
+(``training.steps: 50``) or in Megatron's spelling. The axes of a sweep have places too (``sweep.grid.training.seed``).
+Lists are values. An override replaces what the file has at its place.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,19 +30,19 @@ _ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*['\"]?(\w+)")
 
 @dataclass(frozen=True)
 class Source:
-    """Where things stand: in which line of a file, or on the command line."""
+    """Where each place was written: on a line of a file, or on the command line."""
 
     file: str
     lines: Mapping[str, int]
     overridden: frozenset[str] = frozenset()
 
-    def problem(self, place: str, value: Any, message: str, remedy: str = "") -> Problem:
-        return Problem(f"{self._where(place)}: {_printable(place)} = {_shown(value)}", message, remedy)
+    def problem(self, place: str, value: Any, message: str, fix: str) -> Problem:
+        return self.problem_at(place, message, fix, f" = {_abbreviate(value)}")
 
-    def missing(self, place: str, message: str, remedy: str) -> Problem:
-        return Problem(f"{self._where(place)}: {place}", message, remedy)
+    def problem_at(self, place: str, message: str, fix: str, value: str = "") -> Problem:
+        return Problem(f"{self._locate(place)}: {_printable(place)}{value}", message, fix)
 
-    def _where(self, place: str) -> str:
+    def _locate(self, place: str) -> str:
         if any(f"{place}.".startswith((f"{o}.", f"{o}[")) or o.startswith(f"{place}.") for o in self.overridden):
             return COMMAND_LINE
         around = place
@@ -57,7 +57,7 @@ class Source:
 
 @dataclass(frozen=True)
 class SourceFields:
-    """Fields by place, in the order of the file, and what was wrong with them already."""
+    """Fields by place, in the order of the file, and the problems found so far."""
 
     fields: Mapping[str, Any]
     source: Source
@@ -65,51 +65,68 @@ class SourceFields:
 
     @property
     def text(self) -> str:
-        """The fields as YAML, which reads back as the same fields."""
-        return dump(nested(self.fields))
+        """The fields as YAML. Reading it returns the same fields."""
+        return dump(_nest(self.fields))
 
 
-def read_written(path: Path, overrides: Sequence[str] = ()) -> SourceFields:
-    """The fields of the file in ``path``, with ``overrides`` (``training.steps=50``), interpolations resolved.
+def read_fields(path: Path, overrides: Sequence[str] = (), *, interpolate: bool = True) -> SourceFields:
+    """Read the fields of the file in ``path`` with ``overrides`` (``training.steps=50``), and resolve interpolations.
 
     Raises:
         InputError: the file cannot be read at all.
     """
     page = read_page(path)
-    fields, twice = flatten(page.values)
-    given, faults = _overrides(overrides)
-    for place, value in given:
-        _override(fields, place, value)
-    source = Source(str(path), page.lines, frozenset(place for place, _ in given))
-    problems = [*page.problems, *faults, *(source.problem(*clash) for clash in twice)]
-    resolved, unresolved = _resolve(fields, source)
-    return SourceFields(resolved, source, (*problems, *unresolved))
+    fields, repeated = flatten(page.values)
+    problems = list(page.problems)
+    overridden = set()
+    for override in overrides:
+        try:
+            for place, value in _parse_override(override):
+                _override(fields, place, value)
+                overridden.add(place)
+        except InputError as error:
+            problems += error.problems
+    source = Source(str(path), page.lines, frozenset(overridden))
+    problems += [source.problem(*clash) for clash in repeated]
+    if interpolate:
+        fields, unresolved = _resolve(fields, source)
+        problems += unresolved
+    return SourceFields(fields, source, tuple(problems))
 
 
 def flatten(values: Mapping[str, Any]) -> tuple[Tree, list[tuple[str, Any, str, str]]]:
-    """Nested ``values`` as flat fields, and those given twice (place, value, message, way out)."""
+    """Return nested ``values`` as flat fields, and those given twice (place, value, message, fix)."""
     fields: Tree = {}
     sections: set[str] = set()
-    twice = []
-    for written, value in _leaves(values, ""):
+    repeated = []
+    for written, value in leaves(values):
         place = canonical_place(written)
         if place == "model" and isinstance(value, str):
             place = "model.preset"
-        # Axes over a section and over its fields may stand side by side: the fields that they set tell them apart.
-        above = [outer for outer in _above(place) if not outer.startswith("sweep.grid.")]
-        if place in fields or place in sections or any(outer in fields for outer in above):
-            twice.append((written, value, f"{place} is given twice", "keep one of them"))
+        # An axis over a section does not contain the axes over its fields. Axes are compared by the fields they set.
+        outer_places = [outer for outer in _outer_places(place) if not outer.startswith("sweep.grid.")]
+        if place in fields or place in sections or any(outer in fields for outer in outer_places):
+            repeated.append((written, value, f"{place} is given twice", "keep one of them"))
             continue
-        sections.update(above)
+        sections.update(outer_places)
         fields[place] = value
-    return fields, twice
+    return fields, repeated
 
 
-def nested(fields: Mapping[str, Any]) -> Tree:
-    """Flat fields as a recipe nests them: by section, and axes by their whole keys under ``sweep: grid:``."""
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted path and the value of each leaf of nested ``values``."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _nest(fields: Mapping[str, Any]) -> Tree:
+    """Nest flat fields as a recipe does: by section, and axes by their whole names under ``sweep: grid:``."""
     tree: Tree = {}
     for place, value in fields.items():
-        *outer, name = _parts(place)
+        *outer, name = _split(place)
         inner = tree
         for part in outer:
             inner = inner.setdefault(part, {})
@@ -117,49 +134,41 @@ def nested(fields: Mapping[str, Any]) -> Tree:
     return tree
 
 
-def _parts(place: str) -> list[str]:
+def _split(place: str) -> list[str]:
     return place.split(".", 2 if place.startswith("sweep.grid.") else 1)
 
 
-def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _above(place: str) -> Iterator[str]:
+def _outer_places(place: str) -> Iterator[str]:
     while "." in place:
         place = place.rpartition(".")[0]
         yield place
 
 
-def _overrides(written: Iterable[str]) -> tuple[list[tuple[str, Any]], list[Problem]]:
-    given: list[tuple[str, Any]] = []
-    problems: list[Problem] = []
-    for override in written:
-        key, equals, text = override.partition("=")
-        where = f"{COMMAND_LINE}: {_printable(override)}"
-        if not equals or not key.strip():
-            problems.append(Problem(where, "an override is key=value", "write for example training.steps=50"))
-        elif "[" in key:
-            problems.append(Problem(where, "an override cannot reach into a list", "give the whole list"))
-        else:
-            try:
-                given += flatten({key.strip(): parse_value(text)})[0].items()
-            except InputError as error:
-                remedy = "quote the value, for the shell and for YAML"
-                problems += [Problem(where, problem.message, remedy) for problem in error.problems]
-    return given, problems
+def _parse_override(override: str) -> list[tuple[str, Any]]:
+    """Return the fields that ``override`` sets.
+
+    Raises:
+        InputError: it is not of the form key=value.
+    """
+    key, equals, text = override.partition("=")
+    where = f"{COMMAND_LINE}: {_printable(override)}"
+    if not equals or not key.strip():
+        raise InputError([Problem(where, "an override is key=value", "write for example training.steps=50")])
+    if "[" in key:
+        raise InputError([Problem(where, "an override cannot change an item of a list", "give the whole list")])
+    try:
+        return list(flatten({key.strip(): parse_value(text)})[0].items())
+    except InputError as error:
+        fix = "quote the value, for the shell and for YAML"
+        raise InputError([Problem(where, problem.message, fix) for problem in error.problems]) from None
 
 
 def _override(fields: Tree, place: str, value: Any) -> None:
-    """Put ``value`` at ``place``, instead of what is there, below it, or stands for the whole around it. A null in
-    the sweep takes away: ``sweep=null`` leaves one cell."""
+    """Put ``value`` at ``place``. It replaces what is there, what is below, and a value that stands for the section
+    around it. A null in the sweep removes axes: ``sweep=null`` leaves one cell."""
     for other in list(fields):
-        around = place.startswith(f"{other}.") and not other.startswith("sweep.grid.")
-        if around or other.startswith(f"{place}."):
+        is_around = place.startswith(f"{other}.") and not other.startswith("sweep.grid.")
+        if is_around or other.startswith(f"{place}."):
             del fields[other]
     if value is None and (place == "sweep" or place.startswith("sweep.")):
         fields.pop(place, None)
@@ -168,40 +177,38 @@ def _override(fields: Tree, place: str, value: Any) -> None:
 
 
 def _resolve(fields: Tree, source: Source) -> tuple[Tree, list[Problem]]:
-    """``fields`` with OmegaConf's interpolations resolved; what cannot be is left out."""
-    named = {place: value for place, value in fields.items() if "${" in str(value)}
-    if not named:
+    """Resolve OmegaConf's interpolations in ``fields``. Leave out the fields where that fails."""
+    interpolated = {place: value for place, value in fields.items() if "${" in str(value)}
+    if not interpolated:
         return fields, []
-    flaws = {place: flaw for place, value in named.items() if (flaw := _flaw(value))}
-    kept = {place: value for place, value in fields.items() if place not in flaws}
-    config = OmegaConf.create(nested(kept))
-    for place in named.keys() - flaws.keys():
+    flaws = {place: flaw for place, value in interpolated.items() if (flaw := _check_interpolation(value))}
+    valid = {place: value for place, value in fields.items() if place not in flaws}
+    config = OmegaConf.create(_nest(valid))
+    for place in interpolated.keys() - flaws.keys():
         try:
-            kept[place] = _resolved(config, place)
+            valid[place] = _resolve_place(config, place)
         except OmegaConfBaseException as error:
-            flaws[place] = (_first_line(error), "name a field that the recipe holds, by its whole key")
-            del kept[place]
-    problems = [source.problem(place, named[place], *flaws[place]) for place in named if place in flaws]
-    return flatten(nested(kept))[0], problems
+            flaws[place] = (_first_line(error), "name a field of this recipe by its whole name")
+            del valid[place]
+    problems = [source.problem(place, value, *flaws[place]) for place, value in interpolated.items() if place in flaws]
+    return flatten(_nest(valid))[0], problems
 
 
-def _flaw(value: Any) -> tuple[str, str] | None:
-    """What is wrong with an interpolation before it is resolved, and the way out."""
+def _check_interpolation(value: Any) -> tuple[str, str] | None:
+    """Return message and fix for an interpolation that is wrong whatever it resolves to."""
     try:
         OmegaConf.create({"value": value})
     except OmegaConfBaseException as error:
         return _first_line(error), "write ${...} as OmegaConf does"
     for name in _ENVIRONMENT.findall(str(value)):
         if is_secret_name(name):
-            return (
-                f"${name} looks like a secret, and recipes are recorded",
-                "take it out: runs see the shell's variables",
-            )
+            message = f"${name} looks like a secret, and the orchestrator records recipes"
+            return message, "remove it: runs see the variables of the shell"
     return None
 
 
-def _resolved(config: Any, place: str) -> Any:
-    for part in _parts(place):
+def _resolve_place(config: Any, place: str) -> Any:
+    for part in _split(place):
         config = config[part]
     return OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
 
@@ -210,7 +217,7 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
 
 
-def _shown(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     return _printable(text if len(text) <= 60 else text[:57] + "...")
 

@@ -1,12 +1,13 @@
-"""A YAML file as plain values, with the line of every key, so that messages can point at them.
+"""A YAML file as plain values, with the line of every key, so that messages can name it.
 
-PyYAML keeps the last of two equal keys without a word, and stops at the first flaw that it does see. Here the flaws of
-a file are gathered: keys given twice, keys that are no text, tags. What cannot be parsed at all ends the reading.
+PyYAML silently keeps the last of two equal keys and stops at the first flaw it sees. This module collects the flaws of
+a file: repeated keys, keys that are not text, tags. Only text that is not YAML at all ends the reading.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ import yaml
 
 from orchestrator.errors import InputError, Problem, input_error, suggestion
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""The name of a folder or a file."""
 EXAMPLES = "recipes/, recipes/models/ and clusters/ hold examples"
 MOST_NESTED = 50
 MOST_VALUES = 1_000_000
-"""Aliases counted as often as they stand: a few lines of them can stand for billions of values."""
+"""Counts an alias as often as it is used: a few lines of aliases can expand to billions of values."""
 
 # libyaml is ten times as fast, where PyYAML was built with it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -29,35 +32,29 @@ _PLAIN = frozenset(_TAG + kind for kind in ("map", "seq", "str", "int", "float",
 
 @dataclass(frozen=True)
 class Page:
-    """One file. ``lines`` holds the line of each key by its place: ``training.steps``, ``sweep.points[2].engine``."""
+    """One file. ``lines`` has the line of each key by its place: ``training.steps``, ``sweep.points[2].engine``."""
 
-    values: Mapping[str, Any]
+    values: Any
     lines: Mapping[str, int]
     problems: tuple[Problem, ...]
 
 
 def read_page(path: Path) -> Page:
-    """The mapping in ``path``.
+    """Read the mapping in ``path``.
 
     Raises:
-        InputError: the file cannot be read, is not YAML, or holds something else than a mapping.
+        InputError: the file cannot be read, is not YAML, or does not hold a mapping.
     """
-    root = _compose(_text(path), str(path))
+    root = _compose(_read_text(path), str(path))
     if root is None:
         raise input_error(str(path), "the file is empty", EXAMPLES)
     if not isinstance(root, yaml.MappingNode):
-        raise input_error(
-            f"{path}:{_line(root.start_mark)}",
-            "the file holds no mapping of fields to values",
-            EXAMPLES,
-        )
-    walk = _Walk(str(path))
-    walk.visit(root, "")
-    return Page(_construct(root, str(path)), walk.lines, tuple(walk.problems))
+        raise input_error(f"{path}:{_line(root.start_mark)}", "the file is not a mapping of fields to values", EXAMPLES)
+    return _build_page(root, str(path))
 
 
 def parse_value(text: str) -> Any:
-    """One value, as the command line gives it; nothing is the empty text.
+    """Parse one value of the command line. Empty text stays empty text.
 
     Raises:
         InputError: it is not YAML.
@@ -65,80 +62,96 @@ def parse_value(text: str) -> Any:
     root = _compose(text, "")
     if root is None:
         return ""
-    walk = _Walk("")
-    walk.visit(root, "")
-    if walk.problems:
-        raise InputError(walk.problems)
-    return _construct(root, "")
+    page = _build_page(root, "")
+    if page.problems:
+        raise InputError(page.problems)
+    return page.values
 
 
 def dump(values: Mapping[str, Any]) -> str:
-    """``values`` as YAML, in their order, innermost lists and mappings in a line."""
+    """Return ``values`` as YAML in their order, with innermost lists and mappings on one line."""
     text: str = yaml.dump(
         values, Dumper=_DUMPER, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120
     )
     return text
 
 
-def _text(path: Path) -> str:
+def find_yaml(name: str, folders: Sequence[Path]) -> Path | None:
+    """Return NAME.yaml of the first of ``folders`` that has it."""
+    if not NAME.fullmatch(name):
+        return None
+    return next((path for folder in folders if (path := folder / f"{name}.yaml").is_file()), None)
+
+
+def list_yaml(folders: Sequence[Path]) -> list[str]:
+    """Return the names that :func:`find_yaml` finds in ``folders``."""
+    return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+
+
+def _read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise input_error(str(path), "no such file", _beside(path)) from None
+        raise input_error(str(path), "no such file", _suggest_file(path)) from None
     except IsADirectoryError:
-        raise input_error(str(path), "a folder, not a file", _beside(path / "any")) from None
+        raise input_error(str(path), "a folder, not a file", _suggest_file(path / "any")) from None
     except OSError as error:
-        raise input_error(str(path), f"cannot be read ({error.strerror})", "see its permissions") from None
+        raise input_error(str(path), f"cannot be read ({error.strerror})", "check its permissions") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise input_error(f"{path}:{line}", f"not UTF-8 text ({error.reason})", "save the file as UTF-8") from None
 
 
-def _beside(path: Path) -> str:
-    names = [str(p) for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
-    return suggestion(str(path), names)
+def _suggest_file(path: Path) -> str:
+    return suggestion(path, map(str, path.parent.glob("*.yaml")))
 
 
 def _compose(text: str, file: str) -> yaml.Node | None:
     try:
         depth = 0
-        for event in yaml.parse(text, Loader=_LOADER):  # composing recurses, and libyaml's own stack has no guard
+        # Composing recurses, and libyaml does not limit the depth of its own stack.
+        for event in yaml.parse(text, Loader=_LOADER):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MOST_NESTED:
                 raise input_error(f"{file}:{_line(event.start_mark)}", f"nested deeper than {MOST_NESTED} levels")
         return yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
-        said = ", ".join(part for part in (error.context, error.problem) if part)
-        raise input_error(f"{file}:{_line(error.problem_mark)}", f"not YAML: {said}", _hint(text)) from None
+        message = ", ".join(part for part in (error.context, error.problem) if part)
+        raise input_error(
+            f"{file}:{_line(error.problem_mark)}", f"not YAML: {message}", _suggest_syntax(text)
+        ) from None
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
-        raise input_error(f"{file}:{line}", f"not YAML: {error.reason}", "take the character out") from None
+        raise input_error(f"{file}:{line}", f"not YAML: {error.reason}", "remove the character") from None
 
 
-def _hint(text: str) -> str:
+def _suggest_syntax(text: str) -> str:
     tabs = [n for n, line in enumerate(text.splitlines(), 1) if "\t" in line[: len(line) - len(line.lstrip())]]
     if tabs:
         return f"line {tabs[0]} is indented with a tab: YAML wants spaces"
     return "look for an open bracket or quote, or for uneven indentation, up to this line"
 
 
-def _construct(root: yaml.Node, file: str) -> Any:
+def _build_page(root: yaml.Node, file: str) -> Page:
+    walk = _Walk(file)
+    walk.visit(root, "")
     try:
-        return yaml.constructor.SafeConstructor().construct_document(root)
+        values = yaml.constructor.SafeConstructor().construct_document(root)
     except yaml.MarkedYAMLError as error:
         raise input_error(f"{file}:{_line(error.problem_mark)}", f"not YAML: {error.problem}") from None
     except (ValueError, KeyError) as error:
-        message = f"a tag that its value does not fit, or a number of thousands of digits ({str(error).split(';')[0]})"
+        message = f"a value does not fit its tag, or a number has thousands of digits ({str(error).split(';')[0]})"
         raise input_error(file, message, "write a plain value") from None
+    return Page(values, walk.lines, tuple(walk.problems))
 
 
 def _line(mark: Any) -> int:
-    """The line of one of PyYAML's marks, whose two classes share no base."""
+    """Return the line of one of PyYAML's marks, whose two classes share no base."""
     return int(mark.line) + 1 if mark else 1
 
 
 class _Walk:
-    """Visits every node once: notes lines, takes out what is flawed, and counts what aliases stand for."""
+    """Visits every node once: records lines, removes flawed entries, and counts values with aliases expanded."""
 
     def __init__(self, file: str) -> None:
         self.lines: dict[str, int] = {}
@@ -147,60 +160,58 @@ class _Walk:
         self._sizes: dict[int, int] = {}
 
     def visit(self, node: yaml.Node, place: str) -> int:
-        """The number of values in ``node``, which an alias may have visited before."""
+        """Return the number of values in ``node``. An alias may have visited it before."""
         if id(node) in self._sizes:
             return self._sizes[id(node)]
-        self._sizes[id(node)] = MOST_VALUES + 1  # for the time being: whoever meets it again is inside it
-        self._retag(node, place)
+        # Until its size is known: an alias that meets the node again is inside it.
+        self._sizes[id(node)] = MOST_VALUES + 1
+        self._check_tag(node, place)
         size = 1
-        if isinstance(node, yaml.MappingNode):
-            node.value = self._sound_pairs(node, place)
-            size += sum(self.visit(value, _inside(place, key)) for key, value in node.value)
-        elif isinstance(node, yaml.SequenceNode):
-            for index, item in enumerate(node.value):
-                self.lines[f"{place}[{index}]"] = _line(item.start_mark)
-                size += self.visit(item, f"{place}[{index}]")
+        for inner, line, child in self._children(node, place):
+            self.lines[inner] = line
+            size += self.visit(child, inner)
         if size > MOST_VALUES:
-            raise input_error(
-                f"{self._file}:{_line(node.start_mark)}",
-                f"aliases that stand for themselves or for more than {MOST_VALUES:,} values",
-                "write the values out",
-            )
+            message = f"aliases contain themselves, or stand for more than {MOST_VALUES:,} values"
+            raise input_error(f"{self._file}:{_line(node.start_mark)}", message, "write the values out")
         self._sizes[id(node)] = size
         return size
 
-    def _sound_pairs(self, node: yaml.MappingNode, place: str) -> list[tuple[yaml.Node, yaml.Node]]:
+    def _children(self, node: yaml.Node, place: str) -> list[tuple[str, int, yaml.Node]]:
+        """Return place, line and node of each item or value in ``node``."""
+        if isinstance(node, yaml.SequenceNode):
+            return [(f"{place}[{i}]", _line(item.start_mark), item) for i, item in enumerate(node.value)]
+        if not isinstance(node, yaml.MappingNode):
+            return []
+        node.value = self._valid_pairs(node, place)
+        return [(_join(place, key), _line(key.start_mark), value) for key, value in node.value]
+
+    def _valid_pairs(self, node: yaml.MappingNode, place: str) -> list[tuple[yaml.Node, yaml.Node]]:
         pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key, value in node.value:
             line = _line(key.start_mark)
             if key.tag not in (_TAG + "str", _TAG + "merge"):
-                shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
-                self._problem(
-                    line, place, f"the key {shown or 'null'} is not text", "write it in quotes, or take it out"
-                )
+                text = (key.value or "null") if isinstance(key, yaml.ScalarNode) else "of a list or mapping"
+                self._problem(line, place, f"the key {text} is not text", "write it in quotes, or remove it")
             elif key.value in pairs:
                 first = _line(pairs[key.value][0].start_mark)
-                self._problem(
-                    line, _inside(place, key), f"given twice (line {first} has it too)", "keep one of the two"
-                )
+                self._problem(line, _join(place, key), f"given twice (first in line {first})", "keep one of the two")
             else:
                 pairs[key.value] = (key, value)
-                self.lines[_inside(place, key)] = line
         return list(pairs.values())
 
-    def _retag(self, node: yaml.Node, place: str) -> None:
-        """Dates are text here, and tags beyond plain values are refused."""
+    def _check_tag(self, node: yaml.Node, place: str) -> None:
+        """Read dates as text. Reject the tags of all but plain values."""
         if node.tag in _PLAIN:
             return
         if node.tag != _TAG + "timestamp":
-            self._problem(_line(node.start_mark), place, f"the tag {node.tag} is not taken", "write a plain value")
+            self._problem(_line(node.start_mark), place, f"the tag {node.tag} is not allowed", "write a plain value")
         kind = "map" if isinstance(node, yaml.MappingNode) else "seq" if isinstance(node, yaml.SequenceNode) else "str"
         node.tag = _TAG + kind
 
-    def _problem(self, line: int, place: str, message: str, remedy: str) -> None:
+    def _problem(self, line: int, place: str, message: str, fix: str) -> None:
         where = f"{self._file}:{line}"
-        self.problems.append(Problem(f"{where}: {place}" if place else where, message, remedy))
+        self.problems.append(Problem(f"{where}: {place}" if place else where, message, fix))
 
 
-def _inside(place: str, key: yaml.Node) -> str:
+def _join(place: str, key: yaml.Node) -> str:
     return f"{place}.{key.value}" if place else str(key.value)

@@ -24,7 +24,7 @@ from launch.contract.paths import BundlePaths
 from launch.supervise.supervisor import supervise
 from orchestrator.errors import SystemFault
 from orchestrator.targets.job_request import JobRequest
-from orchestrator.targets.profile import Profile
+from orchestrator.targets.profile import SHELL_DEFAULTS, Profile, sbatch_options
 
 NO_TIMEOUT = 60 * 24 * 365
 """Minutes. submitit would end a supervisor that waits for slots; launch.supervise.supervisor times each run itself."""
@@ -141,27 +141,25 @@ def _executor(job: BatchJob) -> submitit.SlurmExecutor:
     except RuntimeError as error:  # its only complaint
         raise SystemFault("srun is not on PATH here, while jobs are started by it; load Slurm's commands") from error
     request, profile = job.request, job.profile
+    options = sbatch_options(profile)
+    site_exclude = options.pop("exclude", "")
     executor.update_parameters(
         job_name=job.name,
         nodes=request.nodes,
         ntasks_per_node=request.ranks_per_node,
         cpus_per_task=request.cpus_per_rank,
         time=request.minutes,
-        partition=profile.partition,
-        account=profile.account,
-        qos=profile.qos,
-        constraint=profile.constraint,
-        mem=profile.mem,
-        exclusive=profile.exclusive or None,
-        exclude=",".join([*job.exclude, *filter(None, [profile.sbatch.get("exclude")])]) or None,
+        exclude=",".join(filter(None, [*job.exclude, site_exclude])) or None,
         dependency="singleton" if job.in_lane else None,
         array_parallelism=1 if job.in_lane else job.count,
         signal_delay_s=SIGNAL_SECONDS,
-        wckey=profile.wckey,  # None leaves it out; submitit's own default is one that a site may not know
+        # submitit's own default is a key that a site may not know.
+        wckey=None,
         # After the site's own lines, which may load another Python's modules.
         setup=[*profile.setup, f'export PYTHONPATH={shlex.quote(str(SOURCE))}"${{PYTHONPATH:+:$PYTHONPATH}}"'],
         srun_args=_SUPERVISOR_STEP,
-        additional_parameters={**_gpus(request, profile), **_further(profile)},
+        # Attempts are this program's own: a job that Slurm requeues would find its runs begun, and start none.
+        additional_parameters={"no_requeue": True, **_gpus(request, profile), **options},
     )
     return executor
 
@@ -175,23 +173,12 @@ def _gpus(request: JobRequest, profile: Profile) -> dict[str, str]:
     return {"gpus_per_node": f"{kind}{request.gpus_per_node}"}
 
 
-def _further(profile: Profile) -> dict[str, Any]:
-    """Attempts are this program's own: a job that Slurm began again would find its runs begun, and make none."""
-    options: dict[str, Any] = {"no_requeue": True}
-    if profile.reservation is not None:
-        options["reservation"] = profile.reservation
-    for name, value in profile.sbatch.items():
-        if name != "exclude":  # added to the nodes that failed
-            options[name.replace("-", "_")] = value or True  # as submitit spells them
-    return options
-
-
 @contextlib.contextmanager
 def _undisturbed(profile: Profile) -> Iterator[None]:
     """What the shell sets for sbatch (SBATCH_TIMELIMIT, SBATCH_JOB_NAME) would go before the script: it is taken away,
     but for choices that ``profile`` leaves open. Where this command itself runs in a job of Slurm's, sbatch and the new
     job are not told of that one's size, its step and its devices."""
-    kept = {"SLURM_CONF", *(f"SBATCH_{name.upper()}" for name in LEFT_OPEN if getattr(profile, name) is None)}
+    kept = {"SLURM_CONF", *(f"SBATCH_{name.upper()}" for name in SHELL_DEFAULTS if getattr(profile, name) is None)}
     others = _OF_A_JOB if "SLURM_JOB_ID" in os.environ else ("SBATCH_",)
     hidden = {name: value for name, value in os.environ.items() if name.startswith(others) and name not in kept}
     for name in hidden:
@@ -202,6 +189,4 @@ def _undisturbed(profile: Profile) -> Iterator[None]:
         os.environ.update(hidden)
 
 
-LEFT_OPEN = ("account", "constraint", "partition", "qos", "reservation", "wckey")
-"""Fields that the shell's SBATCH_ACCOUNT and so on stand for where a profile leaves them out."""
 _OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_", "PMI_", "PMIX_", "CUDA_VISIBLE_DEVICES")

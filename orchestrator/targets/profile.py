@@ -1,53 +1,160 @@
-"""What a Slurm site needs of a job. orchestrator/targets/profile_file.py reads one; docs/clusters.md is the
-reference."""
+"""What a Slurm site needs of a job: one row for each field of a cluster's profile. docs/clusters.md describes them."""
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, NamedTuple
+
+from launch.common.redact import is_secret_name
+from orchestrator.recipe.field_check import Flaw, TextCheck
+from orchestrator.rules.bounds import ABOVE_ZERO, COUNT, POSITIVE, Interval
+from orchestrator.targets.reserved_options import DEVICES, RESERVED, Command
+
+
+class Option(NamedTuple):
+    """How a field of a profile reaches Slurm, and which values it takes."""
+
+    to_sbatch: bool = False
+    """Whether sbatch gets the field, as its option of the same name."""
+    shell_default: bool = False
+    """Whether SBATCH_<NAME> of the shell applies where the profile leaves the field out."""
+    replaces: tuple[str, ...] = ()
+    """Options that a profile cannot add because of this field, besides the option of the same name."""
+    bound: Interval | None = None
+    check: TextCheck | None = None
+
+
+def _row(default: Any = None, **option: Any) -> Any:
+    """Declare a field of :class:`Profile` with its :class:`Option`."""
+    return field(default=default, metadata={"option": Option(**option)})
+
+
+def check_line(text: str) -> Flaw | None:
+    is_line = text.strip() and text.isprintable()
+    return None if is_line else Flaw("not a line of text", "write one line, or leave it out")
+
+
+def _matches(pattern: str, message: str, fix: str) -> TextCheck:
+    return lambda text: check_line(text) or (None if re.fullmatch(pattern, text) else Flaw(message, fix))
+
+
+_ASSIGNMENT = re.compile(r"\b(\w+)=[\"']?[^\s\"'$]")
+"""An assignment of a literal value in a line of shell: ``X=abc``, but not ``X=$(cat file)``."""
+
+
+def _check_setup(text: str) -> Flaw | None:
+    if not text.strip():
+        return check_line(text)
+    if not any(is_secret_name(variable) for variable in _ASSIGNMENT.findall(text)):
+        return None
+    fix = "set it in the shell that runs the orchestrator, or let the line read it from a file: $(cat FILE)"
+    return Flaw("looks like a secret, and batch scripts stay on disk", fix, is_secret=True)
+
+
+def _check_srun(text: str) -> Flaw | None:
+    name, _, value = text.partition("=")
+    if name.startswith("--"):
+        return check_line(text) or check_option("srun", name[2:], value)
+    return check_line(text) or Flaw("not the long name of an option of srun", "write one --NAME or --NAME=VALUE each")
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A cluster's profile. Every default leaves the choice to Slurm, so that an empty profile is a valid one."""
+    """A cluster's profile. Every default leaves the choice to Slurm, so an empty profile is valid."""
 
     name: str = ""
-    """Of its file; empty where there is none."""
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    reservation: str | None = None
-    wckey: str | None = None
-    gpus: Literal["gres", "gpus_per_node", "none"] = "gres"
-    """How GPUs are asked for. "none" is for sites that give whole nodes and refuse both."""
-    gpu_type: str | None = None
-    gpu_memory_gib: float | None = None
-    """Of one GPU: what has to hold more is not submitted."""
-    exclusive: bool = False
-    mem: str | None = None
-    """Memory a node, as sbatch takes it: "0" is all of it."""
-    cpus_per_task: int = 0
-    """CPUs a rank; 0 asks for the run's threads_per_rank."""
-    mpi: str = "none"
+    """The name of its file, empty without one."""
+    partition: str | None = _row(to_sbatch=True, shell_default=True)
+    account: str | None = _row(to_sbatch=True, shell_default=True)
+    qos: str | None = _row(to_sbatch=True, shell_default=True)
+    constraint: str | None = _row(to_sbatch=True, shell_default=True)
+    reservation: str | None = _row(to_sbatch=True, shell_default=True)
+    wckey: str | None = _row(to_sbatch=True, shell_default=True)
+    gpus: Literal["gres", "gpus_per_node", "none"] = _row("gres", replaces=("gpus-per-node", "gpus-per-socket", "gres"))
+    """How jobs ask for GPUs. "none" is for sites that allocate whole nodes and reject both options."""
+    gpu_type: str | None = _row(
+        check=_matches(r"[\w.-]+", "not a type of GPU", "write it as in Gres=gpu:TYPE:8 of `scontrol show node`")
+    )
+    gpu_memory_gib: float | None = _row(bound=ABOVE_ZERO)
+    """Memory of one GPU. A cell that needs more is not submitted."""
+    exclusive: bool = _row(False, to_sbatch=True)
+    mem: str | None = _row(
+        to_sbatch=True,
+        check=_matches(
+            r"\d+[KMGTkmgt]?",
+            "not memory as sbatch takes it",
+            'write 500G, 64000 (megabytes), or "0" for all of a node',
+        ),
+    )
+    """Memory per node, as sbatch takes it: "0" is all of it."""
+    cpus_per_task: int = _row(0, bound=COUNT)
+    """CPUs per rank. 0 asks for the run's threads_per_rank."""
+    mpi: str = _row("none")
     """srun's --mpi for ranks. torch.distributed needs none."""
-    container_image: str | None = None
-    """Of pyxis. Ranks run in it; the supervisor runs on the host."""
-    container_mounts: tuple[str, ...] = ()
-    """"FROM:TO[:FLAGS]". This checkout and the store are mounted in any case."""
-    python: str | None = None
-    """The interpreter of ranks; without one this command's own, or python3 in a container."""
-    setup: tuple[str, ...] = ()
-    """Lines of shell that the batch script runs first."""
+    container_image: str | None = _row()
+    """For pyxis. Ranks run in it. The supervisor runs on the host."""
+    container_mounts: tuple[str, ...] = _row(
+        (),
+        check=_matches(
+            r"[^:,]+:[^:,]+(:[^:,]+)?", "not of the form FROM:TO[:FLAGS]", "write for example /data:/data:ro"
+        ),
+    )
+    """This checkout and the store are mounted in any case."""
+    python: str | None = _row(
+        check=_matches(
+            r"\S+", "not the name or path of one program", "leave its options out, or write a script that adds them"
+        )
+    )
+    """The interpreter of ranks. The default is this command's interpreter, or python3 in a container."""
+    setup: tuple[str, ...] = _row((), check=_check_setup)
+    """Lines of shell at the start of the batch script."""
     sbatch: dict[str, str] = field(default_factory=dict)
-    """Further options of sbatch, by their long names; an empty value is an option without one."""
-    srun: tuple[str, ...] = ()
-    """Further options of the srun that starts ranks."""
+    """More options of sbatch, by their long names. An empty value is an option without a value."""
+    srun: tuple[str, ...] = _row((), check=_check_srun)
+    """More options of the srun that starts ranks."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables for every rank."""
-    max_nodes: int | None = None
-    """Nodes that one sweep may hold at a time."""
-    max_jobs: int | None = None
+    max_nodes: int | None = _row(bound=POSITIVE)
+    """Nodes that one sweep may use at a time."""
+    max_jobs: int | None = _row(bound=POSITIVE)
     """Jobs of one sweep that may run at a time."""
-    max_pending_minutes: float | None = None
-    """A job that waits for longer is cancelled."""
+    max_pending_minutes: float | None = _row(bound=ABOVE_ZERO)
+    """A job that waits longer is cancelled."""
+
+
+OPTIONS: Mapping[str, Option] = {f.name: f.metadata["option"] for f in dataclasses.fields(Profile) if f.metadata}
+SHELL_DEFAULTS = tuple(name for name, option in OPTIONS.items() if option.shell_default)
+
+
+def sbatch_options(profile: Profile) -> dict[str, Any]:
+    """Return the options that ``profile`` passes to sbatch, in submitit's spelling. True is an option without a value."""
+    rows = {name: getattr(profile, name) for name, option in OPTIONS.items() if option.to_sbatch}
+    present = {name: value for name, value in rows.items() if value is not None and value is not False}
+    return present | {name.replace("-", "_"): value or True for name, value in profile.sbatch.items()}
+
+
+_LONG_NAME = re.compile(r"[a-z][a-z0-9]+(-[a-z0-9]+)*")
+_FIELD_OF = {name: key for key, option in OPTIONS.items() for name in (key.replace("_", "-"), *option.replaces)}
+"""The field that replaces an option of sbatch or srun, by the option's long name."""
+
+
+def check_option(command: Command, name: str, value: Any) -> Flaw | None:
+    """Return why a profile cannot add option ``name`` of ``command``."""
+    if isinstance(value, (bool, list, dict)) or not str(value).isprintable():
+        return Flaw("not the text of an option", "write text, or nothing for an option without a value")
+    if not _LONG_NAME.fullmatch(name):
+        return Flaw(
+            f"not the long name of an option of {command}", f"write it as `{command} --help` does, without dashes"
+        )
+    if name in RESERVED[command]:
+        return Flaw("the orchestrator sets this option itself", f"leave it out: {RESERVED[command][name]}")
+    if name in _FIELD_OF:
+        return Flaw(
+            "the profile has a field for this option", f"write it as {_FIELD_OF[name]}, at the top of the profile"
+        )
+    if name == "gpu-bind" and value != "none":
+        return Flaw("hides GPUs from ranks", f"leave it out, or write none: {DEVICES}")
+    return None

@@ -35,7 +35,7 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     cells = filter_cells(expand(load(arguments.recipe, arguments.overrides), "cuda"), arguments.only)
     # Eager baselines are added for comparison. They are meant only if nothing else is left.
-    for cell in [cell for cell in cells if not cell.twin] or cells:
+    for cell in [cell for cell in cells if not cell.is_added_baseline] or cells:
         exported = export(cell.spec, arguments.to, arguments.release)
         print(f"# {cell.label}\n{exported.text}\n")
         for note in exported.notes:

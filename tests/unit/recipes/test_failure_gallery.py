@@ -21,7 +21,7 @@ FAULTS = [kind for kind in get_args(FaultKind) if kind != "none"]
 
 @pytest.fixture(scope="module")
 def cells() -> list[ResolvedCell]:
-    return [cell for cell in expand(load(GALLERY), "cuda") if not cell.twin]
+    return [cell for cell in expand(load(GALLERY), "cuda") if not cell.is_added_baseline]
 
 
 def test_every_fault_can_be_provoked_and_is_in_the_gallery(cells: list[ResolvedCell]) -> None:

@@ -182,7 +182,7 @@ WRONG = {
     "command line: training.step = 5: no such field\n    did you mean 'steps'?\n",
     "plan {tiny} --only cuda_graph.imp=none": "did you mean 'cuda_graph.impl'?",
     "plan {tiny} --only training.seed=7": "no cell has training.seed=7",
-    "sweep {tiny} training=": "a section is a mapping",
+    "sweep {tiny} training=": "not a mapping of fields",
     "plan {tiny} --executor local --cluster x": "--cluster: x: profiles are for Slurm",
     "advise {tiny} --only training.seed=7": "no cell has training.seed=7",
     "advise nowhere.yaml": "nowhere.yaml: no such file",

@@ -20,7 +20,7 @@ from orchestrator.plan.planner import (
     check_budget,
     gpu_hours,
 )
-from orchestrator.recipe.fields import FIELDS, SCHEMAS
+from orchestrator.recipe.fields import RECIPE
 from orchestrator.targets import host
 from orchestrator.targets.host import Host
 from orchestrator.targets.slurm_cluster import Cluster
@@ -238,7 +238,7 @@ def test_a_plan_survives_json(tmp_path: Path) -> None:
         assert plan_from_json(json.loads(dumps(plan_to_json(each)))) == each
 
 
-TYPED = st.sampled_from([place for place in FIELDS if "." in place]).flatmap(
+TYPED = st.sampled_from([place for place in RECIPE.fields if "." in place]).flatmap(
     lambda place: st.tuples(st.just(place), values_of(place))
 )
 """Fields of sections, with any value of their types."""
@@ -246,7 +246,7 @@ TYPED = st.sampled_from([place for place in FIELDS if "." in place]).flatmap(
 
 def values_of(place: str) -> st.SearchStrategy[Any]:
     section, _, name = place.partition(".")
-    schema = SCHEMAS[section]
+    schema = RECIPE.sections[section]
     if choices := schema.choices(name):
         return st.sampled_from(choices)
     kinds = {

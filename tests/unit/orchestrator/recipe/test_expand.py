@@ -67,7 +67,7 @@ def test_the_product_is_whole_and_without_duplicates(
     ids = [cell.spec.cell_id for cell in found]
     assert len(set(ids)) == len(ids)
 
-    asked = [cell for cell in found if not cell.twin]
+    asked = [cell for cell in found if not cell.is_added_baseline]
     assert len(asked) == math.prod(map(len, grid.values())) * len(points or [0])
     wanted = Counter(
         tuple(sorted((*zip(grid, values, strict=True), *(point or {}).items())))
@@ -81,7 +81,7 @@ def test_the_product_is_whole_and_without_duplicates(
         twins = [other for other in found if other.spec.workload_id == cell.spec.workload_id and not other.spec.graphed]
         assert len(twins) == 1
         assert found.index(twins[0]) <= found.index(cell)
-    assert all(cell.spec.cuda_graph.impl == "none" for cell in found if cell.twin)
+    assert all(cell.spec.cuda_graph.impl == "none" for cell in found if cell.is_added_baseline)
 
 
 def value_of(cell: ResolvedCell, key: str) -> Any:
@@ -135,7 +135,7 @@ def test_without_a_sweep_there_is_one_cell_and_its_twin(tmp_path: Path) -> None:
 
 def test_a_twin_that_was_asked_for_is_none(tmp_path: Path) -> None:
     grid = {"cuda_graph.impl": ["torch_compile", "none"]}
-    assert [(cell.label, cell.twin) for cell in cells(tmp_path, sweep={"grid": grid})] == [
+    assert [(cell.label, cell.is_added_baseline) for cell in cells(tmp_path, sweep={"grid": grid})] == [
         ("eager", False),
         ("torch_compile", False),
     ]
@@ -145,7 +145,7 @@ def test_an_eager_cell_with_a_scope_is_no_twin(tmp_path: Path) -> None:
     """A grid over implementations and scopes has such cells; the rules reject them, and pairs need a sound twin."""
     grid = {"cuda_graph.impl": ["none", "torch"], "cuda_graph.scope": [["attn"]]}
     found = cells(tmp_path, sweep={"grid": grid})
-    assert [(cell.spec.cuda_graph.impl, cell.spec.cuda_graph.scope, cell.twin) for cell in found] == [
+    assert [(cell.spec.cuda_graph.impl, cell.spec.cuda_graph.scope, cell.is_added_baseline) for cell in found] == [
         ("none", (), True),
         ("none", ("attn",), False),
         ("torch", ("attn",), False),
@@ -266,21 +266,22 @@ def test_cells_are_picked_with_their_twins(tmp_path: Path, selections: list[str]
 def test_an_eager_cell_that_is_picked_is_asked_for(tmp_path: Path) -> None:
     """Else planning leaves it out, as a twin that serves nobody."""
     picked = filter_cells(cells(tmp_path, sweep={"grid": GRID}), ["cuda_graph.impl=none"])
-    assert not any(cell.twin for cell in picked)
+    assert not any(cell.is_added_baseline for cell in picked)
     assert any(
-        cell.twin for cell in filter_cells(cells(tmp_path, sweep={"grid": GRID}), ["cuda_graph.impl=torch_compile"])
+        cell.is_added_baseline
+        for cell in filter_cells(cells(tmp_path, sweep={"grid": GRID}), ["cuda_graph.impl=torch_compile"])
     )
 
 
 WRONG_PICKS = {
     "cuda_graph.impl": "not of the form key=value",
-    "=3": "'' names no field",
+    "=3": "'' is not a field",
     "cuda_graph.imp=torch": "did you mean 'cuda_graph.impl'?",
-    "training=3": "'training' names no field",
-    "repeats=3": "'repeats' names no field",
-    "run_id=3": "'run_id' names no field",
-    "__class__=3": "'__class__' names no field",
-    "model.__class__=3": "'model.__class__' names no field",
+    "training=3": "'training' is not a field",
+    "repeats=3": "'repeats' is not a field",
+    "run_id=3": "'run_id' is not a field",
+    "__class__=3": "'__class__' is not a field",
+    "model.__class__=3": "'model.__class__' is not a field",
     "cuda_graph.impl=torch_compil": "did you mean 'torch_compile'?",
     "training.steps=many": "training.steps is not a whole number",
     "training.precision=": "is not one of fp32, bf16",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import InputError, Problem
 from orchestrator.recipe.expand import expand
-from orchestrator.recipe.fields import FIELDS, HEAD, SCHEMAS, SECTIONS
+from orchestrator.recipe.fields import RECIPE, SECTIONS
 from orchestrator.recipe.recipe import MOST_RUNS, Recipe, load
 
 ROOT = Path(__file__).parents[4]
@@ -69,18 +69,18 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("r.yaml:3: training.steps = null", "not a whole number", "leave it out"),
             ("r.yaml:4: parallelism = null", "empty section", "leave it out, or give it fields: tp, pp"),
             ("r.yaml:5: engine = null", "not one of torch_native, megatron", "write one of them"),
-            ("r.yaml:7: environment = null", "a mapping of variables", "environment: {"),
-            ("r.yaml:6: sweep = null", "no axis", "leave it out"),
+            ("r.yaml:7: environment = null", "not a mapping", "environment: {NAME"),
+            ("r.yaml:6: sweep = null", "not a mapping of axes, at least one", "leave it out"),
         ],
     ),
     "lists and scalars for sections, lists for scalars": (
         "training: [a]\nexpect: CUDA_OOM\nrepeats: [1]\nenvironment: abc\ncuda_graph: torch\n",
         [
-            ('r.yaml:3: training = ["a"]', "a section is a mapping", "fields: steps,"),
-            ('r.yaml:4: expect = "CUDA_OOM"', "a section is a mapping", "fields: outcome, phase"),
+            ('r.yaml:3: training = ["a"]', "not a mapping of fields", "give it fields: steps,"),
+            ('r.yaml:4: expect = "CUDA_OOM"', "not a mapping of fields", "give it fields: outcome, phase"),
             ("r.yaml:5: repeats = [1]", "not a whole number", "write a whole number"),
-            ('r.yaml:6: environment = "abc"', "a mapping of variables", "environment: {"),
-            ('r.yaml:7: cuda_graph = "torch"', "a section is a mapping", "fields: impl, scope"),
+            ('r.yaml:6: environment = "abc"', "not a mapping", "environment: {NAME"),
+            ('r.yaml:7: cuda_graph = "torch"', "not a mapping of fields", "give it fields: impl, scope"),
         ],
     ),
     "a value left open": ("training:\n  steps: ???\n", [("r.yaml:4: training.steps", "not a whole number", "write")]),
@@ -103,7 +103,7 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
         [
             ("r.yaml:3: training.learning_rate = NaN", "not a finite number", ""),
             ("r.yaml:3: training.weight_decay = Infinity", "not a finite number", ""),
-            ("r.yaml:3: training.seed = 9999", "beyond 64 bits", ""),
+            ("r.yaml:3: training.seed = 9999", "64 bits", ""),
             ("r.yaml:4: equivalence.loss = NaN", "not a finite number", ""),
             ("r.yaml:5: resources.minutes_per_run = Infinity", "not a finite number", ""),
         ],
@@ -119,20 +119,20 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
         "environment: {HF_TOKEN: hunter2, A-B: '1', NCCL_X: true, NCCL_Y: [1]}\n",
         [
             ('r.yaml:3: environment.HF_TOKEN = "***"', "looks like a secret", "set it in the shell"),
-            ('r.yaml:3: environment.A-B = "1"', "no name of an environment variable", "letters"),
+            ('r.yaml:3: environment.A-B = "1"', "not the name of an environment variable", "letters"),
             ("r.yaml:3: environment.NCCL_X = true", "not the text of a variable", "write it in quotes"),
             ("r.yaml:3: environment.NCCL_Y = [1]", "not the text of a variable", "write it in quotes"),
         ],
     ),
     "a secret by interpolation": (
         "environment: {NCCL_X: '${oc.env:HF_TOKEN}'}\n",
-        [("r.yaml:3: environment.NCCL_X", "$HF_TOKEN looks like a secret", "take it out")],
+        [("r.yaml:3: environment.NCCL_X", "$HF_TOKEN looks like a secret", "remove it")],
     ),
     "interpolations": (
         "training:\n  steps: ${nothing}\n  seed: ${oc.env:NO_SUCH_VARIABLE_X}\n  clip_grad: ${.adam_beta1}\n"
         "  adam_beta1: ${.clip_grad}\n  weight_decay: '${oops'\n",
         [
-            ("r.yaml:4: training.steps", "'nothing' not found", "by its whole key"),
+            ("r.yaml:4: training.steps", "'nothing' not found", "by its whole name"),
             ("r.yaml:5: training.seed", "NO_SUCH_VARIABLE_X", ""),
             ("r.yaml:6: training.clip_grad", "Recursive", ""),
             ("r.yaml:7: training.adam_beta1", "Recursive", ""),
@@ -142,9 +142,9 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
     "given twice": (
         "training: {steps: 50, steps: 60}\nrepeats: 1\nrepeats: 2\ntraining.seed: 1\ntraining.seed: 2\n",
         [
-            ("r.yaml:5: repeats", "given twice (line 4 has it too)", "keep one"),
-            ("r.yaml:7: training.seed", "given twice (line 6 has it too)", "keep one"),
-            ("r.yaml:3: training.steps", "given twice (line 3 has it too)", "keep one"),
+            ("r.yaml:5: repeats", "given twice (first in line 4)", "keep one"),
+            ("r.yaml:7: training.seed", "given twice (first in line 6)", "keep one"),
+            ("r.yaml:3: training.steps", "given twice (first in line 3)", "keep one"),
         ],
     ),
     "dotted and nested contradict": (
@@ -152,7 +152,7 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
         [
             ("r.yaml:4: training.steps = 60", "training.steps is given twice", "keep one"),
             ('r.yaml:6: data.kind = "text"', "data.kind is given twice", "keep one"),
-            ("r.yaml:5: data = 3", "a section is a mapping", "fields: kind"),
+            ("r.yaml:5: data = 3", "not a mapping of fields", "give it fields: kind"),
         ],
     ),
     "an axis inside a sweep that is none": (
@@ -175,7 +175,7 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("r.yaml:3", "the key 3 is not text", "quotes"),
             ("r.yaml:4", "the key true is not text", "quotes"),
             ("r.yaml:5", "the key null is not text", "quotes"),
-            ("r.yaml:6", "the key a list or mapping is not text", "quotes"),
+            ("r.yaml:6", "the key of a list or mapping is not text", "quotes"),
             ("r.yaml:7: training", "the key 1 is not text", "quotes"),
         ],
     ),
@@ -198,11 +198,11 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ('r.yaml:7: sweep.grid.training.seed[0] = "a"', "not a whole number", ""),
             ("r.yaml:7: sweep.grid.training.seed[2] = null", "not a whole number", ""),
             ("r.yaml:8: sweep.grid.foo.bar = [1]", "no such field", "known: "),
-            ("r.yaml:9: sweep.grid.name", "one for the whole sweep", "another recipe"),
-            ("r.yaml:10: sweep.grid.repeats", "one for the whole sweep", "another recipe"),
-            ("r.yaml:11: sweep.grid.wandb.mode", "one for the whole sweep", "another recipe"),
+            ("r.yaml:9: sweep.grid.name", "belongs to the whole sweep", "another recipe"),
+            ("r.yaml:10: sweep.grid.repeats", "belongs to the whole sweep", "another recipe"),
+            ("r.yaml:11: sweep.grid.wandb.mode", "belongs to the whole sweep", "another recipe"),
             ("r.yaml:12: sweep.grid.training.precision = []", "a list of at least one value", ""),
-            ("r.yaml:13: sweep.grid.data[1] = 5", "a section is a mapping", "fields: kind"),
+            ("r.yaml:13: sweep.grid.data[1] = 5", "not a mapping of fields", "give it fields: kind"),
             ("r.yaml:14: sweep.grid.cuda_graph.scope", "a list of lists", "[[attn], [mlp]] are two values"),
             ('r.yaml:15: sweep.grid.model.preset[1] = "nope"', "no such preset", "known: "),
         ],
@@ -215,26 +215,26 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("r.yaml:6: sweep.points[1] = {}", "a point is a mapping", "points: ["),
             ("r.yaml:7: sweep.points[2].foo = 1", "no such field", "known: "),
             ("r.yaml:8: sweep.points[3].training.steps = [1]", "not a whole number", ""),
-            ("r.yaml:9: sweep.points[4].repeats = 3", "one for the whole sweep", "another recipe"),
+            ("r.yaml:9: sweep.points[4].repeats = 3", "belongs to the whole sweep", "another recipe"),
             ("r.yaml:10: sweep.points[5].cuda_graph.impl", "given twice", "keep one"),
         ],
     ),
     "a forgotten grid": (
         "sweep: {cuda_graph.impl: [none, torch_compile], gird: {training.seed: [1]}}\n",
         [
-            ("r.yaml:3: sweep.cuda_graph.impl", "an axis stands under grid", "sweep: {grid: {cuda_graph.impl: [...]}}"),
+            ("r.yaml:3: sweep.cuda_graph.impl", "an axis belongs under grid", "sweep: {grid: {cuda_graph.impl: [...]}}"),
             ("r.yaml:3: sweep.gird.training.seed", "no such field", ""),
         ],
     ),
-    "an empty sweep": ("sweep: {}\n", [("r.yaml:3: sweep = {}", "no axis", "leave it out")]),
+    "an empty sweep": ("sweep: {}\n", [("r.yaml:3: sweep = {}", "not a mapping of axes, at least one", "leave it out")]),
     "empty axes": (
         "sweep: {grid: {}, points: []}\n",
-        [("r.yaml:3: sweep.grid = {}", "no axis", "leave it out"), ("sweep.points = []", "at least one", "points: [")],
+        [("r.yaml:3: sweep.grid = {}", "not a mapping of axes, at least one", "leave it out"), ("sweep.points = []", "at least one", "points: [")],
     ),
     "a sweep that is a list": ("sweep: [a]\n", [("r.yaml:3: sweep = ", "not a mapping of axes", "grid")]),
     "a grid that is a list, points that are a mapping": (
         "sweep: {grid: [1], points: {a: 1}}\n",
-        [("sweep.grid = [1]", "not a mapping of axes", "grid"), ("sweep.points.a = 1", "a list of mappings", "points")],
+        [("sweep.grid = [1]", "not a mapping of axes", "grid"), ("sweep.points.a = 1", "not a list of mappings", "points")],
     ),
     "two axes over one field": (
         "sweep: {grid: {cuda_graph: [{impl: torch}], cuda_graph.impl: [local]}, points: [{cuda_graph_impl: none}]}\n",
@@ -268,9 +268,9 @@ def test_every_problem_is_found_with_its_place_and_way_out(tmp_path: Path, case:
 UNREADABLE: Mapping[str, tuple[str | bytes, str, str]] = {
     "empty": ("", "r.yaml", "the file is empty"),
     "comments only": ("# nothing\n", "r.yaml", "the file is empty"),
-    "a list": ("- a\n- b\n", "r.yaml:1", "no mapping of fields"),
-    "a word": ("hello\n", "r.yaml:1", "no mapping of fields"),
-    "a number": ("3\n", "r.yaml:1", "no mapping of fields"),
+    "a list": ("- a\n- b\n", "r.yaml:1", "not a mapping of fields"),
+    "a word": ("hello\n", "r.yaml:1", "not a mapping of fields"),
+    "a number": ("3\n", "r.yaml:1", "not a mapping of fields"),
     "an open bracket": ("name: x\nmodel: {preset: [\n", "r.yaml:3", "not YAML"),
     "a colon too many": ("name: x\n  model: 3\n", "r.yaml:2", "not YAML"),
     "tabs": ("name: x\ntraining:\n\tsteps: 3\n", "r.yaml:3", "not YAML"),
@@ -280,7 +280,7 @@ UNREADABLE: Mapping[str, tuple[str | bytes, str, str]] = {
     "latin-1": (b"model: 3\nname: caf\xe9\n", "r.yaml:2", "not UTF-8"),
     "UTF-16": ("name: x\n".encode("utf-16"), "r.yaml:1", "not UTF-8"),
     "nested without end": ("a: " + "[" * 100_000, "r.yaml:1", "nested deeper"),
-    "an alias of itself": ("a: &a {b: *a}\n", "r.yaml:1", "aliases that stand for themselves"),
+    "an alias of itself": ("a: &a {b: *a}\n", "r.yaml:1", "aliases contain themselves"),
     "an alias bomb": (
         "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 30)),
         "r.yaml:7", "more than 1,000,000 values",
@@ -313,8 +313,8 @@ def test_a_missing_file_names_the_one_that_was_probably_meant(tmp_path: Path) ->
 def test_name_and_model_are_asked_for(tmp_path: Path) -> None:
     places = [(place, remedy) for place, _, remedy in said(tmp_path, problems(tmp_path, "repeats: 2\n"))]
     assert places == [
-        ("r.yaml: name", "name: tiny_moe"),
-        ("r.yaml: model", "model: {preset: tiny_moe}, or its fields written out"),
+        ("r.yaml: name", "write name: tiny_moe"),
+        ("r.yaml: model", "write model: {preset: tiny_moe}, or its fields"),
     ]
 
 
@@ -346,7 +346,7 @@ def test_a_bare_yes_is_no_name(tmp_path: Path) -> None:
 BROKEN_PRESETS = {
     "broken": ("num_layers: [\n", "models/broken.yaml:2", "not YAML"),
     "empty": ("", "models/empty.yaml", "the file is empty"),
-    "listed": ("- 3\n", "models/listed.yaml:1", "no mapping"),
+    "listed": ("- 3\n", "models/listed.yaml:1", "not a mapping"),
     "nested": ("num_layers: 2\npreset: tiny_moe\n", 'models/nested.yaml:2: preset = "tiny_moe"', "cannot name another"),
     "unknown": ("\nnum_layer: 3\n", "models/unknown.yaml:2: num_layer = 3", "no such field"),
     "typed": ("hidden_size: abc\n", 'models/typed.yaml:1: hidden_size = "abc"', "not a whole number"),
@@ -446,10 +446,10 @@ WRONG_OVERRIDES = {
     "training.step=5": ("command line: training.step = 5", "no such field"),
     "training.steps=abc": ('command line: training.steps = "abc"', "not a whole number"),
     "training.steps=[": ("command line: training.steps=[", "not YAML"),
-    "training=5": ("command line: training = 5", "a section is a mapping"),
+    "training=5": ("command line: training = 5", "not a mapping of fields"),
     "sweep.grid.cuda_graph[0].impl=none": (
         "command line: sweep.grid.cuda_graph[0].impl=none",
-        "cannot reach into a list",
+        "cannot change an item of a list",
     ),
     "training.seed=${nothing}": ("command line: training.seed", "not found"),
     "environment.HF_TOKEN=hunter2": ('command line: environment.HF_TOKEN = "***"', "looks like a secret"),
@@ -527,7 +527,7 @@ def test_the_recorded_text_of_a_shipped_recipe_is_the_recipe(tmp_path: Path, pat
 
 # --- nothing but an InputError, whatever is written -----------------------------------------------------------------
 
-WORDS = st.sampled_from([*FIELDS, *SECTIONS, *HEAD.fields, "environment", "sweep", "grid", "points", "preset", "x", "impl",
+WORDS = st.sampled_from([*RECIPE.fields, *SECTIONS, "environment", "sweep", "grid", "points", "preset", "x", "impl",
                          "cuda_graph_scope", "steps", "A_B", "${training.steps}", "tiny_moe", "???", "bf16", "none"])  # fmt: skip
 SCALARS = st.one_of(
     WORDS, st.text(max_size=6), st.none(), st.booleans(), st.integers(-3, 2**70), st.floats(), st.dates()
@@ -538,8 +538,8 @@ TREES = st.recursive(
     max_leaves=12,
 )
 SWEEPS = st.fixed_dictionaries({}, optional={
-    "grid": TREES | st.dictionaries(st.sampled_from(FIELDS), st.lists(TREES, max_size=3), max_size=3),
-    "points": TREES | st.lists(st.dictionaries(st.sampled_from(FIELDS), SCALARS, max_size=3), max_size=3),
+    "grid": TREES | st.dictionaries(st.sampled_from(list(RECIPE.fields)), st.lists(TREES, max_size=3), max_size=3),
+    "points": TREES | st.lists(st.dictionaries(st.sampled_from(list(RECIPE.fields)), SCALARS, max_size=3), max_size=3),
 })  # fmt: skip
 
 
@@ -586,11 +586,11 @@ def table_rows(section: str) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize("section", ["The top", *SECTIONS])
 def test_the_reference_has_every_field_with_its_type_and_default(section: str) -> None:
-    schema, cls = (HEAD, None) if section == "The top" else (SCHEMAS[section], SECTIONS[section])
+    schema, cls = (RECIPE.top, None) if section == "The top" else (RECIPE.sections[section], SECTIONS[section])
     defaults = {} if cls is None else {f.name: f.default for f in dataclasses.fields(cls)}
     rows = table_rows(section)
     if cls is None:
-        rows = {name: row for name, row in rows.items() if name in HEAD.fields}
+        rows = {name: row for name, row in rows.items() if name in RECIPE.top.fields}
     assert list(rows) == list(schema.fields)
     for name, (kind, default) in rows.items():
         assert kind == schema.describe_type(name), name

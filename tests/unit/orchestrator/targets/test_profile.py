@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import InputError
-from orchestrator.slurm.reserved_options import flaw_of_option
-from orchestrator.targets.profile import Profile
-from orchestrator.targets.profile_file import FIELDS, SCHEMA, load_profile
+from orchestrator.targets.profile import Profile, check_option
+from orchestrator.targets.profile_file import SCHEMA, load_profile
 
 ROOT = Path(__file__).parents[4]
+FIELDS = tuple(name for name in SCHEMA.fields if name != "name")
 SHIPPED = sorted((ROOT / "clusters").glob("*.yaml"))
 REFERENCE = (ROOT / "docs" / "clusters.md").read_text()
 
@@ -100,9 +100,9 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
         "partion: gpu\nname: site\nnodes: 4\nmem.x: 1\n",
         [
             ('site.yaml:1: partion = "gpu"', "no such field", "did you mean 'partition'?"),
-            ('site.yaml:2: name = "site"', "no such field", "called as its file is"),
+            ('site.yaml:2: name = "site"', "no such field", "the name of its file"),
             ("site.yaml:3: nodes = 4", "no such field", "did you mean 'max_nodes'?"),
-            ("site.yaml:4: mem.x = 1", "mem is no mapping", "write text, or null"),
+            ("site.yaml:4: mem.x = 1", "mem is not a mapping", "write text, or null"),
         ],
     ),
     "wrong types and sizes": (
@@ -123,7 +123,7 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("site.yaml:2: qos", "not a line of text", "one line"),
             ('site.yaml:3: mem = "lots"', "not memory as sbatch takes it", "500G"),
             ('site.yaml:4: gpu_type = "a b"', "not a type of GPU", "Gres=gpu:TYPE"),
-            ('site.yaml:6: python = "python3 -u"', "one program", "without options"),
+            ('site.yaml:6: python = "python3 -u"', "one program", "leave its options out"),
             ('site.yaml:7: container_mounts[0] = "/data"', "not of the form FROM:TO", "/data:/data:ro"),
             ('site.yaml:8: setup[0] = ""', "not a line of text", "one line"),
             ("site.yaml:8: setup[1]", "not a line of text", "one line"),
@@ -144,24 +144,24 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
         "  mail_type: END, comment: true, gpu-bind: closest}\n"
         "srun: [--mpi=pmix, --container-image=x, --nodes=2, --overlap, -n4, --gpu-bind=closest, wait]\n",
         [
-            ('sbatch.partition = "gpu"', "has a field of its own", "write it as partition"),
-            ("sbatch.gpus-per-node = 8", "has a field of its own", "write it as gpus,"),
-            ("sbatch.time = 60", "set by the orchestrator", "resources.minutes_per_run"),
-            ("sbatch.nodes = 2", "set by the orchestrator", "recipe's resources"),
-            ('sbatch.array = "0-3"', "set by the orchestrator", "max_nodes and max_jobs"),
-            ("sbatch.requeue = null", "set by the orchestrator", "fresh attempt"),
-            ('sbatch.signal = "USR1"', "set by the orchestrator", "fresh attempt"),
-            ('sbatch.p = "x"', "not the long name", "after the dashes"),
-            ('site.yaml:2: sbatch.mail_type = "END"', "not the long name", "after the dashes"),
+            ('sbatch.partition = "gpu"', "has a field for this option", "write it as partition"),
+            ("sbatch.gpus-per-node = 8", "has a field for this option", "write it as gpus,"),
+            ("sbatch.time = 60", "the orchestrator sets this", "resources.minutes_per_run"),
+            ("sbatch.nodes = 2", "the orchestrator sets this", "recipe's resources"),
+            ('sbatch.array = "0-3"', "the orchestrator sets this", "max_nodes and max_jobs"),
+            ("sbatch.requeue = null", "the orchestrator sets this", "new attempt"),
+            ('sbatch.signal = "USR1"', "the orchestrator sets this", "new attempt"),
+            ('sbatch.p = "x"', "not the long name", "without dashes"),
+            ('site.yaml:2: sbatch.mail_type = "END"', "not the long name", "without dashes"),
             ("sbatch.comment = true", "not the text of an option", "nothing for an option without a value"),
             ('sbatch.gpu-bind = "closest"', "hides GPUs from ranks", "write none"),
-            ('site.yaml:3: srun[0] = "--mpi=pmix"', "has a field of its own", "write it as mpi"),
-            ('srun[1] = "--container-image=x"', "has a field of its own", "write it as container_image"),
-            ('srun[2] = "--nodes=2"', "set by the orchestrator", "recipe's resources"),
-            ('srun[3] = "--overlap"', "set by the orchestrator", "whole allocation"),
-            ('srun[4] = "-n4"', "not an option of srun by its long name", "--NAME=VALUE"),
+            ('site.yaml:3: srun[0] = "--mpi=pmix"', "has a field for this option", "write it as mpi"),
+            ('srun[1] = "--container-image=x"', "has a field for this option", "write it as container_image"),
+            ('srun[2] = "--nodes=2"', "the orchestrator sets this", "recipe's resources"),
+            ('srun[3] = "--overlap"', "the orchestrator sets this", "whole allocation"),
+            ('srun[4] = "-n4"', "not the long name of an option of srun", "--NAME=VALUE each"),
             ('srun[5] = "--gpu-bind=closest"', "hides GPUs from ranks", "write none"),
-            ('srun[6] = "wait"', "not an option of srun by its long name", "--NAME=VALUE"),
+            ('srun[6] = "wait"', "not the long name of an option of srun", "--NAME=VALUE each"),
         ],
     ),
     "secrets": (
@@ -175,11 +175,11 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
     "fields without the one that they are about": (
         "gpus: none\ngpu_type: h100\ncontainer_mounts: ['/data:/data']\n",
         [
-            ('site.yaml:2: gpu_type = "h100"', "no GPUs are asked for", "leave gpu_type out"),
+            ('site.yaml:2: gpu_type = "h100"', "no job asks for GPUs", "leave gpu_type out"),
             ("site.yaml:3: container_mounts", "there is no container", "name a container_image"),
         ],
     ),
-    "given twice": ("qos: a\nqos: b\n", [("site.yaml:2: qos", "given twice (line 1 has it too)", "keep one")]),
+    "given twice": ("qos: a\nqos: b\n", [("site.yaml:2: qos", "given twice (first in line 1)", "keep one")]),
     "empty": ("", [("site.yaml", "the file is empty", "clusters/")]),
 }  # fmt: skip
 
@@ -203,7 +203,7 @@ def test_every_problem_is_found_with_its_place_and_way_out(own: Path, case: str)
              "container-mounts cpus-per-task gpus-per-task distribution time"),
 ])  # fmt: skip
 def test_whatever_the_orchestrator_writes_itself_cannot_be_added(command: Any, names: str) -> None:
-    assert all(flaw_of_option(command, name, "1") for name in names.split())
+    assert all(check_option(command, name, "1") for name in names.split())
 
 
 # --- what is read ---------------------------------------------------------------------------------------------------
