@@ -1,4 +1,4 @@
-"""The table of failures: what each kind is called, the outcome that it means, and the way out. docs/failures.md shows it."""
+"""The table of failures: the name of each class, its outcome and its fix. docs/failures.md shows it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from launch.contract.records.events import Phase
 
 @dataclass(frozen=True)
 class FailureClass:
-    """One kind of failure: which exceptions ("Type: message") it covers, what the outcome is, and the way out."""
+    """One kind of failure. ``pattern`` matches the exceptions ("Type: message") that belong to it."""
 
     name: str
     outcome: OutcomeName
-    remedy: str
+    fix: str
     pattern: str = ""
     phase: Phase | None = None
-    """The only phase in which ``pattern`` means this; None is any."""
+    """The only phase in which ``pattern`` counts; None is any."""
     infrastructure: bool = False
-    """Whether nodes, network or scheduler caused it, and not what was run: another attempt may well succeed."""
+    """Whether nodes, network or scheduler caused it, so that another attempt may succeed."""
+    job_states: tuple[str, ...] = ()
+    """States in which Slurm's job may have ended where the attempt itself does not explain its end."""
 
 
 # PyTorch's allocator, CUDA by way of PyTorch and of Transformer Engine, NCCL, Triton, and cuBLAS for its workspace.
@@ -29,88 +31,88 @@ _OUT_OF_MEMORY = (
     r"|Triton Error \[CUDA\]: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
 )
 
-# What the loader says of half a shared object. In Inductor's and Triton's caches, whose names are digests, it may be deleted.
+# The loader's messages about an incomplete shared object. In Inductor's and Triton's caches it may be deleted.
 _TORN = r"(file too short|cannot read file data|invalid ELF header)"
 
-DISK_FULL = FailureClass("DISK_FULL", "ENVIRONMENT", "make room under the sweep's folder (the disk, a quota, ulimit -f), then resume the sweep", r"No space left on device|Disk quota exceeded|File too large", infrastructure=True)  # fmt: skip
+DISK_FULL = FailureClass("DISK_FULL", "ENVIRONMENT", "free space for the sweep's folder (the disk, a quota, ulimit -f), then resume the sweep", r"No space left on device|Disk quota exceeded|File too large", infrastructure=True)  # fmt: skip
 
 # Sorted by priority: the first row that matches names the class.
 EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
-    FailureClass("UNSUPPORTED", "CONFIG", "change the setting named, or use an engine that has it", r"^UnsupportedError:"),
-    FailureClass("DATA", "CONFIG", "mend the data section of the recipe as the message says", r"^DataError:"),
-    FailureClass("CHECKPOINT", "CONFIG", "mend model.weights, or the model section of the recipe, as the message says", r"^CheckpointError:"),
-    FailureClass("SAFETENSORS", "CONFIG", "a file of model.weights changed after it was checked: let nothing write there while runs start, or copy it again", r"^SafetensorError:"),
-    FailureClass("NUMERIC", "NUMERIC", "look at the eager twin at the same step: if it is finite, the capture changed the numbers; if not, lower training.learning_rate", r"^NumericError:"),
-    FailureClass("OOM_CAPTURE", "CUDA_OOM", "graphs hold memory beside what the eager step takes: capture fewer modules, lower training.micro_batch_size, or raise parallelism.pp or tp", _OUT_OF_MEMORY, phase="capture"),
-    FailureClass("CUDA_OOM", "CUDA_OOM", "lower training.micro_batch_size, or raise parallelism.pp or tp; where the eager twin has room, capture fewer modules", _OUT_OF_MEMORY),
-    FailureClass("HOST_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks on a node", r"^MemoryError|DefaultCPUAllocator: (can't allocate|not enough) memory"),
-    FailureClass("COMPILE_CACHE", "ENVIRONMENT", "a compilation that was killed left the file named torn: delete it, or the folder that TORCHINDUCTOR_CACHE_DIR names, and run again", rf"/((\w\w)/c\2\w*(\.\w+)*|[A-Z2-7]{{52}}/[^/ ]+)\.so: {_TORN}"),
+    FailureClass("UNSUPPORTED", "CONFIG", "change the setting that the message names, or use an engine that supports it", r"^UnsupportedError:"),
+    FailureClass("DATA", "CONFIG", "correct the data section of the recipe as the message says", r"^DataError:"),
+    FailureClass("CHECKPOINT", "CONFIG", "correct model.weights, or the model section of the recipe, as the message says", r"^CheckpointError:"),
+    FailureClass("SAFETENSORS", "CONFIG", "a file of model.weights changed after it was checked: make sure that nothing writes there while runs start, or copy it again", r"^SafetensorError:"),
+    FailureClass("NUMERIC", "NUMERIC", "look at the eager baseline at the same step: if it is finite, the capture changed the numbers; if not, lower training.learning_rate", r"^NumericError:"),
+    FailureClass("OOM_CAPTURE", "CUDA_OOM", "graphs hold memory in addition to the eager step's: capture fewer modules, lower training.micro_batch_size, or raise parallelism.pp or tp", _OUT_OF_MEMORY, phase="capture"),
+    FailureClass("CUDA_OOM", "CUDA_OOM", "lower training.micro_batch_size, or raise parallelism.pp or tp; where the eager baseline fits, capture fewer modules", _OUT_OF_MEMORY),
+    FailureClass("HOST_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks per node", r"^MemoryError|DefaultCPUAllocator: (can't allocate|not enough) memory"),
+    FailureClass("COMPILE_CACHE", "ENVIRONMENT", "a killed compilation left the named file incomplete: delete it, or the folder that TORCHINDUCTOR_CACHE_DIR names, and run again", rf"/((\w\w)/c\2\w*(\.\w+)*|[A-Z2-7]{{52}}/[^/ ]+)\.so: {_TORN}"),
     FailureClass("COMPILER", "ENVIRONMENT", "install a C++ compiler and Python's headers (Debian: apt-get install g++ python3-dev)", r"InvalidCxxCompiler|No working C\+\+ compiler|Failed to find C compiler|Python\.h: No such file"),
-    FailureClass("ATTENTION_BACKEND", "ENVIRONMENT", "no kernel installed can do this attention, with or without graphs: set training.attention_backend=auto, or see why with environment.NVTE_DEBUG=1 and NVTE_DEBUG_LEVEL=2", r"No dot product attention (backend|support)|No available kernel\. Aborting execution"),
-    FailureClass("IMPORT", "ENVIRONMENT", "install the package named into the environment that runs the job", rf"^(ModuleNotFoundError|ImportError):|undefined symbol|^OSError:.*(cannot open shared object file|{_TORN})"),
-    FailureClass("ENVIRONMENT", "ENVIRONMENT", "give the host what the message names", r"^EnvironmentFault:"),
+    FailureClass("ATTENTION_BACKEND", "ENVIRONMENT", "no installed kernel supports this attention, with or without graphs: set training.attention_backend=auto, or find out why with environment.NVTE_DEBUG=1 and NVTE_DEBUG_LEVEL=2", r"No dot product attention (backend|support)|No available kernel\. Aborting execution"),
+    FailureClass("IMPORT", "ENVIRONMENT", "install the package that the message names into the environment that runs the job", rf"^(ModuleNotFoundError|ImportError):|undefined symbol|^OSError:.*(cannot open shared object file|{_TORN})"),
+    FailureClass("ENVIRONMENT", "ENVIRONMENT", "provide what the message names on the host", r"^EnvironmentFault:"),
     DISK_FULL,
-    FailureClass("GPU_FAULT", "ENVIRONMENT", "a GPU of the node named is broken, or another process holds it: have the site look at the node", r"uncorrectable ECC error|CUDA-capable device\(s\) is/are busy or unavailable|GPU has fallen off the bus", infrastructure=True),
-    FailureClass("COMPILE", "FAILED", "see the exception it names, or set training.compile=none", r"^CompileError:"),
-    FailureClass("REPLAY", "FAILED", "a graph repeats its capture: pad the input named to one shape, and keep its dtype and device", r"^ReplayError:"),
-    FailureClass("GRAPH_ARGUMENTS", "FAILED", "a replayed layer was given other arguments than it was captured with: keep sequences, micro-batches and their number the same in every step, and data.packed_sequences=false, or leave attention out of cuda_graph.scope", r"CUDA graph argument mismatch|different number of tensors than what it was graphed with|CUDA graph accepts only Tensor inputs"),
-    FailureClass("GRAPH_ORDER", "FAILED", "layers were replayed in another order than they were captured in: nothing may run them between a forward pass and its backward pass", r"Tried calling the (fwd|bwd) cudagraph when|num_microbatches must match the number of microbatches in order"),
-    FailureClass("GRAPH_OVERWRITTEN", "FAILED", "a replay wrote over what an earlier one gave and is still read: lower the micro-batches of a step to one, or use full_iteration", r"tensor output of CUDAGraphs that has been overwritten"),
-    FailureClass("HOOKS", "CAPTURE_FAILED", "a module that is captured has hooks, which no replay calls: set parallelism.overlap_param_gather=false, or use full_iteration", r"[Mm]odules must not have hooks|user registered pre-forward hooks"),
-    FailureClass("RNG_CAPTURE", "CAPTURE_FAILED", "captured code uses a random generator that its graph was not told of, or reads one's state: call the graph's register_generator_state before the capture, and checkpoint with preserve_rng_state=False", r"CUDAGeneratorImpl|CUDA generator|Offset increment outside graph capture"),
-    FailureClass("ALLOC_CAPTURE", "CAPTURE_FAILED", "memory changed hands beside the graph's own pool while a capture was under way: take it in the warm-up, and capture nothing after a capture that failed", r"captures_underway|beginAllocateToPool|use_count > 0 INTERNAL ASSERT FAILED"),
-    FailureClass("SYNC_IN_CAPTURE", "CAPTURE_FAILED", "captured code waits for the device: look for .item(), .cpu(), a print of a tensor or a copy from unpinned memory, or capture a smaller scope", r"cudaErrorStreamCaptureUnsupported|operation not permitted when stream is capturing|Cannot copy between CPU and CUDA tensors during CUDA graph capture|cudaErrorCapturedEvent|event last recorded in a capturing stream"),
-    FailureClass("CAPTURE_INVALID", "CAPTURE_FAILED", "something broke the capture before this operation: see the rank's log for an earlier error, and look for a thread that waits for the stream or asks after it (pinned memory, logging)", r"cudaErrorStreamCaptureInvalidated|previous error during capture|StreamCaptureStatusInvalidated"),
-    FailureClass("CAPTURE_MERGE", "CAPTURE_FAILED", "two captures depend on each other, or one ended on another stream than it began on: capture one after the other", r"cudaErrorStreamCapture(Merge|Unmatched)|merge of separate capture sequences|not ended in the same stream"),
+    FailureClass("GPU_FAULT", "ENVIRONMENT", "a GPU of the named node is broken, or another process uses it: ask the site to check the node", r"uncorrectable ECC error|CUDA-capable device\(s\) is/are busy or unavailable|GPU has fallen off the bus", infrastructure=True),
+    FailureClass("COMPILE", "FAILED", "see the exception in the message, or set training.compile=none", r"^CompileError:"),
+    FailureClass("REPLAY", "FAILED", "a graph replays fixed shapes: pad the named input to one shape, and keep its dtype and device", r"^ReplayError:"),
+    FailureClass("GRAPH_ARGUMENTS", "FAILED", "a layer was replayed with other arguments than it was captured with: keep sequences, micro-batches and their number the same in every step, set data.packed_sequences=false, or leave attention out of cuda_graph.scope", r"CUDA graph argument mismatch|different number of tensors than what it was graphed with|CUDA graph accepts only Tensor inputs"),
+    FailureClass("GRAPH_ORDER", "FAILED", "layers were replayed in another order than they were captured in: do not run them between a forward pass and its backward pass", r"Tried calling the (fwd|bwd) cudagraph when|num_microbatches must match the number of microbatches in order"),
+    FailureClass("GRAPH_OVERWRITTEN", "FAILED", "a replay overwrote an earlier output that is still read: use one micro-batch per step, or full_iteration", r"tensor output of CUDAGraphs that has been overwritten"),
+    FailureClass("HOOKS", "CAPTURE_FAILED", "a captured module has hooks, which a replay does not call: set parallelism.overlap_param_gather=false, or use full_iteration", r"[Mm]odules must not have hooks|user registered pre-forward hooks"),
+    FailureClass("RNG_CAPTURE", "CAPTURE_FAILED", "captured code uses a random generator that its graph does not know, or reads a generator's state: call the graph's register_generator_state before the capture, and checkpoint with preserve_rng_state=False", r"CUDAGeneratorImpl|CUDA generator|Offset increment outside graph capture"),
+    FailureClass("ALLOC_CAPTURE", "CAPTURE_FAILED", "memory outside the graph's pool was allocated or freed during a capture: allocate it in the warm-up, and capture nothing after a capture that failed", r"captures_underway|beginAllocateToPool|use_count > 0 INTERNAL ASSERT FAILED"),
+    FailureClass("SYNC_IN_CAPTURE", "CAPTURE_FAILED", "captured code waits for the device: look for .item(), .cpu(), a printed tensor or a copy from unpinned memory, or capture a smaller scope", r"cudaErrorStreamCaptureUnsupported|operation not permitted when stream is capturing|Cannot copy between CPU and CUDA tensors during CUDA graph capture|cudaErrorCapturedEvent|event last recorded in a capturing stream"),
+    FailureClass("CAPTURE_INVALID", "CAPTURE_FAILED", "something broke the capture before this operation: look in the rank's log for an earlier error, and for a thread that synchronizes or queries the stream (pinned memory, logging)", r"cudaErrorStreamCaptureInvalidated|previous error during capture|StreamCaptureStatusInvalidated"),
+    FailureClass("CAPTURE_MERGE", "CAPTURE_FAILED", "two captures depend on each other, or a capture ended on another stream than it began on: capture one after the other", r"cudaErrorStreamCapture(Merge|Unmatched)|merge of separate capture sequences|not ended in the same stream"),
     FailureClass("UNJOINED", "CAPTURE_FAILED", "a side stream was forked in the capture and never joined: have the capturing stream wait for it (wait_stream) before the capture ends", r"cudaErrorStreamCaptureUnjoined|capturing stream has unjoined work"),
     FailureClass("ISOLATION", "CAPTURE_FAILED", "captured code waits for work that began before the capture: wait for that work before the capture begins", r"cudaErrorStreamCaptureIsolation|dependency created on uncaptured work"),
-    FailureClass("IMPLICIT", "CAPTURE_FAILED", "the default stream is to wait for captured work: use parameters first under a side stream, or their gradients are accumulated on the default one", r"cudaErrorStreamCaptureImplicit|would make the legacy stream depend on a capturing"),
-    FailureClass("WRONG_THREAD", "CAPTURE_FAILED", "a capture has to end in the thread that it began in", r"cudaErrorStreamCaptureWrongThread|thread-local capture sequence from another thread"),
-    FailureClass("CAPTURE", "CAPTURE_FAILED", "see the exception it names; a smaller scope narrows down the culprit", r"^CaptureError:"),
-    FailureClass("ILLEGAL_ACCESS", "FAILED", "a stale pointer: look for an input freed before replay; with expandable segments set NCCL_GRAPH_REGISTER=0", r"illegal memory access|cudaErrorIllegalAddress"),
-    FailureClass("KERNEL", "FAILED", "a kernel failed on the device, and what names it may be a later call: run it again with environment.CUDA_LAUNCH_BLOCKING=1 and cuda_graph.impl=none", r"unspecified launch failure|cudaErrorLaunchFailure|device-side assert triggered|cudaErrorAssert|misaligned address|an illegal instruction was encountered"),
-    FailureClass("COMMUNICATOR_SETUP", "ENVIRONMENT", "ranks did not reach each other: if it stays so on other nodes, look at their network, and at NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME in the cluster's profile", r"^Dist(Network|Store)Error:|EADDRINUSE|[Aa]ddress already in use|[Cc]onnect(ion)? (timed out|timeout|refused)|connectFullMesh failed|ncclCommInitRank|unhandled system error|remote process exited", phase="init", infrastructure=True),
+    FailureClass("IMPLICIT", "CAPTURE_FAILED", "the default stream would wait for captured work: use parameters first on a side stream, or their gradients are accumulated on the default stream", r"cudaErrorStreamCaptureImplicit|would make the legacy stream depend on a capturing"),
+    FailureClass("WRONG_THREAD", "CAPTURE_FAILED", "end the capture in the thread that began it", r"cudaErrorStreamCaptureWrongThread|thread-local capture sequence from another thread"),
+    FailureClass("CAPTURE", "CAPTURE_FAILED", "see the exception in the message; a smaller scope narrows down the cause", r"^CaptureError:"),
+    FailureClass("ILLEGAL_ACCESS", "FAILED", "a stale pointer: look for an input that was freed before the replay; with expandable segments set NCCL_GRAPH_REGISTER=0", r"illegal memory access|cudaErrorIllegalAddress"),
+    FailureClass("KERNEL", "FAILED", "a kernel failed on the device, and the error may name a later call: run it again with environment.CUDA_LAUNCH_BLOCKING=1 and cuda_graph.impl=none", r"unspecified launch failure|cudaErrorLaunchFailure|device-side assert triggered|cudaErrorAssert|misaligned address|an illegal instruction was encountered"),
+    FailureClass("COMMUNICATOR_SETUP", "ENVIRONMENT", "ranks did not reach each other: if this happens on other nodes too, check their network, and NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME in the cluster's profile", r"^Dist(Network|Store)Error:|EADDRINUSE|[Aa]ddress already in use|[Cc]onnect(ion)? (timed out|timeout|refused)|connectFullMesh failed|ncclCommInitRank|unhandled system error|remote process exited", phase="init", infrastructure=True),
     FailureClass("COMMUNICATION", "FAILED", "see the log of the rank that failed first", r"Gloo|gloo|NCCL|ProcessGroup|collective|Connection (closed|reset) by peer"),
 )  # fmt: skip
 
-# How an attempt ends that no exception explains.
-CANCELLED = FailureClass("CANCELLED", "CANCELLED", "resume the sweep to run it again")
+# Ends that no exception explains.
+CANCELLED = FailureClass("CANCELLED", "CANCELLED", "resume the sweep to run it again", job_states=("CANCELLED", "REVOKED"))  # fmt: skip
 TIMEOUT = FailureClass("TIMEOUT", "TIMEOUT", "raise resources.minutes_per_run, or lower training.steps")
-HANG = FailureClass("HANG", "HANG", "the logs hold every rank's stack at that moment; raise resources.hang_minutes if a step may take so long")  # fmt: skip
+HANG = FailureClass("HANG", "HANG", "the logs hold every rank's stack at that moment; raise resources.hang_minutes if a step may take that long")  # fmt: skip
 TEARDOWN_HANG = FailureClass("TEARDOWN_HANG", "TEARDOWN_HANG", "delete graphs before process groups; the results count")
 TEARDOWN_CRASH = FailureClass("TEARDOWN_CRASH", "FAILED", "see the logs; every step's metrics are recorded")
-SPEC = FailureClass("SPEC", "CONFIG", "delete the run's spec.json and sweep again, which writes it anew")
-KERNEL_OOM = FailureClass("KERNEL_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks on a node")
+SPEC = FailureClass("SPEC", "CONFIG", "delete the run's spec.json and sweep again, which writes a new one")
+KERNEL_OOM = FailureClass("KERNEL_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks per node")
 EXIT = FailureClass("EXIT", "FAILED", "see logs/launcher.log and the ranks' logs")
 SIGNALS: tuple[FailureClass, ...] = (
-    FailureClass("SIGKILL", "FAILED", "an operator or the kernel's memory killer: give the job more host memory, or ask who ended it"),
-    FailureClass("SIGSEGV", "FAILED", "a fault in native code: the rank's log holds the Python stack"),
-    FailureClass("SIGBUS", "FAILED", "a memory-mapped file was shortened while it was read, or its disk is at fault: look at data.path and model.weights"),
-    FailureClass("SIGILL", "FAILED", "a library chose an instruction that this processor refuses, as virtual machines do that announce AMX: set environment.ONEDNN_MAX_CPU_ISA to AVX512_CORE_BF16 in the recipe"),
-    FailureClass("SIGNAL", "FAILED", "ended by another signal, whose name is the class: the rank's log may hold the Python stack"),
+    FailureClass("SIGKILL", "FAILED", "somebody killed it, or the kernel did when memory ran out: give the job more host memory, or ask who ended it"),
+    FailureClass("SIGSEGV", "FAILED", "an error in native code: the rank's log holds the Python stack"),
+    FailureClass("SIGBUS", "FAILED", "a memory-mapped file was shortened while it was read, or its disk is faulty: check data.path and model.weights"),
+    FailureClass("SIGILL", "FAILED", "a library used an instruction that this processor rejects, as on virtual machines that announce AMX: set environment.ONEDNN_MAX_CPU_ISA to AVX512_CORE_BF16 in the recipe"),
+    FailureClass("SIGNAL", "FAILED", "another signal ended it, and the class is its name: the rank's log may hold the Python stack"),
 )  # fmt: skip
 
-# How Slurm ends an attempt, or the job that it was in.
-LAUNCH = FailureClass("LAUNCH", "ENVIRONMENT", "no rank began: see logs/launcher.log, or the job's own log under submitit/, for what srun, the container or the interpreter said", infrastructure=True)  # fmt: skip
-NODE_FAIL = FailureClass("NODE_FAIL", "NODE_FAIL", "have the site look at the node; resume the sweep to run it again on others", infrastructure=True)  # fmt: skip
-PREEMPTED = FailureClass("PREEMPTED", "PREEMPTED", "resume the sweep to run it again", infrastructure=True)
-REQUEUED = FailureClass("REQUEUED", "PREEMPTED", "resume the sweep to run it again", infrastructure=True)
-STEP_MEMORY = FailureClass(
-    "STEP_MEMORY", "HOST_OOM", "raise mem in the cluster's profile, or run fewer ranks on a node"
-)
-JOB_TIMEOUT = FailureClass("JOB_TIMEOUT", "TIMEOUT", "the time limit of the whole job: raise resources.minutes_per_run, which it follows from")  # fmt: skip
-SUPERVISOR = FailureClass("SUPERVISOR", "FAILED", "the job's own log under submitit/ may say why its supervisor died; resume the sweep with --failed to run it again")  # fmt: skip
-JOB_GONE = FailureClass("JOB_GONE", "FAILED", "ask the site what became of the job; resume the sweep with --failed to run it again")  # fmt: skip
+# Ends of an attempt's Slurm job or step.
+LAUNCH = FailureClass("LAUNCH", "ENVIRONMENT", "no rank started: see logs/launcher.log, or the job's own log under submitit/, for what srun, the container or the interpreter printed", infrastructure=True)  # fmt: skip
+NODE_FAIL = FailureClass("NODE_FAIL", "NODE_FAIL", "ask the site to check the node; resume the sweep to run it again on others", infrastructure=True, job_states=("BOOT_FAIL", "LAUNCH_FAILED", "NODE_FAIL", "RECONFIG_FAIL"))  # fmt: skip
+PREEMPTED = FailureClass("PREEMPTED", "PREEMPTED", "resume the sweep to run it again", infrastructure=True, job_states=("PREEMPTED",))  # fmt: skip
+REQUEUED = FailureClass("REQUEUED", "PREEMPTED", "resume the sweep to run it again", infrastructure=True, job_states=("REQUEUED",))  # fmt: skip
+STEP_MEMORY = FailureClass("STEP_MEMORY", "HOST_OOM", "raise mem in the cluster's profile, or run fewer ranks per node", job_states=("OUT_OF_MEMORY",))  # fmt: skip
+JOB_TIMEOUT = FailureClass("JOB_TIMEOUT", "TIMEOUT", "the job reached its time limit, which follows from resources.minutes_per_run: raise that", job_states=("DEADLINE", "TIMEOUT"))  # fmt: skip
+SUPERVISOR = FailureClass("SUPERVISOR", "FAILED", "the job's own log under submitit/ may show why its supervisor died; resume the sweep with --failed to run it again", job_states=("COMPLETED", "FAILED"))  # fmt: skip
+JOB_GONE = FailureClass("JOB_GONE", "FAILED", "ask the site what became of the job; resume the sweep with --failed to run it again", job_states=("GONE",))  # fmt: skip
 
 FAILURE_CLASSES: tuple[FailureClass, ...] = (
     *EXCEPTION_CLASSES, CANCELLED, TIMEOUT, HANG, TEARDOWN_HANG, TEARDOWN_CRASH, SPEC, KERNEL_OOM, EXIT, *SIGNALS,
     LAUNCH, NODE_FAIL, PREEMPTED, REQUEUED, STEP_MEMORY, JOB_TIMEOUT, SUPERVISOR, JOB_GONE,
 )  # fmt: skip
-"""Every class that a record may name, but for exceptions that no row covers: their class is their type."""
+"""Every class that a record may name. An exception that no row matches is its own class, by its type."""
+
+CLASS_OF_JOB_STATE = {state: row for row in FAILURE_CLASSES for state in row.job_states}
 
 
 def classify(type_name: str, message: str, phase: Phase) -> FailureClass | None:
-    """The row of the table for an exception in ``phase``, None where none covers it."""
+    """Return the first row that matches an exception in ``phase``; None where none does."""
     text = f"{type_name}: {message}"
     rows = (row for row in EXCEPTION_CLASSES if row.phase in (None, phase))
     return next((row for row in rows if re.search(row.pattern, text)), None)

@@ -1,9 +1,7 @@
-"""From what was seen of an attempt to its outcome: class, phase, first failing rank and remedy. Pure.
+"""From the evidence of an attempt that ended to its outcome: class, phase, first failing rank and fix. Pure.
 
-What is seen: exceptions that ranks recorded, exit codes of ranks, the phase that each had entered, whether the
-supervisor ended the attempt itself, and what Slurm says where ranks do not explain their end. The first exception in
-time is the cause; what other ranks say after it (a closed connection, a cancelled collective) is a consequence and is
-passed over.
+The first exception in time is the cause. What other ranks raise after it (a closed connection, a cancelled collective)
+is a consequence and is ignored.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ from typing import Literal
 from launch.contract.outcomes import OutcomeName
 from launch.contract.records.events import Phase
 from launch.failures import classes
-from launch.failures.classes import FailureClass, classify
-from launch.slurm.job_states import OUTCOME_OF_STATE
+from launch.failures.classes import CLASS_OF_JOB_STATE, FailureClass, classify
 
 EndedBy = Literal["itself", "cancel", "deadline", "hang", "job"]
 """Who ended an attempt; "job" is Slurm, which ends the whole job."""
@@ -34,6 +31,14 @@ class RankException:
     type: str
     message: str
 
+    @property
+    def text(self) -> str:
+        return f"{self.type}: {self.message}"
+
+    @property
+    def row(self) -> FailureClass | None:
+        return classify(self.type, self.message, self.phase)
+
 
 @dataclass(frozen=True)
 class RankExit:
@@ -42,19 +47,19 @@ class RankExit:
     rank: int
     code: int
     time: float | None = None
-    """In seconds since the epoch, None where nobody noted it."""
+    """In seconds since the epoch, None where nobody recorded it."""
     node: str = ""
     oom_killed: bool = False
-    """Whether the kernel's memory killer struck where it ran, while it ran."""
+    """Whether the kernel killed a process for memory where the rank ran, while it ran."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is known of an attempt that has ended. What ranks said after the supervisor began to end them is not."""
+    """All that is known of an attempt that ended, up to the moment when the supervisor began to end its ranks."""
 
     ended_by: EndedBy
     exit_code: int
-    """Of what started the ranks; 0 where that had not ended."""
+    """Of the process that started the ranks; 0 where it still ran."""
     phases: Mapping[int, Phase]
     """The last phase that each rank entered."""
     exceptions: tuple[RankException, ...] = ()
@@ -62,11 +67,11 @@ class Evidence:
     """Ranks that failed, the first one first."""
     limit_seconds: float = 0.0
     job_state: str = ""
-    """Of the attempt's job, where that has ended."""
+    """Of the attempt's job, where it has ended."""
     over_memory: str = ""
-    """In words, the memory of the attempt's step where Slurm ended it for that."""
+    """The memory of the attempt's step, in words, where Slurm ended it for that."""
     disk_full: str = ""
-    """In words, why the supervisor could not write what became of the attempt; then ranks could not either."""
+    """Why the supervisor could not write the outcome, in words; then ranks could not write either."""
 
     @property
     def phase(self) -> Phase:
@@ -74,18 +79,24 @@ class Evidence:
 
     @property
     def results_intact(self) -> bool:
-        """Rank 0 writes metrics, and enters the teardown when the last of them is on disk."""
+        """Whether every step is on disk: rank 0 writes metrics, and enters the teardown after the last of them."""
         return self.phase == "teardown"
 
     @property
-    def exits_of_their_own(self) -> tuple[RankExit, ...]:
-        """Without ranks that were ended (SIGTERM) because another had failed before them (srun --kill-on-bad-exit)."""
+    def ranks_with_exceptions(self) -> Set[int]:
+        return {exception.rank for exception in self.exceptions}
+
+    @property
+    def own_exits(self) -> tuple[RankExit, ...]:
+        """Exits without those that another rank's failure caused: SIGTERM later on, by srun --kill-on-bad-exit."""
         first = min((e.time for e in self.exits if e.time is not None), default=0.0)
         return tuple(e for e in self.exits if e.code != -signal.SIGTERM or e.time is None or e.time <= first)
 
 
 @dataclass(frozen=True)
 class Diagnosis:
+    """The part of an outcome that follows from the evidence alone."""
+
     outcome: OutcomeName
     phase: Phase
     rank: int | None = None
@@ -95,14 +106,18 @@ class Diagnosis:
     infrastructure: bool = False
 
 
-# What other ranks say when one has gone: consequences, not causes.
+# What the other ranks raise when one has gone.
 _SECONDARY = re.compile(
     r"Connection (closed|reset) by peer|DistBackendError|cudaErrorStreamCaptureInvalidated|SIGTERM|Broken pipe"
 )
+_JOB_MESSAGES = {
+    "REQUEUED": "its job was put back into the queue, and started again",
+    "GONE": "its job left the queue, and neither squeue nor sacct knows how it ended",
+}
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """The outcome of an attempt from what was seen of it."""
+    """Return how and why an attempt ended."""
     if evidence.results_intact:
         return _after_results(evidence)
     if evidence.ended_by == "cancel":
@@ -116,7 +131,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def is_explained(evidence: Evidence) -> bool:
-    """Whether the attempt itself says why it ended. Where it does not, Slurm may have ended it."""
+    """Whether the attempt's own records explain its end. If not, Slurm may have ended it."""
     if evidence.ended_by == "job":
         return False
     exception = first_exception(evidence.exceptions)
@@ -125,69 +140,54 @@ def is_explained(evidence: Evidence) -> bool:
 
 
 def without_spec(error: Exception) -> Diagnosis:
-    """Of an attempt whose spec cannot be read: nothing of it was started."""
+    """Diagnose an attempt that was not started because its spec cannot be read."""
     return diagnose_as(classes.SPEC, "init", f"spec.json cannot be read: {type(error).__name__}: {error}")
 
 
-def diagnose_job_end(state: str, phase: Phase, message: str = "") -> Diagnosis:
-    """Of an attempt in ``phase`` whose job ended in ``state``, and that nobody else ended.
+def diagnose_job_end(state: str, phase: Phase) -> Diagnosis:
+    """Diagnose an attempt in ``phase`` whose job ended in ``state``, and that nobody else ended.
 
-    ``state`` is one of Slurm's (launch/slurm/job_states.py), "REQUEUED" of a job that was put back into the queue under
-    the attempt, or "GONE" of one of which squeue and sacct know nothing any more.
+    ``state`` is one of Slurm's (launch/slurm/job_states.py); "REQUEUED" for a job that was put back into the queue; or
+    "GONE" for a job that squeue and sacct do not know any more.
 
     Raises:
         ValueError: a job in ``state`` has not ended.
     """
-    if state not in _OF_STATE:
+    if state not in CLASS_OF_JOB_STATE:
         raise ValueError(f"a job in state {state!r} has not ended")
     if phase == "teardown":
         return Diagnosis("COMPLETED", phase, message=f"its job ended ({state}) in its teardown, after its last result")
-    failure, words = _OF_STATE[state]
-    return diagnose_as(failure, phase, message or words)
+    return diagnose_as(CLASS_OF_JOB_STATE[state], phase, _JOB_MESSAGES.get(state, f"its job ended as {state}"))
+
+
+def diagnose_as(failure: FailureClass, phase: Phase, message: str, rank: int | None = None) -> Diagnosis:
+    """Return the diagnosis that is one row of the table of failures."""
+    return Diagnosis(failure.outcome, phase, rank, failure.name, message, failure.fix, failure.infrastructure)
 
 
 def first_exception(exceptions: tuple[RankException, ...]) -> RankException | None:
-    """The earliest exception that is not a consequence of another rank's; the earliest of all where each is."""
+    """Return the earliest exception that no other rank's failure caused; the earliest of all where each has such a cause."""
     ordered = sorted(exceptions, key=lambda exception: (exception.time, exception.rank))
     primary = [exception for exception in ordered if not _is_secondary(exception)]
     return next(iter(primary or ordered), None)
 
 
-_OF_OUTCOME: dict[OutcomeName, FailureClass] = {
-    "CANCELLED": classes.CANCELLED,
-    "FAILED": classes.SUPERVISOR,
-    "HOST_OOM": classes.STEP_MEMORY,
-    "NODE_FAIL": classes.NODE_FAIL,
-    "PREEMPTED": classes.PREEMPTED,
-    "TIMEOUT": classes.JOB_TIMEOUT,
-}
-_OF_STATE: dict[str, tuple[FailureClass, str]] = {
-    **{state: (_OF_OUTCOME[outcome], f"its job ended as {state}") for state, outcome in OUTCOME_OF_STATE.items()},
-    "REQUEUED": (classes.REQUEUED, "its job was put back into the queue, and began again"),
-    "GONE": (classes.JOB_GONE, "its job left the queue, and neither squeue nor sacct knows how it ended"),
-}
-
-
 def _is_secondary(exception: RankException) -> bool:
-    """Ranks fail to reach one that has gone, and one that was never there: a cause only where nothing else is known."""
-    row = classify(exception.type, exception.message, exception.phase)
-    setup = row is not None and row.name == "COMMUNICATOR_SETUP"
-    return setup or bool(_SECONDARY.search(f"{exception.type}: {exception.message}"))
+    """Whether the exception is about a rank that has gone, or was never there: a cause only where nothing else is known."""
+    return _is_class(exception, "COMMUNICATOR_SETUP") or bool(_SECONDARY.search(exception.text))
 
 
 def _is_communication(exception: RankException) -> bool:
-    row = classify(exception.type, exception.message, exception.phase)
-    return _is_secondary(exception) or (row is not None and row.name == "COMMUNICATION")
+    return _is_secondary(exception) or _is_class(exception, "COMMUNICATION")
+
+
+def _is_class(exception: RankException, name: str) -> bool:
+    return exception.row is not None and exception.row.name == name
 
 
 def _is_consequence(exception: RankException, evidence: Evidence) -> bool:
-    """Where Slurm ended the job, ranks on other nodes may say anything of those that went before them."""
+    # Where Slurm ended the job, ranks may raise any communication error about nodes that ended before theirs.
     return _is_communication(exception) if evidence.ended_by == "job" else _is_secondary(exception)
-
-
-def diagnose_as(failure: FailureClass, phase: Phase, message: str, rank: int | None = None) -> Diagnosis:
-    """Return the diagnosis that is one row of the table of failures."""
-    return Diagnosis(failure.outcome, phase, rank, failure.name, message, failure.remedy, failure.infrastructure)
 
 
 def _after_results(evidence: Evidence) -> Diagnosis:
@@ -199,7 +199,7 @@ def _after_results(evidence: Evidence) -> Diagnosis:
         return diagnose_as(classes.TEARDOWN_HANG, "teardown", "results are on disk, but the processes did not end")
     exception, first = first_exception(evidence.exceptions), next(iter(evidence.exits), None)
     if exception is not None:
-        return diagnose_as(classes.TEARDOWN_CRASH, "teardown", f"{exception.type}: {exception.message}", exception.rank)
+        return diagnose_as(classes.TEARDOWN_CRASH, "teardown", exception.text, exception.rank)
     if evidence.exit_code == 0:
         return Diagnosis("COMPLETED", "teardown")
     code, rank = (first.code, first.rank) if first else (evidence.exit_code, None)
@@ -207,11 +207,12 @@ def _after_results(evidence: Evidence) -> Diagnosis:
 
 
 def _without_cause(evidence: Evidence, consequence: RankException | None) -> Diagnosis:
-    """Of an attempt in which no rank said what was wrong; at most what it made of another's end."""
+    """Diagnose an attempt in which no rank recorded the cause, at most a ``consequence`` of another rank's end."""
     if evidence.over_memory:
         return diagnose_as(classes.STEP_MEMORY, evidence.phase, evidence.over_memory)
-    said = _said(evidence)
-    if any(rank_exit.code < 0 or rank_exit.rank not in said for rank_exit in evidence.exits_of_their_own):
+    if any(
+        rank_exit.code < 0 or rank_exit.rank not in evidence.ranks_with_exceptions for rank_exit in evidence.own_exits
+    ):
         return _from_exit(evidence)
     if evidence.disk_full and evidence.ended_by == "itself":
         return diagnose_as(classes.DISK_FULL, evidence.phase, evidence.disk_full)
@@ -227,22 +228,19 @@ def _without_cause(evidence: Evidence, consequence: RankException | None) -> Dia
 
 
 def _from_exception(exception: RankException) -> Diagnosis:
-    row = classify(exception.type, exception.message, exception.phase)
-    message = f"{exception.type}: {exception.message}"
-    if row is None:
-        outcome: OutcomeName = "CAPTURE_FAILED" if exception.phase == "capture" else "FAILED"
-        return Diagnosis(outcome, exception.phase, exception.rank, exception.type, message, "see the rank's log")
-    return diagnose_as(row, exception.phase, message, exception.rank)
+    if exception.row is not None:
+        return diagnose_as(exception.row, exception.phase, exception.text, exception.rank)
+    outcome: OutcomeName = "CAPTURE_FAILED" if exception.phase == "capture" else "FAILED"
+    return Diagnosis(outcome, exception.phase, exception.rank, exception.type, exception.text, "see the rank's log")
 
 
 def _from_exit(evidence: Evidence) -> Diagnosis:
-    """From exit codes alone, of the rank that is most likely the cause; the earliest of equals."""
-    said = _said(evidence)
-    first = min(evidence.exits_of_their_own, key=lambda rank_exit: _consequence(rank_exit, said), default=None)
+    """Diagnose by the exit code of the rank that is most likely the cause; the earliest of several."""
+    first = min(evidence.own_exits, key=lambda e: _unlikeliness(e, evidence.ranks_with_exceptions), default=None)
     rank, code = (first.rank, first.code) if first else (None, evidence.exit_code)
     phase = evidence.phases.get(rank or 0, "init")
     if code == -signal.SIGKILL and first is not None and first.oom_killed:
-        return diagnose_as(classes.KERNEL_OOM, phase, "the kernel ended it for want of host memory", rank)
+        return diagnose_as(classes.KERNEL_OOM, phase, "the kernel killed it because the host ran out of memory", rank)
     if code >= 0 and evidence.disk_full:
         return diagnose_as(classes.DISK_FULL, phase, evidence.disk_full, rank)
     if code >= 0 and first is None and not evidence.phases:
@@ -251,21 +249,16 @@ def _from_exit(evidence: Evidence) -> Diagnosis:
         return diagnose_as(classes.EXIT, phase, f"{_exit_words(code)}, and no rank recorded an exception", rank)
     name = _signal_name(code)
     row = next(row for row in classes.SIGNALS if row.name in (name, "SIGNAL"))
-    message = f"{_exit_words(code)}, which the supervisor did not send"
-    return Diagnosis(row.outcome, phase, rank, name, message, row.remedy)
+    return Diagnosis(row.outcome, phase, rank, name, f"{_exit_words(code)}, which the supervisor did not send", row.fix)
 
 
-def _said(evidence: Evidence) -> Set[int]:
-    return {exception.rank for exception in evidence.exceptions}
-
-
-def _consequence(rank_exit: RankExit, said: Set[int]) -> int:
-    """How likely an exit is a consequence of another rank's: torchrun ends those that are left by SIGTERM, and who said
-    something has said that another had gone."""
+def _unlikeliness(rank_exit: RankExit, ranks_with_exceptions: Set[int]) -> int:
+    """Return how unlikely the exit is the cause: torchrun ends the ranks that are left by SIGTERM, and a rank whose exception
+    did not count raised it because another rank had gone."""
     if rank_exit.code == -signal.SIGTERM:
         return 2
     if rank_exit.code >= 0:
-        return 3 if rank_exit.rank in said else 1
+        return 3 if rank_exit.rank in ranks_with_exceptions else 1
     return 0
 
 
@@ -274,5 +267,5 @@ def _exit_words(code: int) -> str:
 
 
 def _signal_name(code: int) -> str:
-    """Real-time signals have numbers, but all between the first and the last have no name."""
+    # Real-time signals between the first and the last have a number but no name.
     return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"

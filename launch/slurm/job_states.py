@@ -1,4 +1,4 @@
-"""Slurm's job states, and what each means for a run that was in such a job. Pure.
+"""Slurm's job states, and what a job does in each. Pure.
 
 Source: JOB STATE CODES in squeue(1) and sacct(1), of Slurm 20.11 to 25.05.
 """
@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from launch.contract.outcomes import OutcomeName
-
-Life = Literal["waits", "runs", "ended", "unknown"]
+Stage = Literal["waits", "runs", "ended", "unknown"]
 
 WAITING = frozenset({
     "PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "POWER_UP_NODE",
@@ -17,27 +15,15 @@ WAITING = frozenset({
 RUNNING = frozenset({
     "RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "SUSPENDED", "STOPPED", "UPDATE_DB", "EXPEDITING",
 })  # fmt: skip
-OUTCOME_OF_STATE: dict[str, OutcomeName] = {
-    "BOOT_FAIL": "NODE_FAIL",
-    "CANCELLED": "CANCELLED",
-    "COMPLETED": "FAILED",
-    "DEADLINE": "TIMEOUT",
-    "FAILED": "FAILED",
-    "GONE": "FAILED",
-    "LAUNCH_FAILED": "NODE_FAIL",
-    "NODE_FAIL": "NODE_FAIL",
-    "OUT_OF_MEMORY": "HOST_OOM",
-    "PREEMPTED": "PREEMPTED",
-    "RECONFIG_FAIL": "NODE_FAIL",
-    "REVOKED": "CANCELLED",
-    "TIMEOUT": "TIMEOUT",
-}
-"""Of an attempt that had no outcome when its job ended so. A job that COMPLETED or FAILED under a run had its supervisor
-die. GONE is no word of Slurm's: neither squeue nor sacct knows the job any more (orchestrator/sweeps/slurm_jobs.py)."""
+ENDED = frozenset({
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "GONE", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
+})  # fmt: skip
+"""GONE is not Slurm's: neither squeue nor sacct knows the job any more (orchestrator/sweeps/slurm_jobs.py)."""
 
 
-def stage_of(state: str) -> Life:
-    """What a job in ``state`` does. A state that no version up to now has is "unknown", and never taken for an end."""
-    if state in OUTCOME_OF_STATE:
+def stage_of(state: str) -> Stage:
+    """Return what a job in ``state`` does. A state that Slurm does not have yet is "unknown", and never counts as an end."""
+    if state in ENDED:
         return "ended"
     return "waits" if state in WAITING else "runs" if state in RUNNING else "unknown"

@@ -18,7 +18,7 @@ from launch.contract.spec import RunSpec
 from launch.failures.diagnose import Diagnosis, EndedBy, Evidence, RankExit, diagnose, is_explained
 from launch.slurm.allocation import Allocation, free_port, job_state
 from launch.slurm.command import try_run
-from launch.slurm.job_states import OUTCOME_OF_STATE, stage_of
+from launch.slurm.job_states import stage_of
 from launch.slurm.step_memory import memory_kill_reason
 from launch.supervise.rank_environment import rank_variables
 
@@ -104,7 +104,7 @@ class StepRanks:
         if is_explained(evidence):
             return evidence
         state = job_state(self._allocation.job)
-        if state is not None and state in OUTCOME_OF_STATE:
+        if state is not None and stage_of(state) == "ended":
             return dataclasses.replace(evidence, ended_by="job", job_state=state)
         if evidence.ended_by == "job":
             # SIGTERM, and the job goes on: somebody asked this supervisor alone to end, as without Slurm.

@@ -15,7 +15,7 @@ from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Plan
 from launch.slurm.command import Unanswered, run
-from launch.slurm.job_states import Life, stage_of
+from launch.slurm.job_states import Stage, stage_of
 from orchestrator.errors import InputError, Problem, SystemFault
 from orchestrator.slurm.command import poll_interval
 from orchestrator.submit.slurm_queue import poll_jobs
@@ -116,7 +116,7 @@ class CancelledJobs:
     bundles: frozenset[str]
     """Bundles of which every run that runs or waits is chosen."""
 
-    def job_ids(self, jobs: Jobs, life_now: Life | None = None) -> list[str]:
+    def job_ids(self, jobs: Jobs, life_now: Stage | None = None) -> list[str]:
         """Those of its jobs that squeue lists and that have not ended; or, of them, those that are at ``life_now``. An
         element of an array that was taken out of the queue leaves no trace, neither there nor in the accounts."""
         found = []

@@ -10,7 +10,7 @@ from launch.contract.outcomes import Outcome
 from launch.contract.records.events import Phase
 from launch.failures.diagnose import Evidence, RankException
 from launch.failures.job_outcome import outcome_of_job
-from launch.slurm.job_states import OUTCOME_OF_STATE
+from launch.slurm.job_states import ENDED
 
 
 def remains(phase: Phase | None = "measure", *exceptions: RankException) -> Evidence:
@@ -27,12 +27,13 @@ CLASSES = {
     "OUT_OF_MEMORY": "STEP_MEMORY", "PREEMPTED": "PREEMPTED", "RECONFIG_FAIL": "NODE_FAIL", "REVOKED": "CANCELLED",
     "TIMEOUT": "JOB_TIMEOUT",
 }  # fmt: skip
+OUTCOME_OF = {"SUPERVISOR": "FAILED", "JOB_GONE": "FAILED", "JOB_TIMEOUT": "TIMEOUT", "STEP_MEMORY": "HOST_OOM"}
 
 
-@pytest.mark.parametrize("state", sorted(OUTCOME_OF_STATE))
+@pytest.mark.parametrize("state", sorted(ENDED))
 def test_every_end_of_a_job_is_the_outcome_of_what_ran_in_it(state: str) -> None:
     outcome = job_outcome(state, remains())
-    assert (outcome.outcome, outcome.failure_class) == (OUTCOME_OF_STATE[state], CLASSES[state])
+    assert (outcome.outcome, outcome.failure_class) == (OUTCOME_OF.get(CLASSES[state], CLASSES[state]), CLASSES[state])
     assert (outcome.phase, outcome.allocation, outcome.started, outcome.ended) == ("measure", "bundle.1", 100.0, 200.0)
     assert outcome.message and outcome.remedy
     assert outcome.is_infrastructure == (outcome.outcome in ("NODE_FAIL", "PREEMPTED"))

@@ -15,7 +15,8 @@ from launch.contract.bundle import BundleOrder, Step, order_to_json
 from launch.contract.outcomes import Outcome
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Limits, Plan, read_plan
-from launch.slurm.job_states import OUTCOME_OF_STATE, RUNNING, WAITING
+from launch.failures.classes import CLASS_OF_JOB_STATE
+from launch.slurm.job_states import ENDED, RUNNING, WAITING
 from orchestrator.errors import SystemFault
 from orchestrator.slurm.job_listing import GONE, UNHEARD, Job
 from orchestrator.sweeps.run_state import RunState, live_runs, newest_change, open_submissions, read_state, read_states
@@ -223,7 +224,7 @@ def test_while_its_job_lives_a_run_waits_or_runs(sweep: Sweep, job: str) -> None
     assert all(state.job is not None and state.job.job_id == "12" for state in sweep.all(j12=job))
 
 
-@pytest.mark.parametrize("job", sorted(OUTCOME_OF_STATE))
+@pytest.mark.parametrize("job", sorted(ENDED))
 def test_when_its_job_has_ended_a_run_has_ended_or_will_not_begin(sweep: Sweep, job: str) -> None:
     sweep.submit("12", (0, 1), (1, 1), (2, 1))
     sweep.take()
@@ -231,7 +232,7 @@ def test_when_its_job_has_ended_a_run_has_ended_or_will_not_begin(sweep: Sweep, 
     sweep.begin(0, outcome="COMPLETED")
     sweep.begin(1)
     unbegun = "CANCELLED" if job in ("CANCELLED", "REVOKED") else "PLANNED"
-    assert sweep.states(j12=job) == ["COMPLETED", OUTCOME_OF_STATE[job], unbegun, unbegun]
+    assert sweep.states(j12=job) == ["COMPLETED", CLASS_OF_JOB_STATE[job].outcome, unbegun, unbegun]
     completed, ended, abandoned, _ = sweep.all(j12=job)
     assert completed.recorded and not ended.recorded and ended.outcome is not None
     assert not sweep.paths.run(sweep.run_ids[1]).attempt(1).outcome.exists(), "looking changes nothing"

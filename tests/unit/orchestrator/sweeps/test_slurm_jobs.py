@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launch.slurm import command as slurm_command
-from launch.slurm.job_states import OUTCOME_OF_STATE, RUNNING, WAITING, stage_of
+from launch.slurm.job_states import ENDED, RUNNING, WAITING, stage_of
 from orchestrator.errors import SystemFault
 from orchestrator.slurm import command
 from orchestrator.slurm.command import poll_interval
@@ -25,7 +25,7 @@ from orchestrator.sweeps.submissions import Submission
 
 SEPARATOR = "5e9a7a704"
 NOW = 1_760_000_000.0
-STATES = sorted({*OUTCOME_OF_STATE, *WAITING, *RUNNING} - {GONE})
+STATES = sorted({*ENDED, *WAITING, *RUNNING} - {GONE})
 
 # --- what they print ------------------------------------------------------------------------------------------------
 
