@@ -1,1 +1,1 @@
-"""Files, locks, digests, redaction; knows nothing of runs."""
+"""Files, locks, digests, text and redaction. Nothing here knows about runs."""

@@ -1,9 +1,7 @@
-"""How records reach the disk: whole files by writing beside and renaming, growing files a JSON line at a time.
+"""Write records to disk: whole files atomically by rename, growing files one JSON line at a time.
 
-A crash at any byte loses at most the last line of a growing file and nothing of a whole one. Numbers keep full
-precision. NaN and the infinities are written as strings, which no JSON reader refuses and none can take for a number
-by accident; :func:`number` turns them back. Half of a surrogate pair, which UTF-8 cannot hold and an exception's message
-may, is written as its escape: in JSON it is read back as it was.
+A crash at any byte loses at most the last line of a growing file, and nothing of a whole one. Numbers keep full precision.
+NaN and the infinities are written as strings, which every JSON reader accepts; :func:`number` reads them.
 """
 
 from __future__ import annotations
@@ -19,15 +17,15 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What writing fails with where there is no room: on the disk, in a quota, or within the shell's limit (ulimit -f)."""
+"""Error numbers of a write without room: on the disk, in a quota, or within the shell's limit (ulimit -f)."""
 
 
 class RecordError(Exception):
-    """A record on disk cannot be read as what it should be. The message names the file and the place in it."""
+    """A record on disk is not what it should be. The message names the file and the place in it."""
 
 
 def encode(value: Any) -> Any:
-    """``value`` with every non-finite float replaced by the string "NaN", "Infinity" or "-Infinity"."""
+    """Replace every non-finite float in ``value`` by the string "NaN", "Infinity" or "-Infinity"."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
@@ -38,7 +36,18 @@ def encode(value: Any) -> Any:
 
 
 def number(value: float | str) -> float:
-    """The float that :func:`encode` wrote, as a number or as one of its three strings."""
+    """Return the float that :func:`encode` wrote as a number or as one of its three strings."""
+    return float(value)
+
+
+def amount(value: Any) -> float:
+    """Return ``value`` if it is a finite number of at least 0.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if type(value) not in (int, float) or not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{value!r} is not a number of at least 0")
     return float(value)
 
 
@@ -48,41 +57,40 @@ def dumps(value: Any, indent: int | None = None) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text`` in one step: a reader sees the old file or the new one, never half of either."""
+    """Replace the file ``path`` atomically: a reader sees the old file or the new one."""
     write_bytes(path, _utf8(text))
 
 
 def _utf8(text: str) -> bytes:
-    return text.encode(errors="backslashreplace")  # the escape is JSON's own
+    # An exception's message may hold half of a surrogate pair, which UTF-8 cannot encode. Its escape is valid JSON.
+    return text.encode(errors="backslashreplace")
 
 
 def write_bytes(path: Path, content: bytes, *, sync: bool = True) -> None:
-    """As :func:`write_text`. Without ``sync`` a power failure may still lose it: the caller sees to many at once."""
+    """Replace ``path`` like :func:`write_text`. Without ``sync`` the caller has to call :func:`sync_file_system`."""
     with atomic_open(path, sync=sync) as file:
         file.write(content)
 
 
 @contextlib.contextmanager
 def atomic_open(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
-    """A file to write to that takes the place of ``path`` once the block has ended well: for what is more than should be
-    in memory at once."""
+    """Open a file that replaces ``path`` when the block ends without an error. Use it for content too large for memory."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(beside, "wb") as file:
+        with open(staged, "wb") as file:
             yield file
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(staged, path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        staged.unlink(missing_ok=True)
         raise
 
 
 def iter_json_object(content: Mapping[str, Any]) -> Iterator[str]:
-    """``content`` as a JSON object, piece by piece: of a member that is a list, or an iterator of what is too much to be in
-    memory at once, each item is a line."""
+    """Yield ``content`` as the text of a JSON object. A member that is a list or an iterator gets one line per item."""
     opening = "{"
     for name, value in content.items():
         yield f"{opening}\n {dumps(name)}: "
@@ -107,13 +115,15 @@ def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
 
 
 def sync_file_system(folder: Path) -> None:
-    """Return once everything written to the file system of ``folder`` would outlast a power failure (syncfs(2)): one
-    call for many files, names and folders included.
+    """Make everything written to the file system of ``folder`` survive a power failure (syncfs(2)).
+
+    One call covers many files, with their names and folders.
 
     Raises:
         OSError: some of it could not be written.
     """
-    import ctypes  # only here: what only reads does without
+    # Imported here because readers do not need it.
+    import ctypes
 
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -125,11 +135,11 @@ def sync_file_system(folder: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value in ``path``.
+    """Read the JSON value in ``path``.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        RecordError: it holds something other than JSON.
+        FileNotFoundError: the file does not exist.
+        RecordError: it does not hold JSON.
     """
     try:
         return json.loads(path.read_bytes())
@@ -138,7 +148,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects in ``path``, none where it does not exist. A torn last line (a crash mid-write) is left out.
+    """Read the objects in ``path``: none if it does not exist, and without a torn last line (a crash while writing).
 
     Raises:
         RecordError: a line before the last is not JSON.
@@ -156,9 +166,9 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class JsonLines:
-    """The one writer of a growing file. Each line reaches the kernel before :meth:`write` returns.
+    """The only writer of a growing file. Each line reaches the kernel before :meth:`write` returns.
 
-    Where only a part of a line could be written (a full disk), nothing is written after it: the torn line stays last.
+    After a partial write (a full disk) the file is closed, so that the torn line stays the last one.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What tells one large file from another without reading all of it."""
+"""A digest that identifies a large file without reading all of it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ BLOCK_BYTES, BLOCKS = 1 << 20, 64
 
 
 def sampled_digest(path: Path) -> str:
-    """SHA-256, in hexadecimal digits, of the size of a file and of 64 blocks of it.
+    """Return the SHA-256, in hexadecimal digits, of a file's size and of 64 blocks of 1 MiB.
 
-    The blocks are of 1 MiB, evenly spaced from the first byte to the last (all of a file that is no larger): data have
-    hundreds of GiB, which no run reads before its first step. A change that keeps the size and stays between the blocks
-    is not seen.
+    The blocks are evenly spaced from the first byte to the last; a smaller file is read whole. Data sets have hundreds of
+    GiB, which no run can read before its first step. A change between the blocks that keeps the size goes unnoticed.
 
     Raises:
         OSError: the file cannot be read.

@@ -1,8 +1,7 @@
-"""Who does a piece of work, told by a locked file.
+"""Locks that show which process holds them.
 
-The kernel's lock (flock) decides who may work: it ends with the process that holds it, however that ends. The file's
-content (pid, start time, boot) is for those who only look: a process id alone is used again by the system, and a lock
-from before a reboot must not look alive.
+The kernel's lock (flock) decides who may work; it ends with the process that holds it. The file's content (pid, start time,
+boot) is for observers: the system reuses process ids, and a lock from before a reboot must not look alive.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from launch.common.atomic_files import RecordError, dumps, read_json
 
 @dataclass(frozen=True)
 class Owner:
-    """One process, of one boot of one host."""
+    """A process, identified by host and boot."""
 
     host: str
     boot: str
@@ -33,9 +32,9 @@ def this_process() -> Owner:
 
 
 def is_alive(owner: Owner) -> bool:
-    """Whether that very process runs. On another host it cannot be seen, and is taken to be alive.
+    """Return whether that process still runs. A process of another host is assumed to be alive.
 
-    The boot tells a reboot of this host, and it tells this host under a name that has changed.
+    The boot id shows a reboot of this host, and identifies this host if its name has changed.
     """
     if owner.boot != _boot():
         return owner.host != socket.gethostname()
@@ -43,13 +42,13 @@ def is_alive(owner: Owner) -> bool:
 
 
 def holder(path: Path) -> Owner | None:
-    """The living process that holds the lock at ``path``, None where there is none."""
+    """Return the living process that holds the lock at ``path``, or None."""
     owner = _last_owner(path)
     return owner if owner is not None and is_alive(owner) else None
 
 
 def was_killed(path: Path) -> bool:
-    """Whether the process that held the lock at ``path`` ended without releasing it."""
+    """Return whether the process that held the lock at ``path`` ended without releasing it."""
     owner = _last_owner(path)
     return owner is not None and not is_alive(owner)
 
@@ -58,7 +57,8 @@ def _last_owner(path: Path) -> Owner | None:
     try:
         return Owner(**read_json(path))
     except (FileNotFoundError, RecordError, TypeError):
-        return None  # never taken, released, or its taker died between taking it and saying so
+        # Never acquired, released, or its owner died before it wrote its name.
+        return None
 
 
 class Lock:
@@ -69,7 +69,7 @@ class Lock:
 
     @staticmethod
     def try_acquire(path: Path) -> Lock | None:
-        """The lock, or None where another process holds it."""
+        """Return the lock, or None if another process holds it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -78,7 +78,8 @@ class Lock:
             os.close(descriptor)
             return None
         content = dumps(asdict(this_process())).encode()
-        os.pwrite(descriptor, content, 0)  # over what a dead owner left: the file is never empty while it is held
+        # Overwrite what a dead owner left before truncating, so that a lock that is held is never empty.
+        os.pwrite(descriptor, content, 0)
         os.ftruncate(descriptor, len(content))
         return Lock(descriptor)
 

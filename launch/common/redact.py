@@ -1,4 +1,4 @@
-"""What must not reach a record: values of secrets, and the private part of paths."""
+"""Keep secrets and private paths out of records."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 _SECRET_NAME = re.compile(r"(?i)(token|secret|passw|credential|api_?key|private_?key)")
 _SHORTEST_SECRET = 6
 _EVERYWHERE = ("/", "/usr", "/usr/local")
-"""Where a system's own Python lives; these tell nothing of anybody."""
+"""Folders of a system's own Python. They identify nobody."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether an environment variable of this name holds a secret by the look of it (HF_TOKEN, WANDB_API_KEY)."""
+    """Return whether the name of an environment variable looks like a secret's (HF_TOKEN, WANDB_API_KEY)."""
     return bool(_SECRET_NAME.search(name))
 
 
 def redact(text: str, environment: Mapping[str, str] = os.environ) -> str:
-    """``text`` without values of secret variables, and with paths told from the package, the library or home.
+    """Replace values of secret variables in ``text``, and shorten paths to the package, the library or home.
 
-    The working folder counts as private too: it is where sweeps are kept by default.
+    The working folder counts as private too, because sweeps are in it by default.
     """
     secrets = {value: f"<{name}>" for name, value in environment.items() if is_secret_name(name)}
     for value in sorted(secrets, key=len, reverse=True):
@@ -31,13 +31,13 @@ def redact(text: str, environment: Mapping[str, str] = os.environ) -> str:
             text = text.replace(value, secrets[value])
     places = _places()
     for place in sorted(places, key=len, reverse=True):
-        # A whole path or its beginning, not a part of one: /usr in /usr/bin, but not in /data/usr or /usr2.
+        # Match a whole path or its beginning: /usr in /usr/bin, but not in /data/usr or /usr2.
         text = re.sub(rf"(?<![\w.~>-]){re.escape(place)}(?![\w-])", places[place], text)
     return text
 
 
 def _places() -> dict[str, str]:
-    """Folders that say whose machine it is, and what to write for them; the more telling name wins."""
+    """Return the folders that identify a machine, with their replacements. Later entries win."""
     places = {
         str(Path.cwd()): ".",
         tempfile.gettempdir(): "<tmp>",

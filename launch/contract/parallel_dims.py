@@ -1,9 +1,9 @@
-"""How the ranks of a run are laid out over the kinds of parallelism. Pure, without torch.
+"""The layout of a run's ranks over the kinds of parallelism.
 
-Ranks are in Megatron-Core's order tp-cp-ep-dp-pp (parallel_state.RankGenerator): neighbours share a tensor-parallel
-group, and a pipeline stage is one stretch of ranks. Within a stage the experts have a grid of their own, in the order
-etp-ep-expert_dp: neighbours share an expert-tensor-parallel group, ranks of an expert-parallel group hold different
-experts, and ranks with the same part of the same experts form an expert-data-parallel group.
+Ranks are in Megatron-Core's order tp-cp-ep-dp-pp (parallel_state.RankGenerator): neighbours share a tensor-parallel group,
+and a pipeline stage is a contiguous range of ranks. Within a stage, experts have their own grid in the order
+etp-ep-expert_dp: neighbours share an expert-tensor-parallel group, ranks of an expert-parallel group hold different experts,
+and ranks with the same part of the same experts form an expert-data-parallel group.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class ParallelDims:
 
     @classmethod
     def of(cls, parallelism: Parallelism) -> ParallelDims:
-        """
+        """Return the degrees of ``parallelism``.
+
         Raises:
             UnsupportedError: the ranks of a stage cannot share the experts.
         """
@@ -61,21 +62,21 @@ class ParallelDims:
         return degree
 
     def rank_in(self, axis: Axis, rank: int) -> int:
-        """Where ``rank`` stands in its group along ``axis``."""
+        """Return the position of ``rank`` in its group along ``axis``."""
         return rank // self._stride(axis) % self.size(axis)
 
     def group(self, axis: Axis, rank: int) -> tuple[int, ...]:
-        """The ranks of ``rank``'s group along ``axis``, in order."""
+        """Return the ranks of ``rank``'s group along ``axis``, in order."""
         stride = self._stride(axis)
         first = rank - self.rank_in(axis, rank) * stride
         return tuple(first + i * stride for i in range(self.size(axis)))
 
     def groups(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
-        """All groups along ``axis``; every rank is in one of them."""
+        """Return all groups along ``axis``. Every rank is in exactly one."""
         return tuple(dict.fromkeys(self.group(axis, rank) for rank in range(self.world_size)))
 
     def _stride(self, axis: Axis) -> int:
-        """How far apart the ranks of a group are."""
+        """Return the distance between neighbouring ranks of a group."""
         experts = {"etp": 1, "ep": self.etp, "expert_dp": self.etp * self.ep}
         return {"tp": 1, "cp": self.tp, "dp": self.tp * self.cp, "pp": self._stage, **experts}[axis]
 
@@ -116,12 +117,12 @@ def indivisible_dims(spec: RunSpec) -> tuple[str, ...]:
 
 
 def layers_of(num_layers: int, stages: int, chunks: int) -> tuple[range, ...]:
-    """Which layers each virtual stage holds.
+    """Return the layers of each virtual stage.
 
-    Where they do not divide, the last virtual stages but one hold one more each. The last has the head and the loss to
-    compute; the first has the embedding and, of 1F1B's, the most micro-batches in flight, so it is the next to be
-    spared. Consecutive virtual stages are on different ranks, so no rank gets a second one before all others but the
-    last have one.
+    If the layers are not divisible, the virtual stages before the last get one more each. The last computes the head and the
+    loss. The first has the embedding and, with 1F1B, the most micro-batches in flight, so it is the last of the others to get
+    one. Consecutive virtual stages are on different ranks, so no rank gets a second extra layer before all others but the last
+    have one.
 
     Raises:
         ValueError: fewer layers than virtual stages.

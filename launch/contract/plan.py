@@ -1,4 +1,4 @@
-"""What a sweep is: plan.json, written by the orchestrator before anything is submitted."""
+"""The plan of a sweep: plan.json, which the orchestrator writes before it submits anything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CellState = Literal["run", "rejected", "not_runnable"]
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a cell is not run: the rule's id, what it saw, the way out, and where the rule comes from."""
+    """Why a cell does not run: the rule's id, a message with values, the fix and the rule's source."""
 
     rule: str
     message: str
@@ -28,7 +28,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Margins:
-    """What counts as equal: loss in absolute terms (nats), gradient norm relative to the eager value."""
+    """The largest differences that count as equal: loss in nats, gradient norm relative to the eager value."""
 
     loss: float = 1e-3
     grad_norm: float = 1e-2
@@ -36,8 +36,10 @@ class Margins:
 
 @dataclass(frozen=True)
 class Limits:
-    """When a run is ended: after ``run_seconds``, or when its records have not grown for ``hang_seconds``. No digest
-    holds them, since they change nothing that a run computes."""
+    """When the supervisor ends a run: after ``run_seconds``, or if its records do not grow for ``hang_seconds``.
+
+    No digest contains them, because they change nothing that a run computes.
+    """
 
     run_seconds: float = 1800.0
     hang_seconds: float = 600.0
@@ -45,7 +47,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Cell:
-    """One resolved configuration. ``label`` says in words what sets it apart in its sweep."""
+    """One resolved configuration. ``label`` names what distinguishes it within its sweep."""
 
     cell_id: str
     label: str
@@ -60,7 +62,7 @@ class Cell:
 
     @property
     def run_spec(self) -> RunSpec:
-        """The cell's spec, repeat 0."""
+        """The cell's spec with repeat 0."""
         return spec_from_json(self.spec)
 
     @property
@@ -70,7 +72,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class PlannedBundle:
-    """The runs of one workload that share an allocation, in the order in which they are to run."""
+    """The runs of one workload that share an allocation, in the order in which they run."""
 
     bundle_id: str
     workload_id: str
@@ -79,24 +81,24 @@ class PlannedBundle:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sweep is: written by the orchestrator before anything is submitted."""
+    """A sweep: its recipe, cells and bundles."""
 
     name: str
     recipe: str
     """The resolved recipe, as YAML."""
     recipe_file: str
-    """The name of the file it came from, without its folder."""
+    """The name of the recipe's file, without its folder."""
     margins: Margins
     cells: tuple[Cell, ...]
     bundles: tuple[PlannedBundle, ...]
     tracking: Mapping[str, Any] | None = None
-    """What launch.supervise.wandb_tracker is told of the sweep; None is no tracking."""
+    """Settings for launch.supervise.wandb_tracker; None means no tracking."""
     scheduler: Literal["host", "slurm"] = "host"
-    """Whom cells were judged against: the host that planned, or a Slurm cluster."""
+    """Where the cells were planned to run: this host or a Slurm cluster."""
     cluster: str = ""
-    """The profile of that cluster, by name; its content is the site's, and stays out of records."""
+    """The name of the cluster's profile. Its content stays out of records."""
     only: tuple[str, ...] = ()
-    """What cells were picked by, "key=value" each; empty where the recipe's are all there."""
+    """The filters of `--only` as "key=value"; empty if the plan holds all cells of the recipe."""
 
     def cell_of_run(self) -> Mapping[str, Cell]:
         return self._cell_of_run

@@ -1,1 +1,1 @@
-"""What a run leaves behind: one shape a file. Loading a record parses JSON and nothing else."""
+"""The records that a run writes, one shape per file. Loading a record only parses JSON."""

@@ -1,9 +1,8 @@
-"""What a rank records at the phases of a run: events/rank<r>.jsonl.
+"""The events that a rank records during a run: events/rank<r>.jsonl.
 
-Every event holds time (seconds since the epoch), kind, phase and step. Kinds: "enter" (a phase begins; the first one
-also holds the rank's pid), "phase" (it ended: memory, clocks, seconds), "choices" (what the engine chose), "capture" and
-"proof" (graphs: GraphStats), "probe" (Probe), "inspection" (Inspection), "note" (message), "exception" (type, message,
-traceback).
+Every event has time (seconds since the epoch), kind, phase and step. The kinds are "enter" (a phase begins; the first also
+has the rank's pid), "phase" (a phase ended: memory, clocks, seconds), "choices" (what the engine chose), "capture" and "proof"
+(GraphStats), "probe" (Probe), "inspection" (Inspection), "note" (message) and "exception" (type, message, traceback).
 """
 
 from __future__ import annotations

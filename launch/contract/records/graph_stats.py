@@ -1,4 +1,4 @@
-"""What an engine says of its graphs: the evidence of capture and replay."""
+"""An engine's counts of its graphs: the evidence of capture and replay."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GraphStats:
-    """What an engine says of its graphs; the evidence that what was captured is what ran.
+    """An engine's counts of its graphs.
 
-    ``replays`` counts replays since the capture, ``expected_replays`` what they must be if every step after the
-    capture ran from graphs. For torch_compile on a CPU a "graph" is a compiled frame and a "replay" its execution.
+    ``replays`` counts replays since the capture, and ``expected_replays`` is their number if every step after the capture ran
+    from graphs. For torch_compile on a CPU, a "graph" is a compiled frame and a "replay" its execution.
     """
 
     impl: str
     effective_scope: tuple[str, ...] = ()
     mechanism: str = ""
-    """In words, what the implementation is here: "compiled without CUDA graphs (CPU)"."""
+    """The mechanism in words, such as "compiled without CUDA graphs (CPU)"."""
     graphs: int = 0
     replays: int = 0
     expected_replays: int = 0
     recompilations: int = 0
-    """How often the model was compiled anew: by torch_compile, and in an eager run by ``training.compile: whole``."""
+    """How often torch_compile, or ``training.compile: whole`` in an eager run, recompiled the model."""
     capture_seconds: float = 0.0
     launches_per_step: int = 0
-    """CUDA graph launches that a step takes if all of it that was captured runs from graphs; 0 where there are none."""
+    """CUDA graph launches per step if everything captured runs from graphs; 0 without graphs."""
 
     @property
     def proven(self) -> bool:
@@ -34,7 +34,11 @@ class GraphStats:
 
 
 def graph_stats_from_json(content: Mapping[str, Any]) -> GraphStats:
-    """Raises TypeError where a count is no whole number, or a field is missing or unknown."""
+    """Read the counts from an event.
+
+    Raises:
+        TypeError: a count is not a whole number, or a field is missing or unknown.
+    """
     for name in ("graphs", "replays", "expected_replays", "recompilations", "launches_per_step"):
         if type(content[name]) is not int:
             raise TypeError(f"{name} is {content[name]!r}, not a whole number")

@@ -1,5 +1,7 @@
-"""Digests of what layers give: integers that differ where any bit does, so that two runs can be held against each other
-layer by layer without their activations. Plain Python; launch/engines/torch_native/layer_digests.py computes them."""
+"""Digests of layer outputs and gradients: two runs can be compared layer by layer without their activations.
+
+launch/engines/torch_native/layer_digests.py computes them.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,17 @@ def layer_name(number: int | str) -> str:
 
 
 def layer_names(num_layers: int) -> tuple[str, ...]:
-    """Of a whole model, in the order of its forward pass."""
+    """Return the names of a model's layers in the order of its forward pass."""
     return (EMBEDDING, *map(layer_name, range(num_layers)), FINAL_NORM, HEAD, LOSS)
 
 
 @dataclass(frozen=True)
 class StepDigests:
-    """What one rank's layers gave in a step, by the layer's name: sixteen hexadecimal digits a digest.
+    """The digests of one rank's layers in a step, by layer name, each sixteen hexadecimal digits.
 
-    ``outputs`` and ``gradients`` hold one a micro-batch, ``gradients`` those of the loss by the outputs.
-    ``parameter_gradients`` are of the main gradients that the update is made from, all micro-batches and replicas in them;
-    ``parameters`` of what a layer holds when the update has been made, its buffers included.
+    ``outputs`` and ``gradients`` have one digest per micro-batch; ``gradients`` are those of the loss with respect to the outputs.
+    ``parameter_gradients`` are the main gradients that the update uses, summed over micro-batches and replicas. ``parameters`` are
+    a layer's parameters and buffers after the update.
     """
 
     step: int
@@ -39,20 +41,20 @@ class StepDigests:
 
 
 MISSING = "0" * 16
-"""What stands where nothing was written: a digest is that by accident once in 2 ** 64."""
+"""The value of a digest that was never written. A real digest has it once in 2 ** 64."""
 
 
 def hexadecimal(digest: int) -> str:
-    """A digest of 64 bits, which PyTorch holds with a sign."""
+    """Format a 64-bit digest, which PyTorch stores with a sign."""
     return f"{digest % 2**64:016x}"
 
 
 def read_digests(attempt: AttemptPaths, rank: int) -> Iterator[StepDigests]:
-    """A rank's, step by step.
+    """Read the digests of a rank, step by step.
 
     Raises:
         launch.common.atomic_files.RecordError: the file is not JSON.
-        TypeError, ValueError: a line is of another shape, or a digest in it was never written.
+        TypeError, ValueError: a line has another shape, or one of its digests was never written.
     """
     for line in read_json_lines(attempt.digests(rank)):
         yield _from_json(line)
@@ -64,22 +66,22 @@ def _from_json(content: Mapping[str, Any]) -> StepDigests:
         raise TypeError(f"step is {found.step!r}, not a whole number")
     return StepDigests(
         found.step,
-        _of_micro_batches(found.outputs),
-        _of_micro_batches(found.gradients),
-        _of_step(found.parameter_gradients),
-        _of_step(found.parameters),
+        _by_microbatch(found.outputs),
+        _by_microbatch(found.gradients),
+        _by_layer(found.parameter_gradients),
+        _by_layer(found.parameters),
     )
 
 
-def _of_micro_batches(content: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    return {layer: tuple(map(_checked, digests)) for layer, digests in content.items()}
+def _by_microbatch(content: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    return {layer: tuple(map(_check_digest, digests)) for layer, digests in content.items()}
 
 
-def _of_step(content: Mapping[str, Any]) -> dict[str, str]:
-    return {layer: _checked(digest) for layer, digest in content.items()}
+def _by_layer(content: Mapping[str, Any]) -> dict[str, str]:
+    return {layer: _check_digest(digest) for layer, digest in content.items()}
 
 
-def _checked(digest: Any) -> str:
+def _check_digest(digest: Any) -> str:
     if not isinstance(digest, str) or len(digest) != len(MISSING) or digest == MISSING:
-        raise ValueError(f"{digest!r} is no digest")
+        raise ValueError(f"{digest!r} is not a digest")
     return digest

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes at a phase's end. Peaks are over the phase. On a CPU the device figures are None, on a GPU none is.
+    """Bytes at the end of a phase. Peaks cover the phase. The device figures are None on a CPU only.
 
-    ``device_outside`` is what the driver counts as used on the device beyond the allocator's reservation.
+    ``device_outside`` is the device memory in use outside the allocator's reservation, as the driver counts it.
     """
 
     host_rss: int

@@ -1,20 +1,21 @@
-"""What the profiler saw of some steps after the timed ones."""
+"""The profiler's view of a few steps after the timed ones."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launch.common.atomic_files import amount
+
 
 @dataclass(frozen=True)
 class Probe:
-    """What the profiler saw of some steps after the timed ones, on one rank; means over those steps.
+    """Means per step that the profiler saw on one rank, over a few steps after the timed ones.
 
-    ``busy_ms`` is the union of the intervals in which the device worked, ``computing_ms`` that without the kernels that
-    communicate, which also wait. ``host_ms`` is what the host took to enqueue a step onto an idle device, without the
-    profiler; None where it waits for the device in a step, so that its time would be the device's.
+    ``busy_ms`` is the union of the intervals in which the device worked. ``computing_ms`` leaves out kernels that communicate,
+    which also wait. ``host_ms`` is the time the host needs to enqueue a step onto an idle device, without the profiler. It is
+    None if the host waits for the device within a step.
     """
 
     graph_launches: float
@@ -25,10 +26,12 @@ class Probe:
 
 
 def probe_from_json(content: Mapping[str, Any]) -> Probe:
-    """Raises TypeError or ValueError where a figure is no number from 0 on, or a field is missing or unknown."""
+    """Read a probe from an event.
+
+    Raises:
+        TypeError, ValueError: a figure is not a number of at least 0, or a field is missing or unknown.
+    """
     for name, value in content.items():
-        if name == "host_ms" and value is None:
-            continue
-        if type(value) not in (int, float) or not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} is {value!r}, not a number from 0 on")
+        if (name, value) != ("host_ms", None):
+            amount(value)
     return Probe(**content)

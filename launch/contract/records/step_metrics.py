@@ -13,7 +13,7 @@ from launch.contract.records.events import Phase
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One optimizer step. ``loss`` is the mean over the global batch (nats a token), ``grad_norm`` is before clipping."""
+    """One optimizer step. ``loss`` is the mean over the global batch in nats per token; ``grad_norm`` is before clipping."""
 
     step: int
     loss: float
@@ -29,5 +29,5 @@ def read_metrics(attempt: AttemptPaths) -> Iterator[StepMetrics]:
 
 
 def step_from_json(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of metrics.jsonl with numbers for the strings that NaN and the infinities are written as."""
+    """Return a line of metrics.jsonl with NaN and the infinities as numbers."""
     return {**line, **{key: number(line[key]) for key in ("loss", "grad_norm", "step_time_ms")}}
