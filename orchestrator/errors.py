@@ -1,8 +1,8 @@
-"""Every error that ends a command, and the exit code it ends with.
+"""The errors of the login node, which end a command. The errors of the job, and their base, are in launch.contract.errors.
 
-OrchestratorError        2  the system failed
-├── InputError           1  what the user wrote is wrong; every problem at once
-└── SystemFault          2  the host, the disk or the scheduler did not do what was asked of it
+OrchestratorError        exit code 2
+├── InputError           exit code 1: the user's input is wrong; it lists every problem
+└── SystemFault          exit code 2: the host, the disk or Slurm failed
 """
 
 from __future__ import annotations
@@ -11,24 +11,21 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from launch.contract.errors import OrchestratorError
+
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with what the user wrote: where, what, and the way out."""
+    """One thing that is wrong with the user's input."""
 
     place: str
+    """File and line, option, or field; may be empty."""
     message: str
-    remedy: str = ""
+    fix: str = ""
 
     def __str__(self) -> str:
         text = f"{self.place}: {self.message}" if self.place else self.message
-        return f"{text}\n    {self.remedy}" if self.remedy else text
-
-
-class OrchestratorError(Exception):
-    """Base of the errors that a command reports without a traceback."""
-
-    exit_code = 2
+        return f"{text}\n    {self.fix}" if self.fix else text
 
 
 class InputError(OrchestratorError):
@@ -42,12 +39,12 @@ class InputError(OrchestratorError):
 
 
 class SystemFault(OrchestratorError):
-    """The system failed; the message says at what, and what to do."""
+    """The host, the disk or Slurm failed. The message names the failure and its fix."""
 
 
-def input_error(place: str, message: str, remedy: str = "") -> InputError:
-    """An :class:`InputError` of one problem."""
-    return InputError([Problem(place, message, remedy)])
+def input_error(place: str, message: str, fix: str = "") -> InputError:
+    """Return an :class:`InputError` with one problem."""
+    return InputError([Problem(place, message, fix)])
 
 
 def suggestion(value: object, known: Iterable[str], otherwise: str | None = None, cutoff: float = 0.6) -> str:

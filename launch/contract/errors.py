@@ -1,50 +1,53 @@
-"""Every error that the job raises on purpose.
+"""The base of all our errors, and the errors that a job raises. Those of the login node are in orchestrator.errors.
 
-LaunchError
-├── UnsupportedError   the engine cannot do what the spec asks; another setting or engine can
-├── DataError          the data cannot be read as the spec asks
-├── CheckpointError    the weights cannot be read, or are those of another model
-├── EnvironmentFault   the host or its software cannot run this at all
-├── CompileError       what was to be compiled could not be
-├── CaptureError       the capture of a graph failed; the result of a graphed run, not an accident
-├── ReplayError        a graph was to run on something else than what it was captured with
+OrchestratorError
+├── UnsupportedError   the engine does not support a setting of the spec; another setting or engine does
+├── DataError          the data is missing, unreadable, or does not fit the model
+├── CheckpointError    the weights are missing, unreadable, or of another model
+├── EnvironmentFault   the host or its software cannot execute this run
+├── CompileError       the code that training.compile names could not be compiled
+├── CaptureError       a graph could not be captured: a result of the run, not an accident
+├── ReplayError        an input of a graph is not the one that was captured
 └── NumericError       a loss or a gradient norm is NaN or infinite
 """
 
 from __future__ import annotations
 
 
-class LaunchError(Exception):
-    """Base of the errors of a job. The message names the field, its value and the way out."""
+class OrchestratorError(Exception):
+    """Base of the errors that are reported by their message alone. A job's message names the field, its value and the fix."""
+
+    exit_code = 2
+    """Of a command that the error ends."""
 
 
-class UnsupportedError(LaunchError):
-    """The engine refuses by name what it does not support."""
+class UnsupportedError(OrchestratorError):
+    """The engine does not support a setting of the spec."""
 
 
-class DataError(LaunchError):
+class DataError(OrchestratorError):
     """Data is missing, unreadable, or does not fit the model."""
 
 
-class CheckpointError(LaunchError):
-    """A checkpoint is missing, unreadable, or not one of the model that the recipe describes."""
+class CheckpointError(OrchestratorError):
+    """A checkpoint is missing, unreadable, or does not fit the model of the recipe."""
 
 
-class EnvironmentFault(LaunchError):
-    """What the run needs of its host is not there."""
+class EnvironmentFault(OrchestratorError):
+    """The host lacks something that the run needs."""
 
 
-class CompileError(LaunchError):
-    """Code that training.compile names could not be compiled."""
+class CompileError(OrchestratorError):
+    """The code that training.compile names could not be compiled."""
 
 
-class CaptureError(LaunchError):
-    """Graphs could not be captured."""
+class CaptureError(OrchestratorError):
+    """A graph could not be captured."""
 
 
-class ReplayError(LaunchError):
-    """An input of a graph is not what was captured."""
+class ReplayError(OrchestratorError):
+    """An input of a graph is not the one that was captured."""
 
 
-class NumericError(LaunchError):
-    """Training produced a number that is not finite."""
+class NumericError(OrchestratorError):
+    """A loss or a gradient norm is not finite."""

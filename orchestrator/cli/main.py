@@ -57,7 +57,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = parse(sys.argv[1:] if words is None else words)
     from launch.common.atomic_files import RecordError
-    from orchestrator.errors import OrchestratorError
+    from launch.contract.errors import OrchestratorError
 
     try:
         return int(arguments.run(arguments))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from launch.checkpoints.checkpoint import open_checkpoint
-from launch.contract.errors import LaunchError
+from launch.contract.errors import OrchestratorError
 from launch.contract.plan import Plan
 from launch.contract.spec import Model, RunSpec
 from launch.data.fields import check_length
@@ -51,7 +51,7 @@ def _open_weights(model: Model) -> None:
 def _refusal(open_files: Callable[[], None]) -> str:
     try:
         open_files()
-    except LaunchError as error:
+    except OrchestratorError as error:
         return str(error)
     return ""
 

@@ -16,8 +16,9 @@ from launch.common.atomic_files import write_json
 from launch.common.file_lock import Lock, holder
 from launch.contract.bundle import BundleOrder
 from launch.contract.cancellation import read_cancellation
+from launch.contract.errors import OrchestratorError
 from launch.contract.paths import BundlePaths, SweepPaths
-from orchestrator.errors import OrchestratorError, SystemFault
+from orchestrator.errors import SystemFault
 from orchestrator.slurm.command import poll_interval
 from orchestrator.submit.submitit_adapter import LocalJob, start_here
 from orchestrator.sweeps.store import bundles, read_order, report_disk_errors

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from launch.common.atomic_files import sync_file_system
 from launch.contract.bundle import BundleOrder
+from launch.contract.errors import OrchestratorError
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from launch.contract.spec_ids import digest
-from orchestrator.errors import OrchestratorError, SystemFault, input_error
+from orchestrator.errors import SystemFault, input_error
 from orchestrator.submit.job_arrays import Array, count_lanes, form_arrays
 from orchestrator.submit.submitit_adapter import BatchJob, Refused, put_in_place, submit_bundles
 from orchestrator.sweeps.run_state import live_runs, open_submissions

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from launch.contract.bundle import BundleOrder
+from launch.contract.errors import OrchestratorError
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
-from orchestrator.errors import OrchestratorError
 from orchestrator.output.progress import print_retries, warn_unsubmitted_retries
 from orchestrator.submit.attempts import attempts_to_begin
 from orchestrator.submit.slurm_queue import enqueue, poll_jobs

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from launch.contract.errors import CaptureError, LaunchError
+from launch.contract.errors import CaptureError, OrchestratorError
 from launch.engines.torch_native.decoder import Decoder, Losses, See
 
 
@@ -56,7 +56,7 @@ def choose_kernels_untimed() -> None:
 
 
 @contextmanager
-def failing_to_compile(setting: str, error: type[LaunchError]) -> Iterator[None]:
+def failing_to_compile(setting: str, error: type[OrchestratorError]) -> Iterator[None]:
     """Raises ``error``, which names ``setting``, where Dynamo or Inductor fails within it."""
     try:
         yield

@@ -37,7 +37,7 @@ def problems(folder: Path, text: str | bytes, *overrides: str) -> tuple[Problem,
 
 
 def said(folder: Path, found: tuple[Problem, ...]) -> list[tuple[str, str, str]]:
-    return [(p.place.replace(f"{folder}/", ""), p.message, p.remedy) for p in found]
+    return [(p.place.replace(f"{folder}/", ""), p.message, p.fix) for p in found]
 
 
 # What is written after HEAD_LINES, and the problems to be found in it: (place, message, way out), each a fragment.
@@ -299,7 +299,7 @@ def test_a_file_that_cannot_be_read_is_one_problem(tmp_path: Path, case: str) ->
 
 def test_a_tab_is_named_as_such(tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, "name: x\ntraining:\n\tsteps: 3\n")
-    assert problem.remedy == "line 3 is indented with a tab: YAML wants spaces"
+    assert problem.fix == "line 3 is indented with a tab: YAML wants spaces"
 
 
 def test_a_missing_file_names_the_one_that_was_probably_meant(tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test_an_empty_name_is_no_name(tmp_path: Path) -> None:
 
 def test_a_bare_yes_is_no_name(tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, "name: yes\nmodel: tiny_dense\n")
-    assert (problem.message, problem.remedy) == ("not text", "write it in quotes: 'True'")
+    assert (problem.message, problem.fix) == ("not text", "write it in quotes: 'True'")
 
 
 # --- presets --------------------------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ def test_a_broken_preset_is_reported_beside_the_recipes_own_problems(tmp_path: P
 def test_an_unknown_preset_names_what_there_is(tmp_path: Path, name: str) -> None:
     (problem,) = problems(tmp_path, f"name: x\nmodel: {{preset: {name}}}\n")
     assert problem.message == "no such preset"
-    assert "tiny_moe" in problem.remedy
+    assert "tiny_moe" in problem.fix
 
 
 def test_a_preset_beside_the_recipe_goes_before_one_that_ships(tmp_path: Path) -> None:
@@ -464,7 +464,7 @@ def test_a_wrong_override_is_told_from_the_file(tmp_path: Path, override: str) -
     (problem,) = problems(tmp_path, HEAD_LINES, override)
     assert problem.place.startswith(place)
     assert message in problem.message
-    assert problem.remedy
+    assert problem.fix
     assert "hunter2" not in str(problem)
 
 

@@ -41,7 +41,7 @@ def read(folder: Path, text: str) -> Profile:
 def said(folder: Path, text: str) -> list[tuple[str, str, str]]:
     with pytest.raises(InputError) as caught:
         read(folder, text)
-    return [(p.place.replace(f"{folder}/", ""), p.message, p.remedy) for p in caught.value.problems]
+    return [(p.place.replace(f"{folder}/", ""), p.message, p.fix) for p in caught.value.problems]
 
 
 # --- where profiles stand -------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_an_unknown_profile_is_refused_with_those_that_there_are(own: Path, name
         load_profile(name)
     (problem,) = caught.value.problems
     assert problem.message == f"no profile {name!r}"
-    assert way_out in problem.remedy
+    assert way_out in problem.fix
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
