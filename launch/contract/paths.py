@@ -31,6 +31,7 @@ A sweep is a folder. Each file in it has one writer:
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,13 +96,16 @@ class RunPaths:
     def attempt(self, number: int) -> AttemptPaths:
         return AttemptPaths(self.root.joinpath("attempts", str(number)))
 
-    def attempts(self) -> list[AttemptPaths]:
-        """Attempts begun, in order."""
+    def attempt_numbers(self) -> list[int]:
+        """Return the numbers of all attempts that were started, in order."""
         try:
-            names = [entry.name for entry in (self.root / "attempts").iterdir() if entry.name.isdigit()]
+            return sorted(int(name) for name in os.listdir(self.root / "attempts") if name.isdigit())
         except FileNotFoundError:
             return []
-        return [self.attempt(number) for number in sorted(map(int, names))]
+
+    def attempts(self) -> list[AttemptPaths]:
+        """Return all attempts that were started, in order."""
+        return [self.attempt(number) for number in self.attempt_numbers()]
 
 
 @dataclass(frozen=True)

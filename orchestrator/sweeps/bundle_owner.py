@@ -1,8 +1,8 @@
-"""Who works on a bundle, or will: a supervisor on this host, its queue, or a job of Slurm's."""
+"""Who works on a bundle, or will: a supervisor on this host, this host's queue, or a Slurm job."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,52 +16,31 @@ from orchestrator.sweeps.slurm_jobs import Jobs
 from orchestrator.sweeps.store import read_order
 from orchestrator.sweeps.submissions import read_submissions
 
-CALLED_OFF = ("CANCELLED", "REVOKED")
-"""States of a job that somebody took away: what it had not begun is not begun unasked."""
+CANCELLED_STATES = ("CANCELLED", "REVOKED")
+"""States of a job that somebody took away. What it had not started is not started unasked."""
 
 
 @dataclass(frozen=True)
-class Handed:
+class SlurmSubmissions:
     """A bundle's submissions to Slurm."""
 
     job: Job
-    """Of the latest one; or of an earlier one, if that lives and the latest does not."""
+    """Of the latest one; or of an earlier one, if that job is alive and the latest is not."""
     times: Sequence[float]
 
 
-def handed_over(sweep: SweepPaths, jobs: Jobs | None) -> dict[str, Handed]:
-    """By bundle. Of two submissions with one job id, which Slurm gives again after a crash, the later has the job."""
-    if jobs is None:
-        return {}
-    submissions = [submission for submission in read_submissions(sweep) if submission.job_id is not None]
-    owner = {submission.job_id: submission.token for submission in submissions}
-    found: dict[str, list[tuple[float, Job]]] = {}
-    for submission in submissions:
-        if owner[submission.job_id] == submission.token:
-            for bundle in submission.bundles:
-                job_id = submission.job_of(bundle) or ""
-                job = jobs.of(job_id) or Job(job_id, submission.name, UNHEARD)
-                found.setdefault(bundle, []).append((submission.time, job))
-    return {bundle: _latest(rows) for bundle, rows in found.items()}
-
-
-def _latest(rows: Sequence[tuple[float, Job]]) -> Handed:
-    living = [job for _, job in rows if not job.ended]
-    return Handed((living or [job for _, job in rows])[-1], [time for time, _ in rows])
-
-
 @dataclass(frozen=True)
-class Supervision:
-    """What is known of a run's bundle; of most bundles in a large store little is asked, and no more is read."""
+class BundleOwner:
+    """What is known of a bundle. Each file is read when it is first needed: of most bundles little is asked."""
 
     bundle: BundlePaths
     queue_lives: bool
-    handed: Handed | None = None
+    submissions: SlurmSubmissions | None = None
     planned: Sequence[str] = ()
-    """Its runs, as far as the plan has them."""
+    """The bundle's runs in the plan; empty where the caller has no plan."""
 
     @cached_property
-    def since(self) -> int | None:
+    def supervised_since(self) -> int | None:
         """When the living supervisor took the bundle, in ns since the epoch; None where none lives."""
         return self.bundle.lock.stat().st_mtime_ns if holder(self.bundle.lock) is not None else None
 
@@ -71,52 +50,53 @@ class Supervision:
 
     @cached_property
     def ordered(self) -> Mapping[str, int]:
-        """The attempt that is ordered, by run."""
+        """The ordered attempt of each run."""
         return dict(self.order.schedule) if self.order else {}
 
     @property
     def job(self) -> Job | None:
-        return self.handed.job if self.handed else None
+        return self.submissions.job if self.submissions else None
 
     @cached_property
     def on_slurm(self) -> bool:
-        """Whether it was Slurm, and not this host, that was told last."""
-        return self.handed is not None and not (self.order is not None and self.order.step is None)
+        """Whether the latest order went to Slurm, and not to this host."""
+        return self.submissions is not None and not (self.order is not None and self.order.step is None)
 
     @cached_property
     def lives(self) -> bool:
-        """Whether somebody lives who works on the bundle, or will."""
-        if self.handed is not None and not self.handed.job.ended:
+        """Whether somebody alive works on the bundle, or will."""
+        if self.job is not None and not self.job.ended:
             return True
-        # A lock that was taken on a node of Slurm's always seems to be held.
-        return (self.queue_lives or self.since is not None) and not self.on_slurm
+        # A lock that a supervisor took on another node always seems to be held.
+        return (self.queue_lives or self.supervised_since is not None) and not self.on_slurm
 
     @cached_property
     def _cancellation(self) -> Cancellation | None:
         return read_cancellation(self.bundle)
 
     def cancelled(self, run_id: str) -> bool:
-        """Whether what was ordered of the run was called off: by ``cancel``, or by somebody's scancel."""
-        by_scancel = self.handed is not None and self.handed.job.state in CALLED_OFF and self.on_slurm
+        """Whether the ordered attempt of the run was cancelled: by ``cancel``, or by somebody's scancel."""
+        by_scancel = self.job is not None and self.job.state in CANCELLED_STATES and self.on_slurm
         return by_scancel or (self._cancellation is not None and self._cancellation.covers(run_id))
 
-    def waits(self, run_id: str, begun: int) -> bool:
-        """Whether an attempt after ``begun`` has been ordered and somebody lives who will begin it."""
-        return self.lives and not self.cancelled(run_id) and self.ordered.get(run_id, 0) > begun
+    def waits(self, run_id: str, started: int) -> bool:
+        """Whether an attempt after number ``started`` is ordered, and somebody alive will start it."""
+        return self.lives and not self.cancelled(run_id) and self.ordered.get(run_id, 0) > started
 
-    def has_abandoned(self, run_id: str, begun: int) -> bool:
-        return not self.lives and self.on_slurm and self.ordered.get(run_id, 0) > begun
+    def has_abandoned(self, run_id: str, started: int) -> bool:
+        """Whether the job has ended without starting the attempt that was ordered after number ``started``."""
+        return not self.lives and self.on_slurm and self.ordered.get(run_id, 0) > started
 
     @cached_property
     def launches(self) -> int:
-        """How often the bundle was handed to Slurm since any of its runs began an attempt."""
+        """How often the bundle was submitted to Slurm since any of its runs started an attempt."""
         sweep = self.bundle.sweep
         run_ids = {*self.planned, *self.ordered}
         last = max((begun_at(sweep, run_id) / 1e9 for run_id in run_ids if sweep.run(run_id).attempts()), default=0.0)
-        return sum(time > last for time in self.handed.times) if self.handed else 0
+        return sum(time > last for time in self.submissions.times) if self.submissions else 0
 
     @cached_property
-    def taken(self) -> int:
+    def last_taken(self) -> int:
         """When a supervisor last took the bundle, in ns since the epoch."""
         try:
             return self.bundle.allocations.stat().st_mtime_ns
@@ -133,6 +113,35 @@ class Supervision:
             return ""
 
 
+def bundle_owners(
+    sweep: SweepPaths, jobs: Jobs | None, bundles: Mapping[BundlePaths, Sequence[str]]
+) -> Iterator[BundleOwner]:
+    """Yield the owner of each of ``bundles``, which maps to its planned runs. ``jobs`` None: Slurm was not asked."""
+    queue_lives = holder(sweep.queue_lock) is not None
+    submissions = _submissions_by_bundle(sweep, jobs) if jobs is not None else {}
+    for bundle, planned in bundles.items():
+        yield BundleOwner(bundle, queue_lives, submissions.get(bundle.root.name), planned)
+
+
+def _submissions_by_bundle(sweep: SweepPaths, jobs: Jobs) -> dict[str, SlurmSubmissions]:
+    submissions = [submission for submission in read_submissions(sweep) if submission.job_id is not None]
+    # After a crash Slurm may give an id again: of two submissions with one id, the job is the later one's.
+    owner = {submission.job_id: submission.token for submission in submissions}
+    found: dict[str, list[tuple[float, Job]]] = {}
+    for submission in submissions:
+        if owner[submission.job_id] == submission.token:
+            for bundle in submission.bundles:
+                job_id = submission.job_of(bundle) or ""
+                job = jobs.of(job_id) or Job(job_id, submission.name, UNHEARD)
+                found.setdefault(bundle, []).append((submission.time, job))
+    return {bundle: _latest(rows) for bundle, rows in found.items()}
+
+
+def _latest(rows: Sequence[tuple[float, Job]]) -> SlurmSubmissions:
+    living = [job for _, job in rows if not job.ended]
+    return SlurmSubmissions((living or [job for _, job in rows])[-1], [time for time, _ in rows])
+
+
 def begun_at(sweep: SweepPaths, run_id: str) -> int:
-    """When the latest attempt was begun, in ns since the epoch: the folder of attempts changes then and only then."""
+    """Return when the latest attempt was started, in ns since the epoch: only then the folder of attempts changes."""
     return (sweep.run(run_id).root / "attempts").stat().st_mtime_ns

@@ -17,7 +17,7 @@ from launch.failures.evidence import read_evidence
 from launch.failures.job_outcome import never_started
 from orchestrator.errors import SystemFault
 from orchestrator.slurm.job_listing import Job
-from orchestrator.sweeps.bundle_owner import Supervision
+from orchestrator.sweeps.bundle_owner import BundleOwner
 from orchestrator.sweeps.close_attempts import MOST_LAUNCHES, close_dead_attempts
 from orchestrator.sweeps.run_state import RunState, StateName
 
@@ -32,7 +32,7 @@ def test_what_an_attempt_left_is_read_as_far_as_it_is_whole(tmp_path: Path) -> N
     sweep = SweepPaths(tmp_path)
     bundle, attempt = sweep.bundle("bundle"), sweep.run(RUN).attempt(1)
     assert read_evidence(attempt, "job") == Evidence("job", 0, {}, ())
-    assert Supervision(bundle, False).allocation == ""
+    assert BundleOwner(bundle, False).allocation == ""
     with JsonLines(bundle.allocations) as lines:
         lines.write({"allocation": 1})
         lines.write({"allocation": 2})
@@ -43,7 +43,7 @@ def test_what_an_attempt_left_is_read_as_far_as_it_is_whole(tmp_path: Path) -> N
         torn.write('{"time": 3')
     expected = Evidence("job", 0, {1: "build"}, (RankException(1, 2.0, "build", "E", "m"),))
     assert read_evidence(attempt, "job") == expected
-    assert Supervision(bundle, False).allocation == "bundle.2"
+    assert BundleOwner(bundle, False).allocation == "bundle.2"
 
 
 @pytest.fixture
