@@ -20,8 +20,8 @@ from orchestrator.targets.partition import Nodes, Partition
 from orchestrator.targets.profile import Profile
 from orchestrator.targets.slurm_cluster import Cluster, Target
 
-CPU_HOST = Host((), 2, frozenset(), has_compiler=True)
-GPU_HOST = Host(("0", "1"), 8, frozenset(), has_compiler=True)
+CPU_HOST = Host((), frozenset(), has_compiler=True)
+GPU_HOST = Host(("0", "1"), frozenset(), has_compiler=True)
 ALIKE = Nodes(4, cpus=16, megabytes=64000, features=frozenset({"h100", "ib"}), gpus={"h100": 8})
 BATCH = Partition("batch", True, "UP", 240.0, 1, 3, (ALIKE, Nodes(1, cpus=64, megabytes=512000)))
 CLUSTER = Cluster(Profile("site"), (BATCH,), 1001, frozenset())

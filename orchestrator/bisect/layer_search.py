@@ -52,7 +52,7 @@ def start_layer_search(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target
     deterministic = replace(as_it_was, training=replace(as_it_was.training, deterministic=True))
     trials = (as_it_was,) if deterministic == as_it_was else (deterministic, as_it_was)
     # What the run as it was cannot do is said before what it could not in deterministic mode.
-    for reason in (reason for trial in reversed(trials) for reason in violations(trial) or target.lacks(trial)):
+    for reason in (reason for trial in reversed(trials) for reason in violations(trial) or target.check_spec(trial)):
         raise input_error(f"{cell.cell_id} [{reason.rule}]", reason.message, reason.remedy)
     return LayerSearch(plan, cell, stand.words, trials)
 

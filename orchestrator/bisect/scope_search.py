@@ -75,7 +75,9 @@ def _that_run(whole: RunSpec, target: Target) -> tuple[tuple[Candidate, ...], di
     """The sets that can be tried on ``target``, the whole whatever is said of it, and the reasons against the others."""
     found = candidates_of(whole)
     specs = {one.graph: replace(whole, cuda_graph=one.graph) for one in found}
-    refused = {graph: reasons for graph, spec in specs.items() if (reasons := violations(spec) or target.lacks(spec))}
+    refused = {
+        graph: reasons for graph, spec in specs.items() if (reasons := violations(spec) or target.check_spec(spec))
+    }
     return tuple(one for one in found if one.graph not in refused or one.graph == whole.cuda_graph), refused
 
 

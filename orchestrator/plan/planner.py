@@ -35,7 +35,7 @@ def make_plan(recipe: Recipe, cells: Sequence[ResolvedCell], target: Target) -> 
 
 def _judge(cell: ResolvedCell, recipe: Recipe, target: Target) -> tuple[Cell, bool]:
     rejections = violations(cell.spec)
-    lacking: tuple[Reason, ...] = () if rejections else target.lacks(cell.spec)
+    lacking: tuple[Reason, ...] = () if rejections else target.check_spec(cell.spec)
     state: Literal["run", "rejected", "not_runnable"] = (
         "rejected" if rejections else "not_runnable" if lacking else "run"
     )
@@ -64,7 +64,7 @@ def _without_idle_twins(judged: Sequence[tuple[Cell, bool]]) -> list[tuple[Cell,
 def _within_time(judged: Sequence[tuple[Cell, bool]], target: Target) -> list[tuple[Cell, bool]]:
     """Runs of one workload share an allocation: where none lasts long enough for all, none of them is runnable."""
     lacking = {
-        workload: target.lacks_time([cell for cell in cells for _ in cell.run_ids])
+        workload: target.check_time([cell for cell in cells for _ in cell.run_ids])
         for workload, cells in _by_workload(cell for cell, _ in judged).items()
     }
     return [

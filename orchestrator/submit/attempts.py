@@ -91,7 +91,7 @@ def _order(
     bundle: PlannedBundle, schedule: tuple[tuple[str, int], ...], runs: Sequence[Cell], target: Target, plan: Plan
 ) -> BundleOrder:
     spec = runs[0].run_spec
-    for reason in (*target.lacks(spec), *target.lacks_time(runs)):
+    for reason in (*target.check_spec(spec), *target.check_time(runs)):
         raise input_error(f"{runs[0].label} [{reason.rule}]", reason.message, reason.remedy)
     placing = target.placing(spec)
     return BundleOrder(

@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -19,13 +19,12 @@ from launch.contract.spec import Device, RunSpec
 from launch.megatron_config.graph_config import INSTALLED, is_installed_release
 from launch.support import unsupported
 
-_ENGINE_PACKAGES = {"torch_native": (), "megatron": ("megatron-core", "transformer-engine")}
+_OPTIONAL_PACKAGES = ("megatron-core", "transformer-engine")
 
 
 @dataclass(frozen=True)
 class Placing:
-    """How ranks are placed: what of launch.contract.bundle.BundleOrder the target of a plan decides, and the run does
-    not."""
+    """How ranks are placed: the part of launch.contract.bundle.BundleOrder that depends on the target."""
 
     slots: int
     slot_names: tuple[str, ...]
@@ -38,8 +37,7 @@ class Host:
     """One host's devices and software."""
 
     gpus: tuple[str, ...]
-    """Identifiers of the visible GPUs, as CUDA_VISIBLE_DEVICES takes them."""
-    cpus: int
+    """The visible GPUs, as CUDA_VISIBLE_DEVICES names them."""
     packages: frozenset[str]
     has_compiler: bool
     scheduler: ClassVar[Literal["host"]] = "host"
@@ -50,87 +48,71 @@ class Host:
         return "cuda" if self.gpus else "cpu"
 
     def placing(self, spec: RunSpec) -> Placing:
-        """The slots that bundles queue for. A CPU host is one slot: runs timed side by side would time each other."""
+        """Return the slots that bundles queue for. A CPU host is one slot, so that no two timed runs share it."""
         on_gpus = spec.placement.device == "cuda"
         return Placing(spec.placement.ranks_per_node, self.gpus) if on_gpus else Placing(1, ("cpu",))
 
-    def lacks(self, spec: RunSpec) -> tuple[Reason, ...]:
-        """Why this host cannot run ``spec`` itself, none where it can."""
-        software = (*lacks_packages(spec, self.packages), *self._lacks_compiler(spec))
-        return (*self._lacks_devices(spec), *lacks_gpu_for_graphs(spec), *software, *unsupported(spec))
+    def check_spec(self, spec: RunSpec) -> tuple[Reason, ...]:
+        """Return why this host cannot run ``spec``."""
+        return (*self._check_devices(spec), *check_software(spec, self.packages))
 
-    def lacks_time(self, runs: Sequence[Cell]) -> tuple[Reason, ...]:
-        """A host gives a bundle as long as its runs may take."""
+    def check_time(self, runs: Sequence[Cell]) -> tuple[Reason, ...]:
+        """Return no reason: a host has no time limit."""
         return ()
 
-    def _lacks_devices(self, spec: RunSpec) -> tuple[Reason, ...]:
+    def _check_devices(self, spec: RunSpec) -> Iterator[Reason]:
         placement = spec.placement
-        reasons = []
         if placement.nodes > 1:
-            reasons.append(
-                Reason(
-                    "host.nodes",
-                    f"{placement.nodes} nodes are needed, and this is one host",
-                    "run it on a Slurm cluster",
-                )
-            )
+            message = f"the run needs {placement.nodes} nodes, and this is one host"
+            yield Reason("host.nodes", message, "run it on a Slurm cluster")
         if placement.device == "cuda" and placement.ranks_per_node > len(self.gpus):
-            message = (
-                f"the run needs {count('GPU', placement.ranks_per_node)} on a node, and this host has {len(self.gpus)}"
-            )
-            reasons.append(Reason("host.gpus", message, "run it on a host with so many, or lower the layout's degrees"))
-        return tuple(reasons)
-
-    def _lacks_compiler(self, spec: RunSpec) -> tuple[Reason, ...]:
-        if self.has_compiler or spec.placement.device != "cpu" or not spec.compiles:
-            return ()
-        message = "torch.compile on a CPU needs a C++ compiler, and none is found (CXX, g++ or clang++)"
-        return (Reason("host.compiler", message, "Debian: apt-get install g++"),)
+            gpus = count("GPU", placement.ranks_per_node)
+            message = f"the run needs {gpus} on a node, and this host has {len(self.gpus)}"
+            yield Reason("host.gpus", message, "run it on a host with more GPUs, or lower the degrees of the layout")
+        if placement.device == "cpu" and spec.compiles and not self.has_compiler:
+            message = "torch.compile on a CPU needs a C++ compiler, and none is found (CXX, g++ or clang++)"
+            yield Reason("host.compiler", message, "Debian: apt-get install g++")
 
 
-def lacks_gpu_for_graphs(spec: RunSpec) -> tuple[Reason, ...]:
-    """Why graphs are not captured in ``spec``, wherever it runs: it runs on a CPU."""
-    if spec.placement.device != "cpu" or not spec.cuda_graph.implementation.needs_cuda:
-        return ()
-    message = f"cuda_graph.impl={spec.cuda_graph.impl} captures CUDA graphs, and this run is on a CPU"
-    return (Reason("host.cuda", message, "run it on a host with a GPU"),)
+def check_software(spec: RunSpec, packages: frozenset[str] | None) -> Iterator[Reason]:
+    """Yield why ``spec`` cannot run with ``packages`` on any device. None are unknown packages."""
+    if spec.placement.device == "cpu" and spec.cuda_graph.implementation.needs_cuda:
+        message = f"cuda_graph.impl={spec.cuda_graph.impl} captures CUDA graphs, and this run is on a CPU"
+        yield Reason("host.cuda", message, "run it on a host with a GPU")
+    missing = [] if packages is None else sorted(_needed_packages(spec) - packages)
+    if missing:
+        names = " and ".join(f"{name} {INSTALLED}" if name == "megatron-core" else name for name in missing)
+        backend = spec.training.attention_backend
+        message = f"engine {spec.engine} with training.attention_backend={backend} needs {names}, not installed here"
+        yield Reason("host.packages", message, "pip install '.[gpu]' in a checkout, on a GPU host")
+    yield from unsupported(spec)
 
 
-def lacks_packages(spec: RunSpec, installed: frozenset[str]) -> tuple[Reason, ...]:
-    """What ``spec`` imports beyond this project's own requirements and is not ``installed``."""
-    backend = spec.training.attention_backend
-    needed = {*_ENGINE_PACKAGES[spec.engine], *(("transformer-engine",) if backend == "transformer_engine" else ())}
-    missing = " and ".join(
-        f"{name} {INSTALLED}" if name == "megatron-core" else name for name in sorted(needed - installed)
-    )
-    if not missing:
-        return ()
-    message = f"engine {spec.engine} with training.attention_backend={backend} needs {missing}, not installed here"
-    return (Reason("host.packages", message, "pip install '.[gpu]' in a checkout, on a GPU host"),)
+def _needed_packages(spec: RunSpec) -> frozenset[str]:
+    if spec.engine == "megatron":
+        return frozenset(_OPTIONAL_PACKAGES)
+    return frozenset(["transformer-engine"] if spec.training.attention_backend == "transformer_engine" else [])
 
 
 def this_host() -> Host:
     compilers = (os.environ.get("CXX", "g++"), "g++", "clang++")
-    return Host(
-        _visible_gpus(),
-        len(os.sched_getaffinity(0)),
-        installed_packages(),
-        any(shutil.which(compiler) for compiler in compilers),
-    )
+    return Host(_visible_gpus(), installed_packages(), any(map(shutil.which, compilers)))
 
 
 def installed_packages() -> frozenset[str]:
-    """Of those that only some runs need, the ones that this interpreter finds, in releases that will do."""
-    return frozenset(name for name in ("megatron-core", "transformer-engine") if _is_installed(name))
+    """Return the optional packages that this interpreter finds in a supported release."""
+    return frozenset(name for name in _OPTIONAL_PACKAGES if _is_installed(name))
 
 
 def _visible_gpus() -> tuple[str, ...]:
     devices = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     visible: str | None = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None or not devices:  # the variable may be set on a host that has no GPU
+    # The variable may be set on a host without a GPU.
+    if visible is None or not devices:
         return tuple(str(index) for index in range(len(devices)))
     names = (part.strip() for part in visible.split(","))
-    return tuple(itertools.takewhile(lambda name: name not in ("", "-1"), names))  # as CUDA reads it
+    # CUDA ignores what follows an invalid name.
+    return tuple(itertools.takewhile(lambda name: name not in ("", "-1"), names))
 
 
 def _is_installed(package: str) -> bool:

@@ -1,7 +1,4 @@
-"""What a bundle asks Slurm for. Pure.
-
-Bundles with equal requests go into one array.
-"""
+"""What a bundle asks Slurm for. Pure. Bundles with equal requests go into one job array."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ from orchestrator.targets.profile import Profile
 START_MINUTES = 10.0
 """From the start of a job to its first run: the site's prolog and setup lines, the supervisor."""
 MINUTES_BETWEEN_RUNS = 1.0
-"""The start of a step, and the end of one that has reached its limit."""
+"""To start a step, and to end one that has reached its limit."""
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """One allocation. ``gpus_per_node`` 0 asks for none; ``minutes`` are sbatch's --time."""
+    """One allocation. ``gpus_per_node`` 0 asks for none. ``minutes`` is sbatch's --time."""
 
     nodes: int
     ranks_per_node: int
@@ -31,18 +28,20 @@ class JobRequest:
 
 
 def bundle_request(plan: Plan, schedule: Sequence[tuple[str, int]], profile: Profile) -> JobRequest:
-    """What the (run_id, attempt) pairs of ``schedule``, all of one bundle, ask for together."""
+    """Return the request for the (run_id, attempt) pairs of ``schedule``, all of one bundle."""
     cells = plan.cell_of_run()
     return runs_request([cells[run_id] for run_id, _ in schedule], profile)
 
 
 def runs_request(runs: Sequence[Cell], profile: Profile) -> JobRequest:
-    """What runs one after another ask for together, given the cell of each; all are of one workload."""
-    return request_for(runs[0].spec["placement"], _minutes(runs), profile)
+    """Return the request for consecutive runs of one workload, given the cell of each."""
+    minutes_per_run = limits_of(runs).run_seconds / 60 + MINUTES_BETWEEN_RUNS
+    minutes = math.ceil(START_MINUTES + len(runs) * minutes_per_run)
+    return placement_request(runs[0].spec["placement"], minutes, profile)
 
 
-def request_for(placement: Mapping[str, Any], minutes: int, profile: Profile) -> JobRequest:
-    """An allocation for ranks placed so; ``placement`` is a spec's, field by field."""
+def placement_request(placement: Mapping[str, Any], minutes: int, profile: Profile) -> JobRequest:
+    """Return the request for ranks with ``placement``, which is a spec's, field by field."""
     wants_gpus = placement["device"] == "cuda" and profile.gpus != "none"
     return JobRequest(
         nodes=placement["nodes"],
@@ -54,10 +53,5 @@ def request_for(placement: Mapping[str, Any], minutes: int, profile: Profile) ->
 
 
 def limits_of(runs: Sequence[Cell]) -> Limits:
-    """The limits that each of the runs of a bundle is held to: those of the cell that may take longest."""
+    """Return the limits that hold for each run of a bundle: those of the cell that may take longest."""
     return max((cell.limits for cell in runs), key=lambda limits: limits.run_seconds)
-
-
-def _minutes(runs: Sequence[Cell]) -> int:
-    a_run = limits_of(runs).run_seconds / 60 + MINUTES_BETWEEN_RUNS
-    return math.ceil(START_MINUTES + len(runs) * a_run)

@@ -1,4 +1,4 @@
-"""A partition of a Slurm cluster: its nodes and limits, and what of a request they cannot hold. Pure."""
+"""A partition of a Slurm cluster: its nodes and limits, and why it cannot start a job. Pure."""
 
 from __future__ import annotations
 
@@ -7,36 +7,37 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from launch.common.text import count
 from launch.contract.plan import Reason
 from orchestrator.targets.job_request import JobRequest
 from orchestrator.targets.profile import Profile
 
 _FEATURE = re.compile(r"\w[\w.-]*")
-"""A constraint that is one feature, and not an expression over several."""
+"""A constraint that names one feature. Others are expressions over several."""
 _MEGABYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
-"""By the suffix of sbatch's --mem; without one it is megabytes."""
+"""By the suffix of sbatch's --mem. Without a suffix it is in megabytes."""
+_OTHER_PARTITION = "name another partition in the profile"
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes of a partition that are alike."""
+    """Equal nodes of a partition. ``gpus`` is per node, by type, "" where the site names no type."""
 
     count: int
     cpus: int
     megabytes: int
     features: frozenset[str] = frozenset()
     gpus: Mapping[str, int] = field(default_factory=dict)
-    """Of each node, by type; the type is "" where the site gives them none."""
 
-    def gpus_of(self, kind: str | None) -> int:
-        """How many GPUs of type ``kind`` a node has; None is of all types together."""
+    def count_gpus(self, kind: str | None) -> int:
+        """Return the GPUs of type ``kind`` in a node. None counts all types."""
         return sum(self.gpus.values()) if kind is None else self.gpus.get(kind, 0)
 
 
 @dataclass(frozen=True)
 class Partition:
-    """``max_minutes`` and ``max_nodes`` are of one job, infinite where there is no limit. Nodes that are down count:
-    they come back."""
+    """``max_minutes`` and ``max_nodes`` limit one job. They are infinite without a limit. Nodes that are down count,
+    since they come back."""
 
     name: str
     is_default: bool
@@ -47,55 +48,56 @@ class Partition:
     max_nodes: float
     nodes: tuple[Nodes, ...]
 
-    def lacks(self, request: JobRequest, profile: Profile) -> tuple[Reason, ...]:
-        """Why no job of ``request``'s size starts here, none where one does. Its minutes are not looked at."""
+    def check(self, request: JobRequest, profile: Profile) -> tuple[Reason, ...]:
+        """Return why no job of this size starts here, whatever its time limit."""
         if self.state != "UP":
-            message = f"partition {self.name} is {self.state}: no job starts in it"
-            return (Reason("cluster.partition", message, "wait until it is UP, or name another one in the profile"),)
+            fix = "wait until it is UP, or name another one in the profile"
+            return (Reason("cluster.partition", f"partition {self.name} is {self.state}: no job starts in it", fix),)
         feature = profile.constraint if profile.constraint and _FEATURE.fullmatch(profile.constraint) else None
-        nodes = [alike for alike in self.nodes if feature is None or feature in alike.features]
+        nodes = [equal for equal in self.nodes if feature is None or feature in equal.features]
         where = f"partition {self.name}" + (f" with feature {feature}" if feature else "")
         if not nodes:
-            there = ", ".join(sorted({name for alike in self.nodes for name in alike.features})) or "none"
-            remedy = f"mend partition and constraint in the profile; features there: {there}"
-            return (Reason("cluster.nodes", f"there is no node in {where}", remedy),)
-        return tuple(_too_small(nodes, request, profile, where)) or tuple(self._too_few(nodes, request, profile, where))
+            features = ", ".join(sorted({name for equal in self.nodes for name in equal.features})) or "none"
+            fix = f"change partition or constraint in the profile; features of this partition: {features}"
+            return (Reason("cluster.nodes", f"{where} has no node", fix),)
+        too_small = tuple(_check_size(nodes, request, profile, where))
+        return too_small or tuple(self._check_number(nodes, request, profile, where))
 
-    def _too_few(self, nodes: Sequence[Nodes], request: JobRequest, profile: Profile, where: str) -> Iterator[Reason]:
-        """Each of ``nodes`` may be large enough, and yet there may be too few that are, or that one job may have."""
-        fitting = sum(alike.count for alike in nodes if not any(_too_small([alike], request, profile, where)))
-        remedy = "name another partition in the profile, or change resources.nodes"
+    def _check_number(
+        self, nodes: Sequence[Nodes], request: JobRequest, profile: Profile, where: str
+    ) -> Iterator[Reason]:
+        """Yield why there are too few nodes, counting those that are large enough, or more than one job may have."""
+        fitting = sum(equal.count for equal in nodes if not any(_check_size([equal], request, profile, where)))
+        needs = f"the run needs {count('node', request.nodes)}, and {where}"
+        fix = f"{_OTHER_PARTITION}, or change resources.nodes"
         if request.nodes > fitting:
-            large = "" if fitting == sum(alike.count for alike in nodes) else " that are large enough"
-            message = f"{request.nodes} nodes are needed, and {where} has {fitting}{large}"
-            yield Reason("cluster.nodes", message, remedy)
+            large = "" if fitting == sum(equal.count for equal in nodes) else " that are large enough"
+            yield Reason("cluster.nodes", f"{needs} has {fitting}{large}", fix)
         elif not self.min_nodes <= request.nodes <= self.max_nodes:
-            most = "" if self.max_nodes == math.inf else f" and {self.max_nodes:g} at most"
-            message = f"{request.nodes} nodes are needed, and {where} gives a job {self.min_nodes} at least{most}"
-            yield Reason("cluster.nodes", message, remedy)
+            most = "" if self.max_nodes == math.inf else f" and at most {self.max_nodes:g}"
+            yield Reason("cluster.nodes", f"{needs} gives a job at least {self.min_nodes}{most}", fix)
 
 
-def _too_small(nodes: Sequence[Nodes], request: JobRequest, profile: Profile, where: str) -> Iterator[Reason]:
-    """What no single one of ``nodes`` has enough of."""
+def _check_size(nodes: Sequence[Nodes], request: JobRequest, profile: Profile, where: str) -> Iterator[Reason]:
+    """Yield why not one of ``nodes`` is large enough."""
     kind = profile.gpu_type
     needs = (
-        ("cluster.cpus", request.ranks_per_node * request.cpus_per_rank, max(alike.cpus for alike in nodes), "CPUs",
+        ("cluster.cpus", request.ranks_per_node * request.cpus_per_rank, max(equal.cpus for equal in nodes), "CPUs",
          "lower resources.threads_per_rank or the profile's cpus_per_task, or raise resources.nodes"),
-        ("cluster.gpus", request.gpus_per_node, max(alike.gpus_of(kind) for alike in nodes),
+        ("cluster.gpus", request.gpus_per_node, max(equal.count_gpus(kind) for equal in nodes),
          f"GPUs of type {kind}" if kind else "GPUs",
-         "raise resources.nodes, lower the layout's degrees, or name another partition in the profile"),
-        ("cluster.memory", _megabytes(profile.mem), max(alike.megabytes for alike in nodes), "MB of memory",
-         "lower mem in the profile, or name another partition in it"),
+         f"raise resources.nodes, lower the degrees of the layout, or {_OTHER_PARTITION}"),
+        ("cluster.memory", _megabytes(profile.mem), max(equal.megabytes for equal in nodes), "MB of memory",
+         f"lower mem in the profile, or {_OTHER_PARTITION}"),
     )  # fmt: skip
-    for rule, needed, most, noun, remedy in needs:
+    for rule, needed, most, noun, fix in needs:
         if needed > most:
-            message = f"{needed:,.0f} {noun} a node are needed, and nodes of {where} have {most:,} at most"
-            yield Reason(rule, message, remedy)
+            message = f"the run needs {needed:,.0f} {noun} on a node, and nodes of {where} have at most {most:,}"
+            yield Reason(rule, message, fix)
 
 
 def _megabytes(mem: str | None) -> float:
-    """Of a profile's ``mem``; 0 asks for all of a node's, which every node has."""
+    """Return a profile's ``mem`` in megabytes. "0" asks for all memory of a node, which every node has."""
     if mem is None:
         return 0.0
-    number = float(mem.rstrip("KMGTkmgt"))
-    return number * _MEGABYTES.get(mem[-1].upper(), 1.0)
+    return float(mem.rstrip("KMGTkmgt")) * _MEGABYTES.get(mem[-1].upper(), 1.0)

@@ -1,4 +1,4 @@
-"""What Slurm says of its own configuration: partitions, their nodes, the longest array."""
+"""Read Slurm's configuration: partitions, their nodes, the longest array."""
 
 from __future__ import annotations
 
@@ -11,109 +11,93 @@ from launch.slurm.command import Unanswered, run
 from orchestrator.errors import SystemFault
 from orchestrator.targets.partition import Nodes, Partition
 
-_PARTITIONS = ("scontrol", "--all", "--oneliner", "show", "partition")
-_NODES = ("sinfo", "--all", "--noheader", "--exact", "--format=%R|%D|%c|%m|%f|%G")
-"""A line for nodes of one partition that are alike: how many, CPUs, megabytes, features, generic resources of each."""
-_CONFIGURATION = ("scontrol", "show", "config")
-
 
 class Configuration(NamedTuple):
     cluster_name: str
     max_array_size: int
-    """The most elements that an array may have."""
+    """The most elements of one job array."""
 
 
-def ask_partitions() -> tuple[Partition, ...]:
-    """Every partition, hidden ones too.
+def query_partitions() -> tuple[Partition, ...]:
+    """Return every partition, hidden ones too.
 
     Raises:
         SystemFault: Slurm does not answer.
     """
-    described, nodes = run_scontrol(*_PARTITIONS), run_scontrol(*_NODES)
+    partitions = _query("scontrol", "--all", "--oneliner", "show", "partition")
+    # One line for equal nodes of a partition: number; CPUs, megabytes, features and generic resources of each.
+    nodes = _query("sinfo", "--all", "--noheader", "--exact", "--format=%R|%D|%c|%m|%f|%G")
     try:
-        return read_partitions(described, nodes)
-    except ValueError as error:
-        raise SystemFault(f"{_PARTITIONS[0]} or {_NODES[0]} said what this version cannot read: {error}") from error
+        return parse_partitions(partitions, nodes)
+    except (KeyError, ValueError) as error:
+        raise SystemFault(f"this version cannot read the output of scontrol or sinfo: {error!r}") from error
 
 
 def query_configuration() -> Configuration:
-    """What of Slurm's configuration matters here.
+    """Return the settings of Slurm that matter here.
 
     Raises:
         SystemFault: Slurm does not answer.
     """
-    text = run_scontrol(*_CONFIGURATION)
-    return Configuration(_value(text, "ClusterName"), int(_value(text, "MaxArraySize")))
+    settings = dict(re.findall(r"^(\w+)\s*=\s*(\S+)", _query("scontrol", "show", "config"), re.MULTILINE))
+    try:
+        return Configuration(settings["ClusterName"], int(settings["MaxArraySize"]))
+    except KeyError as error:
+        raise SystemFault(f"`scontrol show config` prints no {error}") from error
 
 
-def _value(text: str, name: str) -> str:
-    found = re.search(rf"^{name}\s*=\s*(\S+)", text, re.MULTILINE)
-    if found is None:
-        raise SystemFault(f"`{' '.join(_CONFIGURATION)}` names no {name}")
-    return found[1]
-
-
-def run_scontrol(*command: str) -> str:
-    """What ``command`` prints.
-
-    Raises:
-        SystemFault: it is not there, fails, or takes too long.
-    """
+def _query(*command: str) -> str:
     try:
         return run(*command)
     except Unanswered as error:
-        told = f"Slurm does not answer `{' '.join(command)}`: {error}"
-        raise SystemFault(f"{told}. Try again when `scontrol ping` says UP") from error
+        message = f"Slurm does not answer `{' '.join(command)}`: {error}"
+        raise SystemFault(f"{message}. Try again when `scontrol ping` prints UP") from error
 
 
-def read_partitions(described: str, nodes: str) -> tuple[Partition, ...]:
-    """Partitions from what the commands above print.
+def parse_partitions(partitions: str, nodes: str) -> tuple[Partition, ...]:
+    """Parse what scontrol prints of partitions and sinfo of their nodes.
 
     Raises:
-        ValueError: they print something else.
+        KeyError, ValueError: they print something else.
     """
     by_partition: dict[str, list[Nodes]] = {}
     for line in nodes.splitlines():
-        name, count, cpus, megabytes, features, resources = line.split("|")
+        name, number, cpus, megabytes, features, resources = line.split("|")
         known = frozenset(features.split(",")) - {"(null)", ""}
-        alike = Nodes(int(count), int(cpus), int(megabytes), known, gpus(resources))
-        by_partition.setdefault(name, []).append(alike)
-    return tuple(_partition(line, by_partition) for line in described.splitlines() if line.strip())
+        equal = Nodes(int(number), int(cpus), int(megabytes), known, parse_gpus(resources))
+        by_partition.setdefault(name, []).append(equal)
+    return tuple(_parse_partition(line, by_partition) for line in partitions.splitlines() if line.strip())
 
 
-def minutes(text: str) -> float:
-    """A limit of time ("1-12:00:00", UNLIMITED) in minutes."""
+def parse_minutes(text: str) -> float:
+    """Return a time limit ("1-12:00:00", UNLIMITED) in minutes."""
     if text in ("UNLIMITED", "INFINITE"):
         return math.inf
     days, _, clock = text.rpartition("-")
-    hours, minute, seconds = clock.split(":")
-    return int(days or 0) * 1440 + int(hours) * 60 + int(minute) + int(seconds) / 60
+    hours, minutes, seconds = clock.split(":")
+    return int(days or 0) * 1440 + int(hours) * 60 + int(minutes) + int(seconds) / 60
 
 
-def gpus(resources: str) -> dict[str, int]:
-    """GPUs by type from generic resources ("gpu:a100:8(S:0-1),nvme:1"); what is no GPU is passed over."""
+def parse_gpus(resources: str) -> dict[str, int]:
+    """Return the GPUs by type in generic resources ("gpu:a100:8(S:0-1),nvme:1")."""
     found: dict[str, int] = {}
     for resource in re.sub(r"\([^)]*\)", "", resources).split(","):
         name, *words = (word for word in resource.split(":") if word != "no_consume")
         if name == "gpu":
-            count = int(words.pop()) if words and words[-1].isdigit() else 1
+            number = int(words.pop()) if words and words[-1].isdigit() else 1
             kind = words[0] if words else ""
-            found[kind] = found.get(kind, 0) + count
+            found[kind] = found.get(kind, 0) + number
     return found
 
 
-def _partition(line: str, nodes: Mapping[str, list[Nodes]]) -> Partition:
+def _parse_partition(line: str, nodes: Mapping[str, list[Nodes]]) -> Partition:
     values = dict(word.split("=", 1) for word in line.split() if "=" in word)
-    try:
-        name, most = values["PartitionName"], values["MaxNodes"]
-        return Partition(
-            name=name,
-            is_default=values["Default"] == "YES",
-            state=values["State"],
-            max_minutes=minutes(values["MaxTime"]),
-            min_nodes=int(values["MinNodes"]),
-            max_nodes=math.inf if most in ("UNLIMITED", "INFINITE") else int(most),
-            nodes=tuple(nodes.get(name, ())),
-        )
-    except KeyError as error:
-        raise ValueError(f"no {error} in {line[:80]!r}") from None
+    return Partition(
+        name=values["PartitionName"],
+        is_default=values["Default"] == "YES",
+        state=values["State"],
+        max_minutes=parse_minutes(values["MaxTime"]),
+        min_nodes=int(values["MinNodes"]),
+        max_nodes=math.inf if values["MaxNodes"] in ("UNLIMITED", "INFINITE") else int(values["MaxNodes"]),
+        nodes=tuple(nodes.get(values["PartitionName"], ())),
+    )

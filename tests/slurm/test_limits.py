@@ -54,12 +54,12 @@ def partition(cluster: Cluster, **fields: str) -> Iterator[None]:
 
 def test_the_cluster_as_it_is_runs_what_fits_and_names_what_does_not(site: Site) -> None:
     assert lacking(site, **GPUS) == []
-    assert lacking(site, **GPUS | {"nodes": 5}) == [("cluster.nodes", "5 nodes are needed, and partition gpu has 4")]
+    assert lacking(site, **GPUS | {"nodes": 5}) == [("cluster.nodes", "the run needs 5 nodes, and partition gpu has 4")]
     assert lacking(site, **GPUS | {"gpus_per_node": 9}) == [
-        ("cluster.gpus", "9 GPUs a node are needed, and nodes of partition gpu have 8 at most")
+        ("cluster.gpus", "the run needs 9 GPUs on a node, and nodes of partition gpu have at most 8")
     ]
     assert lacking(site, **GPUS | {"threads_per_rank": 3}) == [
-        ("cluster.cpus", "24 CPUs a node are needed, and nodes of partition gpu have 16 at most")
+        ("cluster.cpus", "the run needs 24 CPUs on a node, and nodes of partition gpu have at most 16")
     ]
     assert plan(site, resources={"device": "auto"})["cells"][0]["spec"]["placement"]["device"] == "cuda"
 
@@ -69,11 +69,11 @@ def test_limits_of_the_partition(site: Site, cluster: Cluster) -> None:
         assert lacking(site, minutes_per_run=79) == []
         ((rule, message),) = lacking(site, minutes_per_run=80)
         assert rule == "cluster.time"
-        assert "an allocation of 91 minutes, and partition gpu gives 90 at most" in message
+        assert "an allocation of 91 minutes, and partition gpu allows at most 90" in message
         ((rule, message),) = lacking(site, **GPUS)
         assert (rule, message) == (
             "cluster.nodes",
-            "2 nodes are needed, and partition gpu gives a job 0 at least and 1 at most",
+            "the run needs 2 nodes, and partition gpu gives a job at least 0 and at most 1",
         )
 
 
@@ -93,7 +93,7 @@ def test_only_nodes_with_the_feature_count(site: Site, cluster: Cluster) -> None
     try:
         assert lacking(site, "--cluster", "fast", **GPUS | {"nodes": 1}) == []
         assert lacking(site, "--cluster", "fast", **GPUS) == [
-            ("cluster.nodes", "2 nodes are needed, and partition gpu with feature fast has 1")
+            ("cluster.nodes", "the run needs 2 nodes, and partition gpu with feature fast has 1")
         ]
         assert lacking(site, **GPUS) == []
     finally:
@@ -104,7 +104,7 @@ def test_a_profile_decides_where_and_how_much(site: Site) -> None:
     site.profile("small", max_nodes=1, mem="100G")
     site.profile("typo", partition="gpuu")
     assert lacking(site, "--cluster", "small", **GPUS) == [
-        ("cluster.max_nodes", "2 nodes are needed, and the profile lets a sweep hold 1 at a time")
+        ("cluster.max_nodes", "the run needs 2 nodes, and max_nodes of the profile lets a sweep use 1 at a time")
     ]
     assert lacking(site, "--cluster", "small") == [
         ("cluster.memory", "102,400 MB of memory a node are needed, and nodes of partition gpu have 64,000 at most")

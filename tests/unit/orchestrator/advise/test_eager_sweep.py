@@ -22,7 +22,7 @@ from orchestrator.rules import violations
 from orchestrator.targets.host import Host
 
 RECIPES = Path(__file__).parents[4] / "recipes"
-GPUS = Host(tuple(map(str, range(8))), 64, frozenset({"megatron-core", "transformer-engine"}), True)
+GPUS = Host(tuple(map(str, range(8))), frozenset({"megatron-core", "transformer-engine"}), True)
 MOE = Model(num_moe_experts=8, moe_router_topk=2, moe_ffn_hidden_size=64)
 PLAIN = ("training.compile=none",)
 BATCH = Training(precision="bf16", global_batch_size=8)

@@ -29,7 +29,7 @@ from orchestrator.targets.host import Host
 from orchestrator.workflow import run_sweep
 from tests.records import STARTED, AttemptRecord, attempt_record, write_attempt, written_cell
 
-GPUS = Host(("0", "1", "2", "3"), 8, frozenset(), True)
+GPUS = Host(("0", "1", "2", "3"), frozenset(), True)
 ORIGIN = "origin"
 DIVERGES_AT = 20
 WARMUP = 3

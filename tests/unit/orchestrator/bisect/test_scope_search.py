@@ -29,7 +29,7 @@ from orchestrator.targets.host import Host
 from orchestrator.workflow import run_sweep
 from tests.records import STARTED, AttemptRecord, attempt_record, write_attempt, written_cell
 
-GPUS = Host(("0",), 8, frozenset({"transformer-engine"}), True)
+GPUS = Host(("0",), frozenset({"transformer-engine"}), True)
 MOE = Model(num_moe_experts=8, moe_router_topk=2, moe_ffn_hidden_size=64)
 DENSE = Model()
 WHOLE = ("attn", "moe_router", "moe_preprocess")
@@ -457,7 +457,7 @@ def test_a_set_that_cannot_run_here_is_refused_by_its_rule(tmp_path: Path) -> No
         search_of(sweep, plan, cell, GPUS)
     sweep, plan, cell = written(tmp_path / "no_gpu", SPECS[0], nan("attn"))
     with pytest.raises(InputError, match=r"no smaller set to try: \[host.gpus\] the run needs 1 GPU"):
-        search_of(sweep, plan, cell, Host((), 8, frozenset(), True))
+        search_of(sweep, plan, cell, Host((), frozenset(), True))
 
 
 # --- what there is no smaller set of --------------------------------------------------------------------------------

@@ -86,30 +86,30 @@ LACKING: Mapping[str, tuple[Cluster, dict[str, Any], str, str]] = {
     "a partition that is down": (
         cluster(dataclasses.replace(BATCH, state="DOWN")), {}, "cluster.partition", "partition batch is DOWN"),
     "more nodes than there are": (
-        cluster(), {"resources.nodes": 6}, "cluster.nodes", "6 nodes are needed, and partition batch has 4 that are"),
+        cluster(), {"resources.nodes": 6}, "cluster.nodes", "the run needs 6 nodes, and partition batch has 4 that are"),
     "more CPU nodes than there are": (
-        cluster(), {"resources": {"nodes": 6, "gpus_per_node": 1, "device": "cpu"}}, "cluster.nodes", "6 nodes are needed, and partition batch has 5"),
+        cluster(), {"resources": {"nodes": 6, "gpus_per_node": 1, "device": "cpu"}}, "cluster.nodes", "the run needs 6 nodes, and partition batch has 5"),
     "more nodes than a job may have": (
-        cluster(), {"resources.nodes": 4}, "cluster.nodes", "4 nodes are needed, and partition batch gives a job 1 at least and 3 at most"),
+        cluster(), {"resources.nodes": 4}, "cluster.nodes", "the run needs 4 nodes, and partition batch gives a job at least 1 and at most 3"),
     "fewer nodes than a job must have": (
-        cluster(dataclasses.replace(BATCH, min_nodes=3)), {}, "cluster.nodes", "gives a job 3 at least"),
+        cluster(dataclasses.replace(BATCH, min_nodes=3)), {}, "cluster.nodes", "gives a job at least 3"),
     "a feature that no node has": (
-        cluster(constraint="a100"), {}, "cluster.nodes", "there is no node in partition batch with feature a100"),
+        cluster(constraint="a100"), {}, "cluster.nodes", "partition batch with feature a100 has no node"),
     "more GPUs than a node has": (
-        cluster(), {"resources": {"nodes": 1, "gpus_per_node": 16, "device": "cuda"}}, "cluster.gpus", "16 GPUs a node are needed, and nodes of partition batch have 8"),
+        cluster(), {"resources": {"nodes": 1, "gpus_per_node": 16, "device": "cuda"}}, "cluster.gpus", "the run needs 16 GPUs on a node, and nodes of partition batch have at most 8"),
     "GPUs of another type": (
-        cluster(gpu_type="a100"), {}, "cluster.gpus", "8 GPUs of type a100 a node are needed, and nodes of partition batch have 0"),
+        cluster(gpu_type="a100"), {}, "cluster.gpus", "the run needs 8 GPUs of type a100 on a node, and nodes of partition batch have at most 0"),
     "more CPUs than a node has": (
-        cluster(cpus_per_task=12), {}, "cluster.cpus", "96 CPUs a node are needed, and nodes of partition batch have 64"),
+        cluster(cpus_per_task=12), {}, "cluster.cpus", "the run needs 96 CPUs on a node, and nodes of partition batch have at most 64"),
     "more CPUs than a node with GPUs has": (
         cluster(cpus_per_task=4), {}, "cluster.nodes", "partition batch has 0 that are large enough"),
     "more memory than a node has": (
-        cluster(mem="1T"), {}, "cluster.memory", "1,048,576 MB of memory a node are needed, and nodes of partition batch have 512,000"),
+        cluster(mem="1T"), {}, "cluster.memory", "the run needs 1,048,576 MB of memory on a node, and nodes of partition batch have at most 512,000"),
     "a model that no GPU holds": (
-        cluster(gpu_memory_gib=0.0001), {}, "cluster.gpu_memory", "GiB before anything is computed, and gpu_memory_gib of the profile is 0.0001"),
+        cluster(gpu_memory_gib=0.0001), {}, "cluster.gpu_memory", "GiB before the first step, and gpu_memory_gib of the profile is 0.0001"),
     "a model that a GPU may hold": (cluster(gpu_memory_gib=80), {}, "", ""),
     "more nodes than the profile allows": (
-        cluster(max_nodes=1), {}, "cluster.max_nodes", "2 nodes are needed, and the profile lets a sweep hold 1"),
+        cluster(max_nodes=1), {}, "cluster.max_nodes", "the run needs 2 nodes, and max_nodes of the profile lets a sweep use 1"),
 }  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def test_a_bundle_for_which_no_allocation_lasts_is_not_runnable_as_a_whole(tmp_p
         assert (
             "4 runs of 60 minutes" in reason.message
             and "254 minutes" in reason.message
-            and "240 at most" in reason.message
+            and "at most 240" in reason.message
         )
     fields["resources"] = {"device": "cpu", "minutes_per_run": 56}
     assert [len(bundle.run_ids) for bundle in plan(tmp_path, host=CLUSTER, **fields).bundles] == [4, 4]
@@ -325,5 +325,6 @@ def test_a_release_of_megatron_core_that_the_engine_is_not_of_counts_as_missing(
     versions["megatron-core"] = "0.18.2"
     assert host.installed_packages() == {"transformer-engine"}
     spec = RunSpec(engine="megatron")
-    (reason,) = host.lacks_packages(spec, host.installed_packages())
+    reasons = host.check_software(spec, host.installed_packages())
+    (reason,) = (reason for reason in reasons if reason.rule == "host.packages")
     assert "needs megatron-core 0.16, not installed here" in reason.message

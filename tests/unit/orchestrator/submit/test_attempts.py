@@ -218,7 +218,7 @@ def test_what_was_planned_is_not_ordered_of_a_cluster_that_cannot_hold_it(tmp_pa
     drained, brief = dataclasses.replace(BATCH, state="DRAIN"), dataclasses.replace(BATCH, max_minutes=30.0)
     with pytest.raises(InputError, match="partition batch is DRAIN"):
         planned_orders(found, cluster(drained))
-    with pytest.raises(InputError, match="an allocation of 72 minutes, and partition batch gives 30 at most"):
+    with pytest.raises(InputError, match="an allocation of 72 minutes, and partition batch allows at most 30"):
         planned_orders(found, cluster(brief))
 
 

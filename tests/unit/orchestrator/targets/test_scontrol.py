@@ -7,7 +7,7 @@ import math
 import pytest
 
 from orchestrator.targets.partition import Nodes, Partition
-from orchestrator.targets.scontrol import gpus, minutes, read_partitions
+from orchestrator.targets.scontrol import parse_gpus, parse_minutes, parse_partitions
 
 # As scontrol of Slurm 22.05 prints them, shortened; 24.05 adds fields, which are passed over.
 DESCRIBED = """\
@@ -21,7 +21,7 @@ batch|1|64|515000|(null)|(null)
 
 
 def test_partitions_with_their_nodes_and_limits() -> None:
-    batch, long = read_partitions(DESCRIBED, NODES)
+    batch, long = parse_partitions(DESCRIBED, NODES)
     nodes = (
         Nodes(8, 128, 1030000, frozenset({"h100", "ib"}), {"h100": 8}),
         Nodes(1, 64, 515000),
@@ -37,8 +37,8 @@ def test_partitions_with_their_nodes_and_limits() -> None:
     (DESCRIBED, "batch|many|128|1|(null)|(null)"),
 ])  # fmt: skip
 def test_what_is_printed_otherwise_is_refused_and_not_guessed_at(described: str, nodes: str) -> None:
-    with pytest.raises(ValueError):
-        read_partitions(described, nodes)
+    with pytest.raises((KeyError, ValueError)):
+        parse_partitions(described, nodes)
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -49,7 +49,7 @@ def test_what_is_printed_otherwise_is_refused_and_not_guessed_at(described: str,
     ("7-00:00:00", 10080.0),
 ])  # fmt: skip
 def test_times(text: str, expected: float) -> None:
-    assert minutes(text) == expected
+    assert parse_minutes(text) == expected
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -62,4 +62,4 @@ def test_times(text: str, expected: float) -> None:
     ("gpu:8(IDX:0-7),gpu:2,craynetwork:4", {"": 10}),
 ])  # fmt: skip
 def test_gpus_among_generic_resources(text: str, expected: dict[str, int]) -> None:
-    assert gpus(text) == expected
+    assert parse_gpus(text) == expected
