@@ -1,4 +1,4 @@
-"""What a command that watches a sweep under Slurm submits again by itself: runs whose infrastructure failed."""
+"""Retry runs that a failure of the infrastructure ended, while a command watches the sweep under Slurm."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from orchestrator.sweeps.store import is_planned, order_lock
 from orchestrator.targets.slurm_cluster import Cluster
 
 PAUSE_SECONDS = 30.0
-"""Between two tries where the first could not be submitted, while other runs go on."""
+"""Pause after a retry that could not be submitted, while other runs go on."""
 
 
 class InfrastructureRetry:
-    """Called with the states of a sweep's runs, it submits what is to be made again; the value is whether anything
-    was."""
+    """Submit retries, given the state of each run. Return whether any was submitted."""
 
     def __init__(self, sweep: SweepPaths, plan: Plan, cluster: Cluster, scheduler: JobMonitor) -> None:
         self._sweep = sweep
@@ -32,7 +31,7 @@ class InfrastructureRetry:
         self._cluster = cluster
         self._scheduler = scheduler
         self._not_before = 0.0
-        self._said = ""
+        self._last_error = ""
 
     def __call__(self, states: Mapping[str, RunState]) -> bool:
         if time.monotonic() < self._not_before and any(state.alive for state in states.values()):
@@ -40,11 +39,11 @@ class InfrastructureRetry:
         try:
             return bool(self._orders(states)) and self._submit()
         except OrchestratorError as error:
-            # What runs goes on, and so does whoever follows it.
+            # The runs go on, so keep watching them.
             self._not_before = time.monotonic() + PAUSE_SECONDS
-            if str(error) != self._said:
-                self._said = str(error)
-                warn_unsubmitted_retries(self._said)
+            if str(error) != self._last_error:
+                self._last_error = str(error)
+                warn_unsubmitted_retries(self._last_error)
             return False
 
     def _orders(self, states: Mapping[str, RunState]) -> tuple[BundleOrder, ...]:
@@ -52,25 +51,23 @@ class InfrastructureRetry:
 
     def _submit(self) -> bool:
         with order_lock(self._sweep):
-            # Another command may have been faster, or have ended the sweep, or planned it anew.
+            # Another command may have been faster, cancelled the sweep, or planned it again.
             if not is_planned(self._sweep, self._plan):
                 return False
             jobs = poll_jobs(self._sweep, self._scheduler)
             states = read_states(self._sweep, self._plan, jobs)
             close_dead_attempts(self._sweep, states)
-            again = self._orders(states)
-            if again:
-                exclude: Sequence[str] = nodes_to_avoid(states, again, self._cluster)
-                exclude = enqueue(self._sweep, self._plan, again, self._cluster, jobs, exclude)
-                print_retries(again, exclude)
-            return bool(again)
+            orders = self._orders(states)
+            if orders:
+                nodes = nodes_to_avoid(states, orders, self._cluster)
+                print_retries(orders, enqueue(self._sweep, self._plan, orders, self._cluster, jobs, nodes))
+            return bool(orders)
 
 
 def nodes_to_avoid(states: Mapping[str, RunState], orders: Sequence[BundleOrder], cluster: Cluster) -> tuple[str, ...]:
-    """Nodes on which the infrastructure failed a run's latest attempt, by name; none where too few would be left for
-    ``orders``: on the same nodes is better than not at all. Of a preemption or a full disk no node is to blame."""
+    """Return the nodes that failed the latest attempt of a run; none if too few nodes would be left for ``orders``."""
     outcomes = [state.outcome for state in states.values() if state.outcome is not None and state.outcome.node]
     failed = {node for outcome in outcomes if outcome.blames_node for node in outcome.node.split(",")}
-    there = max(sum(nodes.count for nodes in partition.nodes) for partition in cluster.partitions)
+    available = max(sum(nodes.count for nodes in partition.nodes) for partition in cluster.partitions)
     needed = max((order.step.nodes for order in orders if order.step is not None), default=1)
-    return tuple(sorted(failed)) if there - len(failed) >= needed else ()
+    return tuple(sorted(failed)) if available - len(failed) >= needed else ()

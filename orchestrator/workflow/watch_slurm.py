@@ -1,16 +1,16 @@
-"""Following a sweep whose bundles are jobs of Slurm's, and what a command that watches does for it meanwhile."""
+"""Watch a sweep whose bundles are Slurm jobs, and act on jobs that wait too long or lost their node."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from launch.slurm.job_states import stage_of
 from orchestrator.errors import SystemFault
 from orchestrator.output.jobs import blocked_jobs, slurm_faults
+from orchestrator.output.progress_view import View
 from orchestrator.slurm.command import poll_interval
 from orchestrator.slurm.pending_reasons import OF_THIS_SWEEP
 from orchestrator.submit.cancel import scancel
@@ -21,113 +21,101 @@ from orchestrator.sweeps.submissions import Submission, read_submissions
 
 POLL_SECONDS = 0.5
 MOST_SECONDS = 20.0
-"""Between two looks, however long one takes: a node's failure, and the end, are not to go unseen for longer."""
+"""Longest pause between polls, however long one takes, so that a node failure or the end is noticed in time."""
 
-Tend = Callable[[Mapping[str, RunState]], bool]
-"""Submits what is to be begun again; the value is whether anything was."""
-
-
-class View(Protocol):
-    """Where a person sees it."""
-
-    def update(self, states: Mapping[str, RunState]) -> None: ...
-
-    def say(self, line: str) -> None: ...
+Retry = Callable[[Mapping[str, RunState]], bool]
+"""Submit what is to be retried, given the state of each run. Return whether anything was submitted."""
 
 
-def follow(
-    paths: SweepPaths, plan: Plan, view: View, scheduler: JobMonitor, tend: Tend | None, patience: PendingTimeout
+def watch_slurm(
+    paths: SweepPaths,
+    plan: Plan,
+    view: View,
+    scheduler: JobMonitor,
+    timeout: PendingTimeout,
+    retry: Retry | None = None,
 ) -> dict[str, RunState]:
-    """Show the sweep until nothing of it runs or waits; the value is the state of every run then.
+    """Show the sweep until no run runs or waits. Return the final state of every run.
 
-    The disk is looked at every half second, more seldom where that takes long, and Slurm when the scheduler's interval
-    allows. With ``tend`` this command sees to the sweep: outcomes that nobody could write are written, jobs that wait
-    for too long are cancelled, and ``tend`` is called after every word from Slurm, and when nothing is left to wait
-    for. What could not be submitted because Slurm does not answer is waited for.
+    With ``retry`` this command also writes outcomes that nobody else can write, cancels jobs that have waited too long,
+    and retries runs after each answer from Slurm. It waits for Slurm if a retry cannot be submitted.
     """
-    said: set[str] = set()
+    printed: set[str] = set()
     jobs: Jobs | None = None
     while True:
         submissions = read_submissions(paths)
         latest = scheduler.look(submissions)
-        begun, news, jobs = time.monotonic(), latest is not jobs, latest
+        begun, is_new, jobs = time.monotonic(), latest is not jobs, latest
         states = read_states(paths, plan, jobs)
         view.update(states)
-        looked = time.monotonic() - begun
-        _say_once(view, said, [*slurm_faults(jobs), *blocked_jobs(states)])
-        idle = not any(state.alive or (tend is not None and _is_to_be_seen_to(state)) for state in states.values())
+        seconds = time.monotonic() - begun
+        printed = _print_new(view, printed, [*slurm_faults(jobs), *blocked_jobs(states)])
+        idle = not any(state.alive or (retry and _awaits_retry(state)) for state in states.values())
         submitted = False
-        if tend is not None and (news or idle):
-            for line in patience.cancel_overdue(submissions, jobs) if news else ():
-                view.say(line)
-            if close_dead_attempts(paths, states, patience.called_off):
+        if retry and (is_new or idle):
+            for line in timeout.cancel_overdue(submissions, jobs) if is_new else ():
+                view.print(line)
+            if close_dead_attempts(paths, states, timeout.cancelled):
                 states = read_states(paths, plan, jobs)
                 view.update(states)
-            submitted = tend(states)
-        if (
-            idle
-            and not submitted
-            and (tend is None or scheduler.answers() or not any(map(_failed_here, states.values())))
-        ):
+            submitted = retry(states)
+        may_retry = retry and any(map(_is_infrastructure, states.values()))
+        if idle and not submitted and (not may_retry or scheduler.answers()):
             return states
-        time.sleep(min(poll_interval(looked, POLL_SECONDS), MOST_SECONDS))
+        time.sleep(min(poll_interval(seconds, POLL_SECONDS), MOST_SECONDS))
 
 
-def _is_to_be_seen_to(state: RunState) -> bool:
-    """Whether the run may be made again as soon as its job has ended."""
-    return _failed_here(state) and state.job is not None and not state.job.ended
+def _awaits_retry(state: RunState) -> bool:
+    """Return whether the run may be retried once its job has ended."""
+    return _is_infrastructure(state) and state.job is not None and not state.job.ended
 
 
-def _failed_here(state: RunState) -> bool:
-    """Whether nodes, network or scheduler ended the run, or kept it from beginning."""
+def _is_infrastructure(state: RunState) -> bool:
+    """Return whether nodes, network or scheduler ended the run, or kept it from beginning."""
     return state.abandoned or (state.outcome is not None and state.outcome.is_infrastructure)
 
 
-def _say_once(view: View, said: set[str], lines: Iterable[str]) -> None:
-    """Each line when it comes up, and again only if it went away in between."""
-    now = list(lines)
-    for line in now:
-        if line not in said:
-            view.say(line)
-    said.intersection_update(now)
-    said.update(now)
+def _print_new(view: View, printed: set[str], lines: Sequence[str]) -> set[str]:
+    """Print the lines that the previous poll did not have. Return those of this poll."""
+    for line in lines:
+        if line not in printed:
+            view.print(line)
+    return set(lines)
 
 
 class PendingTimeout:
-    """How long a job may wait before it is taken out of the queue. Jobs that wait for others of their own sweep (the
-    next in a lane, or in an array that is bounded) have not begun to wait.
+    """Cancel jobs that have waited for more than ``minutes``; None is forever.
 
-    ``minutes`` None is for ever."""
+    The time in which a job waits for others of its own sweep does not count.
+    """
 
     def __init__(self, minutes: float | None, clock: Callable[[], float] = time.time) -> None:
         self._minutes = minutes
         self._clock = clock
         self._since: dict[str, float] = {}
-        self.called_off: dict[str, str] = {}
-        """Why, by job."""
+        self.cancelled: dict[str, str] = {}
+        """The reason by job id."""
 
     def cancel_overdue(self, submissions: Iterable[Submission], jobs: Jobs) -> list[str]:
-        """Take jobs that have waited for too long out of the queue; the value is what to say about it."""
-        overdue = self._overdue(submissions, jobs) if self._minutes is not None else {}
+        """Cancel the jobs that have waited too long. Return the lines to print."""
+        overdue = {} if self._minutes is None else self._overdue(submissions, jobs, self._minutes)
         try:
             scancel(list(overdue))
         except SystemFault as fault:
-            return [f"jobs that have waited for too long are still in the queue: {fault}"]
-        self.called_off |= overdue
-        return [f"job {job_id} is taken out of the queue: {why}" for job_id, why in overdue.items()]
+            return [f"jobs that have waited too long could not be cancelled: {fault}"]
+        self.cancelled |= overdue
+        return [f"job {job_id} is cancelled: {reason}" for job_id, reason in overdue.items()]
 
-    def _overdue(self, submissions: Iterable[Submission], jobs: Jobs) -> dict[str, str]:
-        now, found = self._clock(), {}
+    def _overdue(self, submissions: Iterable[Submission], jobs: Jobs, minutes: float) -> dict[str, str]:
+        now, overdue = self._clock(), {}
         for submission in submissions:
             for job_id in submission.job_ids():
                 job = jobs.of(job_id)
-                if job is None or stage_of(job.state) != "waits" or job_id in self.called_off:
+                if job is None or stage_of(job.state) != "waits" or job_id in self.cancelled:
                     continue
                 if job.reason in OF_THIS_SWEEP:
                     self._since[job_id] = now
-                elif now - self._since.setdefault(job_id, submission.time) > (self._minutes or 0) * 60:
-                    found[job_id] = (
-                        f"it waited for more than the {self._minutes:g} minutes of max_pending_minutes"
-                        f" ({job.reason or 'no reason given'})"
-                    )
-        return found
+                elif now - self._since.setdefault(job_id, submission.time) > minutes * 60:
+                    reason = job.reason or "no reason given"
+                    overdue[job_id] = f"it waited longer than max_pending_minutes, {minutes:g} min ({reason})"
+        return overdue

@@ -221,7 +221,7 @@ def test_a_sweep_that_runs_is_not_planned_anew(host: Host) -> None:
     first, run_ids = host.begin(recipe("mini", steps=1500, repeats=1))
     host.wait_for_step("mini", run_ids[0])
     other = host.run("sweep", host.write(recipe("mini", steps=1500, repeats=3)))
-    assert other.returncode == 1 and "is running by another plan" in other.stderr
+    assert other.returncode == 1 and "is already running with another plan" in other.stderr
     assert host.run("cancel", "mini").returncode == 0
     first.communicate(timeout=300)
     assert [attempt.number for attempt in host.sweep("mini").run(run_ids[0]).attempts()] == [1]

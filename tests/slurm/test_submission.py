@@ -65,7 +65,7 @@ def test_limits_hold_when_nobody_watches_and_the_next_command_adopts_what_goes_o
         assert site.run("sweep", path, "--no-wait").returncode == 0
         assert set(site.states("lanes").values()) == {"QUEUED"}
         other = site.run("sweep", path, "repeats=2")
-        assert other.returncode == 1 and "is running by another plan" in other.stderr
+        assert other.returncode == 1 and "is already running with another plan" in other.stderr
 
         watching = site.start("sweep", path)
         assert watching.stdout is not None

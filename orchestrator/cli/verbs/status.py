@@ -6,6 +6,8 @@ import argparse
 import sys
 
 from launch.common.atomic_files import dumps
+from launch.contract.paths import SweepPaths
+from launch.contract.plan import Plan
 from orchestrator.cli.arguments import Parser, add_json, redirect_messages
 from orchestrator.cli.sweep_states import print_states_json, query_jobs
 from orchestrator.errors import SystemFault
@@ -32,12 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     paths = store.find(arguments.sweep)
     plan = read_plan(paths)
     if arguments.watch:
-        # It loads rich and submitit, which the other uses of this verb do without.
-        from orchestrator.workflow.watch import watch
-
         with redirect_messages(arguments):
-            scheduler = JobMonitor() if plan.scheduler == "slurm" else None
-            watch(paths, plan, restart_queue=False, scheduler=scheduler)
+            _watch(paths, plan)
     if arguments.json:
         print_states_json(paths, plan)
         return 0
@@ -49,6 +47,19 @@ def run(arguments: argparse.Namespace) -> int:
     print_job_problems(jobs, states)
     print_next_commands(suggest_after(paths, plan, states))
     return 0
+
+
+def _watch(paths: SweepPaths, plan: Plan) -> None:
+    # They load rich and submitit, which status does without otherwise.
+    from orchestrator.output.progress_view import open_view
+    from orchestrator.workflow.watch_host import watch_host
+    from orchestrator.workflow.watch_slurm import PendingTimeout, watch_slurm
+
+    with open_view(plan) as view:
+        if plan.scheduler == "slurm":
+            watch_slurm(paths, plan, view, JobMonitor(), PendingTimeout(None))
+        else:
+            watch_host(paths, plan, view, restart_queue=False)
 
 
 def _list_sweeps(store: Store, *, as_json: bool) -> int:

@@ -146,9 +146,9 @@ def test_a_job_that_has_waited_for_too_long_is_taken_out_once(scancelled: Path) 
     assert patience.cancel_overdue([array], jobs) == [] and not scancelled.exists()
     clock.now = NOW + 601
     (line,) = patience.cancel_overdue([array], jobs)
-    why = "it waited for more than the 10 minutes of max_pending_minutes (Resources)"
-    assert line == f"job 12_0 is taken out of the queue: {why}"
-    assert patience.called_off == {"12_0": why}
+    why = "it waited longer than max_pending_minutes, 10 min (Resources)"
+    assert line == f"job 12_0 is cancelled: {why}"
+    assert patience.cancelled == {"12_0": why}
     assert scancelled.read_text().split() == ["--quiet", "12_0"]
     assert patience.cancel_overdue([array], jobs) == [], "Slurm may not have heard yet"
 
@@ -179,7 +179,7 @@ def test_a_scancel_that_fails_is_tried_again(scancelled: Path) -> None:
     lane = [Submission("token", "lane", ("a",), NOW - 601, "host", "12")]
     (scancelled.parent / "down").touch()
     (line,) = patience.cancel_overdue(lane, Jobs({"12": job("Priority")}))
-    assert "still in the queue" in line and patience.called_off == {}
+    assert "could not be cancelled" in line and patience.cancelled == {}
     (scancelled.parent / "down").unlink()
     (line,) = patience.cancel_overdue(lane, Jobs({"12": job("Priority")}))
-    assert "is taken out" in line
+    assert "is cancelled" in line

@@ -19,7 +19,6 @@ from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.slurm_jobs import JobMonitor
 from orchestrator.sweeps.submissions import Submission, write_submission
 from orchestrator.workflow import watch_slurm
-from orchestrator.workflow.watch_slurm import PendingTimeout, follow
 from tests.records import AttemptRecord, write_sweep
 
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
@@ -72,7 +71,7 @@ class Watched:
     def update(self, states: Mapping[str, RunState]) -> None:
         self.seen.append(states[self.run_id].name)
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         self.said.append(line)
 
     def follow(self, *scene: Callable[[], object], submits: Sequence[Callable[[], bool]] = ()) -> str:
@@ -84,7 +83,9 @@ class Watched:
             return left.pop(0)() if left else False
 
         self.scene = list(scene)
-        states = follow(self.sweep, self.plan, self, JobMonitor(), tend, PendingTimeout(None))
+        states = watch_slurm.watch_slurm(
+            self.sweep, self.plan, self, JobMonitor(), watch_slurm.PendingTimeout(None), tend
+        )
         assert not self.scene
         return states[self.run_id].name
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from launch.contract.plan import read_plan
+from orchestrator.output.progress_view import Progress
 from orchestrator.sweeps.run_state import RunState
-from orchestrator.workflow.watch import Progress
 from tests.records import write_sweep
 
 STEPS = 10
@@ -29,7 +29,7 @@ def test_the_time_left_is_by_the_pace_of_runs_and_not_by_the_wait_before_them(tm
         """At ``seconds``, with the first of the four runs in a state and the others waiting."""
         clock.seconds = seconds
         states = {run_id: RunState(run_id, "QUEUED", 1) for run_id in others}
-        return progress.of({first: RunState(first, name, 1, alive=True, steps_done=steps), **states})[1]  # type: ignore[arg-type]
+        return progress.update({first: RunState(first, name, 1, alive=True, steps_done=steps), **states})[1]  # type: ignore[arg-type]
 
     assert len(cells) == 4
     assert told(0, "QUEUED", 0) == "estimating the time left"

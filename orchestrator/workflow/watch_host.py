@@ -1,0 +1,41 @@
+"""Watch a sweep that this host runs."""
+
+from __future__ import annotations
+
+import time
+
+from launch.common.file_lock import was_killed
+from launch.contract.paths import SweepPaths
+from launch.contract.plan import Plan
+from orchestrator.output.progress_view import View
+from orchestrator.slurm.command import poll_interval
+from orchestrator.submit.local_queue import has_pending, start_queue
+from orchestrator.sweeps.run_state import read_states
+
+POLL_SECONDS = 0.5
+LOST_POLLS = 4
+"""Polls in a row that find ordered runs and no live process for them, before the runs count as lost."""
+MOST_RESTARTS = 3
+"""Queues that one watch starts in place of a killed one."""
+
+
+def watch_host(paths: SweepPaths, plan: Plan, view: View, *, restart_queue: bool) -> None:
+    """Show the sweep until no run runs or waits. With ``restart_queue``, replace a queue that was killed."""
+    restarts = MOST_RESTARTS if restart_queue else 0
+    lost_polls = 0
+    while lost_polls < LOST_POLLS:
+        begun = time.monotonic()
+        states = read_states(paths, plan)
+        view.update(states)
+        # Nothing may be alive for a moment, while a queue starts or replaces another.
+        lost_polls = 0 if any(state.alive for state in states.values()) else lost_polls + 1
+        if lost_polls and not has_pending(paths):
+            return
+        if lost_polls and restarts and was_killed(paths.queue_lock):
+            restarts -= 1
+            start_queue(paths)
+        time.sleep(poll_interval(time.monotonic() - begun, POLL_SECONDS))
+    view.print(
+        "Some runs never began: each supervisor ended at once. For the cause, see "
+        f"{paths.root / 'queue.log'} and {paths.root / 'submitit'}"
+    )
