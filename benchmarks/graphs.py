@@ -40,7 +40,7 @@ def passing(cells: Iterable[Cell], **fields: Any) -> list[Cell]:
     return [
         cell
         for cell in cells
-        if cell["verdict"] and cell["verdict"]["word"] in PASSES and cell["speed"] and cell.get("limit")
+        if cell["verdict"] and cell["verdict"]["verdict"] in PASSES and cell["speed"] and cell.get("speedup_bound")
         if all(cell[name] == value for name, value in fields.items())
     ]
 
@@ -73,16 +73,16 @@ def gibibytes_added(cells: Sequence[Cell]) -> float | None:
 
 
 def capture_seconds(cells: Sequence[Cell]) -> float | None:
-    return least(cell["captured"]["seconds"] for cell in best(whole(cells)))
+    return least(cell["capture_cost"]["seconds"] for cell in best(whole(cells)))
 
 
 def times_busy(cells: Sequence[Cell]) -> float | None:
-    return least(cell["limit"]["times_busy"] for cell in best(whole(cells)))
+    return least(cell["speedup_bound"]["times_busy"] for cell in best(whole(cells)))
 
 
 def times_own_busy(cells: Sequence[Cell]) -> float | None:
     """Of all layouts, the most. The twin's ranks are busy while they wait for each other's hosts: theirs is no measure."""
-    found = [cell["limit"]["graphed"] for cell in whole(cells) if cell["limit"]["graphed"]]
+    found = [cell["speedup_bound"]["graphed"] for cell in whole(cells) if cell["speedup_bound"]["graphed"]]
     return max((graphed["step_ms"] / graphed["busy_ms"] for graphed in found), default=None)
 
 

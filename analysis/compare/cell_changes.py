@@ -77,7 +77,7 @@ def differences(before: GoldenCell, after: GoldenCell, memory_tolerance: float) 
 def by_itself(cell: GoldenCell) -> Change:
     """What a cell means that there is nothing to hold against: as its own report has it."""
     word = cell.verdict.word if cell.verdict else None
-    if word in ("DIVERGED", "INCOMPARABLE") or cell.unexpected or cell.unsound:
+    if word in ("DIVERGED", "INCOMPARABLE") or cell.unexpected or cell.unsound_records:
         return "worse"
     if cell.unfinished or word == "UNFINISHED":
         return "unfinished"
@@ -110,7 +110,7 @@ def _badness(cell: GoldenCell) -> tuple[float, float, float, bool, bool]:
     def share(*well: str) -> float:
         return sum(count for name, count in ended.items() if name not in well) / sum(runs.values())
 
-    return share(expected), share(*RESULTS_INTACT), share("COMPLETED"), cell.unexpected, bool(cell.unsound)
+    return share(expected), share(*RESULTS_INTACT), share("COMPLETED"), cell.unexpected, bool(cell.unsound_records)
 
 
 def _runs(outcome: str) -> dict[str, int]:
@@ -121,7 +121,7 @@ def _runs(outcome: str) -> dict[str, int]:
 
 def _ended(cell: GoldenCell) -> str:
     notes = [f"expected {cell.expected}"] if cell.unexpected else []
-    notes += [f"unsound records: {cell.unsound[0]}"] if cell.unsound else []
+    notes += [f"unsound records: {cell.unsound_records[0]}"] if cell.unsound_records else []
     return f"{cell.outcome} ({'; '.join(notes)})" if notes else cell.outcome
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from analysis.report.json_report import FORMAT, content_of
-from analysis.report.selection import select
-from analysis.report.summary import summarise
+from analysis.report.json_report import FORMAT, report_to_json, to_json
+from analysis.report.report_data import report_data
 from analysis.sweep.judge_sweep import judge_sweep
 from analysis.verdict.verdict import WORDS, Word
 from launch.common.atomic_files import RecordError, number
@@ -74,7 +73,7 @@ class GoldenCell:
     outcome: str
     expected: str
     unexpected: bool
-    unsound: tuple[str, ...]
+    unsound_records: tuple[str, ...]
     unfinished: bool
     verdict: GoldenVerdict | None
     memory: GoldenMemory | None
@@ -116,9 +115,7 @@ def golden_of(sweep: SweepPaths) -> Golden:
         FileNotFoundError: the folder holds no plan.
         RecordError: its plan is not JSON.
     """
-    judged = judge_sweep(sweep)
-    results = judged.results
-    return _parsed(content_of(judged.plan, results, summarise(results), select(results), judged.trained, files={}))
+    return _parsed(report_to_json(report_data(judge_sweep(sweep))))
 
 
 def read_golden(content: Any) -> Golden:
@@ -173,7 +170,9 @@ def _parsed(content: Any) -> Golden:
     """As :func:`read_golden`, of what this version wrote itself: a figure that is not finite is one that got worse."""
     try:
         if content["format"] != FORMAT:
-            raise RecordError(f"its format is {content['format']}, and this version reads {FORMAT}")
+            raise RecordError(
+                f"its format is {content['format']}; this version reads format {FORMAT} only: write it anew"
+            )
         return Golden(
             str(content["sweep"]),
             tuple(_cell(cell) for cell in content["cells"]),
@@ -205,7 +204,7 @@ def golden_to_json(golden: Golden) -> dict[str, Any]:
 
 
 def _cell_to_json(cell: GoldenCell) -> dict[str, Any]:
-    content = asdict(cell)
+    content = to_json(cell)
     outcome, _, phase = content.pop("expected").partition(" in ")
     return {**content, "expect": {"outcome": outcome, "phase": phase or None}}
 
@@ -218,7 +217,7 @@ def _cell(content: Mapping[str, Any]) -> GoldenCell:
         outcome=str(content["outcome"]),
         expected=f"{expect['outcome']} in {expect['phase']}" if expect["phase"] else str(expect["outcome"]),
         unexpected=_flag(content["unexpected"]),
-        unsound=tuple(map(str, content["unsound"])),
+        unsound_records=tuple(map(str, content["unsound_records"])),
         unfinished=_flag(content["unfinished"]),
         verdict=_verdict(content["verdict"]),
         memory=_memory(content["memory"]),
@@ -240,11 +239,11 @@ def _flag(value: Any) -> bool:
 def _verdict(content: Mapping[str, Any] | None) -> GoldenVerdict | None:
     if content is None:
         return None
-    if content["word"] not in WORDS:
-        raise ValueError(f"{content['word']!r} is no verdict")
+    if content["verdict"] not in WORDS:
+        raise ValueError(f"{content['verdict']!r} is no verdict")
     found = content.get("deviation")
     deviation = found and GoldenDeviation(str(found["metric"]), number(found["size"]))
-    return GoldenVerdict(cast(Word, content["word"]), str(content["reason"]), deviation)
+    return GoldenVerdict(cast(Word, content["verdict"]), str(content["reason"]), deviation)
 
 
 def _memory(content: Mapping[str, Any] | None) -> GoldenMemory | None:

@@ -53,8 +53,8 @@ def _case_of_cell(cell: GoldenCell) -> Case:
     word, reason = (cell.verdict.word, cell.verdict.reason) if cell.verdict else ("", "")
     if cell.unexpected:
         return Case(cell.label, "failure", cell.outcome, f"ended {cell.outcome}, expected {cell.expected}")
-    if cell.unsound:
-        return Case(cell.label, "failure", "unsound records", "; ".join(cell.unsound))
+    if cell.unsound_records:
+        return Case(cell.label, "failure", "unsound records", "; ".join(cell.unsound_records))
     if word in ("DIVERGED", "INCOMPARABLE"):
         return Case(cell.label, "failure", word, reason)
     if cell.unfinished:

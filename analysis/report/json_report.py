@@ -1,46 +1,54 @@
-"""The content of report.json.
+"""The content of report.json. Numbers that are not finite are strings.
 
-    {"format": 1, "sweep": name, "recipe_file": name,
+    {"format": 2, "sweep": name, "recipe_file": name,
      "exit_code": 0 | 2 | 3 | 4,
-     "summary": {"text", "verdicts": {word: cells}, "cells": {state: cells}, "unexpected": cells, "unfinished_runs"},
+     "summary": {"text", "verdicts": {verdict: cells}, "cells": {state: cells}, "unexpected": cells, "unfinished_runs"},
      "margins": {"loss": nats, "grad_norm": relative},
-     "cells": [one object a cell of the plan that ran or was to run, in the plan's order:
+     "cells": [one object per cell of the plan that ran or was to run, in the plan's order:
         {"cell_id", "label", "workload_id", "task_id", "impl", "scope", "effective_scope", "device",
-         "expect": {"outcome", "phase"}, "outcome", "unexpected", "unsound": [text], "retried": [text], "unfinished",
-         "verdict": null | VERDICT, "max_loss_difference", "floor": null | FLOOR,
+         "expect": {"outcome", "phase"}, "outcome", "unexpected", "unsound_records": [text], "flaky_attempts": [text],
+         "unfinished",
+         "verdict": null | VERDICT, "max_loss_difference", "noise_floor": null | FLOOR,
          "memory": null | {"kind": "device" | "host", "peak", "added", "device_total", "headroom", "whole",
                            "phases": [...]}   (bytes),
-         "state_forecast": bytes of the fullest rank's weights, gradients and optimizer state,
+         "static_memory": bytes of the fullest rank's weights, gradients and optimizer state,
          "straggler": null | {"rank", "what": "computing" | "host", "milliseconds", "others_ms", "throttled"},
          "throttling": null | {"own": THROTTLED, "eager": null | THROTTLED},
-         "speed": null | {"word", "ratio", "low", "high", "own_low", "own_high", "pairs", "steps", "left_out", "settling",
-                          "off_counts", "break_even_steps", "reason", and on a GPU "eager_ms", "graphed_ms",
+         "speed": null | {"verdict", "ratio", "low", "high", "own_low", "own_high", "pairs", "steps", "outliers", "settling",
+                          "outliers_kept", "break_even_step", "reason", and on a GPU "eager_ms", "graphed_ms",
                           "eager_tokens_per_second", "graphed_tokens_per_second", "eager_tflops", "graphed_tflops"};
-                          the word is null of a cell that does not pass, the bounds of one pair, of a step that cannot have
-                          been so short, and where throttling leaves none,
+                  the verdict is null for a cell that does not pass. The bounds are null for one pair, for a step that
+                  cannot have been so short, and where throttling leaves none. outliers_kept says why outliers count,
          "replay": null | {"proven", "reason", "ranks", "stats": GraphStats, and on a GPU "bare_ranks", "launches_seen"},
-         and of a graphed cell on a GPU
-         "captured": null | {"graphs", "seconds"},
-         "limit": {"reason", "eager": null | {"step_ms", "busy_ms", "computing_ms", "host_ms": null | ms, "kernels", "communicates"},
+         and for a graphed cell on a GPU
+         "capture_cost": null | {"graphs", "seconds"},
+         "speedup_bound": {"reason",
+                   "eager": null | {"step_ms", "busy_ms", "computing_ms", "host_ms": null | ms, "kernels", "communicates"},
                    "graphed": null | {"step_ms", "host_ms": null | ms, "kernels", "graph_launches", "computing_ms", "busy_ms"},
-                   "doubt", "eager_doubt",
-                   "launch_bound", "not_computing", "largest_speedup", "largest_speedup_computing", "times_busy",
-                   "times_computing", "attained", "attained_computing", "bound": null |
-                   analysis.limits.speedup_bound.Bound};
-                  the largest speed-up, times busy and attained that count communication are null where ranks communicate,
+                   "doubt", "eager_doubt", "launch_bound", "not_computing", "upper_bound", "upper_bound_computing",
+                   "times_busy", "times_computing", "attained", "attained_computing",
+                   "bound": null | analysis.limits.speedup_bound.Bound};
+                  upper_bound, times_busy and attained count communication and are null where ranks communicate,
          "runs": [{"run_id", "repeat", "attempt", "attempts_begun", "status", "outcome": null | Outcome, "problems"}],
          "pairs": [{"repeat", "eager_run", "graphed_run", "verdict": VERDICT, "ratio", "ratio_steps", "ratio_reason",
                     "replay", "environment_differences"}]}],
-     "not_run": [{"cell_id", "label", "workload_id", "state", "reasons": [{"rule", "message", "remedy", "source"}]}],
+     "not_run": [{"cell_id", "label", "workload_id", "state", "reasons": [{"rule", "message", "fix", "source"}]}],
      "tasks": [[{"label", "first_loss", "last_loss", "steps", "loss_difference", "loss_step", "grad_norm_difference"}]],
-     and the tables of analysis/report/json_tables.py: "rankings", "fits", "metric_changes", "memory_risks",
-     "failure_modes", "plots": {"drawn": {workload: [files]}, "left_out_workloads": [...], "left_out_cells": [...]},
+     "rankings": [{"task_id", "name", "device", "allocations", "machines": [text], "not_ranked": [[label, reason]],
+                   "cells": [{"label", "settings": [text], "ranks", "nodes", "runs", "relative" (step time, first = 1),
+                              "memory_per_rank" (bytes), "on_pareto_front", "statistically_tied", and on a GPU "step_ms",
+                              "low_ms", "high_ms", "tokens_per_second_per_rank", "tflops"}]}],
+     "outcome_matrix": [{"eager", "graphed", "cells": [label]}],
+     "metric_changes": [{"metric", "graphs", "cells": [{"label", "relative", "sure", "eager", "graphed"}]}],
+                  where eager and graphed are null for times and rates of a CPU,
+     "memory_risks": [{"graphs", "fitting", "out_of_memory": [label]}],
+     "failure_modes": [{"name", "ending", "message", "fix", "graphed": [label], "eager": [label]}],
+     "plots": {"drawn": {workload: [files]}, "left_out_workloads": [...], "left_out_cells": [...]},
      "notes": {message: runs}, "provenance": {key: [[value, runs], ...]}, "recipe": YAML}
 
-VERDICT is {"word", "reason", "remedy", "evidence": null | {...}, "deviation": null | {"step", "metric", "size"}} with
-the fields of analysis.verdict.verdict.Verdict; FLOOR is {"repeats", "loss", "grad_norm"}; THROTTLED is {"most":
-{reason: [share, rank]}, "seen": [reason], "unknown": [text], "power_limits": [watts], "sm_mhz": null | [lowest,
-highest], "slowed"}. NaN and the infinities are strings.
+VERDICT is {"verdict", "reason", "fix", "evidence": null | {...}, "deviation": null | {"step", "metric", "size"}} with the
+fields of analysis.verdict.verdict.Verdict. FLOOR is {"repeats", "loss", "grad_norm"}. THROTTLED is {"most": {reason:
+[share, rank]}, "seen": [reason], "unknown": [text], "power_limits": [watts], "sm_mhz": null | [lowest, highest], "slowed"}.
 """
 
 from __future__ import annotations
@@ -58,43 +66,48 @@ from analysis.memory.static_memory import state_bytes
 from analysis.pairing.pair import PairResult
 from analysis.records.provenance import provenance
 from analysis.records.run import Run, attempts_of
-from analysis.report.json_tables import tables_of
-from analysis.report.selection import Selection
+from analysis.report.report_data import ReportData
 from analysis.report.summary import Summary
 from analysis.sweep.cell_results import CellResult
-from analysis.sweep.task_agreement import Trained
-from launch.contract.plan import Plan
+from analysis.sweep.failure_modes import failure_modes
+from analysis.sweep.fit_matrix import outcome_matrix
+from analysis.sweep.metric_changes import MEMORY_METRICS, MetricChange, memory_risks, metric_changes
+from analysis.sweep.ranking import Ranked, Ranking, rank
 
-FORMAT = 1
-ABSOLUTE = tuple(f"{side}_{what}" for side in ("eager", "graphed") for what in ("ms", "tokens_per_second", "tflops"))
+FORMAT = 2
+KEYS = {
+    "word": "verdict",
+    "remedy": "fix",
+    "floor": "noise_floor",
+    "left_out": "outliers",
+    "off_counts": "outliers_kept",
+    "break_even_steps": "break_even_step",
+}
+"""Fields of dataclasses whose keys have another name."""
+CPU_MEANINGLESS = tuple(
+    f"{side}_{figure}" for side in ("eager", "graphed") for figure in ("ms", "tokens_per_second", "tflops")
+)
 
 
-def content_of(
-    plan: Plan,
-    results: Sequence[CellResult],
-    summary: Summary,
-    selection: Selection,
-    trained: Sequence[Sequence[Trained]],
-    files: dict[str, list[str]],
-) -> dict[str, Any]:
-    """report.json as plain values, "cells" and "not_run" as iterators, for there may be many. ``files`` are the plots
-    drawn, by workload."""
+def report_to_json(report: ReportData) -> dict[str, Any]:
+    """Return report.json as plain values, with its long lists "cells" and "not_run" as iterators."""
+    plan, results = report.sweep.plan, report.sweep.results
     attempts = attempts_of(run for result in results for run in result.runs)
     return {
         "format": FORMAT,
         "sweep": plan.name,
         "recipe_file": plan.recipe_file,
-        "exit_code": summary.exit_code,
-        "summary": _summary(summary),
-        "margins": dataclasses.asdict(plan.margins),
-        "cells": (_cell(result) for result in results if result.cell.state == "run"),
+        "exit_code": report.summary.exit_code,
+        "summary": _summary(report.summary),
+        "margins": to_json(plan.margins),
+        "cells": map(_cell, report.ran),
         "not_run": (_not_run(result) for result in results if result.cell.state != "run"),
-        "tasks": [[dataclasses.asdict(cell) for cell in task] for task in trained],
-        **tables_of(results),
+        "tasks": to_json(report.sweep.trained),
+        **_tables(results),
         "plots": {
-            "drawn": files,
-            "left_out_workloads": list(selection.left_out_workloads),
-            "left_out_cells": list(selection.left_out_cells),
+            "drawn": report.plots,
+            "left_out_workloads": report.selection.left_out_workloads,
+            "left_out_cells": report.selection.left_out_cells,
         },
         "notes": dict(sorted(Counter(note for a in attempts for note in sorted(set(a.notes))).items())),
         "provenance": provenance([attempt.environment for attempt in attempts]),
@@ -102,26 +115,40 @@ def content_of(
     }
 
 
-def summary_of(plan: Plan, results: Sequence[CellResult], summary: Summary, selection: Selection) -> dict[str, Any]:
-    """summary.json: of report.json what a terminal shows, short however large the sweep is."""
-    cells = [_cell(result) for result in selection.shown]
+def summary_to_json(report: ReportData) -> dict[str, Any]:
+    """Return summary.json: what a terminal shows of report.json, short however large the sweep is."""
     return {
         "format": FORMAT,
-        "sweep": plan.name,
-        "exit_code": summary.exit_code,
-        "summary": _summary(summary),
-        "cells_in_all": sum(result.cell.state == "run" for result in results),
-        "cells": [{key: value for key, value in cell.items() if key not in ("runs", "pairs")} for cell in cells],
+        "sweep": report.sweep.plan.name,
+        "exit_code": report.summary.exit_code,
+        "summary": _summary(report.summary),
+        "total_cells": len(report.ran),
+        "cells": [_without(_cell(result), "runs", "pairs") for result in report.shown],
     }
 
 
+def to_json(value: Any) -> Any:
+    """Return dataclasses, and lists of them, as plain values with the keys of report.json."""
+    if dataclasses.is_dataclass(value):
+        fields = (field.name for field in dataclasses.fields(value))
+        return {KEYS.get(name, name): to_json(getattr(value, name)) for name in fields}
+    return [to_json(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _without(content: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in content.items() if key not in keys}
+
+
 def _summary(summary: Summary) -> dict[str, Any]:
-    return {key: value for key, value in dataclasses.asdict(summary).items() if key != "exit_code"}
+    return _without(to_json(summary), "exit_code")
+
+
+# --- cells ----------------------------------------------------------------------------------------------------------
 
 
 def _cell(result: CellResult) -> dict[str, Any]:
     cell, graph, speed, graphs = result.cell, result.spec.cuda_graph, result.speed, result.graphs
-    return {
+    content = {
         "cell_id": cell.cell_id,
         "label": cell.label,
         "workload_id": cell.workload_id,
@@ -130,70 +157,66 @@ def _cell(result: CellResult) -> dict[str, Any]:
         "scope": graph.scope,
         "effective_scope": graphs.replay.stats.effective_scope if graphs.replay else None,
         "device": result.spec.placement.device,
-        "expect": dataclasses.asdict(cell.expect),
+        "expect": to_json(cell.expect),
         "outcome": result.outcome,
         "unexpected": result.unexpected,
-        "unsound": result.integrity.unsound_records,
-        "retried": result.integrity.flaky_attempts,
+        **to_json(result.integrity),
         "unfinished": result.unfinished,
-        "verdict": _fields(result.verdict),
+        "verdict": to_json(result.verdict),
         "max_loss_difference": result.max_loss_difference,
-        "floor": _fields(result.loss.noise_floor),
+        "noise_floor": to_json(result.loss.noise_floor),
         "memory": _memory(result.memory),
-        "state_forecast": state_bytes(result.spec),
-        "straggler": _fields(speed.straggler),
+        "static_memory": state_bytes(result.spec),
+        "straggler": to_json(speed.straggler),
         "throttling": _throttling(speed.throttling),
         "speed": _speed(result),
         "replay": _replay(graphs.replay, result.on_gpu),
-        **({"captured": _fields(graphs.capture_cost), "limit": _limit(speed.bound)} if speed.bound else {}),
-        "runs": [_run(run) for run in result.runs],
-        "pairs": [_pair(pair) for pair in result.pairs],
     }
-
-
-def _fields(value: Any) -> Any:
-    return None if value is None else dataclasses.asdict(value)
+    if speed.bound:
+        content |= {"capture_cost": to_json(graphs.capture_cost), "speedup_bound": _speedup_bound(speed.bound)}
+    return {**content, "runs": list(map(_run, result.runs)), "pairs": list(map(_pair, result.pairs))}
 
 
 def _memory(memory: CellMemory | None) -> Any:
-    return None if memory is None else {**_fields(memory), "peak": memory.peak, "headroom": memory.headroom}
+    return memory and {**to_json(memory), "peak": memory.peak, "headroom": memory.headroom}
 
 
 def _throttling(throttling: Throttling | None) -> Any:
     sides = {name: getattr(throttling, name, None) for name in ("own", "eager")}
-    return throttling and {name: side and {**_fields(side), "slowed": side.slowed} for name, side in sides.items()}
+    return throttling and {name: side and {**to_json(side), "slowed": side.slowed} for name, side in sides.items()}
 
 
 def _speed(result: CellResult) -> Any:
-    """Absolute figures are left out on a CPU, where they mean nothing, and the word of a cell that does not pass."""
     if result.speed.speedup is None:
         return None
-    told = {key: value for key, value in _fields(result.speed.speedup).items() if result.on_gpu or key not in ABSOLUTE}
-    return told if result.verdict and result.verdict.passes else {**told, "word": None}
+    content = to_json(result.speed.speedup)
+    if not result.on_gpu:
+        content = _without(content, *CPU_MEANINGLESS)
+    # A cell that computes something else is neither faster nor slower.
+    return content if result.verdict and result.verdict.passes else {**content, "verdict": None}
 
 
 def _replay(replay: Replay | None, on_gpu: bool) -> Any:
-    """Launches are of CUDA graphs, and left out on a CPU."""
     if replay is None or on_gpu:
-        return _fields(replay)
-    content = _fields(replay)
-    del content["bare_ranks"], content["launches_seen"], content["stats"]["launches_per_step"]
-    return content
+        return to_json(replay)
+    # A CPU launches no CUDA graphs.
+    stats = _without(to_json(replay.stats), "launches_per_step")
+    return {**_without(to_json(replay), "bare_ranks", "launches_seen"), "stats": stats}
 
 
-def _limit(limit: SpeedupBound) -> dict[str, Any]:
-    eager = limit.eager
+def _speedup_bound(bound: SpeedupBound) -> dict[str, Any]:
+    eager = bound.eager
     return {
-        **_fields(limit),
+        **to_json(bound),
         "launch_bound": eager and eager.launch_bound,
         "not_computing": eager and eager.not_computing,
-        "largest_speedup": eager and eager.largest_speedup,
-        "largest_speedup_computing": eager and eager.largest_speedup_computing,
-        "times_busy": limit.times_busy,
-        "times_computing": limit.times_computing,
-        "attained": limit.attained,
-        "attained_computing": limit.attained_computing,
-        "bound": limit.bound,
+        "upper_bound": eager and eager.largest_speedup,
+        "upper_bound_computing": eager and eager.largest_speedup_computing,
+        "times_busy": bound.times_busy,
+        "times_computing": bound.times_computing,
+        "attained": bound.attained,
+        "attained_computing": bound.attained_computing,
+        "bound": bound.bound,
     }
 
 
@@ -205,7 +228,7 @@ def _run(run: Run) -> dict[str, Any]:
         "attempt": attempt.number if attempt else None,
         "attempts_begun": run.begun,
         "status": run.status,
-        "outcome": _fields(attempt.outcome) if attempt else None,
+        "outcome": to_json(attempt.outcome) if attempt else None,
         "problems": (*run.damaged, *(attempt.problems if attempt else ())),
     }
 
@@ -215,7 +238,7 @@ def _pair(pair: PairResult) -> dict[str, Any]:
         "repeat": pair.repeat,
         "eager_run": pair.eager.run_id if pair.eager else None,
         "graphed_run": pair.graphed.run_id,
-        "verdict": _fields(pair.verdict),
+        "verdict": to_json(pair.verdict),
         "ratio": pair.speed.ratio,
         "ratio_steps": pair.speed.steps,
         "ratio_reason": pair.speed.reason,
@@ -231,5 +254,64 @@ def _not_run(result: CellResult) -> dict[str, Any]:
         "label": cell.label,
         "workload_id": cell.workload_id,
         "state": cell.state,
-        "reasons": [dataclasses.asdict(reason) for reason in cell.reasons],
+        "reasons": to_json(cell.reasons),
     }
+
+
+# --- tables of the whole sweep --------------------------------------------------------------------------------------
+
+
+def _tables(results: Sequence[CellResult]) -> dict[str, Any]:
+    matrix, on_gpu = outcome_matrix(results), any(result.on_gpu for result in results)
+    return {
+        "rankings": list(map(_ranking, rank(results))),
+        "outcome_matrix": [
+            {"eager": eager, "graphed": graphed, "cells": matrix.labels[eager, graphed]}
+            for eager in matrix.eager
+            for graphed in matrix.graphed
+            if (eager, graphed) in matrix.labels
+        ],
+        "metric_changes": [_change(change, on_gpu) for change in metric_changes(results)],
+        "memory_risks": to_json(memory_risks(results)),
+        "failure_modes": to_json(failure_modes(results)),
+    }
+
+
+def _ranking(ranking: Ranking) -> dict[str, Any]:
+    return {
+        "task_id": ranking.task_id,
+        "name": ranking.name,
+        "device": ranking.device,
+        "allocations": ranking.allocations,
+        "machines": ranking.machines,
+        "not_ranked": ranking.left_out,
+        "cells": [_ranked(cell, ranking) for cell in ranking.cells],
+    }
+
+
+def _ranked(cell: Ranked, ranking: Ranking) -> dict[str, Any]:
+    content = {
+        "label": cell.label,
+        "settings": cell.sets_apart,
+        "ranks": cell.ranks,
+        "nodes": cell.nodes,
+        "memory_per_rank": cell.peak,
+        "on_pareto_front": cell.on_front,
+        "statistically_tied": cell is not ranking.best and not cell.told_apart,
+        "runs": cell.step.runs,
+        "relative": cell.step.milliseconds / ranking.best.step.milliseconds,
+    }
+    if ranking.device == "cuda":
+        content |= {"step_ms": cell.step.milliseconds, "low_ms": cell.step.low, "high_ms": cell.step.high}
+        content |= {"tokens_per_second_per_rank": cell.tokens_per_second_per_rank, "tflops": cell.tflops}
+    return content
+
+
+def _change(change: MetricChange, on_gpu: bool) -> dict[str, Any]:
+    absolute = on_gpu or change.metric in MEMORY_METRICS
+    cells = [
+        {"label": each.label, "relative": each.relative, "sure": each.sure}
+        | {"eager": each.eager if absolute else None, "graphed": each.graphed if absolute else None}
+        for each in change.changes
+    ]
+    return {"metric": change.metric, "graphs": change.graphs, "cells": cells}

@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from analysis.limits.speedup_bound import NEAR, Bound
 from analysis.sweep.cell_results import CellResult, exit_code
 from analysis.sweep.ranking import diverging_cells, rank
 from analysis.verdict.verdict import WORDS, Word
-from launch.common.text import count, one_line
+from launch.common.text import count, first_names, one_line
 from launch.contract.outcomes import RESULTS_INTACT
 
-NAMED = 3
+MAXIMUM_NAMES = 3
 """How many cells a sentence names before it counts the rest."""
-BOUND_BY: dict[Bound, str] = {
-    "device": "the device",
-    "communication": "communication, or waiting for another rank,",
+BOTTLENECKS: dict[Bound, str] = {
+    "device": "the GPU",
+    "communication": "communication, or a wait for another rank,",
     "host": "the host",
-    "host in part": "the host in part",
-    "gaps": "what lies between kernels",
+    "host in part": "in part the host",
+    "gaps": "the time between kernels",
 }
-CPU_NOTE = "Times here are of a CPU: they say nothing of CUDA graphs."
+CPU_NOTE = "These are CPU times, which show nothing about CUDA graphs."
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts of a sweep's cells, and the same in words."""
+    """Counts of a sweep's cells, and the same in sentences."""
 
     verdicts: dict[Word, int]
     cells: dict[str, int]
-    """How many cells ran, and how many were rejected or cannot run on this host: keys are
-    launch.contract.records.CellState."""
+    """How many cells ran, were rejected, or cannot run on this host: keys are launch.contract.plan.CellState."""
     unexpected: int
     unfinished_runs: int
     exit_code: int
@@ -48,70 +47,47 @@ def summarise(results: Sequence[CellResult]) -> Summary:
         unexpected=sum(result.unexpected for result in results),
         unfinished_runs=sum(run.attempt is None for result in results for run in result.runs),
         exit_code=exit_code(results),
-        text=one_line(" ".join(_sentences(results))),
+        text=one_line(" ".join(filter(None, _sentences(results)))),
     )
 
 
-def _sentences(results: Sequence[CellResult]) -> list[str]:
+def _sentences(results: Sequence[CellResult]) -> Iterator[str]:
     ran = [result for result in results if result.cell.state == "run"]
     if not ran:
-        return [f"Nothing was run: each of the {count('cell', len(results))} is rejected or cannot run on this host."]
-    said = [
-        *(_failing(ran, word) for word in ("DIVERGED", "INCOMPARABLE")),
-        _outcomes(ran),
-        _unsound(ran),
-        _retried(ran),
-        *(_failing(ran, word) for word in ("UNFINISHED", "INCONCLUSIVE")),
-        _passing(ran),
-        _expected_failures(ran),
-        _doubtful(ran),
-        _slowed(ran),
-        _speed(ran),
-        _other_courses(ran),
-        _fastest(ran),
-        _nearest(ran),
-        _not_run(results),
-    ]
+        yield f"No cell ran: {count('cell', len(results))} rejected or not runnable on this host."
+        return
+    yield from (_failing(ran, word) for word in ("DIVERGED", "INCOMPARABLE"))
+    yield _unexpected(ran)
+    yield _unsound(ran)
+    yield _flaky(ran)
+    yield from (_failing(ran, word) for word in ("UNFINISHED", "INCONCLUSIVE"))
+    yield _passing(ran)
+    yield _expected_failures(ran)
+    yield from (_doubtful(ran, graphed) for graphed in (False, True))
+    yield _slowed(ran)
+    yield _speed(ran)
+    yield _not_ranked(ran)
+    yield _fastest(ran)
+    yield _nearest(ran)
+    yield _not_run(results)
     if not any(result.on_gpu for result in ran):
-        said.append(CPU_NOTE)
-    return [sentence for sentence in said if sentence]
+        yield CPU_NOTE
 
 
-def _named(results: Sequence[CellResult], details: Sequence[str]) -> str:
-    shown = [f"`{result.cell.label}`{detail}" for result, detail in zip(results[:NAMED], details[:NAMED], strict=True)]
-    rest = len(results) - NAMED
-    return "; ".join(shown) + (f"; and {rest} more" if rest > 0 else "")
+def _bad_news(noun: str, predicate: str, cells: Iterable[tuple[CellResult, str]]) -> str:
+    """Return "**2 cells PREDICATE**: `a` detail; `b` detail.", or nothing without cells."""
+    names = [f"`{result.cell.label}` {detail}" for result, detail in cells]
+    return f"**{count(noun, len(names))} {predicate}**: {first_names(names, MAXIMUM_NAMES)}." if names else ""
 
 
 def _failing(ran: Sequence[CellResult], word: Word) -> str:
-    found = [result for result in ran if result.verdict and result.verdict.word == word]
-    if not found:
-        return ""
-    details = [f" ({result.verdict.reason})" if result.verdict else "" for result in found]
-    return f"**{count('graphed cell', len(found))} {word}**: {_named(found, details)}."
+    verdicts = [(result, result.verdict) for result in ran if result.verdict and result.verdict.word == word]
+    return _bad_news("graphed cell", word, [(result, f"({verdict.reason})") for result, verdict in verdicts])
 
 
-def _unsound(ran: Sequence[CellResult]) -> str:
-    found = [result for result in ran if result.integrity.unsound_records]
-    details = [f" ({result.integrity.unsound_records[0]})" for result in found]
-    return f"**{count('cell', len(found))} left unsound records**: {_named(found, details)}." if found else ""
-
-
-def _retried(ran: Sequence[CellResult]) -> str:
-    """Of cells whose verdict does not say it."""
-    flaky = [(result, said) for result in ran for said in result.integrity.flaky_attempts[:1]]
-    found = [result for result, said in flaky if not (result.verdict and said in result.verdict.reason)]
-    details = [f" ({result.integrity.flaky_attempts[0]})" for result in found]
-    said = "came to something else in an attempt before"
-    return f"**{count('cell', len(found))} {said}**: {_named(found, details)}." if found else ""
-
-
-def _outcomes(ran: Sequence[CellResult]) -> str:
-    found = [result for result in ran if result.unexpected]
-    if not found:
-        return ""
-    details = [f" ended {result.outcome}, expected {_expected(result)}" for result in found]
-    return f"**{count('cell', len(found))} ended otherwise than expected**: {_named(found, details)}."
+def _unexpected(ran: Sequence[CellResult]) -> str:
+    cells = [(result, f"ended {result.outcome}, expected {_expected(result)}") for result in ran if result.unexpected]
+    return _bad_news("cell", "did not end as expected", cells)
 
 
 def _expected(result: CellResult) -> str:
@@ -119,10 +95,21 @@ def _expected(result: CellResult) -> str:
     return f"{expect.outcome} in {expect.phase}" if expect.phase else expect.outcome
 
 
+def _unsound(ran: Sequence[CellResult]) -> str:
+    unsound = [(result, result.integrity.unsound_records) for result in ran]
+    return _bad_news("cell", "left unsound records", [(result, f"({why[0]})") for result, why in unsound if why])
+
+
+def _flaky(ran: Sequence[CellResult]) -> str:
+    flaky = [(result, why) for result in ran for why in result.integrity.flaky_attempts[:1]]
+    cells = [(r, f"({why})") for r, why in flaky if not (r.verdict and why in r.verdict.reason)]
+    return _bad_news("cell", "ended differently in an earlier attempt", cells)
+
+
 def _passing(ran: Sequence[CellResult]) -> str:
     graphed = [result for result in ran if result.cell.graphed]
     if not graphed:
-        return "The sweep has no graphed cell that ran: there is nothing to compare."
+        return "No graphed cell ran, so there is nothing to compare."
     counts = Counter(result.verdict.word for result in graphed if result.verdict and result.verdict.passes)
     parts = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
     verb = "passes" if len(graphed) == 1 else "pass"
@@ -134,81 +121,72 @@ def _expected_failures(ran: Sequence[CellResult]) -> str:
     return f"{count('cell', len(met))} failed as expected." if met else ""
 
 
+def _doubtful(ran: Sequence[CellResult], graphed: bool) -> str:
+    doubtful = [(r, r.speed.timing_doubt) for r in ran if r.speed.timing_doubt and r.cell.graphed == graphed]
+    # A graphed cell that does not pass has no speed to doubt.
+    cells = [(r, f"({doubt})") for r, doubt in doubtful if (r.verdict.passes if r.verdict else not graphed)]
+    return _bad_news("graphed cell" if graphed else "eager cell", "cannot be as fast as timed", cells)
+
+
+def _slowed(ran: Sequence[CellResult]) -> str:
+    # Eager cells count too: a slow one makes its graphed cells look fast.
+    throttled = [(r, r.speed.throttling.own.slowed) for r in ran if r.speed.throttling]
+    return _bad_news("cell", "ran on GPUs that were slowed down", [(r, f"(by {by})") for r, by in throttled if by])
+
+
 def _speed(ran: Sequence[CellResult]) -> str:
-    """The largest speed-up counts among cells that pass only: a wrong computation has no speed worth a word. Words hold for
-    all of them at once, so that one may be picked."""
+    """Return the largest speed-up of the cells that pass. Their verdicts hold all at once, so one may be picked."""
     passing = [result for result in ran if result.verdict and result.verdict.passes]
     certain = [result for result in passing if not result.speed.timing_doubt]
     timed = [(result.speed.speedup, result.cell.label) for result in certain if result.speed.speedup]
     faster = [(speed, label) for speed, label in timed if speed.word == "FASTER"]
     if faster:
         speed, label = max(faster, key=lambda item: item[0].ratio)
-        return f"Largest speed-up of a cell that passes: {speed.summary}, `{label}`."
+        return f"Largest confirmed speed-up: {speed.summary}, `{label}`."
     unsure = [(speed, label) for speed, label in timed if speed.word == "INCONCLUSIVE" and speed.ratio > 1]
-    none = "No cell that passes is shown to be faster than eager" if passing else ""
     if not unsure:
-        return f"{none}." if none else ""
+        return "No cell that passes is faster than eager." if passing else ""
     speed, label = max(unsure, key=lambda item: item[0].ratio)
-    return f"{none}; not sure enough is {speed.summary}, `{label}` ({speed.reason})."
+    return f"No speed-up confirmed yet. Best measured: {speed.summary}, `{label}` ({speed.reason})."
 
 
-def _doubtful(ran: Sequence[CellResult]) -> str:
-    """Of graphed cells those that pass: others have no speed to doubt."""
-    doubted = [r for r in ran if r.speed.timing_doubt and (r.verdict.passes if r.verdict else not r.cell.graphed)]
-    kinds = (
-        ("eager cell", [r for r in doubted if not r.cell.graphed]),
-        ("graphed cell", [r for r in doubted if r.cell.graphed]),
-    )
-    return " ".join(
-        f"**{count(kind, len(found))} cannot be as fast as timed**: {_named(found, [f' ({r.speed.timing_doubt})' for r in found])}."
-        for kind, found in kinds
-        if found
-    )
+def _not_ranked(ran: Sequence[CellResult]) -> str:
+    # A graphed cell that passes trains what its eager baseline does.
+    cells = [(result, f"({why})") for result, why in diverging_cells(ran) if not result.cell.graphed]
+    return _bad_news("eager cell", "left out of the ranking", cells)
 
 
-def _slowed(ran: Sequence[CellResult]) -> str:
-    """Eager cells, too: a slow one makes its graphed twin look fast."""
-    found = [(r, r.speed.throttling.own.slowed) for r in ran if r.speed.throttling and r.speed.throttling.own.slowed]
-    named = _named([result for result, _ in found], [f" (by {slowed})" for _, slowed in found])
-    return f"**{count('cell', len(found))} ran on GPUs that were slowed down**: {named}." if found else ""
-
-
-def _other_courses(ran: Sequence[CellResult]) -> str:
-    """Eager cells: a graphed one that passes trains what its twin does."""
-    found = [(result, why) for result, why in diverging_cells(ran) if not result.cell.graphed]
-    named = _named([result for result, _ in found], [f" ({why})" for _, why in found])
-    return f"**{count('eager cell', len(found))} left out of the ranking**: {named}." if found else ""
-
-
-def _fastest(results: Sequence[CellResult]) -> str:
-    """The first of each task that has more to choose from than a cell and its eager twin."""
-    found = [ranking for ranking in rank(results) if len(ranking.cells) > 2]
-    said = []
-    for ranking in found[:NAMED]:
-        unsure = sum(not cell.told_apart for cell in ranking.cells[1:])
-        others = f", not told apart from {count('other', unsure)}" if unsure else ""
-        said.append(f"`{ranking.best.label}`, of {len(ranking.cells)} cells{others}")
-    rest = f"; and of {count('more task', len(found) - NAMED)}" if len(found) > NAMED else ""
-    return f"Fastest of {'its task' if len(found) == 1 else 'their tasks'}: {'; '.join(said)}{rest}." if found else ""
+def _fastest(ran: Sequence[CellResult]) -> str:
+    """Name the fastest cell of each task with more cells than one and its eager baseline."""
+    rankings = [ranking for ranking in rank(ran) if len(ranking.cells) > 2]
+    names = []
+    for ranking in rankings:
+        tied = sum(not cell.told_apart for cell in ranking.cells[1:])
+        ties = f", statistically tied with {count('other', tied)}" if tied else ""
+        names.append(f"`{ranking.best.label}` of {len(ranking.cells)} cells{ties}")
+    of = "its task" if len(rankings) == 1 else "their tasks"
+    return f"Fastest of {of}: {first_names(names, MAXIMUM_NAMES)}." if names else ""
 
 
 def _nearest(ran: Sequence[CellResult]) -> str:
-    """How near the best cell on GPUs is to what its eager twin's GPUs compute, of those that pass and run its kernels. No
-    graph of these kernels can be faster than that; kernels that communicate wait, too, and are no measure."""
-    fit = [r for r in ran if r.verdict and r.verdict.passes and not _either_slowed(r)]
-    limits = [(r.speed.bound, r.cell.label) for r in fit if r.speed.bound]
-    found = [
-        (limit.times_computing, name, limit.bound)
-        for limit, name in limits
-        if limit.times_computing is not None and limit.bound != "other kernels"
+    """Compare the best passing cell with its baseline's computing time, which no graph of the same kernels can beat. Kernels
+    that communicate also wait, so their time is no bound."""
+    bounds = [(r.speed.bound, r.cell.label) for r in ran if r.verdict and r.verdict.passes and not _either_slowed(r)]
+    cells = [
+        (bound.times_computing, label, bound.bound)
+        for bound, label in bounds
+        if bound and bound.times_computing is not None and bound.bound != "other kernels"
     ]
-    if not found:
+    if not cells:
         return ""
-    times, label, bound = min(found)
-    if times <= 1 + NEAR and bound == "device":
-        return f"At the limit: `{label}`, whose step is as long as its eager twin's GPU computes."
-    by = BOUND_BY[bound] if bound else "what is not told"
-    return f"Nearest to the limit: `{label}`, whose step takes {times:.2f} times as long as its eager twin's GPUs compute; {by} bounds it."
+    times, label, bottleneck = min(cells)
+    if times <= 1 + NEAR and bottleneck == "device":
+        return f"At the upper bound: `{label}`. Its step time equals the baseline's GPU-busy time, so graphs can save nothing more."
+    limit = BOTTLENECKS[bottleneck] if bottleneck else "something unknown"
+    return (
+        f"Nearest to the upper bound: `{label}`. Its step takes {times:.2f} times the GPU computing time of its eager "
+        f"baseline, and {limit} limits it."
+    )
 
 
 def _either_slowed(result: CellResult) -> bool:

@@ -15,7 +15,7 @@ from analysis.sweep.fit_matrix import AT_CAPTURE, AT_REPLAY, BEFORE, FITS, state
 
 MEMORY_METRICS = ("memory before capture", "peak memory")
 OUT_OF_MEMORY = (BEFORE, AT_CAPTURE, AT_REPLAY)
-Metric = Literal["step time", "model TFLOP/s a GPU", "memory before capture", "peak memory"]
+Metric = Literal["step time", "model TFLOP/s/GPU", "memory before capture", "peak memory"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def metric_changes(results: Sequence[CellResult]) -> tuple[MetricChange, ...]:
         if twin is not None and _is_evidence(result):
             for metric, change in _changes(twin, result).items():
                 found.setdefault((metric, result.spec.cuda_graph.label), []).append(change)
-    order: tuple[Metric, ...] = ("step time", "model TFLOP/s a GPU", "memory before capture", "peak memory")
+    order: tuple[Metric, ...] = ("step time", "model TFLOP/s/GPU", "memory before capture", "peak memory")
     return tuple(
         MetricChange(metric, graphs, tuple(changes))
         for wanted in order
@@ -105,7 +105,7 @@ def _changes(eager: CellResult, graphed: CellResult) -> dict[Metric, Change]:
     values: dict[Metric, tuple[float | None, float | None]] = {}
     if speed is not None:
         values["step time"] = speed.eager_ms, speed.graphed_ms
-        values["model TFLOP/s a GPU"] = speed.eager_tflops, speed.graphed_tflops
+        values["model TFLOP/s/GPU"] = speed.eager_tflops, speed.graphed_tflops
     if eager.memory is not None and graphed.memory is not None:
         values["memory before capture"] = eager.memory.before_capture, graphed.memory.before_capture
         values["peak memory"] = eager.memory.peak, graphed.memory.peak

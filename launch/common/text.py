@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 
 
 def count(noun: str, number: float) -> str:
     """Return ``number`` with its ``noun``: "1 cell", "2 cells", "2 graph launches"."""
     plural = noun + ("es" if noun.endswith("ch") else "s")
     return f"{f'{number:,}' if isinstance(number, int) else f'{number:g}'} {noun if number == 1 else plural}"
+
+
+def first_names(names: Sequence[str], most: int = 3) -> str:
+    """Return the first ``most`` of ``names``, and how many more there are: "a; b; and 2 more"."""
+    return "; ".join([*names[:most], *([f"and {len(names) - most} more"] if len(names) > most else [])])
 
 
 def size(value: int) -> str:

@@ -25,22 +25,22 @@ def print_report(paths: SweepPaths) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows[: MOST_ROWS + 1]:
         print("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
-    if content["cells_in_all"] > MOST_ROWS:
-        print(f"... and {content['cells_in_all'] - MOST_ROWS} more cells in the report")
+    if content["total_cells"] > MOST_ROWS:
+        print(f"... and {content['total_cells'] - MOST_ROWS} more cells in the report")
     print(f"\nreport: {paths.report / 'report.md'}")
 
 
 def _report_row(cell: Mapping[str, Any]) -> tuple[str, ...]:
     verdict, speed, difference = cell["verdict"], cell["speed"], cell["max_loss_difference"]
     outcome = cell["outcome"] + (" (unexpected)" if cell["unexpected"] else "")
-    word = verdict["word"] if verdict else "reference" if cell["impl"] == "none" else "-"
+    word = verdict["verdict"] if verdict else "reference" if cell["impl"] == "none" else "-"
     loss = "-" if difference is None else f"{number(difference):.2g}"
     return (cell["label"], outcome, word, loss, _format_speed(speed) if speed else "-")
 
 
 def _format_speed(speed: Mapping[str, Any]) -> str:
     ratio = f"{number(speed['ratio']):.2f}x over {count('pair', speed['pairs'])}"
-    return ratio + (", INCONCLUSIVE" if speed["word"] == "INCONCLUSIVE" else "")
+    return ratio + (", INCONCLUSIVE" if speed["verdict"] == "INCONCLUSIVE" else "")
 
 
 def print_document(path: Path, kind: str) -> None:

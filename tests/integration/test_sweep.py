@@ -49,7 +49,7 @@ def test_twins_that_are_compiled_alike_are_equal_to_the_bit(host: Host) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((host.sweep("alike").report / "report.json").read_text())
     (graphed,) = (cell for cell in report["cells"] if cell["impl"] == "torch_compile")
-    assert graphed["verdict"]["word"] == "BITWISE", graphed["verdict"]
+    assert graphed["verdict"]["verdict"] == "BITWISE", graphed["verdict"]
     for run_id in host.states("alike"):
         (proof,) = (e for e in read_events(host.sweep("alike").run(run_id).attempts()[0], 0) if e["kind"] == "proof")
         assert proof["graphs"]["recompilations"] == 0

@@ -1,1 +1,51 @@
-"""The report as markdown: a section of it a module, put together in document.py."""
+"""The sections of report.md. A section is a file with one function ``render`` and a line in SECTIONS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from analysis.report.report_data import ReportData
+from analysis.report.sections import (
+    captures,
+    cells,
+    evidence,
+    expected_changes,
+    failure_modes,
+    failures,
+    measured_results,
+    memory,
+    not_run,
+    plots,
+    provenance,
+    ranking,
+    same_task,
+    speed,
+    speedup_bound,
+    summary,
+)
+
+Section = Callable[[ReportData], list[str]]
+"""Returns blocks of markdown, or none where it has nothing to show. It decides nothing."""
+
+SECTIONS: tuple[Section, ...] = (
+    summary.render,
+    cells.render,
+    plots.render,
+    ranking.render,
+    speed.render,
+    speedup_bound.render,
+    captures.render,
+    memory.render,
+    measured_results.render,
+    expected_changes.render,
+    same_task.render,
+    not_run.render,
+    failure_modes.render,
+    failures.render,
+    evidence.render,
+    provenance.render,
+)
+
+
+def render_markdown(report: ReportData) -> str:
+    return "\n\n".join(block for render in SECTIONS for block in render(report)) + "\n"

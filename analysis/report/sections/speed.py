@@ -1,93 +1,64 @@
-"""How much faster graphed cells are, how sure that is, and who holds them up."""
+"""How much faster graphed cells are, with what confidence, and which ranks or runs slow them down."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from analysis.limits.throttling import CAPPED_APART, SLOWED
 from analysis.pairing.pair import PairResult
 from analysis.records.provenance import differing_fields
+from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import cell_text, table
 from analysis.speed.speedup import BAND, MINIMUM_STEPS, Speed
 from analysis.speed.steady_window import FENCE, NOTICEABLE, RARE
 from analysis.statistics.confidence_interval import ALPHA
 from analysis.sweep.cell_results import CellResult
-from analysis.sweep.host_contention import HostContention
+from analysis.sweep.host_contention import HostContention, neighbours_of
 from launch.common.text import count
 
-HOW = (
-    "A pair's speed-up is the ratio of the mean steps of its steady window; in brackets is its interval over the pairs, by "
-    "Student's t on logarithms. All cells that have a word count as one family: the chance that any of them is wrongly FASTER "
-    f"or SLOWER is {ALPHA:.0%}, and intervals are as wide as that takes. NEUTRAL: the interval lies within "
-    f"{BAND:.0%} of 1; FASTER and SLOWER: it clears 1; anything "
-    f"else, and fewer than two pairs or {MINIMUM_STEPS} steady steps, is INCONCLUSIVE. The window "
-    "holds the steps measured in both runs, without those that settle. Steps further from their run's median than "
-    f"{FENCE:g} robust standard deviations and {NOTICEABLE:.0%} are outliers and left out on both sides, unless they are "
-    f"more than {RARE:.0%} of a run or one side's alone: then it is how the run behaves, and all counts. "
-    "Nor may they change the word: it has to hold with them, too."
+HEADER = ("cell", "speed-up", "verdict", "steady steps", "break-even step")
+GPU_HEADER = ("step time, eager / graphed", "throttled, eager / graphed", "tokens/s/GPU", "model TFLOP/s/GPU")
+NOTE = (
+    "The speed-up of a pair is the ratio of the mean steps of its steady window. In brackets is its interval over the pairs, by "
+    "Student's t on logarithms. All cells with a verdict count as one family: the chance that any of them is wrongly FASTER or "
+    f"SLOWER is {ALPHA:.0%}, and the intervals are as wide as that needs. NEUTRAL: the interval is within {BAND:.0%} of 1. FASTER, "
+    "SLOWER: the interval excludes 1. All else is INCONCLUSIVE, and so are fewer than two pairs or "
+    f"{MINIMUM_STEPS} steady steps. The window holds the steps that both runs measured, without those that settle. Outliers are "
+    f"further from their run's median than {FENCE:g} robust standard deviations and {NOTICEABLE:.0%}. Both sides leave them out, "
+    f"unless they are more than {RARE:.0%} of a run or on one side only: then they are how the run behaves, and all steps count. "
+    "A verdict must also hold with the outliers."
 )
-HOW_GPU = (
-    "Operations are the model's, forward and backward, as Megatron counts them: 6 for each weight that a token meets (of "
-    "experts the top-k and the shared one), and attention under a causal mask. A capture has paid off after as many steps "
-    "as its cost takes, settling among it, over the gain a step."
+NOTE_GPU = (
+    "Operations are the model's, forward and backward, counted as Megatron does: 6 for each weight that a token uses (of the "
+    "experts, the top-k and the shared one), and attention under a causal mask. The break-even step is the cost of the capture, "
+    "settling included, over the gain per step."
 )
-HOW_THROTTLED = (
-    "GPUs are throttled for the share of the measured time for which the driver lowered their clocks, on the rank and in the "
-    "run with most of it; hardware slowdowns are only seen where the window begins and ends. Where GPUs were slowed down by "
-    f"anything but a power cap for more than {SLOWED:.0%} of that time, or one side was capped for longer by more than "
-    f"{CAPPED_APART:.0%} of it, steps could have been shorter by as much: the interval is as much wider, and a word that does not "
-    "hold for all of it is taken away."
+NOTE_THROTTLED = (
+    "Throttled is the share of the measured time in which the driver lowered a GPU's clocks, on the rank and in the run with "
+    "most of it. Hardware slowdowns are seen only at the start and the end of the window. A speed-up is uncertain in two cases: "
+    f"something other than a power cap slowed GPUs down for more than {SLOWED:.0%} of that time, or a power cap held one side "
+    f"longer than the other by more than {CAPPED_APART:.0%}. Steps could then have been shorter by that share. The interval is "
+    "that much wider, and a verdict that does not hold for all of it becomes INCONCLUSIVE."
 )
 
 
-def speeds(shown: Sequence[CellResult], neighbours: HostContention | None) -> list[str]:
-    """The graphed cells that have a speed, and who ran beside them."""
-    timed = [(result, result.speed.speedup) for result in shown if result.speed.speedup]
-    remarks = _remarks(shown)
+def render(report: ReportData) -> list[str]:
+    timed = [(result, result.speed.speedup) for result in report.shown if result.speed.speedup]
+    remarks = ["\n".join(remarks)] if (remarks := [line for r in report.shown for line in _remarks(r)]) else []
     if not timed:
         return ["## Speed", *remarks] if remarks else []
     on_gpu = any(result.on_gpu for result, _ in timed)
-    header = ["cell", "speed-up", "verdict", "steady steps", "capture pays off after"]
-    absolute = (
-        ["step time, eager / graphed", "throttled, eager / graphed", "tokens/s a GPU", "model TFLOP/s a GPU"]
-        if on_gpu
-        else []
-    )
-    rows = [[*_row(result, speed), *(_absolute(result, speed) if on_gpu else [])] for result, speed in timed]
-    how = [HOW, *([HOW_GPU, HOW_THROTTLED] if on_gpu else []), *([_beside(neighbours)] if neighbours else [])]
-    return ["## Speed", table([*header, *absolute], rows), *_unlike([result for result, _ in timed]), *how, *remarks]
-
-
-def _unlike(timed: Sequence[CellResult]) -> list[str]:
-    """Cells whose figure is a mean over repeats of several machines, or of several versions of the software."""
-    cells: dict[tuple[str, ...], list[CellResult]] = {}
-    for result in timed:
-        if apart := differing_fields([pair.attempts[0].environment for pair in _timed(result)]):
-            cells.setdefault(apart, []).append(result)
+    rows = [[*_row(result, speed), *(_gpu_row(result, speed) if on_gpu else [])] for result, speed in timed]
+    neighbours = neighbours_of(report.sweep.results)
     return [
-        f"**Repeats are not of one machine or software**: {cell_text('; '.join(apart))}. The two runs of a pair share them, and "
-        f"the figures above are means over unlike pairs. Pair by pair: {'; '.join(map(_pair_by_pair, found))}."
-        for apart, found in cells.items()
+        "## Speed",
+        table([*HEADER, *(GPU_HEADER if on_gpu else [])], rows),
+        *_unlike_repeats([result for result, _ in timed]),
+        NOTE,
+        *([NOTE_GPU, NOTE_THROTTLED] if on_gpu else []),
+        *([_contention(neighbours)] if neighbours else []),
+        *remarks,
     ]
-
-
-def _timed(result: CellResult) -> list[PairResult]:
-    """The pairs of which its speed is a mean."""
-    return [pair for pair in result.pairs if pair.speed.ratio is not None]
-
-
-def _pair_by_pair(result: CellResult) -> str:
-    pairs = [pair.speed for pair in _timed(result)]
-    said = ", ".join(f"{speed.ratio:.2f}x" for speed in pairs)
-    times = f" (graphed {', '.join(f'{speed.graphed_ms:.2f}' for speed in pairs)} ms)" if result.on_gpu else ""
-    return f"`{result.cell.label}` {said}{times}"
-
-
-def _beside(neighbours: HostContention) -> str:
-    return (
-        "Runs of other bundles of this sweep were under way on the same host (that of rank 0) for "
-        f"{neighbours.eager:.0%} of the eager runs' time and {neighbours.graphed:.0%} of the graphed runs'. Where a step waits for the host, they slow each other down."
-    )
 
 
 def _row(result: CellResult, speed: Speed) -> list[str]:
@@ -97,68 +68,82 @@ def _row(result: CellResult, speed: Speed) -> list[str]:
         speed.summary,
         speed.word if passes else "-",
         _steps(speed),
-        _pays_off(speed),
+        _break_even(speed),
     ]
 
 
 def _steps(speed: Speed) -> str:
-    left = [count("outlier", speed.left_out)] if speed.left_out else []
-    left += [f"{speed.settling} settling"] if speed.settling else []
-    return f"{speed.steps} ({', '.join(left)})" if left else str(speed.steps)
+    left_out = [count("outlier", speed.left_out)] if speed.left_out else []
+    left_out += [f"{speed.settling} settling"] if speed.settling else []
+    return f"{speed.steps} ({', '.join(left_out)})" if left_out else str(speed.steps)
 
 
-def _pays_off(speed: Speed) -> str:
+def _break_even(speed: Speed) -> str:
     if speed.word == "SLOWER":
         return "never"
-    if speed.word != "FASTER" or speed.break_even_steps is None:
-        return "-"
-    return count("step", speed.break_even_steps)
+    return f"{speed.break_even_steps:,}" if speed.word == "FASTER" and speed.break_even_steps is not None else "-"
 
 
-def _absolute(result: CellResult, speed: Speed) -> list[str]:
-    ranks = result.spec.parallelism.world_size
+def _gpu_row(result: CellResult, speed: Speed) -> list[str]:
     if not result.on_gpu:
-        return ["-"] * 4
-    tokens = speed.eager_tokens_per_second / ranks, speed.graphed_tokens_per_second / ranks
+        return ["-"] * len(GPU_HEADER)
+    ranks, throttling = result.spec.parallelism.world_size, result.speed.throttling
     return [
         f"{speed.eager_ms:.2f} / {speed.graphed_ms:.2f} ms",
-        _throttled(result),
-        f"{tokens[0]:,.0f} / {tokens[1]:,.0f}",
+        f"{throttling.eager.summary} / {throttling.own.summary}" if throttling and throttling.eager else "not known",
+        f"{speed.eager_tokens_per_second / ranks:,.0f} / {speed.graphed_tokens_per_second / ranks:,.0f}",
         f"{speed.eager_tflops:.4g} / {speed.graphed_tflops:.4g}",
     ]
 
 
-def _throttled(result: CellResult) -> str:
-    throttling = result.speed.throttling
-    if throttling is None or throttling.eager is None:
-        return "not known"
-    return f"{throttling.eager.summary} / {throttling.own.summary}"
+def _unlike_repeats(timed: Sequence[CellResult]) -> list[str]:
+    """Name the cells whose figure is a mean over several machines, or over several versions of the software."""
+    cells: dict[tuple[str, ...], list[CellResult]] = {}
+    for result in timed:
+        if differing := differing_fields([pair.attempts[0].environment for pair in _timed_pairs(result)]):
+            cells.setdefault(differing, []).append(result)
+    return [
+        f"**Repeats differ in machine or software**: {cell_text('; '.join(differing))}. The two runs of a pair agree in them, "
+        f"but the figures above are means over unlike pairs. Pair by pair: {'; '.join(map(_pair_by_pair, results))}."
+        for differing, results in cells.items()
+    ]
 
 
-def _untimed(result: CellResult) -> str:
-    """Why a cell that passes has no speed; empty where it has one, or does not pass."""
-    if result.speed.speedup or not (result.verdict and result.verdict.passes):
-        return ""
-    return next((pair.speed.reason for pair in result.pairs if pair.speed.reason), "")
+def _timed_pairs(result: CellResult) -> list[PairResult]:
+    return [pair for pair in result.pairs if pair.speed.ratio is not None]
 
 
-def _remarks(shown: Sequence[CellResult]) -> list[str]:
-    lines = []
-    for result in shown:
-        who = f"- `{result.cell.label}`"
-        if untimed := _untimed(result):
-            lines.append(f"{who}: no speed, since {untimed}.")
-        speedup, throttling, found = result.speed.speedup, result.speed.throttling, result.speed.straggler
-        if speedup and speedup.reason and result.verdict and result.verdict.passes:
-            lines.append(f"{who}: INCONCLUSIVE, since {speedup.reason}.")
-        if speedup and speedup.off_counts:
-            lines.append(f"{who}: no step is left out as an outlier, since {speedup.off_counts}.")
-        if throttling and throttling.own.slowed and not speedup:
-            lines.append(f"{who}: its GPUs were slowed down by {throttling.own.slowed}.")
-        if found:
-            does = "its GPU computes" if found.what == "computing" else "its host takes"
-            lines.append(
-                f"{who}: rank {found.rank} holds the others up: {does} {found.milliseconds:.2f} ms a step, and "
-                f"{found.others_ms:.2f} ms is the median of the others of its pipeline stage. GPU throttled: {found.throttled}."
-            )
-    return ["\n".join(lines)] if lines else []
+def _pair_by_pair(result: CellResult) -> str:
+    pairs = [pair.speed for pair in _timed_pairs(result)]
+    ratios = ", ".join(f"{speed.ratio:.2f}x" for speed in pairs)
+    times = f" (graphed {', '.join(f'{speed.graphed_ms:.2f}' for speed in pairs)} ms)" if result.on_gpu else ""
+    return f"`{result.cell.label}` {ratios}{times}"
+
+
+def _contention(neighbours: HostContention) -> str:
+    return (
+        "Other bundles of this sweep ran on the same host (that of rank 0) during "
+        f"{neighbours.eager:.0%} of the eager runs' time and {neighbours.graphed:.0%} of the graphed runs'. Where a step "
+        "waits for the host, such runs slow each other down."
+    )
+
+
+def _remarks(result: CellResult) -> Iterator[str]:
+    name, speed = f"- `{result.cell.label}`", result.speed.speedup
+    passes = result.verdict is not None and result.verdict.passes
+    untimed = next((pair.speed.reason for pair in result.pairs if pair.speed.reason), "")
+    if passes and not speed and untimed:
+        yield f"{name}: no speed-up, because {untimed}."
+    if passes and speed and speed.reason:
+        yield f"{name}: INCONCLUSIVE, because {speed.reason}."
+    if speed and speed.off_counts:
+        yield f"{name}: no step is left out as an outlier, because {speed.off_counts}."
+    throttling, straggler = result.speed.throttling, result.speed.straggler
+    if throttling and throttling.own.slowed and not speed:
+        yield f"{name}: its GPUs were slowed down by {throttling.own.slowed}."
+    if straggler:
+        what = "its GPU computes for" if straggler.what == "computing" else "its host takes"
+        yield (
+            f"{name}: rank {straggler.rank} slows the others down: {what} {straggler.milliseconds:.2f} ms per step; the median "
+            f"of the others of its pipeline stage is {straggler.others_ms:.2f} ms. GPU throttled: {straggler.throttled}."
+        )

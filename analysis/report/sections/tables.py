@@ -53,3 +53,14 @@ def figure(value: float) -> str:
     if not math.isfinite(value):
         return "not finite"
     return "0" if value == 0 else f"{value:.2e}"
+
+
+UNCHANGED = 0.01
+"""Relative changes below it count as unchanged."""
+
+
+def percent_change(change: float) -> str:
+    """Return a relative change as "25% down", "33% up" or "unchanged"."""
+    if abs(change) < UNCHANGED:
+        return "unchanged"
+    return f"{abs(change):.0%} {'down' if change < 0 else 'up'}"

@@ -81,7 +81,7 @@ def broken(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     [
         broken("format", 0),
         broken("cells", None),
-        broken("cells.1.verdict.word", "FINE"),
+        broken("cells.1.verdict.verdict", "FINE"),
         broken("cells.1.unexpected", "no"),
         broken("cells.1.speed.ratio", "fast"),
         broken("provenance", [1]),
@@ -91,6 +91,12 @@ def test_a_damaged_golden_file_is_refused(golden: Golden, change: Callable[[dict
     content = json.loads(dumps(golden_to_json(golden)))
     change(content)
     with pytest.raises(RecordError):
+        read_golden(content)
+
+
+def test_an_older_format_is_refused_by_its_number(golden: Golden) -> None:
+    content = json.loads(dumps(golden_to_json(golden))) | {"format": 1}
+    with pytest.raises(RecordError, match="format is 1; this version reads format 2 only"):
         read_golden(content)
 
 
@@ -143,8 +149,8 @@ def test_why_there_is_no_interval_goes_with_it(tmp_path: Path) -> None:
 
 def test_a_cell_that_does_not_pass_has_no_word_of_speed_in_the_report(tmp_path: Path) -> None:
     content = read_json(write_report(write_sweep(tmp_path / "bad", edit=far_off)).json)
-    assert content["cells"][1]["verdict"]["word"] == "DIVERGED"
-    assert content["cells"][1]["speed"]["word"] is None and content["cells"][1]["speed"]["ratio"]
+    assert content["cells"][1]["verdict"]["verdict"] == "DIVERGED"
+    assert content["cells"][1]["speed"]["verdict"] is None and content["cells"][1]["speed"]["ratio"]
 
 
 def hot(run: AttemptRecord) -> None:

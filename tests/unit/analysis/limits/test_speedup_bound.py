@@ -220,7 +220,7 @@ def test_a_host_that_waits_for_the_device_in_a_step_has_no_time_of_its_own(tmp_p
     assert limit is not None and limit.eager is not None and limit.graphed is not None
     assert (limit.eager.host_ms, limit.graphed.host_ms, limit.bound) == (None, None, "gaps")
     text = write_report(sweep).markdown.read_text()
-    assert "| - | 1.25x" in text and "the host waits for the device in it, so that its own time is not known" in text
+    assert "| - | 1.25x" in text and "the host waits for the GPU within a step, so its own time is unknown" in text
 
 
 def unmeasured(run: AttemptRecord) -> None:
@@ -296,21 +296,23 @@ def test_repeats_without_a_time_are_left_out_with_their_pair(tmp_path: Path) -> 
 def test_the_report_says_how_far_and_what_captures_cost(tmp_path: Path) -> None:
     report = write_report(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=timed))
     text = report.markdown.read_text()
-    row = next(line for line in text.split("## How far from the limit")[1].splitlines() if line.startswith("| `torch"))
+    row = next(
+        line for line in text.split("## Distance from the upper bound")[1].splitlines() if line.startswith("| `torch")
+    )
     assert row.split(" | ")[1:] == [
         "20.00 ms", "16.00 ms (15.50 ms)", "20% (22%)", "19.00 ms", "1.25x (1.29x)", "1200 / 1200", "8", "17.00 ms",
         "1.062 (1.097)", "75% (67%)",
-        "gaps between kernels: the device is idle for 1.00 ms, though the host takes 2.00 of 17.00 ms |",
+        "gaps between kernels: the GPU is idle for 1.00 ms, although the host takes 2.00 of 17.00 ms |",
     ]  # fmt: skip
     captures = next(line for line in text.split("## Captures")[1].splitlines() if line.startswith("| `torch"))
     assert captures.split(" | ")[1:] == ["4", "2.50 s", "256 MiB", "8 |"]
     assert (
-        "Nearest to the limit: `torch, lr 0.001`, whose step takes 1.10 times as long as its eager twin's GPUs compute; "
-        "what lies between kernels bounds it."
+        "Nearest to the upper bound: `torch, lr 0.001`. Its step takes 1.10 times the GPU computing time of its eager "
+        "baseline, and the time between kernels limits it."
     ) in report.summary
     cell = json.loads(report.json.read_text())["cells"][1]
-    assert cell["captured"] == {"graphs": 4, "seconds": 2.5}
-    assert (cell["limit"]["attained"], cell["limit"]["bound"]) == (pytest.approx(0.75), "gaps")
+    assert cell["capture_cost"] == {"graphs": 4, "seconds": 2.5}
+    assert (cell["speedup_bound"]["attained"], cell["speedup_bound"]["bound"]) == (pytest.approx(0.75), "gaps")
     assert cell["replay"]["launches_seen"] == 8
 
 
@@ -320,9 +322,9 @@ def test_the_report_says_how_far_and_what_captures_cost(tmp_path: Path) -> None:
         (
             66.5,
             12.0,
-            "1.42 times as long as its eager twin's GPUs compute; communication, or waiting for another rank, bounds it",
+            "1.42 times the GPU computing time of its eager baseline, and communication, or a wait for another rank, limits it",
         ),
-        (16.8, 16.8, "At the limit: `torch, lr 0.001`, whose step is as long as its eager twin's GPU computes"),
+        (16.8, 16.8, "At the upper bound: `torch, lr 0.001`. Its step time equals the baseline's GPU-busy time"),
     ],
 )
 def test_nearness_is_to_what_is_computed_however_long_kernels_wait(
@@ -345,8 +347,8 @@ EP4_WHOLE = ((137.26, 110.16), (141.9, 110.03), (133.32, 110.27), (140.64, 109.8
 @pytest.mark.parametrize(
     ("graphed_ms", "graphed", "near", "attained", "bound"),
     [
-        (147.24, EP4_LAYERS, "1.310", "86%", "gaps between kernels: a device is idle for 7.69 ms, and the host waits"),
-        (139.3, EP4_WHOLE, "1.239", "89%", "communication: traced, each device is busy for at least 133.32 ms of a step "
+        (147.24, EP4_LAYERS, "1.310", "86%", "gaps between kernels: a GPU is idle for 7.69 ms, and the host waits"),
+        (139.3, EP4_WHOLE, "1.239", "89%", "communication: in the trace, each GPU is busy for at least 133.32 ms of a step "
          "and computes for at most 110.27 ms"),
     ],
 )  # fmt: skip
@@ -362,7 +364,7 @@ def test_ranks_that_communicate_have_figures_of_what_they_compute_alone(
             change_probe(number, busy_ms=busy, computing_ms=computing, host_ms=None)(run)
 
     report = write_report(write_sweep(tmp_path, device="cuda", impls=("torch",), repeats=1, ranks=4, edit=of_ranks))
-    text = report.markdown.read_text().split("## How far from the limit")[1]
+    text = report.markdown.read_text().split("## Distance from the upper bound")[1]
     row = next(line for line in text.splitlines() if line.startswith("| `torch"))
     told = row.split(" | ")[1:]
     assert told[:-1] == [
@@ -387,7 +389,7 @@ def test_ranks_are_at_the_limit_where_they_compute_all_the_step_in_the_graphed_r
 
     report = write_report(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=pipeline))
     assert (
-        "1.04 times as long as its eager twin's GPUs compute; communication, or waiting for another rank"
+        "1.04 times the GPU computing time of its eager baseline, and communication, or a wait for another rank"
         in report.summary
     )
     assert "busy for at least 214.60 ms of a step and computes for at most 191.10 ms" in report.markdown.read_text()
@@ -400,7 +402,7 @@ def test_a_cell_that_does_not_pass_says_so_beside_its_figures(tmp_path: Path) ->
 
     report = write_report(write_sweep(tmp_path, device="cuda", edit=diverging))
     assert "(**DIVERGED**) | 20.00 ms" in report.markdown.read_text()
-    assert "Nearest to the limit" not in report.summary
+    assert "Nearest to the upper" not in report.summary
 
 
 def test_the_limit_of_a_twin_is_none_for_other_kernels(tmp_path: Path) -> None:
@@ -410,8 +412,8 @@ def test_the_limit_of_a_twin_is_none_for_other_kernels(tmp_path: Path) -> None:
             change_probe(0, kernels=500.0, computing_ms=12.0)(run)
 
     report = write_report(write_sweep(tmp_path, device="cuda", edit=compiled))
-    assert "not told: it runs 500 kernels, not 1200 as the eager twin" in report.markdown.read_text()
-    assert "Nearest to the limit" not in report.summary
+    assert "unknown: the cell runs 500 kernels, the eager baseline 1200" in report.markdown.read_text()
+    assert "Nearest to the upper" not in report.summary
 
 
 def takes(graphed_ms: float, change: Any = lambda run: None) -> Any:
@@ -437,9 +439,9 @@ def test_a_step_shorter_than_its_kernels_has_no_speed_and_is_at_no_limit(tmp_pat
         == ("timing is doubtful: the step is said to take 4.00 ms, and its own probe saw 15.50 ms of computing in it")
     )
     assert (torch.speed.bound.graphed, torch.speed.bound.attained) == (None, None)
-    assert "No cell that passes is shown to be faster than eager." in report.summary
+    assert "No cell that passes is faster than eager." in report.summary
     assert "**2 graphed cells cannot be as fast as timed**: `torch, lr 0.001` (timing is doubtful" in report.summary
-    assert not any(word in report.summary for word in ("At the limit", "Nearest to the limit", "Fastest"))
+    assert not any(word in report.summary for word in ("At the upper", "Nearest to the upper", "Fastest"))
 
 
 @pytest.mark.parametrize(
@@ -549,6 +551,6 @@ def test_without_a_speed_the_eager_step_is_of_the_same_runs_as_its_kernels(tmp_p
 def test_a_cpu_sweep_has_no_word_of_it(tmp_path: Path) -> None:
     report = write_report(write_sweep(tmp_path))
     text, content = report.markdown.read_text(), report.json.read_text()
-    assert "limit" not in text and "## Captures" not in text
-    for name in ("limit", "captured", "launches"):
+    assert "upper bound" not in text and "## Captures" not in text
+    for name in ("speedup_bound", "capture_cost", "launches"):
         assert f'"{name}' not in content

@@ -92,4 +92,7 @@ def test_a_rank_without_equals_is_held_against_nobody(tmp_path: Path, layout: Pa
 
 def test_the_report_names_it(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, device="cuda", ranks=4, edit=change_probe(2, computing_ms=17.5))
-    assert "rank 2 holds the others up: its GPU computes 17.50 ms a step" in write_report(sweep).markdown.read_text()
+    assert (
+        "rank 2 slows the others down: its GPU computes for 17.50 ms per step"
+        in write_report(sweep).markdown.read_text()
+    )

@@ -15,7 +15,8 @@ from analysis.limits.throttling import CAPPED_APART, SLOWED, Unthrottled, find_t
 from analysis.pairing.pair import PairResult
 from analysis.records.load import load
 from analysis.records.run import Attempt
-from analysis.report.sections.speed import speeds
+from analysis.report.report_data import report_data
+from analysis.report.sections import speed
 from analysis.report.summary import summarise
 from analysis.speed.speedup import Speed, speed_word
 from analysis.sweep.cell_results import CellResult, compare_cells
@@ -63,7 +64,8 @@ def graphed_result(root: Path, edit: Edit, **options: Any) -> CellResult:
 
 
 def reported(root: Path, edit: Edit) -> str:
-    return "\n".join(speeds(results(root, edit), None))
+    sweep = write_sweep(root, device="cuda", impls=("torch",), edit=edit)
+    return "\n".join(speed.render(report_data(judge_sweep(sweep))))
 
 
 def share(share: float, reason: str = "power_cap") -> dict[str, float]:
@@ -196,7 +198,7 @@ def test_what_was_slowed_down_is_not_held_to_be_near_its_limit(tmp_path: Path) -
     for graphed in (False, True):
         edit = change_clocks(True, throttled=share(0.3, "thermal") if graphed else {})
         said = summarise(results(tmp_path / str(graphed), edit)).text
-        assert ("to the limit:" in said) != graphed
+        assert ("to the upper bound:" in said) != graphed
 
 
 def test_a_twin_that_was_slowed_down_accuses_no_graphed_cell(tmp_path: Path) -> None:
@@ -475,7 +477,7 @@ def test_clocks_below_their_maximum_are_shown_and_doubt_nothing(tmp_path: Path) 
 
 
 def test_a_report_of_a_cpu_does_not_speak_of_it(tmp_path: Path) -> None:
-    assert "throttled" not in "\n".join(speeds(compare_cells(load(write_sweep(tmp_path))), None))
+    assert "throttled" not in "\n".join(speed.render(report_data(judge_sweep(write_sweep(tmp_path)))))
 
 
 def test_damaged_clocks_keep_a_pair_from_being_compared(tmp_path: Path) -> None:

@@ -102,9 +102,7 @@ def test_an_eager_failure_is_said_and_blamed_on_no_graph(tmp_path: Path) -> None
     ):
         found = retried(tmp_path / name, before, EAGER)
         assert (found.exit_code, found.verdicts) == (code, {word: 1})
-        assert (
-            "1 cell came to something else in an attempt before**: `eager, lr 0.001` (repeat 0: " + said in found.text
-        )
+        assert "1 cell ended differently in an earlier attempt**: `eager, lr 0.001` (repeat 0: " + said in found.text
 
 
 @pytest.mark.parametrize(("deterministic", "word"), [(False, "EQUIVALENT"), (True, "INCONCLUSIVE")])

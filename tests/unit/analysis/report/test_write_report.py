@@ -75,9 +75,14 @@ def test_parts_stand_in_order_with_the_worst_news_first(tmp_path: Path) -> None:
         "Cells", "Plots", "Ranking", "Speed", "Memory", "Measured results", "Expected metric changes",
         "Cells that this host cannot run", "Rejected cells", "Failure modes", "Failures", "Evidence", "Provenance",
     ]  # fmt: skip
-    assert text.index("DIVERGED") < text.index("INCOMPARABLE") < text.index("ended otherwise") < text.index(" pass (")
+    assert (
+        text.index("DIVERGED")
+        < text.index("INCOMPARABLE")
+        < text.index("did not end as expected")
+        < text.index(" pass (")
+    )
     assert text.splitlines()[2] == report.summary
-    assert "Largest speed-up of a cell that passes: 1.25x" in report.summary
+    assert "Largest confirmed speed-up: 1.25x" in report.summary
 
 
 def test_tables_keep_their_columns_whatever_a_message_holds(tmp_path: Path) -> None:
@@ -94,7 +99,7 @@ def test_reasons_and_failures_are_said_with_their_way_out(tmp_path: Path) -> Non
         "| scope.moe_router | moe with moe_router | drop one of the two | Megatron-Core 0.16 |",
         "| cuda.needed | torch captures CUDA graphs | use a host with a GPU | - |",
         "**CUDA_OOM** in phase capture, rank 0, class cuda_oom",
-        "Remedy: capture less",
+        "Fix: capture less",
         "first at step 90: the loss is",
         "compiled without CUDA graphs (CPU)",
     ):
@@ -109,7 +114,7 @@ def test_absolute_times_are_for_gpus_only(tmp_path: Path) -> None:
         assert ("tokens/s" in text) == on_gpu
         assert (" ms," in text) == on_gpu
         assert ("eager_ms" in content["cells"][1]["speed"]) == on_gpu
-        assert ("nothing of CUDA graphs" in report.summary) != on_gpu
+        assert ("nothing about CUDA graphs" in report.summary) != on_gpu
 
 
 def test_json_holds_the_verdicts_and_no_bare_nan(tmp_path: Path) -> None:
@@ -141,14 +146,14 @@ def test_what_a_run_says_of_itself_stands_by_its_divergence(tmp_path: Path) -> N
 
     for edit, is_said in ((remarks, False), (diverges, True)):
         text = write_report(write_sweep(tmp_path / edit.__name__, edit=edit)).markdown.read_text()
-        assert ("The run's own remark: known of torch_compile." in text) == is_said
-        assert "remark: known of none" not in text
+        assert ("The run noted: known of torch_compile." in text) == is_said
+        assert "noted: known of none" not in text
 
 
 def test_cells_that_were_not_picked_are_spoken_of(tmp_path: Path) -> None:
     """The resolved recipe has them, and the summary counts without them."""
     sweep = write_sweep(tmp_path)
-    said = "Of the recipe's cells those with training.compile=none and cuda_graph.impl=torch were picked (--only)"
+    said = "The sweep ran only cells with training.compile=none and cuda_graph.impl=torch (--only)"
     assert said not in write_report(sweep).markdown.read_text()
     write_json(sweep.plan, read_json(sweep.plan) | {"only": ["training.compile=none", "cuda_graph.impl=torch"]})
     assert said in write_report(sweep).markdown.read_text()
@@ -166,18 +171,20 @@ def test_repeats_of_unlike_machines_are_told_pair_by_pair(tmp_path: Path) -> Non
     text = write_report(
         write_sweep(tmp_path / "unlike", device="cuda", impls=("torch",), repeats=3, edit=newer)
     ).markdown
-    said = next(line for line in text.read_text().splitlines() if line.startswith("**Repeats are not of one machine"))
+    said = next(
+        line for line in text.read_text().splitlines() if line.startswith("**Repeats differ in machine or software")
+    )
     assert "digests.code: " in said and " or newer. " in said
     assert "Pair by pair: `torch, lr 0.001` 1.25x, 1.25x, 1.25x (graphed 12.00, 14.00, 16.00 ms)." in said
     assert "over 2 of 3 repeats" in text.read_text() and "| 2 / 2 of 3 each |" in text.read_text()
     alike = write_report(write_sweep(tmp_path / "alike", device="cuda", impls=("torch",), repeats=3)).markdown
-    assert "Repeats are not" not in alike.read_text() and " of 3" not in alike.read_text()
+    assert "Repeats differ" not in alike.read_text() and " of 3" not in alike.read_text()
 
 
 def test_nothing_run_says_so_and_passes(tmp_path: Path) -> None:
     report = write_report(write_sweep(tmp_path, workloads=0, extra=[Extra(workload_spec(0, "torch", 120), (HOST,))]))
     assert report.exit_code == 0
-    assert report.summary.startswith("Nothing was run")
+    assert report.summary.startswith("No cell ran: ")
     assert "## Plots" not in report.markdown.read_text()
 
 
@@ -208,7 +215,7 @@ def test_plots_are_bounded_worst_first_and_old_ones_go(tmp_path: Path, monkeypat
     assert len(content["plots"]["drawn"]) == 2
     assert len(content["plots"]["left_out_workloads"]) == 2
     assert next(iter(content["plots"]["drawn"])) == workload_spec(3, "none", 16).workload_id
-    assert "Left out: `eager, lr 0.002`, `eager, lr 0.003`." in report.markdown.read_text()
+    assert "They leave out `eager, lr 0.002`, `eager, lr 0.003`." in report.markdown.read_text()
 
 
 def test_tables_are_bounded_and_hold_the_worst_workloads_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,13 +226,13 @@ def test_tables_are_bounded_and_hold_the_worst_workloads_whole(tmp_path: Path, m
     monkeypatch.setattr("analysis.report.selection.MAXIMUM_ROWS", 5)
     report = write_report(write_sweep(tmp_path, workloads=3, repeats=1, steps=16, edit=third_diverges))
     text = report.markdown.read_text()
-    assert "4 of 6 cells are shown, worst news first" in text
+    assert "The tables show 4 of 6 cells, worst news first." in text
     evidence = text[text.index("## Evidence") :]
     assert "lr 0.003" in evidence and "lr 0.001" in evidence and "lr 0.002" not in evidence
     assert len(json.loads(report.json.read_text())["cells"]) == 6
     brief = json.loads((report.json.parent / "summary.json").read_text())
     assert [cell["label"][-8:] for cell in brief["cells"]] == ["lr 0.001"] * 2 + ["lr 0.003"] * 2
-    assert (brief["cells_in_all"], brief["exit_code"]) == (6, report.exit_code)
+    assert (brief["total_cells"], brief["exit_code"]) == (6, report.exit_code)
 
 
 def test_runs_that_differ_in_provenance_are_told_apart(tmp_path: Path) -> None:

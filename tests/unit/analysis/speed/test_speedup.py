@@ -257,7 +257,9 @@ def test_runs_that_overlap_give_no_figure(tmp_path: Path) -> None:
     result = compare_cells(load(sweep))[1]
     assert result.speed.speedup is None
     assert result.pairs[0].speed.reason == "the eager and the graphed run were under way at the same time"
-    said = "`torch_compile, lr 0.001`: no speed, since the eager and the graphed run were under way at the same time."
+    said = (
+        "`torch_compile, lr 0.001`: no speed-up, because the eager and the graphed run were under way at the same time."
+    )
     assert said in write_report(sweep).markdown.read_text()
 
 
@@ -397,7 +399,10 @@ def apart(run: AttemptRecord) -> None:
 
 def test_what_one_pair_shows_is_said_and_not_claimed(tmp_path: Path) -> None:
     text = summarise(judge_sweep(write_sweep(tmp_path, repeats=1)).results).text
-    assert "not sure enough is 1.25x (1 pair), `torch_compile, lr 0.001` (one pair cannot tell a speed-up" in text
+    assert (
+        "No speed-up confirmed yet. Best measured: 1.25x (1 pair), `torch_compile, lr 0.001` (one pair cannot tell a speed-up"
+        in text
+    )
     assert "Largest" not in text
 
 
@@ -411,10 +416,8 @@ def test_words_of_a_sweep_are_said_of_all_cells_at_once(tmp_path: Path) -> None:
     assert first[1].low is not None and first[1].low < 1, "the printed interval is the one that the word follows from"
     reason = "FASTER by itself (1.119 to 1.374), but not sure enough for one of 3 cells timed: more repeats narrow the interval"
     assert first[1].reason == reason
-    assert (
-        "Largest speed-up of a cell that passes: 1.24x (1.09-1.41 over 2 pairs), `torch_compile, lr 0.001`." in said[0]
-    )
-    assert f"No cell that passes is shown to be faster than eager; not sure enough is {first[1].summary}" in said[1]
+    assert "Largest confirmed speed-up: 1.24x (1.09-1.41 over 2 pairs), `torch_compile, lr 0.001`." in said[0]
+    assert f"No speed-up confirmed yet. Best measured: {first[1].summary}" in said[1]
     assert reason in said[1] and "Largest" not in said[1]
 
 

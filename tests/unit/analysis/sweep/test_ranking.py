@@ -1,4 +1,4 @@
-"""Which cell of a task comes first, what may not be ranked, and what is not told apart."""
+"""Which cell of a task comes first, what may not be ranked, and which cells are statistically tied."""
 
 from __future__ import annotations
 
@@ -163,9 +163,9 @@ def test_a_single_run_tells_nothing_apart(tmp_path: Path) -> None:
     assert not any(cell.told_apart for cell in ranked(tmp_path / "two", impls=("torch",), repeats=1).cells)
     sweep = write_sweep(tmp_path / "one", impls=("torch", "full_iteration"), repeats=1, device="cuda", edit=timed)
     report = write_report(sweep)
-    assert "Fastest of its task: `torch, lr 0.001`, of 3 cells, not told apart from 2 others." in report.summary
+    assert "Fastest of its task: `torch, lr 0.001` of 3 cells, statistically tied with 2 others." in report.summary
     markdown = report.markdown.read_text()
-    assert "| place | cell |" in markdown and "| 3 (not told apart) | `eager, lr 0.001` |" in markdown
+    assert "| place | cell |" in markdown and "| 3 (statistically tied) | `eager, lr 0.001` |" in markdown
 
 
 def spoilt(run: AttemptRecord) -> None:
@@ -242,9 +242,9 @@ def test_fewer_ranks_may_do_more_each() -> None:
 def test_the_report_names_the_fastest_and_what_it_rests_on(tmp_path: Path) -> None:
     report = write_report(write_sweep(tmp_path, device="cuda", impls=("torch", "full_iteration"), edit=same_task_times))
     text = report.markdown.read_text().split("## Ranking")[1].split("\n## ")[0]
-    assert "Fastest: `full_iteration, lr 0.001`, 12.00 ms a step on 1 GPU. From runs in 1 allocation." in text
+    assert "Fastest: `full_iteration, lr 0.001`, 12.00 ms per step on 1 GPU. The runs used 1 allocation." in text
     assert "| 3 | `eager, lr 0.001` | graphs=eager | 1 | 20.00 ms (20.00-20.00) |" in text
-    assert "Fastest of its task: `full_iteration, lr 0.001`, of 3 cells." in report.summary
+    assert "Fastest of its task: `full_iteration, lr 0.001` of 3 cells." in report.summary
     (ranking,) = json.loads(report.json.read_text())["rankings"]
     assert [round(cell["relative"], 3) for cell in ranking["cells"]] == [1.0, 1.333, 1.667]
 

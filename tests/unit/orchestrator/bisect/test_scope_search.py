@@ -443,7 +443,7 @@ def test_what_has_been_found_is_written_beside_the_report(tmp_path: Path) -> Non
     assert content["smallest"]["scope"] == ["moe_router"] and content["exit_code"] == 0
     assert [one["status"] for one in content["sets"]] == ["passes", "fails", None, None, None]
     report = read_json(sweep.report / "report.json")
-    assert [cell["verdict"] and cell["verdict"]["word"] for cell in report["cells"]] == [None, "BITWISE", "DIVERGED"]
+    assert [cell["verdict"] and cell["verdict"]["verdict"] for cell in report["cells"]] == [None, "BITWISE", "DIVERGED"]
     assert report["recipe"].startswith("# smaller sets of transformer_engine.attn.moe_router.moe_preprocess-")
     text = (sweep.report / "bisect.md").read_text()
     write_answer(sweep, trial.answer())

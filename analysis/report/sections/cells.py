@@ -1,0 +1,117 @@
+"""One row per cell: outcome, verdict, memory, speed."""
+
+from __future__ import annotations
+
+from analysis.memory.peaks import KIND_WORDS
+from analysis.report.report_data import ReportData
+from analysis.report.sections.tables import escape, figure, table
+from analysis.sweep.cell_results import CellResult
+from analysis.verdict.rungs import MINIMUM_STEPS
+from launch.common.text import count, size
+from launch.contract.plan import Margins
+
+HEADER = ("cell", "implementation (effective scope)", "outcome", "loss verdict", "largest loss difference",
+          "peak memory (added)", "step time, eager / graphed", "replay check")  # fmt: skip
+
+
+def render(report: ReportData) -> list[str]:
+    if not report.shown:
+        return []
+    shown, ran, only = len(report.shown), len(report.ran), report.sweep.plan.only
+    kinds = sorted({KIND_WORDS[result.memory.kind] for result in report.shown if result.memory})
+    selected = f"The sweep ran only cells with {escape(' and '.join(only))} (--only), and their eager baselines."
+    left_out = f"The tables show {shown:,} of {ran:,} cells, worst news first. report.json has all cells."
+    memory = f"Memory is {' or '.join(kinds)}. The added memory is graphed minus eager at the end of phase measure."
+    return [
+        "## Cells",
+        *([selected] if only else []),
+        *([left_out] if shown < ran else []),
+        table(HEADER, map(_row, report.shown)),
+        _rules(report.sweep.plan.margins),
+        *([memory] if kinds else []),
+    ]
+
+
+def _rules(margins: Margins) -> str:
+    return (
+        "A graphed cell passes as BITWISE or as EQUIVALENT. BITWISE: after the capture, all its runs equal all eager runs "
+        f"bit for bit. EQUIVALENT: over {MINIMUM_STEPS} steps or more, each step and eager's own noise are within the "
+        "margins, a test shows that the mean is too, and no difference grows. The margins are "
+        f"{margins.loss:g} nats for the loss and {margins.grad_norm:.2%} of eager's gradient norm. A cell with missing, "
+        "non-finite or unproven data does not pass. For an eager cell, the difference is that between its own repeats."
+    )
+
+
+def _row(result: CellResult) -> list[str]:
+    replay = result.graphs.replay
+    return [
+        f"`{result.cell.label}`",
+        _implementation(result),
+        _outcome(result),
+        _verdict(result),
+        _difference(result),
+        _memory(result),
+        _speed(result),
+        replay.summary if replay else "-",
+    ]
+
+
+def _implementation(result: CellResult) -> str:
+    impl, replay = result.spec.cuda_graph.impl, result.graphs.replay
+    if not result.cell.graphed:
+        return "eager"
+    # Only a run that has ended shows what it captured.
+    if result.unfinished and not replay:
+        return impl
+    scope = replay.stats.effective_scope if replay and replay.stats.graphs else None
+    captured = "nothing captured" if scope is None else ", ".join(scope) or "whole"
+    mechanism = f": {replay.stats.mechanism}" if replay and replay.stats.mechanism else ""
+    return f"{impl} ({captured}){mechanism}"
+
+
+def _outcome(result: CellResult) -> str:
+    flaky = result.integrity.flaky_attempts
+    return _ending(result) + (f" ({'; '.join(flaky)})" if flaky else "")
+
+
+def _ending(result: CellResult) -> str:
+    expect, unsound = result.cell.expect, result.integrity.unsound_records
+    if unsound:
+        return f"**{result.outcome}** (records unsound: {unsound[0]})"
+    if result.unexpected:
+        phase = f" in {expect.phase}" if expect.phase else ""
+        return f"**{result.outcome}** (unexpected; expected {expect.outcome}{phase})"
+    return result.outcome if expect.outcome == "COMPLETED" else f"{result.outcome} (as expected)"
+
+
+def _verdict(result: CellResult) -> str:
+    if result.verdict is None:
+        return "-" if result.cell.graphed else "reference"
+    if not result.verdict.passes:
+        return f"**{result.verdict.word}**"
+    # Equality needs no minimum of steps, so a low number of them is shown.
+    steps = min((pair.verdict.evidence.steps for pair in result.pairs if pair.verdict.evidence), default=0)
+    return result.verdict.word + (f" over {count('step', steps)} only" if steps < MINIMUM_STEPS else "")
+
+
+def _difference(result: CellResult) -> str:
+    floor, runs = result.loss.noise_floor, len(result.runs)
+    if floor is not None:
+        return f"{figure(floor.loss)} over {floor.repeats}{f' of {runs}' if floor.repeats < runs else ''} repeats"
+    return "-" if result.max_loss_difference is None else figure(result.max_loss_difference)
+
+
+def _memory(result: CellResult) -> str:
+    if result.memory is None:
+        return "-"
+    added = result.memory.added
+    return size(result.memory.peak) + (f" ({'+' if added >= 0 else ''}{size(added)})" if added is not None else "")
+
+
+def _speed(result: CellResult) -> str:
+    speedup = result.speed.speedup
+    if speedup is None:
+        return "-"
+    # A cell that computes something else is neither faster nor slower.
+    passes = result.verdict is not None and result.verdict.passes
+    return f"{speedup.summary} {speedup.word}" if passes else speedup.summary

@@ -1,0 +1,150 @@
+"""The evidence behind verdicts: pair by pair, then each rung of analysis.verdict.ladder, then the runs' notes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from analysis.pairing.pair import PairResult
+from analysis.records.run import attempts_of
+from analysis.records.steps import Metric
+from analysis.report.report_data import ReportData
+from analysis.report.sections.tables import cell_text, escape, figure, item, table
+from analysis.sweep.cell_results import CellResult
+from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, Estimate, Evidence
+from launch.common.text import count
+
+PAIR_HEADER = ("cell", "repeat", "attempts, eager / graphed", "verdict", "steps compared", "largest loss difference",
+               "largest gradient norm difference", "equal bit for bit", "step time")  # fmt: skip
+LADDER_HEADER = ("cell", "verdict", "runs, eager / graphed", "metric", "equal bit for bit", "noise floor",
+                 "largest difference", "mean difference", "drift", "late")  # fmt: skip
+LADDER_NOTE = (
+    "Gradient norms are relative to eager's. The noise floor is the largest distance of an eager run from the mean of the "
+    "other eager runs. The largest difference is that of a graphed run from the mean of the eager runs. The mean difference "
+    "has its interval and p, the probability of so small a mean if the true one were at the margin. Drift is the rise of a "
+    "line fitted to the differences over the window. Late shows whether the last tenth of the steps blows up "
+    "(docs/verdicts.md). Only runs of the same code, libraries and data are judged together."
+)
+
+
+def render(report: ReportData) -> list[str]:
+    pairs = [(result, pair) for result in report.shown for pair in result.pairs]
+    blocks = []
+    if pairs:
+        rows = (_pair_row(result, pair) for result, pair in pairs)
+        blocks = ["## Evidence", table(PAIR_HEADER, rows), *_reasons(report.shown), *_ladder(report.shown)]
+    notes = Counter(note for r in report.shown for a in attempts_of(r.runs) for note in sorted(set(a.notes)))
+    if notes:
+        lines = (item(f"{note} ({count('run', runs)})") for note, runs in sorted(notes.items()))
+        blocks += ["### Notes of the runs", "\n".join(lines)]
+    return blocks
+
+
+# --- pairs ----------------------------------------------------------------------------------------------------------
+
+
+def _pair_row(result: CellResult, pair: PairResult) -> list[str]:
+    eager, evidence = pair.eager.attempt if pair.eager else None, pair.verdict.evidence
+    attempts = " / ".join(str(attempt.number) if attempt else "none" for attempt in (eager, pair.graphed.attempt))
+    figures = ["-"] * 4
+    if evidence:
+        figures = [
+            f"{evidence.first_step} to {evidence.last_step} ({evidence.steps})",
+            f"{figure(evidence.max_loss_difference)} at {evidence.max_loss_step}",
+            f"{figure(evidence.max_grad_norm_difference)} at {evidence.max_grad_norm_step}",
+            _equal_steps(evidence),
+        ]
+    name = f"`{result.cell.label}`"
+    return [name, str(pair.repeat), attempts, pair.verdict.word, *figures, _speed(result, pair)]
+
+
+def _equal_steps(evidence: Evidence) -> str:
+    """Return how many first steps are equal: graphed to eager, and eager among themselves where those differ."""
+    among_eager = f"; eager runs among themselves {evidence.eager_prefix}"
+    equal = f"first {evidence.bitwise_prefix} of {evidence.steps} steps"
+    return equal + (among_eager if evidence.eager_prefix < evidence.steps else "")
+
+
+def _speed(result: CellResult, pair: PairResult) -> str:
+    speed = pair.speed
+    if speed.ratio is None:
+        return speed.reason
+    ratio = f"{speed.ratio:.3f}x over {count('step', speed.steps)}"
+    if not result.on_gpu:
+        return ratio
+    tokens = f"{speed.eager_tokens_per_second:,.0f} / {speed.graphed_tokens_per_second:,.0f} tokens/s"
+    return f"{ratio}: {speed.eager_ms:.2f} / {speed.graphed_ms:.2f} ms, {tokens}"
+
+
+def _reasons(shown: Sequence[CellResult]) -> list[str]:
+    """List the reasons of verdicts and the environments' differences, once for all repeats of a cell that share them."""
+    lines = []
+    for result in shown:
+        repeats: dict[tuple[str, str], list[str]] = {}
+        for pair in result.pairs:
+            for reason in _pair_reasons(pair, result):
+                repeats.setdefault(reason, []).append(str(pair.repeat))
+        for (verdict, text), numbers in repeats.items():
+            name = f"`{result.cell.label}`, repeat{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+            lines.append(escape(f"- {verdict}{name}: {text}"))
+    return ["\n".join(lines)] if lines else []
+
+
+def _pair_reasons(pair: PairResult, result: CellResult) -> Iterator[tuple[str, str]]:
+    """Yield the text before the cell's name, and the text after it."""
+    verdict = pair.verdict
+    if verdict.reason:
+        fix = f" Fix: {verdict.remedy}{_bisect(result)}." if verdict.remedy else ""
+        yield f"**{verdict.word}** ", f"{cell_text(verdict.reason)}.{fix}{_notes(pair)}"
+    if pair.differences:
+        yield "", f"the environments differ. {cell_text('; '.join(pair.differences))}."
+
+
+def _notes(pair: PairResult) -> str:
+    """Return the graphed run's notes where it diverged, since they may explain it."""
+    attempt = pair.graphed.attempt
+    if pair.verdict.word != "DIVERGED" or attempt is None or not attempt.notes:
+        return ""
+    return f" The run noted: {cell_text('; '.join(sorted(set(attempt.notes))))}."
+
+
+def _bisect(result: CellResult) -> str:
+    """Return the bisect command where each of several captured parts can be captured alone (docs/bisect.md)."""
+    graph = result.spec.cuda_graph
+    if len(graph.scope) < 2 or graph.impl == "local" or result.verdict is None or result.verdict.word != "DIVERGED":
+        return ""
+    return f"; `python -m orchestrator bisect SWEEP {result.cell.cell_id}` finds the smallest set of parts that fails"
+
+
+# --- ladder ---------------------------------------------------------------------------------------------------------
+
+
+def _ladder(shown: Sequence[CellResult]) -> list[str]:
+    judged = [(result, result.verdict.evidence) for result in shown if result.verdict and result.verdict.evidence]
+    rows = [_rung_row(result, evidence, metric) for result, evidence in judged for metric in METRICS]
+    return ["### Loss, rung by rung", table(LADDER_HEADER, rows), LADDER_NOTE] if rows else []
+
+
+def _rung_row(result: CellResult, evidence: Evidence, metric: Metric) -> list[str]:
+    size, step = evidence.largest(metric)
+    tested = next((one for one in evidence.tested if one.metric == metric), None)
+    tests = ["-"] * 3
+    if tested:
+        mean = f"{_estimate(tested.mean)} (p {tested.p:.1g})"
+        drift = _estimate(tested.rise) + " (leaves the margin)" * tested.leaves
+        tests = [mean, drift, "blow-up" if tested.late else "no"]
+    runs = f" of {len(result.runs)} each" if evidence.graphed_runs < len(result.runs) else ""
+    return [
+        f"`{result.cell.label}`",
+        result.verdict.word if result.verdict else "",
+        f"{evidence.eager_runs} / {evidence.graphed_runs}{runs}",
+        METRIC_NAMES[metric],
+        _equal_steps(evidence),
+        figure(evidence.floor.of(metric)) if evidence.floor else "unknown",
+        f"{figure(size)} at {step}",
+        *tests,
+    ]
+
+
+def _estimate(estimate: Estimate) -> str:
+    return f"{figure(estimate.value)} +- {figure(estimate.half_width)}"

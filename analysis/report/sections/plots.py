@@ -1,0 +1,39 @@
+"""The pictures of the selected workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analysis.report.report_data import ReportData
+from analysis.report.selection import MAXIMUM_WORKLOADS, workload_label
+
+TITLES = {
+    "loss": "Loss and its difference",
+    "grad_norm": "Gradient norm and its difference",
+    "step_time": "Step times",
+    "memory": "Memory by phase",
+}
+
+
+def render(report: ReportData) -> list[str]:
+    selection = report.selection
+    if not selection.drawn:
+        return []
+    blocks = ["## Plots"]
+    for workload, results in selection.drawn.items():
+        blocks.append(f"### `{workload_label(results)}` (workload {workload})")
+        blocks += [f"![{TITLES[_kind(file)]}]({file})" for file in report.plots[workload]]
+    if selection.left_out_workloads:
+        names = _names(selection.left_out_workloads)
+        blocks.append(f"Plots show at most {MAXIMUM_WORKLOADS} workloads, worst news first. They leave out {names}.")
+    if selection.left_out_cells:
+        blocks.append(f"The plots of a workload leave out these cells: {_names(selection.left_out_cells)}.")
+    return blocks
+
+
+def _kind(file: str) -> str:
+    return file.rpartition("-")[2].removesuffix(".png")
+
+
+def _names(labels: Sequence[str]) -> str:
+    return ", ".join(f"`{label}`" for label in labels)

@@ -1,0 +1,27 @@
+"""Versions, hardware, digests and settings of the runs, and the resolved recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analysis.records.provenance import provenance
+from analysis.records.run import attempts_of
+from analysis.report.report_data import ReportData
+from analysis.report.sections.tables import code_block, escape, table
+from launch.common.text import count
+
+
+def render(report: ReportData) -> list[str]:
+    attempts, plan = [a for result in report.ran for a in attempts_of(result.runs)], report.sweep.plan
+    blocks = ["## Provenance"]
+    if attempts:
+        values = provenance([attempt.environment for attempt in attempts])
+        rows = [(key, _value(found, len(attempts))) for key, found in values.items()]
+        blocks += [f"The table covers {count('run', len(attempts))} with an outcome.", table(("key", "value"), rows)]
+    return [*blocks, f"Resolved recipe, from {escape(plan.recipe_file)}:", code_block(plan.recipe, "yaml")]
+
+
+def _value(values: Sequence[tuple[str, int]], runs: int) -> str:
+    if len(values) == 1 and values[0][1] == runs:
+        return values[0][0]
+    return "; ".join(f"{value} ({count('run', number)})" for value, number in values)

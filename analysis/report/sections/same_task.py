@@ -1,0 +1,36 @@
+"""Eager cells that should train the same, side by side."""
+
+from __future__ import annotations
+
+import math
+
+from analysis.report.report_data import ReportData
+from analysis.report.sections.tables import figure, table
+from analysis.sweep.task_agreement import Trained
+
+HEADER = (
+    "eager cell",
+    "first loss",
+    "last loss",
+    "largest loss difference",
+    "largest gradient norm difference, relative",
+)
+NOTE = (
+    "Cells of one task compute the same with another layout, engine or implementation. Differences are from the first cell of "
+    "each table, over all steps that both have. They give no verdict: sums in another order round differently."
+)
+
+
+def render(report: ReportData) -> list[str]:
+    tables = [table(HEADER, map(_row, task)) for task in report.sweep.trained]
+    return ["## One task, several configurations", NOTE, *tables] if tables else []
+
+
+def _row(cell: Trained) -> list[str]:
+    return [
+        f"`{cell.label}`",
+        f"{cell.first_loss:.6f}",
+        f"{cell.last_loss:.6f}",
+        f"{figure(cell.loss_difference)} at step {cell.loss_step}, of {cell.steps} steps",
+        f"{cell.grad_norm_difference:.2g}" if math.isfinite(cell.grad_norm_difference) else "not finite",
+    ]
