@@ -1,1 +1,1 @@
-"""Checkpoints in the layout of Hugging Face's transformers, as files: what they must hold, and what they do."""
+"""Checkpoint files in the layout of Hugging Face transformers: what they must hold, and what they hold."""

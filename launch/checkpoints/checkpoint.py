@@ -1,6 +1,6 @@
-"""A checkpoint in the Hugging Face layout, checked whole against the model that a recipe describes, before it is read.
+"""Check a checkpoint in the Hugging Face layout against the model of a recipe, before any tensor is read.
 
-Nothing here imports torch: a login node can tell what a job would refuse.
+Nothing here imports torch, so a login node finds what a job would refuse.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ FIT = "set the model section to what the checkpoint was trained with, or name an
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What fills a decoder: each of its parameters, and where each tensor lies."""
+    """The source of a decoder's weights: its parameters, and the place of each tensor."""
 
     path: str
-    """As the recipe wrote it."""
+    """The path as the recipe has it."""
     entries: tuple[Entry, ...]
     tensors: Mapping[str, Tensor]
     has_config: bool
-    """A config.json lies beside. Without one, what no shape tells is not checked: heads, rotary positions, windows, the
-    epsilon of norms, how experts are chosen."""
+    """Whether the checkpoint has a config.json. Without one, values that no shape shows are not checked: heads, rotary
+    positions, windows, the epsilon of norms, the choice of experts."""
 
     @property
     def digest(self) -> str:
-        """SHA-256, in hexadecimal digits, of every tensor as :func:`launch.checkpoints.digest.digest_of` takes it.
+        """SHA-256, in hexadecimal digits, of every tensor (:func:`launch.checkpoints.digest.digest_of`).
 
         Raises:
             CheckpointError: a file can no longer be read.
@@ -51,48 +51,57 @@ class Checkpoint:
             raise checkpoint_error(self.path, [unreadable(Path(error.filename or self.path).name, error)]) from error
 
     def not_finite(self, names: Sequence[str], precision: str) -> CheckpointError:
-        """The refusal of tensors that hold NaN or infinity where they are read in ``precision``."""
+        """Return the error for tensors that hold NaN or infinity when read in ``precision``."""
         found = f"NaN or infinite numbers, read in {precision}, in {shortened(names)}"
         return checkpoint_error(self.path, [CheckpointProblem(found, f"{COPY_AGAIN}, or name another checkpoint")])
 
 
 def open_checkpoint(model: Model) -> Checkpoint:
-    """The checkpoint at ``model.weights``: its headers and config.json are read, and no tensor but a head that must
-    equal the embedding.
+    """Open the checkpoint at ``model.weights``. Only headers, config.json and a tied head are read.
 
     Raises:
-        CheckpointError: it cannot be read, or is not one of ``model``; the message holds all that was found.
+        CheckpointError: it cannot be read, or it belongs to another model. The message lists every problem.
     """
     if "\0" in model.weights:
-        raise checkpoint_error(model.weights, [CheckpointProblem("no path holds a NUL character", "mend the path")])
+        raise checkpoint_error(
+            model.weights, [CheckpointProblem("a path cannot hold a NUL character", "correct the path")]
+        )
     if unfit := shape_mismatches(model):
-        fault = CheckpointProblem(
-            f"a checkpoint of such a model is read in the layout of {architecture_of(model).name}, "
-            f"which does not have: {'; '.join(unfit)}",
+        problem = CheckpointProblem(
+            f"a checkpoint of this model needs the layout of {architecture_of(model).name}, "
+            f"which does not support: {'; '.join(unfit)}",
             "set these fields, or model.weights=random",
         )
-        raise checkpoint_error(model.weights, [fault])
+        raise checkpoint_error(model.weights, [problem])
     path = Path(model.weights)
     files = read_files(path)
     packed = any(name.endswith("_blocks") for name in files.tensors)
     entries = table(model, packed)
-    config, config_faults = _read_config(path)
-    faults = [*files.faults, *_tensor_faults(model, entries, files, packed), *_tie_faults(model, files), *config_faults]
-    faults += [CheckpointProblem(text, FIT) for text in config_mismatches(model, config or {})]
-    if faults:
-        raise checkpoint_error(model.weights, faults)
+    config, config_problems = _read_config(path)
+    problems = [
+        *files.problems,
+        *_tensor_problems(model, entries, files, packed),
+        *_tie_problems(model, files),
+        *config_problems,
+    ]
+    problems += [CheckpointProblem(text, FIT) for text in config_mismatches(model, config or {})]
+    if problems:
+        raise checkpoint_error(model.weights, problems)
     return Checkpoint(model.weights, entries, files.tensors, has_config=config is not None)
 
 
-def checkpoint_error(path: str, faults: Sequence[CheckpointProblem]) -> CheckpointError:
-    found = "; ".join(fault.found for fault in faults)
-    remedies = "; ".join(dict.fromkeys(fault.remedy for fault in faults))
+def checkpoint_error(path: str, problems: Sequence[CheckpointProblem]) -> CheckpointError:
+    found = "; ".join(problem.found for problem in problems)
+    remedies = "; ".join(dict.fromkeys(problem.remedy for problem in problems))
     return CheckpointError(f"model.weights={path!r}: {found}; {remedies}")
 
 
-def _tensor_faults(model: Model, entries: tuple[Entry, ...], files: Files, packed: bool) -> Iterator[CheckpointProblem]:
-    if files.faults and not files.tensors:
-        return  # nothing could be read: to call all tensors missing would bury the cause
+def _tensor_problems(
+    model: Model, entries: tuple[Entry, ...], files: Files, packed: bool
+) -> Iterator[CheckpointProblem]:
+    if files.problems and not files.tensors:
+        # Nothing could be read. Calling all tensors missing would hide the cause.
+        return
     expected = {tensor.name: tensor for entry in entries for tensor in entry.tensors}
     missing = [name for name in expected if name not in files.tensors and name not in files.unread]
     if missing:
@@ -101,7 +110,7 @@ def _tensor_faults(model: Model, entries: tuple[Entry, ...], files: Files, packe
     if surplus:
         yield CheckpointProblem(f"surplus tensors ({len(surplus)}): {shortened(surplus)}", FIT)
     wrong = [
-        f"{name} is {_spelt(files.tensors[name])}, not {_wanted(tensor)}"
+        f"{name} is {_describe(files.tensors[name])}, not {_describe_expected(tensor)}"
         for name, tensor in expected.items()
         if name in files.tensors and not _fits(tensor, files.tensors[name])
     ]
@@ -113,11 +122,11 @@ def _tensor_faults(model: Model, entries: tuple[Entry, ...], files: Files, packe
 
 
 def _ignored(name: str, model: Model) -> bool:
-    """Old checkpoints of Llama hold the frequencies of RoPE; some with tied embeddings hold the head a second time."""
+    """Return whether a surplus tensor is harmless: RoPE frequencies in old Llama files, or a copy of a tied head."""
     return name.endswith("rotary_emb.inv_freq") or (model.tie_embeddings and name == HEAD)
 
 
-def _tie_faults(model: Model, files: Files) -> Iterator[CheckpointProblem]:
+def _tie_problems(model: Model, files: Files) -> Iterator[CheckpointProblem]:
     head, embedding = files.tensors.get(HEAD), files.tensors.get(EMBEDDING)
     if not model.tie_embeddings or head is None or embedding is None:
         return
@@ -136,16 +145,16 @@ def _fits(expected: Expected, found: Tensor) -> bool:
     return found.shape == expected.shape and found.dtype in (BYTES if expected.packed else FLOATING)
 
 
-def _spelt(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     return f"{list(tensor.shape)} {tensor.dtype}"
 
 
-def _wanted(expected: Expected) -> str:
+def _describe_expected(expected: Expected) -> str:
     return f"{list(expected.shape)} {'U8' if expected.packed else 'floating-point'}"
 
 
 def _read_config(path: Path) -> tuple[dict[str, Any] | None, tuple[CheckpointProblem, ...]]:
-    """The config.json beside a checkpoint, None where there is none or it cannot be read."""
+    """Read a checkpoint's config.json: None if it is missing or cannot be read."""
     file = (path if path.is_dir() else path.parent) / "config.json"
     try:
         return read_object(file), ()

@@ -1,8 +1,8 @@
-"""Where config.json, which lies beside a checkpoint, speaks of another model than the recipe does. Pure.
+"""Compare a checkpoint's config.json with the recipe's model section.
 
-A decoder with other mathematics than its weights were trained with fails nowhere and is wrong everywhere, so every
-value that has a field in the model section is compared. What config.json leaves out is not, but for rotary positions.
-Its keys are those of transformers' configuration classes.
+A decoder whose mathematics differs from that of its weights raises no error and computes nonsense. Every value with a field
+in the model section is therefore compared. Values missing from config.json are not, except for rotary positions. Its keys are
+those of transformers' configuration classes.
 """
 
 from __future__ import annotations
@@ -54,22 +54,21 @@ ROTARY_FIELDS: Mapping[str, Mapping[str, str]] = {
     },
 }
 YARN_DEFAULTS: Config = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
-"""What transformers takes where config.json leaves it out."""
+"""transformers' defaults for missing keys."""
 ROTARY_DEFAULTS: Mapping[str, Config] = {
     "gpt_oss": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
 }
-"""Where config.json has no rotary scaling, by its model_type (models/gpt_oss/configuration_gpt_oss.py): all others are
-plain."""
+"""transformers' default rotary scaling by model_type (models/gpt_oss/configuration_gpt_oss.py). Others have none."""
 QK_NORM: Mapping[str, bool] = {"llama": False, "qwen3": True}
-"""Model types of one layout that differ in it."""
+"""Whether queries and keys are normalised, for model types that share a layout."""
 CONSTANTS: Mapping[str, object] = {"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0}
-"""What the architectures that are read have in common, and the model section has therefore no field for."""
+"""Values that all supported architectures share, so the model section has no field for them."""
 
 
 def config_mismatches(model: Model, config: Config) -> tuple[str, ...]:
-    """One text a value: ``model.rotary_base=10000.0, but config.json says rope_theta=500000.0``.
+    """Return one text per difference: ``model.rotary_base=10000.0, but config.json says rope_theta=500000.0``.
 
-    ``config`` is any JSON object: nothing of it is compared until what has parts has the right ones.
+    ``config`` may be any JSON object; a malformed one is reported and not compared.
     """
     if malformed := tuple(_malformed(config)):
         return malformed
@@ -79,25 +78,27 @@ def config_mismatches(model: Model, config: Config) -> tuple[str, ...]:
 def _malformed(config: Config) -> Iterator[str]:
     for key in ("rope_parameters", "rope_scaling"):
         if not isinstance(config.get(key), (dict, type(None))):
-            yield f"config.json says {key}={reprlib.repr(config[key])}, which is no JSON object"
+            yield f"config.json says {key}={reprlib.repr(config[key])}, which is not a JSON object"
     kinds = config.get("layer_types")
     if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
-        yield f"config.json says layer_types={reprlib.repr(kinds)}, which is no list of names"
+        yield f"config.json says layer_types={reprlib.repr(kinds)}, which is not a list of names"
 
 
 def _kind(model: Model, config: Config) -> Iterator[str]:
     architecture = architecture_of(model)
     found = config.get("model_type")
     if found is not None and found not in architecture.model_types:
-        told = reprlib.repr(found)
-        yield f"the model section describes one of {architecture.name}, but config.json says model_type={told}"
+        found_text = reprlib.repr(found)
+        yield f"the model section describes a model of {architecture.name}, but config.json says model_type={found_text}"
     elif (normalised := QK_NORM.get(found or "", model.qk_layernorm)) != model.qk_layernorm:
-        told = f"model_type={found!r}, which {'normalises' if normalised else 'does not normalise'} queries and keys"
-        yield f"model.qk_layernorm={model.qk_layernorm!r}, but config.json says {told}"
+        found_text = (
+            f"model_type={found!r}, which {'normalises' if normalised else 'does not normalise'} queries and keys"
+        )
+        yield f"model.qk_layernorm={model.qk_layernorm!r}, but config.json says {found_text}"
     for key, constant in CONSTANTS.items():
         if not _same(constant, config.get(key, constant)):
-            told = reprlib.repr(config[key])
-            yield f"model.activation={model.activation!r} has {key}={constant!r}, but config.json says {told}"
+            found_text = reprlib.repr(config[key])
+            yield f"model.activation={model.activation!r} has {key}={constant!r}, but config.json says {found_text}"
 
 
 def _sizes(model: Model, config: Config) -> Iterator[str]:
@@ -114,7 +115,7 @@ def _sizes(model: Model, config: Config) -> Iterator[str]:
 
 
 def _rotary(model: Model, config: Config) -> Iterator[str]:
-    """transformers 5 writes one ``rope_parameters``; before, ``rope_theta`` stood beside a ``rope_scaling``."""
+    """Compare rotary positions: transformers 5 writes ``rope_parameters``, earlier ones ``rope_theta`` and ``rope_scaling``."""
     rotary = {key: config[key] for key in ("rope_theta", "partial_rotary_factor") if key in config}
     model_type = config.get("model_type")
     default = ROTARY_DEFAULTS.get(model_type, {}) if isinstance(model_type, str) else {}
@@ -122,10 +123,11 @@ def _rotary(model: Model, config: Config) -> Iterator[str]:
     rotary |= scaling
     yield from _compare(model, rotary, {"rope_theta": "rotary_base"})
     if not _same(1.0, rotary.get("partial_rotary_factor", 1.0)):
-        told = reprlib.repr(rotary["partial_rotary_factor"])
-        yield f"all of a head is rotated, but config.json says partial_rotary_factor={told}"
+        found_text = reprlib.repr(rotary["partial_rotary_factor"])
+        yield f"all of a head is rotated, but config.json says partial_rotary_factor={found_text}"
     if not {"rope_parameters", "rope_scaling", "model_type"} & set(config):
-        return  # a part of a configuration, written by hand
+        # Someone wrote a part of a configuration by hand.
+        return
     found = scaling.get("rope_type", scaling.get("type", "default"))
     if model.rope_scaling != ("none" if found == "default" else found):
         yield f"model.rope_scaling={model.rope_scaling!r}, but config.json says rope_type={reprlib.repr(found)}"
@@ -137,18 +139,18 @@ def _rotary(model: Model, config: Config) -> Iterator[str]:
 
 
 def _yarn_attention(model: Model, rotary: Config) -> Iterator[str]:
-    """The factor of cosines and sines: 0.1 ln(factor) + 1 (Peng et al., "YaRN", arXiv:2309.00071, equation 22)."""
+    """Compare the factor of cosines and sines, 0.1 ln(factor) + 1 (Peng et al., "YaRN", arXiv:2309.00071, equation 22)."""
     ours = 0.1 * math.log(model.rope_scaling_factor) + 1.0
     found = rotary.get("attention_factor")
     if found is not None and not (_is_number(found) and abs(found - ours) <= 1e-6 * ours):
         yield f"YaRN's attention factor is {ours!r}, but config.json says attention_factor={reprlib.repr(found)}"
     if rotary.get("mscale") and rotary.get("mscale_all_dim"):
-        told = reprlib.repr(rotary["mscale"])
-        yield f"YaRN's attention factor is {ours!r}, but config.json gives it by mscale={told}"
+        found_text = reprlib.repr(rotary["mscale"])
+        yield f"YaRN's attention factor is {ours!r}, but config.json gives it by mscale={found_text}"
 
 
 def _windows(model: Model, config: Config) -> Iterator[str]:
-    ours, theirs = _windowed(model), _windowed_by(config)
+    ours, theirs = _model_windows(model), _config_windows(config)
     if theirs is not None and ours != theirs:
         yield (
             f"model.window_size={model.window_size} with model.window_attn_skip_freq={model.window_attn_skip_freq} "
@@ -158,12 +160,12 @@ def _windows(model: Model, config: Config) -> Iterator[str]:
         yield from _compare(model, config, {"sliding_window": "window_size"})
 
 
-def _windowed(model: Model) -> set[int]:
+def _model_windows(model: Model) -> set[int]:
     return {number for number in range(model.num_layers) if model.window_of_layer(number)}
 
 
-def _windowed_by(config: Config) -> set[int] | None:
-    """None where config.json leaves it open."""
+def _config_windows(config: Config) -> set[int] | None:
+    """Return the layers with a window, or None if config.json does not say."""
     kinds = config.get("layer_types")
     if kinds is not None:
         return {number for number, kind in enumerate(kinds) if kind == "sliding_attention"}
@@ -179,10 +181,10 @@ def _compare(model: Model, config: Config, fields: Mapping[str, str]) -> Iterato
 
 
 def _same(ours: object, found: object) -> bool:
-    """1 is 1.0 in JSON, but true is not 1."""
+    """Compare JSON values: 1 equals 1.0, but true does not equal 1."""
     return ours == found and isinstance(ours, bool) == isinstance(found, bool)
 
 
 def _is_number(value: object) -> bool:
-    """One that float64 holds: JSON has whole numbers of any length, and Python reads its NaN."""
+    """Return whether float64 holds ``value``: JSON has whole numbers of any length, and Python reads NaN."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < sys.float_info.max

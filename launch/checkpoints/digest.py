@@ -1,4 +1,4 @@
-"""What tells the tensors of one checkpoint from those of another, without reading all of them."""
+"""A digest that identifies a checkpoint's tensors without reading all of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from launch.contract.spec_ids import canonical
 WHOLE_BYTES = 1 << 20
 SAMPLE_BYTES = 16 << 10
 FILES_AT_ONCE = 16
-"""A shared file system answers each read slowly, and many at the same time."""
+"""A shared file system is slow to answer a read, but answers many at once."""
 
 
 def digest_of_all(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256, in hexadecimal digits, of every tensor's name and :func:`digest_of`, however they are spread over files.
+    """Return the SHA-256, in hexadecimal digits, of every tensor's name and :func:`digest_of`, in any division into files.
 
-    Qwen3-235B-A22B has 36,000 matrices of 12 MiB, of which 1.8 GB are read.
+    For Qwen3-235B-A22B, with 36,000 matrices of 12 MiB, this reads 1.8 GB.
 
     Raises:
         OSError: a file can no longer be read.
@@ -37,10 +37,10 @@ def digest_of_all(tensors: Mapping[str, Tensor]) -> str:
 
 
 def digest_of(tensor: Tensor) -> str:
-    """SHA-256, in hexadecimal digits, of a tensor's type, shape and bytes: all of them up to 1 MiB, and of a larger one
-    16 KiB at its start, middle and end.
+    """Return the SHA-256, in hexadecimal digits, of a tensor's type, shape and bytes.
 
-    Routers and norms are small, and a step of training changes nearly every element of a large matrix.
+    A tensor above 1 MiB contributes 16 KiB at its start, middle and end: routers and norms are small, and a training step
+    changes nearly every element of a large matrix.
 
     Raises:
         OSError: its file can no longer be read.

@@ -1,8 +1,7 @@
-"""Which tensors of a Hugging Face checkpoint make which of our parameters, as a table.
+"""A table from the tensors of a Hugging Face checkpoint to our parameters.
 
-The names and shapes are those of transformers' models of the same name (models/llama, qwen3, qwen3_moe, gpt_oss) and
-of the checkpoints that their authors published: experts one by one in Qwen3-MoE, stacked in GPT-OSS, there with gate
-and up interleaved, and packed as MXFP4 in the published files.
+Names and shapes are those of transformers' models (models/llama, qwen3, qwen3_moe, gpt_oss) and of the published checkpoints:
+experts one by one in Qwen3-MoE, stacked in GPT-OSS with gate and up interleaved, and packed as MXFP4 in its published files.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from launch.contract.spec import Model
 Form = Literal["rows", "experts", "interleaved", "packed", "packed_interleaved"]
 """How tensors become a parameter:
 
-* ``rows``: one below the other, along the first axis;
-* ``experts``: an equal share of the tensors for each expert, one below the other, transposed: linear layers keep
-  (outputs, inputs), our experts (inputs, outputs);
-* ``interleaved``: one tensor whose last axis goes gate, up, gate, up; ours holds all of gate, then all of up;
-* ``packed``: blocks and scales of MXFP4 along the inputs of (experts, outputs, inputs), transposed as ``experts``;
-* ``packed_interleaved``: the same, with outputs that go gate, up, gate, up.
+* ``rows``: concatenated along the first axis;
+* ``experts``: an equal number of tensors per expert, concatenated and transposed: linear layers store (outputs, inputs), our
+  experts (inputs, outputs);
+* ``interleaved``: one tensor whose last axis alternates gate and up; ours holds all of gate, then all of up;
+* ``packed``: MXFP4 blocks and scales along the inputs of (experts, outputs, inputs), transposed like ``experts``;
+* ``packed_interleaved``: the same with outputs that alternate gate and up.
 """
 
 MXFP4_BLOCK = 32
@@ -30,7 +29,7 @@ MXFP4_BLOCK = 32
 
 @dataclass(frozen=True)
 class Expected:
-    """A tensor that the checkpoint must hold. ``packed`` ones are bytes, all others floating-point numbers."""
+    """A tensor that the checkpoint must hold. ``packed`` ones hold bytes, all others floating-point numbers."""
 
     name: str
     shape: tuple[int, ...]
@@ -39,7 +38,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Entry:
-    """A parameter of ours, and the tensors that it is made of, in order."""
+    """One of our parameters and its source tensors, in order."""
 
     parameter: str
     tensors: tuple[Expected, ...]
@@ -48,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A family of checkpoints that share names, and what its mathematics fix of the model section."""
+    """A family of checkpoints with the same names, and the model fields that its mathematics fix."""
 
     name: str
     model_types: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: one, or shards with an index that maps each tensor to its file."""
+"""The files of a checkpoint: one file, or shards with an index that maps each tensor to its file."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from launch.checkpoints.safetensors_header import Tensor, read_header, read_obje
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-WRITE_ANEW = "write the checkpoint anew with save_pretrained"
+REWRITE = "rewrite the checkpoint with save_pretrained"
 
 
 @dataclass(frozen=True)
 class Files:
-    """All that could be read. ``unread`` are the tensors that the index puts into files at fault."""
+    """Everything that could be read. ``unread`` are tensors in files that could not be read, by the index."""
 
     tensors: Mapping[str, Tensor]
-    faults: tuple[CheckpointProblem, ...] = ()
+    problems: tuple[CheckpointProblem, ...] = ()
     unread: frozenset[str] = frozenset()
 
 
 def read_files(path: Path) -> Files:
-    """The tensors of ``path``: a .safetensors file, or a folder that holds model.safetensors or shards with an index.
+    """Read the headers at ``path``: a .safetensors file, or a folder with model.safetensors or shards with an index.
 
-    As in transformers, model.safetensors comes before the index where a folder holds both.
+    As in transformers, model.safetensors takes precedence over the index.
     """
     try:
         names = {file.name for file in path.iterdir()} if path.is_dir() else None
@@ -38,7 +38,7 @@ def read_files(path: Path) -> Files:
         return _read_single(path / SINGLE)
     if INDEX in names:
         return _read_shards(path)
-    remedy = f"pickled .bin files are not read: {WRITE_ANEW}"
+    remedy = f"pickled .bin files are not read: {REWRITE}"
     return Files({}, (CheckpointProblem(f"the folder holds neither {SINGLE} nor {INDEX}", remedy),))
 
 
@@ -83,10 +83,10 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 
 def _misplaced(shards: Mapping[str, str], holders: Mapping[str, list[str]]) -> Iterator[CheckpointProblem]:
-    """Tensors of which no one can say which file's is meant."""
+    """Yield tensors whose file is ambiguous."""
     twice = [f"{name} in {' and '.join(files)}" for name, files in holders.items() if len(files) > 1]
     if twice:
-        yield CheckpointProblem(f"tensors in more than one file ({len(twice)}): {shortened(twice)}", WRITE_ANEW)
+        yield CheckpointProblem(f"tensors in more than one file ({len(twice)}): {shortened(twice)}", REWRITE)
     astray = [
         f"{name} in {files[0]}, not {shards[name]}"
         for name, files in holders.items()
@@ -94,5 +94,5 @@ def _misplaced(shards: Mapping[str, str], holders: Mapping[str, list[str]]) -> I
     ]
     if astray:
         yield CheckpointProblem(
-            f"tensors in another file than {INDEX} says ({len(astray)}): {shortened(astray)}", WRITE_ANEW
+            f"tensors in another file than {INDEX} says ({len(astray)}): {shortened(astray)}", REWRITE
         )

@@ -1,4 +1,4 @@
-"""The data section's fields: whether they fit each other and the vocabulary, and what is said of a file they name."""
+"""Checks of a recipe's data section, and errors about the files it names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BYTE_VALUES = 256
 
 
 def check_fields(data: Data, vocab_size: int) -> None:
-    """Check what can be known before any file is opened.
+    """Check everything that is known before any file is opened.
 
     Raises:
         DataError: a field is missing, is not used by ``data.kind``, or does not fit ``vocab_size``.
@@ -29,16 +29,16 @@ def check_fields(data: Data, vocab_size: int) -> None:
         )
     if data.packed_sequences and data.eod_token is None:
         raise DataError(
-            "data.packed_sequences=true finds the borders of documents by data.eod_token, which is not set; "
+            "data.packed_sequences=true needs data.eod_token to find the ends of documents; "
             "set data.eod_token, or data.packed_sequences=false"
         )
 
 
 def check_length(name: str, held: int, length: int) -> None:
-    """Check that a stream of ``held`` tokens has a sequence of ``length``.
+    """Check that a stream of ``held`` tokens is at least ``length`` tokens long.
 
     Raises:
-        DataError: it does not.
+        DataError: it is shorter.
     """
     if held < length:
         raise DataError(
@@ -48,7 +48,7 @@ def check_length(name: str, held: int, length: int) -> None:
 
 
 def read_bytes(name: str, path: Path) -> bytes:
-    """The content of ``path``; ``name`` is the field that leads to it, and its value.
+    """Read ``path``. ``name`` is the field that names it, with its value.
 
     Raises:
         DataError: it cannot be read.
@@ -57,14 +57,15 @@ def read_bytes(name: str, path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise unreadable(name, path, error) from error
-    except ValueError as error:  # of the path: a NUL character, or one that no file system can spell
-        raise DataError(f"{name} names no file ({error}); mend the path") from error
+    except ValueError as error:
+        # The path holds a NUL character, or one that no file system can spell.
+        raise DataError(f"{name} names no file ({error}); correct the path") from error
 
 
 def unreadable(name: str, path: Path, error: OSError) -> DataError:
-    # An error in opening a file knows its name, an error in reading from it does not.
+    # An error from opening a file has its name; an error from reading does not.
     return DataError(
-        f"{name} cannot be read: {error.strerror}: {error.filename or path}; mend the path, its permissions or its disk"
+        f"{name} cannot be read: {error.strerror}: {error.filename or path}; correct the path, its permissions or its disk"
     )
 
 
@@ -74,10 +75,12 @@ def _check_used(data: Data) -> None:
         ("tokenizer", data.tokenizer, ("text",)),
     ):
         if value is not None and data.kind not in kinds:
-            raise DataError(f"data.{field}={value!r} is not used by data.kind={data.kind}; leave it out")
+            raise DataError(f"data.{field}={value!r} is not used by data.kind={data.kind}; remove it")
         if value == "":
-            raise DataError(f"data.{field}='' names no file; name one, or leave it out")
+            raise DataError(f"data.{field}='' names no file; name one, or remove the field")
         if value is not None and "\0" in value:
-            raise DataError(f"data.{field}={value!r} names no file: no path holds a NUL character; mend the path")
+            raise DataError(
+                f"data.{field}={value!r} names no file: a path cannot hold a NUL character; correct the path"
+            )
     if data.kind == "indexed" and data.path is None:
         raise DataError("data.kind=indexed reads the pair data.path.bin and data.path.idx; set data.path")

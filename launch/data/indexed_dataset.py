@@ -1,11 +1,11 @@
-"""Megatron-Core's IndexedDataset: a pair of files, tokens in ``.bin`` and where each sequence lies in ``.idx``.
+"""Megatron-Core's IndexedDataset: tokens in a ``.bin`` file, and the place of each sequence in an ``.idx`` file.
 
-The format is that of megatron.core.datasets.indexed_dataset (``_IndexWriter``, megatron-core 0.16), all of it little
-endian: the magic, the version as uint64, the type of the tokens as uint8, counts of sequences and of document borders
-as uint64; then the length of each sequence in tokens as int32, where it begins in the ``.bin`` in bytes as int64, and
-the sequences at which documents begin and end as int64. A multimodal pair goes on with a mode for each sequence.
+The format is that of megatron.core.datasets.indexed_dataset (``_IndexWriter``, megatron-core 0.16), little-endian:
+the magic, the version as uint64, the token type as uint8, the numbers of sequences and of document borders as uint64; then
+each sequence's length in tokens as int32, its first byte in the ``.bin`` as int64, and the sequences at which documents begin
+and end as int64. A multimodal pair continues with a mode for each sequence.
 
-Sequences lie in the ``.bin`` one behind the other, so the whole of it is one stream of tokens.
+Sequences are contiguous in the ``.bin``, so all of it is one stream of tokens.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
-"""Names of the types by their code in the header."""
+"""Token types by their code in the header."""
 
 LENGTH, POINTER, BORDER = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<i8")
 CHUNK = 1 << 20
-"""Entries of the index that are looked at together: an index of any size is checked in a few dozen MiB."""
+"""Entries of the index that are checked at once, so that any index needs only a few dozen MiB."""
 
-WAY_OUT = "copy the pair again, or write it anew with Megatron's tools/preprocess_data.py"
+FIX = "copy the pair again, or rewrite it with Megatron's tools/preprocess_data.py"
 
 
 @dataclass(frozen=True, eq=False)
 class IndexedDataset:
-    """A pair that has been found in order."""
+    """A pair of files that passed all checks."""
 
     path: str
-    """Of both files, without their suffix."""
+    """The path of both files without their suffix."""
     tokens: npt.NDArray[np.integer[Any]]
-    """The stream, memory-mapped: shape (tokens,), in the type that the files hold."""
+    """The memory-mapped stream: shape (tokens,), in the file's own type."""
 
     @property
     def name(self) -> str:
@@ -53,8 +53,8 @@ class IndexedDataset:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256, in hexadecimal digits, of the whole ``.idx``, and of the ``.bin`` as
-        :func:`launch.common.file_digest.sampled_digest` takes it.
+        """SHA-256, in hexadecimal digits, of the whole ``.idx`` and of samples of the ``.bin``
+        (:func:`launch.common.file_digest.sampled_digest`).
 
         Raises:
             DataError: a file can no longer be read.
@@ -70,11 +70,11 @@ class IndexedDataset:
 
 @dataclass(frozen=True)
 class _Index:
-    """An open ``.idx`` and what its header says."""
+    """An open ``.idx`` file and its header."""
 
     file: BinaryIO
     name: str
-    """How messages begin."""
+    """The beginning of error messages."""
     dtype: np.dtype[Any]
     sequences: int
     borders: int
@@ -99,15 +99,15 @@ class _Index:
 
 
 def open_pair(path: str) -> IndexedDataset:
-    """The pair ``path``.bin and ``path``.idx, checked against each other; of the ``.bin`` nothing is read.
+    """Open the pair ``path``.bin and ``path``.idx and check one against the other, without reading the ``.bin``.
 
     Raises:
-        DataError: a file is missing or unreadable, the ``.idx`` is not of this format or contradicts itself, its
-            tokens are not integers, or the ``.bin`` is not of the size it says.
+        DataError: a file is missing or unreadable, the ``.idx`` has another format or contradicts itself, its
+            tokens are not integers, or the ``.bin`` has another size than the index says.
     """
     name = f"data.path={path!r}"
     if path.endswith((".bin", ".idx")):
-        raise DataError(f"{name} names one file of a pair; name both by what they share: data.path={path[:-4]!r}")
+        raise DataError(f"{name} names one file of a pair; name both without the suffix: data.path={path[:-4]!r}")
     try:
         bin_bytes = _size(name, Path(f"{path}.bin"))
         idx_bytes = _size(name, Path(f"{path}.idx"))
@@ -123,7 +123,9 @@ def open_pair(path: str) -> IndexedDataset:
 
 def _size(name: str, path: Path) -> int:
     if not path.exists():
-        raise DataError(f"{name} needs {path}, which is missing; name the pair without .bin and .idx, and keep both")
+        raise DataError(
+            f"{name} needs {path}, which is missing; name the pair without .bin and .idx, and keep both files"
+        )
     if not path.is_file():
         raise DataError(f"{name} needs {path}, which is not a file; name the pair without .bin and .idx")
     return path.stat().st_size
@@ -132,17 +134,19 @@ def _size(name: str, path: Path) -> int:
 def _read_header(file: BinaryIO, name: str, idx_bytes: int) -> _Index:
     header = file.read(HEADER.size)
     if len(header) < HEADER.size:
-        raise DataError(f"{name} is truncated: its header takes {HEADER.size} bytes, it has {idx_bytes}; {WAY_OUT}")
+        raise DataError(f"{name} is truncated: its header takes {HEADER.size} bytes, it has {idx_bytes}; {FIX}")
     magic, version, code, sequences, borders = HEADER.unpack(header)
     if magic != MAGIC:
-        raise DataError(f"{name} begins with {magic!r} and not with {MAGIC!r}: no index of Megatron-Core; {WAY_OUT}")
+        raise DataError(
+            f"{name} begins with {magic!r}, not with {MAGIC!r}, so it is not an index of Megatron-Core; {FIX}"
+        )
     if version != VERSION:
-        raise DataError(f"{name} is of version {version}, and only {VERSION} is known; {WAY_OUT}")
+        raise DataError(f"{name} has version {version}, but only {VERSION} is known; {FIX}")
     if code not in TYPES:
-        raise DataError(f"{name} gives its tokens the unknown type {code}, and 1 to {len(TYPES)} are known; {WAY_OUT}")
+        raise DataError(f"{name} gives its tokens the unknown type {code}; 1 to {len(TYPES)} are known; {FIX}")
     dtype = np.dtype(TYPES[code]).newbyteorder("<")
     if dtype.kind == "f":
-        raise DataError(f"{name} holds numbers of type {TYPES[code]} and tokens are integers; name a pair of tokens")
+        raise DataError(f"{name} holds numbers of type {TYPES[code]}, but tokens are integers; name a pair of tokens")
     return _Index(file, name, dtype, sequences, borders)
 
 
@@ -150,18 +154,18 @@ def _check_size(index: _Index, idx_bytes: int) -> None:
     surplus = idx_bytes - index.expected_bytes
     if index.sequences and surplus == index.sequences:
         raise DataError(
-            f"{index.name} is of a multimodal pair: behind its {index.expected_bytes} bytes stands a mode for each of "
-            f"{index.sequences} sequences; name a pair of text alone"
+            f"{index.name} belongs to a multimodal pair: {index.expected_bytes} bytes are followed by a mode for each of "
+            f"{index.sequences} sequences; name a pair that holds text only"
         )
     if surplus:
         raise DataError(
             f"{index.name} is {'truncated' if surplus < 0 else 'too long'}: {index.sequences} sequences and "
-            f"{index.borders} document borders take {index.expected_bytes} bytes, it has {idx_bytes}; {WAY_OUT}"
+            f"{index.borders} document borders take {index.expected_bytes} bytes, it has {idx_bytes}; {FIX}"
         )
 
 
 def _check_sequences(index: _Index, bin_bytes: int) -> None:
-    """Each sequence begins where the one before it ends, and the last one ends with the ``.bin``."""
+    """Check that each sequence begins where the previous one ends, and that the last one ends with the ``.bin``."""
     end = seen = 0
     for seen, count in _chunks(index.sequences):
         lengths, pointers = index.lengths(seen, count), index.pointers(seen, count)
@@ -171,25 +175,23 @@ def _check_sequences(index: _Index, bin_bytes: int) -> None:
         if wrong.size:
             i = int(wrong[0])
             raise DataError(
-                f"{index.name} is damaged: sequence {seen + i} of {lengths[i]} tokens is said to begin at byte "
-                f"{pointers[i]}, and those before it end at byte {starts[i]}; {WAY_OUT}"
+                f"{index.name} is damaged: sequence {seen + i} of {lengths[i]} tokens begins at byte "
+                f"{pointers[i]}, but the sequences before it end at byte {starts[i]}; {FIX}"
             )
         end, seen = int(ends[-1]), seen + count
         if end > bin_bytes:
             break
     if end != bin_bytes:
         raise DataError(
-            f"{index.name} and .bin do not fit: the first {seen} of {index.sequences} sequences take {end} bytes "
-            f"({index.dtype.name}), the .bin has {bin_bytes}; {WAY_OUT}"
+            f"{index.name} and .bin do not match: the first {seen} of {index.sequences} sequences take {end} bytes "
+            f"({index.dtype.name}), the .bin has {bin_bytes}; {FIX}"
         )
     if not end:
-        raise DataError(
-            f"{index.name} describes {index.sequences} sequences and not one token; name a pair with tokens"
-        )
+        raise DataError(f"{index.name} describes {index.sequences} sequences without a token; name a pair with tokens")
 
 
 def _check_documents(index: _Index) -> None:
-    """Borders rise to the number of sequences, as Megatron-Core's own reader asserts."""
+    """Check that borders rise to the number of sequences, as Megatron-Core's own reader asserts."""
     last = 0
     for first, count in _chunks(index.borders):
         borders = np.concatenate(([last], index.document_borders(first, count)))
@@ -197,16 +199,16 @@ def _check_documents(index: _Index) -> None:
         if wrong.size:
             i = int(wrong[0])
             raise DataError(
-                f"{index.name} is damaged: document border {first + i} is sequence {borders[i + 1]}, behind sequence "
-                f"{borders[i]} of the one before; {WAY_OUT}"
+                f"{index.name} is damaged: document border {first + i} is sequence {borders[i + 1]}, but the border before it "
+                f"is sequence {borders[i]}; {FIX}"
             )
         last = int(borders[-1])
     if last != index.sequences:
         raise DataError(
-            f"{index.name} is damaged: its last document ends with sequence {last} of {index.sequences}; {WAY_OUT}"
+            f"{index.name} is damaged: its last document ends with sequence {last} of {index.sequences}; {FIX}"
         )
 
 
 def _chunks(count: int) -> Iterator[tuple[int, int]]:
-    """(first, number) of each run of at most CHUNK entries among ``count``."""
+    """Return (first, number) of each chunk of at most CHUNK entries."""
     return ((first, min(CHUNK, count - first)) for first in range(0, count, CHUNK))

@@ -1,4 +1,4 @@
-"""Text files as one stream of tokens: their bytes, or what a tokenizer makes of them."""
+"""Text files as one stream of tokens: their bytes, or the tokens of a tokenizer."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from launch.data.tokenizer import LocalTokenizer, load_tokenizer
 
 TEXT_SUFFIXES = (".py", ".txt")
 ENCODED_TOGETHER = 1 << 24
-"""Bytes of text after which a batch is encoded. The library encodes the files of a batch in parallel, and takes some
-hundred bytes of memory for each token until it is done."""
+"""Bytes of text per batch. The library encodes the files of a batch in parallel and needs some hundred bytes per token
+until it is done."""
 
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A text held in memory, once."""
+    """A text in memory."""
 
     name: str
     tokens: npt.NDArray[np.integer[Any]]
     """The stream: shape (tokens,), uint8 or int32."""
     digest: str
-    """SHA-256 of each file, of the tokenizer's file and of the end of document, in hexadecimal digits."""
+    """SHA-256, in hexadecimal digits, of each file, the tokenizer's file and the end-of-document token."""
 
 
 def read_text(data: Data, vocab_size: int) -> Text:
-    """The text that ``data`` describes, file by file in the order of their names.
+    """Read the text that ``data`` describes, file by file in the order of their names.
 
-    ``data.eod_token`` follows each document, which is a file; one without a token is left out, and so is its end.
+    Each file is a document, and ``data.eod_token`` follows it. A file without a token adds nothing.
 
     Raises:
         DataError: a file cannot be read or is not UTF-8, there is no token in all of them, or the tokenizer does not
@@ -63,15 +63,15 @@ def read_text(data: Data, vocab_size: int) -> Text:
 
 def _without_tokens(name: str, read: int, tokenizer: LocalTokenizer | None) -> DataError:
     if tokenizer is None or not read:
-        return DataError(f"{name} is empty; name a file with text in it, or leave data.path out")
+        return DataError(f"{name} is empty; name a file with text, or remove data.path")
     return DataError(
-        f"{tokenizer.name} makes no token of the {read} bytes of {name}; "
-        f"name a tokenizer that covers the text, or leave data.tokenizer out"
+        f"{tokenizer.name} makes no token from the {read} bytes of {name}; "
+        f"name a tokenizer that covers the text, or remove data.tokenizer"
     )
 
 
 def _batches(name: str, files: Sequence[Path], digest: hashlib._Hash) -> Iterator[dict[Path, bytes]]:
-    """The content of all files, in batches of about ENCODED_TOGETHER bytes; ``digest`` takes in each of them."""
+    """Yield the content of all files in batches of about ENCODED_TOGETHER bytes, and update ``digest`` with each file."""
     batch: dict[Path, bytes] = {}
     held = 0
     for file in files:
@@ -85,10 +85,10 @@ def _batches(name: str, files: Sequence[Path], digest: hashlib._Hash) -> Iterato
 
 
 def text_files(data: Data) -> list[Path]:
-    """The files that ``data`` names, in the order of their names.
+    """Return the files that ``data`` names, sorted by name.
 
     Raises:
-        DataError: there is none, or the path cannot be looked at.
+        DataError: there are none, or the path cannot be read.
     """
     name = _name(data)
     root = Path(data.path or sysconfig.get_path("stdlib"))
@@ -97,7 +97,7 @@ def text_files(data: Data) -> list[Path]:
         if root.is_file():
             return [root]
         if not root.is_dir():
-            raise DataError(f"{name} is neither a file nor a folder; mend the path, or leave it out")
+            raise DataError(f"{name} is neither a file nor a folder; correct the path, or remove it")
         files = sorted(file for file in root.iterdir() if file.suffix in suffixes and file.is_file())
     except OSError as error:
         raise unreadable(name, root, error) from error
@@ -120,7 +120,7 @@ def _decode(path: Path, content: bytes) -> str:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} is not UTF-8: byte {error.start} is 0x{content[error.start]:02x} ({error.reason}); "
-            f"convert the file, or leave data.tokenizer out to read bytes"
+            f"convert the file, or remove data.tokenizer to read bytes"
         ) from error
 
 

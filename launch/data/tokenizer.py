@@ -1,4 +1,4 @@
-"""A local tokenizer.json, read by the Hugging Face tokenizers library."""
+"""A local tokenizer.json, read with the Hugging Face tokenizers library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class LocalTokenizer:
-    """A tokenizer whose every token is in the vocabulary of the model."""
+    """A tokenizer whose tokens are all in the model's vocabulary."""
 
     name: str
     digest: str
@@ -26,18 +26,20 @@ class LocalTokenizer:
     tokenizer: Tokenizer
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text, whole, without special tokens around it.
+        """Return the tokens of each text, without truncation and without special tokens around it.
 
         Raises:
             DataError: the tokenizer has no token for a part of a text.
         """
-        with _refusing(f"{self.name} cannot encode the text", "name a tokenizer that covers it, or leave it out"):
+        with _library_errors(
+            f"{self.name} cannot encode the text", "name a tokenizer that covers it, or remove data.tokenizer"
+        ):
             encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
 
 def load_tokenizer(path: str, vocab_size: int) -> LocalTokenizer:
-    """The tokenizer in ``path``; what it says of truncation and padding is put out of force.
+    """Load the tokenizer in ``path``, with truncation and padding switched off.
 
     Raises:
         DataError: the file cannot be read, is not a tokenizer.json, or has a token beyond ``vocab_size``.
@@ -48,11 +50,11 @@ def load_tokenizer(path: str, vocab_size: int) -> LocalTokenizer:
     except ImportError as error:
         raise EnvironmentFault(
             f"data.tokenizer={path!r} needs the package tokenizers, which cannot be imported ({error}); "
-            f"pip install 'tokenizers>=0.21,<1', or leave data.tokenizer out"
+            f"pip install 'tokenizers>=0.21,<1', or remove data.tokenizer"
         ) from error
     name = f"data.tokenizer={path!r}"
     content = read_bytes(name, Path(path))
-    with _refusing(f"{name} is not a tokenizer.json", "name the file that tokenizers' Tokenizer.save writes"):
+    with _library_errors(f"{name} is not a tokenizer.json", "name the file that tokenizers' Tokenizer.save writes"):
         tokenizer = Tokenizer.from_buffer(content)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -61,9 +63,11 @@ def load_tokenizer(path: str, vocab_size: int) -> LocalTokenizer:
 
 
 @contextmanager
-def _refusing(found: str, remedy: str) -> Iterator[None]:
-    """The library has no type of its own: it raises ValueError, Exception itself, and where its Rust code panics a
-    BaseException, whose stack Rust has then written to stderr."""
+def _library_errors(found: str, remedy: str) -> Iterator[None]:
+    """Turn the library's errors into a DataError.
+
+    The library has no error type of its own: it raises ValueError, Exception itself, and BaseException if its Rust code panics.
+    """
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -73,10 +77,10 @@ def _refusing(found: str, remedy: str) -> Iterator[None]:
 
 
 def _check_vocabulary(name: str, tokenizer: Tokenizer, vocab_size: int) -> None:
-    """By the largest token and not by their number, which is smaller where a vocabulary has gaps."""
+    """Check the largest token. The number of tokens is smaller if the vocabulary has gaps."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary:
-        raise DataError(f"{name} has no token; name a tokenizer that has been trained")
+        raise DataError(f"{name} has no token; name a trained tokenizer")
     token, largest = max(vocabulary.items(), key=lambda item: item[1])
     if largest >= vocab_size:
         raise DataError(

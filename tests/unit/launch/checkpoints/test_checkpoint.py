@@ -282,7 +282,7 @@ def test_a_tensor_in_two_shards_or_in_another_than_the_index_says_is_told_with_i
     write_file(tmp_path / three, held | {"model.embed_tokens.weight": (31, 16)})
     message = refusal(DENSE, tmp_path)
     assert shards["model.embed_tokens.weight"] == one
-    assert f"tensors in more than one file (1): model.embed_tokens.weight in {one} and {three}; write" in message
+    assert f"tensors in more than one file (1): model.embed_tokens.weight in {one} and {three}; rewrite" in message
 
 
 @pytest.mark.parametrize("change", ["bytes", "shape", "dtype"])
@@ -306,7 +306,7 @@ def test_a_head_of_its_own_is_not_tied(change: str, tmp_path: Path) -> None:
 
 def test_a_path_that_holds_a_nul_is_told() -> None:
     with pytest.raises(
-        CheckpointError, match=r"model\.weights='a\\x00b': no path holds a NUL character; mend the path"
+        CheckpointError, match=r"model\.weights='a\\x00b': a path cannot hold a NUL character; correct the path"
     ):
         open_checkpoint(replace(DENSE, weights="a\0b"))
 
@@ -487,11 +487,11 @@ def test_gpt_oss_without_rotary_scaling_is_that_of_transformers() -> None:
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("gpt_oss_20b", {"layer_types": 5}, "layer_types=5, which is no list of names"),
+        ("gpt_oss_20b", {"layer_types": 5}, "layer_types=5, which is not a list of names"),
         ("gpt_oss_20b", {"layer_types": [["sliding_attention"]] * 24}, "layer_types=[["),
-        ("llama3_8b", {"rope_scaling": [1]}, "rope_scaling=[1], which is no JSON object"),
-        ("llama3_8b", {"rope_scaling": "linear"}, "rope_scaling='linear', which is no JSON object"),
-        ("llama3_8b", {"rope_parameters": False}, "rope_parameters=False, which is no JSON object"),
+        ("llama3_8b", {"rope_scaling": [1]}, "rope_scaling=[1], which is not a JSON object"),
+        ("llama3_8b", {"rope_scaling": "linear"}, "rope_scaling='linear', which is not a JSON object"),
+        ("llama3_8b", {"rope_parameters": False}, "rope_parameters=False, which is not a JSON object"),
         ("llama3_8b", {"rope_scaling": {"rope_type": ["default"]}}, "rope_type=['default']"),
         ("llama3_8b", {"model_type": {"llama": 1}}, "model_type={'llama': 1}"),
         ("llama3_8b", {"num_hidden_layers": "32"}, "num_hidden_layers='32'"),

@@ -103,25 +103,25 @@ HUGE = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 5, 2**64 - 1, 2**64 - 1)
     ("index", "message"),
     [
         (b"", r"is truncated: its header takes 34 bytes, it has 0"),
-        (b"TNTIDX\x00\x00" + bytes(40), r"begins with b'TNTIDX\\x00\\x00\\x00' and not with b'MMIDIDX"),
-        (index_of([3], "int32", version=2), r"is of version 2, and only 1 is known"),
-        (b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 9, 0, 0), r"unknown type 9, and 1 to 8 are known"),
-        (index_of([3], "float32"), r"numbers of type float32 and tokens are integers"),
-        (index_of([3], "float64"), r"numbers of type float64 and tokens are integers"),
+        (b"TNTIDX\x00\x00" + bytes(40), r"begins with b'TNTIDX\\x00\\x00\\x00', not with b'MMIDIDX"),
+        (index_of([3], "int32", version=2), r"has version 2, but only 1 is known"),
+        (b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 9, 0, 0), r"unknown type 9; 1 to 8 are known"),
+        (index_of([3], "float32"), r"numbers of type float32, but tokens are integers"),
+        (index_of([3], "float64"), r"numbers of type float64, but tokens are integers"),
         (HUGE, r"truncated: 18446744073709551615 sequences .* take 368934881474191032334 bytes, it has 34"),
         (index_of([3], "int32")[:-1], r"truncated: 1 sequences and 2 document borders take 62 bytes, it has 61"),
         (index_of([3], "int32") + b"12", r"too long: 1 sequences and 2 document borders take 62 bytes, it has 64"),
         (index_of([3], "int32", modes=b"\x00"), r"multimodal pair.*a mode for each of 1 sequences"),
         (index_of([2], "int32"), r"the first 1 of 1 sequences take 8 bytes \(int32\), the \.bin has 12"),
         (index_of([2, 2], "int32"), r"the first 2 of 2 sequences take 16 bytes \(int32\), the \.bin has 12"),
-        (index_of([4, -1], "int32"), r"sequence 1 of -1 tokens is said to begin at byte 16"),
+        (index_of([4, -1], "int32"), r"sequence 1 of -1 tokens begins at byte 16"),
         (index_of([3], "int32", borders=[]), r"last document ends with sequence 0 of 1"),
         (index_of([1, 2], "int32", borders=[0, 1]), r"last document ends with sequence 1 of 2"),
-        (index_of([1, 2], "int32", borders=[0, 3, 2]), r"border 2 is sequence 2, behind sequence 3 of the one before"),
+        (index_of([1, 2], "int32", borders=[0, 3, 2]), r"border 2 is sequence 2, but the border before it is sequence 3"),
         (index_of([1, 2], "int32", borders=[0, 3]), r"last document ends with sequence 3 of 2"),
         (
             index_of([1, 2], "int32").replace(struct.pack("<q", 4), struct.pack("<q", 8)),
-            r"sequence 1 of 2 tokens is said to begin at byte 8, and those before it end at byte 4",
+            r"sequence 1 of 2 tokens begins at byte 8, but the sequences before it end at byte 4",
         ),
     ],
     ids=[
@@ -138,7 +138,7 @@ def test_damage_is_told_with_its_numbers_and_the_way_out(index: bytes, message: 
 
 @pytest.mark.parametrize("sequences", [[], [[], []]])
 def test_a_pair_without_tokens_is_refused(sequences: Sequences, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"describes {len(sequences)} sequences and not one token"):
+    with pytest.raises(DataError, match=rf"describes {len(sequences)} sequences without a token"):
         open_pair(write_pair(tmp_path, sequences))
 
 
@@ -153,7 +153,9 @@ def test_a_long_index_is_checked_to_its_end(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"sequence {count - 2} of 1 tokens .* byte 5, .* end at byte {count - 2};"):
         open_pair(str(tmp_path / "corpus"))
     (tmp_path / "corpus.idx").write_bytes(index_of(np.ones(count), "uint8", borders=[*range(count), 0]))
-    with pytest.raises(DataError, match=rf"border {count} is sequence 0, behind sequence {count - 1} of the one"):
+    with pytest.raises(
+        DataError, match=rf"border {count} is sequence 0, but the border before it is sequence {count - 1}"
+    ):
         open_pair(str(tmp_path / "corpus"))
 
 
@@ -175,12 +177,12 @@ def test_files_that_are_not_there_or_not_files(suffix: str, tmp_path: Path) -> N
 
 
 def test_errors_of_the_system_are_told_with_path_and_reason(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data\.path='x+' cannot be read: File name too long: x+\.bin; mend"):
+    with pytest.raises(DataError, match=r"data\.path='x+' cannot be read: File name too long: x+\.bin; correct"):
         open_pair("x" * 300)
     path = write_pair(tmp_path, [[1, 2, 3]])
     Path(f"{path}.idx").unlink()
     Path(f"{path}.idx").symlink_to("/proc/self/mem")  # a file whose first byte cannot be read
-    with pytest.raises(DataError, match=r"corpus' cannot be read: Input/output error: .*corpus; mend"):
+    with pytest.raises(DataError, match=r"corpus' cannot be read: Input/output error: .*corpus; correct"):
         open_pair(path)
 
 

@@ -111,7 +111,7 @@ def test_digest_is_of_content_tokenizer_and_end_of_document(tmp_path: Path) -> N
 def test_text_that_is_not_utf8_is_told_by_file_and_byte(tmp_path: Path) -> None:
     data = corpus(tmp_path, "the cat", tokenizer=word_tokenizer())
     (tmp_path / "001.txt").write_bytes(b"the c\xe4t")
-    with pytest.raises(DataError, match=r"001\.txt is not UTF-8: byte 5 is 0xe4 .*leave data\.tokenizer out"):
+    with pytest.raises(DataError, match=r"001\.txt is not UTF-8: byte 5 is 0xe4 .*remove data\.tokenizer"):
         read_text(data, 8)
     assert len(read_text(replace(data, tokenizer=None), 256).tokens) == 14
 
@@ -146,7 +146,7 @@ PANICKING = json.dumps(
         (b'{"model_type": "llama", "vocab_size": 32000}', r"is not a tokenizer\.json"),
         (word_tokenizer().to_str().encode()[:-20], r"is not a tokenizer\.json"),
         (PANICKING, r"is not a tokenizer\.json: .*precompiled_charsmap.*; name the file"),
-        (EMPTY, r"has no token; name a tokenizer"),
+        (EMPTY, r"has no token; name a trained tokenizer"),
     ],
     ids=["empty", "binary", "another JSON", "truncated", "panicking", "untrained"],
 )
@@ -165,7 +165,9 @@ def test_a_tokenizer_without_a_token_for_the_text_is_told(tmp_path: Path) -> Non
 
 def test_text_of_which_a_tokenizer_makes_no_token_is_not_called_empty(tmp_path: Path) -> None:
     data = corpus(tmp_path, " \n", "   ", tokenizer=word_tokenizer())
-    with pytest.raises(DataError, match=r"tokenizer\.json' makes no token of the 5 bytes of data\.path=.*; name a tok"):
+    with pytest.raises(
+        DataError, match=r"tokenizer\.json' makes no token from the 5 bytes of data\.path=.*; name a tok"
+    ):
         read_text(data, 8)
     (tmp_path / "empty.txt").touch()
     for tokenizer in (None, data.tokenizer):
@@ -180,14 +182,16 @@ def test_what_no_path_can_be_is_told(path: str, tmp_path: Path) -> None:
     for field, data in {"path": Data(path=path), "tokenizer": Data(path=str(text), tokenizer=path)}.items():
         with pytest.raises(DataError) as caught:
             read_text(data, 256)
-        assert str(caught.value).startswith(f"data.{field}={path!r} ") and "mend the path" in str(caught.value)
+        assert str(caught.value).startswith(f"data.{field}={path!r} ") and "correct the path" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "data", [Data(path="a\0b"), Data("indexed", path="a\0b"), Data(tokenizer="a\0b")], ids=["text", "indexed", "json"]
 )
 def test_a_path_with_a_nul_is_refused_before_it_is_opened(data: Data) -> None:
-    with pytest.raises(DataError, match=r"='a\\x00b' names no file: no path holds a NUL character; mend the path"):
+    with pytest.raises(
+        DataError, match=r"='a\\x00b' names no file: a path cannot hold a NUL character; correct the path"
+    ):
         check_fields(data, 256)
 
 
@@ -200,9 +204,11 @@ def test_files_that_cannot_be_read_are_told_by_path_and_reason(tmp_path: Path) -
         ):
             read_text(data, 256)
     (tmp_path / "a.txt").symlink_to(unreadable)
-    with pytest.raises(DataError, match=rf"'{tmp_path}' cannot be read: Input/output error: {tmp_path}/a\.txt; mend"):
+    with pytest.raises(
+        DataError, match=rf"'{tmp_path}' cannot be read: Input/output error: {tmp_path}/a\.txt; correct"
+    ):
         read_text(Data(path=str(tmp_path)), 256)
-    with pytest.raises(DataError, match=r"data\.path='x+' cannot be read: File name too long: x+; mend"):
+    with pytest.raises(DataError, match=r"data\.path='x+' cannot be read: File name too long: x+; correct"):
         read_text(Data(path="x" * 300), 256)
     with pytest.raises(DataError, match=rf"data\.tokenizer='{tmp_path}' cannot be read: Is a directory"):
         load_tokenizer(str(tmp_path), 256)
