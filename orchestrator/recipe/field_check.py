@@ -40,33 +40,38 @@ class Flaw(NamedTuple):
     is_secret: bool = False
 
 
-TextCheck = Callable[[str], Flaw | None]
+Check = Callable[[Any], Flaw | None]
+"""Check one value, or one item of a list."""
 EntryCheck = Callable[[str, Any], Flaw | None]
 """Check the name and the value of an entry of a mapping."""
 Places = Callable[[str], str]
 """Return where the user wrote a field, given its name."""
 
 
+def within(interval: Interval) -> Check:
+    """Return the check that a number lies in ``interval``."""
+    fix = "write such a number, or leave it out for the default"
+    return lambda number: None if number in interval else Flaw(f"must be {interval}", fix)
+
+
+def checked(default: Any, check: Check | None, **metadata: Any) -> Any:
+    """Declare a field of a dataclass whose values ``check`` judges."""
+    return field(default=default, metadata={"check": check, **metadata})
+
+
 class Schema:
     """The fields of one frozen dataclass. OmegaConf converts values to their types."""
 
-    def __init__(
-        self,
-        cls: type,
-        bounds: Mapping[str, Interval] | None = None,
-        checks: Mapping[str, TextCheck] | None = None,
-        *,
-        comma_lists: bool = True,
-    ) -> None:
-        """``checks`` judge texts, and each text of a list. ``comma_lists`` reads the text "a, b" as the list [a, b]."""
-        self.fields = tuple(field.name for field in dataclasses.fields(cls))
-        self._bounds, self._checks = bounds or {}, checks or {}
+    def __init__(self, cls: type, checks: Mapping[str, Check] | None = None, *, comma_lists: bool = True) -> None:
+        """``checks`` add to those of the fields. ``comma_lists`` reads the text "a, b" as the list [a, b]."""
+        fields = dataclasses.fields(cls)
+        self.fields = tuple(field.name for field in fields)
+        self._checks = {field.name: field.metadata.get("check") for field in fields} | dict(checks or {})
         self._comma_lists = comma_lists
         self._types = typing.get_type_hints(cls)
         self._scratch = OmegaConf.structured(cls)
         # OmegaConf makes the config of a frozen dataclass read-only.
         OmegaConf.set_readonly(self._scratch, False)
-        self._converted: dict[tuple[str, str], Any] = {}
 
     def convert(self, key: str, value: Any) -> Any:
         """Return ``value`` as the type of field ``key``.
@@ -74,20 +79,20 @@ class Schema:
         Raises:
             ValueError: the field does not take the value. The message says what is wrong with the value.
         """
-        if type(value) is self._types[key]:
-            return self._check_number(key, value)
-        memo = (key, repr(value))
-        if memo not in self._converted:
-            self._converted[memo] = self._convert(key, value)
-        return self._converted[memo]
+        converted = value if type(value) is self._types[key] else self._convert(key, value)
+        if isinstance(converted, float) and not math.isfinite(converted):
+            raise ValueError("not a finite number")
+        if isinstance(converted, int) and not -WIDEST < converted < WIDEST:
+            raise ValueError("does not fit into 64 bits")
+        return converted
 
-    def check_texts(self, key: str, converted: Any) -> Iterator[tuple[str, str, Flaw]]:
-        """Yield the flaws of a converted text or list of texts: its index ("[2]" or ""), the text, the flaw."""
-        check = self._checks.get(key)
-        if check is None or not isinstance(converted, (str, tuple)):
+    def find_flaws(self, key: str, converted: Any) -> Iterator[tuple[str, Any, Flaw]]:
+        """Yield the flaws of a converted value or its items: the index of the item ("[2]" or ""), the item, the flaw."""
+        check = self._checks[key]
+        if check is None or converted is None:
             return
-        texts = [("", converted)] if isinstance(converted, str) else [(f"[{i}]", t) for i, t in enumerate(converted)]
-        yield from ((index, text, flaw) for index, text in texts if (flaw := check(text)))
+        items = [(f"[{i}]", item) for i, item in enumerate(converted)] if self.is_list(key) else [("", converted)]
+        yield from ((index, item, flaw) for index, item in items if (flaw := check(item)))
 
     def choices(self, key: str) -> tuple[str, ...]:
         """Return the values of a field with a closed set of values, else none."""
@@ -128,16 +133,7 @@ class Schema:
             converted = self._scratch[key]
         except OmegaConfBaseException:
             raise refused from None
-        return tuple(converted) if self.is_list(key) else self._check_number(key, converted)
-
-    def _check_number(self, key: str, value: Any) -> Any:
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError("not a finite number")
-        if isinstance(value, int) and not -WIDEST < value < WIDEST:
-            raise ValueError("does not fit into 64 bits")
-        if value is not None and key in self._bounds and value not in self._bounds[key]:
-            raise ValueError(f"must be {self._bounds[key]}")
-        return value
+        return tuple(converted) if self.is_list(key) else converted
 
 
 @dataclass(frozen=True)
@@ -222,8 +218,8 @@ class Checker:
         except ValueError as error:
             self.problem(place, value, str(error), schema.suggest_value(key, value))
             return
-        for index, text, flaw in schema.check_texts(key, into[key]):
-            self.problem(f"{place}{index}", text, *flaw)
+        for index, item, flaw in schema.find_flaws(key, into[key]):
+            self.problem(f"{place}{index}", item if index else value, *flaw)
 
     def _check_entry(self, check: EntryCheck, key: str, value: Any, place: str, into: Tree) -> None:
         if flaw := check(key, value):

@@ -11,22 +11,22 @@ from launch.contract.outcomes import Expectation
 from launch.contract.plan import Margins
 from launch.contract.spec import CudaGraph, Data, Fault, Model, Parallelism, Training
 from orchestrator.errors import InputError, suggestion
-from orchestrator.recipe.field_check import Checker, FileSchema, Flaw, Places, Schema, check_variable
+from orchestrator.recipe.field_check import Checker, FileSchema, Flaw, Places, Schema, check_variable, checked, within
 from orchestrator.recipe.source_fields import SourceFields, Tree, read_fields
 from orchestrator.recipe.yaml_reader import NAME, find_yaml, list_yaml
-from orchestrator.rules.bounds import ABOVE_ZERO, COUNT, POSITIVE, Interval
+from orchestrator.rules.bounds import ABOVE_ZERO, COUNT, POSITIVE
 
 
 @dataclass(frozen=True)
 class Resources:
     """What a run gets. ``gpus_per_node`` 0 asks for one device per rank, on one node."""
 
-    nodes: int = 1
-    gpus_per_node: int = 0
+    nodes: int = checked(1, within(POSITIVE))
+    gpus_per_node: int = checked(0, within(COUNT))
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads_per_rank: int = 1
-    minutes_per_run: float = 30.0
-    hang_minutes: float = 10.0
+    threads_per_rank: int = checked(1, within(POSITIVE))
+    minutes_per_run: float = checked(30.0, within(ABOVE_ZERO))
+    hang_minutes: float = checked(10.0, within(ABOVE_ZERO))
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,18 @@ class Tracking:
     tags: tuple[str, ...] = ()
 
 
+def _check_sweep_name(name: str) -> Flaw | None:
+    fix = "use up to 64 letters, digits, '.', '_', '-', a letter or digit first"
+    return None if NAME.fullmatch(name) else Flaw("not usable as the name of a folder", fix)
+
+
 @dataclass(frozen=True)
 class TopLevel:
     """The fields at the top of a recipe that are in no section."""
 
-    name: str = ""
+    name: str = checked("", _check_sweep_name)
     engine: Literal["torch_native", "megatron"] = "torch_native"
-    repeats: int = 2
+    repeats: int = checked(2, within(POSITIVE))
     cluster: str = ""
 
 
@@ -61,27 +66,11 @@ SECTIONS: Mapping[str, type] = {
     "resources": Resources,
     "wandb": Tracking,
 }
-_BOUNDS: Mapping[str, Mapping[str, Interval]] = {
-    "equivalence": {"loss": COUNT, "grad_norm": COUNT},
-    "resources": {
-        "nodes": POSITIVE,
-        "gpus_per_node": COUNT,
-        "threads_per_rank": POSITIVE,
-        "minutes_per_run": ABOVE_ZERO,
-        "hang_minutes": ABOVE_ZERO,
-    },
-}
-"""Bounds of fields that are in no cell, so that no rule checks them."""
-
-
-def _check_sweep_name(name: str) -> Flaw | None:
-    fix = "use up to 64 letters, digits, '.', '_', '-', a letter or digit first"
-    return None if NAME.fullmatch(name) else Flaw("not usable as the name of a folder", fix)
-
-
 RECIPE = FileSchema(
-    Schema(TopLevel, {"repeats": POSITIVE}, {"name": _check_sweep_name}),
-    {name: Schema(cls, _BOUNDS.get(name)) for name, cls in SECTIONS.items()},
+    Schema(TopLevel),
+    # Rules check the other sections. Margins are in no cell.
+    {name: Schema(cls) for name, cls in SECTIONS.items()}
+    | {"equivalence": Schema(Margins, dict.fromkeys(("loss", "grad_norm"), within(COUNT)))},
     {"environment": check_variable},
     other_names=("sweep",),
 )

@@ -11,7 +11,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -186,35 +187,30 @@ def _resolve(fields: Tree, source: Source) -> tuple[Tree, list[Problem]]:
     config = OmegaConf.create(_nest(valid))
     for place in interpolated.keys() - flaws.keys():
         try:
-            valid[place] = _resolve_place(config, place)
+            node = reduce(getitem, _split(place), config)
+            valid[place] = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
         except OmegaConfBaseException as error:
-            flaws[place] = (_first_line(error), "name a field of this recipe by its whole name")
+            flaws[place] = (str(error), "name a field of this recipe by its whole name")
             del valid[place]
-    problems = [source.problem(place, value, *flaws[place]) for place, value in interpolated.items() if place in flaws]
+    problems = [
+        source.problem(place, value, flaws[place][0].splitlines()[0], flaws[place][1])
+        for place, value in interpolated.items()
+        if place in flaws
+    ]
     return flatten(_nest(valid))[0], problems
 
 
 def _check_interpolation(value: Any) -> tuple[str, str] | None:
     """Return message and fix for an interpolation that is wrong whatever it resolves to."""
+    secret = next(filter(is_secret_name, _ENVIRONMENT.findall(str(value))), None)
+    if secret is not None:
+        message = f"${secret} looks like a secret, and the orchestrator records recipes"
+        return message, "remove it: runs see the variables of the shell"
     try:
-        OmegaConf.create({"value": value})
+        OmegaConf.create([value])
     except OmegaConfBaseException as error:
-        return _first_line(error), "write ${...} as OmegaConf does"
-    for name in _ENVIRONMENT.findall(str(value)):
-        if is_secret_name(name):
-            message = f"${name} looks like a secret, and the orchestrator records recipes"
-            return message, "remove it: runs see the variables of the shell"
+        return str(error), "write ${...} as OmegaConf does"
     return None
-
-
-def _resolve_place(config: Any, place: str) -> Any:
-    for part in _split(place):
-        config = config[part]
-    return OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
 
 
 def _abbreviate(value: Any) -> str:

@@ -91,19 +91,13 @@ def list_yaml(folders: Sequence[Path]) -> list[str]:
 def _read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise input_error(str(path), "no such file", _suggest_file(path)) from None
-    except IsADirectoryError:
-        raise input_error(str(path), "a folder, not a file", _suggest_file(path / "any")) from None
     except OSError as error:
-        raise input_error(str(path), f"cannot be read ({error.strerror})", "check its permissions") from None
+        files = (path if path.is_dir() else path.parent).glob("*.yaml")
+        fix = "check its permissions" if path.is_file() else suggestion(path, map(str, files))
+        raise input_error(str(path), (error.strerror or "cannot be read").lower(), fix) from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise input_error(f"{path}:{line}", f"not UTF-8 text ({error.reason})", "save the file as UTF-8") from None
-
-
-def _suggest_file(path: Path) -> str:
-    return suggestion(path, map(str, path.parent.glob("*.yaml")))
 
 
 def _compose(text: str, file: str) -> yaml.Node | None:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from launch.common.redact import is_secret_name
-from orchestrator.recipe.field_check import Flaw, TextCheck
-from orchestrator.rules.bounds import ABOVE_ZERO, COUNT, POSITIVE, Interval
+from orchestrator.recipe.field_check import Check, Flaw, checked, within
+from orchestrator.rules.bounds import ABOVE_ZERO, COUNT, POSITIVE
 from orchestrator.targets.reserved_options import DEVICES, RESERVED, Command
 
 
 class Option(NamedTuple):
-    """How a field of a profile reaches Slurm, and which values it takes."""
+    """How a field of a profile reaches Slurm."""
 
     to_sbatch: bool = False
     """Whether sbatch gets the field, as its option of the same name."""
@@ -23,22 +23,20 @@ class Option(NamedTuple):
     """Whether SBATCH_<NAME> of the shell applies where the profile leaves the field out."""
     replaces: tuple[str, ...] = ()
     """Options that a profile cannot add because of this field, besides the option of the same name."""
-    bound: Interval | None = None
-    check: TextCheck | None = None
 
 
-def _row(default: Any = None, **option: Any) -> Any:
-    """Declare a field of :class:`Profile` with its :class:`Option`."""
-    return field(default=default, metadata={"option": Option(**option)})
-
-
-def check_line(text: str) -> Flaw | None:
+def _check_line(text: str) -> Flaw | None:
     is_line = text.strip() and text.isprintable()
     return None if is_line else Flaw("not a line of text", "write one line, or leave it out")
 
 
-def _matches(pattern: str, message: str, fix: str) -> TextCheck:
-    return lambda text: check_line(text) or (None if re.fullmatch(pattern, text) else Flaw(message, fix))
+def _row(default: Any = None, check: Check | None = _check_line, **option: Any) -> Any:
+    """Declare a field of :class:`Profile` with the check of its values and its :class:`Option`."""
+    return checked(default, check, option=Option(**option))
+
+
+def _matches(pattern: str, message: str, fix: str) -> Check:
+    return lambda text: _check_line(text) or (None if re.fullmatch(pattern, text) else Flaw(message, fix))
 
 
 _ASSIGNMENT = re.compile(r"\b(\w+)=[\"']?[^\s\"'$]")
@@ -47,7 +45,7 @@ _ASSIGNMENT = re.compile(r"\b(\w+)=[\"']?[^\s\"'$]")
 
 def _check_setup(text: str) -> Flaw | None:
     if not text.strip():
-        return check_line(text)
+        return _check_line(text)
     if not any(is_secret_name(variable) for variable in _ASSIGNMENT.findall(text)):
         return None
     fix = "set it in the shell that runs the orchestrator, or let the line read it from a file: $(cat FILE)"
@@ -57,8 +55,8 @@ def _check_setup(text: str) -> Flaw | None:
 def _check_srun(text: str) -> Flaw | None:
     name, _, value = text.partition("=")
     if name.startswith("--"):
-        return check_line(text) or check_option("srun", name[2:], value)
-    return check_line(text) or Flaw("not the long name of an option of srun", "write one --NAME or --NAME=VALUE each")
+        return _check_line(text) or check_option("srun", name[2:], value)
+    return _check_line(text) or Flaw("not the long name of an option of srun", "write one --NAME or --NAME=VALUE each")
 
 
 @dataclass(frozen=True)
@@ -78,9 +76,9 @@ class Profile:
     gpu_type: str | None = _row(
         check=_matches(r"[\w.-]+", "not a type of GPU", "write it as in Gres=gpu:TYPE:8 of `scontrol show node`")
     )
-    gpu_memory_gib: float | None = _row(bound=ABOVE_ZERO)
+    gpu_memory_gib: float | None = _row(check=within(ABOVE_ZERO))
     """Memory of one GPU. A cell that needs more is not submitted."""
-    exclusive: bool = _row(False, to_sbatch=True)
+    exclusive: bool = _row(False, None, to_sbatch=True)
     mem: str | None = _row(
         to_sbatch=True,
         check=_matches(
@@ -90,7 +88,7 @@ class Profile:
         ),
     )
     """Memory per node, as sbatch takes it: "0" is all of it."""
-    cpus_per_task: int = _row(0, bound=COUNT)
+    cpus_per_task: int = _row(0, within(COUNT))
     """CPUs per rank. 0 asks for the run's threads_per_rank."""
     mpi: str = _row("none")
     """srun's --mpi for ranks. torch.distributed needs none."""
@@ -109,19 +107,19 @@ class Profile:
         )
     )
     """The interpreter of ranks. The default is this command's interpreter, or python3 in a container."""
-    setup: tuple[str, ...] = _row((), check=_check_setup)
+    setup: tuple[str, ...] = _row((), _check_setup)
     """Lines of shell at the start of the batch script."""
     sbatch: dict[str, str] = field(default_factory=dict)
     """More options of sbatch, by their long names. An empty value is an option without a value."""
-    srun: tuple[str, ...] = _row((), check=_check_srun)
+    srun: tuple[str, ...] = _row((), _check_srun)
     """More options of the srun that starts ranks."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables for every rank."""
-    max_nodes: int | None = _row(bound=POSITIVE)
+    max_nodes: int | None = _row(check=within(POSITIVE))
     """Nodes that one sweep may use at a time."""
-    max_jobs: int | None = _row(bound=POSITIVE)
+    max_jobs: int | None = _row(check=within(POSITIVE))
     """Jobs of one sweep that may run at a time."""
-    max_pending_minutes: float | None = _row(bound=ABOVE_ZERO)
+    max_pending_minutes: float | None = _row(check=within(ABOVE_ZERO))
     """A job that waits longer is cancelled."""
 
 

@@ -7,6 +7,7 @@ for the shell.
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,16 @@ from orchestrator.errors import input_error, suggestion
 from orchestrator.recipe.field_check import Checker, FileSchema, Flaw, Schema, check_variable
 from orchestrator.recipe.source_fields import read_fields
 from orchestrator.recipe.yaml_reader import find_yaml, list_yaml
-from orchestrator.targets.profile import OPTIONS, Profile, check_line, check_option
+from orchestrator.targets.profile import Profile, check_option
 
 DEFAULT = "default"
 """The profile of the user's own folder that applies where none is named."""
 
-SCHEMA = Schema(
-    Profile,
-    {name: option.bound for name, option in OPTIONS.items() if option.bound},
-    {name: option.check or check_line for name, option in OPTIONS.items()},
-    # A line of shell contains commas.
-    comma_lists=False,
-)
+# A line of shell contains commas.
+SCHEMA = Schema(Profile, comma_lists=False)
 _FILE = FileSchema(
     SCHEMA,
-    mappings={"sbatch": lambda name, value: check_option("sbatch", name, value), "environment": check_variable},
+    mappings={"sbatch": partial(check_option, "sbatch"), "environment": check_variable},
     rejected={"name": Flaw("no such field", "leave it out: the name of a profile is the name of its file")},
 )
 

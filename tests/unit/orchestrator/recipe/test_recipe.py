@@ -304,9 +304,9 @@ def test_a_tab_is_named_as_such(tmp_path: Path) -> None:
 
 def test_a_missing_file_names_the_one_that_was_probably_meant(tmp_path: Path) -> None:
     (tmp_path / "tiny_moe.yaml").write_text(HEAD_LINES)
-    with pytest.raises(InputError, match=r"no such file\n    did you mean '.*tiny_moe.yaml'"):
+    with pytest.raises(InputError, match=r"no such file or directory\n    did you mean '.*tiny_moe.yaml'"):
         load(tmp_path / "tiny_mo.yaml")
-    with pytest.raises(InputError, match="a folder, not a file"):
+    with pytest.raises(InputError, match="is a directory"):
         load(tmp_path)
 
 

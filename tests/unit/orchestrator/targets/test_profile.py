@@ -110,8 +110,8 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
         [
             ('site.yaml:1: gpus = "gress"', "not one of gres", "did you mean 'gres'?"),
             ("site.yaml:2: exclusive = 3", "not true or false", "write true or false"),
-            ("site.yaml:3: cpus_per_task = -1", "at least 0", "write a whole number"),
-            ("site.yaml:4: max_nodes = 0", "at least 1", "write a whole number"),
+            ("site.yaml:3: cpus_per_task = -1", "at least 0", "leave it out"),
+            ("site.yaml:4: max_nodes = 0", "at least 1", "leave it out"),
             ("site.yaml:5: max_pending_minutes", "not a finite number", "write a number"),
             ('site.yaml:6: partition = ["a"]', "not text", "write text"),
         ],
