@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from analysis.pairing.pair import PairResult
+from analysis.pairing.pair import Pair
 from analysis.records.run import Attempt
 from analysis.speed.speedup import BAND, geometric_mean
 from analysis.speed.steady_window import is_plausible
@@ -170,7 +170,7 @@ def _bound_of_launches(graphed: GraphedStep) -> Bound:
     return "host in part" if graphed.host_ms > HOST_PART * graphed.step_ms else "gaps"
 
 
-def cell_limit(pairs: Sequence[PairResult], ranks: int, twin_slowed: str = "") -> SpeedupBound:
+def cell_limit(pairs: Sequence[Pair], ranks: int, twin_slowed: str = "") -> SpeedupBound:
     """The limit of a graphed cell on ``ranks`` GPUs, by its pairs that have a speed, else by their eager sides alone. A twin
     whose GPUs were slowed down, by ``twin_slowed``, gives none."""
     timed = [pair for pair in pairs if pair.speed.ratio is not None]
@@ -197,7 +197,7 @@ def eager_doubt(attempts: Sequence[Attempt], ranks: int) -> str:
     return "" if isinstance(found, str) else found.doubt
 
 
-def _untimed(pairs: Sequence[PairResult]) -> str:
+def _untimed(pairs: Sequence[Pair]) -> str:
     return next((pair.speed.reason for pair in pairs if pair.speed.reason), "it has no pair")
 
 
@@ -253,7 +253,7 @@ def _timed_eager(attempts: Sequence[Attempt], ranks: int, step_ms: float | None)
     return _implausible(found) or found
 
 
-def graphed_step(pairs: Sequence[PairResult], ranks: int) -> GraphedStep | str:
+def graphed_step(pairs: Sequence[Pair], ranks: int) -> GraphedStep | str:
     """A step of the graphed side of ``pairs``, which have a speed, or why nothing can be said of it."""
     attempts = [pair.graphed.attempt for pair in pairs if pair.graphed.attempt]
     if missing := _without_probe(attempts, ranks):

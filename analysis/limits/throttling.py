@@ -21,9 +21,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.pairing.pair import PairResult
+from analysis.pairing.pair import Pair
 from analysis.records.run import Attempt
-from analysis.speed.speedup import BAND
+from analysis.speed.speedup import BAND, RatioBounds
 from analysis.speed.steady_window import NOTICEABLE
 from launch.contract.records.clocks import ClockReason, Clocks
 
@@ -87,16 +87,6 @@ class Throttling:
     eager: ThrottleEvidence | None = None
 
 
-@dataclass(frozen=True)
-class Unthrottled:
-    """What a ratio would be had GPUs not been throttled: from ``least`` to ``most`` times what was measured, for a ``reason``,
-    which is empty where nothing is known against it."""
-
-    least: float = 1.0
-    most: float = 1.0
-    reason: str = ""
-
-
 def throttling_of(
     attempts: Sequence[Attempt], compared: Sequence[tuple[Attempt, Attempt]], ranks: int
 ) -> Throttling | None:
@@ -128,29 +118,29 @@ def find_throttling(attempts: Sequence[Attempt], ranks: Sequence[int]) -> Thrott
     )
 
 
-def unthrottled(results: Sequence[PairResult], ranks: int) -> Unthrottled:
+def throttle_bounds(results: Sequence[Pair], ranks: int) -> RatioBounds:
     """By the pairs of a cell on so many ``ranks`` that have a ratio, of one at least."""
     timed = [(result.eager, result.graphed) for result in results if result.speed.ratio is not None]
     pairs = [
         (eager.attempt, graphed.attempt) for eager, graphed in timed if eager and eager.attempt and graphed.attempt
     ]
     found = [_slowed(pairs, ranks), _other_limits(pairs), _capped_apart(pairs, ranks)]
-    return Unthrottled(
+    return RatioBounds(
         math.prod(one.least for one in found),
         math.prod(one.most for one in found),
         "; ".join(one.reason for one in found if one.reason),
     )
 
 
-def _slowed(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> Unthrottled:
+def _slowed(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> RatioBounds:
     names = ("eager", "graphed")
     attempts = [[pair[place] for pair in pairs] for place in range(len(names))]
     sides = [find_throttling(side, range(ranks)) for side in attempts]
     said = [f"in {name} runs by {side.slowed}" for name, side in zip(names, sides, strict=True) if side.slowed]
     if not said:
-        return Unthrottled()
+        return RatioBounds()
     left = [1 - _lost(runs, side) for runs, side in zip(attempts, sides, strict=True)]
-    return Unthrottled(
+    return RatioBounds(
         left[0],
         1 / left[1] if left[1] > 0 else math.inf,
         f"GPUs were slowed down {' and '.join(said)}: see to their cooling and power, or run on other nodes",
@@ -170,26 +160,26 @@ def _lost(attempts: Sequence[Attempt], side: ThrottleEvidence) -> float:
     )
 
 
-def _other_limits(pairs: Sequence[tuple[Attempt, Attempt]]) -> Unthrottled:
+def _other_limits(pairs: Sequence[tuple[Attempt, Attempt]]) -> RatioBounds:
     for eager, graphed in pairs:
         for rank in eager.clocks.keys() & graphed.clocks.keys():
             limits = sorted({*eager.clocks[rank].power_limits, *graphed.clocks[rank].power_limits})
             if len(limits) > 1:
                 said = f"the power limit of a GPU changed, from {limits[0]:g} to {limits[-1]:g} W: run them again"
-                return Unthrottled(0.0, math.inf, said)
-    return Unthrottled()
+                return RatioBounds(0.0, math.inf, said)
+    return RatioBounds()
 
 
-def _capped_apart(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> Unthrottled:
+def _capped_apart(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> RatioBounds:
     both = [(_capped(eager, ranks), _capped(graphed, ranks)) for eager, graphed in pairs]
     known = [(eager, graphed) for eager, graphed in both if eager is not None and graphed is not None]
     if not known:
-        return Unthrottled()
+        return RatioBounds()
     before, after = (sum(side) / len(known) for side in zip(*known, strict=True))
     if abs(before - after) <= CAPPED_APART:
-        return Unthrottled()
+        return RatioBounds()
     left = 1 - abs(before - after)
-    return Unthrottled(
+    return RatioBounds(
         left if before > after else 1.0,
         1.0 if before > after else (1 / left if left > 0 else math.inf),
         f"a power cap lowered clocks for {_percent(before)} of the time of eager runs and {_percent(after)} of that of "

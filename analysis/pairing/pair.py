@@ -1,21 +1,22 @@
-"""A graphed run against the eager run of its own repeat, which shared its allocation: may they be compared?
+"""A graphed run and the eager run of its own repeat, which shared its allocation: may they be compared?
 
-That settles what keeps a pair from being compared, a number that only the eager run has finite, and equality to the bit. The
-rest is judged over all repeats together (analysis.pairing.repeats).
+A pair decides three things by itself: why it cannot be compared, a number that only the eager run has finite, and equality
+to the bit. All repeats together decide the rest (analysis.pairing.judge_pairs).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from analysis.graphs import replay_check as replay
+from analysis.graphs.replay_check import Replay, check_replay
 from analysis.pairing.eager_baseline import EagerBaseline
+from analysis.pairing.flaky_attempts import contradictions
 from analysis.records.provenance import differences
 from analysis.records.run import Attempt, Run, attempts_of
 from analysis.records.steps import Steps
-from analysis.speed import pair_speed
+from analysis.speed.pair_speed import PairSpeed, pair_speed
 from analysis.verdict import ladder
 from analysis.verdict.completeness import eager_fault
 from analysis.verdict.precapture_check import check_agreement, check_capture_step
@@ -24,98 +25,140 @@ from launch.contract.plan import Margins
 from launch.contract.spec import RunSpec
 
 REQUIRED_DIGESTS = ("code", "data", "libraries")
-"""What must be the same, and recorded, on both sides."""
+"""What must be recorded and equal on both sides."""
 _IDENTITY = ("versions.", "code.", "data_digest", "digests.")
 _RESUME = "run `python -m orchestrator resume --unfinished` on the sweep"
 
-OPEN = Verdict("INCONCLUSIVE", "judged over all repeats together")
-"""Of a pair that settles nothing by itself, until it is."""
-
 
 @dataclass(frozen=True)
-class PairResult:
-    """One graphed run against the eager run of the same repeat, where there is one.
+class Pair:
+    """A graphed run and the eager run of the same repeat, where there is one.
 
-    ``verdict`` is the pair's own where the pair settles it, else that of all repeats, with the pair's evidence.
+    ``exact`` is what the pair decides by itself: INCOMPARABLE, UNFINISHED, DIVERGED at a number that is not finite, or
+    BITWISE. None leaves it to all repeats together. ``differences`` are those of the two environments, as
+    "settings.NCCL_ALGO: Ring (eager), Tree (graphed)".
     """
 
     repeat: int
     eager: Run | None
     graphed: Run
-    verdict: Verdict
-    speed: pair_speed.PairSpeed
-    replay: replay.Replay | None
-    differences: tuple[str, ...]
-    """Where the two environments differ, as "settings.NCCL_ALGO: Ring (eager), Tree (graphed)"."""
+    exact: Verdict | None
+    speed: PairSpeed = field(default_factory=PairSpeed)
+    replay: Replay | None = None
+    differences: tuple[str, ...] = ()
+    flaky_attempts: tuple[str, ...] = ()
+    """Earlier attempts of the graphed run that came to something else."""
+
+    @property
+    def comparable(self) -> bool:
+        return self.exact is None or self.exact.word == "BITWISE"
 
     @property
     def attempts(self) -> tuple[Attempt, Attempt]:
-        """The eager and the graphed one of a pair whose curves were read."""
+        """The eager and the graphed attempt of a pair whose curves were read."""
         assert self.eager and self.eager.attempt and self.graphed.attempt
         return self.eager.attempt, self.graphed.attempt
 
     @property
     def first_compared(self) -> int:
-        """The place of its first step after the capture."""
+        """The index of the first step after the capture."""
         return ladder.first_compared(self.attempts[1].steps.phase.tolist()) or 0
 
 
-def compare_pair(graphed: Run, side: EagerBaseline, spec: RunSpec, margins: Margins) -> PairResult:
-    """``graphed``, a run of ``spec``, against the eager run of its repeat."""
-    eager = next((run for run in side.runs if run.repeat == graphed.repeat), None)
-    proof = replay.check_replay(graphed.attempt, spec) if graphed.attempt else None
-    result = PairResult(graphed.repeat, eager, graphed, _no_eager(graphed), pair_speed.PairSpeed(), proof, ())
-    if eager is None:
-        return result
-    if eager.damaged or graphed.damaged:
-        return replace(result, verdict=_damaged(eager, graphed))
-    if eager.attempt is None or graphed.attempt is None or proof is None:
-        return replace(result, verdict=_unfinished(eager, graphed))
+def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: Margins) -> Pair:
+    """Collect the evidence of a graphed run and the eager run of the same repeat."""
+    eager = next((run for run in baseline.runs if run.repeat == graphed.repeat), None)
+    replay = check_replay(graphed.attempt, spec) if graphed.attempt else None
+    flaky = contradictions(graphed, margins_for(spec, margins))
+    if eager is None or eager.damaged or graphed.damaged or replay is None or eager.attempt is None:
+        return Pair(
+            graphed.repeat, eager, graphed, _without_records(eager, graphed), replay=replay, flaky_attempts=flaky
+        )
+    assert graphed.attempt is not None  # it has a replay check
     eager = eager.beside(graphed.attempt)
-    assert eager.attempt is not None  # beside() gives a run that has one where this one does
-    verdict = _unfit(eager.attempt, graphed.attempt) or _settle(eager.attempt, graphed.attempt, proof, spec)
-    verdict = _not_of_graphs(verdict, eager.attempt, graphed.attempt, side, spec, margins) or verdict
-    return replace(
-        result,
-        eager=eager,
-        verdict=verdict,
-        speed=_speed(eager.attempt, graphed.attempt, verdict, spec),
-        differences=differences(eager.attempt.environment, graphed.attempt.environment),
+    assert eager.attempt is not None  # as before: beside() may choose another attempt, and never none
+    before, after = eager.attempt, graphed.attempt
+    exact = _judge_pair(before, after, replay, baseline, spec, margins)
+    return Pair(
+        graphed.repeat,
+        eager,
+        graphed,
+        exact,
+        _pair_speed(before, after, exact, spec),
+        replay,
+        differences(before.environment, after.environment),
+        flaky,
     )
 
 
-def _speed(eager: Attempt, graphed: Attempt, verdict: Verdict, spec: RunSpec) -> pair_speed.PairSpeed:
-    if verdict.word == "INCOMPARABLE":
-        return pair_speed.PairSpeed(reason="the pair is incomparable")
+def margins_for(spec: RunSpec, margins: Margins) -> Margins:
+    """Return ``margins``, or none where ``spec`` asks for determinism, and so for equality to the bit."""
+    return Margins(loss=0.0, grad_norm=0.0) if spec.training.deterministic else margins
+
+
+def _pair_speed(eager: Attempt, graphed: Attempt, exact: Verdict | None, spec: RunSpec) -> PairSpeed:
+    if exact and exact.word == "INCOMPARABLE":
+        return PairSpeed(reason="the pair is incomparable")
     if spec.digest_steps:
-        return pair_speed.PairSpeed(reason="digests of layers were taken in the steps of both runs")
-    return pair_speed.pair_speed(eager, graphed)
+        return PairSpeed(reason="digests of layers were taken in the steps of both runs")
+    return pair_speed(eager, graphed)
 
 
-def _no_eager(graphed: Run) -> Verdict:
-    reason = f"the sweep ran no eager run of this workload for repeat {graphed.repeat}"
-    return Verdict("INCOMPARABLE", reason, "plan the sweep again: it adds the eager twin by itself")
-
-
-def _unfinished(eager: Run, graphed: Run) -> Verdict:
+def _without_records(eager: Run | None, graphed: Run) -> Verdict:
+    """The verdict on a pair that lacks a run, or a readable outcome of one."""
+    if eager is None:
+        reason = f"the sweep ran no eager run of this workload for repeat {graphed.repeat}"
+        return Verdict("INCOMPARABLE", reason, "plan the sweep again: it adds the eager twin by itself")
     sides = (("eager", eager), ("graphed", graphed))
-    said = " and ".join(
+    damaged = [name for name, run in sides if run.damaged]
+    if damaged:
+        remedy = "move the folder of each attempt whose outcome is damaged away; resume makes the run again"
+        return Verdict("INCOMPARABLE", f"an outcome of the {' and the '.join(damaged)} run is damaged", remedy)
+    reason = " and ".join(
         f"the {side} run is {run.status}{' or still running' * run.begun}" for side, run in sides if run.attempt is None
     )
-    return Verdict("UNFINISHED", said, _RESUME)
+    return Verdict("UNFINISHED", reason, _RESUME)
 
 
-def _damaged(eager: Run, graphed: Run) -> Verdict:
-    sides = [name for name, run in (("eager", eager), ("graphed", graphed)) if run.damaged]
-    remedy = "move the folder of each attempt whose outcome is damaged away; resume makes the run again"
-    return Verdict("INCOMPARABLE", f"an outcome of the {' and the '.join(sides)} run is damaged", remedy)
+def _judge_pair(
+    eager: Attempt, graphed: Attempt, replay: Replay, baseline: EagerBaseline, spec: RunSpec, margins: Margins
+) -> Verdict | None:
+    """Judge two attempts by their records and their curves; None leaves the verdict to all repeats together."""
+    if excluded := _exclude(eager, graphed):
+        return excluded
+    found = _compare_curves(eager.steps, graphed.steps, spec)
+    stopped = [
+        (name, attempt) for name, attempt in (("eager", eager), ("graphed", graphed)) if not _ended_well(attempt)
+    ]
+    diverged = found is not None and found.word == "DIVERGED"
+    # A run that stopped at its first NaN cannot prove replay; its curve up to there is evidence enough.
+    if stopped and not diverged:
+        return _ended_early(*stopped[0])
+    if found and found.word == "INCOMPARABLE":
+        return found
+    if not stopped and not replay.proven:
+        remedy = "find in the graphed run's log why steps fell back to eager, or why they were captured again"
+        evidence = (found.evidence, found.deviation) if found else (None, None)
+        return Verdict("INCOMPARABLE", f"replay {replay.summary}", remedy, *evidence)
+    if diverged:
+        alike = [a.steps for a in (eager, *attempts_of(baseline.runs)) if a.digests == graphed.digests]
+        fault = eager_fault(alike)
+        return Verdict("INCOMPARABLE", fault.reason, fault.remedy) if fault else found
+    complete = baseline.repeats.get(graphed.digests, {}).values()
+    others = [steps for steps in complete if steps is not eager.steps]
+    capture_step, equal = spec.cuda_graph.capture_step, found is not None
+    return check_agreement([eager.steps, *others], graphed.steps, capture_step, margins, equal) or found
 
 
-def _unfit(eager: Attempt, graphed: Attempt) -> Verdict | None:
-    """Why the records of a pair do not let it be compared, whatever its curves say."""
+def _ended_well(attempt: Attempt) -> bool:
+    return attempt.outcome.results_intact
+
+
+def _exclude(eager: Attempt, graphed: Attempt) -> Verdict | None:
+    """Return why the records of a pair do not let it be compared, whatever its curves are."""
     sides = (("eager", eager), ("graphed", graphed))
     for side, attempt in sides:
-        if not attempt.outcome.results_intact and attempt.outcome.outcome != "NUMERIC":
+        if not _ended_well(attempt) and attempt.outcome.outcome != "NUMERIC":
             return _ended_early(side, attempt)
     problems = [f"{side} run: {problem}" for side, attempt in sides for problem in attempt.problems]
     if problems:
@@ -124,7 +167,7 @@ def _unfit(eager: Attempt, graphed: Attempt) -> Verdict | None:
         return Verdict("INCOMPARABLE", "the eager run captured something", "see its records: it is no eager run")
     if any(probe.graph_launches for probe in eager.probes.values()):
         return Verdict("INCOMPARABLE", "the eager run launched CUDA graphs", "see its records: it is no eager run")
-    return _other_digests(eager, graphed)
+    return _compare_digests(eager, graphed)
 
 
 def _ended_early(side: str, attempt: Attempt) -> Verdict:
@@ -132,7 +175,7 @@ def _ended_early(side: str, attempt: Attempt) -> Verdict:
     return Verdict("INCOMPARABLE", f"the {side} run ended {outcome.outcome} in {outcome.phase}", outcome.remedy)
 
 
-def _other_digests(eager: Attempt, graphed: Attempt) -> Verdict | None:
+def _compare_digests(eager: Attempt, graphed: Attempt) -> Verdict | None:
     before, after = dict(eager.digests), dict(graphed.digests)
     missing = [name for name in REQUIRED_DIGESTS if name not in before or name not in after]
     if missing:
@@ -148,39 +191,12 @@ def _other_digests(eager: Attempt, graphed: Attempt) -> Verdict | None:
     )
 
 
-def _not_of_graphs(
-    verdict: Verdict, eager: Attempt, graphed: Attempt, side: EagerBaseline, spec: RunSpec, margins: Margins
-) -> Verdict | None:
-    """What the eager side, or the steps before the capture, say against ``verdict`` on a pair, if anything."""
-    if verdict.word == "DIVERGED":
-        alike = [a.steps for a in (eager, *attempts_of(side.runs)) if a.digests == graphed.digests]
-        fault = eager_fault(alike)
-        return Verdict("INCOMPARABLE", fault.reason, fault.remedy) if fault else None
-    if verdict is not OPEN and verdict.word != "BITWISE":
-        return None
-    complete = [steps for steps in side.repeats.get(graphed.digests, {}).values() if steps is not eager.steps]
-    equal = verdict.word == "BITWISE"
-    return check_agreement([eager.steps, *complete], graphed.steps, spec.cuda_graph.capture_step, margins, equal)
-
-
-def _settle(eager: Attempt, graphed: Attempt, proof: replay.Replay, spec: RunSpec) -> Verdict:
-    verdict = _settle_curves(eager.steps, graphed.steps, spec)
-    for name, attempt in (("eager", eager), ("graphed", graphed)):
-        # A run that stopped at its first NaN cannot give proof of replay; its curve up to there is evidence enough.
-        if not attempt.outcome.results_intact:
-            return verdict if verdict.word == "DIVERGED" else _ended_early(name, attempt)
-    if verdict.word == "INCOMPARABLE" or proof.proven:
-        return verdict
-    remedy = "find in the graphed run's log why steps fell back to eager, or why they were captured again"
-    return replace(verdict, word="INCOMPARABLE", reason=f"replay {proof.summary}", remedy=remedy)
-
-
-def _settle_curves(eager: Steps, graphed: Steps, spec: RunSpec) -> Verdict:
-    """What two curves of ``spec`` settle by themselves."""
+def _compare_curves(eager: Steps, graphed: Steps, spec: RunSpec) -> Verdict | None:
+    """Judge two curves of ``spec`` by the rungs that need no repeats."""
     first = ladder.first_compared(graphed.phase.tolist())
     if first is None:
         return Verdict("INCOMPARABLE", "the graphed run recorded no capture step", "see its failure, or its log")
-    settled = ladder.judge_exact({"eager run": eager}, {"graphed run": graphed}, np.arange(spec.training.steps), first)
-    if settled and settled.word != "BITWISE":
-        return settled
-    return check_capture_step(graphed, spec.cuda_graph.capture_step) or settled or OPEN
+    exact = ladder.judge_exact({"eager run": eager}, {"graphed run": graphed}, np.arange(spec.training.steps), first)
+    if exact and exact.word != "BITWISE":
+        return exact
+    return check_capture_step(graphed, spec.cuda_graph.capture_step) or exact

@@ -63,12 +63,11 @@ from analysis.limits.speedup_bound import SpeedupBound
 from analysis.limits.throttling import Throttling
 from analysis.memory.peaks import CellMemory
 from analysis.memory.static_memory import state_bytes
-from analysis.pairing.pair import PairResult
 from analysis.records.provenance import provenance
 from analysis.records.run import Run, attempts_of
 from analysis.report.report_data import ReportData
 from analysis.report.summary import Summary
-from analysis.sweep.cell_results import CellResult
+from analysis.sweep.cell_results import CellResult, PairResult
 from analysis.sweep.failure_modes import failure_modes
 from analysis.sweep.fit_matrix import outcome_matrix
 from analysis.sweep.metric_changes import MEMORY_METRICS, MetricChange, memory_risks, metric_changes

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -87,53 +87,84 @@ class Speed:
         """Whether there is enough for a word; what there is may leave it INCONCLUSIVE."""
         return self.low is not None and self.steps >= MINIMUM_STEPS
 
-    def with_bounds(self, least: float, most: float, reason: str) -> Speed:
-        """This speed where the true ratio is from ``least`` to ``most`` times the measured one, for a ``reason``: with intervals as
-        much wider, and without a word that does not hold for all of it. Bounds that bound nothing leave no interval."""
-        if not reason or self.low is None or self.high is None or self.own_low is None or self.own_high is None:
-            return self
-        low, high = self.low * least, self.high * most
-        bounded = least > 0 and most < math.inf
-        if not bounded or self.word not in ("INCONCLUSIVE", speed_word((low, high), self.steps)[0]):
-            return self.with_doubt(reason)
-        said = f"{self.reason}; and {reason}" if self.reason else ""
-        own_low, own_high = self.own_low * least, self.own_high * most
-        return replace(self, low=low, high=high, own_low=own_low, own_high=own_high, reason=said)
 
-    def with_doubt(self, reason: str) -> Speed:
-        """The figure alone, for a ``reason``: what was timed wrongly has neither word nor interval."""
-        return replace(self, word="INCONCLUSIVE", reason=reason, low=None, high=None, own_low=None, own_high=None)
+@dataclass(frozen=True)
+class RatioBounds:
+    """The true ratio is from ``least`` to ``most`` times the measured one, for a ``reason``; empty where nothing is known
+    against it."""
+
+    least: float = 1.0
+    most: float = 1.0
+    reason: str = ""
 
 
-def cell_speed(pairs: Sequence[PairSpeed], spec: RunSpec, family: Family | None = None) -> Speed | None:
+NO_BOUNDS = RatioBounds()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A verdict with its reason, the interval that it follows from, and the cell's own interval."""
+
+    word: SpeedWord
+    reason: str
+    interval: Interval
+    own: Interval
+
+
+def decide(timed: Sequence[PairSpeed], bounds: RatioBounds, doubt: str, family: Family | None = None) -> Decision:
+    """Decide on pairs that have a ratio. Where the step cannot have been so short (``doubt``), the ratio is all there is."""
+    if doubt:
+        return Decision("INCONCLUSIVE", doubt, None, None)
+    ratios, steps = ratios_of(timed), min(pair.steps for pair in timed)
+    return bounded(Decision(*classify(timed, family), interval_of(ratios, family), interval_of(ratios)), bounds, steps)
+
+
+def bounded(decision: Decision, bounds: RatioBounds, steps: int) -> Decision:
+    """Return the decision that holds for all ratios within ``bounds``, with intervals as much wider. Bounds that bound
+    nothing leave no interval."""
+    word, reason, interval, own = decision.word, decision.reason, decision.interval, decision.own
+    if not bounds.reason or interval is None or own is None:
+        return decision
+    wide, own_wide = ((low * bounds.least, high * bounds.most) for low, high in (interval, own))
+    if not (bounds.least > 0 and bounds.most < math.inf) or word not in ("INCONCLUSIVE", speed_word(wide, steps)[0]):
+        return Decision("INCONCLUSIVE", bounds.reason, None, None)
+    return Decision(word, f"{reason}; and {bounds.reason}" if reason else "", wide, own_wide)
+
+
+def cell_speed(
+    pairs: Sequence[PairSpeed],
+    spec: RunSpec,
+    family: Family | None = None,
+    bounds: RatioBounds = NO_BOUNDS,
+    doubt: str = "",
+) -> Speed | None:
     """The figure of a cell of ``spec`` over those of its ``pairs``, taken together, that have a ratio; None of none. The word
     and the interval are the cell's by itself, or as one of ``family``."""
     timed = [pair for pair in pairs if pair.ratio is not None]
     if not timed:
         return None
-    ratios = ratios_of(timed)
-    interval, own = interval_of(ratios, family), interval_of(ratios)
-    steps = min(pair.steps for pair in timed)
-    word, reason = classify(timed, family)
+    decision = decide(timed, bounds, doubt, family)
+    low, high = decision.interval or (None, None)
+    own_low, own_high = decision.own or (None, None)
     break_even = [pair.break_even_steps for pair in timed if pair.break_even_steps is not None]
     eager_ms, graphed_ms = (
         geometric_mean(times) for times in ([p.eager_ms for p in timed], [p.graphed_ms for p in timed])
     )
     flops = model_flops(spec) / spec.parallelism.world_size / 1e9  # over milliseconds: in units of 10^12 a second
     return Speed(
-        word=word,
-        ratio=geometric_mean(ratios),
-        low=interval[0] if interval else None,
-        high=interval[1] if interval else None,
-        own_low=own[0] if own else None,
-        own_high=own[1] if own else None,
+        word=decision.word,
+        ratio=geometric_mean(ratios_of(timed)),
+        low=low,
+        high=high,
+        own_low=own_low,
+        own_high=own_high,
         pairs=len(timed),
-        steps=steps,
+        steps=min(pair.steps for pair in timed),
         left_out=sum(pair.left_out for pair in timed),
         settling=max(pair.settling for pair in timed),
         off_counts=timed[0].off_counts,
         break_even_steps=max(break_even) if len(break_even) == len(timed) else None,
-        reason=reason,
+        reason=decision.reason,
         eager_ms=eager_ms,
         graphed_ms=graphed_ms,
         eager_tokens_per_second=geometric_mean([pair.eager_tokens_per_second for pair in timed]),

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from analysis.records.load import Records, load_planned
-from analysis.sweep.cell_results import CellResult, compare_cells, corrected
+from analysis.sweep.cell_evidence import CellEvidence, collect_evidence
+from analysis.sweep.cell_results import CellResult
+from analysis.sweep.judge_cells import judge_cells
 from analysis.sweep.task_agreement import TaskComparison, Trained
 from launch.common.text import code_name
 from launch.contract.paths import SweepPaths
@@ -33,20 +35,25 @@ def judge_sweep(sweep: SweepPaths, see: Callable[[Records], None] = lambda recor
     """
     read, alike = read_plan(sweep), TaskComparison()
     plan = replace(read, cells=tuple(replace(cell, label=code_name(cell.label)) for cell in read.cells))
-    results: dict[str, CellResult] = {}
+    evidence: dict[str, CellEvidence] = {}
     for cells in _workloads(plan.cells):
         records = load_planned(sweep, replace(plan, cells=cells))
         see(records)
-        found = compare_cells(records)
-        alike.add(found)
-        results |= {result.cell.cell_id: result.let_go() for result in found}
-    return SweepResults(plan, corrected([results[cell.cell_id] for cell in plan.cells]), alike.tasks)
+        found = collect_evidence(records)
+        alike.add((one.cell, one.runs) for one in found)
+        evidence |= {one.cell.cell_id: one.let_go() for one in found}
+    return SweepResults(plan, judge_cells([evidence[cell.cell_id] for cell in plan.cells]), alike.tasks)
+
+
+def collect_workload(sweep: SweepPaths, plan: Plan, workload_id: str) -> tuple[CellEvidence, ...]:
+    """Return the evidence of one workload, with all that its attempts wrote."""
+    cells = tuple(cell for cell in plan.cells if cell.workload_id == workload_id)
+    return collect_evidence(load_planned(sweep, replace(plan, cells=cells)))
 
 
 def judge_workload(sweep: SweepPaths, plan: Plan, workload_id: str) -> tuple[CellResult, ...]:
-    """The results of one workload, with all that its attempts wrote."""
-    cells = tuple(cell for cell in plan.cells if cell.workload_id == workload_id)
-    return compare_cells(load_planned(sweep, replace(plan, cells=cells)))
+    """Decide on each cell of one workload by itself."""
+    return tuple(judge_cells([cell])[0] for cell in collect_workload(sweep, plan, workload_id))
 
 
 def _workloads(cells: Iterable[Cell]) -> Iterator[tuple[Cell, ...]]:

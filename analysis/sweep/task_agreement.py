@@ -5,13 +5,14 @@ No verdict is drawn: sums in another order round otherwise, and how far that may
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.records.run import Run
 from analysis.records.steps import Steps, no_steps
-from analysis.sweep.cell_results import CellResult
+from launch.contract.plan import Cell
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,12 @@ class TaskComparison:
         self._tasks: dict[str, list[Trained]] = {}
         self._first: tuple[str, Steps] = "", no_steps()
 
-    def add(self, results: Iterable[CellResult]) -> None:
-        """Take in ``results``, whose attempts have not been let go."""
-        for result in results:
-            attempt = next((run.attempt for run in result.runs if run.attempt), None)
-            if not result.cell.graphed and attempt is not None and len(attempt.steps):
-                self._add(result.cell.task_id, result.cell.label, attempt.steps)
+    def add(self, cells: Iterable[tuple[Cell, Sequence[Run]]]) -> None:
+        """Take in ``cells`` with their runs, whose attempts have not been let go."""
+        for cell, runs in cells:
+            attempt = next((run.attempt for run in runs if run.attempt), None)
+            if not cell.graphed and attempt is not None and len(attempt.steps):
+                self._add(cell.task_id, cell.label, attempt.steps)
 
     def _add(self, task: str, label: str, steps: Steps) -> None:
         if self._first[0] != task:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from analysis.verdict.curve_difference import Deviation, Evidence
@@ -43,8 +43,9 @@ def worst(verdicts: Sequence[Verdict]) -> Verdict:
     return max(verdicts, key=lambda verdict: WORDS.index(verdict.word))
 
 
-def corrected(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
-    """The same verdicts where all that were tested count as one family: the chance of any wrong EQUIVALENT is alpha."""
+def judge_family(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
+    """Return the verdicts of all cells of a sweep, whose tests count as one family: the chance of any wrong EQUIVALENT
+    is alpha."""
     tested = [place for place, verdict in enumerate(verdicts) if verdict.evidence and verdict.evidence.tested]
     holds = dict(zip(tested, holm([verdicts[place].p for place in tested]), strict=True))
     return tuple(
@@ -55,4 +56,4 @@ def corrected(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
 
 def _uncertain(verdict: Verdict, tests: int) -> Verdict:
     reason = f"within the margins by itself (p {verdict.p:.2g}), but not sure enough for one of {tests} cells tested"
-    return replace(verdict, word="INCONCLUSIVE", reason=reason, remedy=REPEAT)
+    return Verdict("INCONCLUSIVE", reason, REPEAT, verdict.evidence)

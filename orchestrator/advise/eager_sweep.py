@@ -79,7 +79,8 @@ def write_advice(sweep: SweepPaths) -> int:
     The same records give the same bytes.
     """
     from analysis.records.load import load
-    from analysis.sweep.cell_results import compare_cells, exit_code
+    from analysis.sweep.cell_results import exit_code
+    from analysis.sweep.judge_cells import compare_cells
     from orchestrator.advise.advice import advice_to_json, advise
     from orchestrator.advise.render import render
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from analysis.pairing.pair import PairResult
-from analysis.sweep.cell_results import CellResult
+from analysis.sweep.cell_results import CellResult, PairResult
 from analysis.verdict.verdict import Verdict
 from launch.common.text import one_line
 from launch.contract.outcomes import Outcome

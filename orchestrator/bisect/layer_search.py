@@ -12,9 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from analysis.graphs.layer_divergence import DivergenceLocation, load_digests, locate
-from analysis.pairing.pair import PairResult
-from analysis.pairing.repeats import margins_of
-from analysis.sweep.cell_results import CellResult
+from analysis.pairing.pair import margins_for
+from analysis.sweep.cell_results import CellResult, PairResult
 from analysis.sweep.judge_sweep import judge_workload
 from launch.common.atomic_files import RecordError, dumps, write_text
 from launch.contract.paths import SweepPaths
@@ -102,7 +101,7 @@ def _finding(sweep: SweepPaths, search: LayerSearch, trial: RunSpec, target: Tar
     plan = plan_of(search, [trial], target)
     graphed = plan.cells[-1]
     result = find_result(judge_workload(sweep, plan, graphed.workload_id), graphed.cell_id)
-    margins = margins_of(search.cell.run_spec, search.plan.margins)
+    margins = margins_for(search.cell.run_spec, search.plan.margins)
     stand = classify_failure(replace(result, pairs=tuple(_by_margins(pair, margins) for pair in result.pairs)), NUMBERS)
     if stand is None:
         return None

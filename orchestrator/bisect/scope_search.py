@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from analysis.sweep.cell_results import CellResult, corrected
-from analysis.sweep.judge_sweep import judge_workload
+from analysis.sweep.cell_evidence import CellEvidence
+from analysis.sweep.judge_cells import judge_cells
+from analysis.sweep.judge_sweep import collect_workload, judge_workload
 from launch.common.atomic_files import dumps, write_text
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Cell, Plan, Reason
@@ -96,15 +97,16 @@ def _why_none(whole: RunSpec, left_out: Mapping[CudaGraph, tuple[Reason, ...]]) 
 def stands(sweep: SweepPaths, search: ScopeSearch, target: Target) -> dict[CudaGraph, FailureStatus]:
     """How the sets stand that have been tried, by what is on disk; ``sweep`` is the search's own. Their verdicts count as
     one family, as in its report."""
-    results = corrected([_result_of(sweep, search, one, target) for one in search.candidates])
+    results = judge_cells([_evidence_of(sweep, search, one, target) for one in search.candidates])
     found = {result.spec.cuda_graph: classify_failure(result, search.sought) for result in results}
     return {graph: stand for graph, stand in found.items() if stand is not None}
 
 
-def _result_of(sweep: SweepPaths, search: ScopeSearch, one: Candidate, target: Target) -> CellResult:
+def _evidence_of(sweep: SweepPaths, search: ScopeSearch, one: Candidate, target: Target) -> CellEvidence:
     plan = plan_round(search, [one], target)
     graphed = plan.cells[-1]
-    return find_result(judge_workload(sweep, plan, graphed.workload_id), graphed.cell_id)
+    found = collect_workload(sweep, plan, graphed.workload_id)
+    return next(cell for cell in found if cell.cell.cell_id == graphed.cell_id)
 
 
 def plan_round(search: ScopeSearch, sets: Sequence[Candidate], target: Target) -> Plan:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from analysis.records.load import load
-from analysis.sweep.cell_results import CellResult, compare_cells
+from analysis.sweep.cell_results import CellResult
+from analysis.sweep.judge_cells import compare_cells
 from launch.contract.paths import SweepPaths
 from tests.gallery import CLASS_OF
 

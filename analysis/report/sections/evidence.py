@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from analysis.pairing.pair import PairResult
 from analysis.records.run import attempts_of
 from analysis.records.steps import Metric
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import cell_text, escape, figure, item, table
-from analysis.sweep.cell_results import CellResult
+from analysis.sweep.cell_results import CellResult, PairResult
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, Estimate, Evidence
 from launch.common.text import count
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from analysis.limits.throttling import CAPPED_APART, SLOWED
-from analysis.pairing.pair import PairResult
 from analysis.records.provenance import differing_fields
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import cell_text, table
 from analysis.speed.speedup import BAND, MINIMUM_STEPS, Speed
 from analysis.speed.steady_window import FENCE, NOTICEABLE, RARE
 from analysis.statistics.confidence_interval import ALPHA
-from analysis.sweep.cell_results import CellResult
+from analysis.sweep.cell_results import CellResult, PairResult
 from analysis.sweep.host_contention import HostContention, neighbours_of
 from launch.common.text import count
 

@@ -12,7 +12,8 @@ import pytest
 from analysis.graphs.replay_check import Replay, check_replay
 from analysis.records.load import load, load_run
 from analysis.records.run import Attempt
-from analysis.sweep.cell_results import CellResult, compare_cells
+from analysis.sweep.cell_results import CellResult
+from analysis.sweep.judge_cells import compare_cells
 from launch.contract.paths import SweepPaths
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.probe import Probe

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from analysis.limits.speedup_bound import NEAR, EagerStep, GraphedStep, SpeedupBound, classify_bound
 from analysis.records.load import load
 from analysis.report.write_report import write_report
-from analysis.sweep.cell_results import compare_cells
+from analysis.sweep.judge_cells import compare_cells
 from analysis.sweep.judge_sweep import judge_sweep
 from analysis.sweep.ranking import rank
 from tests.records import EAGER_PROBE, GRAPHED_PROBE, AttemptRecord, write_sweep

@@ -10,7 +10,7 @@ import pytest
 from analysis.limits.straggler import Straggler, cell_straggler
 from analysis.records.load import load
 from analysis.report.write_report import write_report
-from analysis.sweep.cell_results import compare_cells
+from analysis.sweep.judge_cells import compare_cells
 from launch.contract.spec import Parallelism
 from tests.records import EAGER_PROBE, UNTHROTTLED, AttemptRecord, write_sweep
 from tests.unit.analysis.graphs.test_replay_check import change_probe

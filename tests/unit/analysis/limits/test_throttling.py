@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.limits.throttling import CAPPED_APART, SLOWED, Unthrottled, find_throttling, unthrottled
-from analysis.pairing.pair import PairResult
+from analysis.limits.throttling import CAPPED_APART, SLOWED, find_throttling, throttle_bounds
 from analysis.records.load import load
 from analysis.records.run import Attempt
 from analysis.report.report_data import report_data
 from analysis.report.sections import speed
 from analysis.report.summary import summarise
-from analysis.speed.speedup import Speed, speed_word
-from analysis.sweep.cell_results import CellResult, compare_cells
+from analysis.speed.speedup import MINIMUM_STEPS, Decision, RatioBounds, bounded, speed_word
+from analysis.sweep.cell_results import CellResult, PairResult
+from analysis.sweep.judge_cells import compare_cells
 from analysis.sweep.judge_sweep import judge_sweep
 from analysis.sweep.ranking import rank
 from launch.contract.records.clocks import Clocks
@@ -299,13 +299,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> PairResult:
     return graphed_result(tmp_path_factory.mktemp("pair"), lambda run: None).pairs[0]
 
 
-@pytest.fixture(scope="module")
-def timed(tmp_path_factory: pytest.TempPathFactory) -> Speed:
-    speed = graphed_result(tmp_path_factory.mktemp("timed"), lambda run: None).speed.speedup
-    assert speed
-    return speed
-
-
 def with_clocks(pair: PairResult, eager: Clocks, graphed: Clocks) -> PairResult:
     def change(attempt: Attempt | None, clocks: Clocks) -> Attempt:
         assert attempt and attempt.recorded
@@ -332,7 +325,7 @@ CLOCKS = st.builds(
 
 @given(eager=CLOCKS, graphed=CLOCKS)
 def test_no_side_is_favoured(pair: PairResult, eager: Clocks, graphed: Clocks) -> None:
-    one, other = (unthrottled([with_clocks(pair, *sides)], 1) for sides in ((eager, graphed), (graphed, eager)))
+    one, other = (throttle_bounds([with_clocks(pair, *sides)], 1) for sides in ((eager, graphed), (graphed, eager)))
     assert 0 <= one.least <= 1 <= one.most
     assert bool(one.reason) == bool(other.reason) == ((one.least, one.most) != (1, 1))
     assert one.least == pytest.approx(1 / other.most)
@@ -353,9 +346,9 @@ def test_shares_are_shares_and_silence_is_said(pair: PairResult, clocks: Clocks)
 def test_what_was_capped_more_may_be_as_much_shorter(pair: PairResult, eager: float, graphed: float) -> None:
     shares = [{"power_cap": part, "thermal": 0.0} for part in (eager, graphed)]
     capped = with_clocks(pair, *(replace(UNTHROTTLED, throttled=each, seconds=1.0) for each in shares))
-    found, more = unthrottled([capped], 1), eager - graphed
+    found, more = throttle_bounds([capped], 1), eager - graphed
     if abs(more) <= CAPPED_APART:
-        assert found == Unthrottled()
+        assert found == RatioBounds()
     else:
         assert found.least == pytest.approx(1 - max(more, 0)) and 1 / found.most == pytest.approx(1 + min(more, 0))
 
@@ -366,20 +359,18 @@ def test_what_was_capped_more_may_be_as_much_shorter(pair: PairResult, eager: fl
     low=st.floats(0.5, 1.5),
     width=st.floats(0, 0.3),
 )
-def test_throttling_takes_words_away_and_gives_none(
-    timed: Speed, least: float, most: float, low: float, width: float
-) -> None:
+def test_throttling_takes_words_away_and_gives_none(least: float, most: float, low: float, width: float) -> None:
     high = low + width
-    word, _ = speed_word((low, high), timed.steps)
-    speed = replace(timed, word=word, low=low, high=high, own_low=low, own_high=high, ratio=(low + high) / 2)
-    found = speed.with_bounds(least, most, "a reason")
+    word, reason = speed_word((low, high), MINIMUM_STEPS)
+    decision = Decision(word, reason, (low, high), (low, high))
+    found = bounded(decision, RatioBounds(least, most, "a reason"), MINIMUM_STEPS)
     assert found.word in (word, "INCONCLUSIVE")
-    if found.low is not None and found.high is not None:
-        assert found.low <= low <= high <= found.high
+    if found.interval is not None:
+        assert found.interval[0] <= low <= high <= found.interval[1]
     if found.word != "INCONCLUSIVE":
-        assert speed_word((low * least, high * most), timed.steps)[0] == word
-    assert bool(found.reason) == (found.word == "INCONCLUSIVE") or speed.word == "INCONCLUSIVE"
-    assert asdict(speed.with_bounds(1.0, 1.0, "")) == asdict(speed)
+        assert speed_word((low * least, high * most), MINIMUM_STEPS)[0] == word
+    assert bool(found.reason) == (found.word == "INCONCLUSIVE") or word == "INCONCLUSIVE"
+    assert bounded(decision, RatioBounds(), MINIMUM_STEPS) == decision
 
 
 # --- two graphed cells ----------------------------------------------------------------------------------------------

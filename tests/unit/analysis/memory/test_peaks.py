@@ -9,7 +9,7 @@ import pytest
 
 from analysis.records.load import load
 from analysis.report.write_report import write_report
-from analysis.sweep.cell_results import compare_cells
+from analysis.sweep.judge_cells import compare_cells
 from launch.contract.outcomes import Outcome
 from launch.contract.spec import Device
 from tests.records import GIB, AttemptRecord, write_sweep

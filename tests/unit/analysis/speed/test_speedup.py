@@ -21,7 +21,8 @@ from analysis.speed.pair_speed import PairSpeed
 from analysis.speed.speedup import MINIMUM_STEPS, Speed, classify, speed_word
 from analysis.statistics.confidence_interval import Family, families, interval_of
 from analysis.statistics.student_t import quantile
-from analysis.sweep.cell_results import CellResult, compare_cells
+from analysis.sweep.cell_results import CellResult
+from analysis.sweep.judge_cells import compare_cells
 from analysis.sweep.judge_sweep import judge_sweep
 from tests.records import AttemptRecord, write_sweep
 

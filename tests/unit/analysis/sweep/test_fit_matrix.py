@@ -9,8 +9,8 @@ import pytest
 
 from analysis.records.load import load
 from analysis.report.write_report import write_report
-from analysis.sweep.cell_results import compare_cells
 from analysis.sweep.fit_matrix import outcome_matrix, state_of, states_of
+from analysis.sweep.judge_cells import compare_cells
 from launch.contract.outcomes import Outcome, OutcomeName
 from launch.contract.records.events import Phase
 from tests.records import AttemptRecord, write_sweep

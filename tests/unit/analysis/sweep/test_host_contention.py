@@ -10,8 +10,8 @@ import pytest
 
 from analysis.records.load import load
 from analysis.report.write_report import write_report
-from analysis.sweep.cell_results import compare_cells
 from analysis.sweep.host_contention import HostContention, neighbours_of
+from analysis.sweep.judge_cells import compare_cells
 from launch.contract.paths import SweepPaths
 from tests.records import RUN_SECONDS, AttemptRecord, write_sweep
 

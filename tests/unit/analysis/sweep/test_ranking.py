@@ -17,7 +17,8 @@ from analysis.records.run import Attempt, Run
 from analysis.report.summary import summarise
 from analysis.report.write_report import write_report
 from analysis.speed.step_time import StepTime
-from analysis.sweep.cell_results import CellResult, CellSpeed, compare_cells
+from analysis.sweep.cell_results import CellResult, CellSpeed
+from analysis.sweep.judge_cells import compare_cells
 from analysis.sweep.labels import task_words
 from analysis.sweep.ranking import Ranking, rank
 from launch.contract.outcomes import Outcome

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from analysis.records.load import load
 from analysis.report.write_report import write_report
-from analysis.sweep.cell_results import CellResult, compare_cells
+from analysis.sweep.cell_results import CellResult
+from analysis.sweep.judge_cells import compare_cells
 from analysis.sweep.task_agreement import TaskComparison, Trained
 from launch.common.atomic_files import read_json, write_json
 from tests.records import AttemptRecord, write_sweep
@@ -33,7 +34,7 @@ def as_one_task(result: CellResult) -> CellResult:
 
 def trained_alike(results: Iterable[CellResult]) -> tuple[tuple[Trained, ...], ...]:
     alike = TaskComparison()
-    alike.add(results)
+    alike.add((result.cell, result.runs) for result in results)
     return alike.tasks
 
 

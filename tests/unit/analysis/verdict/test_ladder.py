@@ -14,7 +14,7 @@ from analysis.records.steps import Floats, Metric, Steps
 from analysis.verdict.curve_difference import METRICS
 from analysis.verdict.ladder import judge_curves
 from analysis.verdict.rungs import MINIMUM_STEPS
-from analysis.verdict.verdict import WORDS, Verdict, corrected, worst
+from analysis.verdict.verdict import WORDS, Verdict, judge_family, worst
 from launch.contract.plan import Margins
 
 CAPTURE = 3
@@ -416,10 +416,10 @@ def test_of_many_cells_each_has_to_be_surer() -> None:
 
     sure, unsure = [found(0.01, 0.01) for _ in range(4)], found(0.45, 0.1)
     assert 0.025 < unsure.p < 0.04
-    assert [v.word for v in corrected([unsure])] == ["EQUIVALENT"]
-    assert {v.word for v in corrected([*sure, unsure])} == {"EQUIVALENT"}, "the last of Holm's steps is at alpha"
-    twice = corrected([unsure, *sure, unsure])
+    assert [v.word for v in judge_family([unsure])] == ["EQUIVALENT"]
+    assert {v.word for v in judge_family([*sure, unsure])} == {"EQUIVALENT"}, "the last of Holm's steps is at alpha"
+    twice = judge_family([unsure, *sure, unsure])
     assert [v.word for v in twice] == ["INCONCLUSIVE", *["EQUIVALENT"] * 4, "INCONCLUSIVE"]
     assert "one of 6 cells" in twice[0].reason and twice[0].remedy
-    failed = corrected([verdict(moved(curve(graphed=True), 77, 2e-3)), unsure])
+    failed = judge_family([verdict(moved(curve(graphed=True), 77, 2e-3)), unsure])
     assert [v.word for v in failed] == ["DIVERGED", "INCONCLUSIVE"]

@@ -9,8 +9,8 @@ import pytest
 
 from analysis.records.load import load
 from analysis.report.write_report import write_report
-from analysis.sweep.cell_results import compare_cells
 from analysis.sweep.failure_modes import failure_modes
+from analysis.sweep.judge_cells import compare_cells
 from analysis.sweep.metric_changes import MemoryRisk, memory_risks, metric_changes
 from launch.contract.outcomes import Outcome
 from launch.contract.plan import Reason

@@ -1,0 +1,137 @@
+"""All graphed runs of a cell against the eager runs of its workload: what each pair leaves open is judged together.
+
+Equality to the bit with the eager run of its own repeat decides a pair only where eager runs equal each other. Earlier
+attempts with other bits are judged along with what equals eager to the bit, and a pair passes only where no earlier attempt
+came to something else (analysis.pairing.flaky_attempts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from analysis.pairing.eager_baseline import Digests, EagerBaseline
+from analysis.pairing.flaky_attempts import attempts_with_other_bits
+from analysis.pairing.pair import Pair
+from analysis.records.steps import Steps
+from analysis.verdict import ladder
+from analysis.verdict.curve_difference import Evidence, measure_differences
+from analysis.verdict.verdict import Verdict, worst
+from launch.contract.plan import Margins
+
+_HOW_OFTEN = "run the cell in a sweep of its own with more repeats, to see how often it comes, and mend that first"
+
+Curves = Mapping[str, Steps]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The curves of comparable pairs with the same code, libraries and data, judged together.
+
+    ``some_differ`` is whether not all pairs equal their eager run, so that a pair which equals all eager runs keeps its
+    own verdict.
+    """
+
+    eager: Curves
+    verdict: Verdict
+    some_differ: bool
+
+
+def judge_pairs(
+    pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins
+) -> tuple[tuple[Verdict, ...], Verdict | None]:
+    """Judge each pair, and the cell by the worst; the cell has no verdict without pairs. ``margins`` suit its spec."""
+    groups: dict[Digests, _Group] = {}
+    for digests in dict.fromkeys(pair.attempts[1].digests for pair in pairs if pair.comparable):
+        group = [pair for pair in pairs if pair.comparable and pair.attempts[1].digests == digests]
+        groups[digests] = _judge_group(group, baseline, margins)
+    judged = [(pair, *_judge_pair(pair, groups)) for pair in pairs]
+    flaky = [_name_repeat(pair, verdict) for pair, _, verdict in judged if verdict.remedy == _HOW_OFTEN]
+    alone = [_name_repeat(pair, own) for pair, own, _ in judged if own]
+    together = [
+        groups[digests].verdict for digests in dict.fromkeys(p.attempts[1].digests for p, own, _ in judged if not own)
+    ]
+    found = [*flaky, *alone, *together]
+    return tuple(verdict for _, _, verdict in judged), worst(found) if found else None
+
+
+def _judge_pair(pair: Pair, groups: Mapping[Digests, _Group]) -> tuple[Verdict | None, Verdict]:
+    """Return what the pair decides by itself, if anything, and its verdict with its own evidence."""
+    if pair.exact and not pair.comparable:
+        return pair.exact, pair.exact
+    group = groups[pair.attempts[1].digests]
+    evidence = _measure(pair, group.eager)
+    own = pair.exact if group.some_differ and evidence.bitwise else None
+    verdict = own or group.verdict
+    if verdict.passes and pair.flaky_attempts:
+        reason = f"{'; '.join(pair.flaky_attempts)}: it comes and goes"
+        return own, Verdict("INCONCLUSIVE", reason, _HOW_OFTEN, evidence)
+    return own, replace(verdict, evidence=evidence)
+
+
+def _name_repeat(pair: Pair, verdict: Verdict) -> Verdict:
+    """Return ``verdict`` on a pair for its cell, with the repeat in its reason."""
+    return replace(verdict, reason=f"repeat {pair.repeat}: {verdict.reason}") if verdict.reason else verdict
+
+
+def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins) -> _Group:
+    eager = _eager_curves(pairs, baseline.repeats.get(pairs[0].attempts[1].digests, {}))
+    others = _other_attempts(pairs, baseline, margins)
+    verdict = _judge_together(eager, pairs, margins, others)
+    return _Group(eager, verdict, not any(others) and any(pair.exact is None for pair in pairs))
+
+
+def _eager_curves(pairs: Sequence[Pair], complete: Mapping[int, Steps]) -> Curves:
+    """Return the eager run of each pair, and the ``complete`` eager runs of other repeats."""
+    found = {**complete, **{pair.repeat: pair.attempts[0].steps for pair in pairs}}
+    return {f"eager repeat {repeat}": steps for repeat, steps in sorted(found.items())}
+
+
+def _other_attempts(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins) -> tuple[Curves, Curves]:
+    """Return the curves of other attempts of the eager runs, and of the graphed runs of ``pairs``, that have other bits.
+
+    Graphed attempts that are further off than ``margins`` allow are left to analysis.pairing.flaky_attempts.
+    """
+    digests = pairs[0].attempts[1].digests
+    counted = {run.repeat: run.attempt for run in baseline.runs if run.attempt and run.attempt.digests == digests}
+    counted |= {pair.repeat: pair.attempts[0] for pair in pairs}
+    eager = {
+        f"eager repeat {run.repeat}, attempt {other.number}": other.steps
+        for run in baseline.runs
+        if run.repeat in counted
+        for other in attempts_with_other_bits(run, counted[run.repeat])
+    }
+    graphed = {
+        f"graphed repeat {pair.repeat}, attempt {other.number}": other.steps
+        for pair in pairs
+        for other in attempts_with_other_bits(pair.graphed, pair.attempts[1], margins)
+    }
+    return eager, graphed
+
+
+def _judge_together(eager: Curves, pairs: Sequence[Pair], margins: Margins, others: tuple[Curves, Curves]) -> Verdict:
+    """Judge the curves of ``pairs``; where all are equal to the bit, together with the ``others`` (eager, graphed).
+
+    What those attempts alone show comes and goes.
+    """
+    graphed = {f"graphed repeat {pair.repeat}": pair.attempts[1].steps for pair in pairs}
+    expected, first = np.arange(max(map(len, graphed.values()))), max(pair.first_compared for pair in pairs)
+    verdict = ladder.judge_curves(eager, graphed, expected, first, margins)
+    if verdict.word != "BITWISE" or not any(others):
+        return verdict
+    found = ladder.judge_curves({**eager, **others[0]}, {**graphed, **others[1]}, expected, first, margins)
+    if found.word == "BITWISE":
+        return verdict
+    reason = f"equal to the bit but for {', '.join([*others[0], *others[1]])}"
+    reason += f": {found.reason}" if found.reason else ""
+    if found.word in ("EQUIVALENT", "INCONCLUSIVE"):
+        return replace(found, reason=reason)
+    return Verdict("INCONCLUSIVE", reason, _HOW_OFTEN, found.evidence)
+
+
+def _measure(pair: Pair, eager: Curves) -> Evidence:
+    """Measure the graphed run of ``pair`` against all ``eager`` ones."""
+    window = slice(pair.first_compared, None)
+    return measure_differences(tuple(eager.values()), [pair.attempts[1].steps], window).evidence

@@ -1,0 +1,165 @@
+"""All evidence of a cell, collected from its records and those of its eager baseline: nothing is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from analysis.graphs.capture_cost import capture_cost
+from analysis.graphs.replay_check import worst
+from analysis.limits.speedup_bound import cell_limit, eager_doubt
+from analysis.limits.straggler import cell_straggler
+from analysis.limits.throttling import throttle_bounds, throttling_of
+from analysis.memory.peaks import CellMemory, cell_memory
+from analysis.pairing.eager_baseline import EagerBaseline, eager_side
+from analysis.pairing.flaky_attempts import contradictions
+from analysis.pairing.judge_pairs import judge_pairs
+from analysis.pairing.pair import Pair, collect_pair, margins_for
+from analysis.records.load import Records
+from analysis.records.run import Attempt, Run, attempts_of
+from analysis.speed.pair_speed import pool_pairs
+from analysis.speed.speedup import RatioBounds
+from analysis.speed.step_time import cell_step_time
+from analysis.sweep.cell_results import CellGraphs, CellIntegrity, CellLoss, CellSpeed
+from analysis.sweep.loss_trajectory import loss_trajectory
+from analysis.verdict.completeness import finite_steps, incomplete
+from analysis.verdict.verdict import Verdict
+from launch.contract.outcomes import RESULTS_INTACT
+from launch.contract.plan import Cell, Margins
+from launch.contract.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class CellEvidence:
+    """What is known of one cell without the other cells of its sweep.
+
+    ``verdict`` and ``pair_verdicts`` are by the cell's own curves; analysis.sweep.judge_sweep decides over all cells.
+    ``speed`` has no speed-up yet: ``throttle_bounds`` and ``speed_doubt`` go into it, with the pairs.
+    """
+
+    cell: Cell
+    runs: tuple[Run, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    pair_verdicts: tuple[Verdict, ...] = ()
+    verdict: Verdict | None = None
+    speed: CellSpeed = field(default_factory=CellSpeed)
+    throttle_bounds: RatioBounds = field(default_factory=RatioBounds)
+    speed_doubt: str = ""
+    memory: CellMemory | None = None
+    graphs: CellGraphs = field(default_factory=CellGraphs)
+    loss: CellLoss = field(default_factory=CellLoss)
+    integrity: CellIntegrity = field(default_factory=CellIntegrity)
+
+    def let_go(self) -> CellEvidence:
+        """Return this evidence without what the attempts wrote while they ran."""
+        pairs = (replace(p, eager=p.eager and p.eager.let_go(), graphed=p.graphed.let_go()) for p in self.pairs)
+        return replace(self, runs=tuple(run.let_go() for run in self.runs), pairs=tuple(pairs))
+
+
+def collect_evidence(records: Records) -> tuple[CellEvidence, ...]:
+    """Return the evidence of each cell of the plan, in its order; rejected and not runnable cells have none."""
+    eager = {
+        cell.workload_id: eager_side(records.runs[cell.cell_id], cell)
+        for cell in records.plan.cells
+        if cell.state == "run" and not cell.graphed
+    }
+    return tuple(_cell(cell, records, eager.get(cell.workload_id)) for cell in records.plan.cells)
+
+
+def _cell(cell: Cell, records: Records, baseline: EagerBaseline | None) -> CellEvidence:
+    if cell.state != "run":
+        return CellEvidence(cell)
+    runs, margins = records.runs[cell.cell_id], records.plan.margins
+    if cell.graphed:
+        return _graphed_cell(cell, runs, baseline or EagerBaseline((), {}), margins)
+    return _eager_cell(cell, runs, baseline, margins)
+
+
+def _eager_cell(cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline | None, margins: Margins) -> CellEvidence:
+    spec, attempts = cell.run_spec, attempts_of(runs)
+    flaky = [(run.repeat, contradictions(run, margins_for(spec, margins))) for run in runs]
+    speed = _speed(spec, attempts)
+    if spec.placement.device == "cuda":
+        speed = replace(speed, timing_doubt=eager_doubt(attempts, spec.parallelism.world_size))
+    return CellEvidence(
+        cell,
+        runs,
+        speed=speed,
+        memory=cell_memory(attempts, (), spec.placement.device),
+        loss=CellLoss(loss_trajectory(attempts), baseline.noise_floor if baseline else None),
+        integrity=_integrity(runs, flaky, spec.training.steps),
+    )
+
+
+def _graphed_cell(cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline, margins: Margins) -> CellEvidence:
+    spec, attempts = cell.run_spec, attempts_of(runs)
+    pairs = _pool_speeds([collect_pair(run, baseline, spec, margins) for run in runs])
+    verdicts, verdict = judge_pairs(pairs, baseline, margins_for(spec, margins))
+    compared = [
+        (pair.eager.attempt, pair.graphed.attempt)
+        for pair, own in zip(pairs, verdicts, strict=True)
+        if own.word != "INCOMPARABLE" and pair.eager and pair.eager.attempt and pair.graphed.attempt
+    ]
+    speed, ranks = _speed(spec, attempts, compared), spec.parallelism.world_size
+    slowed = speed.throttling.eager.slowed if speed.throttling and speed.throttling.eager else ""
+    bound = cell_limit(pairs, ranks, slowed) if spec.placement.device == "cuda" else None
+    proofs = [pair.replay for pair in pairs if pair.replay]
+    return CellEvidence(
+        cell,
+        runs,
+        pairs,
+        verdicts,
+        None if _failed_as_expected(cell, runs) else verdict,
+        replace(speed, bound=bound, timing_doubt=bound.doubt if bound else ""),
+        throttle_bounds(pairs, ranks),
+        (bound.doubt or bound.eager_doubt) if bound else "",
+        cell_memory(attempts, compared, spec.placement.device),
+        CellGraphs(worst(proofs) if proofs else None, capture_cost(attempts)),
+        CellLoss(loss_trajectory(attempts)),
+        _integrity(runs, [(pair.repeat, pair.flaky_attempts) for pair in pairs], spec.training.steps),
+    )
+
+
+def _failed_as_expected(cell: Cell, runs: Sequence[Run]) -> bool:
+    matching = (run.attempt is not None and run.attempt.outcome.matches(cell.expect) for run in runs)
+    return cell.expect.outcome not in RESULTS_INTACT and all(matching)
+
+
+def _pool_speeds(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
+    speeds = pool_pairs([pair.speed for pair in pairs])
+    return tuple(replace(pair, speed=speed) for pair, speed in zip(pairs, speeds, strict=True))
+
+
+def _speed(spec: RunSpec, attempts: Sequence[Attempt], compared: Sequence[tuple[Attempt, Attempt]] = ()) -> CellSpeed:
+    """Measure the speed of a cell's own ``attempts``; ``compared`` are its pairs, (eager, graphed)."""
+    step_time, layout = cell_step_time(attempts), spec.parallelism
+    if spec.placement.device != "cuda":
+        return CellSpeed(step_time)
+    return CellSpeed(
+        step_time,
+        throttling=throttling_of(attempts, compared, layout.world_size),
+        straggler=cell_straggler(attempts, layout, step_time.milliseconds) if step_time else None,
+    )
+
+
+def _integrity(runs: Sequence[Run], flaky: Sequence[tuple[int, Sequence[str]]], steps: int) -> CellIntegrity:
+    """Collect what speaks against ``runs`` of so many ``steps``; ``flaky`` are earlier attempts by repeat."""
+    ended = ((run, run.attempt) for run in runs if run.attempt is not None and run.attempt.outcome.results_intact)
+    unsound = (
+        *(reason for run in runs for reason in run.damaged),
+        *(f"{run.run_id}: {reason}" for run, attempt in ended for reason in _unsound_records(attempt, steps)),
+    )
+    return CellIntegrity(unsound, tuple(f"repeat {repeat}: {said}" for repeat, each in flaky for said in each))
+
+
+def _unsound_records(attempt: Attempt, steps: int) -> tuple[str, ...]:
+    """Return why ``attempt`` is not what a completed run of ``steps`` steps leaves behind."""
+    gap = incomplete(attempt.steps, np.arange(steps), "run")
+    finite = bool(finite_steps(attempt.steps).all())
+    return (
+        *attempt.problems,
+        *((gap,) if gap else ()),
+        *(() if finite else ("a loss or gradient norm is not finite",)),
+    )
