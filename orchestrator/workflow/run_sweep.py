@@ -43,15 +43,9 @@ _LOCAL_FOLDERS = tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm")))
 
 
 def run_sweep(
-    paths: SweepPaths,
-    plan: Plan,
-    target: Target,
-    policy: Policy,
-    executor: Executor,
-    *,
-    wait: bool,
+    paths: SweepPaths, plan: Plan, target: Target, policy: Policy, executor: Executor, *, wait: bool,
     conclude: Callable[[SweepPaths], int] | None = None,
-) -> int:
+) -> int:  # fmt: skip
     """Run what ``policy`` allows and return the exit code: that of the report, or of ``conclude`` if it is given.
 
     Without waiting, it is 0 once Slurm, or the queue of this host, has accepted the runs.
@@ -118,7 +112,9 @@ def _start_runs(paths: SweepPaths, plan: Plan, target: Target, policy: Policy, j
         orders = _merge_orders(orders, attempts_to_begin(plan, states, target, "infrastructure"))
     _delete_stale_orders(paths, plan, jobs)
     if isinstance(target, Cluster) and orders:
-        _submit_to_slurm(paths, plan, orders, states, target, jobs)
+        _check_store(paths)
+        nodes = nodes_to_avoid(states, orders, target)
+        print_excluded_nodes(enqueue(paths, plan, orders, target, jobs, nodes))
     elif not isinstance(target, Cluster):
         write_orders(paths, orders)
         with report_disk_errors(paths):
@@ -135,22 +131,14 @@ def _merge_orders(first: Sequence[BundleOrder], second: Sequence[BundleOrder]) -
     return tuple(merged.values())
 
 
-def _submit_to_slurm(
-    paths: SweepPaths,
-    plan: Plan,
-    orders: Sequence[BundleOrder],
-    states: Mapping[str, RunState],
-    cluster: Cluster,
-    jobs: Jobs,
-) -> None:
+def _check_store(paths: SweepPaths) -> None:
+    """Raise InputError if sbatch misreads the path of the sweep; warn if nodes may not see it."""
     special = {"%", "\\"} & set(str(paths.root.absolute()))
     if special:
         message = f"{paths.root} contains {min(special)}, which sbatch reads as part of a filename pattern"
         raise input_error("--store", message, "choose another folder, or another name for the sweep: name=...")
     if any(paths.root.resolve().is_relative_to(folder) for folder in _LOCAL_FOLDERS):
         warn_unshared_store(paths)
-    nodes = nodes_to_avoid(states, orders, cluster)
-    print_excluded_nodes(enqueue(paths, plan, orders, cluster, jobs, nodes))
 
 
 def _close_and_read(paths: SweepPaths, plan: Plan, jobs: Jobs) -> Mapping[str, RunState]:

@@ -111,9 +111,9 @@ def test_a_store_answers(finished: Finished) -> None:
     ("arguments", "said"),
     [
         (["status", "pair"], "did you mean 'pairs'?"),
-        (["logs", "eager"], "may be 2 runs"),
+        (["logs", "eager"], "matches 2 runs"),
         (["logs", "no-such-run"], "no run 'no-such-run'"),
-        (["logs", "torch_compile", "--attempt", "2"], "may be 2 runs"),
+        (["logs", "torch_compile", "--attempt", "2"], "matches 2 runs"),
     ],
 )
 def test_a_wrong_name_is_answered_with_the_right_one(finished: Finished, arguments: list[str], said: str) -> None:

@@ -204,7 +204,7 @@ def test_a_log_is_followed_from_before_its_run_begins_to_its_end(site: Site) -> 
         assert line.startswith(f"# attempt 1 of {run_id} has not begun: job ") and "PENDING" in line
     out, err = following.communicate(timeout=300)
     assert following.returncode == 0, err
-    assert f"# {run_id}, attempt 1, rank0.log\n" in out and out.endswith("# it ended as COMPLETED\n")
+    assert f"# {run_id}, attempt 1, rank0.log\n" in out and out.endswith("# ended as COMPLETED\n")
 
 
 def test_jobs_of_another_cluster_are_nobodys_here(site: Site) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from pathlib import Path
 
 from launch.contract.paths import SweepPaths
-from launch.contract.plan import Cell, Plan
+from launch.contract.plan import Plan
 from orchestrator.bisect import layer_search, scope_search
 from orchestrator.cli.arguments import Parser, add_budget, add_json, add_target, redirect_messages
 from orchestrator.cli.planning import check_plan, find_target
@@ -15,7 +13,6 @@ from orchestrator.output.plan import print_plan_summary
 from orchestrator.output.report import print_document
 from orchestrator.submit.executor import resolve_executor
 from orchestrator.sweeps.store import Store, read_plan
-from orchestrator.targets.slurm_cluster import Target
 from orchestrator.workflow import run_sweep
 
 EXAMPLE = "bisect qwen3_8l transformer_engine.attn.moe_router-1a2b"
@@ -57,34 +54,22 @@ def run(arguments: argparse.Namespace) -> int:
             print_plan_summary(plan)
             run_sweep.carry_out(_side_sweep(origin, plan.name), plan, target, "unfinished", executor, wait=True)
 
-        search = _search_layers if arguments.layers else _search_scopes
-        path, code = search(origin, plan, cell, target, execute)
+        if arguments.layers:
+            layers = layer_search.start_layer_search(origin, plan, cell, target)
+            paths = _side_sweep(origin, layers.name)
+            layer_answer = layer_search.bisect_layers(paths, layers, target, execute)
+            path, code = layer_search.write_answer(paths, layer_answer), layer_answer.exit_code
+        else:
+            scopes = scope_search.search_of(origin, plan, cell, target)
+            paths = _side_sweep(origin, scopes.name)
+            scope_answer = scope_search.bisect(paths, scopes, target, execute)
+            path, code = scope_search.write_answer(paths, scope_answer), scope_answer.exit_code
         print_document(path, "answer")
         if not arguments.layers:
             print(f"report: {path.with_name('report.md')}")
     if arguments.json:
         print(path.with_suffix(".json").read_text(), end="")
     return code
-
-
-def _search_scopes(
-    origin: SweepPaths, plan: Plan, cell: Cell, target: Target, execute: Callable[[Plan], None]
-) -> tuple[Path, int]:
-    """Find the smallest scope that fails. Return the file of the answer and the exit code."""
-    search = scope_search.search_of(origin, plan, cell, target)
-    paths = _side_sweep(origin, search.name)
-    answer = scope_search.bisect(paths, search, target, execute)
-    return scope_search.write_answer(paths, answer), answer.exit_code
-
-
-def _search_layers(
-    origin: SweepPaths, plan: Plan, cell: Cell, target: Target, execute: Callable[[Plan], None]
-) -> tuple[Path, int]:
-    """Find the first layer that differs. Return the file of the answer and the exit code."""
-    search = layer_search.start_layer_search(origin, plan, cell, target)
-    paths = _side_sweep(origin, search.name)
-    answer = layer_search.bisect_layers(paths, search, target, execute)
-    return layer_search.write_answer(paths, answer), answer.exit_code
 
 
 def _side_sweep(origin: SweepPaths, name: str) -> SweepPaths:

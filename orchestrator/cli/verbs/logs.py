@@ -6,7 +6,8 @@ import argparse
 
 from launch.contract.paths import SweepPaths
 from orchestrator.cli.arguments import Parser
-from orchestrator.cli.run_logs import find_run, follow_log, read_log
+from orchestrator.cli.follow_log import follow_log
+from orchestrator.cli.run_logs import find_run, read_log
 from orchestrator.sweeps.store import Store, read_plan
 
 EXAMPLE = "logs torch_compile-1a2b3c4d5e-r0"

@@ -14,8 +14,9 @@ from launch.contract.bundle import BundleOrder, order_to_json
 from launch.contract.outcomes import Outcome
 from launch.contract.paths import AttemptPaths, RunPaths
 from launch.contract.plan import Limits, read_plan
-from orchestrator.cli import run_logs
-from orchestrator.cli.run_logs import first_failing_rank, follow_log, read_log
+from orchestrator.cli import follow_log as follow_log_module
+from orchestrator.cli.follow_log import follow_log
+from orchestrator.cli.run_logs import first_failing_rank, read_log
 from orchestrator.errors import InputError
 from orchestrator.sweeps.submissions import Submission, write_submission
 from tests.records import AttemptRecord, write_sweep
@@ -104,7 +105,7 @@ def test_the_log_that_is_shown(run: Run) -> None:
     assert run.shown(rank=1).endswith("rank1.log\none\n")
     fails(attempt, 1, 1.0)
     assert run.shown().endswith("rank1.log\none\n")
-    with pytest.raises(InputError, match="rank 2 left no log\n    there are: rank0, rank1"):
+    with pytest.raises(InputError, match="rank 2 left no log\n    logs: rank0, rank1"):
         run.shown(rank=2)
     with pytest.raises(InputError, match="has no attempt 2\n    attempts: 1"):
         run.shown(2)
@@ -124,15 +125,15 @@ def test_a_run_that_never_began_shows_its_job_s_own_log(run: Run) -> None:
         "12_0_0_log.err": "another's",
     }.items():
         (folder / name).write_text(text)
-    expected = f"# {run.run_id} has left no log; its job's own, 12_1_0_log.err\nno such module\n"
+    expected = f"# {run.run_id} left no log; this is 12_1_0_log.err of its job\nno such module\n"
     assert run.shown() == expected
     run.begin()
     assert run.shown() == expected, "an attempt that nobody began"
 
 
 def test_following_waits_for_the_beginning_and_stops_at_the_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_logs, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(run_logs, "STATE_SECONDS", 0.02)
+    monkeypatch.setattr(follow_log_module, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(follow_log_module, "STATE_SECONDS", 0.02)
     lock = Lock.try_acquire(run.bundle.lock)
     assert lock is not None
     printed: list[str] = []
@@ -145,7 +146,7 @@ def test_following_waits_for_the_beginning_and_stops_at_the_end(run: Run, monkey
             assert time.monotonic() < deadline, printed
             time.sleep(0.01)
 
-    wait_for(f"# attempt 1 of {run.run_id} has not begun: it waits for its turn\n")
+    wait_for(f"# attempt 1 of {run.run_id} has not begun: waiting for its turn\n")
     attempt = run.begin(launcher="not this one\n")
     (attempt.logs / "rank0.log").write_bytes("first\ngrö".encode()[:-1])
     wait_for(f"# {run.run_id}, attempt 1, rank0.log\nfirst\ngr")
@@ -158,7 +159,7 @@ def test_following_waits_for_the_beginning_and_stops_at_the_end(run: Run, monkey
     assert not following.is_alive()
     text = "".join(printed)
     assert text.endswith(
-        f"last\n# it ended as FAILED: exit code 3\n# another rank failed first: logs {run.run_id} shows its log\n"
+        f"last\n# ended as FAILED: exit code 3\n# another rank failed first: logs {run.run_id} prints its log\n"
     )
     assert text.count("has not begun") == 1
     lock.release()
