@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from analysis.report.write_report import main
+from analysis.report.write_report import write_report
+from launch.common.atomic_files import RecordError
+from launch.contract.paths import SweepPaths
+
+
+def main(arguments: list[str]) -> int:
+    """Return 1 if the report could not be written, whatever its verdicts."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m analysis.report SWEEP_FOLDER\n")
+        return 1
+    try:
+        write_report(SweepPaths(Path(arguments[0])))
+    except (OSError, RecordError) as error:
+        sys.stderr.write(f"{error.strerror if isinstance(error, OSError) else error}\n")
+        return 1
+    return 0
+
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -31,7 +31,7 @@ AXES: dict[Metric, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Line:
-    """One run's curve, or a difference, by step; both arrays have shape (points,), and ``y`` may hold NaN and infinity."""
+    """One run's curve, or a difference, by step. Both arrays have shape (points,), and ``y`` may hold NaN and infinity."""
 
     label: str
     colour: int
@@ -43,17 +43,21 @@ class Line:
 @dataclass(frozen=True)
 class CurveChart:
     """A metric of all runs of a workload, and |graphed - eager| pair by pair: in nats for the loss, relative to eager's
-    for the gradient norm. ``noise_floor`` is the largest difference between eager repeats, ``steps`` the number of steps
-    of the longest run."""
+    for the gradient norm. ``noise_floor`` is the largest difference between eager repeats, ``capture`` the first step that
+    captured, ``steps`` the number of steps of the longest run."""
 
     metric: Metric
+    axes: tuple[str, str]
     curves: tuple[Line, ...]
     differences: tuple[Line, ...]
     noise_floor: Line | None
     capture: int | None
-    """The first step that captured."""
     margin: float
     steps: int
+
+    @property
+    def thinned(self) -> bool:
+        return self.steps > MAXIMUM_POINTS
 
 
 @dataclass(frozen=True)
@@ -89,60 +93,56 @@ class MemoryChart:
 
 
 Chart = CurveChart | TimeChart | MemoryChart
-
-
-@dataclass(frozen=True)
-class _Cell:
-    result: CellResult
-    colour: int
-
-    @property
-    def label(self) -> str:
-        return self.result.cell.label
-
-    @property
-    def graphed(self) -> bool:
-        return self.result.cell.graphed
-
-    @property
-    def curves(self) -> list[tuple[int, Steps]]:
-        """Its repeats' steps, without runs that left none."""
-        ended = ((run.repeat, run.attempt.steps) for run in self.result.runs if run.attempt is not None)
-        return [(repeat, steps) for repeat, steps in ended if len(steps)]
+Colours = dict[str, int]
+"""By cell id."""
 
 
 def charts_of(results: Sequence[CellResult], margins: Margins) -> dict[Kind, Chart]:
-    """The charts of one workload; a kind that has no data is left out.
+    """Return the charts of one workload, without the kinds that have no data.
 
-    ``results`` holds the eager cell and at most :data:`MAXIMUM_CELLS` graphed ones, whose steps have not been let go.
+    ``results`` holds the eager cell and at most :data:`MAXIMUM_CELLS` graphed ones, with their steps.
     """
-    eager = [_Cell(result, EAGER) for result in results if not result.cell.graphed]
-    graphed = [result for result in results if result.cell.graphed][:MAXIMUM_CELLS]
-    cells = eager + [_Cell(result, colour) for colour, result in enumerate(graphed, start=1)]
-    found: dict[Kind, Chart | None] = {
-        "loss": _curves(cells, "loss", margins.loss),
-        "grad_norm": _curves(cells, "grad_norm", margins.grad_norm),
-        "step_time": _times(cells),
-        "memory": _memory(cells),
+    graphed = [result.cell.cell_id for result in results if result.cell.graphed][:MAXIMUM_CELLS]
+    colours = {result.cell.cell_id: EAGER for result in results if not result.cell.graphed}
+    colours |= {cell_id: colour for colour, cell_id in enumerate(graphed, start=1)}
+    cells = sorted((r for r in results if r.cell.cell_id in colours), key=lambda r: colours[r.cell.cell_id])
+    charts: dict[Kind, Chart | None] = {
+        "loss": _curves(cells, colours, "loss", margins.loss),
+        "grad_norm": _curves(cells, colours, "grad_norm", margins.grad_norm),
+        "step_time": _times(cells, colours),
+        "memory": _memory(cells, colours),
     }
-    return {kind: chart for kind, chart in found.items() if chart is not None}
+    return {kind: chart for kind, chart in charts.items() if chart is not None}
+
+
+def _steps(result: CellResult) -> list[tuple[int, Steps]]:
+    """Return each repeat with its steps, without runs that left none."""
+    ended = ((run.repeat, run.attempt.steps) for run in result.runs if run.attempt is not None)
+    return [(repeat, steps) for repeat, steps in ended if len(steps)]
 
 
 # --- curves ---------------------------------------------------------------------------------------------------------
 
 
-def _curves(cells: Sequence[_Cell], metric: Metric, margin: float) -> CurveChart | None:
-    curves = tuple(
-        Line(cell.label, cell.colour, repeat, *thin_out(steps.step, steps.of(metric)))
-        for cell in cells
-        for repeat, steps in cell.curves
-    )
-    if not curves:
+def _curves(cells: Sequence[CellResult], colours: Colours, metric: Metric, margin: float) -> CurveChart | None:
+    runs = [(result, repeat, steps) for result in cells for repeat, steps in _steps(result)]
+    if not runs:
         return None
-    captured = [int(s) for cell in cells for _, steps in cell.curves for s in steps.step[steps.phase == "capture"]]
-    differences = tuple(line for cell in cells if cell.graphed for line in _differences(cell, metric))
-    longest = max(len(steps) for cell in cells for _, steps in cell.curves)
-    return CurveChart(metric, curves, differences, _floor(cells, metric), min(captured, default=None), margin, longest)
+    captures = [int(step) for _, _, steps in runs for step in steps.step[steps.phase == "capture"]]
+    return CurveChart(
+        metric,
+        AXES[metric],
+        tuple(_line(result, colours, repeat, steps.step, steps.of(metric)) for result, repeat, steps in runs),
+        tuple(line for result in cells for line in _differences(result, colours, metric)),
+        _noise_floor(cells, metric),
+        min(captures, default=None),
+        margin,
+        max(len(steps) for _, _, steps in runs),
+    )
+
+
+def _line(result: CellResult, colours: Colours, repeat: int, step: Integers, y: Floats) -> Line:
+    return Line(result.cell.label, colours[result.cell.cell_id], repeat, *thin_out(step, y))
 
 
 def thin_out(step: Integers, y: Floats) -> tuple[Integers, Floats]:
@@ -158,11 +158,11 @@ def thin_out(step: Integers, y: Floats) -> tuple[Integers, Floats]:
     return step[kept], y[kept]
 
 
-def _differences(cell: _Cell, metric: Metric) -> Iterator[Line]:
-    for pair in cell.result.pairs:
+def _differences(result: CellResult, colours: Colours, metric: Metric) -> Iterator[Line]:
+    for pair in result.pairs:
         if pair.eager and pair.eager.attempt and pair.graphed.attempt:
             step, difference = _difference(pair.eager.attempt.steps, pair.graphed.attempt.steps, metric)
-            yield Line(cell.label, cell.colour, pair.repeat, *thin_out(step, difference))
+            yield _line(result, colours, pair.repeat, step, difference)
 
 
 def _difference(eager: Steps, graphed: Steps, metric: Metric) -> tuple[Integers, Floats]:
@@ -176,37 +176,38 @@ def _difference(eager: Steps, graphed: Steps, metric: Metric) -> tuple[Integers,
     return step, np.where(np.isfinite(difference), difference, np.inf)
 
 
-def _floor(cells: Sequence[_Cell], metric: Metric) -> Line | None:
-    """The largest difference of eager repeats from the first of them, by step."""
-    for cell in cells:
-        if cell.graphed or len(cell.curves) < 2:
+def _noise_floor(cells: Sequence[CellResult], metric: Metric) -> Line | None:
+    """Return the largest difference of eager repeats from the first of them, by step."""
+    for runs in (_steps(result) for result in cells if not result.cell.graphed):
+        if len(runs) < 2:
             continue
-        first, *others = (steps for _, steps in cell.curves)
-        found = [_difference(first, other, metric) for other in others]
-        if all(np.array_equal(step, first.step) for step, _ in found):
-            spread = np.max([size for _, size in found], axis=0)
-            return Line("noise floor", EAGER, 0, *thin_out(first.step, spread))
+        first, *others = (steps for _, steps in runs)
+        differences = [_difference(first, other, metric) for other in others]
+        if all(np.array_equal(step, first.step) for step, _ in differences):
+            largest = np.max([size for _, size in differences], axis=0)
+            return Line("noise floor", EAGER, 0, *thin_out(first.step, largest))
     return None
 
 
 # --- step times, memory ---------------------------------------------------------------------------------------------
 
 
-def _times(cells: Sequence[_Cell]) -> TimeChart | None:
-    timed = [(cell, _measured_times(cell)) for cell in cells]
-    timed = [(cell, times) for cell, times in timed if len(times)]
-    eager = [times for cell, times in timed if not cell.graphed]
+def _times(cells: Sequence[CellResult], colours: Colours) -> TimeChart | None:
+    timed = [(result, times) for result in cells if len(times := _measured_times(result))]
+    eager = [times for result, times in timed if not result.cell.graphed]
     if not eager:
         return None
-    on_gpu = timed[0][0].result.on_gpu
+    on_gpu = timed[0][0].on_gpu
     unit = 1.0 if on_gpu else float(np.median(eager[0]))
-    boxes = (Box(cell.label, cell.colour, _percentiles(times / unit), len(times)) for cell, times in timed)
+    boxes = (
+        Box(result.cell.label, colours[result.cell.cell_id], _percentiles(times / unit), len(times))
+        for result, times in timed
+    )
     return TimeChart("ms" if on_gpu else "CPU time over eager's median", tuple(boxes))
 
 
-def _measured_times(cell: _Cell) -> Floats:
-    parts = [steps.step_time_ms[steps.phase == "measure"] for _, steps in cell.curves]
-    times = np.concatenate(parts) if parts else np.empty(0)
+def _measured_times(result: CellResult) -> Floats:
+    times = np.concatenate([np.empty(0), *(s.step_time_ms[s.phase == "measure"] for _, s in _steps(result))])
     return times[is_plausible(times)]
 
 
@@ -215,11 +216,14 @@ def _percentiles(times: Floats) -> tuple[float, float, float, float, float]:
     return low, first, middle, third, high
 
 
-def _memory(cells: Sequence[_Cell]) -> MemoryChart | None:
-    found = [(cell, cell.result.memory) for cell in cells if cell.result.memory is not None]
-    if not found:
+def _memory(cells: Sequence[CellResult], colours: Colours) -> MemoryChart | None:
+    recorded = [(result, result.memory) for result in cells if result.memory is not None]
+    if not recorded:
         return None
-    peaks = [(cell, {peak.phase: peak.peak / 2**30 for peak in memory.phases}) for cell, memory in found]
+    peaks = [(result, {peak.phase: peak.peak / 2**30 for peak in memory.phases}) for result, memory in recorded]
     phases = tuple(phase for phase in PHASES if any(phase in heights for _, heights in peaks))
-    bars = (Bars(cell.label, cell.colour, tuple(map(heights.get, phases))) for cell, heights in peaks)
-    return MemoryChart(KIND_WORDS[found[0][1].kind], phases, tuple(bars))
+    bars = (
+        Bars(result.cell.label, colours[result.cell.cell_id], tuple(map(heights.get, phases)))
+        for result, heights in peaks
+    )
+    return MemoryChart(KIND_WORDS[recorded[0][1].kind], phases, tuple(bars))

@@ -11,15 +11,17 @@ import hashlib
 import html
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
 
+import numpy as np
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
-from analysis.report.charts import AXES, MAXIMUM_POINTS, Chart, CurveChart, Line, TimeChart
+from analysis.report.charts import Chart, CurveChart, MemoryChart, TimeChart
 from launch.common.atomic_files import dumps
 
 _ASSETS = Path(__file__).parent
@@ -91,39 +93,22 @@ class _Renderer(RendererHTML):
         return [child.attrs.get("src") in self._charts for child in inline.children or ()] == [True]
 
 
-# --- data -----------------------------------------------------------------------------------------------------------
+KINDS = {CurveChart: "curves", TimeChart: "times", MemoryChart: "memory"}
 
 
 def _data(chart: Chart) -> dict[str, Any]:
-    if isinstance(chart, CurveChart):
-        value_axis, difference_axis = AXES[chart.metric]
-        return {
-            "kind": "curves",
-            "value_axis": value_axis,
-            "difference_axis": difference_axis,
-            "margin": chart.margin,
-            "capture": chart.capture,
-            "thinned": chart.steps if chart.steps > MAXIMUM_POINTS else None,
-            "lines": [_line(line) for line in chart.curves],
-            "differences": [_line(line) for line in chart.differences],
-            "noise_floor": chart.noise_floor and _line(chart.noise_floor),
-        }
-    if isinstance(chart, TimeChart):
-        boxes = [
-            {**vars(box), "percentiles": [_nine_digits(value) for value in box.percentiles]} for box in chart.boxes
-        ]
-        return {"kind": "times", "unit": chart.unit, "boxes": boxes}
-    bars = [
-        {**vars(bar), "heights": [None if h is None else _nine_digits(h) for h in bar.heights]} for bar in chart.bars
-    ]
-    return {"kind": "memory", "unit": chart.unit, "phases": chart.phases, "bars": bars}
+    """Return what page.js draws."""
+    thinned = isinstance(chart, CurveChart) and chart.thinned
+    return {"kind": KINDS[type(chart)], "thinned": thinned, **_plain(chart)}
 
 
-def _line(line: Line) -> dict[str, Any]:
-    y = [_nine_digits(value) if math.isfinite(value) else None for value in line.y.tolist()]
-    return {"label": line.label, "colour": line.colour, "repeat": line.repeat, "step": line.step.tolist(), "y": y}
-
-
-def _nine_digits(value: float) -> float:
-    """Nine digits hold any float32."""
-    return float(f"{value:.9g}")
+def _plain(value: Any) -> Any:
+    """Return dataclasses, tuples and arrays as plain values. Numbers have nine digits, which hold any float32, and are None
+    where they are not finite."""
+    if is_dataclass(value):
+        return {name: _plain(each) for name, each in vars(value).items()}
+    if isinstance(value, (tuple, np.ndarray)):
+        return [_plain(each) for each in (value.tolist() if isinstance(value, np.ndarray) else value)]
+    if isinstance(value, float):
+        return float(f"{value:.9g}") if math.isfinite(value) else None
+    return value

@@ -46,7 +46,7 @@ class Figure {
     root.append(this.legend(), this.drawing, this.values);
     new ResizeObserver(() => this.draw()).observe(root);
   }
-  items() { return this.data.lines || this.data.boxes || this.data.bars; }
+  items() { return this.data.curves || this.data.boxes || this.data.bars; }
   shown(items) { return items.filter((item) => !this.hidden.has(item.label)); }
   legend() {
     const cells = new Map(this.items().map((item) => [item.label, item.colour]));
@@ -79,7 +79,7 @@ class Figure {
   quiet() { this.values.hidden = true; }
 
   curves(width) {
-    const { lines, differences, noise_floor: floor, margin, capture } = this.data;
+    const { curves: lines, axes, differences, noise_floor: floor, margin, capture } = this.data;
     const steps = lines.flatMap((line) => [line.step[0], line.step[line.step.length - 1]]);
     const whole = extent(steps), domain = this.zoom || whole;
     const within = (line) => line.y.filter((y, at) => y !== null && line.step[at] >= domain[0] && line.step[at] <= domain[1]);
@@ -93,9 +93,9 @@ class Figure {
     const [scale, marks] = logarithmic([margin, ...[...shown, ...behind].flatMap(within)], lower);
     const second = this.panel(width, 170, x, domain, scale, marks, [...behind, ...shown], true, capture);
     second.append(make("line", { class: "margin", x1: 52, x2: width - 8, y1: scale(margin), y2: scale(margin) }));
-    panels.push(make("p", {}, `${this.data.difference_axis}; dashed: the margin ${figureOf(margin)}${floor ? "; grey: noise floor of eager repeats" : ""}`), second);
+    panels.push(make("p", {}, `${axes[1]}; dashed: the margin ${figureOf(margin)}${floor ? "; grey: noise floor of eager repeats" : ""}`), second);
     panels.forEach((panel) => panel.tagName === "svg" && this.follow(panel, x, domain));
-    return [make("p", {}, this.data.value_axis), ...panels, make("p", {}, this.zoom ? `steps ${Math.ceil(domain[0])} to ${Math.floor(domain[1])}; double-click to show all` : "step; drag to zoom" + (this.data.thinned ? `; ${this.data.thinned} steps are thinned to the extremes of short intervals` : ""))];
+    return [make("p", {}, axes[0]), ...panels, make("p", {}, this.zoom ? `steps ${Math.ceil(domain[0])} to ${Math.floor(domain[1])}; double-click to show all` : "step; drag to zoom" + (this.data.thinned ? `; ${this.data.steps} steps are thinned to the extremes of short intervals` : ""))];
   }
   panel(width, height, x, domain, y, marks, lines, differences, capture) {
     const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": this.root.querySelector("figcaption").textContent });
@@ -130,9 +130,9 @@ class Figure {
   rows(step) {
     const values = (lines, label, digits) => lines.filter((line) => line.label === label && line.step.includes(step))
       .map((line) => figureOf(line.y[line.step.indexOf(step)], digits)).join(", ");
-    const cells = new Map(this.shown(this.data.lines).map((line) => [line.label, line.colour]));
+    const cells = new Map(this.shown(this.data.curves).map((line) => [line.label, line.colour]));
     return [...cells].map(([label, colour]) => {
-      const value = values(this.data.lines, label, 7), difference = values(this.data.differences, label, 2);
+      const value = values(this.data.curves, label, 7), difference = values(this.data.differences, label, 2);
       return [colour, `${label}: ${value || "no such step"}${difference ? `; difference ${difference}` : ""}`];
     });
   }

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.records.steps import Metric
-from analysis.report.charts import AXES, EAGER, Chart, CurveChart, Line, MemoryChart, TimeChart
+from analysis.report.charts import EAGER, Chart, CurveChart, Line, MemoryChart, TimeChart
 
 COLOURS = ("#4d4d4d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Eager's, then graphed cells'."""
@@ -73,11 +73,10 @@ def _curves(chart: CurveChart) -> Figure:
         _draw_difference(difference, line)
     _draw_margin_and_floor(difference, chart)
     _mark_capture(chart, curves, difference)
-    value_axis, difference_axis = AXES[chart.metric]
     curves.set_title(f"{TITLES[chart.metric]}: eager and graphed, all repeats", pad=8 + LEGEND_ROW * 72 * len(labels))
-    curves.set_ylabel(value_axis)
+    curves.set_ylabel(chart.axes[0])
     _legend(curves, len(labels))
-    difference.set_ylabel(difference_axis)
+    difference.set_ylabel(chart.axes[1])
     difference.set_xlabel("step")
     return figure
 

@@ -1,9 +1,10 @@
-"""Every step of every run as one tidy table, for whoever wants to look further than the report does."""
+"""Writes every step of every run as one tidy table, for analyses that the report does not have."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
-from types import TracebackType
 from typing import BinaryIO
 
 import pandas as pd
@@ -23,46 +24,36 @@ SCHEMA = pa.schema(
 )  # fmt: skip
 STEP_COLUMNS = tuple(field.name for field in fields(Steps))
 ROWS = 1 << 14
-"""From how many rows on a row group is written: few enough to be held, enough for the file's footer to stay short."""
+"""The rows that begin a row group: few enough for memory, enough to keep the file's footer short."""
 
 
-class StepsFile:
-    """The writer of steps.parquet: a row a step of each run's attempt that the report goes by, a row group at a time. The
-    same records in the same order give the same bytes."""
+@contextmanager
+def steps_writer(file: BinaryIO) -> Iterator[Callable[[Records], None]]:
+    """Give a function that appends the steps of records to steps.parquet: a row per step of each run's attempt that counts.
+    The same records in the same order give the same bytes."""
+    tables: list[pd.DataFrame] = []
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._writer = parquet.ParquetWriter(file, SCHEMA)
-        self._held: list[pd.DataFrame] = []
-        self._rows = 0
+    def write_group(least_rows: int) -> None:
+        count = sum(map(len, tables))
+        if count >= least_rows:
+            rows = pd.concat(tables, ignore_index=True)
+            # Column by column, since a DataFrame's NaN would become a missing value.
+            columns = {name: rows[name].to_numpy() for name in SCHEMA.names}
+            writer.write_table(pa.Table.from_pydict(columns, SCHEMA), row_group_size=count)
+            tables.clear()
 
-    def __enter__(self) -> StepsFile:
-        return self
+    def append(records: Records) -> None:
+        runs = ((cell, run) for cell in records.plan.cells for run in records.runs.get(cell.cell_id, ()))
+        tables.extend(_steps_of(cell, run, run.attempt) for cell, run in runs if run.attempt and len(run.attempt.steps))
+        write_group(ROWS)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._rows and error is None:
-            self._write_group()
-        self._writer.close()
-
-    def write(self, records: Records) -> None:
-        for cell in records.plan.cells:
-            for run in records.runs.get(cell.cell_id, ()):
-                if run.attempt is not None and len(run.attempt.steps):
-                    self._held.append(_steps_of(cell, run, run.attempt))
-                    self._rows += len(self._held[-1])
-        if self._rows >= ROWS:
-            self._write_group()
-
-    def _write_group(self) -> None:
-        rows = pd.concat(self._held, ignore_index=True)
-        columns = {name: rows[name].to_numpy() for name in SCHEMA.names}  # a DataFrame's NaN would be no value at all
-        self._writer.write_table(pa.Table.from_pydict(columns, SCHEMA), row_group_size=self._rows)
-        self._held, self._rows = [], 0
+    with parquet.ParquetWriter(file, SCHEMA) as writer:
+        yield append
+        write_group(1)
 
 
 def _steps_of(cell: Cell, run: Run, attempt: Attempt) -> pd.DataFrame:
-    said = {
+    origin = {
         "run_id": run.run_id,
         "cell": cell.label,
         "workload_id": cell.workload_id,
@@ -70,4 +61,4 @@ def _steps_of(cell: Cell, run: Run, attempt: Attempt) -> pd.DataFrame:
         "repeat": run.repeat,
         "attempt": attempt.number,
     }
-    return pd.DataFrame(said | {name: getattr(attempt.steps, name) for name in STEP_COLUMNS})
+    return pd.DataFrame(origin | {name: getattr(attempt.steps, name) for name in STEP_COLUMNS})

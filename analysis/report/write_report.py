@@ -9,7 +9,6 @@ analysis/report/json_report.py describes report.json. Memory holds the steps of 
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,10 +18,10 @@ from analysis.report.html import page
 from analysis.report.json_report import report_to_json, summary_to_json
 from analysis.report.report_data import ReportData, report_data
 from analysis.report.sections import render_markdown
-from analysis.report.steps_parquet import StepsFile
+from analysis.report.steps_parquet import steps_writer
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_sweep import judge_sweep, judge_workload
-from launch.common.atomic_files import RecordError, atomic_open, iter_json_object, write_bytes, write_json, write_text
+from launch.common.atomic_files import atomic_open, iter_json_object, write_bytes, write_json, write_text
 from launch.contract.paths import SweepPaths
 
 
@@ -45,8 +44,8 @@ def write_report(sweep: SweepPaths) -> Report:
         RecordError: its plan is not JSON.
     """
     folder = sweep.report
-    with atomic_open(folder / "steps.parquet") as file, StepsFile(file) as steps:
-        data = report_data(judge_sweep(sweep, steps.write))
+    with atomic_open(folder / "steps.parquet") as file, steps_writer(file) as write_steps:
+        data = report_data(judge_sweep(sweep, write_steps))
     charts = _charts(sweep, data)
     data = replace(data, plots={workload: list(files) for workload, files in charts.items()})
     drawn = {file: chart for files in charts.values() for file, chart in files.items()}
@@ -84,16 +83,3 @@ def _write_plots(folder: Path, charts: Mapping[str, Chart]) -> None:
     for path in sorted((folder / "plots").glob("*.png")):
         if f"plots/{path.name}" not in charts:
             path.unlink()
-
-
-def main(arguments: list[str]) -> int:
-    """Write the report of the sweep in the folder that ``arguments`` names. Return 1 if that failed, whatever the verdicts."""
-    if len(arguments) != 1:
-        sys.stderr.write("usage: python -m analysis.report SWEEP_FOLDER\n")
-        return 1
-    try:
-        write_report(SweepPaths(Path(arguments[0])))
-    except (OSError, RecordError) as error:
-        sys.stderr.write(f"{error.strerror if isinstance(error, OSError) else error}\n")
-        return 1
-    return 0

@@ -138,7 +138,7 @@ def test_the_pointer_brings_up_the_values_of_a_step(page: Chromium) -> None:
     step = int(re.search(r"step (\d+)", said)[1])  # type: ignore[index]
     data = page.evaluate("JSON.parse(document.querySelector('figure script').textContent)")
     assert 50 < step < 70
-    for line in data["lines"]:
+    for line in data["curves"]:
         assert f"{line['y'][step]:.7g}" in said
     page.mouse("mouseMoved", 1, 1)
     assert page.evaluate("document.querySelector('.values').hidden")

@@ -33,7 +33,7 @@ PICTURE = "plots/w-loss.png"
 
 def chart(y: list[float], label: str = "eager") -> CurveChart:
     line = Line(label, 0, 0, *thin_out(np.arange(len(y)), np.array(y)))
-    return CurveChart("loss", (line,), (), None, None, 1e-3, len(y))
+    return CurveChart("loss", ("loss", "difference"), (line,), (), None, None, 1e-3, len(y))
 
 
 class Reader(HTMLParser):
@@ -67,7 +67,7 @@ def test_a_picture_becomes_its_chart_and_no_other_image_is_asked_for() -> None:
     text = page(f"# T\n\n![Loss]({PICTURE})\n\n![else](http://example.com/x.png)\n", {PICTURE: chart([1.0, 2.0])})
     assert read(text).tags.count("figure") == 1 and "img" not in read(text).tags
     assert "example.com" not in text and "else" in read(text).text
-    assert data_of(text)["lines"][0]["y"] == [1.0, 2.0]
+    assert data_of(text)["curves"][0]["y"] == [1.0, 2.0]
 
 
 def test_sections_can_be_jumped_to() -> None:
@@ -100,7 +100,7 @@ def test_no_text_opens_a_tag(text: str) -> None:
     }
     found = page(markdown, {PICTURE: chart([1.0], label=text)})
     assert set(read(found).tags) <= allowed
-    assert data_of(found)["lines"][0]["label"] == text
+    assert data_of(found)["curves"][0]["label"] == text
     assert found == page(markdown, {PICTURE: chart([1.0], label=text)})
 
 
@@ -110,8 +110,8 @@ def test_a_long_curve_keeps_the_step_that_stands_out(step: int, value: float) ->
     y = [float(np.sin(i)) for i in range(10_000)]
     y[step] = value
     found = data_of(page(f"![Loss]({PICTURE})\n", {PICTURE: chart(y)}))
-    line = found["lines"][0]
-    assert found["thinned"] == 10_000 and len(line["y"]) <= 1.6 * MAXIMUM_POINTS
+    line = found["curves"][0]
+    assert (found["thinned"], found["steps"]) == (True, 10_000) and len(line["y"]) <= 1.6 * MAXIMUM_POINTS
     assert line["step"] == sorted(set(line["step"])) and (line["step"][0], line["step"][-1]) == (0, 9999)
     assert line["y"][line["step"].index(step)] == (value if np.isfinite(value) else None)
 
