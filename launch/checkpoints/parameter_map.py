@@ -95,7 +95,7 @@ def shape_mismatches(model: Model) -> tuple[str, ...]:
 
 
 def table(model: Model, packed: bool = False) -> tuple[Entry, ...]:
-    """Every parameter of a decoder for ``model``, which must have no :func:`indivisible_dims`; no tensor comes twice.
+    """Every parameter of a decoder for ``model``, which launch/support/layout.py must accept; no tensor comes twice.
 
     Args:
         packed: the experts of GPT-OSS are MXFP4. ``hidden_size`` and ``moe_ffn_hidden_size`` are then whole blocks.

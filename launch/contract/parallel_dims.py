@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Literal
 
 from launch.contract.errors import UnsupportedError
-from launch.contract.spec import Parallelism, RunSpec
+from launch.contract.spec import Parallelism
 
 Axis = Literal["tp", "cp", "dp", "pp", "etp", "ep", "expert_dp"]
 AXES: tuple[Axis, ...] = ("tp", "cp", "dp", "pp", "etp", "ep", "expert_dp")
@@ -79,41 +79,6 @@ class ParallelDims:
         """Return the distance between neighbouring ranks of a group."""
         experts = {"etp": 1, "ep": self.etp, "expert_dp": self.etp * self.ep}
         return {"tp": 1, "cp": self.tp, "dp": self.tp * self.cp, "pp": self._stage, **experts}[axis]
-
-
-def indivisible_dims(spec: RunSpec) -> tuple[str, ...]:
-    """Why the model and the batch cannot be laid out as ``spec`` says, with the numbers; empty where they can.
-
-    The rules of docs/rules.md say the same before a run is submitted; here a job looks for itself.
-    """
-    model, layout, training = spec.model, spec.parallelism, spec.training
-    widths = {"num_attention_heads": layout.tp, "num_query_groups": layout.tp, "vocab_size": layout.tp}
-    if model.has_dense_layers:
-        widths["ffn_hidden_size"] = layout.tp
-    if model.is_moe:
-        widths |= {"moe_shared_expert_ffn_hidden_size": layout.tp, "moe_ffn_hidden_size": layout.etp}
-        widths["num_moe_experts"] = layout.ep
-    wrong = [
-        f"model.{name}={getattr(model, name)} over {degree} ranks"
-        for name, degree in widths.items()
-        if getattr(model, name) % degree
-    ]
-    if layout.cp > 1 and training.sequence_length % (2 * layout.cp):
-        wrong.append(f"training.sequence_length={training.sequence_length} in 2 * cp={layout.cp} chunks")
-    elif (layout.sequence_parallel or model.is_moe) and training.sequence_length // layout.cp % layout.tp:
-        wrong.append(
-            f"training.sequence_length={training.sequence_length} over tp={layout.tp} ranks, with cp={layout.cp}"
-        )
-    if layout.pp * layout.vpp > model.num_layers:
-        wrong.append(f"model.num_layers={model.num_layers} over pp={layout.pp} * vpp={layout.vpp} virtual stages")
-    interleaved = layout.schedule == "interleaved"
-    if (layout.vpp > 1) != interleaved or (interleaved and layout.pp < 2):
-        wrong.append(f"parallelism.schedule={layout.schedule} with pp={layout.pp} and vpp={layout.vpp}")
-    if training.global_batch_size % (training.micro_batch_size * layout.dp):
-        wrong.append(f"training.global_batch_size={training.global_batch_size} over dp={layout.dp} ranks")
-    elif interleaved and spec.num_microbatches % layout.pp:
-        wrong.append(f"{spec.num_microbatches} micro-batches interleaved over pp={layout.pp}")
-    return tuple(wrong)
 
 
 def layers_of(num_layers: int, stages: int, chunks: int) -> tuple[range, ...]:

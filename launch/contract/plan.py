@@ -25,6 +25,10 @@ class Reason:
     remedy: str
     source: str = ""
 
+    @property
+    def text(self) -> str:
+        return f"{self.message}. {self.remedy}"
+
 
 @dataclass(frozen=True)
 class Margins:

@@ -85,6 +85,11 @@ class Model:
     def is_moe(self) -> bool:
         return self.num_moe_experts > 0
 
+    @property
+    def attends_to_all(self) -> bool:
+        """Whether every token attends to all tokens before it, and to nothing else."""
+        return self.window_size == 0 and not self.attention_sinks
+
     def window_of_layer(self, number: int) -> int:
         """The window of layer ``number``, counted from 0; 0 where it sees the whole sequence.
 
@@ -163,6 +168,10 @@ class Training:
     variable_sequence_lengths: bool = False
     deterministic: bool = False
     seed: int = 1234
+
+
+BYTE_VALUES = 256
+"""The tokens of text that no tokenizer reads: its bytes."""
 
 
 @dataclass(frozen=True)

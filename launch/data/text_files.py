@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from launch.contract.errors import DataError
-from launch.contract.spec import Data
-from launch.data.fields import BYTE_VALUES, read_bytes, unreadable
+from launch.contract.spec import BYTE_VALUES, Data
+from launch.data.fields import read_bytes, unreadable
 from launch.data.tokenizer import LocalTokenizer, load_tokenizer
 
 TEXT_SUFFIXES = (".py", ".txt")

@@ -13,10 +13,10 @@ from typing import Literal, Protocol
 import torch
 
 from launch.contract.errors import UnsupportedError
-from launch.contract.parallel_dims import indivisible_dims
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
-from launch.support import unsupported
+from launch.support import layout, unsupported
+from launch.support.rule import judge, refuse
 
 StepKind = Literal["warmup", "capture", "steady"]
 """What a step was: before the capture, the capture's own, or after it. An eager engine reports its warm-up steps as
@@ -101,9 +101,4 @@ def check_supported(spec: RunSpec) -> None:
     Raises:
         UnsupportedError: the engine that ``spec`` names cannot run it; the message names every field at fault.
     """
-    if reasons := unsupported(spec):
-        raise UnsupportedError("; ".join(f"{reason.message}: {reason.remedy}" for reason in reasons))
-    if wrong := indivisible_dims(spec):
-        raise UnsupportedError(
-            f"the layout does not fit: {', '.join(wrong)}; see docs/rules.md for the way out of each"
-        )
+    refuse((*unsupported(spec), *judge(layout.RULES, spec)), UnsupportedError)

@@ -1,6 +1,6 @@
-"""What each engine can do in this version; all else is refused by name, before a run is submitted and again in the job.
+"""The rules that a job checks again before it builds: what its engine supports, and whether the layout divides.
 
-One table an engine: a row is a field, the values that the engine takes, and the way out for all others.
+One table for each engine. The orchestrator judges by the same tables before it submits.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from collections.abc import Mapping
 
 from launch.contract.plan import Reason
 from launch.contract.spec import EngineName, RunSpec
-from launch.support.megatron import MEGATRON, known_faults
-from launch.support.support_rule import SupportRule
-from launch.support.torch_native import TORCH_NATIVE
+from launch.support import megatron, torch_native
+from launch.support.rule import Rule, judge
 
-__all__ = ["LIMITS", "known_faults", "unsupported"]
-
-LIMITS: Mapping[EngineName, tuple[SupportRule, ...]] = {"torch_native": TORCH_NATIVE, "megatron": MEGATRON}
+SUPPORT: Mapping[EngineName, tuple[Rule, ...]] = {"torch_native": torch_native.RULES, "megatron": megatron.RULES}
 
 
 def unsupported(spec: RunSpec) -> tuple[Reason, ...]:
-    """Why the engine that ``spec`` names cannot run it, one reason a field; empty where it can."""
-    return tuple(reason for limit in LIMITS[spec.engine] if (reason := limit.judge(spec)) is not None)
+    """Return why the engine of ``spec`` does not support it; empty where it does."""
+    return judge(SUPPORT[spec.engine], spec)
+
+
+def known_faults(spec: RunSpec) -> tuple[Reason, ...]:
+    """Return what the library of ``spec`` is known to compute wrongly. Such a run carries a note and is never advised."""
+    return judge(megatron.KNOWN_FAULTS, spec)

@@ -1,169 +1,186 @@
-"""What engine megatron takes of Megatron-Core 0.16.1, and what that computes wrongly."""
+"""Rules on what engine megatron supports of Megatron-Core 0.16.1, and what that is known to compute wrongly."""
 
 from __future__ import annotations
 
-from launch.contract.plan import Reason
-from launch.contract.spec import CudaGraph, Model, RunSpec
-from launch.support.support_rule import SupportRule, fixed, is_plain
+from launch.contract.spec import Model, RunSpec
+from launch.support.rule import GRAPH, MCORE, MegatronRule, Rule, divides, fixed, padded_capacity
 
 LOCAL_INPUTS = (
-    "a local graph of megatron-core 0.16.1 gives its input back to a pool of buffers before its own backward pass has read it "
-    "(transformer/cuda_graphs.py:995), and the gradient of the first layer's norm is wrong (seen; mended in Megatron-LM pull "
-    "request 4433)"
+    "a local graph of megatron-core 0.16.1 returns its input to a buffer pool before its own backward pass has read it, which "
+    "makes the gradient of the first layer's norm wrong (observed; fixed by Megatron-LM pull request 4433)"
 )
 WITHOUT_ATTENTION = (
     "capture parts without attention (cuda_graph.scope: [moe_router, moe_preprocess], or [mlp] where layers are dense)"
 )
-ON_GPUS = (
-    "set resources.device=cuda, or engine=torch_native: Megatron-Core's schedules and optimizers allocate on a GPU"
-)
 
 
-def known_faults(spec: RunSpec) -> tuple[Reason, ...]:
-    """What the library that ``spec`` runs on is known to compute wrongly in it: its runs say so, and it is not advised."""
-    if spec.cuda_graph.impl != "local":
-        return ()
-    return (Reason("megatron.local_inputs", LOCAL_INPUTS, "use transformer_engine or full_iteration"),)
+def _reuses_first_graph(spec: RunSpec) -> bool:
+    """Return whether the graph of the first micro-batch is replayed for the others.
 
-
-def _replays_first_product(spec: RunSpec) -> bool:
-    """Whether a graph of the first micro-batch is replayed for others, as where micro-batches follow one another (megatron-core
-    0.16.1 transformer/cuda_graphs.py:2046); with fp8 modules of it know no first one."""
+    Megatron-Core does so where micro-batches follow one another (transformer/cuda_graphs.py:2046). With fp8, modules do not
+    treat the first micro-batch differently.
+    """
     layout = spec.parallelism
     shared = layout.pp == 1 and not layout.overlap_moe_expert_parallel_comm and spec.training.fp8 == "none"
     return shared and spec.cuda_graph.impl == "transformer_engine" and spec.num_microbatches > 1
 
 
-def _routes_as_megatron(model: Model) -> bool:
-    """Whether megatron-core 0.16.1 has the router (transformer/moe/moe_utils.py, topk_routing_with_score_function).
+def _lacks_router(model: Model) -> bool:
+    """Return whether Megatron-Core lacks the router (transformer/moe/moe_utils.py, topk_routing_with_score_function).
 
-    What a single chosen expert counts for it never makes sum to 1; what several count for by sigmoid it always does.
+    It never normalises the weight of a single chosen expert, and always those that sigmoid gives to several.
     """
-    over_chosen = model.moe_router_order == "topk_then_softmax"
+    softmax_last = model.moe_router_order == "topk_then_softmax"
     if model.moe_router_score_function == "sigmoid":
-        return not over_chosen and model.moe_router_normalize_topk == (model.moe_router_topk > 1)
-    return model.moe_router_topk > 1 or not (over_chosen or model.moe_router_normalize_topk)
+        return softmax_last or model.moe_router_normalize_topk != (model.moe_router_topk > 1)
+    return model.moe_router_topk <= 1 and (softmax_last or model.moe_router_normalize_topk)
 
 
-def _is_llama_3s(model: Model) -> bool:
-    """Megatron-Core has these as constants (models/common/embeddings/rotary_pos_embedding.py)."""
+def _has_other_llama3_scaling(model: Model) -> bool:
     scaling = (model.rope_original_max_position, model.rope_low_freq_factor, model.rope_high_freq_factor)
-    return scaling == (8192, 1.0, 4.0)
+    return model.rope_scaling == "llama3" and scaling != (8192, 1.0, 4.0)
 
 
-def _captures_attention(graph: CudaGraph) -> bool:
-    """Whether a layer's graph holds its attention."""
-    return graph.impl == "transformer_engine" and (not graph.scope or "attn" in graph.scope)
+def _captures_attention(spec: RunSpec) -> bool:
+    return spec.cuda_graph.impl == "transformer_engine" and "attention" in spec.captured_parts
 
 
-MEGATRON: tuple[SupportRule, ...] = (
-    fixed("placement.device", "cuda", ON_GPUS),
-    fixed("model.weights", "random", "set model.weights=random, or engine=torch_native"),
-    SupportRule("model.kv_channels", lambda channels, spec: channels % 2 == 0, "set an even one: RoPE rotates pairs"),
-    SupportRule(
-        "model.num_query_groups",
-        lambda groups, spec: groups % spec.parallelism.tp == 0,
-        "set parallelism.tp to a divisor of it",
+KNOWN_FAULTS: tuple[Rule, ...] = (
+    Rule(
+        "megatron.local_inputs", ("cuda_graph.impl",), LOCAL_INPUTS,
+        lambda spec: spec.cuda_graph.impl == "local",
+        fix="Use transformer_engine or full_iteration.", source=f"{MCORE}transformer/cuda_graphs.py:995",
     ),
-    SupportRule(
-        "model.rope_scaling",
-        lambda scaling, spec: scaling != "llama3" or _is_llama_3s(spec.model),
-        "set model.rope_original_max_position=8192, rope_low_freq_factor=1 and rope_high_freq_factor=4, Llama 3's own, "
-        "or engine=torch_native",
+)  # fmt: skip
+"""What the library computes wrongly, although the engine runs it."""
+
+RULES: tuple[Rule, ...] = (
+    fixed(
+        "megatron", "placement.device", "cuda",
+        "Set resources.device=cuda, or engine to torch_native: Megatron-Core's schedules and optimizers allocate on a GPU.",
     ),
-    SupportRule(
-        "model.moe_router_normalize_topk",
-        lambda _, spec: not spec.model.is_moe or _routes_as_megatron(spec.model),
-        "leave it true for a sigmoid of several experts, set it to false for one expert, and topk_then_softmax for "
-        "several by softmax alone; or set engine=torch_native",
+    fixed("megatron", "model.weights", "random", "Set model.weights=random, or engine to torch_native."),
+    MegatronRule(
+        "megatron.num_query_groups", ("model.num_query_groups", "parallelism.tp"), "tp must divide the query groups",
+        lambda spec: not divides(spec.parallelism.tp, spec.model.num_query_groups),
+        fix="Choose a tp that divides num_query_groups.",
     ),
-    SupportRule(
-        "model.moe_expert_capacity_factor",
-        lambda factor, spec: factor is None or spec.model.moe_pad_expert_input_to_capacity,
-        "set model.moe_pad_expert_input_to_capacity=true, or model.moe_expert_capacity_factor=null (dropless)",
+    MegatronRule(
+        "megatron.rope_scaling",
+        ("model.rope_scaling", "model.rope_original_max_position", "model.rope_low_freq_factor", "model.rope_high_freq_factor"),
+        "Megatron-Core has the scaling of Llama 3 as constants",
+        lambda spec: _has_other_llama3_scaling(spec.model),
+        fix="Set rope_original_max_position=8192, rope_low_freq_factor=1 and rope_high_freq_factor=4, or engine to torch_native.",
+        source=f"{MCORE}models/common/embeddings/rotary_pos_embedding.py",
     ),
-    SupportRule(
-        "model.moe_shared_expert_ffn_hidden_size",
-        lambda width, spec: width == 0 or not spec.model.add_bias_linear,
-        "set model.add_bias_linear=false: Megatron-Core's shared expert has no biases",
+    MegatronRule(
+        "megatron.moe_router_normalize_topk",
+        ("model.moe_router_normalize_topk", "model.moe_router_score_function", "model.moe_router_order", "model.moe_router_topk"),
+        "Megatron-Core never normalises the weight of one expert, and always normalises the sigmoid weights of several",
+        lambda spec: spec.model.is_moe and _lacks_router(spec.model),
+        fix="Set moe_router_normalize_topk to true for a sigmoid of several experts and to false for one expert, with "
+        "softmax_then_topk; or set engine to torch_native.",
+        source=f"{MCORE}transformer/moe/moe_utils.py topk_routing_with_score_function",
     ),
-    SupportRule(
-        "parallelism.tp",
-        lambda tp, spec: tp == spec.parallelism.etp or not spec.model.is_moe or spec.parallelism.ep > 1,
-        "set it to 1, or parallelism.ep to 2 or more, or etp to tp: with ep=1 megatron-core 0.16.1 reduces the gradients of experts "
-        "over the ranks of dp and cp, whoever holds the same",
+    padded_capacity("megatron"),
+    MegatronRule(
+        "megatron.moe_shared_expert_ffn_hidden_size", ("model.moe_shared_expert_ffn_hidden_size", "model.add_bias_linear"),
+        "Megatron-Core's shared expert has no biases",
+        lambda spec: spec.model.moe_shared_expert_ffn_hidden_size != 0 and spec.model.add_bias_linear,
+        fix="Set model.add_bias_linear=false.",
     ),
-    SupportRule(
-        "parallelism.overlap_moe_expert_parallel_comm",
-        lambda on, spec: not on or (spec.model.num_layers - 1) % max(spec.model.moe_layer_freq, 1) == 0,
-        "set it to false, or a model.num_layers whose last layer has experts: behind a dense one megatron-core 0.16.1 leaves "
-        "the last norm out of the model (models/gpt/fine_grained_callables.py:583)",
+    MegatronRule(
+        "megatron.tp", ("parallelism.tp", "parallelism.etp", "parallelism.ep"),
+        "with ep=1 megatron-core 0.16.1 reduces the gradients of experts over dp and cp, so etp must equal tp",
+        lambda spec: spec.model.is_moe and spec.parallelism.ep <= 1 and spec.parallelism.tp != spec.parallelism.etp,
+        fix="Set tp to 1, or ep to 2 or more, or etp to tp.",
     ),
-    SupportRule(
-        "parallelism.overlap_moe_expert_parallel_comm",
-        lambda on, spec: not on or spec.parallelism.ep != spec.model.num_moe_experts or spec.parallelism.etp > 1,
-        "set it to false, or parallelism.ep below model.num_moe_experts: on a rank with one expert megatron-core 0.16.1 frees "
-        "tokens that its backward pass has yet to read (models/gpt/fine_grained_callables.py:74)",
+    MegatronRule(
+        "megatron.overlap_moe_expert_parallel_comm",
+        ("parallelism.overlap_moe_expert_parallel_comm", "model.num_layers", "model.moe_layer_freq"),
+        "behind a dense last layer megatron-core 0.16.1 leaves the final norm out of the model",
+        lambda spec: spec.parallelism.overlap_moe_expert_parallel_comm
+        and (spec.model.num_layers - 1) % max(spec.model.moe_layer_freq, 1) != 0,
+        fix="Set overlap_moe_expert_parallel_comm to false, or a num_layers whose last layer has experts.",
+        source=f"{MCORE}models/gpt/fine_grained_callables.py:583",
     ),
-    SupportRule(
-        "parallelism.cp",
-        lambda cp, spec: cp == 1 or (is_plain(spec.model) and spec.training.precision == "bf16"),
-        "set parallelism.cp=1, or training.precision=bf16 for a model without windows and sinks: Transformer Engine's ring "
-        "attention has neither, and takes 16 bits alone (2.11 pytorch/attention/dot_product_attention/context_parallel.py:4026, "
-        ":4046, utils.py:756)",
+    MegatronRule(
+        "megatron.overlap_moe_expert_parallel_comm",
+        ("parallelism.overlap_moe_expert_parallel_comm", "parallelism.ep", "model.num_moe_experts"),
+        "on a rank with one expert megatron-core 0.16.1 frees tokens before its backward pass has read them",
+        lambda spec: spec.parallelism.overlap_moe_expert_parallel_comm
+        and spec.parallelism.ep == spec.model.num_moe_experts
+        and spec.parallelism.etp <= 1,
+        fix="Set overlap_moe_expert_parallel_comm to false, or ep below num_moe_experts.",
+        source=f"{MCORE}models/gpt/fine_grained_callables.py:74",
     ),
-    SupportRule(
-        "parallelism.schedule",
-        lambda schedule, spec: schedule != "gpipe" or spec.parallelism.pp == 1,
-        "set parallelism.schedule=1f1b, or engine=torch_native",
+    MegatronRule(
+        "megatron.cp", ("parallelism.cp", "model.window_size", "model.attention_sinks", "training.precision"),
+        "Transformer Engine's ring attention takes bf16 alone, and has neither windows nor sinks",
+        lambda spec: spec.parallelism.cp != 1
+        and not (spec.model.attends_to_all and spec.training.precision == "bf16"),
+        fix="Set parallelism.cp=1, or training.precision=bf16 for a model without windows and sinks.",
+        source="transformer_engine 2.11 pytorch/attention/dot_product_attention/context_parallel.py:4026, :4046, utils.py:756",
     ),
-    fixed("training.compile", "none"),
-    SupportRule(
-        "training.attention_backend",
-        lambda backend, spec: backend in ("auto", "transformer_engine"),
-        "set training.attention_backend=auto: the layers are Transformer Engine's",
+    MegatronRule(
+        "megatron.schedule", ("parallelism.schedule", "parallelism.pp"), "Megatron-Core has no GPipe schedule",
+        lambda spec: spec.parallelism.schedule == "gpipe" and spec.parallelism.pp != 1,
+        fix="Set parallelism.schedule=1f1b, or engine to torch_native.",
     ),
-    SupportRule(
-        "training.gradient_accumulation_fusion",
-        lambda on, spec: not on or not _replays_first_product(spec),
-        "set it to false, or cuda_graph.impl=full_iteration, or parallelism.pp to 2 or more, or a global_batch_size of one "
-        "micro-batch a step: one graph replays all micro-batches, and transformer-engine 2.11 captures it as that of the first, "
-        "which writes gradients instead of adding to them (pytorch/graph.py:484; seen; mended in TransformerEngine pull "
-        "request 2715)",
+    fixed("megatron", "training.compile", "none"),
+    MegatronRule(
+        "megatron.attention_backend", ("training.attention_backend",), "the layers are Transformer Engine's",
+        lambda spec: spec.training.attention_backend not in ("auto", "transformer_engine"),
+        fix="Set training.attention_backend=auto.",
     ),
-    SupportRule(
-        "training.moe_router_fusion",
-        lambda on, spec: not on or (spec.model.is_moe and not spec.training.deterministic),
-        "set it to false: a dense model has no router, and in deterministic mode it is not known whether Transformer Engine's "
-        "kernels add in a fixed order",
+    MegatronRule(
+        "megatron.gradient_accumulation_fusion",
+        ("training.gradient_accumulation_fusion", "cuda_graph.impl", "parallelism.pp", "num_microbatches"),
+        "one graph replays all micro-batches, and transformer-engine 2.11 captures it as that of the first, which overwrites "
+        "gradients instead of adding to them (observed; fixed by TransformerEngine pull request 2715)",
+        lambda spec: spec.training.gradient_accumulation_fusion and _reuses_first_graph(spec),
+        fix="Set gradient_accumulation_fusion to false, or cuda_graph.impl=full_iteration, or parallelism.pp to 2 or more, or a "
+        "global_batch_size of one micro-batch a step.",
+        source="transformer_engine 2.11 pytorch/graph.py:484",
     ),
-    fixed("training.cpu_offloading", False),
-    fixed("training.variable_sequence_lengths", False),
-    fixed("data.packed_sequences", False, "set data.packed_sequences=false, or engine=torch_native"),
-    SupportRule(
-        "cuda_graph.impl",
-        lambda impl, spec: impl != "local" or spec.training.deterministic,
-        "use transformer_engine or full_iteration, or set training.deterministic=true, where a verdict shows to the bit what "
-        f"they are worth: {LOCAL_INPUTS}",
+    MegatronRule(
+        "megatron.moe_router_fusion", ("training.moe_router_fusion", "model.num_moe_experts", "training.deterministic"),
+        "a dense model has no router, and Transformer Engine's router kernels may add in no fixed order",
+        lambda spec: spec.training.moe_router_fusion and (not spec.model.is_moe or spec.training.deterministic),
+        fix="Set training.moe_router_fusion=false.",
     ),
-    SupportRule(
-        "training.recompute",
-        lambda recompute, spec: recompute != "selective" or not _captures_attention(spec.cuda_graph),
-        f"set training.recompute=none, or cuda_graph.impl=full_iteration, or {WITHOUT_ATTENTION}: megatron-core 0.16.1 "
-        "recomputes attention by a function that refuses torch.autograd.grad, by which layers are "
-        "captured (tensor_parallel/random.py:539)",
+    fixed("megatron", "training.cpu_offloading", False),
+    fixed("megatron", "training.variable_sequence_lengths", False),
+    fixed("megatron", "data.packed_sequences", False, "Set data.packed_sequences=false, or engine to torch_native."),
+    MegatronRule(
+        "megatron.impl", ("cuda_graph.impl", "training.deterministic"), LOCAL_INPUTS,
+        lambda spec: spec.cuda_graph.impl == "local" and not spec.training.deterministic,
+        fix="Use transformer_engine or full_iteration, or set training.deterministic=true: its verdict then shows to the bit "
+        "what local graphs compute.",
+        source=f"{MCORE}transformer/cuda_graphs.py:995",
     ),
-    SupportRule(
-        "parallelism.pp",
-        lambda pp, spec: pp == 1 or spec.parallelism.vpp > 1 or spec.cuda_graph.impl != "full_iteration",
-        "set parallelism.pp=1, or vpp to 2 or more with schedule=interleaved: stages of one piece wait for the whole device "
-        "in every transfer (megatron-core 0.16.1 pipeline_parallel/p2p_communication.py:398), which no capture allows",
+    MegatronRule(
+        "megatron.recompute", ("training.recompute", *GRAPH),
+        "megatron-core 0.16.1 recomputes attention by a function that refuses torch.autograd.grad, which captures layers",
+        lambda spec: spec.training.recompute == "selective" and _captures_attention(spec),
+        fix=f"Set training.recompute=none, or cuda_graph.impl=full_iteration, or {WITHOUT_ATTENTION}.",
+        source=f"{MCORE}tensor_parallel/random.py:539",
     ),
-    SupportRule(
-        "model.rope_scaling",
-        lambda scaling, spec: scaling != "yarn" or not _captures_attention(spec.cuda_graph),
-        f"{WITHOUT_ATTENTION}, or use full_iteration: megatron-core 0.16.1 captures attention of a YaRN model "
-        "without positions, and says nothing (transformer/cuda_graphs.py:1863)",
+    MegatronRule(
+        "megatron.pp", ("parallelism.pp", "parallelism.vpp", "cuda_graph.impl"),
+        "without interleaved stages each transfer waits for the whole device, which no capture allows",
+        lambda spec: spec.parallelism.pp != 1
+        and spec.parallelism.vpp <= 1
+        and spec.cuda_graph.implementation.extent == "step",
+        fix="Set parallelism.pp=1, or vpp to 2 or more with schedule=interleaved.",
+        source=f"{MCORE}pipeline_parallel/p2p_communication.py:398",
     ),
-    fixed("digest_steps", 0, "set engine=torch_native: Megatron-Core's layers are not digested here"),
-)
+    MegatronRule(
+        "megatron.rope_scaling", ("model.rope_scaling", *GRAPH),
+        "megatron-core 0.16.1 silently captures attention of a YaRN model without positions",
+        lambda spec: spec.model.rope_scaling == "yarn" and _captures_attention(spec),
+        fix=f"{WITHOUT_ATTENTION.capitalize()}, or use full_iteration.",
+        source=f"{MCORE}transformer/cuda_graphs.py:1863",
+    ),
+    fixed("megatron", "digest_steps", 0, "Set engine to torch_native: Megatron-Core's layers are not digested here."),
+)  # fmt: skip

@@ -1,91 +1,93 @@
-"""What engine torch_native takes."""
+"""Rules on what engine torch_native supports."""
 
 from __future__ import annotations
 
 from launch.contract.spec import RunSpec
-from launch.support.support_rule import SupportRule, fixed, is_plain
+from launch.support.rule import GRAPH, NativeRule, Rule, fixed, padded_capacity
 
-OF_MEGATRON = "set it to false, or engine=megatron"
-
-
-def _grouped_mm_width(width: int, spec: RunSpec) -> bool:
-    """CUDA's grouped_mm wants rows of whole 16 bytes: 8 elements of bfloat16. float32 is multiplied expert by expert."""
-    in_groups = spec.model.is_moe and spec.training.precision == "bf16" and spec.placement.device == "cuda"
-    return not in_groups or width % 8 == 0
+ON_MEGATRON = "Set it to false, or engine to megatron."
+DEGREES = ("parallelism.tp", "parallelism.pp", "parallelism.ep")
 
 
-def _expresses(backend: str, spec: RunSpec) -> bool:
-    """Whether an attention backend expresses the model's layers on this device; auto chooses one that does. Transformer
-    Engine keeps Dynamo out of its own (2.11 pytorch/attention/dot_product_attention/dot_product_attention.py:798)."""
-    plain = is_plain(spec.model) and not spec.data.packed_sequences
+def _backend_unfit(spec: RunSpec) -> bool:
+    backend, packed = spec.training.attention_backend, spec.data.packed_sequences
     on_cuda = spec.placement.device == "cuda"
     if backend == "transformer_engine":
-        beyond = spec.data.packed_sequences or spec.compiles_whole
-        return on_cuda and spec.training.precision == "bf16" and not beyond
-    return backend == "auto" or (plain if backend == "sdpa" else on_cuda)
+        return not on_cuda or spec.training.precision != "bf16" or packed or spec.compiles_whole
+    if backend == "sdpa":
+        return packed or not spec.model.attends_to_all
+    return backend != "auto" and not on_cuda
 
 
-def _lies_whole(spec: RunSpec) -> bool:
-    """Whether each rank holds the whole model."""
-    return (spec.parallelism.tp, spec.parallelism.pp, spec.parallelism.ep) == (1, 1, 1)
+def _is_split(spec: RunSpec) -> bool:
+    """Return whether a rank holds only a part of the model."""
+    return (spec.parallelism.tp, spec.parallelism.pp, spec.parallelism.ep) != (1, 1, 1)
 
 
-TORCH_NATIVE: tuple[SupportRule, ...] = (
-    SupportRule("model.kv_channels", lambda channels, spec: channels % 2 == 0, "set an even one: RoPE rotates pairs"),
-    SupportRule(
-        "model.moe_expert_capacity_factor",
-        lambda factor, spec: factor is None or spec.model.moe_pad_expert_input_to_capacity,
-        "set model.moe_pad_expert_input_to_capacity=true, or model.moe_expert_capacity_factor=null (dropless)",
-    ),
-    SupportRule("model.hidden_size", _grouped_mm_width, "set a multiple of 8, or resources.device=cpu"),
-    SupportRule("model.moe_ffn_hidden_size", _grouped_mm_width, "set a multiple of 8, or resources.device=cpu"),
-    fixed("parallelism.etp", 1),
-    fixed("parallelism.cp", 1, remedy="set parallelism.cp=1, or engine=megatron"),
-    SupportRule(
-        "training.attention_backend",
-        _expresses,
-        "set training.attention_backend=auto: sdpa has neither windows, sinks nor packed documents, flex and "
-        "transformer_engine run on CUDA, and transformer_engine takes bf16 without packed documents and is not compiled with "
-        "the model (training.compile=whole, torch_compile)",
+def _grouped_width(name: str) -> Rule:
+    def is_misaligned(spec: RunSpec) -> bool:
+        in_groups = spec.model.is_moe and spec.training.precision == "bf16" and spec.placement.device == "cuda"
+        return in_groups and bool(getattr(spec.model, name) % 8)
+
+    return NativeRule(
+        f"torch_native.{name}", (f"model.{name}", "training.precision", "placement.device"),
+        "CUDA's grouped_mm of bf16 experts needs rows of whole 16 bytes", is_misaligned,
+        fix=f"Set model.{name} to a multiple of 8, or resources.device=cpu.",
+    )  # fmt: skip
+
+
+RULES: tuple[Rule, ...] = (
+    padded_capacity("torch_native"),
+    _grouped_width("hidden_size"),
+    _grouped_width("moe_ffn_hidden_size"),
+    fixed("torch_native", "parallelism.etp", 1),
+    fixed("torch_native", "parallelism.cp", 1, "Set parallelism.cp=1, or engine to megatron."),
+    NativeRule(
+        "torch_native.attention_backend",
+        ("training.attention_backend", "placement.device", "training.precision", "data.packed_sequences", "compiles_whole"),
+        "sdpa has no windows, sinks or packed documents; flex and transformer_engine run on CUDA; transformer_engine takes "
+        "bf16 without packed documents, and Dynamo does not compile it with the model",
+        _backend_unfit,
+        fix="Set training.attention_backend=auto.",
+        source="transformer_engine 2.11 pytorch/attention/dot_product_attention/dot_product_attention.py:798 (Dynamo)",
     ),
     fixed(
-        "parallelism.overlap_grad_reduce",
-        False,
-        f"{OF_MEGATRON}: gradients are reduced in the backward pass here in any case",
+        "torch_native", "parallelism.overlap_grad_reduce", False,
+        f"{ON_MEGATRON} torch_native always reduces gradients during the backward pass.",
     ),
-    fixed("parallelism.overlap_param_gather", False, OF_MEGATRON),
-    fixed("parallelism.overlap_moe_expert_parallel_comm", False, OF_MEGATRON),
-    fixed("parallelism.delay_wgrad_compute", False, OF_MEGATRON),
-    fixed("training.fp8", "none", remedy="set training.fp8=none, or engine=megatron"),
-    fixed("training.gradient_accumulation_fusion", False, OF_MEGATRON),
-    fixed("training.moe_router_fusion", False, OF_MEGATRON),
-    fixed("training.cpu_offloading", False),
-    fixed("training.variable_sequence_lengths", False),
-    SupportRule(
-        "cuda_graph.impl",
-        lambda impl, spec: not spec.cuda_graph.implementation.needs_cuda or spec.placement.device == "cuda",
-        "set cuda_graph.impl=none or torch_compile, or resources.device=cuda",
+    fixed("torch_native", "parallelism.overlap_param_gather", False, ON_MEGATRON),
+    fixed("torch_native", "parallelism.overlap_moe_expert_parallel_comm", False, ON_MEGATRON),
+    fixed("torch_native", "parallelism.delay_wgrad_compute", False, ON_MEGATRON),
+    fixed("torch_native", "training.fp8", "none", "Set training.fp8=none, or engine to megatron."),
+    fixed("torch_native", "training.gradient_accumulation_fusion", False, ON_MEGATRON),
+    fixed("torch_native", "training.moe_router_fusion", False, ON_MEGATRON),
+    fixed("torch_native", "training.cpu_offloading", False),
+    fixed("torch_native", "training.variable_sequence_lengths", False),
+    NativeRule(
+        "torch_native.impl", ("cuda_graph.impl", "placement.device"), "CUDA graphs need a GPU",
+        lambda spec: spec.cuda_graph.implementation.needs_cuda and spec.placement.device != "cuda",
+        fix="Set cuda_graph.impl=none or torch_compile, or resources.device=cuda.",
     ),
-    SupportRule(
-        "cuda_graph.impl",
-        lambda impl, spec: not spec.cuda_graph.implementation.compiles or _lies_whole(spec),
-        "set cuda_graph.impl=none, or tp, pp and ep to 1: collectives break the graph",
+    NativeRule(
+        "torch_native.impl", ("cuda_graph.impl", *DEGREES), "collectives break the compiled graph of a model that is split",
+        lambda spec: spec.cuda_graph.implementation.compiles and _is_split(spec),
+        fix="Set cuda_graph.impl=none, or tp, pp and ep to 1.",
     ),
-    SupportRule(
-        "training.compile",
-        lambda choice, spec: choice != "whole" or _lies_whole(spec),
-        "set training.compile=none or elementwise, or tp, pp and ep to 1: collectives break the graph",
+    NativeRule(
+        "torch_native.compile", ("training.compile", *DEGREES), "collectives break the compiled graph of a model that is split",
+        lambda spec: spec.training.compile == "whole" and _is_split(spec),
+        fix="Set training.compile=none or elementwise, or tp, pp and ep to 1.",
     ),
-    SupportRule(
-        "cuda_graph.impl",
-        lambda impl, spec: spec.training.compile != "whole" or not spec.cuda_graph.implementation.takes_scope,
-        "set cuda_graph.impl=full_iteration or torch_compile, or training.compile=none or elementwise: with "
-        "training.compile=whole the model is one compiled function, of which no layer or part can be captured",
+    NativeRule(
+        "torch_native.impl", (*GRAPH, "training.compile"),
+        "the model is one compiled function, in which no layer or part can be captured",
+        lambda spec: spec.training.compile == "whole" and spec.cuda_graph.implementation.takes_scope,
+        fix="Set cuda_graph.impl=full_iteration or torch_compile, or training.compile=none or elementwise.",
     ),
-    SupportRule(
-        "digest_steps",
-        lambda steps, spec: not steps or not spec.compiles_whole,
-        "look into another implementation, without training.compile=whole: Inductor's kernels round otherwise than those they "
-        "replace, so that all layers differ in their bits, whatever is at fault",
+    NativeRule(
+        "torch_native.digest_steps", ("digest_steps", "cuda_graph.impl", "training.compile"),
+        "Inductor's kernels round differently from those they replace, so the digests of all layers differ",
+        lambda spec: bool(spec.digest_steps) and spec.compiles_whole,
+        fix="Examine another implementation, without training.compile=whole.",
     ),
-)
+)  # fmt: skip

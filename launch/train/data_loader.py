@@ -16,10 +16,12 @@ import numpy.typing as npt
 import torch
 
 from launch.contract.errors import DataError
-from launch.contract.spec import Data, RunSpec
-from launch.data.fields import check_fields, check_length
+from launch.contract.spec import Data, Model, RunSpec
+from launch.data.fields import check_length
 from launch.data.indexed_dataset import IndexedDataset, open_pair
 from launch.data.text_files import Text, read_text
+from launch.support import data_fields
+from launch.support.rule import judge, refuse
 
 
 class TokenSource(Protocol):
@@ -95,7 +97,7 @@ def open_source(data: Data, vocab_size: int, seed: int) -> TokenSource:
             be read or is damaged.
         EnvironmentFault: the tokenizers library is needed and not installed.
     """
-    check_fields(data, vocab_size)
+    refuse(judge(data_fields.RULES, RunSpec(model=Model(vocab_size=vocab_size), data=data)), DataError)
     if data.kind == "synthetic":
         return SyntheticSource(vocab_size, seed)
     if data.kind == "indexed" and data.path is not None:

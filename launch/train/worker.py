@@ -61,7 +61,7 @@ def run(spec: RunSpec, mesh: RankPlace, attempt: AttemptPaths, recorder: Recorde
         recorder.note(f"asked to fail on purpose: fault.kind={spec.fault.kind}, fault.step={spec.fault.step}")
         engine = FaultyEngine(engine, spec.fault, mesh.device)
     for fault in known_faults(spec):
-        recorder.note(f"{fault.message}: {fault.remedy}")
+        recorder.note(fault.text)
     recorder.choices(engine.choices)
     train(spec, mesh, source, engine, recorder, Metrics(attempt, mesh.rank))
     engine.close()

@@ -13,8 +13,9 @@ from typing import Any, Literal
 from launch.contract.graph_impls import GRAPH_IMPLS
 from launch.contract.spec import CudaGraph, Fault, RunSpec
 from launch.megatron_config.graph_config import Release
-from launch.support import LIMITS, known_faults
+from launch.support import known_faults, megatron
 from launch.support.expandable_segments import REGISTER, expandable_segments_setting
+from launch.support.rule import judge
 from orchestrator.rules import violations
 
 Format = Literal["megatron-lm", "bridge"]
@@ -47,7 +48,7 @@ def _rejected(spec: RunSpec) -> Iterator[str]:
     graph = dataclasses.replace(spec.cuda_graph, optimizer=False)
     job = dataclasses.replace(spec, engine="megatron", placement=ranks, cuda_graph=graph, fault=Fault())
     for reason in violations(job):
-        yield f"[{reason.rule}] {reason.message}: rejected with engine megatron; way out: {reason.remedy}"
+        yield f"[{reason.rule}] {reason.text}"
 
 
 def _unsaid(spec: RunSpec, release: Release) -> Iterator[str]:
@@ -57,11 +58,11 @@ def _unsaid(spec: RunSpec, release: Release) -> Iterator[str]:
         value = getattr(getattr(spec, section), name)
         if is_unsaid(value, spec):
             yield f"{field}={value!r}: {why}"
-    for limit in LIMITS["megatron"]:
-        if limit.field in OF_MEGATRON and not limit.accepts(limit.value(spec), spec):
-            yield f"{limit.field}={limit.value(spec)!r} is beyond Megatron-Core 0.16: {limit.remedy}"
+    for reason in judge(megatron.RULES, dataclasses.replace(spec, engine="megatron")):
+        if reason.rule in LIMITS_OF_THE_LIBRARY:
+            yield reason.text
     if release == "0.16":
-        yield from (f"cuda_graph.impl={spec.cuda_graph.impl!r}: {fault.message}" for fault in known_faults(spec))
+        yield from (fault.message for fault in known_faults(spec))
     for name, value in spec.environment.items():
         yield f"environment.{name}={value!r}: set it in the job"
     if spec.training.gradient_accumulation_fusion:
@@ -70,12 +71,14 @@ def _unsaid(spec: RunSpec, release: Release) -> Iterator[str]:
         yield f"{REGISTER}: set it to 0 in the job, as runs here do beside expandable segments"
 
 
-OF_MEGATRON = (
-    "model.rope_scaling", "model.moe_router_normalize_topk", "model.moe_shared_expert_ffn_hidden_size",
-    "parallelism.tp", "parallelism.pp", "parallelism.schedule", "parallelism.overlap_moe_expert_parallel_comm",
-    "training.recompute", "training.gradient_accumulation_fusion",
-)  # fmt: skip
-"""Fields that Megatron-Core itself does not have in full, whoever runs it."""
+LIMITS_OF_THE_LIBRARY = {
+    f"megatron.{name}"
+    for name in (
+        "rope_scaling", "moe_router_normalize_topk", "moe_shared_expert_ffn_hidden_size", "tp", "pp", "schedule",
+        "overlap_moe_expert_parallel_comm", "recompute", "gradient_accumulation_fusion",
+    )
+}  # fmt: skip
+"""Rules on Megatron-Core itself. The other rules of the engine do not bind other programs that use it."""
 
 UNSAID: Sequence[tuple[str, Callable[[Any, RunSpec], bool], str]] = (
     ("model.weights", lambda weights, spec: weights != "random", "name a checkpoint of the target's own format"),

@@ -1,7 +1,4 @@
-"""Which cells cannot work, and why: tables of rules, judged before a GPU is spent.
-
-Every violated rule is reported, not the first alone. Judging is pure and never raises.
-"""
+"""Which cells cannot work, and why: tables of rules, judged before a GPU is used. Pure, and never raises."""
 
 from __future__ import annotations
 
@@ -9,53 +6,63 @@ from collections.abc import Mapping
 
 from launch.contract.plan import Reason
 from launch.contract.spec import RunSpec
+from launch.support import SUPPORT, data_fields, layout
+from launch.support.rule import Rule, judge
 from orchestrator.rules import fault_injection, graph_capture, graph_scope, model, overlap, parallelism, training
-from orchestrator.rules.rule import Rule
 
 TABLES: Mapping[str, tuple[Rule, ...]] = {
     "Implementation and scope": graph_scope.RULES,
-    "What a capture asks for": graph_capture.RULES,
+    "What a capture requires": graph_capture.RULES,
     "Model": model.RULES,
-    "Layout": parallelism.RULES,
+    "Parallelism": parallelism.RULES,
+    "What must divide": layout.RULES,
     "Overlap": overlap.RULES,
-    "Training and data": training.RULES,
-    "Failures on purpose": fault_injection.RULES,
+    "Training": training.RULES,
+    "Data": data_fields.RULES,
+    "Injected faults": fault_injection.RULES,
 }
 RULES: tuple[Rule, ...] = tuple(rule for table in TABLES.values() for rule in table)
 
 PREAMBLE = """\
-# Rules of legality
+# Rules
 
-A cell that violates a rule is rejected before it is submitted; all rules it violates are listed. A row says what must
-hold, for which engines and library versions, the way out, and where the rule comes from. Files and lines are those of
-the released megatron-core 0.16.1 wheel, below `megatron/core`. This page is printed by
-`python -m orchestrator.rules`.
+`plan` rejects a cell that violates a rule, before anything is submitted, and lists every rule that the cell violates. Each
+row says what must hold, for which engines and library versions, how to fix a cell, and where the rule comes from. Files and
+lines are those of the released megatron-core 0.16.1 wheel, below `megatron/core`. `python -m orchestrator.rules` prints this
+page.
 
 ## Measured steps
 
-A run's steps are its warm-up (`cuda_graph.warmup_steps`), one step for the capture, two to settle, and the rest, which
-are measured. The eager twin is measured over the same steps. CUDA graphs with packed sequences and `full_iteration` on
-megatron are let through: Megatron Bridge's guide names that combination as a way out, and a run will tell.
+A run's steps are its warm-up (`cuda_graph.warmup_steps`), one step for the capture, two to settle, and the measured rest.
+The eager baseline is measured over the same steps. CUDA graphs with packed sequences and `full_iteration` on megatron are
+allowed: Megatron Bridge's guide names that combination as a solution, and a run shows whether it works.
+"""
+SUPPORT_PREAMBLE = """\
+## What each engine supports
+
+A cell that passes the rules above and violates one of these is not runnable in this version: its engine refuses it by name.
+The job checks these again, and what must divide.
 """
 
 
 def violations(spec: RunSpec) -> tuple[Reason, ...]:
-    """Why ``spec`` cannot work: a reason for each rule it violates, in the order of the tables; empty where it can."""
-    return tuple(reason for rule in RULES if (reason := rule.judge(spec)) is not None)
+    """Return a reason for each rule that ``spec`` violates, in the order of the tables."""
+    return judge(RULES, spec)
 
 
 def as_markdown() -> str:
-    """docs/rules.md: the tables, one section each."""
-    sections = [f"## {title}\n\n{_table(rules)}" for title, rules in TABLES.items()]
-    return "\n".join((PREAMBLE, *sections))
+    """Return docs/rules.md: the tables, one section each."""
+    rules = [f"## {title}\n\n{_table(table)}" for title, table in TABLES.items()]
+    support = [f"### {engine}\n\n{_table(table)}" for engine, table in SUPPORT.items()]
+    return "\n".join((PREAMBLE, *rules, SUPPORT_PREAMBLE, *support))
 
 
 def _table(rules: tuple[Rule, ...]) -> str:
-    rows = ["| rule | what must hold | engines | versions | the way out | source |", "|" + " --- |" * 6]
+    rows = ["| rule | what must hold | engines | versions | fix | source |", "|" + " --- |" * 6]
     rows += [_row(rule) for rule in rules]
     return "\n".join(rows) + "\n"
 
 
 def _row(rule: Rule) -> str:
-    cells = (f"`{rule.id}`", rule.statement, ", ".join(rule.engines), rule.versions, rule.remedy, rule.source)
+    cells = (f"`{rule.id}`", rule.statement, ", ".join(rule.engines), rule.versions, rule.fix, rule.source)
     return f"| {' | '.join(cells)} |"

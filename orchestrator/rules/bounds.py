@@ -1,4 +1,4 @@
-"""Ranges of numbers, and which fields of a section lie outside theirs."""
+"""Ranges of numbers, and which fields lie outside theirs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from launch.contract.spec import RunSpec
+from launch.support.rule import field_value
+
 
 @dataclass(frozen=True)
 class Interval:
-    """From ``low`` up to, never reaching, ``high``; without ``low`` itself where ``low_open``. NaN is outside."""
+    """From ``low`` to ``high``, without ``high``, and without ``low`` where ``low_open``. NaN is outside."""
 
     low: float
     high: float = math.inf
@@ -28,11 +31,7 @@ COUNT = Interval(0)
 ABOVE_ZERO = Interval(0, low_open=True)
 
 
-def outside(section: str, values: object, limits: Mapping[str, Interval]) -> str | None:
-    """Every field of ``values`` outside its interval, as one message; None where all lie inside."""
-    wrong = [
-        f"{section}.{name}={value} (must be {interval} and finite)"
-        for name, interval in limits.items()
-        if (value := getattr(values, name)) not in interval
-    ]
-    return ", ".join(wrong) or None
+def outside(spec: RunSpec, section: str, limits: Mapping[str, Interval]) -> list[str]:
+    """Return the fields of ``section`` that lie outside their interval."""
+    fields = {f"{section}.{name}": interval for name, interval in limits.items()}
+    return [field for field, interval in fields.items() if field_value(spec, field) not in interval]

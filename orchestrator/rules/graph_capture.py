@@ -1,138 +1,22 @@
-"""What a captured region cannot hold, and what a capture asks of the run around it."""
+"""Rules on what a captured region cannot hold, and what a capture requires of its run."""
 
 from __future__ import annotations
 
 from launch.contract.spec import Model, RunSpec
 from launch.support.expandable_segments import REGISTER, expandable_segments_setting
-from orchestrator.rules.rule import (
-    ANY,
-    BOTH,
-    CONFIG,
-    MCORE,
-    MCORE_016,
-    MEGATRON,
-    TORCH_NATIVE,
-    Rule,
-    compiled_text,
-    scope_text,
+from launch.support.rule import CONFIG, GRAPH, MCORE, MegatronRule, NativeRule, Rule
+
+EXPERTS = (
+    *GRAPH, "model.moe_expert_capacity_factor", "model.moe_pad_expert_input_to_capacity", "parallelism.dispatcher",
+    "parallelism.ep",
+)  # fmt: skip
+PADDED = (
+    "drop and pad (moe_expert_capacity_factor and moe_pad_expert_input_to_capacity; another task: tokens are dropped)"
 )
 
 
-def megatron_expert_sync(spec: RunSpec) -> str | None:
-    """Experts inside a graph are drop-and-pad and dispatched by all-to-all: any other dispatch waits for the host."""
-    drop_and_pad_alltoall = _is_drop_and_pad(spec.model) and spec.parallelism.dispatcher == "alltoall"
-    if not _captures_experts(spec) or drop_and_pad_alltoall:
-        return None
-    return f"{scope_text(spec)} captures the experts, but {_expert_text(spec)}"
-
-
-def native_expert_sync(spec: RunSpec) -> str | None:
-    """Dropless experts inside a graph need dispatcher allgather or ep=1: all-to-all reads split sizes on the host."""
-    parallelism = spec.parallelism
-    static = _is_drop_and_pad(spec.model) or parallelism.dispatcher == "allgather" or parallelism.ep <= 1
-    if not _captures_experts(spec) or static:
-        return None
-    return f"{scope_text(spec)} captures the experts, but {_expert_text(spec)}"
-
-
-def preprocess_sync(spec: RunSpec) -> str | None:
-    """moe_preprocess with a capacity factor needs padding to capacity, or its output size waits for the host."""
-    model = spec.model
-    dropping = model.is_moe and model.moe_expert_capacity_factor is not None and not _is_drop_and_pad(model)
-    if "moe_preprocess" not in spec.cuda_graph.scope or spec.parallelism.dispatcher != "alltoall" or not dropping:
-        return None
-    return f"{scope_text(spec)} captures the dispatcher's preprocessing, but {_expert_text(spec)}"
-
-
-def packed_sequences(spec: RunSpec) -> str | None:
-    """Packed sequences need attention outside the graphs: their boundaries are no tensors of fixed shape."""
-    captures_attention = not spec.cuda_graph.scope or "attn" in spec.cuda_graph.scope
-    if not spec.data.packed_sequences or not spec.cuda_graph.implementation.takes_scope or not captures_attention:
-        return None
-    return f"data.packed_sequences=true, but {scope_text(spec)} captures attention"
-
-
-def native_packed_whole_model(spec: RunSpec) -> str | None:
-    """On torch_native the whole model cannot be captured with packed sequences: their number changes every step."""
-    if not spec.data.packed_sequences or not spec.cuda_graph.implementation.takes_whole_model:
-        return None
-    return f"data.packed_sequences=true, but cuda_graph.impl={spec.cuda_graph.impl} captures attention"
-
-
-def native_fp32_experts(spec: RunSpec) -> str | None:
-    """Dropless experts inside a CUDA graph are bf16: in fp32 each is multiplied by itself, and the host reads how many
-    rows it has."""
-    on_cuda = spec.placement.device == "cuda" and spec.training.precision == "fp32"
-    if not (on_cuda and _captures_experts(spec)) or _is_drop_and_pad(spec.model):
-        return None
-    return f"{scope_text(spec)} captures the experts with training.precision=fp32"
-
-
-def full_recompute(spec: RunSpec) -> str | None:
-    """Full recomputation goes with full_iteration or no graphs: it would run a scope's graph inside a checkpoint."""
-    if spec.training.recompute != "full" or not spec.cuda_graph.implementation.takes_scope:
-        return None
-    return f"training.recompute=full with {scope_text(spec)}"
-
-
-def cpu_offloading(spec: RunSpec) -> str | None:
-    """Graphs and CPU offloading exclude each other."""
-    if not spec.training.cpu_offloading or not spec.graphed:
-        return None
-    return f"training.cpu_offloading=true with cuda_graph.impl={spec.cuda_graph.impl}"
-
-
-def variable_lengths(spec: RunSpec) -> str | None:
-    """Graphs need fixed shapes."""
-    if not spec.training.variable_sequence_lengths or not spec.graphed:
-        return None
-    return f"training.variable_sequence_lengths=true with cuda_graph.impl={spec.cuda_graph.impl}"
-
-
-def expandable_segments(spec: RunSpec) -> str | None:
-    """Graphs with expandable segments need NCCL_GRAPH_REGISTER=0, or replays read memory that has moved; the job sets it
-    where nobody has."""
-    compiled_on_cpu = not spec.cuda_graph.implementation.needs_cuda and spec.placement.device == "cpu"
-    register = spec.environment.get(REGISTER)
-    if not spec.graphed or compiled_on_cpu or register in (None, "0"):
-        return None
-    name = expandable_segments_setting(spec.environment)
-    if name is None:
-        return None
-    return f"environment.{name}={spec.environment[name]} with {REGISTER}={register}"
-
-
-def compiled_pipeline(spec: RunSpec) -> str | None:
-    """torch_compile and training.compile=whole compile a model that is whole on its rank: pp=1."""
-    if not spec.compiles_whole or spec.parallelism.pp <= 1:
-        return None
-    return f"{compiled_text(spec)} with parallelism.pp={spec.parallelism.pp}"
-
-
-def compiled_alone(spec: RunSpec) -> str | None:
-    """To the bit torch_compile is held against a twin that is compiled alike: training.compile=whole."""
-    training = spec.training
-    if not spec.cuda_graph.implementation.compiles or not training.deterministic or training.compile == "whole":
-        return None
-    return f"cuda_graph.impl=torch_compile with training.deterministic=true and training.compile={training.compile}"
-
-
-def static_input_precision(spec: RunSpec) -> str | None:
-    """transformer_engine captures with bf16 inputs, whatever the model's precision is."""
-    if spec.cuda_graph.impl != "transformer_engine" or spec.training.precision == "bf16":
-        return None
-    return f"cuda_graph.impl=transformer_engine with training.precision={spec.training.precision}"
-
-
-def warmup_too_short(spec: RunSpec) -> str | None:
-    """Warm-up is at least 0 steps, and 1 for full_iteration and transformer_engine, so that communicators exist."""
-    if spec.cuda_graph.warmup_steps >= spec.cuda_graph.implementation.least_warmup_steps:
-        return None
-    return f"cuda_graph.warmup_steps={spec.cuda_graph.warmup_steps} with cuda_graph.impl={spec.cuda_graph.impl}"
-
-
 def _captures_experts(spec: RunSpec) -> bool:
-    """Whether experts are inside a graph. torch_compile leaves them between its graphs where they wait for the host."""
+    # torch_compile leaves experts between its graphs where they wait for the host.
     return "experts" in spec.captured_parts and not spec.cuda_graph.implementation.compiles
 
 
@@ -140,92 +24,142 @@ def _is_drop_and_pad(model: Model) -> bool:
     return model.moe_expert_capacity_factor is not None and model.moe_pad_expert_input_to_capacity
 
 
-def _expert_text(spec: RunSpec) -> str:
-    model, parallelism = spec.model, spec.parallelism
-    pad = str(model.moe_pad_expert_input_to_capacity).lower()
-    return (
-        f"model.moe_expert_capacity_factor={model.moe_expert_capacity_factor}, "
-        f"model.moe_pad_expert_input_to_capacity={pad}, "
-        f"parallelism.dispatcher={parallelism.dispatcher}, parallelism.ep={parallelism.ep}"
-    )
+def _megatron_experts_wait(spec: RunSpec) -> bool:
+    static = _is_drop_and_pad(spec.model) and spec.parallelism.dispatcher == "alltoall"
+    return _captures_experts(spec) and not static
+
+
+def _native_experts_wait(spec: RunSpec) -> bool:
+    layout = spec.parallelism
+    static = _is_drop_and_pad(spec.model) or layout.dispatcher == "allgather" or layout.ep <= 1
+    return _captures_experts(spec) and not static
+
+
+def _native_fp32_experts(spec: RunSpec) -> bool:
+    on_cuda = spec.placement.device == "cuda" and spec.training.precision == "fp32"
+    return on_cuda and _captures_experts(spec) and not _is_drop_and_pad(spec.model)
+
+
+def _preprocessing_waits(spec: RunSpec) -> bool:
+    model = spec.model
+    drops = model.is_moe and model.moe_expert_capacity_factor is not None and not _is_drop_and_pad(model)
+    return "moe_preprocess" in spec.cuda_graph.scope and spec.parallelism.dispatcher == "alltoall" and drops
+
+
+def _registered_segments(spec: RunSpec) -> list[str]:
+    uses_graphs = spec.graphed and (spec.placement.device == "cuda" or spec.cuda_graph.implementation.needs_cuda)
+    setting = expandable_segments_setting(spec.environment)
+    registered = spec.environment.get(REGISTER, "0") != "0"
+    return [f"environment.{setting}", f"environment.{REGISTER}"] if uses_graphs and setting and registered else []
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        "capture.megatron_expert_sync", MEGATRON, MCORE_016, megatron_expert_sync,
-        remedy="Use transformer_engine with [attn, moe_router, moe_preprocess], or set moe_expert_capacity_factor and "
+    MegatronRule(
+        "capture.megatron_expert_sync", EXPERTS,
+        "captured experts must be drop-and-pad with dispatcher alltoall, since any other dispatch waits for the host",
+        _megatron_experts_wait,
+        fix="Use transformer_engine with [attn, moe_router, moe_preprocess], or set moe_expert_capacity_factor and "
         "moe_pad_expert_input_to_capacity (another task: tokens are dropped) with dispatcher alltoall, or use engine "
         "torch_native.",
         source=f"{CONFIG}:1764 (moe); {MCORE}transformer/moe/token_dispatcher.py:899, :295 and "
-        "transformer/transformer_layer.py:472 (all others: accepted, die in capture)",
+        "transformer/transformer_layer.py:472 (all others: accepted, fail in the capture)",
     ),
-    Rule(
-        "capture.native_expert_sync", TORCH_NATIVE, ANY, native_expert_sync,
-        remedy="Set parallelism.dispatcher to allgather, or ep to 1, or capture [attn, moe_router] only, by torch or "
+    NativeRule(
+        "capture.native_expert_sync", EXPERTS,
+        "captured dropless experts need dispatcher allgather or ep=1, since all-to-all reads its split sizes on the host",
+        _native_experts_wait,
+        fix="Set parallelism.dispatcher to allgather, or ep to 1, or capture [attn, moe_router] only, by torch or "
         "transformer_engine.",
         source="torch.distributed.all_to_all_single takes its split sizes as Python integers",
     ),
-    Rule(
-        "capture.native_fp32_experts", TORCH_NATIVE, ANY, native_fp32_experts,
-        remedy="Set training.precision to bf16, or drop and pad (moe_expert_capacity_factor and "
-        "moe_pad_expert_input_to_capacity: another task), or capture [attn, moe_router] only, by torch or transformer_engine.",
+    NativeRule(
+        "capture.native_fp32_experts", (*GRAPH, "training.precision"),
+        "captured dropless experts must be bf16, since in fp32 the host reads how many rows each expert has",
+        _native_fp32_experts,
+        fix=f"Set training.precision to bf16, or {PADDED}, or capture [attn, moe_router] only, by torch or transformer_engine.",
         source="torch.nn.functional.grouped_mm has no float32 kernel on CUDA that leaves offsets on the device",
     ),
-    Rule(
-        "capture.preprocess_sync", MEGATRON, MCORE_016, preprocess_sync,
-        remedy="Set moe_pad_expert_input_to_capacity, or leave moe_expert_capacity_factor out, or capture no "
-        "moe_preprocess.",
+    MegatronRule(
+        "capture.preprocess_sync", EXPERTS,
+        "moe_preprocess with a capacity factor needs padding to capacity, or the host waits for its output size",
+        _preprocessing_waits,
+        fix="Set moe_pad_expert_input_to_capacity, or leave moe_expert_capacity_factor out, or capture no moe_preprocess.",
         source=f"{CONFIG}:1772; {MCORE}transformer/moe/token_dispatcher.py:512",
     ),
     Rule(
-        "capture.packed_sequences", BOTH, ANY, packed_sequences,
-        remedy="Set data.packed_sequences to false, or leave attention out: [moe_router, moe_preprocess], or [mlp] where layers "
+        "capture.packed_sequences", ("data.packed_sequences", *GRAPH),
+        "packed sequences need attention outside the graphs, since their boundaries have no fixed shape",
+        lambda spec: spec.data.packed_sequences
+        and spec.cuda_graph.implementation.takes_scope
+        and "attention" in spec.captured_parts,
+        fix="Set data.packed_sequences to false, or leave attention out: [moe_router, moe_preprocess], or [mlp] where layers "
         "are dense.",
         source=f"{MCORE}transformer/transformer_layer.py:1020 (TE), transformer/cuda_graphs.py:243 (local)",
     ),
-    Rule(
-        "capture.native_packed_whole_model", TORCH_NATIVE, ANY, native_packed_whole_model,
-        remedy="Set data.packed_sequences to false, or run eager cells alone.",
+    NativeRule(
+        "capture.native_packed_whole_model", ("data.packed_sequences", "cuda_graph.impl"),
+        "the number of packed sequences changes every step, and a captured model has fixed shapes",
+        lambda spec: spec.data.packed_sequences and spec.cuda_graph.implementation.takes_whole_model,
+        fix="Set data.packed_sequences to false, or run eager cells alone.",
         source="torch.cuda.graph: a replay repeats the shapes of the capture",
     ),
     Rule(
-        "capture.full_recompute", BOTH, ANY, full_recompute,
-        remedy="Set training.recompute to none, or selective on torch_native, or use full_iteration.",
+        "capture.full_recompute", ("training.recompute", *GRAPH),
+        "full recomputation needs full_iteration or no graphs: it would run a layer's graph inside a checkpoint",
+        lambda spec: spec.training.recompute == "full" and spec.cuda_graph.implementation.takes_scope,
+        fix="Set training.recompute to none, or selective on torch_native, or use full_iteration.",
         source=f"{CONFIG}:1780",
     ),
     Rule(
-        "capture.cpu_offloading", BOTH, ANY, cpu_offloading,
-        remedy="Set training.cpu_offloading to false.",
+        "capture.cpu_offloading", ("training.cpu_offloading", "cuda_graph.impl"),
+        "graphs and CPU offloading exclude each other",
+        lambda spec: spec.training.cpu_offloading and spec.graphed,
+        fix="Set training.cpu_offloading to false.",
         source=f"{CONFIG}:1722",
     ),
     Rule(
-        "capture.variable_lengths", BOTH, ANY, variable_lengths,
-        remedy="Set training.variable_sequence_lengths to false and pad to training.sequence_length.",
+        "capture.variable_lengths", ("training.variable_sequence_lengths", "cuda_graph.impl"),
+        "graphs need fixed shapes",
+        lambda spec: spec.training.variable_sequence_lengths and spec.graphed,
+        fix="Set training.variable_sequence_lengths to false and pad to training.sequence_length.",
         source=f"{MCORE}transformer/cuda_graphs.py:1256; torch.cuda.graph: a replay repeats the shapes of the capture",
     ),
     Rule(
-        "capture.expandable_segments", BOTH, ANY, expandable_segments,
-        remedy="Set environment.NCCL_GRAPH_REGISTER to \"0\", leave it out, or take expandable_segments:True out.",
+        "capture.expandable_segments", (),
+        f"graphs with expandable segments need {REGISTER}=0, or replays read memory that has moved (a job sets it where it is "
+        "unset)",
+        _registered_segments,
+        fix=f"Set environment.{REGISTER} to \"0\", leave it out, or take expandable_segments:True out.",
         source=f"{MCORE}transformer/cuda_graphs.py:1682 (TE), :1413 (local, below sm_100)",
     ),
-    Rule(
-        "capture.compiled_pipeline", TORCH_NATIVE, ANY, compiled_pipeline,
-        remedy="Set parallelism.pp to 1, or use torch or full_iteration with training.compile none or elementwise.",
-        source="a stage's sends and receives break the compiled graph, so that nothing is proven of it",
+    NativeRule(
+        "capture.compiled_pipeline", ("cuda_graph.impl", "training.compile", "parallelism.pp"),
+        "torch_compile and training.compile=whole need the whole model on each rank, so pp must be 1",
+        lambda spec: spec.compiles_whole and spec.parallelism.pp > 1,
+        fix="Set parallelism.pp to 1, or use torch or full_iteration with training.compile none or elementwise.",
+        source="a stage's sends and receives break the compiled graph, so nothing can be proven of it",
     ),
-    Rule(
-        "capture.compiled_alone", TORCH_NATIVE, ANY, compiled_alone,
-        remedy="Set training.compile to whole, in the eager twin too, or training.deterministic to false.",
-        source="docs/determinism.md: Inductor's kernels round otherwise than those they replace, whatever graphs do",
+    NativeRule(
+        "capture.compiled_alone", ("cuda_graph.impl", "training.deterministic", "training.compile"),
+        "a comparison to the bit needs a baseline that is compiled alike, with training.compile=whole",
+        lambda spec: spec.cuda_graph.implementation.compiles
+        and spec.training.deterministic
+        and spec.training.compile != "whole",
+        fix="Set training.compile to whole, in the eager baseline too, or training.deterministic to false.",
+        source="docs/determinism.md: Inductor's kernels round differently from those they replace, with or without graphs",
     ),
-    Rule(
-        "capture.static_input_precision", MEGATRON, MCORE_016, static_input_precision,
-        remedy="Set training.precision to bf16, or use full_iteration.",
+    MegatronRule(
+        "capture.static_input_precision", ("cuda_graph.impl", "training.precision"),
+        "transformer_engine captures with bf16 inputs, whatever the precision of the model",
+        lambda spec: spec.cuda_graph.impl == "transformer_engine" and spec.training.precision != "bf16",
+        fix="Set training.precision to bf16, or use full_iteration.",
         source=f"{MCORE}transformer/module.py:247",
     ),
     Rule(
-        "capture.warmup", BOTH, ANY, warmup_too_short,
-        remedy="Set cuda_graph.warmup_steps to 1 or more; 3 is Megatron's default.",
+        "capture.warmup", ("cuda_graph.warmup_steps", "cuda_graph.impl"),
+        "warm-up takes at least 0 steps, and at least 1 for full_iteration and transformer_engine, so that communicators exist",
+        lambda spec: spec.cuda_graph.warmup_steps < spec.cuda_graph.implementation.least_warmup_steps,
+        fix="Set cuda_graph.warmup_steps to 1 or more; 3 is Megatron's default.",
         source="NCCL user guide, Using NCCL with CUDA Graphs: a communicator's first use must come before a capture",
     ),
 )  # fmt: skip

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from launch.contract.errors import UnsupportedError
-from launch.contract.parallel_dims import AXES, ParallelDims, indivisible_dims
-from launch.contract.spec import Model, Parallelism, RunSpec, Training
+from launch.contract.parallel_dims import AXES, ParallelDims
+from launch.contract.spec import Parallelism
 
 LAYOUTS = [
     ParallelDims(tp, dp, pp, ep, cp, etp)
@@ -83,37 +83,3 @@ def test_degrees_come_from_a_spec() -> None:
 def test_refuses_what_ranks_cannot_form(parallelism: Parallelism, said: str) -> None:
     with pytest.raises(UnsupportedError, match=said):
         ParallelDims.of(parallelism)
-
-
-@pytest.mark.parametrize(
-    ("model", "layout", "training", "said"),
-    [
-        ({}, {"tp": 3}, {}, "num_attention_heads=4 over 3 ranks"),
-        ({"vocab_size": 257}, {"tp": 2}, {}, "vocab_size=257 over 2 ranks"),
-        ({"num_moe_experts": 6, "moe_router_topk": 1}, {"ep": 4, "dp": 4}, {}, "num_moe_experts=6 over 4 ranks"),
-        (
-            {"num_moe_experts": 4, "moe_router_topk": 1, "moe_ffn_hidden_size": 9},
-            {"tp": 2, "etp": 2},
-            {},
-            "moe_ffn_hidden_size=9 over 2",
-        ),
-        ({}, {"pp": 4}, {}, "num_layers=2 over pp=4"),
-        ({}, {"pp": 2, "vpp": 2}, {}, "schedule=1f1b with pp=2 and vpp=2"),
-        (
-            {"num_layers": 4},
-            {"pp": 2, "vpp": 2, "schedule": "interleaved"},
-            {"global_batch_size": 3},
-            "3 micro-batches",
-        ),
-        ({}, {"tp": 2, "sequence_parallel": True}, {"sequence_length": 127}, "sequence_length=127 over tp=2"),
-        ({}, {"cp": 2}, {"sequence_length": 126}, "sequence_length=126 in 2 * cp=2"),
-        ({}, {"cp": 2, "tp": 4, "sequence_parallel": True}, {"sequence_length": 132}, "over tp=4 ranks, with cp=2"),
-        ({}, {"dp": 3}, {}, "global_batch_size=8 over dp=3"),
-    ],
-)
-def test_a_model_that_does_not_fit_is_said_with_its_numbers(
-    model: dict[str, Any], layout: dict[str, Any], training: dict[str, Any], said: str
-) -> None:
-    spec = RunSpec(model=Model(**model), parallelism=Parallelism(**layout), training=Training(**training))
-    assert said in "; ".join(indivisible_dims(spec))
-    assert indivisible_dims(RunSpec()) == ()

@@ -17,7 +17,6 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from launch.contract.errors import DataError
 from launch.contract.spec import Data
-from launch.data.fields import check_fields
 from launch.data.text_files import read_text
 from launch.data.tokenizer import load_tokenizer
 
@@ -183,16 +182,6 @@ def test_what_no_path_can_be_is_told(path: str, tmp_path: Path) -> None:
         with pytest.raises(DataError) as caught:
             read_text(data, 256)
         assert str(caught.value).startswith(f"data.{field}={path!r} ") and "correct the path" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "data", [Data(path="a\0b"), Data("indexed", path="a\0b"), Data(tokenizer="a\0b")], ids=["text", "indexed", "json"]
-)
-def test_a_path_with_a_nul_is_refused_before_it_is_opened(data: Data) -> None:
-    with pytest.raises(
-        DataError, match=r"='a\\x00b' names no file: a path cannot hold a NUL character; correct the path"
-    ):
-        check_fields(data, 256)
 
 
 def test_files_that_cannot_be_read_are_told_by_path_and_reason(tmp_path: Path) -> None:

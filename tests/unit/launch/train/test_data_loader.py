@@ -133,16 +133,22 @@ def test_a_token_beyond_the_vocabulary_is_told_where_it_stands(wrong: int, tmp_p
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (Data(kind="synthetic", path="x"), r"data\.path='x' is not used by data\.kind=synthetic; leave it out"),
-        (Data(kind="synthetic", tokenizer="x"), r"data\.tokenizer='x' is not used by data\.kind=synthetic; leave"),
-        (Data(kind="indexed", path="x", tokenizer="y"), r"data\.tokenizer='y' is not used by data\.kind=indexed"),
-        (Data(kind="indexed"), r"data\.kind=indexed reads the pair .*; set data\.path"),
-        (Data(path=""), r"data\.path='' names no file"),
-        (Data(tokenizer=""), r"data\.tokenizer='' names no file"),
-        (Data(eod_token=-1), r"data\.eod_token=-1 .* model\.vocab_size=300; set one of 0 to 299"),
-        (Data(eod_token=300), r"data\.eod_token=300 .* model\.vocab_size=300"),
+        (Data(kind="synthetic", path="x"), r"data\.kind=synthetic, data\.path=x, but .*Leave the field out"),
+        (Data(kind="synthetic", tokenizer="x"), r"data\.kind=synthetic, data\.tokenizer=x, but"),
+        (Data(kind="indexed", path="x", tokenizer="y"), r"data\.kind=indexed, data\.tokenizer=y, but"),
+        (Data(kind="indexed"), r"data\.kind=indexed, data\.path=null, but .*Set data\.path"),
+        (Data(path=""), r"data\.path='', but a path must name a file"),
+        (Data(tokenizer=""), r"data\.tokenizer='', but a path must name a file"),
+        (Data(path="a\0b"), r"data\.path='a\\x00b', but"),
+        (Data("indexed", path="a\0b"), r"data\.path='a\\x00b', but"),
+        (Data(tokenizer="a\0b"), r"data\.tokenizer='a\\x00b', but"),
+        (Data(eod_token=-1), r"data\.eod_token=-1, model\.vocab_size=300, but .*Set eod_token"),
+        (Data(eod_token=300), r"data\.eod_token=300, model\.vocab_size=300"),
         (Data(kind="indexed", path="x", eod_token=300), r"data\.eod_token=300"),
-        (Data(kind="synthetic", packed_sequences=True), r"packed_sequences=true .*; set data\.eod_token"),
+        (
+            Data(kind="synthetic", packed_sequences=True),
+            r"packed_sequences=true, data.eod_token=null, but .*Set data\.eod_token",
+        ),
     ],
 )
 def test_fields_that_do_not_fit_are_told_before_a_file_is_opened(data: Data, message: str) -> None:
@@ -156,7 +162,7 @@ def test_fields_that_do_not_fit_are_told_before_a_file_is_opened(data: Data, mes
         (lambda folder: open_source(Data(path=str(folder / "gone")), 256, 1), "gone.* is neither a file nor a folder"),
         (lambda folder: open_source(Data(path=str(folder)), 256, 1), r"holds no \*\.py or \*\.txt file"),
         (lambda folder: open_source(Data(path=str(folder / "empty")), 256, 1), "is empty"),
-        (lambda folder: open_source(Data(), 255, 1), r"data\.kind='text'.*model\.vocab_size=255"),
+        (lambda folder: open_source(Data(), 255, 1), r"data\.kind=text, .*model\.vocab_size=255"),
         (
             lambda folder: open_source(Data(path=str(folder / "few")), 256, 1).sequence(0, 0, 4),
             "holds 3 tokens.* the 4 of",

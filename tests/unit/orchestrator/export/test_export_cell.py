@@ -278,7 +278,9 @@ def test_what_one_target_alone_lacks() -> None:
         for release in get_args(Release)
     }
     assert starts["main"] >= {"training.precision='fp32'", "data.path"}
-    assert starts["0.16"] - starts["main"] >= {"cuda_graph.impl='local'"}, "mended in what is behind the release"
+    assert [start for start in starts["0.16"] - starts["main"] if start.startswith("cuda_graph.impl=local, ")], (
+        "fixed since"
+    )
 
 
 @pytest.mark.parametrize("to", ["megatron-lm", "bridge"])
@@ -311,7 +313,7 @@ def test_what_rules_reject_on_megatron_is_told_of_whichever_engine_the_cell_is(e
     for cell, rules in ((whole, ["capture.megatron_expert_sync"]), (padded, []), (on_two, []), (spec, [])):
         told = [note for note in export(cell, to, "0.16").notes if note.startswith("[")]
         assert [note[1:].partition("]")[0] for note in told] == rules
-        assert all("way out: Use transformer_engine" in note for note in told)
+        assert all(". Use transformer_engine" in note for note in told)
     compiled = replace(spec, cuda_graph=CudaGraph("torch_compile"))
     assert not [note for note in export(compiled, to, "0.16").notes if note.startswith("[")], "printed as eager"
 

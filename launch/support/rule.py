@@ -1,0 +1,109 @@
+"""A rule: one reason why a cell cannot run, known before a GPU is used. Pure.
+
+The orchestrator judges specs by all rules before it submits them. The job judges its own spec by those in this room.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+from launch.contract.errors import OrchestratorError
+from launch.contract.plan import Reason
+from launch.contract.spec import EngineName, RunSpec
+
+MCORE = "megatron-core 0.16.1 "
+"""Prefix of sources: file and line are those of the released wheel, below ``megatron/core``."""
+CONFIG = f"{MCORE}transformer/transformer_config.py"
+ARITHMETIC = "arithmetic"
+
+GRAPH = ("cuda_graph.impl", "cuda_graph.scope")
+
+_PLAIN = re.compile(r"[\w./:-]+")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row of a table of rules."""
+
+    id: str
+    fields: tuple[str, ...]
+    """What a message names with its value: fields and properties of RunSpec, and ``environment.NAME``."""
+    statement: str
+    """What must hold. A message says it after the values and a "but"."""
+    violated: Callable[[RunSpec], bool | Sequence[str]]
+    """Whether a spec violates the rule; or the fields that do, which a message then names. It never raises: it passes values
+    that another rule bounds."""
+    fix: str
+    """A change after which no other rule rejects the cell."""
+    source: str = ""
+    engines: tuple[EngineName, ...] = ("torch_native", "megatron")
+    versions: str = "any"
+
+    def judge(self, spec: RunSpec) -> Reason | None:
+        found = self.violated(spec) if spec.engine in self.engines else False
+        if not found:
+            return None
+        fields = self.fields if isinstance(found, bool) else found
+        values = ", ".join(f"{field}={spell(field_value(spec, field))}" for field in fields)
+        return Reason(self.id, f"{values}, but {self.statement}", self.fix, self.source)
+
+
+NativeRule = partial(Rule, engines=("torch_native",))
+MegatronRule = partial(Rule, engines=("megatron",), versions="megatron-core 0.16.*")
+ONE_ENGINE: Mapping[EngineName, Callable[..., Rule]] = {"torch_native": NativeRule, "megatron": MegatronRule}
+
+
+def judge(rules: Iterable[Rule], spec: RunSpec) -> tuple[Reason, ...]:
+    """Return one reason for each rule that ``spec`` violates, in the order of ``rules``."""
+    return tuple(reason for rule in rules if (reason := rule.judge(spec)) is not None)
+
+
+def refuse(reasons: Sequence[Reason], error: type[OrchestratorError]) -> None:
+    """Raise ``error`` with all reasons and their fixes, unless there are none."""
+    if reasons:
+        raise error(" ".join(reason.text for reason in reasons))
+
+
+def field_value(spec: RunSpec, field: str) -> Any:
+    section, _, name = field.partition(".")
+    return spec.environment.get(name) if section == "environment" else attrgetter(field)(spec)
+
+
+def spell(value: object) -> str:
+    """Return ``value`` as a recipe writes it."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(spell, value))}]"
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) else repr(value)
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def divides(divisor: int, value: int) -> bool:
+    """Return whether ``divisor`` divides ``value``; true of a divisor below 1, which another rule rejects."""
+    return divisor < 1 or value % divisor == 0
+
+
+def fixed(engine: EngineName, field: str, value: object, fix: str = "") -> Rule:
+    """Return the rule that an engine supports one value of ``field`` only."""
+    name, setting = field.rpartition(".")[2], f"{field}={spell(value)}"
+    return ONE_ENGINE[engine](
+        f"{engine}.{name}", (field,), f"engine {engine} supports {setting} only",
+        lambda spec: bool(field_value(spec, field) != value),
+        fix=fix or f"Set {setting}.",
+    )  # fmt: skip
+
+
+def padded_capacity(engine: EngineName) -> Rule:
+    """Return the rule that an engine pads experts to their capacity."""
+    factor, pad = "model.moe_expert_capacity_factor", "model.moe_pad_expert_input_to_capacity"
+    return ONE_ENGINE[engine](
+        f"{engine}.moe_expert_capacity_factor", (factor, pad), f"engine {engine} pads experts to their capacity",
+        lambda spec: spec.model.moe_expert_capacity_factor is not None and not spec.model.moe_pad_expert_input_to_capacity,
+        fix=f"Set {pad}=true, or {factor}=null (dropless).",
+    )  # fmt: skip
