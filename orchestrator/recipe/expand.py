@@ -159,7 +159,10 @@ class _Builder:
         return ResolvedCell(spec, self._settings(patches), expect, resources)
 
     def _section(self, cls: type[Section], values: Mapping[str, Any]) -> Section:
-        section: Section = self._sections.setdefault((cls, *values.items()), cls(**values))
+        memo = (cls, *values.items())
+        if memo not in self._sections:
+            self._sections[memo] = cls(**values)
+        section: Section = self._sections[memo]
         return section
 
     def _model(self, values: Mapping[str, Any]) -> Model:

@@ -6,11 +6,15 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from launch.common.text import count
 from launch.contract.plan import Reason
-from orchestrator.targets.job_request import JobRequest
-from orchestrator.targets.profile import Profile
+
+# `status` imports this module through scontrol, and does not need OmegaConf as profiles do.
+if TYPE_CHECKING:
+    from orchestrator.targets.job_request import JobRequest
+    from orchestrator.targets.profile import Profile
 
 _FEATURE = re.compile(r"\w[\w.-]*")
 """A constraint that names one feature. Others are expressions over several."""
