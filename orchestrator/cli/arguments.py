@@ -39,7 +39,7 @@ def add_store(parser: Parser) -> None:
         "--store",
         type=Path,
         metavar="FOLDER",
-        help="keep sweeps in FOLDER (default: $ORCHESTRATOR_STORE, else ./sweeps)",
+        help="folder of all sweeps (default: $ORCHESTRATOR_STORE, else ./sweeps)",
     )
 
 
@@ -65,13 +65,13 @@ def add_recipe(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="key=value",
-        help="keep only the cells with this value: cuda_graph.impl=torch_compile (repeat it to combine conditions)",
+        help="keep only cells with this value: cuda_graph.impl=torch_compile; may be repeated",
     )
 
 
 def add_budget(parser: Parser) -> None:
     parser.add_argument(
-        "--max-gpu-hours", type=non_negative("number of hours"), metavar="H", help="reject a plan that may take longer"
+        "--max-gpu-hours", type=non_negative("number of hours"), metavar="H", help="reject a plan that may need more"
     )
 
 
@@ -80,8 +80,7 @@ def add_target(parser: Parser) -> None:
         "--executor",
         choices=("auto", "slurm", "local", "debug"),
         default="auto",
-        help="where runs are executed. auto: on Slurm if it answers, else on this host; debug: on this host, one bundle "
-        "after another, in the foreground",
+        help="auto: Slurm if it answers, else local; debug: on this host, one bundle after another, in the foreground",
     )
     parser.add_argument(
         "--cluster", metavar="NAME", help="use this Slurm cluster profile, not the recipe's (docs/clusters.md)"

@@ -44,7 +44,7 @@ _LOCAL_FOLDERS = tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm")))
 
 def run_sweep(
     paths: SweepPaths, plan: Plan, target: Target, policy: Policy, executor: Executor, *, wait: bool,
-    conclude: Callable[[SweepPaths], int] | None = None,
+    conclude: Callable[[SweepPaths], int] | None = None
 ) -> int:  # fmt: skip
     """Run what ``policy`` allows and return the exit code: that of the report, or of ``conclude`` if it is given.
 

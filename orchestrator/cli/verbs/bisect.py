@@ -26,15 +26,11 @@ EXIT_CODES = """exit codes:
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("sweep", help="name of a sweep")
-    parser.add_argument(
-        "run_id",
-        metavar="run",
-        help="a graphed run of the sweep that failed or DIVERGED: its id, or a unique prefix of it",
-    )
+    parser.add_argument("run_id", metavar="run", help="id, or unique prefix, of a graphed run that failed or DIVERGED")
     parser.add_argument(
         "--layers",
         action="store_true",
-        help="name the first layer whose results differ, for a run that DIVERGED or ended NUMERIC",
+        help="find the first layer that differs, of a run that DIVERGED or ended NUMERIC",
     )
     add_budget(parser)
     add_target(parser)

@@ -33,7 +33,7 @@ def add_arguments(parser: Parser) -> None:
         "--memory-tolerance",
         type=non_negative("share"),
         metavar="SHARE",
-        help="allow a memory peak to rise by this share before it counts as worse (default: 0.05)",
+        help="share by which a memory peak may rise (default: 0.05)",
     )
     add_junit(parser)
     add_json(parser)

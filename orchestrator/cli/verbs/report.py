@@ -26,9 +26,7 @@ EXAMPLE = "report tiny_moe --golden golden/tiny_moe.json"
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("sweep", help="name of a sweep")
     add_junit(parser)
-    parser.add_argument(
-        "--golden", type=Path, metavar="FILE", help="also write FILE, which compare reads as the earlier sweep"
-    )
+    parser.add_argument("--golden", type=Path, metavar="FILE", help="also write a golden file, for compare")
     add_json(parser)
 
 

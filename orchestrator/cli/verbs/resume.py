@@ -20,7 +20,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--unfinished",
         action="store_true",
-        help="start the runs that never began, were interrupted or cancelled, or whose infrastructure failed (default)",
+        help="start what never began, was interrupted or cancelled, or lost its node (default)",
     )
     parser.add_argument("--failed", action="store_true", help="also retry the runs whose outcome was unexpected")
     add_target(parser)
