@@ -21,9 +21,18 @@ def cover(cases: Sequence[Sequence[Hashable]]) -> list[int]:
     Greedy: the next one holds most pairs that are not held yet, and of equals comes first, so that cheap cases are best
     put first.
     """
-    number: dict[Pair, int] = {}
-    held = np.array([[number.setdefault(pair, len(number)) for pair in pairs(case)] for case in cases], int)
-    missing = np.ones(len(number), bool)
+    numbers = [
+        {value: number for number, value in enumerate(dict.fromkeys(column))} for column in zip(*cases, strict=True)
+    ]
+    codes = np.array([[known[value] for known, value in zip(numbers, case, strict=True)] for case in cases])
+    most = max(map(len, numbers))
+    columns = [
+        (place * most + codes[:, i]) * most + codes[:, j]
+        for place, (i, j) in enumerate(combinations(range(len(numbers)), 2))
+    ]
+    held = np.stack(columns, axis=1) if columns else np.empty((len(cases), 0), int)
+    missing = np.zeros(len(columns) * most * most, bool)
+    missing[held] = True
     chosen = []
     while missing.any():
         best = int(missing[held].sum(1).argmax())

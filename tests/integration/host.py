@@ -88,7 +88,7 @@ class Host:
         """Start a sweep; its process and its run ids, in the order in which they are made."""
         process = self.start("sweep", self.write(content), *arguments)
         plan = self.sweep(content["name"]).plan
-        wait_until(lambda: plan.exists() or process.poll() is not None, 20, "a plan")
+        wait_until(lambda: plan.exists() or process.poll() is not None, 120, "a plan")
         assert plan.exists(), process.communicate()
         return process, list(self.states(content["name"]))
 
@@ -145,7 +145,7 @@ class Host:
         wait_until(lambda: paths.metrics.exists() and paths.metrics.read_bytes().count(b"\n") > 5, 600, "a step")
         return paths
 
-    def wait_for_nobody(self, seconds: float = 20) -> None:
+    def wait_for_nobody(self, seconds: float = 120) -> None:
         wait_until(lambda: not self.processes(), seconds, "every process to end", self.processes)
 
     def clear(self) -> None:
@@ -159,6 +159,12 @@ def _as_on_a_terminal(file_bytes: int | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if file_bytes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+
+
+def cpu_seconds_of_children() -> float:
+    """Return the CPU seconds of all child processes that have ended. Unlike the clock, they do not depend on the load."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def rank_pid(attempt: AttemptPaths, rank: int = 0) -> int:

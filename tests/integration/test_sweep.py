@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from launch.contract.plan import read_plan
 from launch.contract.records.events import read_events
 from launch.contract.records.step_metrics import read_metrics
-from tests.integration.host import ROOT, SECRETS, Finished, Host, recipe
+from tests.integration.host import ROOT, SECRETS, Finished, Host, cpu_seconds_of_children, recipe
 
 
 @pytest.fixture
@@ -74,9 +73,9 @@ def test_every_run_is_ready_for_an_upload(finished: Finished) -> None:
 def test_a_second_sweep_does_nothing(finished: Finished) -> None:
     host, sweep = finished.host, finished.host.sweep("pairs")
     written = {path: path.stat().st_mtime_ns for path in sweep.root.rglob("*") if path != sweep.order_lock}
-    begun = time.monotonic()
+    before = cpu_seconds_of_children()
     again = host.run("sweep", str(host.folder / "pairs.yaml"))
-    assert time.monotonic() - begun < 2
+    assert cpu_seconds_of_children() - before < 3, "it answers at once"
     assert again.returncode == 0 and "4 on disk" in again.stdout and "to start" not in again.stdout
     assert {path: path.stat().st_mtime_ns for path in sweep.root.rglob("*") if path != sweep.order_lock} == written
     assert not host.processes()
@@ -99,8 +98,8 @@ def test_a_store_answers(finished: Finished) -> None:
     assert "pairs: 4 COMPLETED" in status and "120/120" in status
     assert "pairs" in host.run("status").stdout
     assert json.loads(host.run("status", "--json").stdout) == [{"sweep": "pairs", "runs": {"COMPLETED": 4}}]
-    assert host.run("status", "pairs", "--watch", seconds=5).returncode == 0
-    json.loads(host.run("status", "pairs", "--watch", "--json", seconds=5).stdout)
+    assert host.run("status", "pairs", "--watch", seconds=120).returncode == 0
+    json.loads(host.run("status", "pairs", "--watch", "--json", seconds=120).stdout)
     assert json.loads(host.run("cancel", "pairs", "--json").stdout) == {"cancelled": []}
     run_id = next(iter(host.states("pairs")))
     assert f"# {run_id}, attempt 1" in host.run("logs", run_id).stdout

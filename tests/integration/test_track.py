@@ -98,7 +98,7 @@ def start(attempt: AttemptPaths, settings: TrackSettings = SETTINGS, **environ: 
 def finish(tracker: subprocess.Popen[str]) -> list[str]:
     """The lines a tracker says until it ends by itself, with exit code 0."""
     said = tracker.stdout.read() if tracker.stdout else ""
-    assert tracker.wait(timeout=10) == 0, said
+    assert tracker.wait(timeout=120) == 0, said
     if tracker.stdin:
         tracker.stdin.close()
     if tracker.stdout:
@@ -304,7 +304,7 @@ def test_settings_survive_json_and_refuse_an_unknown_mode() -> None:
         settings_from_json({"project": "graphs", "group": "tiny_moe", "mode": "sometimes"})
 
 
-def wait_for(condition: Any, seconds: float = 60.0) -> None:
+def wait_for(condition: Any, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

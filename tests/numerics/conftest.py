@@ -14,6 +14,7 @@ torch.set_num_threads(1)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # importing Inductor warns of PyTorch's own deprecations
     import torch._inductor.compile_fx
+    from torch._dynamo.backends.debugging import aot_eager
 
 # A run builds one engine, which compiles a function three times at most; a process of tests builds many, in any order.
 torch._dynamo.config.recompile_limit = 64
@@ -25,6 +26,15 @@ def process_settings() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(False)
     torch._inductor.config.deterministic = False
+
+
+@pytest.fixture
+def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Dynamo and AOTAutograd compile as ever, and PyTorch's own kernels run instead of Inductor's.
+
+    The C++ compiler needs two CPU seconds for each kernel. Counting compilations and replays does not depend on kernels.
+    """
+    monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", lambda graph, inputs, **_: aot_eager(graph, inputs))
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,10 @@ A layout is compared with one process that trains on the same micro-batches: the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -161,12 +162,16 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def legal_layouts() -> Iterator[Layout]:
-    """Of more than one rank."""
-    for values in product(*OPTIONS.values()):
-        layout = Layout(*values)
-        if layout.world_size > 1 and layout.legal:
-            yield layout
+@cache
+def legal_layouts() -> tuple[Layout, ...]:
+    """Return every legal layout of more than one rank."""
+    degrees = [list(OPTIONS).index(name) for name in ("tp", "pp", "dp")]
+    candidates = (
+        Layout(*values)
+        for values in product(*OPTIONS.values())
+        if 1 < prod(values[place] for place in degrees) <= MOST_RANKS  # most are dropped here, before they are made
+    )
+    return tuple(layout for layout in candidates if layout.legal)
 
 
 def spec_of(model: str, layers: int, micro_batches: int) -> RunSpec:

@@ -17,6 +17,7 @@ from tests.numerics.tiny import CPU, GPT_OSS, MOE, make_spec, train
 # Dynamo itself does so to trace a torch.autograd.Function (PyTorch 2.13).
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
+PLAIN = pytest.mark.usefixtures("plain_kernels")
 ALONE = RankPlace(0, 1, CPU)
 # A dense layer and a mixture of experts in one compilation.
 MODEL = replace(MOE, moe_layer_freq=2, moe_aux_loss_coeff=0.01)
@@ -82,6 +83,7 @@ def test_compiled_steps_equal_eager_ones_however_they_are_run(model: Model, trai
     engine.close()
 
 
+@PLAIN
 def test_recompilation_undoes_the_proof() -> None:
     spec = make_spec(replace(MODEL, num_layers=1), graph=CudaGraph(impl="torch_compile", warmup_steps=0))
     engine = build(spec, ALONE)
@@ -94,6 +96,7 @@ def test_recompilation_undoes_the_proof() -> None:
     engine.close()
 
 
+@PLAIN
 @pytest.mark.parametrize(
     ("batch", "said"),
     [

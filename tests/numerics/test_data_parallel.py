@@ -37,6 +37,7 @@ LAYOUTS = {
         ParallelDims(tp=2, dp=2, ep=4),
     ],
 }
+HELD_UP_SECONDS = 60.0
 CONSTANT = {"learning_rate": 0.01, "learning_rate_schedule": "constant", "weight_decay": 0.1}
 
 
@@ -152,7 +153,7 @@ def seconds_until_reduced_within_the_backward_pass() -> float:
 
     def hold(_: torch.Tensor) -> None:
         begin = time.monotonic()
-        while not torch.equal(bias, reduced) and time.monotonic() < begin + 10:
+        while not torch.equal(bias, reduced) and time.monotonic() < begin + HELD_UP_SECONDS:
             time.sleep(0.01)
         waited.append(time.monotonic() - begin)
 
@@ -166,7 +167,7 @@ def seconds_until_reduced_within_the_backward_pass() -> float:
 
 
 def test_last_layers_are_reduced_while_the_first_are_differentiated() -> None:
-    assert max(workers(2).run(seconds_until_reduced_within_the_backward_pass)) < 5
+    assert max(workers(2).run(seconds_until_reduced_within_the_backward_pass)) < HELD_UP_SECONDS
 
 
 class Stage(nn.Module):

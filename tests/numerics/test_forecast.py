@@ -22,7 +22,7 @@ from tests.numerics.layouts import Layout, legal_layouts
 from tests.numerics.tiny import CPU
 from tests.pairwise import cover
 
-EVERY = list(legal_layouts())
+EVERY = legal_layouts()
 LAYOUTS = [EVERY[number] for number in cover([layout.values for layout in EVERY])]
 MOST_AN_ELEMENT = 2 + 4 + 4 + MOMENTS
 PRECISIONS = (("bf16", "fp32"), ("bf16", "bf16"), ("fp32", "fp32"))

@@ -11,22 +11,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.overrides import TorchFunctionMode
-from transformers import (
-    GptOssConfig,
-    GptOssForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from launch.checkpoints.config_check import ROTARY_DEFAULTS, YARN_DEFAULTS
 from launch.contract.errors import CheckpointError
@@ -35,6 +25,10 @@ from launch.engines.torch_native.decoder import Decoder
 from launch.engines.torch_native.init.load_checkpoint import load_weights, unpack_mxfp4
 from launch.engines.torch_native.layers.build_context import BuildContext
 from tests.numerics.tiny import CPU, decoder_of
+
+# transformers takes two seconds to import, and every process of pytest-xdist collects this file: functions import it.
+if TYPE_CHECKING:
+    from transformers import GptOssForCausalLM, LlamaForCausalLM, PreTrainedModel, Qwen3MoeForCausalLM
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 SIZES |= {"vocab_size": 61, "rms_norm_eps": 1e-5}
@@ -97,12 +91,16 @@ GPT_OSS_ROTARY = {
 
 
 def llama(dtype: torch.dtype = torch.float32, **settings: Any) -> LlamaForCausalLM:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     return _from_config(
         LlamaForCausalLM, LlamaConfig(**SIZES, intermediate_size=48, rope_parameters=LLAMA_ROTARY, **settings), dtype
     )
 
 
 def qwen3_moe(dtype: torch.dtype, **settings: Any) -> Qwen3MoeForCausalLM:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
     experts = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     rotary = {"rope_type": "default", "rope_theta": 1e4}
     return _from_config(
@@ -111,6 +109,8 @@ def qwen3_moe(dtype: torch.dtype, **settings: Any) -> Qwen3MoeForCausalLM:
 
 
 def gpt_oss(dtype: torch.dtype = torch.float32) -> GptOssForCausalLM:
+    from transformers import GptOssConfig, GptOssForCausalLM
+
     experts = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32}
     return _from_config(
         GptOssForCausalLM, GptOssConfig(**SIZES, **experts, sliding_window=5, rope_parameters=GPT_OSS_ROTARY), dtype
@@ -145,7 +145,7 @@ def computing_in(dtype: torch.dtype) -> AbstractContextManager[object]:
     return Doubled() if dtype == torch.float64 else nullcontext()
 
 
-Make = Callable[[torch.dtype], PreTrainedModel]
+Make = Callable[[torch.dtype], "PreTrainedModel"]
 PAIRS: dict[str, tuple[Model, Make]] = {
     "llama3": (LLAMA, llama),
     "llama3, tied": (replace(LLAMA, tie_embeddings=True), lambda dtype: llama(dtype, tie_word_embeddings=True)),
@@ -265,6 +265,8 @@ def test_a_scale_of_mxfp4_that_is_no_number_is_refused(tmp_path: Path) -> None:
 
 
 def test_gpt_oss_has_the_rotary_positions_of_transformers_where_its_configuration_has_none() -> None:
+    from transformers import GptOssConfig
+
     assert GptOssConfig().rope_parameters == {
         **YARN_DEFAULTS,
         **ROTARY_DEFAULTS["gpt_oss"],
@@ -274,6 +276,8 @@ def test_gpt_oss_has_the_rotary_positions_of_transformers_where_its_configuratio
 
 def test_mxfp4_is_unpacked_as_transformers_does() -> None:
     """Every byte, at every scale that is a number (255 is none); float32 holds each of them exactly."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
     blocks = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 255, 16, 16)
     scales = torch.arange(255, dtype=torch.uint8).view(1, 255, 1).expand(1, 255, 16)
     expected = convert_moe_packed_tensors(blocks.clone(), scales.clone(), dtype=torch.float32)
@@ -281,6 +285,8 @@ def test_mxfp4_is_unpacked_as_transformers_does() -> None:
 
 
 def test_packed_experts_fill_the_decoder_as_their_unpacked_twin_does(tmp_path: Path) -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
     gpt_oss().save_pretrained(tmp_path / "plain")
     plain = load_file(tmp_path / "plain" / "model.safetensors")
     packed = copy.copy(plain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -77,9 +78,15 @@ def make_spec(model: Model = MOE, dp: int = 1, graph: CudaGraph | None = None, *
     )
 
 
-def train(engine: TorchNativeEngine, spec: RunSpec, rank: int = 0) -> list[StepResult]:
+def batches(spec: RunSpec, rank: int = 0) -> Iterator[torch.Tensor]:
+    """Yield the batch of each step: int64 of shape (micro-batches, micro-batch size, sequence + 1)."""
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
-    return [engine.step(batch(source, spec, step, rank)) for step in range(spec.training.steps)]
+    for step in range(spec.training.steps):
+        yield batch(source, spec, step, rank)
+
+
+def train(engine: TorchNativeEngine, spec: RunSpec, rank: int = 0) -> list[StepResult]:
+    return [engine.step(tokens) for tokens in batches(spec, rank)]
 
 
 def train_rank(spec: RunSpec) -> dict[str, Any]:

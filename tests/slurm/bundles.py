@@ -147,7 +147,7 @@ class Bundle:
         """Until the job has left the queue's living; no process of the bundle may be left then."""
         # Twice: between one state and the next of a job that is requeued squeue may list it in neither.
         wait_until(lambda: not self.state() and not self._soon(), seconds, "the job to end", self.output)
-        wait_until(lambda: not self.processes(), 30, "every process to end", self.processes)
+        wait_until(lambda: not self.processes(), 60, "every process to end", self.processes)
 
     def _soon(self) -> str:
         time.sleep(1)

@@ -53,9 +53,9 @@ def test_where_nothing_can_be_written_the_outcome_waits_for_room_and_the_bundle_
     bundle.wait_for_step(0)
     supervisor, rank = bundle.allocations()[0]["pid"], bundle.rank_pid(0, 0)
     bound([supervisor, parent_of(rank), rank], 1)
-    wait_until(lambda: rank not in bundle.processes(), 30, "the rank's end", bundle.output)
+    wait_until(lambda: rank not in bundle.processes(), 60, "the rank's end", bundle.output)
     wait_until(
-        lambda: "launch.supervise.slurm_rank" not in str(bundle.processes()), 30, "that of its parent", bundle.processes
+        lambda: "launch.supervise.slurm_rank" not in str(bundle.processes()), 60, "that of its parent", bundle.processes
     )
     time.sleep(1)
     assert supervisor in bundle.processes() and not bundle.attempt(0).outcome.exists()

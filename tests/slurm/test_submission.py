@@ -70,10 +70,10 @@ def test_limits_hold_when_nobody_watches_and_the_next_command_adopts_what_goes_o
         watching = site.start("sweep", path)
         assert watching.stdout is not None
         assert any("5 already running or waiting, adopted" in watching.stdout.readline() for _ in range(2))
-        wait_until(lambda: holder(site.sweep("lanes").order_lock) is None, 30, "the command to follow")
+        wait_until(lambda: holder(site.sweep("lanes").order_lock) is None, 60, "the command to follow")
         time.sleep(1)
         watching.send_signal(signal.SIGINT)
-        out, _ = watching.communicate(timeout=30)
+        out, _ = watching.communicate(timeout=120)
         assert watching.returncode == 130 and "keeps running without this command" in out
     done = site.run("sweep", path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -105,7 +105,7 @@ def test_a_command_killed_at_sbatch_loses_nothing_and_submits_nothing_twice(
     site.program("sbatch", KILLED[moment])
     path = site.write(some("killed", 2))
     first = site.start("sweep", path)
-    _, err = first.communicate(timeout=30)
+    _, err = first.communicate(timeout=120)
     if moment == "when Slurm has it and has not said so":
         assert first.returncode == 2 and "Socket timed out" in err and "Run the command again" in err
     else:
@@ -160,7 +160,7 @@ def test_nothing_is_submitted_where_slurm_does_not_say_what_runs(site: Site) -> 
     """A submission of which nobody knows whether Slurm has it is not made good blindly."""
     site.program("sbatch", '$REAL "$@"; kill -9 $PPID')
     path = site.write(some("silent", 1, LONG))
-    site.start("sweep", path).communicate(timeout=30)
+    site.start("sweep", path).communicate(timeout=120)
     site.without_program("sbatch")
     site.program("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
     for command in (["sweep", path], ["cancel", "silent"]):
@@ -182,7 +182,7 @@ def test_a_controller_killed_under_a_load_of_submissions_loses_none_and_makes_no
         wait_until(lambda: all(any(folder.glob("*.json")) for folder in taken), 60, "sweeps about to submit")
         time.sleep(max(0.0, saved - time.monotonic()))
         (site.folder / "go").touch()
-        wait_until(lambda: any(site.job_ids(name) for name in names), 30, "a job's id")
+        wait_until(lambda: any(site.job_ids(name) for name in names), 60, "a job's id")
         with site.cluster.without("slurmctld"):
             time.sleep(1)
         wait_until(lambda: other in site.queue_if_any(), 60, "the controller to be back")

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from orchestrator.cli.main import main
 from orchestrator.output import states
 from orchestrator.output.plan import print_plan
 from orchestrator.submit.batch_script import BatchScript
+from tests.integration.host import cpu_seconds_of_children
 from tests.records import AttemptRecord, Extra, unchanged, workload_spec, write_sweep
 
 ROOT = Path(__file__).parents[4]
@@ -47,12 +47,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
-    """The promise is 0.2 s; half a second leaves room for a busy machine."""
+    """The promise is 0.2 s on a free machine. CPU seconds hardly depend on what else runs."""
     seconds = []
-    for _ in range(5):
-        begun = time.perf_counter()
+    for _ in range(3):
+        before = cpu_seconds_of_children()
         done = python("-m", "orchestrator", "--help")
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(cpu_seconds_of_children() - before)
         assert done.returncode == 0
     assert min(seconds) < 0.5
     loaded = python("-X", "importtime", "-m", "orchestrator", "--help").stderr

@@ -141,7 +141,7 @@ def test_following_waits_for_the_beginning_and_stops_at_the_end(run: Run, monkey
     following.start()
 
     def wait_for(text: str) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while text not in "".join(printed):
             assert time.monotonic() < deadline, printed
             time.sleep(0.01)
@@ -155,7 +155,7 @@ def test_following_waits_for_the_beginning_and_stops_at_the_end(run: Run, monkey
     wait_for("grö\nlast\n")
     (attempt.logs / "rank1.log").write_text("")
     ends(attempt, rank=1)
-    following.join(10)
+    following.join(60)
     assert not following.is_alive()
     text = "".join(printed)
     assert text.endswith(

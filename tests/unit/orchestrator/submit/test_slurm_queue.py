@@ -214,12 +214,12 @@ def test_a_submission_of_which_slurm_has_no_job_is_forgotten_once_none_can_arriv
     """On the same host, and on one whose sbatch cannot be seen."""
     here, there = slurm_queue.ARRIVAL_SECONDS, slurm_queue.SBATCH_SECONDS
     for host, seconds in ((socket.gethostname(), here), ("another", there)):
-        write_submission(sweep, submission(host=host, time=time.time() - seconds + 1))
-        begun = time.monotonic()
+        left = submission(host=host, time=time.time() - seconds + 2)
+        write_submission(sweep, left)
         slurm = Slurm()
         poll_jobs(sweep, slurm)
         assert read_submissions(sweep) == []
-        assert 0.8 < time.monotonic() - begun < 5 and len(slurm.names) > 1
+        assert time.time() - left.time >= seconds and len(slurm.names) > 1
 
 
 def test_an_sbatch_that_is_still_at_work_is_waited_for(sweep: SweepPaths) -> None:
@@ -229,7 +229,7 @@ def test_an_sbatch_that_is_still_at_work_is_waited_for(sweep: SweepPaths) -> Non
     script = left.folder(sweep) / ".submission_file_1.sh"
     with subprocess.Popen([sys.executable, "-c", "input()", str(script)], stdin=subprocess.PIPE) as sbatch:
         assert sbatch.stdin is not None
-        wait_until(lambda: str(script).encode() in Path(f"/proc/{sbatch.pid}/cmdline").read_bytes(), 5, "its start")
+        wait_until(lambda: str(script).encode() in Path(f"/proc/{sbatch.pid}/cmdline").read_bytes(), 60, "its start")
         threading.Timer(1.0, sbatch.stdin.close).start()
         poll_jobs(sweep, Slurm("12"))
         assert sbatch.poll() is not None
