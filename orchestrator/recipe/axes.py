@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from orchestrator.errors import suggestion
-from orchestrator.recipe.field_check import Checker, Flaw
+from orchestrator.recipe.field_check import Flaw, check_fields
 from orchestrator.recipe.fields import PATCH
-from orchestrator.recipe.source_fields import Tree, flatten, leaves
+from orchestrator.recipe.source_fields import SourceFields, Tree, flatten, leaves
 
 Axes = dict[str, tuple[Tree, ...]]
 """Patches by the place of their axis."""
@@ -19,17 +19,17 @@ _EXAMPLE_POINTS = "write points: [{parallelism.dp: 2}, {parallelism.dp: 4}]"
 _WRONG_POINTS = Flaw("not a list of mappings, at least one", _EXAMPLE_POINTS)
 
 
-def read_axes(swept: Mapping[str, Any], checker: Checker) -> Axes:
-    """Read the axes from the fields under ``sweep``. Problems go to ``checker``."""
+def read_axes(swept: Mapping[str, Any], source: SourceFields) -> Axes:
+    """Read the axes from the fields under ``sweep``. Problems go to ``source``."""
     axes: Axes = {}
     for place, value in swept.items():
         if place.startswith(_GRID):
-            axes[place] = _read_grid_axis(place, value, checker)
+            axes[place] = _read_grid_axis(place, value, source)
         elif place == "sweep.points":
-            axes[place] = _read_points(value, checker)
+            axes[place] = _read_points(value, source)
         else:
-            checker.problem(place, value, *_check_place(place))
-    _check_overlap(axes, checker)
+            source.problem(place, value, *_check_place(place))
+    _check_overlap(axes, source)
     return {place: axis for place, axis in axes.items() if axis}
 
 
@@ -50,12 +50,12 @@ def _check_place(place: str) -> Flaw:
     return Flaw("no such field", suggestion(name.partition(".")[0], ("grid", "points")))
 
 
-def _read_grid_axis(place: str, values: Any, checker: Checker) -> tuple[Tree, ...]:
+def _read_grid_axis(place: str, values: Any, source: SourceFields) -> tuple[Tree, ...]:
     name = place.removeprefix(_GRID)
     if flaw := PATCH.check_name(name) or _check_values(name, values):
-        checker.problem(place, values, *flaw)
+        source.problem(place, values, *flaw)
         return ()
-    return tuple(_read_patch({name: value}, f"{place}[{i}]", name, checker) for i, value in enumerate(values))
+    return tuple(_read_patch({name: value}, f"{place}[{i}]", name, source) for i, value in enumerate(values))
 
 
 def _check_values(name: str, values: Any) -> Flaw | None:
@@ -68,21 +68,22 @@ def _check_values(name: str, values: Any) -> Flaw | None:
     return None
 
 
-def _read_points(points: Any, checker: Checker) -> tuple[Tree, ...]:
+def _read_points(points: Any, source: SourceFields) -> tuple[Tree, ...]:
     if not isinstance(points, list) or not points:
-        checker.problem("sweep.points", points, *_WRONG_POINTS)
+        source.problem("sweep.points", points, *_WRONG_POINTS)
         return ()
     patches = []
     for index, point in enumerate(points):
         place = f"sweep.points[{index}]"
         if isinstance(point, Mapping) and point:
-            patches.append(_read_patch(point, place, "", checker))
+            patches.append(_read_patch(point, place, "", source))
         else:
-            checker.problem(place, point, "a point is a mapping of fields to values", _EXAMPLE_POINTS)
+            source.problem(place, point, "a point is a mapping of fields to values", _EXAMPLE_POINTS)
+            patches.append({})
     return tuple(patches)
 
 
-def _read_patch(values: Mapping[str, Any], place: str, axis: str, checker: Checker) -> Tree:
+def _read_patch(values: Mapping[str, Any], place: str, axis: str, source: SourceFields) -> Tree:
     """Read one point of an axis. ``place`` ends with the name of a grid ``axis``, so messages do not repeat it."""
 
     def at(field: str) -> str:
@@ -91,15 +92,15 @@ def _read_patch(values: Mapping[str, Any], place: str, axis: str, checker: Check
 
     fields, repeated = flatten(values)
     for written, *clash in repeated:
-        checker.problem(at(written), *clash)
-    return checker.check(fields, PATCH, at)
+        source.problem(at(written), *clash)
+    return check_fields(source, PATCH, fields, at)
 
 
-def _check_overlap(axes: Axes, checker: Checker) -> None:
+def _check_overlap(axes: Axes, source: SourceFields) -> None:
     """Reject a field that two axes set: the later one would win, and the product would repeat every cell."""
     owners: dict[str, str] = {}
     for place, axis in axes.items():
         for field in swept_fields({place: axis}):
             first = owners.setdefault(field, place)
             if first != place:
-                checker.problem_at(place, f"sets {field}, and so does {first}", "keep one of them, or write points")
+                source.problem_at(place, f"sets {field}, and so does {first}", "keep one of them, or write points")

@@ -1,6 +1,6 @@
 """Check the fields of a YAML file against dataclasses: of recipes, model presets and cluster profiles alike.
 
-A :class:`Checker` raises nothing while it checks. It collects every problem, with line, field, value and fix.
+Checking raises nothing. It collects every problem, with line, field, value and fix.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launch.common.redact import is_secret_name
-from orchestrator.errors import InputError, suggestion
+from orchestrator.errors import suggestion
 from orchestrator.recipe.aliases import canonical_place
 from orchestrator.recipe.source_fields import SourceFields, Tree
 from orchestrator.rules.bounds import Interval
@@ -177,69 +177,50 @@ class FileSchema:
         return suggestion(last, known, f"did you mean {elsewhere!r}?", cutoff=0.85)
 
 
-class Checker:
-    """Checks the fields of one file."""
+def check_fields(
+    source: SourceFields, schema: FileSchema, fields: Mapping[str, Any] | None = None, at: Places = str
+) -> Tree:
+    """Return the valid ones of ``fields``, converted to their types, nested by section. Problems go to ``source``.
 
-    def __init__(self, written: SourceFields) -> None:
-        self.written = written
-        self.problems = list(written.problems)
-
-    def problem(self, place: str, value: Any, message: str, fix: str, is_secret: bool = False) -> None:
-        self.problems.append(self.written.source.problem(place, "***" if is_secret else value, message, fix))
-
-    def problem_at(self, place: str, message: str, fix: str) -> None:
-        """Add a problem with the whole of ``place``. The message does not show its value."""
-        self.problems.append(self.written.source.problem_at(place, message, fix))
-
-    def raise_problems(self) -> None:
-        """Raise InputError with all problems, if there are any."""
-        if self.problems:
-            raise InputError(self.problems)
-
-    def check(self, fields: Mapping[str, Any], schema: FileSchema, at: Places = str) -> Tree:
-        """Return the valid ``fields``, converted to their types, nested by section."""
-        checked: Tree = {}
-        for name, value in fields.items():
-            section, _, key = name.partition(".")
-            if flaw := schema.check_name(name):
-                self.problem(at(name), value, *flaw)
-            elif section in schema.mappings and name != section:
-                self._check_entry(schema.mappings[section], key, value, at(name), checked.setdefault(section, {}))
-            elif name in schema.mappings or name in schema.sections:
-                self._check_whole(name, value, at(name), schema)
-            else:
-                into = checked.setdefault(section, {}) if key else checked
-                self._check_field(*schema.fields[name], value, at(name), into)
-        return checked
-
-    def _check_field(self, schema: Schema, key: str, value: Any, place: str, into: Tree) -> None:
-        try:
-            into[key] = schema.convert(key, value)
-        except ValueError as error:
-            self.problem(place, value, str(error), schema.suggest_value(key, value))
-            return
-        for index, item, flaw in schema.find_flaws(key, into[key]):
-            self.problem(f"{place}{index}", item if index else value, *flaw)
-
-    def _check_entry(self, check: EntryCheck, key: str, value: Any, place: str, into: Tree) -> None:
-        if flaw := check(key, value):
-            self.problem(place, value, *flaw)
-        else:
+    Without ``fields`` check all fields of ``source``.
+    """
+    checked: Tree = {}
+    for name, value in (source.fields if fields is None else fields).items():
+        section, _, key = name.partition(".")
+        if flaw := schema.check_name(name):
+            source.problem(at(name), value, *flaw)
+            continue
+        into = checked.setdefault(section, {}) if key else checked
+        if section in schema.mappings and name != section:
+            if flaw := schema.mappings[section](key, value):
+                source.problem(at(name), value, *flaw)
             into[key] = "" if value is None else str(value)
-
-    def _check_whole(self, name: str, value: Any, place: str, schema: FileSchema) -> None:
-        """Check what stands for a whole section or mapping. Only {} can: a mapping with content comes as its fields."""
-        if value == {}:
-            return
-        if name in schema.mappings:
-            self.problem(
-                place, value, "not a mapping of names to text", f"write {name}: {{NAME: 'text'}}, or leave it out"
-            )
+        elif name in schema.mappings or name in schema.sections:
+            if flaw := _check_whole(name, value, schema):
+                source.problem(at(name), value, *flaw)
         else:
-            fields = f"leave it out, or give it fields: {', '.join(schema.sections[name].fields)}"
-            self.problem(
-                place, value, "an empty section" if value is None else "not a mapping of fields to values", fields
-            )
+            _check_field(source, *schema.fields[name], value, at(name), into)
+    return checked
+
+
+def _check_field(source: SourceFields, schema: Schema, key: str, value: Any, place: str, into: Tree) -> None:
+    try:
+        into[key] = schema.convert(key, value)
+    except ValueError as error:
+        source.problem(place, value, str(error), schema.suggest_value(key, value))
+        return
+    for index, item, flaw in schema.find_flaws(key, into[key]):
+        source.problem(f"{place}{index}", item if index else value, *flaw)
+
+
+def _check_whole(name: str, value: Any, schema: FileSchema) -> Flaw | None:
+    """Check the value of a whole section or mapping. Only {} is valid: one with content comes as its fields."""
+    if value == {}:
+        return None
+    if name in schema.mappings:
+        return Flaw("not a mapping of names to text", f"write {name}: {{NAME: 'text'}}, or leave it out")
+    message = "an empty section" if value is None else "not a mapping of fields to values"
+    return Flaw(message, f"leave it out, or give it fields: {', '.join(schema.sections[name].fields)}")
 
 
 def check_variable(name: str, value: Any) -> Flaw | None:

@@ -1,19 +1,16 @@
-"""The fields of a recipe, and the checker that also loads the model presets a recipe names."""
+"""The fields of a recipe and of a model preset."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from launch.contract.outcomes import Expectation
 from launch.contract.plan import Margins
 from launch.contract.spec import CudaGraph, Data, Fault, Model, Parallelism, Training
-from orchestrator.errors import InputError, suggestion
-from orchestrator.recipe.field_check import Checker, FileSchema, Flaw, Places, Schema, check_variable, checked, within
-from orchestrator.recipe.source_fields import SourceFields, Tree, read_fields
-from orchestrator.recipe.yaml_reader import NAME, find_yaml, list_yaml
+from orchestrator.recipe.field_check import FileSchema, Flaw, Schema, check_variable, checked, within
+from orchestrator.recipe.yaml_reader import NAME
 from orchestrator.rules.bounds import ABOVE_ZERO, COUNT, POSITIVE
 
 
@@ -79,39 +76,7 @@ PATCH = replace(RECIPE, rejected={
     for name in ("name", "repeats", "cluster", "equivalence", "wandb", "sweep")
 })  # fmt: skip
 """What one point of an axis may set."""
-_PRESET = FileSchema(
+PRESET = FileSchema(
     RECIPE.sections["model"],
     rejected={"preset": Flaw("a preset cannot name another preset", "write the fields of that preset out")},
 )
-_SHIPPED_PRESETS = Path(__file__).resolve().parents[2] / "recipes" / "models"
-
-
-class RecipeChecker(Checker):
-    """Checks the fields of a recipe, and loads the model presets that they name."""
-
-    def __init__(self, written: SourceFields, path: Path) -> None:
-        super().__init__(written)
-        self.presets: dict[str, Tree] = {}
-        # A preset next to the recipe takes precedence.
-        self._folders = (path.parent / "models", _SHIPPED_PRESETS)
-
-    def check(self, fields: Mapping[str, Any], schema: FileSchema, at: Places = str) -> Tree:
-        checked = super().check(fields, schema, at)
-        name = checked.get("model", {}).get("preset")
-        if name is not None and name not in self.presets:
-            self.presets[name] = self._load_preset(name, at("model.preset"))
-        return checked
-
-    def _load_preset(self, name: str, place: str) -> Tree:
-        path = find_yaml(name, self._folders)
-        if path is None:
-            self.problem(place, name, "no such preset", suggestion(name, list_yaml(self._folders)))
-            return {}
-        try:
-            checker = Checker(read_fields(path))
-        except InputError as error:
-            self.problems += error.problems
-            return {}
-        preset = checker.check(checker.written.fields, _PRESET)
-        self.problems += checker.problems
-        return preset

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.contract.plan import Margins
+from orchestrator.errors import InputError, suggestion
 from orchestrator.recipe.axes import Axes, read_axes, swept_fields
-from orchestrator.recipe.field_check import Checker
-from orchestrator.recipe.fields import RECIPE, RecipeChecker, TopLevel, Tracking
-from orchestrator.recipe.source_fields import Tree, leaves, read_fields
-from orchestrator.recipe.yaml_reader import dump
+from orchestrator.recipe.field_check import check_fields
+from orchestrator.recipe.fields import PRESET, RECIPE, TopLevel, Tracking
+from orchestrator.recipe.source_fields import SourceFields, Tree, leaves, read_fields
+from orchestrator.recipe.yaml_reader import dump, find_yaml, list_yaml
 
 MOST_RUNS = 100_000
 """A larger sweep is a mistake: its plan alone would take hundreds of megabytes."""
+_SHIPPED_PRESETS = Path(__file__).resolve().parents[2] / "recipes" / "models"
 
 
 @dataclass(frozen=True)
@@ -48,16 +50,16 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         InputError: with every problem of the recipe.
     """
-    written = read_fields(path, overrides)
-    checker = RecipeChecker(written, path)
-    swept = {place: value for place, value in written.fields.items() if place.partition(".")[0] == "sweep"}
-    base = checker.check({place: value for place, value in written.fields.items() if place not in swept}, RECIPE)
-    axes = read_axes(swept, checker)
+    source = read_fields(path, overrides)
+    swept = {place: value for place, value in source.fields.items() if place.partition(".")[0] == "sweep"}
+    base = check_fields(source, RECIPE, {place: v for place, v in source.fields.items() if place not in swept})
+    axes = read_axes(swept, source)
+    presets = _load_presets(base, axes, path, source)
     top = TopLevel(**{key: base.pop(key) for key in RECIPE.top.fields if key in base})
-    _check_complete(axes, checker)
-    _check_size(axes, top.repeats, checker)
-    _check_overrides(axes, checker)
-    checker.raise_problems()
+    _check_complete(axes, source)
+    _check_size(axes, top.repeats, source)
+    _check_overrides(axes, source)
+    source.raise_problems()
     equivalence, wandb = Margins(**base.pop("equivalence", {})), Tracking(**base.pop("wandb", {}))
     return Recipe(
         name=top.name,
@@ -68,9 +70,35 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         cluster=top.cluster,
         equivalence=equivalence,
         wandb=wandb,
-        text=written.text + _presets_as_comments(checker.presets),
-        presets=checker.presets,
+        text=source.text + _presets_as_comments(presets),
+        presets=presets,
     )
+
+
+def _load_presets(base: Tree, axes: Axes, path: Path, source: SourceFields) -> dict[str, Tree]:
+    """Load the model presets that the recipe in ``path`` names. One next to the recipe takes precedence."""
+    patches = {f"{place}[{i}]": patch for place, axis in axes.items() for i, patch in enumerate(axis)}
+    presets: dict[str, Tree] = {}
+    for place, patch in ({"model.preset": base} | patches).items():
+        name = patch.get("model", {}).get("preset")
+        if name is not None and name not in presets:
+            presets[name] = _load_preset(name, place, (path.parent / "models", _SHIPPED_PRESETS), source)
+    return presets
+
+
+def _load_preset(name: str, place: str, folders: Sequence[Path], source: SourceFields) -> Tree:
+    path = find_yaml(name, folders)
+    if path is None:
+        source.problem(place, name, "no such preset", suggestion(name, list_yaml(folders)))
+        return {}
+    try:
+        preset = read_fields(path)
+    except InputError as error:
+        source.problems += error.problems
+        return {}
+    checked = check_fields(preset, PRESET)
+    source.problems += preset.problems
+    return checked
 
 
 def _presets_as_comments(presets: Mapping[str, Tree]) -> str:
@@ -81,28 +109,27 @@ def _presets_as_comments(presets: Mapping[str, Tree]) -> str:
     )
 
 
-def _check_complete(axes: Axes, checker: Checker) -> None:
-    names = {place.partition(".")[0] for place in (*checker.written.fields, *swept_fields(axes))}
+def _check_complete(axes: Axes, source: SourceFields) -> None:
+    names = {place.partition(".")[0] for place in (*source.fields, *swept_fields(axes))}
     if "name" not in names:
-        checker.problem_at("name", "a recipe needs a name", "write name: tiny_moe")
+        source.problem_at("name", "a recipe needs a name", "write name: tiny_moe")
     if "model" not in names:
-        checker.problem_at("model", "a recipe needs a model", "write model: {preset: tiny_moe}, or its fields")
+        source.problem_at("model", "a recipe needs a model", "write model: {preset: tiny_moe}, or its fields")
 
 
-def _check_size(axes: Axes, repeats: int, checker: Checker) -> None:
+def _check_size(axes: Axes, repeats: int, source: SourceFields) -> None:
     runs = math.prod(map(len, axes.values())) * repeats
     if runs > MOST_RUNS:
         sizes = "".join(f"{len(axis)} ({name.removeprefix('sweep.grid.')}) x " for name, axis in axes.items())
         message = f"{sizes}{repeats} repeats are {runs:,} runs, above {MOST_RUNS:,}"
         place, fix = ("sweep", "shorten an axis") if axes else ("repeats", "lower it")
-        checker.problem_at(place, message, fix)
+        source.problem_at(place, message, fix)
 
 
-def _check_overrides(axes: Axes, checker: Checker) -> None:
+def _check_overrides(axes: Axes, source: SourceFields) -> None:
     """Reject an override of a field that an axis sets in every cell: it would have no effect."""
-    fields = checker.written.fields
-    for place in sorted(checker.written.source.overridden & fields.keys()):
+    for place in sorted(source.overridden & source.fields.keys()):
         for axis, points in axes.items():
             if all(place in dict(leaves(point)) for point in points):
                 fix = f"pick cells with --only, replace the axis ({axis}=[...]), or remove it ({axis}=null)"
-                checker.problem(place, fields[place], f"{axis} sets it in every cell", fix)
+                source.problem(place, source.fields[place], f"{axis} sets it in every cell", fix)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import getitem
 from pathlib import Path
@@ -29,19 +29,33 @@ COMMAND_LINE = "command line"
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*['\"]?(\w+)")
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where each place was written: on a line of a file, or on the command line."""
+@dataclass
+class SourceFields:
+    """The fields of one file by place, in its order, and every problem found in them so far."""
 
     file: str
     lines: Mapping[str, int]
-    overridden: frozenset[str] = frozenset()
+    fields: Tree
+    problems: list[Problem]
+    overridden: set[str] = field(default_factory=set)
+    """Places that the command line sets."""
 
-    def problem(self, place: str, value: Any, message: str, fix: str) -> Problem:
-        return self.problem_at(place, message, fix, f" = {_abbreviate(value)}")
+    @property
+    def text(self) -> str:
+        """The fields as YAML. Reading it returns the same fields."""
+        return dump(_nest(self.fields))
 
-    def problem_at(self, place: str, message: str, fix: str, value: str = "") -> Problem:
-        return Problem(f"{self._locate(place)}: {_printable(place)}{value}", message, fix)
+    def problem(self, place: str, value: Any, message: str, fix: str, is_secret: bool = False) -> None:
+        """Add a problem of the ``value`` at ``place``."""
+        self.problem_at(place, message, fix, f" = {_abbreviate('***' if is_secret else value)}")
+
+    def problem_at(self, place: str, message: str, fix: str, value: str = "") -> None:
+        self.problems.append(Problem(f"{self._locate(place)}: {_printable(place)}{value}", message, fix))
+
+    def raise_problems(self) -> None:
+        """Raise InputError with all problems, if there are any."""
+        if self.problems:
+            raise InputError(self.problems)
 
     def _locate(self, place: str) -> str:
         if any(f"{place}.".startswith((f"{o}.", f"{o}[")) or o.startswith(f"{place}.") for o in self.overridden):
@@ -56,20 +70,6 @@ class Source:
         return {canonical_place(place): line for place, line in self.lines.items()} | dict(self.lines)
 
 
-@dataclass(frozen=True)
-class SourceFields:
-    """Fields by place, in the order of the file, and the problems found so far."""
-
-    fields: Mapping[str, Any]
-    source: Source
-    problems: tuple[Problem, ...]
-
-    @property
-    def text(self) -> str:
-        """The fields as YAML. Reading it returns the same fields."""
-        return dump(_nest(self.fields))
-
-
 def read_fields(path: Path, overrides: Sequence[str] = (), *, interpolate: bool = True) -> SourceFields:
     """Read the fields of the file in ``path`` with ``overrides`` (``training.steps=50``), and resolve interpolations.
 
@@ -78,21 +78,19 @@ def read_fields(path: Path, overrides: Sequence[str] = (), *, interpolate: bool 
     """
     page = read_page(path)
     fields, repeated = flatten(page.values)
-    problems = list(page.problems)
-    overridden = set()
+    source = SourceFields(str(path), page.lines, fields, list(page.problems))
     for override in overrides:
         try:
             for place, value in _parse_override(override):
                 _override(fields, place, value)
-                overridden.add(place)
+                source.overridden.add(place)
         except InputError as error:
-            problems += error.problems
-    source = Source(str(path), page.lines, frozenset(overridden))
-    problems += [source.problem(*clash) for clash in repeated]
+            source.problems += error.problems
+    for clash in repeated:
+        source.problem(*clash)
     if interpolate:
-        fields, unresolved = _resolve(fields, source)
-        problems += unresolved
-    return SourceFields(fields, source, tuple(problems))
+        _resolve(source)
+    return source
 
 
 def flatten(values: Mapping[str, Any]) -> tuple[Tree, list[tuple[str, Any, str, str]]]:
@@ -177,27 +175,26 @@ def _override(fields: Tree, place: str, value: Any) -> None:
         fields[place] = value
 
 
-def _resolve(fields: Tree, source: Source) -> tuple[Tree, list[Problem]]:
-    """Resolve OmegaConf's interpolations in ``fields``. Leave out the fields where that fails."""
-    interpolated = {place: value for place, value in fields.items() if "${" in str(value)}
+def _resolve(source: SourceFields) -> None:
+    """Resolve OmegaConf's interpolations in the fields. Remove the fields where that fails."""
+    interpolated = {place: value for place, value in source.fields.items() if "${" in str(value)}
     if not interpolated:
-        return fields, []
+        return
     flaws = {place: flaw for place, value in interpolated.items() if (flaw := _check_interpolation(value))}
-    valid = {place: value for place, value in fields.items() if place not in flaws}
+    valid = {place: value for place, value in source.fields.items() if place not in flaws}
     config = OmegaConf.create(_nest(valid))
     for place in interpolated.keys() - flaws.keys():
         try:
             node = reduce(getitem, _split(place), config)
             valid[place] = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
         except OmegaConfBaseException as error:
-            flaws[place] = (str(error), "name a field of this recipe by its whole name")
+            flaws[place] = (_first_line(error), "name a field of this recipe by its whole name")
             del valid[place]
-    problems = [
-        source.problem(place, value, flaws[place][0].splitlines()[0], flaws[place][1])
-        for place, value in interpolated.items()
-        if place in flaws
-    ]
-    return flatten(_nest(valid))[0], problems
+    for place, value in interpolated.items():
+        if place in flaws:
+            source.problem(place, value, *flaws[place])
+    # An interpolation may stand for a section.
+    source.fields = flatten(_nest(valid))[0]
 
 
 def _check_interpolation(value: Any) -> tuple[str, str] | None:
@@ -209,8 +206,12 @@ def _check_interpolation(value: Any) -> tuple[str, str] | None:
     try:
         OmegaConf.create([value])
     except OmegaConfBaseException as error:
-        return str(error), "write ${...} as OmegaConf does"
+        return _first_line(error), "write ${...} as OmegaConf does"
     return None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
 
 
 def _abbreviate(value: Any) -> str:

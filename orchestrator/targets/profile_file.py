@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from orchestrator.errors import input_error, suggestion
-from orchestrator.recipe.field_check import Checker, FileSchema, Flaw, Schema, check_variable
-from orchestrator.recipe.source_fields import read_fields
+from orchestrator.recipe.field_check import FileSchema, Flaw, Schema, check_fields, check_variable
+from orchestrator.recipe.source_fields import SourceFields, Tree, read_fields
 from orchestrator.recipe.yaml_reader import find_yaml, list_yaml
 from orchestrator.targets.profile import Profile, check_option
 
@@ -45,10 +44,10 @@ def load_profile(name: str = "") -> Profile:
         known = list_yaml(folders)
         otherwise = f"known: {', '.join(known)}; put your own into {folders[0]}"
         raise input_error("cluster", f"no profile {name!r}", suggestion(name, known, otherwise))
-    checker = Checker(read_fields(path, interpolate=False))
-    values = checker.check(checker.written.fields, _FILE)
-    _check_combinations(values, checker)
-    checker.raise_problems()
+    source = read_fields(path, interpolate=False)
+    values = check_fields(source, _FILE)
+    _check_combinations(values, source)
+    source.raise_problems()
     return Profile(name=path.stem, **values)
 
 
@@ -58,11 +57,11 @@ def _folders() -> tuple[Path, Path]:
     return home / "cuda-graph-orchestrator" / "clusters", Path(__file__).resolve().parents[2] / "clusters"
 
 
-def _check_combinations(values: dict[str, Any], checker: Checker) -> None:
+def _check_combinations(values: Tree, source: SourceFields) -> None:
     """Reject fields that have no effect without another."""
     if values.get("gpus") == "none" and values.get("gpu_type") is not None:
         fix = "leave gpu_type out, or set gpus to gres or gpus_per_node"
-        checker.problem("gpu_type", values["gpu_type"], "no job asks for GPUs where gpus is none", fix)
+        source.problem("gpu_type", values["gpu_type"], "no job asks for GPUs where gpus is none", fix)
     if values.get("container_mounts") and values.get("container_image") is None:
         fix = "name a container_image, or leave container_mounts out"
-        checker.problem("container_mounts", list(values["container_mounts"]), "there is no container", fix)
+        source.problem("container_mounts", list(values["container_mounts"]), "there is no container", fix)
