@@ -1,1 +1,1 @@
-"""The command line: parse, dispatch, one function a verb."""
+"""The command line: one module per verb, and what verbs share."""

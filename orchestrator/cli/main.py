@@ -55,23 +55,25 @@ def _parse_overrides_anywhere(parser: Parser, words: Sequence[str]) -> argparse.
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    arguments = parse(sys.argv[1:] if words is None else words)
+    try:
+        return _run_verb(parse(sys.argv[1:] if words is None else words))
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run_verb(arguments: argparse.Namespace) -> int:
+    # The verb has loaded them by now; --help does without.
     from launch.common.atomic_files import RecordError
     from launch.contract.errors import OrchestratorError
 
     try:
         return int(arguments.run(arguments))
-    except OrchestratorError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
     except BrokenPipeError:
         raise
-    except (OSError, RecordError) as error:
+    except (OrchestratorError, OSError, RecordError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return OrchestratorError.exit_code
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        return INTERRUPTED
+        return error.exit_code if isinstance(error, OrchestratorError) else OrchestratorError.exit_code
 
 
 def run() -> NoReturn:

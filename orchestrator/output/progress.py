@@ -21,7 +21,7 @@ def print_orders(states: Mapping[str, RunState], orders: Sequence[BundleOrder], 
     parts += [f"{on_disk} on disk"] if on_disk else []
     print("; ".join(parts) if parts else "nothing to run")
     if other_runs:
-        print(f"{count('run', other_runs)} of earlier plans of this name are kept on disk; this report leaves them out")
+        print(f"{count('run', other_runs)} of earlier plans of this name are kept on disk; the report leaves them out")
     # The reader of a pipe sees it before the first run starts.
     sys.stdout.flush()
 

@@ -1,1 +1,1 @@
-"""See a sweep through: order, submit, follow, retry, report."""
+"""Run a sweep to its end: start its runs, watch them, retry them, report."""

@@ -229,7 +229,7 @@ def test_cancel_ends_what_runs_what_waits_and_what_is_held(site: Site) -> None:
     assert site.states("long") == dict.fromkeys([first, second, third], "CANCELLED")
     assert site.queue() == {}
     site.wait_for_nobody(0.1)
-    assert "nothing of long runs or waits" in site.run("cancel", "long").stdout
+    assert "no run of long runs or waits" in site.run("cancel", "long").stdout
     assert site.outcome("long", first).message == "cancelled while it ran"
     assert "to start" not in site.run("sweep", path).stdout, "what was cancelled is not begun unasked"
 
