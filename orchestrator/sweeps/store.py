@@ -1,7 +1,7 @@
-"""The folder of a sweep: created from a plan, found by name, listed. The folder is the database.
+"""Read and write the folder of a sweep: its plan, and what each bundle's supervisor has to do.
 
-A sweep is known by its name, wherever the store is (``--store``, else $ORCHESTRATOR_STORE, else ./sweeps). Planning it
-again with other cells keeps every run that is on disk; the report speaks of the cells of the newest plan.
+A sweep is found by its name in the store (``--store``, else $ORCHESTRATOR_STORE, else ./sweeps). A new plan with other
+cells keeps every run on disk; the report covers the cells of the newest plan.
 """
 
 from __future__ import annotations
@@ -10,11 +10,16 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
-from launch.common.atomic_files import RecordError, dumps, read_json, sync_file_system, write_json, write_text
+from launch.common.atomic_files import (
+    RecordError,
+    iter_json_object,
+    read_json,
+    sync_file_system,
+    write_json,
+    write_text,
+)
 from launch.common.file_lock import Lock
 from launch.contract.bundle import BundleOrder, order_from_json, order_to_json
 from launch.contract.cancellation import read_cancellation
@@ -27,7 +32,7 @@ ORDER_SECONDS = 120.0
 
 
 class Store:
-    """The folder that holds sweeps."""
+    """The folder that holds all sweeps."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root or Path(os.environ.get(VARIABLE, "sweeps"))
@@ -36,14 +41,14 @@ class Store:
         return SweepPaths(self.root / name)
 
     def names(self) -> list[str]:
-        """Sweeps in the store, by name."""
+        """Return the names of all sweeps, sorted."""
         return sorted(path.parent.name for path in self.root.glob("*/plan.json"))
 
     def find(self, name: str) -> SweepPaths:
-        """The sweep called ``name`` (or whose folder ``name`` is).
+        """Return the sweep that has the name, or the folder, ``name``.
 
         Raises:
-            InputError: there is none.
+            InputError: there is no such sweep.
         """
         for sweep in (self.sweep(name), SweepPaths(Path(name))):
             if sweep.plan.is_file():
@@ -56,7 +61,7 @@ class Store:
 
 
 def write_plan(sweep: SweepPaths, plan: Plan) -> None:
-    """Put ``plan`` on disk, with the spec of each of its runs. A plan that is there already is left untouched.
+    """Write ``plan`` and the spec of each of its runs. An equal plan on disk is left untouched.
 
     Raises:
         SystemFault: the store cannot be written to.
@@ -65,20 +70,22 @@ def write_plan(sweep: SweepPaths, plan: Plan) -> None:
         _write_specs(sweep, plan)
         if not is_planned(sweep, plan):
             sync_file_system(sweep.root)  # once for all specs, before the plan that names them
-            write_text(sweep.plan, "".join(_lines(plan)))
+            write_text(sweep.plan, "".join(iter_json_object(plan_to_json(plan))))
 
 
 def is_planned(sweep: SweepPaths, plan: Plan) -> bool:
-    """Whether ``plan`` is the one on disk."""
+    """Whether the plan on disk equals ``plan``."""
     try:
         with open(sweep.plan, errors="replace", newline="\n") as file:
-            return all(there == line for there, line in zip_longest(file, _lines(plan)))
+            # Piece by piece: a plan of ten thousand runs is never in memory a second time.
+            same = all(file.read(len(piece)) == piece for piece in iter_json_object(plan_to_json(plan)))
+            return same and not file.read(1)
     except FileNotFoundError:
         return False
 
 
 def runs_of_other_plans(sweep: SweepPaths, plan: Plan) -> int:
-    """How many runs on disk an earlier plan of this name made, that ``plan`` does not hold."""
+    """Return how many runs on disk belong to earlier plans of this name only."""
     try:
         return len(set(os.listdir(sweep.root / "runs")) - plan.cell_of_run().keys())
     except FileNotFoundError:
@@ -87,10 +94,10 @@ def runs_of_other_plans(sweep: SweepPaths, plan: Plan) -> int:
 
 @contextlib.contextmanager
 def order_lock(sweep: SweepPaths) -> Iterator[None]:
-    """One command at a time decides what becomes of a sweep: else two would order, or cancel, past each other.
+    """Hold the lock under which one command at a time orders, or cancels, runs of a sweep.
 
     Raises:
-        SystemFault: another command has not come to an end of it, or the store cannot be written to.
+        SystemFault: another command holds it for too long, or the store cannot be written to.
     """
     deadline = time.monotonic() + ORDER_SECONDS
     with report_disk_errors(sweep):
@@ -106,21 +113,21 @@ def order_lock(sweep: SweepPaths) -> Iterator[None]:
 
 @contextlib.contextmanager
 def report_disk_errors(sweep: SweepPaths) -> Iterator[None]:
-    """Around whatever writes to ``sweep``.
+    """Turn an OSError of whatever writes to ``sweep`` into a SystemFault.
 
     Raises:
-        SystemFault: the disk is full, or may not be written to.
+        SystemFault: the disk is full, or this user may not write to it.
     """
     try:
         yield
     except OSError as error:
         raise SystemFault(
-            f"{sweep.root}: cannot be written ({error.strerror}); make room there, or choose another place with --store"
+            f"{sweep.root}: cannot be written ({error.strerror}); free space there, or choose another place with --store"
         ) from error
 
 
 def read_plan(sweep: SweepPaths) -> Plan:
-    """The plan of a sweep on disk.
+    """Return the plan of a sweep.
 
     Raises:
         SystemFault: it is damaged, or written by another version.
@@ -134,12 +141,12 @@ def read_plan(sweep: SweepPaths) -> Plan:
 
 
 def bundles(sweep: SweepPaths) -> list[BundlePaths]:
-    """Every bundle on disk, of this plan or of an earlier one."""
+    """Return every bundle on disk, of this plan or of an earlier one."""
     return [BundlePaths(path.parent) for path in sorted(sweep.root.glob("bundles/*/bundle.json"))]
 
 
 def read_order(bundle: BundlePaths) -> BundleOrder | None:
-    """What the bundle's supervisor has been told, None where it has been told nothing.
+    """Return what the bundle's supervisor has to do, None where nothing is ordered.
 
     Raises:
         SystemFault: it is damaged, or written by another version.
@@ -155,8 +162,9 @@ def read_order(bundle: BundlePaths) -> BundleOrder | None:
 
 
 def write_orders(sweep: SweepPaths, orders: Sequence[BundleOrder]) -> None:
-    """Tell each bundle's supervisor what to make; a cancellation of those runs from before is lifted. A power failure may
-    still undo it: the caller syncs the file system.
+    """Write what each bundle's supervisor has to do, and lift earlier cancellations of those runs.
+
+    A power failure may still undo it: the caller syncs the file system.
 
     Raises:
         SystemFault: the store cannot be written to.
@@ -173,31 +181,12 @@ def write_orders(sweep: SweepPaths, orders: Sequence[BundleOrder]) -> None:
 
 
 def _cancelled_before(bundle: BundlePaths) -> set[str]:
-    """Runs that ``cancel`` ended before."""
+    """Return the runs that an earlier ``cancel`` covers."""
     cancellation = read_cancellation(bundle)
     if cancellation is None or cancellation.run_ids:
         return set(cancellation.run_ids) if cancellation else set()
     order = read_order(bundle)
     return {run_id for run_id, _ in order.schedule} if order else set()
-
-
-def _lines(plan: Plan) -> Iterator[str]:
-    """plan.json, each cell and each bundle on a line: one of ten thousand runs is never in memory a second time."""
-    content = plan_to_json(plan)
-    cells, bundles = content.pop("cells"), content.pop("bundles")
-    yield "{\n"
-    for name, value in content.items():
-        yield f"{dumps(name)}: {dumps(value)},\n"
-    yield from _list("cells", cells, ",\n")
-    yield from _list("bundles", bundles, "\n")
-    yield "}\n"
-
-
-def _list(name: str, values: Sequence[Any], end: str) -> Iterator[str]:
-    yield f"{dumps(name)}: [\n"
-    for place, value in enumerate(values, start=1):
-        yield dumps(value) + (",\n" if place < len(values) else "\n")
-    yield f"]{end}"
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""What was handed to Slurm: submissions/<token>.json, written before sbatch is called and completed after it."""
+"""What was submitted to Slurm: submissions/<token>.json, written before sbatch is called and completed after it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from launch.common.atomic_files import RecordError, read_json, write_json
 from launch.contract.paths import SweepPaths
@@ -16,31 +15,31 @@ from orchestrator.errors import SystemFault
 
 @dataclass(frozen=True)
 class Submission:
-    """One call of sbatch: a job, or an array of as many elements as there are bundles."""
+    """One call of sbatch: a job, or an array with one element per bundle."""
 
     token: str
-    """Of this call alone; the folder submitit/<token> is its own."""
+    """Unique to this call; its folder is submitit/<token>."""
     name: str
-    """The job's name: the token, or that of the lane (--dependency=singleton) that bounds the sweep."""
+    """The job's name: the token, or the lane's name where job arrays are limited (--dependency=singleton)."""
     bundles: tuple[str, ...]
-    """Bundle ids; the place is the array's index."""
+    """Bundle ids; the position is the array's index."""
     time: float
-    """When it was decided, in seconds since the epoch."""
+    """When sbatch was about to be called, in seconds since the epoch."""
     host: str
     """The login node that called sbatch."""
     job_id: str | None = None
-    """As sbatch said it; None until then, and after a death of the orchestrator in between."""
+    """As sbatch printed it; None before that, and where the orchestrator died in between."""
     cluster: str = ""
-    """Slurm's name of itself (ClusterName). An id is one of its jobs and of no other's."""
+    """Slurm's ClusterName: an id counts on that cluster only."""
 
     def job_of(self, bundle_id: str) -> str | None:
-        """The job's id as squeue and sacct write it: "123", or "123_4" of an array."""
+        """Return the job's id as squeue and sacct write it: "123", or "123_4" of an array; None where it is unknown."""
         if self.job_id is None:
             return None
         return self.job_id if len(self.bundles) == 1 else f"{self.job_id}_{self._places[bundle_id]}"
 
     def job_ids(self) -> list[str]:
-        """Of its bundles, in their order; empty where no id is recorded."""
+        """Return the id of each bundle's job, in their order; empty where none is recorded."""
         return [job_id for bundle in self.bundles if (job_id := self.job_of(bundle)) is not None]
 
     @cached_property
@@ -48,15 +47,15 @@ class Submission:
         return {bundle: place for place, bundle in enumerate(self.bundles)}
 
     def folder(self, sweep: SweepPaths) -> Path:
-        """Where submitit keeps what it hands to the job, and the job's own output."""
+        """Return the folder of submitit's files and of the job's output."""
         return sweep.root.absolute().joinpath("submitit", self.token)
 
 
 def read_submissions(sweep: SweepPaths) -> list[Submission]:
-    """Every submission of ``sweep``, the oldest first.
+    """Return every submission of ``sweep``, the oldest first.
 
     Raises:
-        SystemFault: one is damaged, or written by another version.
+        SystemFault: a record is damaged, or written by another version.
     """
     try:
         names = sorted(os.listdir(sweep.submissions))
@@ -67,13 +66,12 @@ def read_submissions(sweep: SweepPaths) -> list[Submission]:
 
 
 def write_submission(sweep: SweepPaths, submission: Submission, *, sync: bool = True) -> None:
-    """Put ``submission`` on disk, in the place of what it was. Without ``sync`` the caller sees to that (as
-    launch.common.atomic_files.write_bytes)."""
+    """Write or replace the record of ``submission``. Without ``sync`` the caller syncs the file system."""
     write_json(_path(sweep, submission), asdict(submission), sync=sync)
 
 
 def discard_submission(sweep: SweepPaths, submission: Submission) -> None:
-    """Forget a submission of which Slurm has no job."""
+    """Forget a submission for which Slurm has no job."""
     _path(sweep, submission).unlink(missing_ok=True)
 
 
@@ -83,13 +81,10 @@ def _path(sweep: SweepPaths, submission: Submission) -> Path:
 
 def _read(path: Path) -> Submission:
     try:
-        return _from_json(read_json(path))
+        content = read_json(path)
+        return Submission(**content | {"bundles": tuple(content["bundles"])})
     except (RecordError, KeyError, TypeError) as error:
         raise SystemFault(
             f"{path}: not a submission of this version ({error}); squeue --name shows whether its jobs live: end them, "
             "then delete it"
         ) from error
-
-
-def _from_json(content: Mapping[str, Any]) -> Submission:
-    return Submission(**dict(content) | {"bundles": tuple(content["bundles"])})
