@@ -1,4 +1,4 @@
-"""What launch.supervise.supervisor is told of a bundle: bundle.json."""
+"""What launch.supervise.supervisor has to do: bundle.json."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from launch.contract.plan import Limits
 
 @dataclass(frozen=True)
 class Step:
-    """How ranks are started in an allocation of Slurm's: each run is one step, by one srun.
+    """How ranks start in a Slurm allocation: each run is one step, by one srun.
 
-    ``arguments`` are srun's: the kind of MPI, container flags, what the site needs. ``python`` is the interpreter of
-    ranks, as it is called inside the container where there is one.
+    ``arguments`` are srun's: the kind of MPI, container flags, what the site needs. ``python`` is the ranks' interpreter,
+    by its path in the container where there is one.
     """
 
     nodes: int
@@ -27,9 +27,9 @@ class Step:
 
 @dataclass(frozen=True)
 class BundleOrder:
-    """What launch.supervise.supervisor is told: make attempt k of run R, in this order, each within its limits.
+    """Run attempt k of run R, in this order, each within its limits.
 
-    An attempt whose folder exists is never made again, so that a bundle started twice does its work once.
+    An attempt whose folder exists is never started again, so that a bundle started twice does its work once.
     """
 
     bundle_id: str
@@ -38,15 +38,15 @@ class BundleOrder:
     """(run_id, attempt) pairs."""
     limits: Limits
     slots: int
-    """CPU or GPU slots of the host that the bundle takes; 0 in an allocation of Slurm's, which is the bundle's alone."""
+    """CPU or GPU slots of the host that the bundle takes; 0 in a Slurm allocation, which is the bundle's alone."""
     slot_names: tuple[str, ...]
-    """All slots of the host: the identifiers of its visible GPUs, or cpu0, cpu1, ..."""
+    """All slots of the host: ids of its visible GPUs, or cpu0, cpu1, ..."""
     tracking: Mapping[str, Any] | None = None
-    """What launch.supervise.wandb_tracker needs to follow a run; None is no tracking."""
+    """Settings of launch.supervise.wandb_tracker; None is no tracking."""
     step: Step | None = None
-    """How ranks are started under Slurm; None starts them on this host, under torchrun's agent."""
+    """How ranks start under Slurm; None starts them on this host, under torchrun's agent."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Of the cluster's profile, for every rank; what a run's own spec says goes before it."""
+    """The cluster profile's variables for every rank. The run's own spec overrides them."""
 
 
 def order_to_json(order: BundleOrder) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a bundle's file ``cancel`` asks for: the end of all its runs, or of those that it lists."""
+"""The file ``cancel`` of a bundle: it ends all runs, or those that it lists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launch.contract.paths import BundlePaths
 
 @dataclass(frozen=True)
 class Cancellation:
-    """``run_ids`` is empty where every run of the bundle is to end, those not begun included."""
+    """The runs to end. Empty ``run_ids``: every run of the bundle, also those not started."""
 
     run_ids: Collection[str] = ()
 
@@ -20,8 +20,10 @@ class Cancellation:
 
 
 def read_cancellation(bundle: BundlePaths) -> Cancellation | None:
-    """What is cancelled, None where nothing is. A file that lists no runs (empty, ``null``, ``[]``, or a person's own)
-    means all."""
+    """Return what is cancelled, None where nothing is.
+
+    A file that lists no runs (empty, ``null``, ``[]``, or written by hand) cancels all.
+    """
     try:
         listed = read_json(bundle.cancel)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""How an attempt ended: outcome.json."""
+"""How an attempt ended (outcome.json), and what each outcome implies."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended. ``failure_class`` and ``remedy`` are empty where it completed."""
+    """How an attempt ended. ``failure_class`` and ``remedy`` (the fix) are empty where it completed."""
 
     outcome: OutcomeName
     phase: Phase
@@ -84,7 +84,7 @@ class Outcome:
     remedy: str = ""
     exit_code: int | None = None
     node: str = ""
-    """Where the rank that failed first ran, as Slurm names it; empty where nobody knows, or there is no Slurm."""
+    """The node of the rank that failed first, as Slurm names it; empty where unknown, or without Slurm."""
     infrastructure: bool = False
     """Whether its failure class blames nodes, network or scheduler."""
 
@@ -122,7 +122,11 @@ class Outcome:
 
 
 def outcome_from_json(content: Mapping[str, Any]) -> Outcome:
-    """Raises TypeError where a field is missing, unknown or of another kind."""
+    """Return the outcome in ``content``.
+
+    Raises:
+        TypeError: a field is missing, unknown or of another type.
+    """
     outcome = Outcome(**content)
     texts = ("allocation", "failure_class", "message", "remedy", "node")
     sound = {
@@ -133,26 +137,26 @@ def outcome_from_json(content: Mapping[str, Any]) -> Outcome:
         **{name: _is_time(getattr(outcome, name)) for name in ("started", "ended")},
         **{name: type(getattr(outcome, name)) in (int, NoneType) for name in ("rank", "exit_code")},
     }
-    for name, right in sound.items():
-        if not right:
+    for name, is_sound in sound.items():
+        if not is_sound:
             raise TypeError(f"{name} of an outcome is {getattr(outcome, name)!r}")
     return outcome
 
 
 def _is_time(value: object) -> bool:
-    """Whether it is in seconds since the epoch, of a year that has four digits."""
+    """Whether it is in seconds since the epoch, in a year of at most four digits."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 253_402_300_800
 
 
 DAMAGED_OUTCOME_REMEDY = "move its folder away; resume makes the run again"
-"""For an attempt whose outcome cannot be read."""
+"""The fix for an attempt whose outcome cannot be read."""
 
 
 def read_outcome(attempt: AttemptPaths) -> Outcome | None:
-    """How the attempt ended, or None where it has not.
+    """Return how the attempt ended, None where it has not.
 
     Raises:
-        RecordError: it has, and its record is damaged.
+        RecordError: the record is damaged.
     """
     try:
         return outcome_from_json(read_json(attempt.outcome))

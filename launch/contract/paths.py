@@ -1,30 +1,30 @@
-"""Where everything of a sweep stands: every path, spelt once.
+"""The path of every file of a sweep.
 
 A sweep is a folder. Each file in it has one writer:
 
-    <sweep>/plan.json                       orchestrator      cells, rejections, bundles; what the sweep is
-    <sweep>/bundles/<bundle>/bundle.json    orchestrator      which attempts of which runs the bundle is to make
-    <sweep>/bundles/<bundle>/start.json     local_queue       token and process of its latest start on this host
-    <sweep>/bundles/<bundle>/cancel         orchestrator      asks the supervisor to end: all runs, or those it lists
+    <sweep>/plan.json                       orchestrator      cells, rejections, bundles
+    <sweep>/bundles/<bundle>/bundle.json    orchestrator      which attempts of which runs the bundle runs
+    <sweep>/bundles/<bundle>/cancel         orchestrator      ends runs: all, or those it lists
+    <sweep>/bundles/<bundle>/supervisor.log local_queue       what supervisors on this host printed, for people only
     <sweep>/bundles/<bundle>/lock           supervisor        who supervises the bundle (pid, start time, boot)
-    <sweep>/bundles/<bundle>/allocations.jsonl supervisor        one line each time a supervisor took the bundle
-    <sweep>/submissions/<token>.json        orchestrator      bundles handed to Slurm by one sbatch, and its job id
-    <sweep>/order.lock                      orchestrator      that a command is planning or cancelling
-    <sweep>/queue.lock                      local_queue       that this host's queue lives
+    <sweep>/bundles/<bundle>/allocations.jsonl supervisor        a line for each supervisor that took the bundle
+    <sweep>/submissions/<token>.json        orchestrator      bundles submitted by one sbatch, and the job's id
+    <sweep>/order.lock                      orchestrator      held while a command plans or cancels
+    <sweep>/queue.lock                      local_queue       held while this host's queue lives
     <sweep>/queue.log, submitit/            orchestrator      for people only
-    <sweep>/report/                         write_report      made from all the rest, at any time: report.md, report.html,
+    <sweep>/report/                         write_report      derived from the rest at any time: report.md, report.html,
                                                               report.json, summary.json, steps.parquet, plots/
-    <sweep>/tracking/                       wandb_tracker     what a later upload needs
+    <sweep>/tracking/                       wandb_tracker     what a later upload to W&B needs
     <sweep>/runs/<run>/spec.json            orchestrator      the RunSpec
-    <sweep>/runs/<run>/attempts/<k>/        supervisor        made by it; a folder that exists is an attempt begun
-        events/rank<r>.jsonl                that rank         phases with memory, capture, proof, exceptions
-        metrics.jsonl                       rank 0            one object a step
-        digests/rank<r>.jsonl               that rank         digests of what its layers gave, one object a step, where the
+    <sweep>/runs/<run>/attempts/<k>/        supervisor        a folder that exists is a started attempt
+        events/rank<r>.jsonl                that rank         phases with memory, captures, replays, exceptions
+        metrics.jsonl                       rank 0            one object per step
+        digests/rank<r>.jsonl               that rank         digests of its layers' outputs, one object per step, if the
                                                               spec asks for them (launch/contract/records/layer_digests.py)
         environment.json                    rank 0            versions, code, hardware, digests
-        exits/rank<r>.json                  slurm_rank        how that rank's process ended (Slurm)
-        ranks.json                          torchrun_agent    exit codes of ranks that failed, the first one first
-        outcome.json                        supervisor        how it ended; a run without one has not ended. Where Slurm
+        exits/rank<r>.json                  slurm_rank        how that rank's process ended (under Slurm)
+        ranks.json                          torchrun_agent    exit codes of failed ranks, the first one first
+        outcome.json                        supervisor        how it ended; without one it has not ended. Where Slurm
                                                               ended the supervisor, the orchestrator writes it
         logs/                               launcher and ranks, for people only
 """
@@ -117,8 +117,8 @@ class BundlePaths:
         return self.root / "bundle.json"
 
     @property
-    def start(self) -> Path:
-        return self.root / "start.json"
+    def log(self) -> Path:
+        return self.root / "supervisor.log"
 
     @property
     def cancel(self) -> Path:

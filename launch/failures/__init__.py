@@ -1,1 +1,1 @@
-"""From what an attempt left behind to its outcome and its remedy."""
+"""From what an attempt left behind to its outcome and its fix."""

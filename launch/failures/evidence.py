@@ -1,4 +1,4 @@
-"""What an attempt has left on disk, gathered for its diagnosis; none of it needs to be whole."""
+"""Read what an attempt left on disk. Any record may be incomplete."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from launch.contract.records.events import Phase, read_events
 from launch.failures.diagnose import EndedBy, Evidence, RankException
 
 Events = Mapping[int, list[dict[str, Any]]]
-"""By rank."""
+"""The events of each rank."""
 
 
 def events_of(attempt: AttemptPaths) -> Events:
-    """What each rank has recorded, as far as it can be read."""
+    """Return what each rank recorded, as far as it can be read."""
     found: dict[int, list[dict[str, Any]]] = {}
     for path in sorted((attempt.root / "events").glob("rank*.jsonl")):
         rank = int(path.stem.removeprefix("rank"))
         found[rank] = []
-        # The report names a record that is damaged; here it must not end the supervision.
+        # The report names a damaged record. Here it must not end the supervision.
         with contextlib.suppress(RecordError):
             found[rank].extend(read_events(attempt, rank))
     return found
 
 
 def phases_of(events: Events) -> dict[int, Phase]:
-    """The last phase that each rank entered; rank 0's is the attempt's, "init" where it has none."""
+    """Return the last phase that each rank entered."""
     return {rank: lines[-1]["phase"] for rank, lines in events.items() if lines}
 
 
 def read_evidence(attempt: AttemptPaths, ended_by: EndedBy) -> Evidence:
-    """Return what the ranks of an attempt recorded."""
+    """Return what the ranks recorded about the end of an attempt."""
     events = events_of(attempt)
     return Evidence(ended_by, exit_code=0, phases=phases_of(events), exceptions=_exceptions(events))
 
@@ -48,6 +48,6 @@ def _exceptions(events: Events) -> tuple[RankException, ...]:
 
 
 def record_bytes(attempt: AttemptPaths) -> int:
-    """Bytes in the files that ranks write: the attempt's heartbeat."""
+    """Return the size of the files that ranks write, in bytes: the attempt's heartbeat."""
     files = [attempt.metrics, *(attempt.root / "events").glob("rank*.jsonl")]
     return sum(path.stat().st_size for path in files if path.exists())

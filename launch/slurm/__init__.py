@@ -1,1 +1,1 @@
-"""What a job asks Slurm of itself."""
+"""Slurm's commands and states, as a job and the login node need them."""

@@ -1,4 +1,4 @@
-"""What Slurm has given to this job, and what it says of it."""
+"""The Slurm allocation of this process: its nodes, its state, a port for its ranks."""
 
 from __future__ import annotations
 
@@ -17,38 +17,36 @@ from launch.slurm.command import try_run
 from launch.slurm.job_states import stage_of
 
 ANSWER_SECONDS = 2.0
-"""For Slurm to say what became of the job: of the seconds that a job has from SIGTERM to SIGKILL (KillWait) few are
-sure."""
+"""How long Slurm is asked for the job's end: a job has few seconds from SIGTERM to SIGKILL (KillWait)."""
 ACCOUNTS_SECONDS = 0.2
-"""Between two questions to accounts that do not know yet."""
+"""Between two calls of sacct while it does not know the end yet."""
 CONTROLLER_SECONDS = 600.0
 RETURN_SECONDS = 10.0
-"""For nodes to report to a slurmctld that has come back: before that it makes no step on them, and srun asks again only
-after a minute."""
+"""How long nodes take to report to a restarted slurmctld. Before that it starts no step, and srun retries only after a
+minute."""
 PORTS = (10000, 32768)
-"""Where a port for ranks is looked for: below those that the kernel gives to outgoing connections, unless a site's
-begin even lower."""
+"""The range of ports for ranks, below those that the kernel gives to outgoing connections by default."""
 
 _STATE_OF_REASON = {"TimeLimit": "TIMEOUT", "NodeDown": "NODE_FAIL", "NodeFailure": "NODE_FAIL"}
-"""squeue says COMPLETING of a job that is being ended, whatever ended it; its reason may say more."""
+"""squeue shows COMPLETING for a job that is being ended, whatever the cause. The reason may show the cause."""
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The job that this process is in."""
+    """The Slurm job of this process."""
 
     job: str
-    """As squeue writes it: "123", or "123_4" of an array. Only so is one element named: "123" may be all of them."""
+    """As squeue writes it: "123", or "123_4" of an array, where "123" would be all elements."""
     nodes: tuple[str, ...]
     restarts: int = 0
-    """How often Slurm put the job back into the queue after it had begun."""
+    """How often Slurm requeued the job after it had started."""
 
     @staticmethod
     def here(environment: Mapping[str, str] = os.environ) -> Allocation | None:
-        """The allocation that this process runs in, None outside one.
+        """Return the allocation that this process runs in, None outside one.
 
         Raises:
-            EnvironmentFault: scontrol, which names its nodes, does not.
+            EnvironmentFault: scontrol does not name its nodes.
         """
         job, nodes = environment.get("SLURM_JOB_ID"), environment.get("SLURM_JOB_NODELIST")
         if job is None or nodes is None:
@@ -61,47 +59,47 @@ class Allocation:
         return Allocation(job, tuple(names.split()), int(environment.get("SLURM_RESTART_COUNT", 0)))
 
     def address(self) -> str:
-        """Where other nodes reach the first one: its name, where that resolves, else the address that Slurm uses."""
+        """Return the first node's address for other nodes: its name where that resolves, else the address that Slurm uses."""
         first = self.nodes[0]
         try:
             socket.getaddrinfo(first, None)
             return first
         except OSError:
-            shown = try_run("scontrol", "--oneliner", "show", "node", first) or ""
-            known = re.search(r"\bNodeAddr=(\S+)", shown)
+            described = try_run("scontrol", "--oneliner", "show", "node", first) or ""
+            known = re.search(r"\bNodeAddr=(\S+)", described)
             return known[1] if known else first
 
     def failed_nodes(self) -> tuple[str, ...]:
-        """Those of its nodes that Slurm holds for down or failing."""
+        """Return the nodes of the job that Slurm reports as down or failing."""
         listed = try_run("sinfo", "--noheader", "--Node", f"--nodes={','.join(self.nodes)}", "--format=%N %T") or ""
         rows = [line.split() for line in listed.splitlines()]
         return tuple(dict.fromkeys(name for name, state in rows if state.startswith(("down", "fail"))))
 
     def wait_for_controller(self, give_up: Callable[[], bool]) -> None:
-        """Until slurmctld answers: without it srun makes no step. After ten minutes srun has to say so itself."""
+        """Wait until slurmctld answers: without it srun starts no step. After ten minutes srun reports it."""
         asked = begun = time.monotonic()
         while try_run("squeue", "--noheader", f"--jobs={self.job}") is None:
             if give_up() or time.monotonic() - begun > CONTROLLER_SECONDS:
                 return
             time.sleep(1.0)
             asked = time.monotonic()
-        # squeue itself tries for some seconds.
+        # squeue itself retries for some seconds.
         if asked > begun or time.monotonic() - asked > ANSWER_SECONDS:
             time.sleep(RETURN_SECONDS)
 
 
 def job_state(job: str) -> str | None:
-    """The state of ``job`` ("123" or "123_4") as Slurm tells it within two seconds, None where it does not; never
-    COMPLETING, which may be any end: the accounts learn of it a moment later.
+    """Return the state of ``job`` ("123" or "123_4"), None where Slurm does not answer within two seconds.
 
-    A job within its grace time before a preemption is PREEMPTED already: what ends by itself until then ends for that.
+    It is never COMPLETING, which may be any end: sacct knows the cause a moment later. A job in its grace time before a
+    preemption is PREEMPTED already, since the preemption ends whatever ends until then.
     """
     deadline = time.monotonic() + ANSWER_SECONDS
     fields = "State:30,Reason:60,PreemptTime:30"
-    seen = try_run(
+    listed = try_run(
         "squeue", "--noheader", f"--jobs={job}", "--states=all", f"--Format={fields}", seconds=ANSWER_SECONDS
     )
-    state = queue_state(seen or "")
+    state = queue_state(listed or "")
     if state is not None and state != "COMPLETING":
         return state
     options = ("--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State")
@@ -116,7 +114,7 @@ def job_state(job: str) -> str | None:
 
 
 def queue_state(line: str) -> str | None:
-    """The state in a line of squeue, which tells state, reason, and when a preemption began."""
+    """Return the state in a line of squeue: state, reason, and the time of preemption."""
     words = line.split()
     if len(words) < 3:
         return None
@@ -127,7 +125,7 @@ def queue_state(line: str) -> str | None:
 
 
 def free_port() -> int:
-    """A port of this host on which nothing listens. Nobody keeps it until rank 0 takes it."""
+    """Return a port of this host on which nothing listens. It is not reserved until rank 0 takes it."""
     low, high = PORTS
     outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     if low < outgoing:

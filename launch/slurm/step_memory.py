@@ -1,4 +1,4 @@
-"""What Slurm's accounting says of the memory of a step that was killed."""
+"""Ask Slurm's accounting whether a step was killed for its memory."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from launch.slurm.command import try_run
 
 PATIENCE_SECONDS = 5.0
-"""For accounting to hear of a step's end: it lags behind by a second or so."""
+"""How long accounting may take to know a step's end. It is late by about a second."""
 _FIELDS = "JobName,State,MaxRSS,NNodes,TRESUsageInTot%200,AllocTRES%200"
 _RUNS = ("RUNNING", "PENDING", "")
 
 
 def memory_kill_reason(job: str, step_name: str) -> str:
-    """In words, what the step took and had, where it was ended for that; "" where it was not, or nobody says."""
+    """Return what the step used and had, in words, if Slurm killed it for memory; "" if not, or if accounting is silent."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         listed = try_run("sacct", "--noheader", "--parsable2", "--units=K", f"--jobs={job}", f"--format={_FIELDS}")
@@ -25,10 +25,10 @@ def memory_kill_reason(job: str, step_name: str) -> str:
 
 
 def parse_memory_kill(state: str, max_rss: str, nodes: str, used: str, granted: str) -> str:
-    """:func:`memory_kill_reason` of a step that was killed, from its row: sizes in kB ("204800K"), TRES as "cpu=4,mem=409600K".
+    """Return :func:`memory_kill_reason` from a row of sacct: sizes in kB ("204800K"), TRES as "cpu=4,mem=409600K".
 
-    OUT_OF_MEMORY is said only where a control group bounds memory. Where Slurm itself looks (OverMemoryKill), the step
-    is CANCELLED, and used more on a node than it had there: one task alone, or the nodes in the mean.
+    OUT_OF_MEMORY appears only where a control group limits memory. Where Slurm itself polls (OverMemoryKill), the step
+    is CANCELLED, and used more than it had on a node: by one task alone, or by the mean of its nodes.
     """
     if state == "OUT_OF_MEMORY":
         return "a process of the run took more host memory than the job has on its node"

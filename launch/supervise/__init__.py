@@ -1,1 +1,1 @@
-"""In the job, a bundle: its supervisor, attempts and ranks' processes; no torch."""
+"""Run a bundle in the job: its supervisor, its attempts and the processes of ranks; no torch."""

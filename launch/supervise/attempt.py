@@ -1,4 +1,4 @@
-"""One attempt's ranks, watched until they end or have to be ended, and what became of them."""
+"""Watch the ranks of one attempt until they end or must be ended, and write the outcome."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from launch.failures.job_outcome import make_outcome
 
 POLL_SECONDS = 0.1
 SUSPENDED_SECONDS = 5.0
-"""Between two looks: a job that was suspended, as under PreemptMode=SUSPEND, and not a busy host."""
+"""A longer gap between two polls means that the job was suspended (PreemptMode=SUSPEND), and not that the host is busy."""
 
 ROOM_SECONDS = 600.0
-"""How long an outcome waits for room on the disk: as long as a run waits for slurmctld."""
+"""How long an outcome waits for space on the disk: as long as a run waits for slurmctld."""
 ROOM_POLL_SECONDS = 1.0
 
 
 class Ranks(Protocol):
-    """Ranks that have been started: on this host (launch/supervise/local_ranks.py), or as a step of a Slurm job
+    """Started ranks: on this host (launch/supervise/local_ranks.py), or in a step of a Slurm job
     (launch/supervise/slurm_step.py)."""
 
     def poll(self) -> int | None:
-        """The exit code of what started them, or minus a signal; None while they run."""
+        """Return the exit code of the process that started them, or minus its signal; None while they run."""
 
     def exits(self) -> tuple[RankExit, ...]:
-        """Ranks that failed, the first one first."""
+        """Return the ranks that failed, the first one first."""
 
     def print_stacks(self) -> None:
-        """Have each rank write the stacks of its threads to its log."""
+        """Make each rank write the stacks of its threads to its log."""
 
     def end(self) -> None:
-        """End what ranks there are; none is left when this returns."""
+        """End all ranks; none is left when this returns."""
 
     def ask_scheduler(self, evidence: Evidence) -> Evidence:
-        """``evidence`` with what the scheduler knows beyond it."""
+        """Return ``evidence`` with what the scheduler knows in addition."""
 
     def where(self, diagnosis: Diagnosis) -> str:
-        """The node that failed, or on which the rank that failed ran; "" where that is not known."""
+        """Return the node that failed, or that of the rank that failed; "" where it is unknown."""
 
 
 def run_attempt(
@@ -54,13 +54,13 @@ def run_attempt(
     allocation: str,
     asked: Callable[[], EndedBy | None],
 ) -> None:
-    """Wait for ``ranks``, or end them when the time, their silence or ``asked`` says so, and write the outcome.
+    """Wait for ``ranks`` and write the outcome. End them at a limit, or when ``asked`` returns who wants them to end.
 
-    None is written where Slurm ends the job and does not say why: the orchestrator will, once it knows.
+    Where Slurm ends the job without saying why, no outcome is written: the orchestrator writes it once it knows.
     """
     started = time.time()
     ended_by = _watch(attempt, ranks, limits, asked)
-    # Before anything is ended here: what becomes of ranks after that is no cause.
+    # Evidence counts up to here: what happens to ranks that are ended below is no cause.
     evidence = ranks.ask_scheduler(
         replace(
             read_evidence(attempt, ended_by),
@@ -76,24 +76,25 @@ def run_attempt(
         return make_outcome(diagnosis, allocation, started, time.time(), node, ranks.poll())
 
     if evidence.ended_by == "job" and evidence.job_state:
-        write_json(attempt.outcome, asdict(outcome(evidence)))  # at once: seconds are left
+        # At once: Slurm leaves only seconds.
+        write_json(attempt.outcome, asdict(outcome(evidence)))
     if evidence.ended_by == "hang":
         ranks.print_stacks()
     ranks.end()
     if evidence.ended_by != "job":
-        _write_once_there_is_room(attempt, outcome, evidence, asked)
+        _write_when_disk_has_space(attempt, outcome, evidence, asked)
 
 
-def _write_once_there_is_room(
+def _write_when_disk_has_space(
     attempt: AttemptPaths,
     outcome: Callable[[Evidence], Outcome],
     evidence: Evidence,
     asked: Callable[[], EndedBy | None],
 ) -> None:
-    """A full disk ends the ranks, which can no longer say so, and is not to take the rest of the bundle along.
+    """Write the outcome, and wait for space where the disk is full: the rest of the bundle can still run.
 
     Raises:
-        OSError: there is no room after ten minutes, or when the supervisor is asked to end.
+        OSError: there is no space after ten minutes, or when the supervisor is asked to end.
     """
     deadline, ended = time.monotonic() + ROOM_SECONDS, time.time()
     while True:
@@ -114,7 +115,7 @@ def _watch(attempt: AttemptPaths, ranks: Ranks, limits: Limits, asked: Callable[
         time.sleep(POLL_SECONDS)
         before, now = now, time.monotonic()
         if now - before > SUSPENDED_SECONDS:
-            # Nobody ran, this process included: the time counts for no limit, and ranks begin again to be waited for.
+            # Nobody ran, this process included: the gap counts for no limit.
             begun, last_sign = begun + now - before, now
         if (grown := record_bytes(attempt)) != size:
             size, last_sign = grown, now

@@ -1,4 +1,4 @@
-"""How a supervisor starts a process of its own: a module of this package, in a session of its own."""
+"""Start a module of this package as a child that ends with the supervisor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launch.contract.paths import AttemptPaths
 def start(
     module: str, arguments: tuple[str, ...], environment: Mapping[str, str], log: Path
 ) -> subprocess.Popen[bytes]:
-    """Start ``python -m module``. Its standard input is a pipe that this process holds: it ends when this one does."""
+    """Start ``python -m module`` in its own session. Its standard input is a pipe that closes when this process ends."""
     with open(log, "ab") as output:
         return subprocess.Popen(
             [sys.executable, "-u", "-m", module, *arguments],
@@ -30,14 +30,14 @@ def start(
 
 
 class Tracker:
-    """launch.supervise.wandb_tracker beside one attempt."""
+    """The process of launch.supervise.wandb_tracker for one attempt."""
 
     def __init__(self, attempt: AttemptPaths, settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         arguments = (str(attempt.root), "--settings", json.dumps(dict(settings)))
         self._process = start("launch.supervise.wandb_tracker", arguments, environment, attempt.logs / "track.log")
 
     def finish(self, seconds: float) -> None:
-        """Let it deliver the rest, for so long; what it could not deliver stays on disk for a later upload."""
+        """Let it deliver the rest within ``seconds``. What remains stays on disk for a later upload."""
         try:
             self._process.wait(max(0.0, seconds))
         except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
-"""A host's slots (its GPUs, or its CPU cores) and the queue for them.
+"""A host's slots: its GPUs, or its CPU cores.
 
-A slot is a locked file in the host's temporary folder, so that two sweeps of one user never share a GPU or time their
-runs against each other, and a slot whose holder died is free at once.
+A slot is a locked file in the host's temporary folder, so that two sweeps of one user never share a GPU. A slot whose
+holder died is free at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ POLL_SECONDS = 0.2
 
 
 class Slots:
-    """Slots held until :meth:`release` or the end of this process."""
+    """Slots that are held until :meth:`release` or the end of this process."""
 
     def __init__(self, names: tuple[str, ...], locks: list[Lock]) -> None:
         self.names = names
@@ -30,15 +30,16 @@ class Slots:
 
 
 def acquire(names: Sequence[str], count: int, give_up: Callable[[], bool]) -> Slots | None:
-    """``count`` of the slots ``names``, as soon as so many are free; None once ``give_up`` says so.
+    """Wait for ``count`` of the slots ``names``; return None once ``give_up`` is true.
 
     Raises:
-        ValueError: the host has fewer slots than are asked for.
+        ValueError: the host has fewer than ``count`` slots.
     """
     if count > len(names):
-        raise ValueError(f"{count} slots asked for, but this host has {len(names)}: {', '.join(names)}")
+        raise ValueError(f"the bundle needs {count} slots, but this host has {len(names)}: {', '.join(names)}")
     if count == 0:
-        return Slots((), [])  # in an allocation of Slurm's
+        # A Slurm allocation is the bundle's alone.
+        return Slots((), [])
     while not give_up():
         slots = _try_acquire(names, count)
         if slots is not None:
@@ -49,9 +50,9 @@ def acquire(names: Sequence[str], count: int, give_up: Callable[[], bool]) -> Sl
 
 def _try_acquire(names: Sequence[str], count: int) -> Slots | None:
     folder = Path(tempfile.gettempdir()) / f"orchestrator-slots-{os.getuid()}"
-    # Whoever counts slots holds the door, so that two waiting bundles never keep half of what each needs.
-    door = Lock.try_acquire(folder / "door")
-    if door is None:
+    # One bundle at a time takes slots, so that two waiting bundles never hold half of what each needs.
+    entry = Lock.try_acquire(folder / "door")
+    if entry is None:
         return None
     held: list[tuple[str, Lock]] = []
     try:
@@ -62,7 +63,7 @@ def _try_acquire(names: Sequence[str], count: int) -> Slots | None:
             if len(held) == count:
                 return Slots(tuple(name for name, _ in held), [lock for _, lock in held])
     finally:
-        door.release()
+        entry.release()
     for _, lock in held:
         lock.release()
     return None

@@ -1,4 +1,4 @@
-"""The ranks of one attempt on this host, under launch.train.torchrun_agent."""
+"""The ranks of one attempt on this host, under torchrun's agent (launch.train.torchrun_agent)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from launch.supervise.oom_kills import oom_kills
 from launch.supervise.rank_environment import rank_variables
 
 GRACE_SECONDS = 5.0
-"""Between asking processes to end and ending them."""
+"""Between SIGTERM and SIGKILL."""
 STACKS_SECONDS = 1.0
-"""For ranks to print their stacks."""
+"""How long ranks may take to print their stacks."""
 
 
 class LocalRanks:
-    """Ranks that run beside this process."""
+    """Ranks on the host of this process."""
 
     def __init__(self, attempt: AttemptPaths, variables: Mapping[str, str]) -> None:
         self._attempt = attempt
@@ -46,12 +46,13 @@ class LocalRanks:
         return tuple(RankExit(row["rank"], row["code"], oom_killed=oom_killed) for row in rows)
 
     def print_stacks(self) -> None:
-        """SIGUSR1 makes each rank's faulthandler write all stacks to the rank's log."""
+        """Send SIGUSR1: each rank's faulthandler writes all stacks to the rank's log."""
         for lines in events_of(self._attempt).values():
             pid = lines[0].get("pid") if lines else None
             if pid is not None and _parent(pid) == self._ranks.pid:
                 os.kill(pid, signal.SIGUSR1)
-                os.kill(pid, signal.SIGCONT)  # a process that is stopped cannot print
+                # A stopped process cannot print.
+                os.kill(pid, signal.SIGCONT)
         time.sleep(STACKS_SECONDS)
 
     def end(self) -> None:
@@ -59,21 +60,21 @@ class LocalRanks:
         try:
             self._ranks.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
-            self._ranks.kill()  # its ranks follow it (launch.common.parent_death)
+            # Its ranks end with it (launch.common.parent_death).
+            self._ranks.kill()
             self._ranks.wait()
 
     def ask_scheduler(self, evidence: Evidence) -> Evidence:
-        """There is none here."""
+        """Return ``evidence`` as it is: there is no scheduler here."""
         return evidence
 
     def where(self, diagnosis: Diagnosis) -> str:
-        """This host needs no name."""
+        """Return "": this host needs no name."""
         return ""
 
 
 def local_variables(spec: RunSpec, cluster: Mapping[str, str], slot_names: tuple[str, ...]) -> dict[str, str]:
-    """For launch.train.torchrun_agent, which hands them on to ranks: of the host's GPUs they see those of the bundle's
-    slots."""
+    """Return the ranks' environment. Of the host's GPUs they see those of the bundle's slots."""
     devices = ",".join(slot_names) if spec.placement.device == "cuda" else ""
     return rank_variables(spec, cluster, {"CUDA_VISIBLE_DEVICES": devices})
 

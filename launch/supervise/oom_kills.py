@@ -1,4 +1,4 @@
-"""The kernel's memory killer, as a control group counts what it did."""
+"""Count the processes that the kernel killed for memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def oom_kills() -> int:
-    """Processes that it has ended for want of memory in this one's control group (cgroup v2); 0 where unknown."""
+    """Return how many it killed in this process's control group (cgroup v2); 0 where unknown."""
     try:
         group = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
         rows = Path(f"/sys/fs/cgroup{group}/memory.events").read_text().splitlines()

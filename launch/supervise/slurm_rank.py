@@ -1,7 +1,7 @@
-"""One task of a step: ``python -m launch.supervise.slurm_rank ATTEMPT_FOLDER``, started by srun, once for each rank.
+"""One task of a step: ``python -m launch.supervise.slurm_rank ATTEMPT_FOLDER``, started by srun once per rank.
 
-It says to launch.train.worker which rank it is, and to the supervisor how that ended. It outlives it: Slurm signals all
-processes of a step, and only this one is left to tell what became of the other.
+It passes the rank's place to launch.train.worker, and records how the worker ended. It outlives the worker: Slurm
+signals all processes of a step, and this one stays to record the end.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from launch.supervise.oom_kills import oom_kills
 
 
 def main(arguments: list[str]) -> int:
-    """The rank's exit code, 128 + n where signal n ended it."""
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # submitit's notice of preemption; the rank inherits that
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # asks the rank for its stacks
+    """Run the rank. Return its exit code, 128 + n where signal n ended it."""
+    # submitit's notice of preemption; the rank inherits that it is ignored.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    # The request for stacks is for the rank.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     attempt = AttemptPaths(Path(arguments[0]))
     place = place_of(os.environ)
     killed_before = oom_kills()
@@ -41,7 +43,7 @@ def main(arguments: list[str]) -> int:
 
 
 def place_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """What torch.distributed reads, from what srun says to a task (srun(1), OUTPUT ENVIRONMENT VARIABLES)."""
+    """Return torch.distributed's variables from those of an srun task (srun(1), OUTPUT ENVIRONMENT VARIABLES)."""
     here = environment.get("SLURM_NTASKS_PER_NODE") or _tasks_on(
         int(environment["SLURM_NODEID"]), environment["SLURM_STEP_TASKS_PER_NODE"]
     )
@@ -54,12 +56,12 @@ def place_of(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _tasks_on(node: int, counts: str) -> int:
-    """How many tasks the step has on its node number ``node``; ``counts`` is as Slurm writes them, "2(x3),1"."""
+    """Return the number of tasks on node number ``node`` of the step; ``counts`` is as Slurm writes it, "2(x3),1"."""
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts):
         node -= int(times or 1)
         if node < 0:
             return int(count)
-    raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={counts} does not reach to node {node}")
+    raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={counts} has no count for node {node}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""The ranks of one attempt as a step of a Slurm job: one srun, which starts launch.supervise.slurm_rank once for
-each."""
+"""The ranks of one attempt as a step of a Slurm job: one srun, which starts launch.supervise.slurm_rank per rank."""
 
 from __future__ import annotations
 
@@ -23,26 +22,26 @@ from launch.slurm.step_memory import memory_kill_reason
 from launch.supervise.rank_environment import rank_variables
 
 STACKS_SECONDS = 1.0
-"""For ranks to print their stacks."""
+"""How long ranks may take to print their stacks."""
 LEAVE_SECONDS = 30.0
-"""For a step to end by itself after a rank has failed. Slurm asks the others to (SIGTERM), and does not insist."""
+"""How long a step may take to end after a rank has failed. Slurm sends the others SIGTERM, but no SIGKILL."""
 END_SECONDS = 60.0
-"""For the processes of a step to go after SIGKILL; Slurm gives up on them (UnkillableStepTimeout) as late."""
+"""How long a step's processes may take to end after SIGKILL; Slurm gives up as late (UnkillableStepTimeout)."""
 FOR_SRUN = ("SLURM_CONF", "SLURM_JOB_ID")
-"""All that srun needs of the variables around it: where Slurm's configuration is, and the job to make a step of."""
+"""The variables that srun needs: Slurm's configuration, and the job that gets the step."""
 OF_DEVICES = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-"""What Slurm says of the supervisor's GPUs: on another node a step may have others. It says it to each rank anew."""
+"""Variables about the supervisor's GPUs. A step may have others on another node, and Slurm sets them for each rank."""
 
 
 class StepRanks:
-    """Ranks that run as a step of ``allocation``."""
+    """Ranks in one step of ``allocation``."""
 
     def __init__(self, attempt: AttemptPaths, step: Step, allocation: Allocation, variables: Mapping[str, str]) -> None:
         self._attempt = attempt
         self._step = step
         self._allocation = allocation
         self._name = step_name(attempt)
-        self._seen_to_end: set[int] = set()
+        self._exits_read: set[int] = set()
         self._failed_at: float | None = None
         with open(attempt.logs / "launcher.log", "ab") as log:
             self._srun = subprocess.Popen(
@@ -55,7 +54,7 @@ class StepRanks:
             )
 
     def poll(self) -> int | None:
-        """srun's exit code, or minus the signal that ended a rank; None while it runs."""
+        """Return srun's exit code, or minus the signal that ended a rank; None while it runs."""
         code = self._srun.poll()
         if code is None and self._should_have_ended():
             self.end()
@@ -63,27 +62,29 @@ class StepRanks:
         return code if code is None or not 128 < code <= 128 + signal.SIGRTMAX else 128 - code
 
     def exits(self) -> tuple[RankExit, ...]:
-        """Ranks that failed, the first one first. Read by name: a listing may be older than a file on another node."""
+        """Return the ranks that failed, the first one first."""
+        # By name: on a shared file system a listing may be older than the files of other nodes.
         ranks = range(self._step.nodes * self._step.ranks_per_node)
         found = {rank: self._exit_of(rank) for rank in ranks}
         failed = [rank_exit for rank_exit in found.values() if rank_exit is not None and rank_exit.code != 0]
         if failed and self._srun.poll() is not None and {rank_exit.code for rank_exit in failed} == {-signal.SIGTERM}:
-            # Slurm ended these for others, which were killed together with the process that was to tell of them.
+            # Slurm ended these because of others, which were killed together with the process that records their exit.
             failed += [RankExit(rank, -signal.SIGKILL) for rank in ranks if found[rank] is None]
         return tuple(sorted(failed, key=lambda rank_exit: (rank_exit.time or 0.0, rank_exit.rank)))
 
     def print_stacks(self) -> None:
-        """SIGUSR1 makes each rank's faulthandler write all stacks to the rank's log."""
+        """Send SIGUSR1: each rank's faulthandler writes all stacks to the rank's log."""
         step = self._find()
         if step is not None:
             try_run("scancel", "--signal=USR1", step)
-            try_run("scancel", "--signal=CONT", step)  # a process that is stopped cannot print
+            # A stopped process cannot print.
+            try_run("scancel", "--signal=CONT", step)
             time.sleep(STACKS_SECONDS)
 
     def end(self) -> None:
-        """End what there is of the step on any node, and return when nothing is left, or Slurm cannot end it.
+        """End the step on all nodes. Return when nothing is left, or when Slurm cannot end it.
 
-        srun may go before its step does, and does if it is killed: only the queue says that the nodes are free.
+        srun may end before its step does: only the queue shows that the nodes are free.
         """
         deadline = time.monotonic() + END_SECONDS
         while time.monotonic() < deadline:
@@ -100,14 +101,14 @@ class StepRanks:
         self._srun.wait()
 
     def ask_scheduler(self, evidence: Evidence) -> Evidence:
-        """``evidence`` with what Slurm says, where ranks do not explain their end."""
+        """Add Slurm's answer to ``evidence`` where the ranks do not explain their end."""
         if is_explained(evidence):
             return evidence
         state = job_state(self._allocation.job)
         if state is not None and stage_of(state) == "ended":
             return dataclasses.replace(evidence, ended_by="job", job_state=state)
         if evidence.ended_by == "job":
-            # SIGTERM, and the job goes on: somebody asked this supervisor alone to end, as without Slurm.
+            # SIGTERM, but the job goes on: somebody asked this supervisor alone to end, as without Slurm.
             asked: EndedBy = "cancel" if state is not None and stage_of(state) == "runs" else "job"
             return dataclasses.replace(evidence, ended_by=asked)
         if diagnose(evidence).failure_class == "SIGKILL":
@@ -115,15 +116,15 @@ class StepRanks:
         return evidence
 
     def where(self, diagnosis: Diagnosis) -> str:
-        """The node of the rank that failed, or the nodes that did."""
+        """Return the node of the rank that failed, or the nodes that failed."""
         if diagnosis.outcome == "NODE_FAIL":
-            # Of one node there is nothing to ask: what is asked now may be ended by the signal that ends the job.
+            # With one node there is no question, and the signal that ends the job may end the command that asks.
             nodes = self._allocation.nodes
             return ",".join(nodes if len(nodes) == 1 else self._allocation.failed_nodes())
         if diagnosis.rank is None:
             return ""
-        said = self._exit_of(diagnosis.rank)
-        return said.node if said else self._allocation.nodes[diagnosis.rank // self._step.ranks_per_node]
+        rank_exit = self._exit_of(diagnosis.rank)
+        return rank_exit.node if rank_exit else self._allocation.nodes[diagnosis.rank // self._step.ranks_per_node]
 
     def _exit_of(self, rank: int) -> RankExit | None:
         try:
@@ -132,37 +133,39 @@ class StepRanks:
             return None
 
     def _find(self) -> str | None:
-        """The step as scancel takes it ("123_4.0"), None where Slurm knows of none that runs."""
+        """Return the step as scancel takes it ("123_4.0"), None where Slurm lists none."""
         listed = try_run("squeue", "--noheader", "--steps", f"--jobs={self._allocation.job}", "--format=%i %j") or ""
         rows = (line.split(maxsplit=1) for line in listed.splitlines())
         return next((step for step, *name in rows if name == [self._name]), None)
 
     def _should_have_ended(self) -> bool:
-        """Whether a rank failed some time ago. Each rank's end is read once: there may be many, and one that stays."""
+        """Whether a rank failed LEAVE_SECONDS ago. Each exit is read once: there may be many ranks."""
         for path in self._attempt.rank_exits.glob("rank*.json"):
             rank = int(path.stem.removeprefix("rank"))
-            if self._failed_at is None and rank not in self._seen_to_end:
-                self._seen_to_end.add(rank)
+            if self._failed_at is None and rank not in self._exits_read:
+                self._exits_read.add(rank)
                 rank_exit = self._exit_of(rank)
                 self._failed_at = time.monotonic() if rank_exit is not None and rank_exit.code != 0 else None
         return self._failed_at is not None and time.monotonic() - self._failed_at > LEAVE_SECONDS
 
 
 def step_name(attempt: AttemptPaths) -> str:
-    """Of this attempt alone within its job."""
+    """Return the step's name, unique within its job."""
     return f"{attempt.root.parent.parent.name}.{attempt.number}"
 
 
 def srun_command(step: Step, attempt: AttemptPaths) -> list[str]:
-    """The profile's own arguments come last, so that they go before ours."""
+    """Return the command that starts the ranks. The profile's arguments come last, so that they override ours."""
     return [
         "srun",
-        "--overlap",  # the supervisor's step has its part of the first node
+        # The supervisor's step has a part of the first node.
+        "--overlap",
         "--kill-on-bad-exit=1",
         f"--nodes={step.nodes}",
         f"--ntasks={step.nodes * step.ranks_per_node}",
         f"--ntasks-per-node={step.ranks_per_node}",
-        f"--cpus-per-task={step.cpus_per_rank}",  # srun does not take it from the job since 22.05
+        # Since 22.05 srun does not take it from the job.
+        f"--cpus-per-task={step.cpus_per_rank}",
         "--distribution=block",
         "--unbuffered",
         "--input=none",
@@ -176,7 +179,7 @@ def srun_command(step: Step, attempt: AttemptPaths) -> list[str]:
 def step_variables(
     spec: RunSpec, cluster: Mapping[str, str], allocation: Allocation, inherited: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """For srun, which hands them on to ranks: where they meet is on the first node, where this process is."""
+    """Return srun's environment, which ranks inherit. They meet on the first node, where this process runs."""
     placing = {name: inherited[name] for name in FOR_SRUN if name in inherited}
     placing |= {"MASTER_ADDR": allocation.address(), "MASTER_PORT": str(free_port())}
     kept = {name: value for name, value in inherited.items() if name not in OF_DEVICES}

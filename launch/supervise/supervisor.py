@@ -1,8 +1,8 @@
-"""A bundle's only supervisor: makes its attempts one after another, each as a fresh process group.
+"""A bundle's only supervisor: it runs the attempts one after another, each as a new process group.
 
-It runs in a Slurm job and on a laptop alike; submitit merely starts it. It alone writes outcomes while it lives. Started
-twice it works once: a lock says that it lives, and an attempt whose folder exists is never made again. If it dies, its
-ranks die with it (launch.common.parent_death, or Slurm) and the attempt at hand is left without an outcome.
+It is the same in a Slurm job and on a laptop. While it lives, it alone writes outcomes. Started twice it works once: it
+holds a lock, and it never starts an attempt whose folder exists. If it dies, its ranks die with it
+(launch.common.parent_death, or Slurm) and the running attempt has no outcome.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from launch.supervise.local_ranks import LocalRanks, local_variables
 from launch.supervise.slurm_step import StepRanks, step_variables
 
 GATHER_SECONDS = 30.0
-"""How long trackers may go on delivering after the bundle's last run has ended."""
+"""How long trackers may still deliver after the bundle's last run has ended."""
 LOCK_SECONDS = 120.0
-"""How long a job waits for the bundle's lock: a file system may keep that of a node that has died for a while."""
+"""How long a job waits for the bundle's lock: a file system may keep the lock of a dead node for a while."""
 
 
 class Supervisor:
-    """The supervision of one bundle by this process; ``job`` is the bundle's own Slurm job, None on a host."""
+    """Supervise one bundle in this process. ``job`` is the bundle's Slurm job, None on a host."""
 
     def __init__(self, bundle: BundlePaths, order: BundleOrder, job: Allocation | None) -> None:
         self._bundle = bundle
@@ -48,14 +48,15 @@ class Supervisor:
         self._trackers: list[Tracker] = []
 
     def run(self) -> None:
-        """Make every attempt of the order that has not been begun, until asked to end."""
+        """Run every ordered attempt that was not started, until asked to end."""
         signal.signal(signal.SIGTERM, self._end)
         signal.signal(signal.SIGINT, self._end)
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # submitit's notice of preemption; attempts are ours to retry
-        held = host_slots.acquire(self._order.slot_names, self._order.slots, self._nothing_is_wanted)
+        # submitit's notice of preemption: the orchestrator retries attempts itself.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        held = host_slots.acquire(self._order.slot_names, self._order.slots, self._all_cancelled)
         if held is None:
             return
-        number = self._note_allocation()
+        number = self._record_allocation()
         if self._job is not None and self._job.restarts > 0:
             self._close_requeued(f"{self._order.bundle_id}.{number - 1}")
         for run_id, attempt in self._attempts():
@@ -64,17 +65,17 @@ class Supervisor:
             if self._job is not None:
                 self._job.wait_for_controller(give_up=lambda: self._asked_to_end)
             if self._asked(run_id) is None:
-                self._make(run_id, attempt, f"{self._order.bundle_id}.{number}", held.names)
+                self._run_attempt(run_id, attempt, f"{self._order.bundle_id}.{number}", held.names)
         held.release()
-        in_haste = self._asked_to_end and self._job is not None
-        deadline = time.monotonic() + (0.0 if in_haste else GATHER_SECONDS)
+        hurries = self._asked_to_end and self._job is not None
+        deadline = time.monotonic() + (0.0 if hurries else GATHER_SECONDS)
         for tracker in self._trackers:
             tracker.finish(deadline - time.monotonic())
 
     def _attempts(self) -> Iterator[tuple[str, AttemptPaths]]:
         return ((run_id, self._bundle.sweep.run(run_id).attempt(k)) for run_id, k in self._order.schedule)
 
-    def _make(self, run_id: str, attempt: AttemptPaths, allocation: str, slot_names: tuple[str, ...]) -> None:
+    def _run_attempt(self, run_id: str, attempt: AttemptPaths, allocation: str, slot_names: tuple[str, ...]) -> None:
         attempt.logs.mkdir(parents=True)
         try:
             spec = read_spec(attempt.spec)
@@ -97,8 +98,8 @@ class Supervisor:
         variables = local_variables(spec, order.environment, slot_names)
         return LocalRanks(attempt, variables), variables
 
-    def _note_allocation(self) -> int:
-        """The number of this supervision: attempts that share it met the same devices, minutes apart."""
+    def _record_allocation(self) -> int:
+        """Record this supervision and return its number. Attempts that share it ran on the same devices, minutes apart."""
         number = 1 + sum(1 for _ in read_json_lines(self._bundle.allocations))
         job, nodes = (self._job.job, self._job.nodes) if self._job is not None else ("", ())
         with JsonLines(self._bundle.allocations) as lines:
@@ -107,7 +108,7 @@ class Supervisor:
         return number
 
     def _close_requeued(self, allocation: str) -> None:
-        """What this job had begun when Slurm put it back into the queue: no process of that is left."""
+        """Write the outcome of attempts that ran when Slurm requeued this job. None of their processes is left."""
         for _, attempt in self._attempts():
             if attempt.root.exists() and not attempt.outcome.exists():
                 events = events_of(attempt)
@@ -115,11 +116,11 @@ class Supervisor:
                 diagnosis = diagnose_job_end("REQUEUED", phases_of(events).get(0, "init"))
                 write_json(attempt.outcome, asdict(make_outcome(diagnosis, allocation, started, time.time())))
 
-    def _nothing_is_wanted(self) -> bool:
+    def _all_cancelled(self) -> bool:
         return all(self._asked(run_id) is not None for run_id, _ in self._order.schedule)
 
     def _asked(self, run_id: str) -> EndedBy | None:
-        """Who asks for the end of a run. Slurm ends a job by SIGTERM first."""
+        """Return who wants the run to end, None where nobody does. Slurm sends a job SIGTERM first."""
         if self._asked_to_end:
             return "cancel" if self._job is None else "job"
         cancellation = read_cancellation(self._bundle)
@@ -133,21 +134,23 @@ def supervise(folder: str) -> None:
     """Supervise the bundle in ``folder`` unless a living process does.
 
     Raises:
-        SystemExit: the bundle is one of a Slurm job, and this is none, or another has held its lock for two minutes.
+        SystemExit: the bundle needs a Slurm job, and this is none; or another process has held its lock for two minutes.
     """
     bundle = BundlePaths(Path(folder).absolute())
     order = order_from_json(read_json(bundle.order))
     job = Allocation.here() if order.step is not None else None
     if order.step is not None and job is None:
-        raise SystemExit(f"bundle {order.bundle_id} is run by srun, and this process is in no Slurm job (SLURM_JOB_ID)")
+        raise SystemExit(
+            f"bundle {order.bundle_id} needs a Slurm job, and this process is in none (SLURM_JOB_ID is not set)"
+        )
     deadline = time.monotonic() + (LOCK_SECONDS if job is not None else 0.0)
     while (lock := Lock.try_acquire(bundle.lock)) is None:
         if job is None:
             return
         if time.monotonic() > deadline:
             owner = holder(bundle.lock)
-            whose = f"process {owner.pid} on {owner.host}" if owner else "a process that has not said which it is"
-            raise SystemExit(f"bundle {order.bundle_id} is supervised by {whose}, and has been for {LOCK_SECONDS:g} s")
+            whose = f"process {owner.pid} on {owner.host}" if owner else "an unknown process"
+            raise SystemExit(f"bundle {order.bundle_id} has been supervised by {whose} for {LOCK_SECONDS:g} s")
         time.sleep(1.0)
     Supervisor(bundle, order, job).run()
     lock.release()

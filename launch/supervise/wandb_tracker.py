@@ -1,14 +1,13 @@
-"""Follows a run's metrics into Weights & Biases, in a process of its own.
+"""Log a run's metrics to Weights & Biases, in a separate process.
 
     python -m launch.supervise.wandb_tracker ATTEMPT_DIR --settings '{"project": "graphs", "group": "tiny_moe"}'
 
-A process that captures CUDA graphs must hold no tracker's threads, and no step may wait for a network. So this process
-only reads what the run records, and the run does not know of it: it may be killed at any moment, and running it again
-delivers the whole attempt. It ends when the attempt has an outcome, or when its standard input does:
-launch.supervise.supervisor holds the other end of that pipe, so an end of file says that the supervisor is gone.
+A process that captures CUDA graphs must have no tracker threads, and no step may wait for a network. So this process
+only reads the run's records. It may be killed at any moment, and running it again delivers the whole attempt. It ends
+when the attempt has an outcome, or when its standard input closes: the supervisor holds the other end of that pipe.
 
-Whatever goes wrong with Weights & Biases is one line on standard output and exit code 0. The API key is read from the
-environment or from netrc by wandb itself; it stands in no file and on no command line of ours.
+Any failure of Weights & Biases is one line on standard output and exit code 0. wandb itself reads the API key, from the
+environment or from netrc; we write it to no file and no command line.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ TrackMode = Literal["auto", "online", "offline", "disabled"]
 POLL_SECONDS = 1.0
 REACH_SECONDS = 3.0
 FINISH_SECONDS = 25.0
-"""For uploading what is left; less than launch.supervise.supervisor waits, so that a tracker says itself what it could
-not deliver."""
+"""How long the final upload may take: less than launch.supervise.supervisor waits, so that the tracker itself reports what
+it could not deliver."""
 
 QUIET: Mapping[str, Any] = {
     "silent": True,
@@ -65,12 +64,12 @@ QUIET: Mapping[str, Any] = {
     "x_disable_stats": True,
     "x_save_requirements": False,
 }
-"""wandb settings that keep it to what we log: no console, code, git, packages or machine, and an end to its waiting."""
+"""wandb settings that restrict it to what we log: no console, code, git, packages or machine, and a limited wait."""
 
 
 @dataclass(frozen=True)
 class TrackSettings:
-    """Where a sweep's runs go. ``group`` is the sweep's name; ``entity`` None is the key owner's default.
+    """Where a sweep's runs are logged. ``group`` is the sweep's name; ``entity`` None is the key owner's default.
 
     Raises:
         ValueError: ``mode`` is not one of auto, online, offline, disabled.
@@ -88,48 +87,48 @@ class TrackSettings:
 
 
 def settings_from_json(content: Mapping[str, Any]) -> TrackSettings:
-    """The settings whose ``dataclasses.asdict`` is ``content``; what has a default may be left out.
+    """Return the settings whose ``dataclasses.asdict`` is ``content``. Keys with a default may be missing.
 
     Raises:
         TypeError: a key is missing or unknown.
-        ValueError: a value is not one that its field takes.
+        ValueError: the mode is unknown.
     """
     return TrackSettings(**dict(content) | {"tags": tuple(content.get("tags", ()))})
 
 
-# --- what a tracker is told -----------------------------------------------------------------------------------------
+# --- what is logged -------------------------------------------------------------------------------------------------
 
 
 def run_config(spec: RunSpec, attempt: AttemptPaths) -> dict[str, Any]:
-    """The resolved spec, and the names to group and filter by."""
+    """Return the resolved spec, and the ids to group and filter by."""
     names = {"workload_id": spec.workload_id, "task_id": spec.task_id}
     return spec_to_json(spec) | names | {"run_id": _run_id(attempt), "attempt": attempt.number}
 
 
 def run_summary(outcome: Outcome | None, measured_ms: Sequence[float]) -> dict[str, Any]:
-    """How an attempt ended and the median step time (milliseconds) of its measured steps, as far as both are known."""
+    """Return how an attempt ended, and the median of its measured step times in ms, as far as both are known."""
     summary: dict[str, Any] = {}
     if outcome is not None:
         summary |= {"outcome": outcome.outcome, "phase": outcome.phase, "failure_class": outcome.failure_class}
     if measured_ms:
-        # A median is undefined among NaNs: the sort that it rests on depends on their places.
+        # A median among NaNs is undefined: sorting depends on their positions.
         finite = all(map(math.isfinite, measured_ms))
         summary["median_step_time_ms"] = statistics.median(measured_ms) if finite else math.nan
     return summary
 
 
 def follow(attempt: AttemptPaths) -> Iterator[dict[str, Any]]:
-    """The attempt's steps as they are written, from the first, until the attempt or the supervisor ends."""
+    """Yield the attempt's steps as they are written, from the first, until the attempt or the supervisor ends."""
     tail = Tail(attempt.metrics)
     ended = False
     while not ended:
-        # The end is looked for before the rest is read, so that nothing written before it is missed.
-        ended = attempt.outcome.exists() or _supervisor_is_gone(POLL_SECONDS)
+        # Check for the end first, so that the last read covers everything written before it.
+        ended = attempt.outcome.exists() or _supervisor_ended(POLL_SECONDS)
         yield from tail.read()
 
 
 class Tail:
-    """Reads each whole line of a growing file once; a line still being written waits for the next read."""
+    """Read each complete line of a growing file once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -147,8 +146,8 @@ class Tail:
             yield step_from_json(json.loads(line))
 
 
-def _supervisor_is_gone(timeout: float) -> bool:
-    """Whether standard input has ended, waiting at most ``timeout`` seconds for it to."""
+def _supervisor_ended(timeout: float) -> bool:
+    """Wait at most ``timeout`` seconds for standard input to close. Return whether it did."""
     readable, _, _ = select.select([0], [], [], timeout)
     return bool(readable) and not os.read(0, 4096)
 
@@ -157,14 +156,15 @@ def _supervisor_is_gone(timeout: float) -> bool:
 
 
 def why_offline(base_url: str) -> str | None:
-    """What stands between this process and the server at ``base_url``, in words; None where nothing does."""
+    """Return why the server at ``base_url`` cannot be used, in words; None where it can."""
     if not _has_key(urllib.parse.urlsplit(base_url).netloc):
         return "no API key is configured (WANDB_API_KEY or netrc)"
     try:
         with urllib.request.urlopen(urllib.request.Request(base_url, method="HEAD"), timeout=REACH_SECONDS):
             return None
     except urllib.error.HTTPError:
-        return None  # It answered.
+        # It answered.
+        return None
     except (OSError, http.client.HTTPException) as error:
         return f"{base_url} cannot be reached ({error})"
 
@@ -180,13 +180,13 @@ def _has_key(host: str) -> bool:
 
 
 def choose_mode(settings: TrackSettings, base_url: str) -> Literal["online", "offline", "disabled"]:
-    """The recipe's mode; for auto WANDB_MODE's, where it asks for less than online, and else what is possible."""
+    """Return the recipe's mode. For auto: WANDB_MODE where it is offline or disabled, else online where possible."""
     if settings.mode != "auto":
         return settings.mode
-    asked = os.environ.get("WANDB_MODE")
-    if asked == "disabled":
+    variable = os.environ.get("WANDB_MODE")
+    if variable == "disabled":
         return "disabled"
-    reason = "WANDB_MODE says so" if asked == "offline" else why_offline(base_url)
+    reason = "WANDB_MODE is offline" if variable == "offline" else why_offline(base_url)
     if reason is None:
         return "online"
     say(f"offline, as {reason}; upload later with: wandb sync tracking/wandb/offline-run-* (in the sweep's folder)")
@@ -194,22 +194,23 @@ def choose_mode(settings: TrackSettings, base_url: str) -> Literal["online", "of
 
 
 def tracker_id(attempt: AttemptPaths, tracking: Path) -> str:
-    """The W&B id of ``attempt``: the same each time, and another one in every other sweep.
+    """Return the W&B id of ``attempt``: always the same, and unique to the sweep's folder.
 
-    A run_id is a digest of what determines the run, so two people who run one recipe into one project share it. A
-    token made once for the sweep's folder keeps their runs apart.
+    Two people who run one recipe in one project have the same run_ids. A random token of the sweep's folder keeps their
+    runs apart.
     """
     path, token = tracking / "id", secrets.token_hex(4)
     tracking.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        beside = tracking / f".id.{token}"
-        beside.write_text(token)
+        temporary = tracking / f".id.{token}"
+        temporary.write_text(token)
         try:
-            os.link(beside, path)  # Unlike a rename it leaves another tracker's token standing.
+            # Unlike a rename, a link never replaces another tracker's token.
+            os.link(temporary, path)
         except FileExistsError:
             pass
         finally:
-            beside.unlink()
+            temporary.unlink()
     return f"{_run_id(attempt)}-a{attempt.number}-{path.read_text()}"
 
 
@@ -221,10 +222,10 @@ def _run_id(attempt: AttemptPaths) -> str:
 
 
 def track(attempt: AttemptPaths, settings: TrackSettings) -> None:
-    """Deliver ``attempt`` from its first step, following it until it ends.
+    """Log ``attempt`` from its first step until it ends.
 
     Raises:
-        Exception: whatever wandb raises; nothing of the attempt's records is touched.
+        Exception: whatever wandb raises. The attempt's records are not touched.
     """
     tracking = SweepPaths(attempt.root.parents[3]).tracking
     wandb = _import_wandb(tracking)
@@ -252,7 +253,7 @@ def track(attempt: AttemptPaths, settings: TrackSettings) -> None:
 
 
 def _import_wandb(tracking: Path) -> Any:
-    """wandb, told before it is imported to keep its cache in the sweep and to report nothing of its own."""
+    """Import wandb with its cache in the sweep's folder and without its own error reports."""
     os.environ.setdefault("WANDB_CACHE_DIR", str(tracking / "cache"))
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
@@ -261,14 +262,15 @@ def _import_wandb(tracking: Path) -> Any:
 
 
 def deliver(attempt: AttemptPaths, run: wandb.Run) -> None:
-    """Log every step, then the summary, and finish ``run``; W&B shows it failed where its results are not intact."""
+    """Log every step, then the summary, and finish ``run``. W&B shows it as failed if its results are not intact."""
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
     measured_ms = []
     for step in follow(attempt):
         if step["phase"] == "measure":
             measured_ms.append(step["step_time_ms"])
-        if step["step"] >= run.starting_step:  # The server has the earlier ones, from a tracker that was killed.
+        # A tracker that was killed has delivered the earlier ones.
+        if step["step"] >= run.starting_step:
             run.log(step, step=step["step"], commit=True)
     outcome = read_outcome(attempt)
     run.summary.update(run_summary(outcome, measured_ms))
@@ -278,14 +280,14 @@ def deliver(attempt: AttemptPaths, run: wandb.Run) -> None:
 
 
 def _remove_superseded(run_id: str, keep: Path) -> None:
-    """Remove what earlier trackers left to upload of this attempt, now that all of it is delivered in ``keep``."""
+    """Remove this attempt's older offline folders: ``keep`` holds all of it."""
     for folder in keep.parent.glob(f"offline-run-*-{run_id}*"):
         if folder != keep:
             shutil.rmtree(folder)
 
 
 def explain(error: Exception) -> str:
-    """What ended a tracker early, in one line, and the way out."""
+    """Return why a tracker ended early, and the fix, in one line."""
     if isinstance(error, ModuleNotFoundError) and error.name == "wandb":
         return "wandb is not installed; metrics stay in metrics.jsonl (pip install wandb)"
     reason = next(iter(str(error).splitlines()), "")
@@ -299,19 +301,20 @@ def say(message: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m launch.supervise.wandb_tracker", description="Follow an attempt into W&B."
+        prog="python -m launch.supervise.wandb_tracker", description="Log an attempt to W&B while it runs."
     )
     parser.add_argument("attempt", type=Path, help="<sweep>/runs/<run>/attempts/<k>")
     parser.add_argument("--settings", type=json.loads, required=True, help="TrackSettings, as a JSON object")
     options = parser.parse_args()
-    # An interrupt from the keyboard, or from the W&B page's stop button, is launch.supervise.supervisor's to act upon.
+    # The supervisor handles an interrupt from the keyboard or from the stop button of the W&B page.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(10)
     try:
         track(AttemptPaths(options.attempt.resolve()), settings_from_json(options.settings))
-    except Exception as error:  # A tracker that fails must never fail a run.
+    except Exception as error:
+        # A tracker that fails must never fail a run, and wandb's exit handlers would wait for what has just failed.
         say(explain(error))
-        os._exit(0)  # wandb's exit handlers would wait for, or complain of, what has just failed.
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,6 @@ def blocked_jobs(states: Mapping[str, RunState]) -> list[str]:
     for (array, reason), jobs in blocked.items():
         row = blocking_reason(jobs[0])
         job = jobs[0].job_id if len(set(jobs)) == 1 else array
-        meaning, fix = (row.meaning, row.way_out.format(job=job)) if row else ("", "")
+        meaning, fix = (row.meaning, row.fix.format(job=job)) if row else ("", "")
         lines.append(f"job {job} ({count('run', len(jobs))}) cannot start: {meaning} ({reason}). Fix: {fix}")
     return lines

@@ -1,1 +1,1 @@
-"""Slurm's programs and what they print; knows no sweep."""
+"""What Slurm's commands print, and which of their options a profile may set."""

@@ -1,4 +1,4 @@
-"""A job as Slurm speaks of it, read from what squeue and sacct print. Pure."""
+"""A Slurm job, parsed from what squeue and sacct print. Pure."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from dataclasses import dataclass
 from launch.slurm.job_states import stage_of
 
 GONE = "GONE"
-"""The state of a job that has ended and of whose end nobody knows."""
+"""The state of a job whose end is unknown: neither squeue nor sacct lists it."""
 UNHEARD = "UNKNOWN"
-"""The state of a job of which nothing has been heard yet."""
+"""The state of a job that neither squeue nor sacct has listed yet."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job, or an element of an array, as Slurm last spoke of it."""
+    """A job, or an element of an array, as Slurm last listed it."""
 
     job_id: str
     """ "123", or "123_4" of an array."""
     name: str
     state: str
-    """Slurm's own word, GONE or UNKNOWN."""
+    """Slurm's name of it, GONE or UNKNOWN."""
     reason: str = ""
     """Why it waits."""
     expected_start: float | None = None
-    """Of a job that waits, in seconds since the epoch; None where Slurm has not worked it out."""
+    """Of a job that waits, in seconds since the epoch; None where Slurm has no estimate."""
     nodes: str = ""
-    """As Slurm writes them: "node[1-2,7]"; empty before they are given."""
+    """As Slurm writes them: "node[1-2,7]"; empty before the job has nodes."""
     exit_code: str = ""
-    """ "3:0" (exit code, signal); of jobs that sacct told of."""
+    """ "3:0" (exit code, signal); of jobs that sacct listed."""
 
     @property
     def ended(self) -> bool:
@@ -60,7 +60,7 @@ def parse_sacct(text: str, separator: str) -> Iterator[tuple[float, Job]]:
 
 
 def _rows(text: str, separator: str, count: int) -> Iterator[list[str]]:
-    """Rows of ``count`` values, of which only the last, a job's name, may hold a line break."""
+    """Yield rows of ``count`` values. Only the last one, a job's name, may contain a line break."""
     row: list[str] = []
     for chunk in text.split(separator):
         row.append(chunk)
@@ -71,7 +71,7 @@ def _rows(text: str, separator: str, count: int) -> Iterator[list[str]]:
 
 
 def _elements(job_id: str) -> Iterator[str]:
-    """The ids that ``job_id`` stands for: "12_[0-2,7%4]" is an array's elements that have not begun."""
+    """Yield the ids that ``job_id`` stands for: "12_[0-2,7%4]" is an array's elements that have not started."""
     base, bracket, places = job_id.partition("_[")
     if not bracket:
         yield job_id

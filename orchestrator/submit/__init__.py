@@ -1,1 +1,1 @@
-"""Bundles handed to this host or to Slurm, and taken back."""
+"""Submit bundles to this host or to Slurm, and cancel them."""

@@ -25,7 +25,7 @@ MOST_ATTEMPTS = 3
 def attempts_to_begin(
     plan: Plan, states: Mapping[str, RunState], target: Target, policy: Policy
 ) -> tuple[BundleOrder, ...]:
-    """The attempts to make now, by bundle; a bundle with none, or with a living supervisor, is left out.
+    """Return the attempts to start now, by bundle, without bundles that somebody works on.
 
     Raises:
         InputError: ``target`` cannot hold one of them: it has changed since the plan was made, or is another.

@@ -1,4 +1,4 @@
-"""What `plan` shows of a submission: the scripts that sbatch would be given, and how ranks would start in their jobs."""
+"""The batch scripts that `plan` shows, with the command that would start the ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.targets.slurm_cluster import Cluster
 
 TOKEN, LANE, RUN = "TOKEN", "LANE", "RUN"
-"""Where a submission has its own, a lane its number, a run its id."""
+"""Placeholders for a submission's token, a lane's number and a run's id."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class BatchScript:
     bundles: tuple[str, ...]
     """Ids of all bundles that it is submitted for."""
     calls: int
-    """How often it is given to sbatch: an array has a greatest length, and each lane has its own."""
+    """How many calls of sbatch get it: a job array has a greatest length, and each lane has its own arrays."""
     srun: str
-    """The command by which the job starts the ranks of each run."""
+    """The command that starts the ranks of each run in the job."""
 
 
 def batch_scripts(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> tuple[BatchScript, ...]:
-    """The scripts by which the whole of ``plan`` is submitted, equal ones together."""
+    """Return the scripts that submit all of ``plan``. Equal scripts are merged."""
     scripts: dict[str, BatchScript] = {}
     for script in _submissions(sweep, plan, cluster):
         there = scripts.get(script.text, replace(script, bundles=(), calls=0))
@@ -38,7 +38,7 @@ def batch_scripts(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> tuple[Batc
 
 
 def _submissions(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> Iterator[BatchScript]:
-    # Only here: submitit takes long to load, and a plan for this host does without.
+    # Imported here: submitit takes long to load, and a plan for this host does not need it.
     from launch.supervise.slurm_step import srun_command
     from orchestrator.submit.job_arrays import count_lanes, form_arrays
     from orchestrator.submit.slurm_queue import lane_name
@@ -55,7 +55,7 @@ def _submissions(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> Iterator[Ba
     folder, attempt = sweep.root.absolute().joinpath("submitit", TOKEN), SweepPaths(sweep.root.absolute()).run(RUN)
     for array in form_arrays(requests, None if lanes is None else [0.0] * lanes, cluster.configuration.max_array_size):
         name = TOKEN if array.lane is None else lane_name(sweep, plan, array.lane).removesuffix(str(array.lane)) + LANE
-        job = BatchJob(folder, array.request, profile, name, len(array.bundles), in_lane=array.lane is not None)
+        job = BatchJob(folder, array, profile, name)
         step = cluster.placing(plan.cell_of_run()[first_run[array.bundles[0]]].run_spec).step
         if step is not None:
             yield BatchScript(batch_script(job), array.bundles, 1, shlex.join(srun_command(step, attempt.attempt(1))))

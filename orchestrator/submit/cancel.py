@@ -1,7 +1,7 @@
-"""Ending runs of a sweep: all that run or wait, or chosen ones.
+"""Cancel runs of a sweep: all that run or wait, or chosen ones.
 
-Supervisors are asked by a file, end their runs and say that they were cancelled. A job of Slurm's that waits has none,
-and is taken out of the queue; so is, in the end, a job whose supervisor did not heed the file.
+The file ``cancel`` makes supervisors end their runs as CANCELLED. A Slurm job that waits has no supervisor, and gets
+scancel. So does, in the end, a job whose supervisor did not react.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from orchestrator.sweeps.store import order_lock, report_disk_errors
 from orchestrator.sweeps.submissions import read_submissions
 
 ASKED_SECONDS = 30.0
-"""How long supervisors may take to end their runs once they are asked to."""
+"""How long supervisors may take to end their runs."""
 ENDED_SECONDS = 120.0
 """How long Slurm may take to end a job: KillWait, 30 s by default, and the site's epilog."""
 POLL_SECONDS = 0.2
 MOST_IDS = 500
-"""Jobs that one scancel is given."""
+"""How many jobs one scancel gets."""
 
 
 def choose(plan: Plan, wanted: Sequence[str]) -> frozenset[str] | None:
-    """The runs that ``wanted`` names by their ids, or the beginnings of them; None, which is all, where it is empty.
+    """Return the runs that ``wanted`` names by their ids or by prefixes of them; None (all runs) where it is empty.
 
     Raises:
-        InputError: a beginning is that of no run, or of several.
+        InputError: a prefix matches no run, or several.
     """
     run_ids = plan.cell_of_run().keys()
     found = {word: [word] if word in run_ids else [r for r in run_ids if r.startswith(word)] for word in wanted}
@@ -55,7 +55,7 @@ def choose(plan: Plan, wanted: Sequence[str]) -> frozenset[str] | None:
 
 
 def cancel(sweep: SweepPaths, plan: Plan, chosen: frozenset[str] | None) -> list[str]:
-    """End ``chosen`` runs (None: all) and wait until they have ended; the value is those that ran or waited.
+    """Cancel ``chosen`` runs (None: all) and wait until they have ended. Return those that ran or waited.
 
     Raises:
         SystemFault: some have not ended, or Slurm does not answer.
@@ -68,14 +68,14 @@ def cancel(sweep: SweepPaths, plan: Plan, chosen: frozenset[str] | None) -> list
         with report_disk_errors(sweep):
             for bundle, run_ids in going.items():
                 if run_ids:
-                    _call_off(sweep.bundle(bundle), run_ids if chosen else None)
-        doomed = CancelledJobs(
+                    _write_cancellation(sweep.bundle(bundle), run_ids if chosen else None)
+        cancelled = CancelledJobs(
             sweep, scheduler, chosen, frozenset(b for b, run_ids in alive.items() if going[b] == run_ids)
         )
-        scancel(doomed.job_ids(jobs, "waits"))
-    if not doomed.have_ended(ASKED_SECONDS):
-        scancel(doomed.job_ids(scheduler.look(read_submissions(sweep))))
-        if not doomed.have_ended(ENDED_SECONDS):
+        scancel(cancelled.job_ids(jobs, "waits"))
+    if not cancelled.have_ended(ASKED_SECONDS):
+        scancel(cancelled.job_ids(scheduler.look(read_submissions(sweep))))
+        if not cancelled.have_ended(ENDED_SECONDS):
             seconds = ASKED_SECONDS + ENDED_SECONDS
             raise SystemFault(
                 f"runs of {plan.name} have not ended {seconds:g} s after being asked to; see status {plan.name}"
@@ -85,8 +85,8 @@ def cancel(sweep: SweepPaths, plan: Plan, chosen: frozenset[str] | None) -> list
 
 
 def scancel(job_ids: Sequence[str]) -> None:
-    """Have Slurm end jobs, each by its id: with a filter (``--state``) beside an element's id, scancel of Slurm 22.05
-    ends every element of the array that waits.
+    """Cancel jobs by their ids. A filter (``--state``) cannot be added: with one and an element's id, scancel of Slurm
+    22.05 ends every waiting element of the array.
 
     Raises:
         SystemFault: scancel fails.
@@ -98,8 +98,8 @@ def scancel(job_ids: Sequence[str]) -> None:
             raise SystemFault(f"scancel failed ({error}), and jobs are still in the queue; try again") from error
 
 
-def _call_off(bundle: BundlePaths, run_ids: set[str] | None) -> None:
-    """``run_ids`` beside those that were called off before; None is all."""
+def _write_cancellation(bundle: BundlePaths, run_ids: set[str] | None) -> None:
+    """Cancel ``run_ids`` (None: all) in addition to the runs that are cancelled already."""
     before = read_cancellation(bundle)
     everything = run_ids is None or (before is not None and not before.run_ids)
     write_json(bundle.cancel, None if everything else sorted({*(run_ids or ()), *(before.run_ids if before else ())}))
@@ -107,30 +107,32 @@ def _call_off(bundle: BundlePaths, run_ids: set[str] | None) -> None:
 
 @dataclass(frozen=True)
 class CancelledJobs:
-    """What is to end: runs, and the jobs of which nothing else is wanted."""
+    """The runs to cancel, and the jobs that have no other runs."""
 
     sweep: SweepPaths
     scheduler: JobMonitor
     chosen: frozenset[str] | None
     """None is every run and every job."""
     bundles: frozenset[str]
-    """Bundles of which every run that runs or waits is chosen."""
+    """Bundles in which every run that runs or waits is chosen."""
 
-    def job_ids(self, jobs: Jobs, life_now: Stage | None = None) -> list[str]:
-        """Those of its jobs that squeue lists and that have not ended; or, of them, those that are at ``life_now``. An
-        element of an array that was taken out of the queue leaves no trace, neither there nor in the accounts."""
+    def job_ids(self, jobs: Jobs, stage: Stage | None = None) -> list[str]:
+        """Return the jobs that squeue lists and that have not ended; with ``stage`` only those in it.
+
+        An array element that was cancelled before it started leaves no trace in squeue or sacct.
+        """
         found = []
         for submission in read_submissions(self.sweep):
             for bundle in submission.bundles if self.chosen is None else self.bundles.intersection(submission.bundles):
                 job = jobs.of(submission.job_of(bundle) or "")
                 if job is None or job.ended or job.job_id in jobs.doubtful:
                     continue
-                if life_now in (None, stage_of(job.state)):
+                if stage in (None, stage_of(job.state)):
                     found.append(job.job_id)
         return found
 
     def have_ended(self, seconds: float) -> bool:
-        """Whether everything has ended, waiting for ``seconds`` at most."""
+        """Wait at most ``seconds`` until everything has ended. Return whether it has."""
         deadline = time.monotonic() + seconds
         while (begun := time.monotonic()) < deadline:
             if self._have_ended():

@@ -1,4 +1,4 @@
-"""What makes the runs of a sweep: Slurm's jobs, or this host."""
+"""Where a sweep runs: in Slurm jobs, or on this host."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Executor = Literal["slurm", "local", "debug"]
 
 ANSWER_SECONDS = 30.0
 _UNCONFIGURED = "Could not establish a configuration source"
-"""What Slurm's commands say (20.02 and later) where they are installed and belong to no cluster."""
+"""What Slurm's commands print (20.02 and later) where they are installed but no cluster is configured."""
 
 
 def resolve_executor(name: ExecutorName) -> Executor:
-    """The executor that ``name`` stands for here: "auto" is Slurm where it answers, else this host.
+    """Return the executor for ``name``: "auto" is Slurm where it answers, else this host.
 
     Raises:
-        InputError: it is Slurm, which does not answer.
+        InputError: ``name`` is "slurm", and Slurm does not answer.
     """
     if name in ("local", "debug"):
         return name
-    silence = _listen()
+    silence = _check_slurm()
     if silence is None:
         return "slurm"
     if name == "slurm":
@@ -36,23 +36,23 @@ def resolve_executor(name: ExecutorName) -> Executor:
 
 
 def outage() -> str:
-    """Why Slurm does not answer, where this host is set up for it; empty where it answers, or is none of this host's."""
-    silence = _listen()
+    """Return why Slurm does not answer; empty where it answers, or where this host is not set up for Slurm."""
+    silence = _check_slurm()
     return silence.words if silence is not None and silence.is_outage else ""
 
 
 def check_executor(plan: Plan, executor: Executor) -> None:
-    """A plan is resumed where its cells were judged.
+    """Check that a plan continues where it was made.
 
     Raises:
-        InputError: it was made for a host and would go on under Slurm, or the other way round.
+        InputError: it was made for a host and would continue under Slurm, or the reverse.
     """
     where = {"slurm": "a Slurm cluster", "host": "a host"}
     now: Literal["host", "slurm"] = "slurm" if executor == "slurm" else "host"
     if plan.scheduler != now:
         message = f"sweep {plan.name!r} was planned for {where[plan.scheduler]}, and would be resumed on {where[now]}"
         other = "slurm" if plan.scheduler == "slurm" else "local"
-        remedy = f"resume it with --executor {other}, or plan it anew: sweep {plan.recipe_file} --executor {executor}"
+        remedy = f"resume it with --executor {other}, or plan it again: sweep {plan.recipe_file} --executor {executor}"
         raise input_error("--executor", message, remedy)
 
 
@@ -63,8 +63,8 @@ class _Silence:
 
 
 @cache
-def _listen() -> _Silence | None:
-    """Whether Slurm answers on this host, asked once; None where it does."""
+def _check_slurm() -> _Silence | None:
+    """Return why Slurm does not answer on this host, None where it does. It is asked once."""
     if shutil.which("sbatch") is None:
         return _Silence("there is no sbatch on PATH")
     try:

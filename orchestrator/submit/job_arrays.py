@@ -1,8 +1,8 @@
-"""Which bundles go to Slurm by one call of sbatch, and which of them wait for each other. Pure.
+"""Decide which bundles one call of sbatch submits, and which of them wait for each other. Pure.
 
-Bundles with equal requests form an array. A sweep with limits is spread over lanes, of which each runs one job at a
-time: its arrays take one element at a time (``%1``), and one after another by ``--dependency=singleton`` on the lane's
-name. Slurm keeps to that whoever has gone.
+Bundles with equal requests form a job array. Under the profile's limits the arrays are spread over lanes, which run one
+job at a time each: ``%1`` limits an array to one element, and ``--dependency=singleton`` on the lane's name orders its
+arrays. Slurm enforces this even when no command of ours runs.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from orchestrator.targets.job_request import JobRequest
 
 @dataclass(frozen=True)
 class Array:
-    """What one call of sbatch submits: bundles by id, that ask for the same."""
+    """The bundles of one call of sbatch, by id, with equal requests."""
 
     request: JobRequest
     bundles: tuple[str, ...]
     lane: int | None = None
-    """None where the sweep has no limits."""
+    """None without limits."""
 
 
 def count_lanes(widest: int, max_nodes: int | None, max_jobs: int | None) -> int | None:
-    """How many lanes keep within the limits, whichever bundles meet; None without limits.
+    """Return how many lanes stay within the limits, whichever bundles run at once; None without limits.
 
-    ``widest`` is the nodes of the sweep's widest bundle, whether or not it is submitted now: what is submitted later
-    meets what was submitted before.
+    ``widest`` is the number of nodes of the sweep's widest bundle, also if it is submitted at another time.
 
     Raises:
-        InputError: that bundle alone is over ``max_nodes``.
+        InputError: that bundle alone exceeds ``max_nodes``.
     """
     if max_nodes is not None and widest > max_nodes:
         raise input_error("max_nodes", f"{max_nodes}: a bundle of this sweep takes {widest} nodes",
@@ -44,11 +43,12 @@ def count_lanes(widest: int, max_nodes: int | None, max_jobs: int | None) -> int
 
 
 def form_arrays(requests: Mapping[str, JobRequest], loads: Sequence[float] | None, most: int) -> tuple[Array, ...]:
-    """Arrays of at most ``most`` elements, from what each bundle asks for; below 2 each is a job of its own.
+    """Return arrays of at most ``most`` elements; below 2 each bundle is a job of its own.
 
-    ``loads`` is the minutes of work that each lane has before it; None submits without lanes.
+    ``loads`` is the minutes of work that each lane already has; None submits without lanes.
     """
-    most = max(1, most)  # a site without arrays says 0
+    # A site without job arrays sets 0.
+    most = max(1, most)
     if loads is None:
         return tuple(_arrays(requests, requests, None, most))
     lanes = _spread(requests, loads)
@@ -56,7 +56,7 @@ def form_arrays(requests: Mapping[str, JobRequest], loads: Sequence[float] | Non
 
 
 def _spread(requests: Mapping[str, JobRequest], loads: Sequence[float]) -> list[list[str]]:
-    """Bundles by lane: the longest first, each to the lane that is free first."""
+    """Return the bundles of each lane: the longest bundle first, each to the lane that is free first."""
     lanes: list[list[str]] = [[] for _ in loads]
     free = [(load, lane) for lane, load in enumerate(loads)]
     heapq.heapify(free)

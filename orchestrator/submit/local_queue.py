@@ -1,18 +1,18 @@
-"""This host's queue: a process of its own that starts a sweep's bundles as slots become free, so that the sweep goes on
-when the command that began it has gone. What became of a bundle is read from its records alone."""
+"""This host's queue: a separate process that starts a sweep's bundles as slots become free.
+
+The sweep continues when the command that started it has ended. How a bundle ended follows from its records alone.
+"""
 
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from launch.common.atomic_files import write_json
 from launch.common.file_lock import Lock, holder
 from launch.contract.bundle import BundleOrder
 from launch.contract.cancellation import read_cancellation
@@ -20,43 +20,35 @@ from launch.contract.errors import OrchestratorError
 from launch.contract.paths import BundlePaths, SweepPaths
 from orchestrator.errors import SystemFault
 from orchestrator.slurm.command import poll_interval
-from orchestrator.submit.submitit_adapter import LocalJob, start_here
 from orchestrator.sweeps.store import bundles, read_order, report_disk_errors
 
 POLL_SECONDS = 0.3
 START_SECONDS = 60.0
-"""How long a queue may take to say that it lives."""
+"""How long a queue may take to lock queue.lock."""
 MOST_STARTS = 3
-"""How often in a row a bundle is started without an attempt being begun, before the queue leaves it."""
+"""How often in a row a bundle may start without starting an attempt before the queue gives it up."""
 
 
 def start_queue(sweep: SweepPaths) -> None:
-    """Have this host's queue work on ``sweep``; nothing happens where it already does.
+    """Start this host's queue for ``sweep`` unless it runs.
 
     Raises:
         SystemFault: it did not start.
     """
     if holder(sweep.queue_lock) is not None:
         return
-    with report_disk_errors(sweep), open(sweep.root / "queue.log", "ab") as log:
-        queue = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.submit.local_queue", str(sweep.root)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=_environment(),
-            start_new_session=True,
-        )
+    with report_disk_errors(sweep):
+        queue = _start_process("orchestrator.submit.local_queue", sweep.root, sweep.root / "queue.log")
     _wait_for_queue(sweep, queue)
 
 
 def has_pending(sweep: SweepPaths) -> bool:
-    """Whether an ordered attempt has not been begun, and no living supervisor is there to begin it."""
+    """Whether an ordered attempt was not started, and no living supervisor will start it."""
     return any(bundle.unbegun and not bundle.alive for bundle in _open_bundles(sweep))
 
 
 def run_in_foreground(sweep: SweepPaths) -> None:
-    """The debug executor: bundles one after another, their supervisors in the foreground."""
+    """Run bundles one after another, with their supervisors in the foreground (the debug executor)."""
     for bundle in _open_bundles(sweep):
         if not bundle.alive:
             command = [sys.executable, "-m", "launch.supervise.supervisor", str(bundle.paths.root)]
@@ -64,9 +56,23 @@ def run_in_foreground(sweep: SweepPaths) -> None:
             try:
                 supervisor.wait()
             except KeyboardInterrupt:
-                supervisor.terminate()  # it ends its run, says that it was cancelled, and goes
+                # It ends its run as CANCELLED.
+                supervisor.terminate()
                 supervisor.wait()
                 raise
+
+
+def _start_process(module: str, folder: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Start a process that outlives this one."""
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=_environment(),
+            start_new_session=True,
+        )
 
 
 def _environment() -> dict[str, str]:
@@ -76,15 +82,15 @@ def _environment() -> dict[str, str]:
 
 
 def _wait_for_queue(sweep: SweepPaths, queue: subprocess.Popen[bytes]) -> None:
-    """Until the queue says that it lives, or has done everything and gone."""
+    """Wait until the queue holds its lock, or has done everything and ended."""
     deadline = time.monotonic() + START_SECONDS
     while holder(sweep.queue_lock) is None:
         code = queue.poll()
         if code == 0:
             return
         if code is not None or time.monotonic() > deadline:
-            how = f"ended with exit code {code}" if code is not None else f"said nothing for {START_SECONDS:g} s"
-            raise SystemFault(f"the queue that starts runs {how}; {sweep.root / 'queue.log'} holds why")
+            how = f"ended with exit code {code}" if code is not None else f"did not start within {START_SECONDS:g} s"
+            raise SystemFault(f"the queue that starts runs {how}; {sweep.root / 'queue.log'} shows why")
         time.sleep(0.05)
 
 
@@ -92,23 +98,14 @@ def _wait_for_queue(sweep: SweepPaths, queue: subprocess.Popen[bytes]) -> None:
 
 
 @dataclass(frozen=True)
-class Start:
-    """One start of a bundle's supervisor, as bundles/<id>/start.json holds it."""
-
-    token: str
-    job_id: str
-    time: float
-
-
-@dataclass(frozen=True)
 class _OpenBundle:
-    """A bundle with something to begin, or with a living supervisor."""
+    """A bundle with attempts to start, or with a living supervisor."""
 
     paths: BundlePaths
     order: BundleOrder
     alive: bool
     unbegun: int
-    """Ordered attempts that nobody has begun, less those that are cancelled."""
+    """The number of ordered attempts that were neither started nor cancelled."""
 
     @property
     def name(self) -> str:
@@ -116,25 +113,25 @@ class _OpenBundle:
 
     @property
     def progress(self) -> tuple[object, ...]:
-        """Changes when an attempt is begun or another order is given."""
+        """A value that changes when an attempt starts or another order is written."""
         return (self.unbegun, self.order.schedule)
 
 
 class Queue:
-    """Starts a sweep's bundles as slots of this host become free."""
+    """Start a sweep's bundles as slots of this host become free."""
 
     def __init__(self, sweep: SweepPaths) -> None:
         self._sweep = sweep
-        self._jobs: dict[str, LocalJob] = {}
+        self._supervisors: dict[str, subprocess.Popen[bytes]] = {}
         self._tries: dict[str, list[tuple[object, ...]]] = {}
-        """By bundle, the progress at each start since there last was any."""
+        """Each bundle's progress at its starts since the last change."""
 
     def has_work(self) -> bool:
         busy, ready = self._look()
         return bool(busy or ready)
 
     def run_until_empty(self) -> None:
-        """Until every ordered attempt has been begun, or cannot be, and no supervisor lives."""
+        """Start bundles until every ordered attempt was started, or cannot be, and no supervisor lives."""
         while True:
             begun = time.monotonic()
             busy, ready = self._look()
@@ -142,39 +139,39 @@ class Queue:
                 return
             used = sum(bundle.order.slots for bundle in busy)
             for bundle in ready:
-                # One that asks for more than there is starts alone, and its supervisor says so.
+                # A bundle that needs more slots than there are starts alone, and its supervisor reports it.
                 if not used or used + bundle.order.slots <= len(bundle.order.slot_names):
                     self._start(bundle)
                     used += bundle.order.slots
             time.sleep(poll_interval(time.monotonic() - begun, POLL_SECONDS))
 
     def _look(self) -> tuple[list[_OpenBundle], list[_OpenBundle]]:
-        """Bundles that take slots now, and those that may be started."""
+        """Return the bundles that take slots now, and those that may start."""
         found = list(_open_bundles(self._sweep))
         busy = [bundle for bundle in found if bundle.alive or self._is_starting(bundle)]
         ready = [bundle for bundle in found if bundle not in busy and bundle.unbegun and self._may_start(bundle)]
         return busy, ready
 
     def _is_starting(self, bundle: _OpenBundle) -> bool:
-        job = self._jobs.get(bundle.name)
-        return job is not None and job.is_starting()
+        supervisor = self._supervisors.get(bundle.name)
+        return supervisor is not None and supervisor.poll() is None
 
     def _may_start(self, bundle: _OpenBundle) -> bool:
         return self._tries.get(bundle.name, []).count(bundle.progress) < MOST_STARTS
 
     def _start(self, bundle: _OpenBundle) -> None:
-        token = secrets.token_hex(4)
-        job = self._jobs[bundle.name] = start_here(bundle.paths, token)
+        paths = bundle.paths
+        self._supervisors[bundle.name] = _start_process("launch.supervise.supervisor", paths.root, paths.log)
         self._tries[bundle.name] = [t for t in self._tries.get(bundle.name, []) if t == bundle.progress]
         self._tries[bundle.name].append(bundle.progress)
-        write_json(bundle.paths.start, asdict(Start(token, job.job_id, time.time())))
 
 
 def _open_bundles(sweep: SweepPaths) -> Iterator[_OpenBundle]:
     for paths in bundles(sweep):
         order = read_order(paths)
         if order is None or order.step is not None:
-            continue  # nothing to make, or Slurm's
+            # Nothing is ordered, or it is Slurm's.
+            continue
         alive = holder(paths.lock) is not None
         unbegun = _unbegun(paths, order.schedule)
         if alive or unbegun:
@@ -188,11 +185,11 @@ def _unbegun(bundle: BundlePaths, schedule: Sequence[tuple[str, int]]) -> int:
 
 
 def main(folder: str) -> int:
-    """The queue's own process; the value is its exit code."""
+    """Run the queue's process. Return its exit code."""
     sweep = SweepPaths(Path(folder).resolve())
     queue = Queue(sweep)
     try:
-        # Whoever orders more looks for a living queue first. It may look just before this one goes, so look again after.
+        # A command that orders more may see this queue alive just before it ends, so look for work again after the lock.
         while queue.has_work():
             lock = Lock.try_acquire(sweep.queue_lock)
             if lock is None:

@@ -1,7 +1,7 @@
-"""Slurm's queue: bundles are handed to it, each once, whatever moment the command that hands them over dies at.
+"""Submit bundles to Slurm, each exactly once, even if a command dies while it submits.
 
-A submission is on disk, without a job's id, before sbatch is called. Whoever finds one like that (an earlier command
-died in between) asks Slurm for the jobs of its name before anything else is submitted.
+A submission is on disk, without a job id, before sbatch is called. A later command that finds such a record asks Slurm
+for jobs of its name before it submits anything.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from orchestrator.targets.job_request import bundle_request
 from orchestrator.targets.profile import Profile
 from orchestrator.targets.slurm_cluster import Cluster
 
-ASK_SECONDS = 0.5
-"""Between looks at what Slurm last said, while that is not enough."""
+POLL_SECONDS = 0.5
+"""Between two looks at Slurm's last answer while it is not certain enough."""
 FIND_SECONDS = 2.0
-"""Between two searches for a job whose id nobody wrote down."""
+"""Between two searches for a job whose id is not recorded."""
 SBATCH_SECONDS = 60.0
-"""How long an earlier command's sbatch is waited for: as long as one of another host may take, which cannot be seen."""
+"""How long to wait for an earlier command's sbatch. On another host it cannot be seen, and is given as long."""
 ARRIVAL_SECONDS = 10.0
-"""How long a request may still be on its way to Slurm when the sbatch that sent it has gone: its MessageTimeout, as
-slurm.conf has it by default."""
+"""How long a request may still be on its way to Slurm after its sbatch has ended: Slurm's default MessageTimeout."""
 
 _UNREACHED = re.compile(
     "unable to contact|connection (refused|failure)|find an address|munge|standby mode|temporarily unable",
     re.IGNORECASE,
 )  # fmt: skip
-"""sbatch's words where Slurm, and not what was asked of it, is at fault."""
+"""sbatch's messages where Slurm is at fault, and not the request."""
 
 
-# --- what earlier commands left -------------------------------------------------------------------------------------
+# --- what earlier commands left behind ------------------------------------------------------------------------------
 
 
 def poll_jobs(sweep: SweepPaths, scheduler: JobMonitor) -> Jobs:
-    """What Slurm says of every job that ``sweep`` may still have, each known by its id: it is certain enough to decide
-    by what is submitted. No call is made where the sweep has no such job. To be called by one command at a time.
+    """Return the jobs that ``sweep`` may still have, certain enough to decide what to submit.
+
+    Slurm is not called where the sweep has no such job. One command at a time may call this.
 
     Raises:
-        SystemFault: Slurm does not answer, or an sbatch of an earlier command is still at work.
+        SystemFault: Slurm does not answer, or an sbatch of an earlier command still runs.
     """
     _adopt(sweep, scheduler)
     submissions = open_submissions(sweep)
@@ -65,12 +65,12 @@ def poll_jobs(sweep: SweepPaths, scheduler: JobMonitor) -> Jobs:
         if not scheduler.answers():
             fault = jobs.fault or "squeue does not answer"
             raise SystemFault(f"{fault}; without it nobody knows what runs. Try again later")
-        time.sleep(ASK_SECONDS)
+        time.sleep(POLL_SECONDS)
     return jobs
 
 
 def _is_certain(sweep: SweepPaths, submissions: Sequence[Submission], jobs: Jobs) -> bool:
-    """Whether something is known of every job, and the end of each whose runs are still waited for."""
+    """Whether every job is known, and none is doubtful whose runs have not ended."""
     if any(jobs.of(job_id) is None for submission in submissions for job_id in submission.job_ids()):
         return False
     if not jobs.doubtful:
@@ -81,19 +81,18 @@ def _is_certain(sweep: SweepPaths, submissions: Sequence[Submission], jobs: Jobs
 
 
 def _adopt(sweep: SweepPaths, scheduler: JobMonitor) -> None:
-    """Settle every submission whose job's id was never recorded: it is recorded now, or there is no such job and the
-    submission is forgotten."""
+    """Find the job of each submission without a job id. Record its id, or discard the submission if there is no job."""
     submissions = read_submissions(sweep)
     known = {submission.job_id for submission in submissions}
     for submission in submissions:
         if submission.job_id is None:
-            job_id = _job_of(sweep, submission, lambda name, since: set(scheduler.find(name, since)) - known)
+            job_id = _find_job(sweep, submission, lambda name, since: set(scheduler.find(name, since)) - known)
             with report_disk_errors(sweep):
-                _settle(sweep, submission, job_id)
+                _record_or_discard(sweep, submission, job_id)
             known.add(job_id)
 
 
-def _settle(sweep: SweepPaths, submission: Submission, job_id: str | None) -> None:
+def _record_or_discard(sweep: SweepPaths, submission: Submission, job_id: str | None) -> None:
     if job_id is None:
         discard_submission(sweep, submission)
         return
@@ -101,10 +100,10 @@ def _settle(sweep: SweepPaths, submission: Submission, job_id: str | None) -> No
     write_submission(sweep, replace(submission, job_id=job_id))
 
 
-def _job_of(sweep: SweepPaths, submission: Submission, find: Callable[[str, float], set[str]]) -> str | None:
-    """The job of a submission that does not say, None where there is none."""
+def _find_job(sweep: SweepPaths, submission: Submission, find: Callable[[str, float], set[str]]) -> str | None:
+    """Return the job of a submission without a job id, None where there is none."""
     here = submission.host == socket.gethostname()
-    # A clock that was set back must not make it wait for longer.
+    # A clock that was set back must not make this wait longer.
     certain_at = min(submission.time, time.time()) + (ARRIVAL_SECONDS if here else SBATCH_SECONDS)
     while True:
         _wait_for_sbatch(submission.folder(sweep))
@@ -116,9 +115,9 @@ def _job_of(sweep: SweepPaths, submission: Submission, find: Callable[[str, floa
 
 
 def _wait_for_sbatch(folder: Path) -> None:
-    """Until no sbatch on this host submits from ``folder``."""
+    """Wait until no sbatch on this host submits from ``folder``."""
     deadline = time.monotonic() + SBATCH_SECONDS
-    while (pid := _sbatch(folder)) is not None:
+    while (pid := _find_sbatch(folder)) is not None:
         if time.monotonic() > deadline:
             raise SystemFault(
                 f"an sbatch that an earlier command started (process {pid}) has not ended for {SBATCH_SECONDS:g} s; "
@@ -127,30 +126,31 @@ def _wait_for_sbatch(folder: Path) -> None:
         time.sleep(0.1)
 
 
-def _sbatch(folder: Path) -> int | None:
-    """The process on this host that was given a script in ``folder``. Nothing else has that on its command line."""
+def _find_sbatch(folder: Path) -> int | None:
+    """Return the process on this host that has a script of ``folder`` on its command line, which only sbatch has."""
     script = os.fsencode(folder / ".submission_file_")
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it has ended, or is another user's
+            # It has ended, or is another user's.
+            continue
         if any(word.startswith(script) for word in words):
             return int(path.parent.name)
     return None
 
 
-# --- handing over ---------------------------------------------------------------------------------------------------
+# --- submission -----------------------------------------------------------------------------------------------------
 
 
 def enqueue(
     sweep: SweepPaths, plan: Plan, orders: Sequence[BundleOrder], cluster: Cluster, jobs: Jobs, exclude: Sequence[str]
 ) -> Sequence[str]:
-    """Hand ``orders`` over to Slurm. Nodes in ``exclude`` are left aside where others will do; the value is which were.
+    """Submit ``orders`` to Slurm. Avoid the nodes in ``exclude`` where other nodes suffice; return those avoided.
 
     Raises:
-        InputError: Slurm refuses what the cluster's profile asks for, or a limit in it is too low for any job.
-        SystemFault: Slurm, or the disk, does not do its part.
+        InputError: Slurm rejects the profile's request, or a limit in the profile is too low for any job.
+        SystemFault: Slurm does not answer, or the disk cannot be written to.
     """
     profile = cluster.profile
     requests = {order.bundle_id: bundle_request(plan, order.schedule, profile) for order in orders}
@@ -170,12 +170,12 @@ def enqueue(
 
 
 def lane_name(sweep: SweepPaths, plan: Plan, lane: int) -> str:
-    """The name of every job in that lane, from whichever command: other sweeps' jobs do not have it."""
+    """Return the name of every job in the lane, the same for all commands and unique to the sweep."""
     return f"{plan.name}-{digest(str(sweep.root.resolve()))[:6]}-{lane}"
 
 
 def _loads(sweep: SweepPaths, plan: Plan, lanes: Sequence[str], cluster: Cluster, jobs: Jobs) -> list[float]:
-    """Minutes of work, at most, that each lane has before it."""
+    """Return the most minutes of work that each lane already has."""
     minutes = dict.fromkeys(lanes, 0.0)
     for submission in read_submissions(sweep):
         for bundle in submission.bundles if submission.name in minutes else ():
@@ -190,7 +190,7 @@ def _loads(sweep: SweepPaths, plan: Plan, lanes: Sequence[str], cluster: Cluster
 def _submit_where_possible(
     sweep: SweepPaths, array: Array, cluster: Cluster, lane: str | None, exclude: Sequence[str]
 ) -> Sequence[str]:
-    """Without the nodes in ``exclude`` if there are others: on the same nodes is better than not at all."""
+    """Submit without the nodes in ``exclude``, or with them where sbatch finds no others. Return the nodes avoided."""
     try:
         _submit(sweep, array, cluster, lane, exclude)
     except Refused as refused:
@@ -206,13 +206,11 @@ def _submit(sweep: SweepPaths, array: Array, cluster: Cluster, lane: str | None,
     name = cluster.configuration.cluster_name
     submission = Submission(token, lane or token, array.bundles, time.time(), socket.gethostname(), cluster=name)
     bundles = [sweep.bundle(bundle) for bundle in array.bundles]
-    job = BatchJob(
-        submission.folder(sweep), array.request, cluster.profile, submission.name, len(bundles),
-        in_lane=lane is not None, exclude=exclude,
-    )  # fmt: skip
+    job = BatchJob(submission.folder(sweep), array, cluster.profile, submission.name, exclude)
     with report_disk_errors(sweep):
         write_submission(sweep, submission, sync=False)
-        sync_file_system(sweep.root)  # with the orders of its bundles: Slurm is not to know of more than the disk
+        # The orders of its bundles too: Slurm must not know more than the disk.
+        sync_file_system(sweep.root)
         try:
             job_id = submit_bundles(job, bundles)
         except Refused as refused:
@@ -223,12 +221,12 @@ def _submit(sweep: SweepPaths, array: Array, cluster: Cluster, lane: str | None,
 
 
 def _refusal(refused: Refused, array: Array, profile: Profile, before: int) -> OrchestratorError:
-    kept = f" ({before} bundles submitted before it go on)" if before else ""
+    kept = f" ({before} bundles submitted before it continue)" if before else ""
     if _UNREACHED.search(str(refused)) or not refused.certain:
         return SystemFault(
-            f"Slurm did not answer sbatch: {refused}{kept}. Run the command again: it asks Slurm what it has, and "
+            f"Slurm did not answer sbatch: {refused}{kept}. Run the command again: it checks which jobs Slurm has, and "
             "submits what is missing"
         )
     asked = f"{len(array.bundles)} x {array.request.nodes} nodes for {array.request.minutes} min"
-    return input_error(f"profile {profile.name}" if profile.name else "", f"sbatch refuses {asked}: {refused}{kept}",
-                 "python -m orchestrator plan RECIPE prints the script; mend the profile, then run the command again")  # fmt: skip
+    return input_error(f"profile {profile.name}" if profile.name else "", f"sbatch rejects {asked}: {refused}{kept}",
+                 "python -m orchestrator plan RECIPE prints the script; correct the profile, then run the command again")  # fmt: skip

@@ -1,7 +1,6 @@
-"""The only module that knows submitit.
+"""The only module that knows submitit, which writes the batch script and calls sbatch.
 
-submitit starts supervisors and is asked nothing about how they end: it reports every ending as FINISHED, and of several
-tasks it knows one. What became of a bundle is read from its records, and from Slurm.
+It is not asked how a job ended, since it reports every end as FINISHED. That follows from the records and from Slurm.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import submitit
 from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmissionError, JobPaths
@@ -23,32 +21,31 @@ from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmiss
 from launch.contract.paths import BundlePaths
 from launch.supervise.supervisor import supervise
 from orchestrator.errors import SystemFault
+from orchestrator.submit.job_arrays import Array
 from orchestrator.targets.job_request import JobRequest
 from orchestrator.targets.profile import SHELL_DEFAULTS, Profile, sbatch_options
 
-NO_TIMEOUT = 60 * 24 * 365
-"""Minutes. submitit would end a supervisor that waits for slots; launch.supervise.supervisor times each run itself."""
 SIGNAL_SECONDS = 60
-"""How long before its time limit a job is sent SIGUSR2."""
+"""How long before a job's time limit Slurm sends SIGUSR2."""
 SOURCE = Path(__file__).resolve().parents[2]
 
 _SUPERVISOR_STEP = (
     "--nodes=1", "--relative=0", "--ntasks=1", "--ntasks-per-node=1", "--cpus-per-task=1", "--overlap", "--mpi=none",
     "--export=ALL",
 )  # fmt: skip
-"""srun's options for the supervisor: one process on the job's first node, beside which the steps of runs start."""
+"""srun's options for the supervisor: one process on the job's first node, which leaves room for the steps of runs."""
 
 
 _UNSURE = re.compile(
     "timed out|zero (bytes|length)|missing socket|(send|receive|shutdown) failure|unexpected message|message length"
     "|header lengths|entire message|authentication|connection reset|broken pipe", re.IGNORECASE,
 )  # fmt: skip
-"""sbatch's words where its request may have been sent and no answer came, or none that can be read (slurm_strerror, 1000 to
-1013, 1801 to 1803 and 5000 to 5005)."""
+"""sbatch's messages where its request may have arrived but no readable answer came (slurm_strerror, 1000 to 1013, 1801 to
+1803 and 5000 to 5005)."""
 
 
 class Refused(Exception):
-    """sbatch did not submit. The text is its own words; ``certain`` is whether there is no job then."""
+    """sbatch did not submit; the text is its own message. ``certain``: there is no job."""
 
     def __init__(self, words: str, *, certain: bool) -> None:
         super().__init__(words)
@@ -57,57 +54,34 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class BatchJob:
-    """What one call of sbatch is to submit: the supervisors of ``count`` bundles, as an array where there are several."""
+    """One call of sbatch: the supervisors of ``array``'s bundles, as a job array where there are several."""
 
     folder: Path
-    """Its own: submitit's files, and what the job prints."""
-    request: JobRequest
+    """For submitit's files and the job's output, of this call alone."""
+    array: Array
     profile: Profile
     name: str
-    count: int
-    in_lane: bool = False
-    """One element at a time, and none beside another job of this name."""
     exclude: Sequence[str] = ()
-    """Nodes that are left aside, beside those of the profile."""
-
-
-class LocalJob:
-    """A supervisor that was started on this host."""
-
-    def __init__(self, job: submitit.Job[Any]) -> None:
-        self._job = job
-        self.job_id = str(job.job_id)
-
-    def is_starting(self) -> bool:
-        """Whether the process that was started is still there."""
-        return not self._job.done()
-
-
-def start_here(bundle: BundlePaths, token: str) -> LocalJob:
-    """Start the bundle's supervisor on this host."""
-    # A folder for each start: submitit names files by process id, and would hand a job that of an earlier process.
-    executor = submitit.LocalExecutor(folder=bundle.sweep.root / "submitit" / token)
-    executor.update_parameters(timeout_min=NO_TIMEOUT, name=bundle.root.name)
-    return LocalJob(executor.submit(supervise, str(bundle.root)))
+    """Nodes to avoid in addition to those of the profile."""
 
 
 def batch_script(job: BatchJob) -> str:
-    """The text that sbatch is given. It touches no disk."""
+    """Return the batch script. Nothing is written to disk."""
     executor = _executor(job)
-    if job.count > 1:
-        executor.parameters["map_count"] = job.count
+    if len(job.array.bundles) > 1:
+        executor.parameters["map_count"] = len(job.array.bundles)
     return executor._make_submission_file_text(executor._submitit_command_str, "")
 
 
 def submit_bundles(job: BatchJob, bundles: Sequence[BundlePaths]) -> str:
-    """Have Slurm start the supervisors of ``bundles`` by one call of sbatch; the value is the job's id.
+    """Submit the supervisors of ``bundles`` by one call of sbatch. Return the job's id.
 
     Raises:
-        Refused: sbatch said no, or did not say what became of it.
+        Refused: sbatch rejected it, or gave no clear answer.
     """
     executor = _executor(job)
     try:
-        # submitit prints what sbatch said, and raises it as well.
+        # submitit prints sbatch's message in addition to raising it.
         with _undisturbed(job.profile), contextlib.redirect_stderr(io.StringIO()), executor.batch():
             jobs = [executor.submit(supervise, str(bundle.root.absolute())) for bundle in bundles]
     except (FailedJobError, FailedSubmissionError) as error:
@@ -117,30 +91,30 @@ def submit_bundles(job: BatchJob, bundles: Sequence[BundlePaths]) -> str:
 
 def _refused(error: Exception) -> Refused:
     lines = (line.removeprefix("sbatch: ").removeprefix("error: ") for line in str(error).splitlines())
-    words = "; ".join(line for line in lines if line)
-    ended = error.__cause__
-    by_itself = isinstance(ended, subprocess.CalledProcessError) and ended.returncode > 0
-    return Refused(words or f"no word ({ended})", certain=by_itself and not _UNSURE.search(words))
+    message = "; ".join(line for line in lines if line)
+    cause = error.__cause__
+    exited = isinstance(cause, subprocess.CalledProcessError) and cause.returncode > 0
+    return Refused(message or f"no message ({cause})", certain=exited and not _UNSURE.search(message))
 
 
 def put_in_place(folder: Path, bundles: Sequence[BundlePaths], job_id: str) -> None:
-    """What submitit does once sbatch has answered, for a job whose submitter died before: the files that supervisors
-    wait for (a minute at most) get the names by which they are looked for."""
+    """Write the files that the jobs of a dead submitter wait for (a minute at most), as submitit does after sbatch."""
     for index, bundle in enumerate(bundles):
         path = JobPaths(folder, job_id if len(bundles) == 1 else f"{job_id}_{index}").submitted_pickle
         if not path.exists():
             start = DelayedSubmission(supervise, str(bundle.root.absolute()))
-            beside = path.with_name(f".{path.name}.{os.getpid()}")
-            start.dump(beside)
-            beside.replace(path)
+            temporary = path.with_name(f".{path.name}.{os.getpid()}")
+            start.dump(temporary)
+            temporary.replace(path)
 
 
 def _executor(job: BatchJob) -> submitit.SlurmExecutor:
     try:
         executor = submitit.SlurmExecutor(job.folder)
-    except RuntimeError as error:  # its only complaint
-        raise SystemFault("srun is not on PATH here, while jobs are started by it; load Slurm's commands") from error
-    request, profile = job.request, job.profile
+    except RuntimeError as error:
+        # It raises this only where there is no srun.
+        raise SystemFault("srun is not on PATH here, and jobs are started by it; load Slurm's commands") from error
+    request, profile, in_lane = job.array.request, job.profile, job.array.lane is not None
     options = sbatch_options(profile)
     site_exclude = options.pop("exclude", "")
     executor.update_parameters(
@@ -150,8 +124,8 @@ def _executor(job: BatchJob) -> submitit.SlurmExecutor:
         cpus_per_task=request.cpus_per_rank,
         time=request.minutes,
         exclude=",".join(filter(None, [*job.exclude, site_exclude])) or None,
-        dependency="singleton" if job.in_lane else None,
-        array_parallelism=1 if job.in_lane else job.count,
+        dependency="singleton" if in_lane else None,
+        array_parallelism=1 if in_lane else len(job.array.bundles),
         signal_delay_s=SIGNAL_SECONDS,
         # submitit's own default is a key that a site may not know.
         wckey=None,

@@ -1,8 +1,8 @@
-"""What Slurm says of jobs: one squeue for all of them, then one sacct for those that squeue no longer lists.
+"""Ask Slurm about jobs: one squeue for all of them, then one sacct for those that squeue no longer lists.
 
-squeue lists a job for some time after its end too (MinJobAge, 300 s unless the site says otherwise). sacct may fail, lag
-behind, or be switched off; neither ever ends a job here. What ends one is Slurm's word, or that squeue answered, did not
-list it, and nothing was heard of it for a grace period.
+squeue lists a job for some time after its end (MinJobAge, 300 s by default). sacct may fail, be late, or be switched
+off. A job counts as ended only if Slurm reports its end, or if squeue answers without it for a grace period in which
+sacct does not know it either.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from orchestrator.sweeps.submissions import Submission
 from orchestrator.targets.scontrol import query_configuration
 
 GRACE_SECONDS = 60.0
-"""How long a job may be known to neither squeue nor sacct: what has just ended reaches the accounts late."""
+"""How long neither squeue nor sacct may know a job: a job that has just ended reaches sacct late."""
 GRACE_WITHOUT_ACCOUNTS = 5.0
 CLOCKS_APART = 30.0
-"""How far the clock of this host may be from the controller's."""
+"""The greatest difference between this host's clock and the controller's."""
 MOST_IDS = 1000
-"""Jobs that one sacct is asked about; what is left over is asked about next time."""
+"""How many jobs one sacct is asked about. The rest wait for the next call."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,19 @@ class Jobs:
 
     known: Mapping[str, Job] = field(default_factory=dict)
     fault: str = ""
-    """What does not answer, and since when; empty where all is well."""
+    """Which command does not answer, and since when; empty where both answer."""
     accounting: bool = True
-    """Whether there are accounts, as far as anybody had to ask."""
+    """False where sacct turned out to be unavailable."""
     doubtful: frozenset[str] = frozenset()
-    """Jobs that squeue does not list any more, and of whose end nothing is known yet."""
+    """Jobs that squeue no longer lists, and whose end is not known yet."""
 
     def of(self, job_id: str) -> Job | None:
-        """The job, None where it has never been asked about."""
+        """Return the job, None where Slurm was never asked about it."""
         return self.known.get(job_id)
 
 
 class JobMonitor:
-    """Slurm, as the commands of this user see it. ``clock`` tells seconds since the epoch."""
+    """Follow this user's jobs. ``clock`` returns seconds since the epoch."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -55,41 +55,45 @@ class JobMonitor:
         self._sacct = SlurmCommand("sacct")
         self._cluster: str | None = None
         self._missed: dict[str, float] = {}
-        """When squeue first answered without that job."""
+        """When squeue first answered without each job."""
         self._jobs = Jobs()
 
     def look(self, submissions: Iterable[Submission]) -> Jobs:
-        """What is known of every job of ``submissions``. Slurm is asked where its last answer is old enough and some
-        job may have changed; the value is that of the last call (the same object) where it is not.
+        """Return what is known of every job of ``submissions``.
+
+        Slurm is asked if its last answer is old enough and some job may have changed. If not, the same object as last
+        time is returned.
 
         Raises:
-            SystemFault: a submission was made to another cluster, whose jobs this one knows nothing of.
+            SystemFault: a submission belongs to another cluster.
         """
         submissions = list(submissions)
         self._check_cluster(submissions)
         if self._squeue.due:
-            asked = {job.job_id: job for submission in submissions for job in _handed_over(submission)}
+            asked = {job.job_id: job for submission in submissions for job in _submitted_jobs(submission)}
             if not all(job_id in self._jobs.known and self._jobs.known[job_id].ended for job_id in asked):
                 self._jobs = self._ask(asked)
         return self._jobs
 
     def settled(self, submissions: Sequence[Submission]) -> Jobs:
-        """As :meth:`look`, once no job is in doubt (a grace period at most), or Slurm does not answer."""
+        """Return :meth:`look` once no job is doubtful (a grace period at most), or Slurm does not answer."""
         while (jobs := self.look(submissions)).doubtful and not self._squeue.fault:
             time.sleep(0.5)
         return jobs
 
     def answers(self) -> bool:
-        """Whether squeue answers; it is asked anew where its last answer is old enough."""
+        """Whether squeue answers. It is asked again if its last answer is old enough."""
         if self._squeue.due:
             self._listed()
         return not self._squeue.fault
 
     def find(self, name: str, since: float) -> tuple[str, ...]:
-        """The ids of the jobs and arrays called ``name`` that were submitted after ``since``, oldest first.
+        """Return the ids of jobs and arrays called ``name`` that were submitted after ``since``, oldest first.
+
+        Jobs that only sacct knows have ended. Where sacct fails they are not found.
 
         Raises:
-            SystemFault: squeue does not answer. What only sacct knows has ended; where it fails, none of that is found.
+            SystemFault: squeue does not answer.
         """
         listed = self._listed()
         if listed is None:
@@ -103,7 +107,8 @@ class JobMonitor:
     def _check_cluster(self, submissions: Iterable[Submission]) -> None:
         named = {submission.cluster for submission in submissions if submission.cluster}
         if named and self._cluster is None:
-            with contextlib.suppress(SystemFault):  # where it does not answer, squeue says so
+            # Where scontrol does not answer, squeue does not either, and reports it.
+            with contextlib.suppress(SystemFault):
                 self._cluster = query_configuration().cluster_name
         others = named - {self._cluster}
         if others and self._cluster is not None:
@@ -112,7 +117,7 @@ class JobMonitor:
                 f"{self._cluster!r}: type it on a login node of {min(others)!r}, or set SLURM_CONF to its"
             )
 
-    def _ask(self, asked: Mapping[str, _HandedOver]) -> Jobs:
+    def _ask(self, asked: Mapping[str, _SubmittedJob]) -> Jobs:
         rows = self._listed()
         if rows is None:
             return replace(self._jobs, fault=self._squeue.fault)
@@ -128,10 +133,10 @@ class JobMonitor:
         for job in missing:
             last, account = known.get(job.job_id), accounts.get(job.job_id)
             heard = silent or account is not None or (last is not None and last.state != UNHEARD)
-            # Of one that nobody has ever heard of, and everybody was asked about, the time since then is enough.
+            # Where neither squeue nor sacct ever listed the job, the time since its submission counts.
             since = max(self._missed[job.job_id], job.submitted) if heard else job.submitted
             certain = now >= since + self._grace and job.job_id in answered_for
-            # An element that is cancelled before it begins leaves no trace, while others of its array do.
+            # An element that was cancelled before it started leaves no trace, but others of its array do.
             end = "CANCELLED" if account is None and _never_began(last) and _base(job.job_id) in arrays else GONE
             known[job.job_id] = _unlisted(job, last, account, end if certain else None)
         doubtful = frozenset(job.job_id for job in missing if not known[job.job_id].ended)
@@ -150,8 +155,8 @@ class JobMonitor:
         )
         return None if text is None else list(parse_squeue(text, separator))
 
-    def _accounts_of(self, missing: Sequence[_HandedOver]) -> tuple[dict[str, Job], set[str]]:
-        """What the accounts say of ``missing``, by job; and the jobs of which no more can be learnt now."""
+    def _accounts_of(self, missing: Sequence[_SubmittedJob]) -> tuple[dict[str, Job], set[str]]:
+        """Return what sacct knows of ``missing``, by job; and the jobs about which it was asked."""
         if missing and self._sacct.exists and not self._sacct.due:
             return {}, set()
         arrays = dict(islice({_base(job.job_id): job.name for job in missing}.items(), MOST_IDS))
@@ -165,7 +170,7 @@ class JobMonitor:
     def _accounts(self, since: float, which: str) -> str:
         if not self._sacct.exists:
             return ""
-        # An hour: clocks differ, and local time is said twice when summer ends.
+        # An hour earlier: clocks differ, and local time repeats when summer time ends.
         begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since - 3600))
         text = self._sacct.ask(
             "--allocations", "--duplicates", "--parsable2", "--noheader", f"--delimiter={self._sacct.separator}",
@@ -178,20 +183,20 @@ class JobMonitor:
 
 
 @dataclass(frozen=True)
-class _HandedOver:
-    """A job as it was submitted. Slurm gives ids again after a crash: only one with this name is this job."""
+class _SubmittedJob:
+    """A job as it was submitted. Slurm may reuse ids after a crash: only a job with this name is this job."""
 
     job_id: str
     name: str
     submitted: float
 
 
-def _handed_over(submission: Submission) -> Iterator[_HandedOver]:
-    return (_HandedOver(job_id, submission.name, submission.time) for job_id in submission.job_ids())
+def _submitted_jobs(submission: Submission) -> Iterator[_SubmittedJob]:
+    return (_SubmittedJob(job_id, submission.name, submission.time) for job_id in submission.job_ids())
 
 
 def _base(job_id: str) -> str:
-    """The id of the array that the job is an element of, its own where it is none."""
+    """Return the id of the job's array, or the job's own id."""
     return job_id.partition("_")[0]
 
 
@@ -200,13 +205,12 @@ def _has_ended(job: Job | None) -> bool:
 
 
 def _never_began(job: Job | None) -> bool:
-    """As far as was ever heard of it."""
+    """Whether the job was never seen running."""
     return job is None or job.state == UNHEARD or stage_of(job.state) == "waits"
 
 
-def _unlisted(job: _HandedOver, last: Job | None, account: Job | None, end: str | None) -> Job:
-    """What is to be thought of a job that squeue, which answered, does not list; ``end`` is how it has ended if nothing
-    more is to be heard of it."""
+def _unlisted(job: _SubmittedJob, last: Job | None, account: Job | None, end: str | None) -> Job:
+    """Return the state of a job that squeue does not list. ``end`` is its final state if the grace period has passed."""
     if account is not None and account.ended:
         return account
     known = last or account or Job(job.job_id, job.name, UNHEARD)

@@ -37,5 +37,5 @@ def watch_host(paths: SweepPaths, plan: Plan, view: View, *, restart_queue: bool
         time.sleep(poll_interval(time.monotonic() - begun, POLL_SECONDS))
     view.print(
         "Some runs never began: each supervisor ended at once. For the cause, see "
-        f"{paths.root / 'queue.log'} and {paths.root / 'submitit'}"
+        f"{paths.root / 'bundles'}/*/supervisor.log"
     )

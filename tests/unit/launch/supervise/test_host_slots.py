@@ -64,7 +64,7 @@ def test_slots_of_a_killed_holder_are_free() -> None:
 
 
 def test_more_slots_than_there_are_is_an_error() -> None:
-    with pytest.raises(ValueError, match="3 slots asked for, but this host has 2: 0, 1"):
+    with pytest.raises(ValueError, match="needs 3 slots, but this host has 2: 0, 1"):
         host_slots.acquire(["0", "1"], 3, give_up=lambda: False)
 
 

@@ -133,7 +133,7 @@ def test_a_bundle_of_a_cluster_is_refused_where_there_is_no_job(
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     order = BundleOrder("bundle", "workload", (("run-r0", 1),), Limits(), 0, (), step=Step(1, 1, 1, "python3"))
     write_json(BundlePaths(tmp_path).order, order_to_json(order))
-    with pytest.raises(SystemExit, match="this process is in no Slurm job"):
+    with pytest.raises(SystemExit, match="needs a Slurm job, and this process is in none"):
         supervise(str(tmp_path))
     assert not BundlePaths(tmp_path).lock.exists()
 

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.output.jobs import blocked_jobs, describe_job, doubtful_jobs, slurm_faults
 from orchestrator.slurm.job_listing import Job
-from orchestrator.slurm.pending_reasons import OBSTACLES, blocking_reason
+from orchestrator.slurm.pending_reasons import PENDING_REASONS, blocking_reason
 from orchestrator.sweeps.run_state import RunState, StateName
 from orchestrator.sweeps.slurm_jobs import Jobs
 from orchestrator.sweeps.submissions import Submission
@@ -21,16 +21,16 @@ HOPELESS = {
     "JobHeldUser": "its user holds it", "JobHeldAdmin": "an administrator holds it",
     "launch failed requeued held": "failed to launch", "launch_failed_requeued_held": "failed to launch",
     "JobHoldMaxRequeue": "failed to launch", "BadConstraints": "constraints",
-    "DependencyNeverSatisfied": "cannot happen any more", "PartitionNodeLimit": "more nodes", "PartitionTimeLimit": "more time",
+    "DependencyNeverSatisfied": "can never be satisfied", "PartitionNodeLimit": "more nodes", "PartitionTimeLimit": "more time",
     "PartitionDown": "partition is down", "PartitionInactive": "starts no jobs", "PartitionConfig": "more nodes",
     "AccountNotAllowed": "account", "InvalidAccount": "account", "QOSNotAllowed": "QOS", "InvalidQOS": "QOS",
     "Job's account not permitted to use this partition (gpu allows a not b)": "its account",
     "Job's QOS not known, so it can't use this partition (gpu allows a)": "its QOS",
     "ReservationDeleted": "reservation", "DeadLine": "deadline",
-    "AssocMaxCpuPerJobLimit": "may have", "AssocMaxGRESPerJob": "may have", "AssocMaxMemPerNode": "may have",
-    "AssocMaxWallDurationPerJobLimit": "may have", "AssocMaxCpuMinutesPerJobLimit": "may have",
-    "QOSMaxNodePerJobLimit": "may have", "QOSMaxWallDurationPerJobLimit": "may have", "QOSMinGRES": "may have",
-    "MaxMemPerLimit": "may have", "QOSMaxCpuMinutesPerJobLimit": "may have", "QOSMaxGRESMinutesPerJob": "may have",
+    "AssocMaxCpuPerJobLimit": "allows per job", "AssocMaxGRESPerJob": "allows per job", "AssocMaxMemPerNode": "allows per job",
+    "AssocMaxWallDurationPerJobLimit": "allows per job", "AssocMaxCpuMinutesPerJobLimit": "allows per job",
+    "QOSMaxNodePerJobLimit": "allows per job", "QOSMaxWallDurationPerJobLimit": "allows per job", "QOSMinGRES": "allows per job",
+    "MaxMemPerLimit": "allows per job", "QOSMaxCpuMinutesPerJobLimit": "allows per job", "QOSMaxGRESMinutesPerJob": "allows per job",
     "AssocGrpCPUMinutesLimit": "hours", "AssocGrpGRESMinutes": "hours", "QOSGrpWallLimit": "hours",
     "QOSUsageThreshold": "hours",
     "ReqNodeNotAvail, UnavailableNodes:node[1-2]": "down, drained or reserved",
@@ -52,7 +52,7 @@ def job(reason: str = "", state: str = "PENDING", job_id: str = "12") -> Job:
 def test_what_needs_somebody_to_act_is_said_with_the_way_out(reason: str) -> None:
     found = blocking_reason(job(reason))
     assert found is not None and HOPELESS[reason] in found.meaning
-    assert found.way_out.format(job="12")
+    assert found.fix.format(job="12")
 
 
 @pytest.mark.parametrize("reason", PASSING)
@@ -70,7 +70,7 @@ def test_only_a_job_that_waits_can_be_kept_from_starting() -> None:
 
 def test_every_row_speaks_of_some_reason() -> None:
     spoken = {found.pattern for reason in HOPELESS if (found := blocking_reason(job(reason))) is not None}
-    assert spoken == {row.pattern for row in OBSTACLES}
+    assert spoken == {row.pattern for row in PENDING_REASONS}
 
 
 # --- what a person is told ------------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from orchestrator.submit.executor import check_executor, outage, resolve_executo
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """All of PATH: no Slurm is installed."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    executor._listen.cache_clear()
+    executor._check_slurm.cache_clear()
     yield tmp_path
-    executor._listen.cache_clear()
+    executor._check_slurm.cache_clear()
 
 
 def install(folder: Path, sinfo: str) -> None:
@@ -71,8 +71,8 @@ def test_whoever_asks_for_this_host_gets_it(programs: Path, name: Any) -> None:
     ("host", "local", ""),
     ("host", "debug", ""),
     ("slurm", "slurm", ""),
-    ("host", "slurm", "--executor local, or plan it anew: sweep x.yaml --executor slurm"),
-    ("slurm", "local", "--executor slurm, or plan it anew: sweep x.yaml --executor local"),
+    ("host", "slurm", "--executor local, or plan it again: sweep x.yaml --executor slurm"),
+    ("slurm", "local", "--executor slurm, or plan it again: sweep x.yaml --executor local"),
 ])  # fmt: skip
 def test_a_sweep_goes_on_where_it_was_planned(scheduler: Literal["host", "slurm"], now: Any, way_out: str) -> None:
     plan = Plan("x", "", "x.yaml", Margins(), (), (), scheduler=scheduler)

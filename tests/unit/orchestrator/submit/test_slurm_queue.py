@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from launch.contract.paths import SweepPaths
 from launch.contract.plan import Limits
 from orchestrator.errors import SystemFault
 from orchestrator.submit import slurm_queue
+from orchestrator.submit.job_arrays import Array
 from orchestrator.submit.slurm_queue import poll_jobs
 from orchestrator.submit.submitit_adapter import BatchJob, Refused, batch_script, put_in_place, submit_bundles
 from orchestrator.sweeps.slurm_jobs import JobMonitor
@@ -79,9 +80,16 @@ def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
 
-def directives(profile: Profile, count: int = 1, request: JobRequest = REQUEST, **options: Any) -> Mapping[str, str]:
+def directives(
+    profile: Profile,
+    count: int = 1,
+    request: JobRequest = REQUEST,
+    lane: int | None = None,
+    exclude: Sequence[str] = (),
+) -> Mapping[str, str]:
     """The options of the batch script, and its last lines under "command" and "setup"."""
-    text = batch_script(BatchJob(Path("/store/my sweep/token"), request, profile, "name", count, **options))
+    array = Array(request, tuple(map(str, range(count))), lane)
+    text = batch_script(BatchJob(Path("/store/my sweep/token"), array, profile, "name", exclude))
     words = [line.removeprefix("#SBATCH --").partition("=") for line in text.splitlines() if line.startswith("#SBATCH")]
     assert len({name for name, _, _ in words}) == len(words), "an option given twice"
     (command,) = [line for line in text.splitlines() if line.startswith("srun ")]
@@ -134,9 +142,9 @@ def test_whole_nodes_and_cpus_are_asked_for_without_gpus() -> None:
 @pytest.mark.usefixtures("srun")
 def test_a_lane_is_an_array_of_one_at_a_time_behind_others_of_its_name() -> None:
     assert directives(Profile(), 7)["array"] == "0-6%7"
-    lane = directives(Profile(), 7, in_lane=True)
+    lane = directives(Profile(), 7, lane=0)
     assert (lane["array"], lane["dependency"]) == ("0-6%1", "singleton")
-    assert directives(Profile(), 1, in_lane=True)["dependency"] == "singleton"
+    assert directives(Profile(), 1, lane=0)["dependency"] == "singleton"
 
 
 @pytest.mark.usefixtures("srun")
@@ -180,7 +188,7 @@ def test_a_refusal_is_told_from_a_silence(
     (tmp_path / "sbatch").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "sbatch").chmod(0o755)
     with pytest.raises(Refused, match=words) as refused:
-        submit_bundles(BatchJob(tmp_path / "own", REQUEST, Profile(), "name", 1), [sweep.bundle("one")])
+        submit_bundles(BatchJob(tmp_path / "own", Array(REQUEST, ("one",)), Profile(), "name"), [sweep.bundle("one")])
     assert refused.value.certain == certain
 
 
