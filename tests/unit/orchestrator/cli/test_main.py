@@ -1,4 +1,4 @@
-"""The command line: help, exit codes, and what a user reads when something is wrong."""
+"""The command line: help, exit codes, and error messages."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_example_of_plan_works(capsys: pytest.CaptureFixture[str], monkeypat
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_shipped_recipe_is_planned_and_says_what_is_not_run_and_why(
+def test_plan_shows_what_runs_and_why_the_rest_does_not(
     capsys: pytest.CaptureFixture[str], elsewhere: Path, path: Path
 ) -> None:
     assert main(["plan", str(path), "--json"]) == 0
@@ -117,7 +117,7 @@ def test_every_shipped_recipe_is_planned_and_says_what_is_not_run_and_why(
     assert list(elsewhere.iterdir()) == []
 
 
-def test_of_many_batch_scripts_a_terminal_is_shown_a_few(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_prints_the_first_batch_scripts(capsys: pytest.CaptureFixture[str]) -> None:
     plan = Plan("x", "", "x.yaml", Margins(), (), (), scheduler="slurm")
     scripts = [BatchScript(f"#SBATCH --nodes={n}\n", ("a", "b"), n, f"srun {n}") for n in range(1, 7)]
     print_plan(plan, 0.0, scripts)
@@ -140,7 +140,7 @@ def test_cells_with_the_same_reasons_are_listed_together(capsys: pytest.CaptureF
     assert text.count("\n  transformer_engine.") == 6
 
 
-def test_what_is_known_to_be_wrong_is_said_before_a_gpu_is_spent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_lists_known_faults(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = str(ROOT / "recipes" / "qwen3_8l_megatron.yaml")
     for picked, deterministic, is_said in (
         ("local", "true", True),
@@ -157,7 +157,7 @@ def test_what_is_known_to_be_wrong_is_said_before_a_gpu_is_spent(capsys: pytest.
         )
 
 
-def test_overrides_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_overrides_are_accepted_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
     before = ["plan", TINY, "training.steps=50", "sweep=null", "--json", "--only", "cuda_graph.impl=none"]
     after = ["plan", "--json", TINY, "training.steps=50", "--only", "cuda_graph.impl=none", "sweep=null"]
     plans = []
@@ -168,7 +168,7 @@ def test_overrides_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
     assert [cell["spec"]["training"]["steps"] for cell in plans[0]["cells"]] == [50]
 
 
-def test_a_budget_is_held(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_within_the_budget_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", TINY, "resources.device=cpu", "--max-gpu-hours", "0"]) == 0
     capsys.readouterr()
 
@@ -239,7 +239,7 @@ def test_misuse_is_exit_code_1_with_the_usage(capsys: pytest.CaptureFixture[str]
     assert MISUSED[command] in error
 
 
-# --- what is on disk ------------------------------------------------------------------------------------------------
+# --- records on disk ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_misuse_is_exit_code_1_with_the_usage(capsys: pytest.CaptureFixture[str]
         ('{"outcome": "COMPLETED"}', "not an outcome of this version ("),
     ],
 )
-def test_an_outcome_that_cannot_be_read_is_named_once_with_the_way_out(
+def test_a_damaged_outcome_is_named_once_with_its_fix(
     capsys: pytest.CaptureFixture[str], elsewhere: Path, content: str, why: str
 ) -> None:
     sweep = write_sweep(elsewhere / "sweeps" / "torn")
@@ -274,7 +274,7 @@ def test_an_outcome_that_cannot_be_read_is_named_once_with_the_way_out(
 
 
 @pytest.mark.parametrize(("free", "said"), [(0, 1), (4096, 0)])
-def test_status_says_that_a_run_has_no_room_to_end_in(
+def test_status_warns_of_a_full_disk_while_a_run_is_running(
     capsys: pytest.CaptureFixture[str], elsewhere: Path, monkeypatch: pytest.MonkeyPatch, free: int, said: int
 ) -> None:
     def unended(run: AttemptRecord) -> None:
@@ -322,7 +322,7 @@ def lost(run: AttemptRecord) -> None:
         (lost, 2, "now against golden.json: cannot be told yet (1 without an outcome; 1 of 2 cells as before)"),
     ],
 )
-def test_a_sweep_is_held_against_a_golden_file(
+def test_compare_with_a_golden_file(
     capsys: pytest.CaptureFixture[str], elsewhere: Path, edit: Callable[[AttemptRecord], None], code: int, first: str
 ) -> None:
     later(elsewhere / "sweeps" / "then")
@@ -342,7 +342,7 @@ def test_a_sweep_is_held_against_a_golden_file(
     assert content["exit_code"] == code and len(content["cells"]) == 2
 
 
-def test_who_writes_a_golden_file_is_told_what_cannot_be_told_by_it(
+def test_report_names_the_speeds_of_a_golden_file_that_are_too_unsure(
     capsys: pytest.CaptureFixture[str], elsewhere: Path
 ) -> None:
     write_sweep(elsewhere / "sweeps" / "then", steps=30, repeats=1)
@@ -352,7 +352,7 @@ def test_who_writes_a_golden_file_is_told_what_cannot_be_told_by_it(
     assert said.endswith("x (1 pair); more repeats narrow it\n")
 
 
-def test_a_sweep_in_which_nothing_ran_is_nothing_to_be_held_against(
+def test_compare_rejects_an_earlier_sweep_in_which_no_cell_ran(
     capsys: pytest.CaptureFixture[str], elsewhere: Path
 ) -> None:
     extra = [Extra(workload_spec(0, "full_iteration", 120), (Reason("capture.warmup", "m", "r"),))]
@@ -361,7 +361,7 @@ def test_a_sweep_in_which_nothing_ran_is_nothing_to_be_held_against(
     assert "no cell of it ran" in capsys.readouterr().err
 
 
-def test_of_a_comparison_all_that_differs_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_prints_every_difference(capsys: pytest.CaptureFixture[str]) -> None:
     results = ROOT / "docs" / "results"
     files = [str(results / name / "report.json") for name in ("launch_bound", "two_nodes")]
     assert main(["compare", *files]) == 3
@@ -374,7 +374,7 @@ def test_of_a_comparison_all_that_differs_is_said(capsys: pytest.CaptureFixture[
 # --- the process ----------------------------------------------------------------------------------------------------
 
 
-def test_a_reader_that_goes_away_is_no_fault_and_no_success(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_exit_code_141_without_a_message(tmp_path: Path) -> None:
     seeds = ",".join(map(str, range(400)))
     command = f"{sys.executable} -m orchestrator plan {TINY} 'sweep.grid.training.seed=[{seeds}]'"
     script = f"set -o pipefail; {command} | head -1"
@@ -384,7 +384,7 @@ def test_a_reader_that_goes_away_is_no_fault_and_no_success(tmp_path: Path) -> N
     assert done.stdout.startswith("tiny_moe: ")
 
 
-def test_a_fault_of_our_own_is_not_the_users(tmp_path: Path) -> None:
+def test_an_uncaught_exception_is_exit_code_2(tmp_path: Path) -> None:
     """Python's exit code of an uncaught exception is 1, which here says that the input is wrong."""
     code = "import orchestrator.cli.main as c; c.main = lambda: 1 / 0; c.run()"
     done = python("-c", code, cwd=tmp_path)
@@ -392,7 +392,7 @@ def test_a_fault_of_our_own_is_not_the_users(tmp_path: Path) -> None:
     assert "ZeroDivisionError" in done.stderr
 
 
-def test_a_plan_says_what_its_cells_were_picked_by(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_records_the_only_options(capsys: pytest.CaptureFixture[str]) -> None:
     for picked in ([], ["--only", "parallelism.dp=1", "--only", "cuda_graph.impl=torch_compile"]):
         assert main(["plan", TINY, "--json", *picked]) == 0
         assert json.loads(capsys.readouterr().out)["only"] == picked[1::2]

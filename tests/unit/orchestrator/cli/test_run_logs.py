@@ -1,4 +1,4 @@
-"""Which log is shown, and how one is followed, over attempts made by hand."""
+"""Choose and follow the log of a run, with attempts written by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.records import AttemptRecord, write_sweep
 
 
 class Run:
-    """An eager run, ordered, of which nothing has begun."""
+    """An eager run that is ordered and has not begun."""
 
     def __init__(self, root: Path) -> None:
         def unbegun(record: AttemptRecord) -> None:
@@ -71,7 +71,7 @@ def ends(attempt: AttemptPaths, rank: int | None = None) -> None:
     write_json(attempt.outcome, outcome.__dict__)
 
 
-def test_the_rank_that_failed_first_is_found_before_there_is_an_outcome(run: Run) -> None:
+def test_the_first_failing_rank_is_found_before_there_is_an_outcome(run: Run) -> None:
     attempt = run.begin()
     assert first_failing_rank(attempt) is None
     exits(attempt, 1, 20.0, 0)
@@ -87,7 +87,7 @@ def test_the_rank_that_failed_first_is_found_before_there_is_an_outcome(run: Run
     assert first_failing_rank(attempt) == 7
 
 
-def test_records_that_are_torn_do_not_hide_the_others(run: Run) -> None:
+def test_damaged_records_do_not_hide_the_others(run: Run) -> None:
     attempt = run.begin()
     fails(attempt, 4, 1.0)
     attempt.events(2).write_text('{"time": 1')
@@ -97,7 +97,7 @@ def test_records_that_are_torn_do_not_hide_the_others(run: Run) -> None:
     assert first_failing_rank(attempt) == 4
 
 
-def test_the_log_that_is_shown(run: Run) -> None:
+def test_read_log_chooses_the_log(run: Run) -> None:
     with pytest.raises(InputError, match=f"run {run.run_id} has not begun"):
         run.shown()
     attempt = run.begin(rank0="zero\n", rank1="one\n", launcher="launcher\n")
@@ -114,7 +114,7 @@ def test_the_log_that_is_shown(run: Run) -> None:
     assert run.shown(1).endswith("one\n")
 
 
-def test_a_run_that_never_began_shows_its_job_s_own_log(run: Run) -> None:
+def test_a_run_that_never_began_has_the_log_of_its_job(run: Run) -> None:
     submission = Submission("token", "token", ("other", run.bundle.root.name), 1.0, "host", "12")
     write_submission(run.sweep, submission)
     folder = submission.folder(run.sweep)
@@ -131,7 +131,7 @@ def test_a_run_that_never_began_shows_its_job_s_own_log(run: Run) -> None:
     assert run.shown() == expected, "an attempt that nobody began"
 
 
-def test_following_waits_for_the_beginning_and_stops_at_the_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_starts_before_the_attempt_and_stops_at_its_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow_log_module, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(follow_log_module, "STATE_SECONDS", 0.02)
     lock = Lock.try_acquire(run.bundle.lock)
@@ -166,11 +166,11 @@ def test_following_waits_for_the_beginning_and_stops_at_the_end(run: Run, monkey
 
 
 @pytest.mark.parametrize("number", [None, 1])
-def test_following_what_has_ended_shows_it(run: Run, number: int | None) -> None:
+def test_following_an_attempt_that_ended_reads_its_log(run: Run, number: int | None) -> None:
     ends(run.begin(rank0="zero\n"))
     assert "".join(follow_log(run.paths, run.plan, number, None)) == run.shown()
 
 
-def test_following_what_nobody_will_begin_says_so(run: Run) -> None:
+def test_following_a_run_that_cannot_begin_is_an_error(run: Run) -> None:
     with pytest.raises(InputError, match="has not begun"):
         list(follow_log(run.paths, run.plan, None, None))

@@ -1,4 +1,4 @@
-"""What a person who follows a sweep is told of the time left."""
+"""The estimate of the time left, while a sweep is watched."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Clock:
         return self.seconds
 
 
-def test_the_time_left_is_by_the_pace_of_runs_and_not_by_the_wait_before_them(tmp_path: Path) -> None:
+def test_the_time_left_uses_the_pace_of_the_runs_without_the_time_in_the_queue(tmp_path: Path) -> None:
     cells = read_plan(write_sweep(tmp_path, steps=STEPS)).cell_of_run()
     first, *others = cells
     clock = Clock()

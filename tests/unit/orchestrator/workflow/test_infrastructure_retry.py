@@ -1,4 +1,4 @@
-"""Which nodes a run is not to meet again."""
+"""The nodes that a retry avoids."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def avoided(nodes: int, *states: RunState) -> tuple[str, ...]:
         (RunState("run", "RUNNING", 2, alive=True), ()),
     ],
 )
-def test_a_node_is_avoided_where_the_infrastructure_failed(state: RunState, nodes: tuple[str, ...]) -> None:
+def test_a_retry_avoids_a_node_where_the_infrastructure_failed(state: RunState, nodes: tuple[str, ...]) -> None:
     assert avoided(1, state) == nodes
 
 
-def test_no_node_is_avoided_where_too_few_would_be_left() -> None:
+def test_a_retry_avoids_no_node_if_too_few_would_be_left() -> None:
     failed = [ended("NODE_FAIL", "NODE_FAIL", node) for node in ("node1", "node2")]
     assert avoided(2, *failed) == ("node1", "node2")
     assert avoided(3, *failed) == ()

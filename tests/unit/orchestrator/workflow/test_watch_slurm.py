@@ -1,4 +1,4 @@
-"""Following a sweep under Slurm: when what is to be made again is seen to, and when there is nothing more to wait for."""
+"""Watch a sweep under Slurm: when runs are retried, and when there is nothing more to wait for."""
 
 from __future__ import annotations
 
@@ -95,20 +95,20 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(tmp_path, monkeypatch)
 
 
-def test_it_ends_with_the_last_run_whatever_its_job_still_does(watched: Watched) -> None:
+def test_watching_ends_with_the_last_run_even_if_its_job_goes_on(watched: Watched) -> None:
     watched.job("RUNNING")
     assert watched.follow(watched.begin, lambda: watched.end("COMPLETED")) == "COMPLETED"
     assert watched.seen == ["QUEUED", "RUNNING", "COMPLETED"] and watched.said == []
 
 
-def test_what_infrastructure_ended_is_seen_to_when_its_job_has_ended(watched: Watched) -> None:
+def test_a_lost_run_is_retried_once_its_job_has_ended(watched: Watched) -> None:
     watched.job("RUNNING")
     watched.begin()
     ended = watched.follow(lambda: watched.end("NODE_FAIL"), lambda: watched.job("NODE_FAIL"))
     assert ended == "NODE_FAIL" and watched.tended[-1] == "NODE_FAIL"
 
 
-def test_an_outcome_that_nobody_wrote_is_on_disk_before_it_is_seen_to(watched: Watched) -> None:
+def test_a_missing_outcome_is_written_before_the_retry(watched: Watched) -> None:
     watched.job("RUNNING")
     watched.begin()
     outcome = watched.sweep.run(watched.run_id).attempt(1).outcome
@@ -116,14 +116,14 @@ def test_an_outcome_that_nobody_wrote_is_on_disk_before_it_is_seen_to(watched: W
     assert outcome.exists() and watched.seen[-1] == "TIMEOUT"
 
 
-def test_it_goes_on_with_what_was_submitted(watched: Watched) -> None:
+def test_watching_goes_on_after_a_retry_was_submitted(watched: Watched) -> None:
     watched.job("NODE_FAIL")
     watched.begin()
     assert watched.follow(lambda: None, submits=[lambda: True]) == "NODE_FAIL"
     assert watched.tended == ["NODE_FAIL"] * 2
 
 
-def test_what_could_not_be_submitted_is_waited_for_until_slurm_answers(watched: Watched) -> None:
+def test_a_retry_that_cannot_be_submitted_waits_for_slurm(watched: Watched) -> None:
     watched.job("NODE_FAIL")
     watched.begin()
 
@@ -136,7 +136,7 @@ def test_what_could_not_be_submitted_is_waited_for_until_slurm_answers(watched: 
     assert watched.tended == ["NODE_FAIL"] * 4
 
 
-def test_while_slurm_is_silent_a_job_of_which_nothing_is_known_is_waited_for(watched: Watched) -> None:
+def test_watching_waits_for_an_unknown_job_while_slurm_does_not_answer(watched: Watched) -> None:
     watched.squeue(SILENT)
     watched.begin()
     assert watched.follow(lambda: None, lambda: None, lambda: watched.job("NODE_FAIL")) == "NODE_FAIL"
@@ -144,7 +144,7 @@ def test_while_slurm_is_silent_a_job_of_which_nothing_is_known_is_waited_for(wat
     assert line.startswith("squeue has not answered since") and line.endswith("states are as last known")
 
 
-def test_a_run_that_is_given_up_is_shown_so(watched: Watched) -> None:
+def test_a_run_that_is_given_up_ends_as_environment(watched: Watched) -> None:
     for job_id in ("10", "11"):
         bundles = (watched.plan.bundles[0].bundle_id,)
         write_submission(watched.sweep, Submission(job_id, "token", bundles, time.time(), "host", job_id))
@@ -153,7 +153,7 @@ def test_a_run_that_is_given_up_is_shown_so(watched: Watched) -> None:
     assert watched.seen == ["PLANNED", "ENVIRONMENT"]
 
 
-def test_a_job_that_cannot_start_is_said_once_and_again_after_it_could(watched: Watched) -> None:
+def test_a_blocked_job_is_printed_once_and_again_after_it_was_free(watched: Watched) -> None:
     watched.job("PENDING", "JobHeldUser")
     held, free = (lambda: watched.job("PENDING", "JobHeldUser")), (lambda: watched.job("PENDING", "Priority"))
     watched.follow(held, held, free, held, lambda: watched.job("CANCELLED"))
