@@ -1,1 +1,1 @@
-"""From YAML and overrides to cells, every problem told at once."""
+"""Read YAML and overrides into cells, and report every problem at once."""

@@ -1,8 +1,8 @@
-"""The spellings of graph settings that are in use, normalised once.
+"""Normalise the spellings of graph settings.
 
 Megatron-Core up to 0.16 writes ``cuda_graph_impl: local`` with ``cuda_graph_scope: full_iteration`` for the whole
-iteration and a comma-separated scope; later releases write ``cuda_graph_impl: full_iteration`` and
-``cuda_graph_modules``. Here it is ``cuda_graph: {impl, scope, warmup_steps}``.
+iteration, and a comma-separated scope. Later releases write ``cuda_graph_impl: full_iteration`` and
+``cuda_graph_modules``. This project writes ``cuda_graph: {impl, scope, warmup_steps}``.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ _MODULES = re.compile(_WHERE + r"(cuda_graph(?:\[\d+\])?)\.modules(?![a-z_])")
 
 
 def canonical_place(place: str) -> str:
-    """The place of a field in this project's spelling: ``cuda_graph_modules`` stands at ``cuda_graph.scope``."""
+    """Return the place of a field in this project's spelling: ``cuda_graph_modules`` becomes ``cuda_graph.scope``."""
     nested = _FLAT.sub(r"\1cuda_graph.\2", place) if "cuda_graph_" in place else place
     return _MODULES.sub(r"\1\2.scope", nested) if ".modules" in nested else nested
 
 
 def canonical_values(graph: Mapping[str, Any]) -> dict[str, Any]:
-    """A complete ``cuda_graph`` section in one vocabulary: the whole iteration is an implementation, not a scope, and
-    scopes stand in one order, since a scope is a set."""
+    """Normalise the values of a complete ``cuda_graph`` section.
+
+    The full iteration is an implementation, not a scope. The parts of a scope get one order, since a scope is a set.
+    """
     normal = dict(graph)
     scope = tuple(normal.get("scope", ()))
-    if scope == ("full",):  # Megatron's default: the whole layer
+    # Megatron's default is the whole layer.
+    if scope == ("full",):
         normal["scope"] = ()
     elif scope == ("full_iteration",) and normal.get("impl") == "local":
         normal["impl"], normal["scope"] = "full_iteration", ()

@@ -21,13 +21,8 @@ Section = TypeVar("Section")
 BEFORE_CAPTURE: tuple[Phase, ...] = ("init", "build", "warmup")
 """Phases that the eager baseline has as well. What a recipe expects in them, it also expects of the baseline."""
 
-_NOT_IN_SETTINGS = (
-    "cuda_graph.impl",
-    "cuda_graph.scope",
-    "cuda_graph.optimizer",
-    "resources.minutes_per_run",
-    "resources.hang_minutes",
-)
+_NOT_IN_SETTINGS = ("cuda_graph.impl", "cuda_graph.scope", "cuda_graph.optimizer", "resources.minutes_per_run",
+                    "resources.hang_minutes")  # fmt: skip
 """Fields in which cells of one workload may differ. The graph label names the first three; the others change no run."""
 
 
@@ -56,10 +51,10 @@ def expand(recipe: Recipe, device: Device) -> tuple[ResolvedCell, ...]:
     Raises:
         InputError: two points of the sweep are one cell, but expect different outcomes or have different time limits.
     """
-    build = _Builder(recipe, device)
+    builder = _Builder(recipe, device)
     workloads: dict[str, dict[str, ResolvedCell]] = {}
     for patches in itertools.product(*recipe.axes):
-        cell = build.cell(patches)
+        cell = builder.build_cell(patches)
         present = workloads.setdefault(cell.spec.workload_id, {}).setdefault(cell.spec.cell_id, cell)
         if (present.expect, present.resources) != (cell.expect, cell.resources):
             message = f"two points are the same run ({cell.label}), but differ in expect or resources"
@@ -140,13 +135,14 @@ class _Builder:
         self._varying = _varying_fields(recipe)
         self._sections: dict[tuple[Any, ...], Any] = {}
 
-    def cell(self, patches: Sequence[Tree]) -> ResolvedCell:
+    def build_cell(self, patches: Sequence[Tree]) -> ResolvedCell:
         tree = _merge(self._recipe.base, patches)
+        preset = self._recipe.presets.get(tree.get("model", {}).get("preset", ""), {})
         resources = self._section(Resources, tree.get("resources", {}))
         parallelism = self._parallelism(tree.get("parallelism", {}), resources)
         spec = RunSpec(
             engine=tree["engine"],
-            model=self._model(tree.get("model", {})),
+            model=self._section(Model, preset | tree.get("model", {})),
             parallelism=parallelism,
             training=self._section(Training, tree.get("training", {})),
             data=self._section(Data, tree.get("data", {})),
@@ -164,10 +160,6 @@ class _Builder:
             self._sections[memo] = cls(**values)
         section: Section = self._sections[memo]
         return section
-
-    def _model(self, values: Mapping[str, Any]) -> Model:
-        preset = self._recipe.presets.get(values.get("preset", ""), {})
-        return self._section(Model, {**preset, **values})
 
     def _parallelism(self, values: Mapping[str, Any], resources: Resources) -> Parallelism:
         layout = self._section(Parallelism, values)

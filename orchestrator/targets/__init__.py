@@ -1,1 +1,1 @@
-"""What can hold a run: this host, or a Slurm cluster with a site's profile."""
+"""What can run a cell: this host, or a Slurm cluster with a site's profile."""
