@@ -25,14 +25,19 @@ from analysis.curves.print_precision import (
     widen_margins,
 )
 from analysis.records.steps import Metric
-from analysis.verdict.curve_difference import METRIC_NAMES, Evidence
+from analysis.verdict.curve_difference import METRIC_NAMES, CurveEvidence
 from analysis.verdict.ladder import judge_curves
-from analysis.verdict.rungs import margin_of
-from analysis.verdict.verdict import Verdict, Word
+from analysis.verdict.verdict import Verdict, VerdictName
 from launch.contract.plan import Margins
 
 _UNCHECKED = "provenance unchecked: the files do not show whether the runs share workload, data, code and libraries"
-EXIT_CODES: Mapping[Word, int] = {"BITWISE": 0, "EQUIVALENT": 0, "INCOMPARABLE": 1, "DIVERGED": 3, "INCONCLUSIVE": 4}
+EXIT_CODES: Mapping[VerdictName, int] = {
+    "BITWISE": 0,
+    "EQUIVALENT": 0,
+    "INCOMPARABLE": 1,
+    "DIVERGED": 3,
+    "INCONCLUSIVE": 4,
+}
 NOT_WRITTEN = 2
 
 
@@ -48,9 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         evidence = _evidence_lines(verdict.evidence, files, margins) if verdict.evidence else []
         evidence += [f"{copy}: the same bytes as {original}; a copy proves nothing" for copy, original in files.copies]
-    answer = [verdict.word, verdict.reason, f"Fix: {verdict.remedy}." if verdict.remedy else ""]
+    answer = [verdict.verdict, verdict.reason, f"Fix: {verdict.fix}." if verdict.fix else ""]
     text = "\n".join([*filter(None, answer), *evidence, "", _UNCHECKED]) + "\n"
-    return EXIT_CODES[verdict.word] if _print(text) else NOT_WRITTEN
+    return EXIT_CODES[verdict.verdict] if _print(text) else NOT_WRITTEN
 
 
 def _print(text: str) -> bool:
@@ -70,12 +75,12 @@ def _judge(files: CurveFiles, capture_step: int | None, margins: Margins) -> Ver
     steps = files.steps
     first = 0 if capture_step is None else int(np.searchsorted(steps, capture_step, side="right"))
     verdict = judge_curves(files.eager, files.graphed, steps, first, margins, files.metrics)
-    coarse = insufficient_precision(files, first, margins) if verdict.word != "INCOMPARABLE" else {}
+    coarse = insufficient_precision(files, first, margins) if verdict.verdict != "INCOMPARABLE" else {}
     if not coarse:
         return verdict
     sure = drop_below_precision(files, coarse)
     surely = judge_curves(sure.eager, sure.graphed, steps, first, widen_margins(margins, coarse), files.metrics)
-    if verdict.word == surely.word == "DIVERGED":
+    if verdict.verdict == surely.verdict == "DIVERGED":
         same = verdict.deviation and surely.deviation and verdict.deviation.step == surely.deviation.step
         return verdict if same else replace(surely, evidence=verdict.evidence)
     return differences_below_precision(verdict, coarse, margins)
@@ -113,7 +118,7 @@ def _margin(text: str) -> float:
     return value
 
 
-def _evidence_lines(evidence: Evidence, files: CurveFiles, margins: Margins) -> list[str]:
+def _evidence_lines(evidence: CurveEvidence, files: CurveFiles, margins: Margins) -> list[str]:
     runs = f"{evidence.eager_runs} eager, {evidence.graphed_runs} graphed"
     eager_differ = evidence.eager_prefix < evidence.steps
     lines = [
@@ -123,13 +128,13 @@ def _evidence_lines(evidence: Evidence, files: CurveFiles, margins: Margins) -> 
         + (f"; eager runs among themselves {evidence.eager_prefix}" if eager_differ else ""),
     ]
     for metric in files.metrics:
-        lines += ["", *_metric_lines(evidence, metric, margin_of(margins, metric))]
+        lines += ["", *_metric_lines(evidence, metric, margins.of(metric))]
     return lines if len(files.metrics) > 1 else [*lines, "", "gradient norm: not in the files"]
 
 
-def _metric_lines(evidence: Evidence, metric: Metric, margin: float) -> list[str]:
+def _metric_lines(evidence: CurveEvidence, metric: Metric, margin: float) -> list[str]:
     size, step = evidence.largest(metric)
-    floor = evidence.floor
+    floor = evidence.noise_floor
     lines = [
         f"{METRIC_NAMES[metric]}, margin {margin:g}{'' if metric == 'loss' else ' of it'}",
         f"2 noise floor  {f'{floor.of(metric):.3g} over {floor.repeats} eager runs' if floor else 'unknown'}",

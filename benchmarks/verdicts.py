@@ -23,7 +23,7 @@ import numpy as np
 
 from analysis.records.steps import Floats, Metric, Steps
 from analysis.verdict.ladder import judge_curves
-from analysis.verdict.verdict import PASSES, Word
+from analysis.verdict.verdict import PASSES, VerdictName
 from launch.contract.plan import Margins
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "verdicts.md"
@@ -146,13 +146,13 @@ DEFECTS: dict[str, Defect] = {
 # --- verdicts -------------------------------------------------------------------------------------------------------
 
 
-def words(setting: Setting, trials: int) -> Counter[Word]:
+def words(setting: Setting, trials: int) -> Counter[VerdictName]:
     """How often each verdict was given."""
     random = np.random.default_rng(list(repr(setting).encode()))
     return Counter(_judged(random, setting) for _ in range(trials))
 
 
-def _judged(random: np.random.Generator, setting: Setting) -> Word:
+def _judged(random: np.random.Generator, setting: Setting) -> VerdictName:
     noise = noise_of(random, setting)
     runs = [curve(noise[:, run]) for run in range(setting.eager + setting.graphed)]
     defect, state = DEFECTS.get(setting.kind), random.bit_generator.state
@@ -161,10 +161,10 @@ def _judged(random: np.random.Generator, setting: Setting) -> Word:
         runs[run] = defect(random, setting.size, runs[run]) if defect else runs[run]
     eager = {f"eager {run}": steps for run, steps in enumerate(runs[: setting.eager])}
     graphed = {f"graphed {run}": steps for run, steps in enumerate(runs[setting.eager :])}
-    return judge_curves(eager, graphed, np.arange(STEPS), CAPTURE + 1, MARGINS).word
+    return judge_curves(eager, graphed, np.arange(STEPS), CAPTURE + 1, MARGINS).verdict
 
 
-def passed(found: Counter[Word]) -> float:
+def passed(found: Counter[VerdictName]) -> float:
     return sum(found[word] for word in PASSES) / found.total()
 
 
@@ -197,7 +197,7 @@ def defect_row(kind: str) -> str:
     return _row([kind, f"{wrong} of {sum(map(Counter.total, found))}", f"{max(map(passed, found)):.1%}", *said])
 
 
-def _most(found: Counter[Word]) -> str:
+def _most(found: Counter[VerdictName]) -> str:
     return ", ".join(f"{count / found.total():.0%} {word}" for word, count in found.most_common())
 
 

@@ -1,7 +1,7 @@
 """What became of each figure of a cell from one sweep to another: outcome, verdict, speed, memory. Pure.
 
 Worse is
-- a verdict further down in analysis.verdict.verdict.WORDS, or one that stays DIVERGED and is off by more than twice as
+- a verdict further down in analysis.verdict.verdict.VERDICTS, or one that stays DIVERGED and is off by more than twice as
   much;
 - a larger share of runs that do not end well or as expected, or records that are unsound now;
 - a speed-up whose whole interval lies below the whole interval of before;
@@ -20,7 +20,7 @@ from typing import Literal
 
 from analysis.compare.golden import GoldenCell, GoldenMemory, GoldenSpeed, GoldenVerdict
 from analysis.sweep.cell_results import EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_PASS, EXIT_UNFINISHED
-from analysis.verdict.verdict import WORDS
+from analysis.verdict.verdict import VERDICTS
 from launch.common.text import count
 from launch.contract.outcomes import RESULTS_INTACT
 
@@ -50,7 +50,7 @@ EXITS: Mapping[Change, int] = {
 
 
 @dataclass(frozen=True)
-class Difference:
+class FigureChange:
     """One figure of a cell, before and now, in words."""
 
     aspect: Aspect
@@ -63,7 +63,7 @@ def worst(changes: Sequence[Change]) -> Change | None:
     return next((change for change in EXITS if change in changes), None)
 
 
-def differences(before: GoldenCell, after: GoldenCell, memory_tolerance: float) -> tuple[Difference, ...]:
+def differences(before: GoldenCell, after: GoldenCell, memory_tolerance: float) -> tuple[FigureChange, ...]:
     """Where one cell differs from what it was."""
     found = (
         _outcome(before, after),
@@ -76,7 +76,7 @@ def differences(before: GoldenCell, after: GoldenCell, memory_tolerance: float) 
 
 def by_itself(cell: GoldenCell) -> Change:
     """What a cell means that there is nothing to hold against: as its own report has it."""
-    word = cell.verdict.word if cell.verdict else None
+    word = cell.verdict.verdict if cell.verdict else None
     if word in ("DIVERGED", "INCOMPARABLE") or cell.unexpected or cell.unsound_records:
         return "worse"
     if cell.unfinished or word == "UNFINISHED":
@@ -84,9 +84,9 @@ def by_itself(cell: GoldenCell) -> Change:
     return "inconclusive" if word == "INCONCLUSIVE" else "changed"
 
 
-def _outcome(before: GoldenCell, after: GoldenCell) -> Difference | None:
+def _outcome(before: GoldenCell, after: GoldenCell) -> FigureChange | None:
     change = _outcome_change(before, after)
-    return Difference("outcome", change, _ended(before), _ended(after)) if change else None
+    return FigureChange("outcome", change, _ended(before), _ended(after)) if change else None
 
 
 def _outcome_change(before: GoldenCell, after: GoldenCell) -> Change | None:
@@ -125,26 +125,26 @@ def _ended(cell: GoldenCell) -> str:
     return f"{cell.outcome} ({'; '.join(notes)})" if notes else cell.outcome
 
 
-def _verdict(before: GoldenCell, after: GoldenCell) -> Difference | None:
+def _verdict(before: GoldenCell, after: GoldenCell) -> FigureChange | None:
     """None too where no verdict is given any more: the cell then failed as expected, which its outcome says."""
     if after.verdict is None:
         return None
     words = _words(after.verdict)
     if before.verdict is None:
-        return Difference("verdict", by_itself(after), "no verdict", words)
-    rank, rank_before = WORDS.index(after.verdict.word), WORDS.index(before.verdict.word)
-    if after.verdict.word == "UNFINISHED":
-        return Difference("verdict", "unfinished", before.verdict.word, words)
+        return FigureChange("verdict", by_itself(after), "no verdict", words)
+    rank, rank_before = VERDICTS.index(after.verdict.verdict), VERDICTS.index(before.verdict.verdict)
+    if after.verdict.verdict == "UNFINISHED":
+        return FigureChange("verdict", "unfinished", before.verdict.verdict, words)
     if rank == rank_before:
         return _same_word(before, after)
-    worse: Change = "inconclusive" if after.verdict.word == "INCONCLUSIVE" else "worse"
-    return Difference("verdict", worse if rank > rank_before else "better", before.verdict.word, words)
+    worse: Change = "inconclusive" if after.verdict.verdict == "INCONCLUSIVE" else "worse"
+    return FigureChange("verdict", worse if rank > rank_before else "better", before.verdict.verdict, words)
 
 
-def _same_word(before: GoldenCell, after: GoldenCell) -> Difference | None:
+def _same_word(before: GoldenCell, after: GoldenCell) -> FigureChange | None:
     """Of two verdicts alike, how those that more runs do not undo differ."""
     assert before.verdict and after.verdict  # as the caller has found
-    if after.verdict.word not in ("DIVERGED", "INCOMPARABLE"):
+    if after.verdict.verdict not in ("DIVERGED", "INCOMPARABLE"):
         return None
     was, now = _off_by(before), _off_by(after)
     further = was and now and was[0] == now[0] and now[1] > was[1] * DEVIATION_GROWTH
@@ -152,7 +152,7 @@ def _same_word(before: GoldenCell, after: GoldenCell) -> Difference | None:
         return None
     sizes = f" (off by {was[1]:.3g} before, {now[1]:.3g} now)" if further and was and now else ""
     change: Change = "worse" if further else "changed"
-    return Difference("verdict", change, _words(before.verdict), _words(after.verdict) + sizes)
+    return FigureChange("verdict", change, _words(before.verdict), _words(after.verdict) + sizes)
 
 
 def _off_by(cell: GoldenCell) -> tuple[str, float] | None:
@@ -166,35 +166,35 @@ def _off_by(cell: GoldenCell) -> tuple[str, float] | None:
 
 
 def _words(verdict: GoldenVerdict) -> str:
-    return f"{verdict.word}: {verdict.reason}" if verdict.reason else verdict.word
+    return f"{verdict.verdict}: {verdict.reason}" if verdict.reason else verdict.verdict
 
 
-def _speed(before: GoldenSpeed | None, after: GoldenSpeed | None) -> Difference | None:
+def _speed(before: GoldenSpeed | None, after: GoldenSpeed | None) -> FigureChange | None:
     if before is None or before.interval is None or after is None or after.interval is None:
         return _without_interval(before, after)
     (low, high), (low_before, high_before) = after.interval, before.interval
     if not high >= low_before:
-        return Difference("speed", "worse", _ratio(before), _ratio(after))
+        return FigureChange("speed", "worse", _ratio(before), _ratio(after))
     if low > high_before:
-        return Difference("speed", "better", _ratio(before), _ratio(after))
+        return FigureChange("speed", "better", _ratio(before), _ratio(after))
     if not high * before.ratio * (1 - SPEED_LOSS) < low_before * after.ratio:
         now = f"{_ratio(after)}: intervals this wide cannot tell a loss of {SPEED_LOSS:.0%}"
         return _untold(before, after, now)
     return None
 
 
-def _without_interval(before: GoldenSpeed | None, after: GoldenSpeed | None) -> Difference | None:
+def _without_interval(before: GoldenSpeed | None, after: GoldenSpeed | None) -> FigureChange | None:
     now = ": ".join(filter(None, (_ratio(after), after.reason))) if after else "no figure"
     return _untold(before, after, now) if before or after else None
 
 
-def _untold(before: GoldenSpeed | None, after: GoldenSpeed | None, now: str) -> Difference:
+def _untold(before: GoldenSpeed | None, after: GoldenSpeed | None, now: str) -> FigureChange:
     """Of two speed-ups that cannot be held against each other."""
     if before is None:
-        return Difference("speed", "not held", "no figure", now)
+        return FigureChange("speed", "not held", "no figure", now)
     slower = before.ratio > 1 and after is not None and after.interval is not None and after.interval[1] < 1
     change: Change = "inconclusive" if _tells(before) or slower else "not held"
-    return Difference("speed", change, _ratio(before), now + (", which is slower than eager" if slower else ""))
+    return FigureChange("speed", change, _ratio(before), now + (", which is slower than eager" if slower else ""))
 
 
 def unsure_speeds(cells: Sequence[GoldenCell]) -> tuple[str, ...]:
@@ -220,15 +220,15 @@ def _ratio(speed: GoldenSpeed) -> str:
     return f"{speed.ratio:.3f}x ({speed.interval[0]:.3f}-{speed.interval[1]:.3f} over {over})"
 
 
-def _memory(before: GoldenMemory | None, after: GoldenMemory | None, tolerance: float) -> Difference | None:
+def _memory(before: GoldenMemory | None, after: GoldenMemory | None, tolerance: float) -> FigureChange | None:
     if before is None:
         return None
     if after is None or after.kind != before.kind:
-        return Difference("memory", "inconclusive", _bytes(before), _bytes(after) if after else "no figure")
+        return FigureChange("memory", "inconclusive", _bytes(before), _bytes(after) if after else "no figure")
     if not after.peak <= before.peak * (1 + tolerance):
-        return Difference("memory", "worse", _bytes(before), f"{_bytes(after)}, {_more(before, after)}")
+        return FigureChange("memory", "worse", _bytes(before), f"{_bytes(after)}, {_more(before, after)}")
     if after.peak < before.peak * (1 - tolerance):
-        return Difference("memory", "better", _bytes(before), f"{_bytes(after)}, {_more(before, after)}")
+        return FigureChange("memory", "better", _bytes(before), f"{_bytes(after)}, {_more(before, after)}")
     return None
 
 

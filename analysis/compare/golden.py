@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 from analysis.report.json_report import FORMAT, report_to_json, to_json
 from analysis.report.report_data import report_data
 from analysis.sweep.judge_sweep import judge_sweep
-from analysis.verdict.verdict import WORDS, Word
+from analysis.verdict.verdict import VERDICTS, VerdictName
 from launch.common.atomic_files import RecordError, number
 from launch.contract.outcomes import RESULTS_INTACT
 from launch.contract.paths import SweepPaths
@@ -34,7 +34,7 @@ class GoldenDeviation:
 
 @dataclass(frozen=True)
 class GoldenVerdict:
-    word: Word
+    verdict: VerdictName
     reason: str
     deviation: GoldenDeviation | None = None
 
@@ -239,11 +239,11 @@ def _flag(value: Any) -> bool:
 def _verdict(content: Mapping[str, Any] | None) -> GoldenVerdict | None:
     if content is None:
         return None
-    if content["verdict"] not in WORDS:
+    if content["verdict"] not in VERDICTS:
         raise ValueError(f"{content['verdict']!r} is no verdict")
     found = content.get("deviation")
     deviation = found and GoldenDeviation(str(found["metric"]), number(found["size"]))
-    return GoldenVerdict(cast(Word, content["verdict"]), str(content["reason"]), deviation)
+    return GoldenVerdict(cast(VerdictName, content["verdict"]), str(content["reason"]), deviation)
 
 
 def _memory(content: Mapping[str, Any] | None) -> GoldenMemory | None:

@@ -50,7 +50,7 @@ def junit_of_comparison(comparison: Comparison) -> bytes:
 
 
 def _case_of_cell(cell: GoldenCell) -> Case:
-    word, reason = (cell.verdict.word, cell.verdict.reason) if cell.verdict else ("", "")
+    word, reason = (cell.verdict.verdict, cell.verdict.reason) if cell.verdict else ("", "")
     if cell.unexpected:
         return Case(cell.label, "failure", cell.outcome, f"ended {cell.outcome}, expected {cell.expected}")
     if cell.unsound_records:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import yaml
 
-from analysis.compare.cell_changes import EXITS, MEMORY_TOLERANCE, Change, Difference, by_itself, differences, worst
+from analysis.compare.cell_changes import EXITS, MEMORY_TOLERANCE, Change, FigureChange, by_itself, differences, worst
 from analysis.compare.golden import Golden, GoldenCell
 from analysis.records.provenance import flat
 from analysis.sweep.cell_results import EXIT_PASS
@@ -29,7 +29,7 @@ class CellComparison:
     label: str
     cell_id: str
     matched: Literal["id", "label", "no"]
-    differences: tuple[Difference, ...]
+    differences: tuple[FigureChange, ...]
 
     @property
     def change(self) -> Change | None:
@@ -114,17 +114,17 @@ def _gone(cell: GoldenCell, after: Golden) -> CellComparison:
         (one for one in after.not_run if one.label == cell.label), None
     )
     words = f"{now.state} ({', '.join(now.rules)})" if now else "not there"
-    return CellComparison(cell.label, cell.cell_id, "no", (Difference("cell", "worse", _said(cell), words),))
+    return CellComparison(cell.label, cell.cell_id, "no", (FigureChange("cell", "worse", _said(cell), words),))
 
 
 def _appeared(cell: GoldenCell) -> CellComparison:
     """There is nothing to hold it against: it is judged as its own report judges it."""
-    difference = Difference("cell", by_itself(cell), "not there", _said(cell))
+    difference = FigureChange("cell", by_itself(cell), "not there", _said(cell))
     return CellComparison(cell.label, cell.cell_id, "no", (difference,))
 
 
 def _said(cell: GoldenCell) -> str:
-    return f"{cell.outcome}, {cell.verdict.word}" if cell.verdict else cell.outcome
+    return f"{cell.outcome}, {cell.verdict.verdict}" if cell.verdict else cell.outcome
 
 
 # --- what differs around them ---------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import numpy as np
 from analysis.curves.curve_files import CurveFiles
 from analysis.records.steps import Floats, Metric, Steps
 from analysis.verdict.curve_difference import METRIC_NAMES
-from analysis.verdict.rungs import margin_of
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 
@@ -42,11 +41,7 @@ def insufficient_precision(files: CurveFiles, first: int, margins: Margins) -> d
     """Return the metrics whose unit is too large for their margin, from the ``first``-th step on. The curves agree in
     their steps."""
     precision = {metric: _coarsest(files, metric, first) for metric in files.metrics}
-    return {
-        metric: coarse
-        for metric, coarse in precision.items()
-        if coarse.unit > MAXIMUM_UNIT * margin_of(margins, metric)
-    }
+    return {metric: coarse for metric, coarse in precision.items() if coarse.unit > MAXIMUM_UNIT * margins.of(metric)}
 
 
 def _coarsest(files: CurveFiles, metric: Metric, first: int) -> PrintPrecision:
@@ -70,7 +65,7 @@ def _units(files: CurveFiles, name: str, metric: Metric) -> Floats:
 
 def widen_margins(margins: Margins, coarse: Mapping[Metric, PrintPrecision]) -> Margins:
     """Return margins that a printed difference exceeds only where the true one exceeds ``margins``."""
-    return replace(margins, **{metric: margin_of(margins, metric) + 2 * one.widest for metric, one in coarse.items()})
+    return replace(margins, **{metric: margins.of(metric) + 2 * one.widest for metric, one in coarse.items()})
 
 
 def drop_below_precision(files: CurveFiles, coarse: Mapping[Metric, PrintPrecision]) -> CurveFiles:
@@ -93,7 +88,7 @@ def differences_below_precision(verdict: Verdict, coarse: Mapping[Metric, PrintP
     relative = " of it" if metric == "grad_norm" else ""
     reason = (
         f"the {METRIC_NAMES[metric]} is printed to {precision.unit:.2g}{relative} ({precision.file}), and its margin is "
-        f"{margin_of(margins, metric):g}{relative}: a difference within the margin does not show"
+        f"{margins.of(metric):g}{relative}: a difference within the margin does not show"
     )
     if relative and precision.unit >= 1:
         reason = f"the gradient norm is printed as 0 ({precision.file}), so no difference shows"

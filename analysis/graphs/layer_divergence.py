@@ -27,7 +27,7 @@ OfRanks = Sequence[Sequence[StepDigests]]
 
 
 @dataclass(frozen=True)
-class Difference:
+class DigestDifference:
     """The first place at which two runs gave other bits, in the order of a step.
 
     ``layers`` is one, but several of parameters, which no order is among. ``micro_batch`` is None of those: they are of a
@@ -48,7 +48,7 @@ class Difference:
         return self.step, ORDER.index(self.what), self.micro_batch or 0, 0 if of_step else -number if backward else number  # fmt: skip
 
 
-def first_difference(one: OfRanks, other: OfRanks, names: Sequence[str]) -> Difference | None:
+def first_difference(one: OfRanks, other: OfRanks, names: Sequence[str]) -> DigestDifference | None:
     """Of two runs of one workload; None where they agree in all steps that both have."""
     for step in range(min(map(len, (*one, *other)))):
         before, after = ([digests[step] for digests in side] for side in (one, other))
@@ -61,7 +61,7 @@ OfStep = Sequence[StepDigests]
 """One step's, by rank."""
 
 
-def _differences(one: OfStep, other: OfStep, names: Sequence[str]) -> Iterator[Difference]:
+def _differences(one: OfStep, other: OfStep, names: Sequence[str]) -> Iterator[DigestDifference]:
     """In the order of the step."""
     yield from _in_passes(one, other, "outputs", names)
     yield from _in_passes(one, other, "gradients", names[::-1])
@@ -69,21 +69,21 @@ def _differences(one: OfStep, other: OfStep, names: Sequence[str]) -> Iterator[D
     yield from _of_parameters(one, other, "parameters", names)
 
 
-def _in_passes(one: OfStep, other: OfStep, what: What, order: Sequence[str]) -> Iterator[Difference]:
+def _in_passes(one: OfStep, other: OfStep, what: What, order: Sequence[str]) -> Iterator[DigestDifference]:
     pairs = [(getattr(a, what), getattr(b, what)) for a, b in zip(one, other, strict=True)]
     micro_batches = {len(row) for before, _ in pairs for row in before.values()}
     for number, layer in product(range(max(micro_batches)), order):
         ranks = [r for r, (a, b) in enumerate(pairs) if layer in a and a[layer][number] != b[layer][number]]
         if ranks:
-            yield Difference(one[0].step, what, number, (layer,), tuple(ranks))
+            yield DigestDifference(one[0].step, what, number, (layer,), tuple(ranks))
 
 
-def _of_parameters(one: OfStep, other: OfStep, what: What, names: Sequence[str]) -> Iterator[Difference]:
+def _of_parameters(one: OfStep, other: OfStep, what: What, names: Sequence[str]) -> Iterator[DigestDifference]:
     pairs = [(getattr(a, what), getattr(b, what)) for a, b in zip(one, other, strict=True)]
     found = [(layer, r) for layer in names for r, (a, b) in enumerate(pairs) if a.get(layer) != b.get(layer)]
     if found:
         layers = tuple(dict.fromkeys(layer for layer, _ in found))
-        yield Difference(one[0].step, what, None, layers, tuple(sorted({rank for _, rank in found})))
+        yield DigestDifference(one[0].step, what, None, layers, tuple(sorted({rank for _, rank in found})))
 
 
 # --- several runs ---------------------------------------------------------------------------------------------------
@@ -102,11 +102,11 @@ class DivergenceLocation:
     steps: int
     repeats: int
     """Of the eager run."""
-    eager: Difference | None
-    graphed: Mapping[int, Difference | None]
+    eager: DigestDifference | None
+    graphed: Mapping[int, DigestDifference | None]
 
     @property
-    def first(self) -> Difference | None:
+    def first(self) -> DigestDifference | None:
         """The first at which a graphed run parts from its eager twin."""
         return self._earliest(self.graphed.values())
 
@@ -124,7 +124,7 @@ class DivergenceLocation:
             return False
         return self.first is None or self.eager.place(self.names) <= self.first.place(self.names)
 
-    def _earliest(self, found: Iterable[Difference | None]) -> Difference | None:
+    def _earliest(self, found: Iterable[DigestDifference | None]) -> DigestDifference | None:
         return min((one for one in found if one), key=lambda one: one.place(self.names), default=None)
 
 

@@ -52,13 +52,12 @@ def _apart(earlier: Attempt, latest: Attempt, margins: Margins) -> str:
 
 
 def _largest(metric: Metric, earlier: Steps, latest: Steps, margins: Margins) -> str | None:
-    margin = margins.loss if metric == "loss" else margins.grad_norm
     before, after = earlier.of(metric), latest.of(metric)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         difference = np.abs(before - after) / (1.0 if metric == "loss" else np.abs(after))
     difference = np.where(bitwise_equal(before, after), 0.0, np.where(np.isfinite(difference), difference, np.inf))
     at = int(np.argmax(difference)) if len(difference) else 0
-    if not len(difference) or difference[at] <= 2 * margin:
+    if not len(difference) or difference[at] <= 2 * margins.of(metric):
         return None
     first, then = told_apart(float(before[at]), float(after[at]))
     return f"its {METRIC_NAMES[metric]} at step {latest.step[at]} is {first}, not {then} as of"

@@ -17,7 +17,7 @@ from analysis.pairing.flaky_attempts import attempts_with_other_bits
 from analysis.pairing.pair import Pair
 from analysis.records.steps import Steps
 from analysis.verdict import ladder
-from analysis.verdict.curve_difference import Evidence, measure_differences
+from analysis.verdict.curve_difference import CurveEvidence, measure_differences
 from analysis.verdict.verdict import Verdict, worst
 from launch.contract.plan import Margins
 
@@ -48,7 +48,7 @@ def judge_pairs(
         group = [pair for pair in pairs if pair.comparable and pair.attempts[1].digests == digests]
         groups[digests] = _judge_group(group, baseline, margins)
     judged = [(pair, *_judge_pair(pair, groups)) for pair in pairs]
-    flaky = [_name_repeat(pair, verdict) for pair, _, verdict in judged if verdict.remedy == _HOW_OFTEN]
+    flaky = [_name_repeat(pair, verdict) for pair, _, verdict in judged if verdict.fix == _HOW_OFTEN]
     alone = [_name_repeat(pair, own) for pair, own, _ in judged if own]
     together = [
         groups[digests].verdict for digests in dict.fromkeys(p.attempts[1].digests for p, own, _ in judged if not own)
@@ -119,19 +119,19 @@ def _judge_together(eager: Curves, pairs: Sequence[Pair], margins: Margins, othe
     graphed = {f"graphed repeat {pair.repeat}": pair.attempts[1].steps for pair in pairs}
     expected, first = np.arange(max(map(len, graphed.values()))), max(pair.first_compared for pair in pairs)
     verdict = ladder.judge_curves(eager, graphed, expected, first, margins)
-    if verdict.word != "BITWISE" or not any(others):
+    if verdict.verdict != "BITWISE" or not any(others):
         return verdict
     found = ladder.judge_curves({**eager, **others[0]}, {**graphed, **others[1]}, expected, first, margins)
-    if found.word == "BITWISE":
+    if found.verdict == "BITWISE":
         return verdict
     reason = f"equal to the bit but for {', '.join([*others[0], *others[1]])}"
     reason += f": {found.reason}" if found.reason else ""
-    if found.word in ("EQUIVALENT", "INCONCLUSIVE"):
+    if found.verdict in ("EQUIVALENT", "INCONCLUSIVE"):
         return replace(found, reason=reason)
     return Verdict("INCONCLUSIVE", reason, _HOW_OFTEN, found.evidence)
 
 
-def _measure(pair: Pair, eager: Curves) -> Evidence:
+def _measure(pair: Pair, eager: Curves) -> CurveEvidence:
     """Measure the graphed run of ``pair`` against all ``eager`` ones."""
     window = slice(pair.first_compared, None)
     return measure_differences(tuple(eager.values()), [pair.attempts[1].steps], window).evidence

@@ -51,7 +51,7 @@ class Pair:
 
     @property
     def comparable(self) -> bool:
-        return self.exact is None or self.exact.word == "BITWISE"
+        return self.exact is None or self.exact.verdict == "BITWISE"
 
     @property
     def attempts(self) -> tuple[Attempt, Attempt]:
@@ -97,7 +97,7 @@ def margins_for(spec: RunSpec, margins: Margins) -> Margins:
 
 
 def _pair_speed(eager: Attempt, graphed: Attempt, exact: Verdict | None, spec: RunSpec) -> PairSpeed:
-    if exact and exact.word == "INCOMPARABLE":
+    if exact and exact.verdict == "INCOMPARABLE":
         return PairSpeed(reason="the pair is incomparable")
     if spec.digest_steps:
         return PairSpeed(reason="digests of layers were taken in the steps of both runs")
@@ -112,8 +112,8 @@ def _without_records(eager: Run | None, graphed: Run) -> Verdict:
     sides = (("eager", eager), ("graphed", graphed))
     damaged = [name for name, run in sides if run.damaged]
     if damaged:
-        remedy = "move the folder of each attempt whose outcome is damaged away; resume makes the run again"
-        return Verdict("INCOMPARABLE", f"an outcome of the {' and the '.join(damaged)} run is damaged", remedy)
+        fix = "move the folder of each attempt whose outcome is damaged away; resume makes the run again"
+        return Verdict("INCOMPARABLE", f"an outcome of the {' and the '.join(damaged)} run is damaged", fix)
     reason = " and ".join(
         f"the {side} run is {run.status}{' or still running' * run.begun}" for side, run in sides if run.attempt is None
     )
@@ -130,20 +130,20 @@ def _judge_pair(
     stopped = [
         (name, attempt) for name, attempt in (("eager", eager), ("graphed", graphed)) if not _ended_well(attempt)
     ]
-    diverged = found is not None and found.word == "DIVERGED"
+    diverged = found is not None and found.verdict == "DIVERGED"
     # A run that stopped at its first NaN cannot prove replay; its curve up to there is evidence enough.
     if stopped and not diverged:
         return _ended_early(*stopped[0])
-    if found and found.word == "INCOMPARABLE":
+    if found and found.verdict == "INCOMPARABLE":
         return found
     if not stopped and not replay.proven:
-        remedy = "find in the graphed run's log why steps fell back to eager, or why they were captured again"
+        fix = "find in the graphed run's log why steps fell back to eager, or why they were captured again"
         evidence = (found.evidence, found.deviation) if found else (None, None)
-        return Verdict("INCOMPARABLE", f"replay {replay.summary}", remedy, *evidence)
+        return Verdict("INCOMPARABLE", f"replay {replay.summary}", fix, *evidence)
     if diverged:
         alike = [a.steps for a in (eager, *attempts_of(baseline.runs)) if a.digests == graphed.digests]
         fault = eager_fault(alike)
-        return Verdict("INCOMPARABLE", fault.reason, fault.remedy) if fault else found
+        return Verdict("INCOMPARABLE", fault.reason, fault.fix) if fault else found
     complete = baseline.repeats.get(graphed.digests, {}).values()
     others = [steps for steps in complete if steps is not eager.steps]
     capture_step, equal = spec.cuda_graph.capture_step, found is not None
@@ -197,6 +197,6 @@ def _compare_curves(eager: Steps, graphed: Steps, spec: RunSpec) -> Verdict | No
     if first is None:
         return Verdict("INCOMPARABLE", "the graphed run recorded no capture step", "see its failure, or its log")
     exact = ladder.judge_exact({"eager run": eager}, {"graphed run": graphed}, np.arange(spec.training.steps), first)
-    if exact and exact.word != "BITWISE":
+    if exact and exact.verdict != "BITWISE":
         return exact
     return check_capture_step(graphed, spec.cuda_graph.capture_step) or exact

@@ -23,7 +23,7 @@ from analysis.records.events import (
     notes_of,
     read_events,
 )
-from analysis.records.run import Attempt, Failed, Recorded, Run, digests_of
+from analysis.records.run import Attempt, FailedAttempt, Recorded, Run, digests_of
 from analysis.records.steps import no_steps, read_steps
 from launch.common.atomic_files import dumps, number, read_json
 from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY, Outcome, read_outcome
@@ -90,7 +90,7 @@ def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:
     before = [item for item in ended if item[0].number < chosen[0].number and item[1].results_intact]
     loaded = [_load_attempt(*item, paths, run_id, spec.parallelism.world_size) for item in (*before, chosen)]
     failed = (item for item in ended if item[0].number < chosen[0].number and item[1].is_own_failure)
-    alike = (Failed(a.number, outcome) for a, outcome in failed if _may_have_run(a, loaded[-1].digests))
+    alike = (FailedAttempt(a.number, outcome) for a, outcome in failed if _may_have_run(a, loaded[-1].digests))
     return Run(run_id, repeat, len(attempts), loaded[-1], tuple(loaded[:-1]), tuple(alike), damaged)
 
 

@@ -89,7 +89,7 @@ def digests_of(environment: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedAttempt:
     """An attempt that failed by itself before the one to go by, and on the same code, libraries and data."""
 
     number: int
@@ -107,7 +107,7 @@ class Run:
     attempt: Attempt | None
     earlier: tuple[Attempt, ...] = ()
     """Attempts before it whose results are intact; each may be the partner of a run of its own allocation."""
-    failed: tuple[Failed, ...] = ()
+    failed: tuple[FailedAttempt, ...] = ()
     damaged: tuple[str, ...] = ()
     """Outcomes of its attempts that cannot be read, with the way out. Each may be of a failure: beside one none counts."""
 

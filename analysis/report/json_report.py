@@ -75,9 +75,7 @@ from analysis.sweep.ranking import Ranked, Ranking, rank
 
 FORMAT = 2
 KEYS = {
-    "word": "verdict",
     "remedy": "fix",
-    "floor": "noise_floor",
     "left_out": "outliers",
     "off_counts": "outliers_kept",
     "break_even_steps": "break_even_step",

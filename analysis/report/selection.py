@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from analysis.report.charts import MAXIMUM_CELLS
 from analysis.sweep.cell_results import CellResult
-from analysis.verdict.verdict import WORDS
+from analysis.verdict.verdict import VERDICTS
 
 MAXIMUM_WORKLOADS = 12
 MAXIMUM_ROWS = 200
@@ -73,9 +73,9 @@ def workload_label(results: Sequence[CellResult]) -> str:
 def _rank(result: CellResult) -> tuple[int, float]:
     """Smaller is worse news."""
     severity = (
-        WORDS.index(result.verdict.word)
+        VERDICTS.index(result.verdict.verdict)
         if result.verdict
-        else len(WORDS)
+        else len(VERDICTS)
         if result.unexpected or result.integrity.unsound_records
         else -1
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from analysis.limits.speedup_bound import NEAR, Bound
 from analysis.sweep.cell_results import CellResult, exit_code
 from analysis.sweep.ranking import diverging_cells, rank
-from analysis.verdict.verdict import WORDS, Word
+from analysis.verdict.verdict import VERDICTS, VerdictName
 from launch.common.text import count, first_names, one_line
 from launch.contract.outcomes import RESULTS_INTACT
 
@@ -29,7 +29,7 @@ CPU_NOTE = "These are CPU times, which show nothing about CUDA graphs."
 class Summary:
     """Counts of a sweep's cells, and the same in sentences."""
 
-    verdicts: dict[Word, int]
+    verdicts: dict[VerdictName, int]
     cells: dict[str, int]
     """How many cells ran, were rejected, or cannot run on this host: keys are launch.contract.plan.CellState."""
     unexpected: int
@@ -39,10 +39,10 @@ class Summary:
 
 
 def summarise(results: Sequence[CellResult]) -> Summary:
-    verdicts = Counter(result.verdict.word for result in results if result.verdict)
+    verdicts = Counter(result.verdict.verdict for result in results if result.verdict)
     cells = Counter(str(result.cell.state) for result in results)
     return Summary(
-        verdicts={word: verdicts[word] for word in reversed(WORDS) if verdicts[word]},
+        verdicts={word: verdicts[word] for word in reversed(VERDICTS) if verdicts[word]},
         cells={state: cells[state] for state in ("run", "rejected", "not_runnable")},
         unexpected=sum(result.unexpected for result in results),
         unfinished_runs=sum(run.attempt is None for result in results for run in result.runs),
@@ -80,8 +80,8 @@ def _bad_news(noun: str, predicate: str, cells: Iterable[tuple[CellResult, str]]
     return f"**{count(noun, len(names))} {predicate}**: {first_names(names, MAXIMUM_NAMES)}." if names else ""
 
 
-def _failing(ran: Sequence[CellResult], word: Word) -> str:
-    verdicts = [(result, result.verdict) for result in ran if result.verdict and result.verdict.word == word]
+def _failing(ran: Sequence[CellResult], word: VerdictName) -> str:
+    verdicts = [(result, result.verdict) for result in ran if result.verdict and result.verdict.verdict == word]
     return _bad_news("graphed cell", word, [(result, f"({verdict.reason})") for result, verdict in verdicts])
 
 
@@ -110,8 +110,8 @@ def _passing(ran: Sequence[CellResult]) -> str:
     graphed = [result for result in ran if result.cell.graphed]
     if not graphed:
         return "No graphed cell ran, so there is nothing to compare."
-    counts = Counter(result.verdict.word for result in graphed if result.verdict and result.verdict.passes)
-    parts = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
+    counts = Counter(result.verdict.verdict for result in graphed if result.verdict and result.verdict.passes)
+    parts = ", ".join(f"{counts[word]} {word}" for word in VERDICTS if counts[word])
     verb = "passes" if len(graphed) == 1 else "pass"
     return f"{sum(counts.values())} of {count('graphed cell', len(graphed))} {verb}{f' ({parts})' if parts else ''}."
 
@@ -139,11 +139,11 @@ def _speed(ran: Sequence[CellResult]) -> str:
     passing = [result for result in ran if result.verdict and result.verdict.passes]
     certain = [result for result in passing if not result.speed.timing_doubt]
     timed = [(result.speed.speedup, result.cell.label) for result in certain if result.speed.speedup]
-    faster = [(speed, label) for speed, label in timed if speed.word == "FASTER"]
+    faster = [(speed, label) for speed, label in timed if speed.verdict == "FASTER"]
     if faster:
         speed, label = max(faster, key=lambda item: item[0].ratio)
         return f"Largest confirmed speed-up: {speed.summary}, `{label}`."
-    unsure = [(speed, label) for speed, label in timed if speed.word == "INCONCLUSIVE" and speed.ratio > 1]
+    unsure = [(speed, label) for speed, label in timed if speed.verdict == "INCONCLUSIVE" and speed.ratio > 1]
     if not unsure:
         return "No cell that passes is faster than eager." if passing else ""
     speed, label = max(unsure, key=lambda item: item[0].ratio)

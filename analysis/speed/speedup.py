@@ -29,7 +29,7 @@ from analysis.speed.pair_speed import PairSpeed
 from analysis.statistics.confidence_interval import Family, Interval, interval_of
 from launch.contract.spec import RunSpec
 
-SpeedWord = Literal["FASTER", "SLOWER", "NEUTRAL", "INCONCLUSIVE"]
+SpeedVerdict = Literal["FASTER", "SLOWER", "NEUTRAL", "INCONCLUSIVE"]
 BAND = 0.01
 """A ratio whose whole interval lies within 1 -+ BAND is neutral."""
 MINIMUM_STEPS = 20
@@ -49,7 +49,7 @@ class Speed:
     (analysis/speed/flops.py).
     """
 
-    word: SpeedWord
+    verdict: SpeedVerdict
     ratio: float
     low: float | None
     high: float | None
@@ -105,7 +105,7 @@ NO_BOUNDS = RatioBounds()
 class Decision:
     """A verdict with its reason, the interval that it follows from, and the cell's own interval."""
 
-    word: SpeedWord
+    verdict: SpeedVerdict
     reason: str
     interval: Interval
     own: Interval
@@ -122,11 +122,11 @@ def decide(timed: Sequence[PairSpeed], bounds: RatioBounds, doubt: str, family: 
 def bounded(decision: Decision, bounds: RatioBounds, steps: int) -> Decision:
     """Return the decision that holds for all ratios within ``bounds``, with intervals as much wider. Bounds that bound
     nothing leave no interval."""
-    word, reason, interval, own = decision.word, decision.reason, decision.interval, decision.own
+    word, reason, interval, own = decision.verdict, decision.reason, decision.interval, decision.own
     if not bounds.reason or interval is None or own is None:
         return decision
     wide, own_wide = ((low * bounds.least, high * bounds.most) for low, high in (interval, own))
-    if not (bounds.least > 0 and bounds.most < math.inf) or word not in ("INCONCLUSIVE", speed_word(wide, steps)[0]):
+    if not (bounds.least > 0 and bounds.most < math.inf) or word not in ("INCONCLUSIVE", speed_verdict(wide, steps)[0]):
         return Decision("INCONCLUSIVE", bounds.reason, None, None)
     return Decision(word, f"{reason}; and {bounds.reason}" if reason else "", wide, own_wide)
 
@@ -152,7 +152,7 @@ def cell_speed(
     )
     flops = model_flops(spec) / spec.parallelism.world_size / 1e9  # over milliseconds: in units of 10^12 a second
     return Speed(
-        word=decision.word,
+        verdict=decision.verdict,
         ratio=geometric_mean(ratios_of(timed)),
         low=low,
         high=high,
@@ -189,7 +189,7 @@ def drift_corrected(pairs: Sequence[PairSpeed]) -> list[float]:
     return [pair.eager_ms / pair.graphed_ms * factor for pair, factor in zip(pairs, factors, strict=True)]
 
 
-def classify(pairs: Sequence[PairSpeed], family: Family | None = None) -> tuple[SpeedWord, str]:
+def classify(pairs: Sequence[PairSpeed], family: Family | None = None) -> tuple[SpeedVerdict, str]:
     """The word of ``pairs`` that have a ratio, and why it is INCONCLUSIVE: a cell's own, which a ``family`` may take away. Its
     wider interval gives none, though it may leave the band of NEUTRAL."""
     own, reason = _word(pairs)
@@ -207,22 +207,22 @@ def classify(pairs: Sequence[PairSpeed], family: Family | None = None) -> tuple[
     )
 
 
-def _word(pairs: Sequence[PairSpeed], family: Family | None = None) -> tuple[SpeedWord, str]:
+def _word(pairs: Sequence[PairSpeed], family: Family | None = None) -> tuple[SpeedVerdict, str]:
     """By the interval of ``family``, or by the cell's own."""
     interval, steps = interval_of(ratios_of(pairs), family), min(pair.steps for pair in pairs)
-    word, reason = speed_word(interval, steps)
+    word, reason = speed_verdict(interval, steps)
     if interval is None or word == "INCONCLUSIVE":
         return word, reason
     if out_of_turn := not_alternating(pairs):
         return "INCONCLUSIVE", out_of_turn
     drifting = interval_of(drift_corrected(pairs), family)
-    if drifting and speed_word(drifting, steps)[0] != word:
+    if drifting and speed_verdict(drifting, steps)[0] != word:
         return "INCONCLUSIVE", (
             f"eager steps changed from repeat to repeat: by their trend the interval is {drifting[0]:.3f} to "
             f"{drifting[1]:.3f}; more repeats, or fewer cells to a bundle, tell them apart"
         )
     moved = geometric_mean([pair.moved for pair in pairs])
-    if speed_word((interval[0] * moved, interval[1] * moved), steps)[0] != word:
+    if speed_verdict((interval[0] * moved, interval[1] * moved), steps)[0] != word:
         return "INCONCLUSIVE", (
             f"steps that were left out change the word: over all steps, outliers among them, the interval is "
             f"{interval[0] * moved:.3f} to {interval[1] * moved:.3f}; more steps tell what they are"
@@ -251,7 +251,7 @@ def geometric_mean(values: Sequence[float]) -> float:
     return float(first * np.exp(np.mean(np.log(np.divide(values, first)))))
 
 
-def speed_word(interval: Interval, steps: int) -> tuple[SpeedWord, str]:
+def speed_verdict(interval: Interval, steps: int) -> tuple[SpeedVerdict, str]:
     """The word of an interval over pairs of at least ``steps`` steady steps each, and why it is INCONCLUSIVE.
 
     NEUTRAL where it lies within the band; else FASTER and SLOWER where it clears 1.

@@ -100,7 +100,7 @@ def _graphed_cell(cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline, ma
     compared = [
         (pair.eager.attempt, pair.graphed.attempt)
         for pair, own in zip(pairs, verdicts, strict=True)
-        if own.word != "INCOMPARABLE" and pair.eager and pair.eager.attempt and pair.graphed.attempt
+        if own.verdict != "INCOMPARABLE" and pair.eager and pair.eager.attempt and pair.graphed.attempt
     ]
     speed, ranks = _speed(spec, attempts, compared), spec.parallelism.world_size
     slowed = speed.throttling.eager.slowed if speed.throttling and speed.throttling.eager else ""

@@ -125,7 +125,7 @@ def exit_code(results: Sequence[CellResult]) -> int:
 
     Cells that were rejected, or cannot run on this host, are no failure.
     """
-    words = {result.verdict.word for result in results if result.verdict}
+    words = {result.verdict.verdict for result in results if result.verdict}
     if words & {"DIVERGED", "INCOMPARABLE"} or any(
         result.unexpected or result.integrity.unsound_records for result in results
     ):

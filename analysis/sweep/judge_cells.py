@@ -67,6 +67,6 @@ def _result(cell: CellEvidence, verdict: Verdict | None, speedup: Speed | None) 
 
 def _pair_verdict(own: Verdict, alone: Verdict | None, final: Verdict | None) -> Verdict:
     """Return a pair's ``own`` verdict, or what the family makes of an EQUIVALENT: ``final`` instead of ``alone``."""
-    if final is None or final is alone or own.word != "EQUIVALENT":
+    if final is None or final is alone or own.verdict != "EQUIVALENT":
         return own
     return replace(final, evidence=own.evidence)

@@ -15,11 +15,11 @@ from analysis.sweep.fit_matrix import AT_CAPTURE, AT_REPLAY, BEFORE, FITS, state
 
 MEMORY_METRICS = ("memory before capture", "peak memory")
 OUT_OF_MEMORY = (BEFORE, AT_CAPTURE, AT_REPLAY)
-Metric = Literal["step time", "model TFLOP/s/GPU", "memory before capture", "peak memory"]
+ChangedMetric = Literal["step time", "model TFLOP/s/GPU", "memory before capture", "peak memory"]
 
 
 @dataclass(frozen=True)
-class Change:
+class CellChange:
     """One cell's: milliseconds a step, 10^12 operations a second, or bytes. ``sure`` is False of a speed that is
     INCONCLUSIVE."""
 
@@ -37,9 +37,9 @@ class Change:
 class MetricChange:
     """How ``metric`` changed in the cells of one graph configuration; at least one."""
 
-    metric: Metric
+    metric: ChangedMetric
     graphs: str
-    changes: tuple[Change, ...]
+    changes: tuple[CellChange, ...]
 
     @property
     def span(self) -> tuple[float, float] | None:
@@ -60,13 +60,13 @@ class MemoryRisk:
 def metric_changes(results: Sequence[CellResult]) -> tuple[MetricChange, ...]:
     """Metric by metric, graph configurations in the plan's order."""
     twins = _twins(results)
-    found: dict[tuple[Metric, str], list[Change]] = {}
+    found: dict[tuple[ChangedMetric, str], list[CellChange]] = {}
     for result in results:
         twin = twins.get(result.cell.workload_id)
         if twin is not None and _is_evidence(result):
             for metric, change in _changes(twin, result).items():
                 found.setdefault((metric, result.spec.cuda_graph.label), []).append(change)
-    order: tuple[Metric, ...] = ("step time", "model TFLOP/s/GPU", "memory before capture", "peak memory")
+    order: tuple[ChangedMetric, ...] = ("step time", "model TFLOP/s/GPU", "memory before capture", "peak memory")
     return tuple(
         MetricChange(metric, graphs, tuple(changes))
         for wanted in order
@@ -96,22 +96,24 @@ def _twins(results: Sequence[CellResult]) -> dict[str, CellResult]:
 def _is_evidence(result: CellResult) -> bool:
     verdict = result.verdict
     return (
-        verdict is not None and (verdict.passes or verdict.word == "INCONCLUSIVE") and result.speed.speedup is not None
+        verdict is not None
+        and (verdict.passes or verdict.verdict == "INCONCLUSIVE")
+        and result.speed.speedup is not None
     )
 
 
-def _changes(eager: CellResult, graphed: CellResult) -> dict[Metric, Change]:
+def _changes(eager: CellResult, graphed: CellResult) -> dict[ChangedMetric, CellChange]:
     speed, label = graphed.speed.speedup, graphed.cell.label
-    values: dict[Metric, tuple[float | None, float | None]] = {}
+    values: dict[ChangedMetric, tuple[float | None, float | None]] = {}
     if speed is not None:
         values["step time"] = speed.eager_ms, speed.graphed_ms
         values["model TFLOP/s/GPU"] = speed.eager_tflops, speed.graphed_tflops
     if eager.memory is not None and graphed.memory is not None:
         values["memory before capture"] = eager.memory.before_capture, graphed.memory.before_capture
         values["peak memory"] = eager.memory.peak, graphed.memory.peak
-    sure = speed is not None and speed.word != "INCONCLUSIVE"
+    sure = speed is not None and speed.verdict != "INCONCLUSIVE"
     return {
-        metric: Change(label, before, after, sure or metric in MEMORY_METRICS)
+        metric: CellChange(label, before, after, sure or metric in MEMORY_METRICS)
         for metric, (before, after) in values.items()
         if before and after is not None
     }

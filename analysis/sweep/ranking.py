@@ -156,7 +156,7 @@ def _left_out(result: CellResult) -> str:
     if result.unfinished or any(run.attempt and not run.attempt.outcome.results_intact for run in result.runs):
         return result.outcome
     if result.cell.graphed and not (result.verdict and result.verdict.passes):
-        return result.verdict.word if result.verdict else "no verdict"
+        return result.verdict.verdict if result.verdict else "no verdict"
     speed = result.speed
     if speed.timing_doubt:
         return speed.timing_doubt
@@ -199,7 +199,7 @@ def _told_apart(first: _Candidate, other: _Candidate, slower: set[str]) -> bool:
     fast, slow = first.result, other.result
     if fast.cell.workload_id == slow.cell.workload_id and fast.cell.graphed != slow.cell.graphed:
         speed = fast.speed.speedup or slow.speed.speedup
-        return speed is not None and speed.word == ("FASTER" if fast.cell.graphed else "SLOWER")
+        return speed is not None and speed.verdict == ("FASTER" if fast.cell.graphed else "SLOWER")
     if fast.cell.workload_id == slow.cell.workload_id:
         return slow.cell.cell_id in slower
     least = least_beside(fast.speed.throttling, slow.speed.throttling)

@@ -25,7 +25,7 @@ class IncompleteCurve:
     """Why curves cannot be compared. ``deviation`` is a number that only the eager side has finite: that is shown."""
 
     reason: str
-    remedy: str
+    fix: str
     deviation: Deviation | None = None
 
 

@@ -43,7 +43,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Tested:
+class MetricTests:
     """What rungs 3 and 4 found for one metric. ``mean`` is the mean difference of the window, and ``p`` how likely so
     small a one would be if the true one were at the margin. ``rise`` is how far the line fitted to the differences rises
     over the window; it ``leaves`` where that would take it out of the margin. ``late`` is a blow-up at the end."""
@@ -57,7 +57,7 @@ class Tested:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class CurveEvidence:
     """What a verdict stands on. Differences are from the mean of the eager runs at each step, and infinite where a side
     is not finite; of several graphed runs the largest counts."""
 
@@ -75,8 +75,8 @@ class Evidence:
     """Leading steps after the capture whose loss and gradient norm each graphed run has equal to the bit with an eager one."""
     eager_prefix: int
     """Leading steps that all eager runs have equal to the bit; all steps where there is one run."""
-    floor: NoiseFloor | None
-    tested: tuple[Tested, ...] = ()
+    noise_floor: NoiseFloor | None
+    tested: tuple[MetricTests, ...] = ()
     """By metric; empty where a rung before them decided, or the window is too short for them."""
 
     @property
@@ -171,7 +171,7 @@ class Differences:
     """Curves from the capture on: the samples by metric, and what they show."""
 
     samples: Mapping[Metric, Sample]
-    evidence: Evidence
+    evidence: CurveEvidence
 
 
 def measure_differences(
@@ -185,7 +185,7 @@ def measure_differences(
         largest = sample.largest
         at = int(np.argmax(largest))
         found |= {f"max_{metric}_difference": float(largest[at]), f"max_{metric}_step": int(steps[at])}
-    evidence = Evidence(
+    evidence = CurveEvidence(
         first_step=int(steps[0]),
         last_step=int(steps[-1]),
         steps=len(steps),
@@ -193,7 +193,7 @@ def measure_differences(
         graphed_runs=len(graphed),
         bitwise_prefix=bitwise_prefix(eager, graphed, window, metrics),
         eager_prefix=bitwise_prefix(eager[:1], eager, window, metrics),
-        floor=_noise_floor(list(samples.values())),
+        noise_floor=_noise_floor(list(samples.values())),
         **found,
     )
     return Differences(samples, evidence)

@@ -31,7 +31,7 @@ import numpy as np
 
 from analysis.records.steps import Integers, Metric
 from analysis.verdict.completeness import Curves, check_complete
-from analysis.verdict.curve_difference import METRICS, Differences, NoiseFloor, Sample, Tested, measure_differences
+from analysis.verdict.curve_difference import METRICS, Differences, MetricTests, NoiseFloor, Sample, measure_differences
 from analysis.verdict.drift import blows_up, leaves_margin, rise_of_line
 from analysis.verdict.equivalence_test import estimate_of, mean_within
 from analysis.verdict.rungs import (
@@ -42,7 +42,6 @@ from analysis.verdict.rungs import (
     diverged,
     exceeds_margin,
     loss_unchanged,
-    margin_of,
     missing_floor,
     not_equivalent,
     too_short,
@@ -105,7 +104,7 @@ def _begin(
         evidence = measure_differences(before, after, shared, metrics).evidence
         return Verdict("DIVERGED", fault.reason, SMALLER, evidence, fault.deviation)
     if fault:
-        return Verdict("INCOMPARABLE", fault.reason, fault.remedy)
+        return Verdict("INCOMPARABLE", fault.reason, fault.fix)
     found = measure_differences(before, after, slice(first, None), metrics)
     if not found.evidence.bitwise:
         return found
@@ -113,13 +112,13 @@ def _begin(
     return Verdict("BITWISE", f"{still}, so that equality shows little" if still else "", evidence=found.evidence)
 
 
-def _tested(found: Differences, samples: Sequence[Sample], margins: Margins) -> tuple[Tested, ...]:
+def _tested(found: Differences, samples: Sequence[Sample], margins: Margins) -> tuple[MetricTests, ...]:
     """What rungs 3 and 4 test, where there is a floor and the window is long enough for them."""
-    floor = found.evidence.floor
+    floor = found.evidence.noise_floor
     if floor is None or found.evidence.steps < MINIMUM_STEPS:
         return ()
     finite = [sample for sample in samples if _is_finite(sample)]
-    return tuple(_test(sample, margin_of(margins, sample.metric), floor) for sample in finite)
+    return tuple(_test(sample, margins.of(sample.metric), floor) for sample in finite)
 
 
 def _is_finite(sample: Sample) -> bool:
@@ -127,8 +126,8 @@ def _is_finite(sample: Sample) -> bool:
     return bool(np.isfinite(sample.eager).all() and np.isfinite(sample.graphed).all())
 
 
-def _test(sample: Sample, margin: float, floor: NoiseFloor) -> Tested:
+def _test(sample: Sample, margin: float, floor: NoiseFloor) -> MetricTests:
     mean, p = mean_within(sample, margin)
     rise = estimate_of(sample, rise_of_line(sample.graphed.shape[1]))
     late = blows_up(sample, margin, floor.of(sample.metric))
-    return Tested(sample.metric, mean, p, rise, leaves=leaves_margin(mean, rise, margin), late=late)
+    return MetricTests(sample.metric, mean, p, rise, leaves=leaves_margin(mean, rise, margin), late=late)

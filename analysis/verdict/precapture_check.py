@@ -51,7 +51,7 @@ def check_agreement(
     for metric in METRICS:
         size, step = found.largest(metric)
         noise = floor.of(metric) if floor else 0.0
-        if not size <= (margins.loss if metric == "loss" else margins.grad_norm) + SURE * noise:
+        if not size <= margins.of(metric) + SURE * noise:
             reason = (
                 f"the graphed run parts from the eager ones before its capture: the {METRIC_NAMES[metric]} differs by "
                 f"{size:.3g} at step {step}, where both are eager, so that graphs are not what it is about"

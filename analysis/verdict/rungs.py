@@ -10,7 +10,7 @@ import numpy as np
 
 from analysis.records.steps import Integers, Metric, Steps
 from analysis.verdict.completeness import Curves
-from analysis.verdict.curve_difference import METRIC_NAMES, Deviation, Evidence, Sample, bitwise_prefix, told_apart
+from analysis.verdict.curve_difference import METRIC_NAMES, CurveEvidence, Deviation, Sample, bitwise_prefix, told_apart
 from analysis.verdict.divergence import exceeds_margin_surely
 from analysis.verdict.equivalence_test import ALPHA
 from analysis.verdict.verdict import REPEAT, Verdict
@@ -44,25 +44,18 @@ class ComparisonWindow:
     first: int
     margins: Margins
     samples: tuple[Sample, ...]
-    evidence: Evidence
-
-    def margin(self, metric: Metric) -> float:
-        return margin_of(self.margins, metric)
-
-
-def margin_of(margins: Margins, metric: Metric) -> float:
-    return margins.loss if metric == "loss" else margins.grad_norm
+    evidence: CurveEvidence
 
 
 def diverged(window: ComparisonWindow) -> Verdict | None:
     """DIVERGED, at the first step that shows it."""
-    floor = window.evidence.floor
+    floor = window.evidence.noise_floor
     if floor is None:
         return None
     found, means = [], {tested.metric: tested.mean for tested in window.evidence.tested}
     for sample in window.samples:
         metric = sample.metric
-        places = exceeds_margin_surely(sample, window.margin(metric), floor.of(metric), means.get(metric))
+        places = exceeds_margin_surely(sample, window.margins.of(metric), floor.of(metric), means.get(metric))
         if places.any():
             found.append((int(np.argmax(places)), sample))
     return _diverged(window, *min(found, key=lambda item: item[0])) if found else None
@@ -81,8 +74,8 @@ def _diverged(window: ComparisonWindow, place: int, sample: Sample) -> Verdict:
     return Verdict("DIVERGED", reason, SMALLER, window.evidence, Deviation(step, metric, size))
 
 
-def _inconclusive(window: ComparisonWindow, reason: str, remedy: str) -> Verdict:
-    return Verdict("INCONCLUSIVE", reason + _of_several(window), remedy, window.evidence)
+def _inconclusive(window: ComparisonWindow, reason: str, fix: str) -> Verdict:
+    return Verdict("INCONCLUSIVE", reason + _of_several(window), fix, window.evidence)
 
 
 def _of_several(window: ComparisonWindow) -> str:
@@ -106,18 +99,18 @@ def _largest(window: ComparisonWindow) -> Iterator[tuple[Metric, float, int, flo
     """For each metric with a step that is not within its margin: the metric, the largest difference, its step, the margin."""
     for sample in window.samples:
         size, step = window.evidence.largest(sample.metric)
-        if not size <= window.margin(sample.metric):
-            yield sample.metric, size, step, window.margin(sample.metric)
+        if not size <= window.margins.of(sample.metric):
+            yield sample.metric, size, step, window.margins.of(sample.metric)
 
 
 def missing_floor(window: ComparisonWindow) -> Verdict | None:
     """Rung 2."""
-    floor = window.evidence.floor
+    floor = window.evidence.noise_floor
     if floor is None:
         seen = next((f"{_difference(*found)}, and " for found in _largest(window)), "")
         return _inconclusive(window, f"{seen}fewer than two complete eager repeats give no floor", _SECOND)
     for sample in window.samples:
-        widest, margin = floor.of(sample.metric), window.margin(sample.metric)
+        widest, margin = floor.of(sample.metric), window.margins.of(sample.metric)
         if not widest <= margin:
             reason = f"eager repeats themselves differ in {METRIC_NAMES[sample.metric]} by up to {widest:.3g}, "
             reason += f"beyond the margin of {margin:g}"
@@ -141,8 +134,8 @@ def too_short(window: ComparisonWindow) -> Verdict | None:
     if window.evidence.steps >= MINIMUM_STEPS:
         return None
     reason = f"within the margins, but over {window.evidence.steps} steps after the capture; {MINIMUM_STEPS} are needed"
-    remedy = f"set training.steps to {len(window.expected) - window.evidence.steps + MINIMUM_STEPS} or more"
-    return _inconclusive(window, reason, remedy)
+    fix = f"set training.steps to {len(window.expected) - window.evidence.steps + MINIMUM_STEPS} or more"
+    return _inconclusive(window, reason, fix)
 
 
 def not_equivalent(window: ComparisonWindow) -> Verdict | None:
@@ -150,7 +143,7 @@ def not_equivalent(window: ComparisonWindow) -> Verdict | None:
     if len(window.evidence.tested) < len(window.samples):
         return _inconclusive(window, "a gradient norm of 0 leaves nothing to compare with", _SEPARATE)
     for tested in window.evidence.tested:
-        name, margin = METRIC_NAMES[tested.metric], window.margin(tested.metric)
+        name, margin = METRIC_NAMES[tested.metric], window.margins.of(tested.metric)
         if not tested.p <= ALPHA:
             reason = f"the mean difference of the {name} is {tested.mean.value:.3g} +- {tested.mean.half_width:.3g}: "
             return _inconclusive(window, f"{reason}not shown to be within the margin of {margin:g}", REPEAT)

@@ -6,41 +6,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from analysis.verdict.curve_difference import Deviation, Evidence
+from analysis.verdict.curve_difference import CurveEvidence, Deviation
 from analysis.verdict.equivalence_test import holm
 
-Word = Literal["BITWISE", "EQUIVALENT", "INCONCLUSIVE", "UNFINISHED", "INCOMPARABLE", "DIVERGED"]
-WORDS: tuple[Word, ...] = ("BITWISE", "EQUIVALENT", "INCONCLUSIVE", "UNFINISHED", "INCOMPARABLE", "DIVERGED")
+VerdictName = Literal["BITWISE", "EQUIVALENT", "INCONCLUSIVE", "UNFINISHED", "INCOMPARABLE", "DIVERGED"]
+VERDICTS: tuple[VerdictName, ...] = ("BITWISE", "EQUIVALENT", "INCONCLUSIVE", "UNFINISHED", "INCOMPARABLE", "DIVERGED")
 """From the best to the worst. UNFINISHED is a pair of which a run has no outcome yet."""
-PASSES: tuple[Word, ...] = ("BITWISE", "EQUIVALENT")
+PASSES: tuple[VerdictName, ...] = ("BITWISE", "EQUIVALENT")
 
 REPEAT = "more repeats, which narrow the interval; or deterministic mode (training.deterministic: true)"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``reason`` says why, ``remedy`` what would settle it most cheaply; both are empty where nothing is open."""
+    """``reason`` says why, ``fix`` what would settle it most cheaply; both are empty where nothing is open."""
 
-    word: Word
+    verdict: VerdictName
     reason: str = ""
-    remedy: str = ""
-    evidence: Evidence | None = None
+    fix: str = ""
+    evidence: CurveEvidence | None = None
     deviation: Deviation | None = None
 
     @property
     def passes(self) -> bool:
-        return self.word in PASSES
+        return self.verdict in PASSES
 
     @property
     def p(self) -> float:
         """Of the tests that an EQUIVALENT passed, the largest; 1 for all other verdicts, which no test speaks for."""
-        tested = self.evidence.tested if self.evidence and self.word == "EQUIVALENT" else ()
+        tested = self.evidence.tested if self.evidence and self.verdict == "EQUIVALENT" else ()
         return max((one.p for one in tested), default=1.0)
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
     """The worst of several verdicts, the first of equals."""
-    return max(verdicts, key=lambda verdict: WORDS.index(verdict.word))
+    return max(verdicts, key=lambda verdict: VERDICTS.index(verdict.verdict))
 
 
 def judge_family(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
@@ -49,7 +49,7 @@ def judge_family(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
     tested = [place for place, verdict in enumerate(verdicts) if verdict.evidence and verdict.evidence.tested]
     holds = dict(zip(tested, holm([verdicts[place].p for place in tested]), strict=True))
     return tuple(
-        verdict if verdict.word != "EQUIVALENT" or holds[place] else _uncertain(verdict, len(tested))
+        verdict if verdict.verdict != "EQUIVALENT" or holds[place] else _uncertain(verdict, len(tested))
         for place, verdict in enumerate(verdicts)
     )
 

@@ -37,6 +37,9 @@ class Margins:
     loss: float = 1e-3
     grad_norm: float = 1e-2
 
+    def of(self, metric: Literal["loss", "grad_norm"]) -> float:
+        return self.loss if metric == "loss" else self.grad_norm
+
 
 @dataclass(frozen=True)
 class Limits:

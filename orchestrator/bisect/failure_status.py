@@ -62,15 +62,15 @@ def _of_pair(pair: PairResult, sought: str) -> FailureStatus | None:
     if not graphed.outcome.results_intact:
         return _of_end(graphed.outcome, pair.verdict)
     verdict, words = pair.verdict, _said(pair.verdict)
-    if verdict.word == "DIVERGED":
+    if verdict.verdict == "DIVERGED":
         return FailureStatus("fails", words, NUMBERS)
-    ended_well = sought != NUMBERS and verdict.word == "INCONCLUSIVE" and not pair.graphed.failed
+    ended_well = sought != NUMBERS and verdict.verdict == "INCONCLUSIVE" and not pair.graphed.failed
     return FailureStatus("passes" if verdict.passes or ended_well else "unclear", words)
 
 
 def _of_end(outcome: Outcome, verdict: Verdict) -> FailureStatus:
     """Of a graphed run that left no whole curve, beside an eager one that did."""
-    if outcome.outcome == "NUMERIC" and verdict.word != "DIVERGED":
+    if outcome.outcome == "NUMERIC" and verdict.verdict != "DIVERGED":
         return FailureStatus("unclear", _said(verdict))  # as where another eager run has the NaN too
     said = f"{outcome.outcome} in {outcome.phase}"
     words = f"{said} ({one_line(outcome.message)})" if outcome.message else said
@@ -82,7 +82,7 @@ def _of_end(outcome: Outcome, verdict: Verdict) -> FailureStatus:
 
 
 def _said(verdict: Verdict) -> str:
-    return one_line(f"{verdict.word}: {verdict.reason}" if verdict.reason else verdict.word)
+    return one_line(f"{verdict.verdict}: {verdict.reason}" if verdict.reason else verdict.verdict)
 
 
 def _failure(outcome: Outcome) -> str:

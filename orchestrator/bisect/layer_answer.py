@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.graphs.layer_divergence import Difference, DivergenceLocation
+from analysis.graphs.layer_divergence import DigestDifference, DivergenceLocation
 from launch.contract.parallel_dims import AXES, ParallelDims
 from launch.contract.plan import Cell, Plan
 from launch.contract.spec import RunSpec
@@ -47,7 +47,7 @@ class Finding:
         return self.stand.status == "fails"
 
     @property
-    def named(self) -> Difference | None:
+    def named(self) -> DigestDifference | None:
         """The first difference, where the failure came back and it can be laid to graphs."""
         return self.located.first if self.came_back and self.located and self.located.attributable else None
 
@@ -68,7 +68,7 @@ class LayerAnswer:
     """Whether runs were lost before the answer was known."""
 
     @property
-    def named(self) -> Difference | None:
+    def named(self) -> DigestDifference | None:
         return self.findings[-1].named if self.findings and not self.lost else None
 
     @property
@@ -141,7 +141,7 @@ def _where(finding: Finding) -> list[str]:
     return [begins, nothing, among_eager]
 
 
-def _place(found: Difference) -> str:
+def _place(found: DigestDifference) -> str:
     step = f"step {found.step}"
     if found.what == "outputs":
         return f"{step}, the output of {_layers(found)} in the forward pass of micro-batch {found.micro_batch}"
@@ -152,7 +152,7 @@ def _place(found: Difference) -> str:
     return f"{step}, the parameters of {_layers(found)} after the update"
 
 
-def _layers(found: Difference) -> str:
+def _layers(found: DigestDifference) -> str:
     return _named([_the(layer) for layer in found.layers], "layers")
 
 
@@ -167,7 +167,7 @@ def _named(names: Sequence[str], noun: str) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _ranks(found: Difference, spec: RunSpec) -> str:
+def _ranks(found: DigestDifference, spec: RunSpec) -> str:
     world = spec.parallelism.world_size
     if world == 1:
         return ""
@@ -179,7 +179,7 @@ def _ranks(found: Difference, spec: RunSpec) -> str:
     return f", on {_named(said, 'ranks')}"
 
 
-def _meaning(found: Difference, names: Sequence[str]) -> list[str]:
+def _meaning(found: DigestDifference, names: Sequence[str]) -> list[str]:
     """What is at fault where all that comes before agrees."""
     if found.what == "outputs":
         return [
@@ -235,5 +235,5 @@ def _finding(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _difference(found: Difference) -> dict[str, Any]:
+def _difference(found: DigestDifference) -> dict[str, Any]:
     return {**vars(found), "layers": list(found.layers), "ranks": list(found.ranks)}

@@ -58,7 +58,7 @@ def start_layer_search(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target
 
 def _steps_to_digest(result: CellResult, spec: RunSpec) -> int:
     """A little past the step at which repeats were seen to fail; all where that is of no one step."""
-    failed = [pair.verdict for pair in result.pairs if pair.verdict.word == NUMBERS]
+    failed = [pair.verdict for pair in result.pairs if pair.verdict.verdict == NUMBERS]
     steps = [v.deviation.step if v.deviation else spec.training.steps for v in failed]
     return min(max(steps) + 1 + STEPS_PAST, spec.training.steps)
 
@@ -116,10 +116,10 @@ def _by_margins(pair: PairResult, margins: Margins) -> PairResult:
     deterministic mode any other bit is DIVERGED."""
     verdict, found = pair.verdict, pair.verdict.evidence
     near = found and found.max_loss_difference <= margins.loss and found.max_grad_norm_difference <= margins.grad_norm
-    if verdict.word != "DIVERGED" or not near:
+    if verdict.verdict != "DIVERGED" or not near:
         return pair
     reason = f"{verdict.reason}: other bits, but within the margins that the run looked into was judged by"
-    return replace(pair, verdict=replace(verdict, word="INCONCLUSIVE", reason=reason))
+    return replace(pair, verdict=replace(verdict, verdict="INCONCLUSIVE", reason=reason))
 
 
 def _located(sweep: SweepPaths, result: CellResult, spec: RunSpec) -> DivergenceLocation:

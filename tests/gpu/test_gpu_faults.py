@@ -61,5 +61,5 @@ def test_a_frozen_scalar_fails_nothing_and_is_found_by_its_numbers(store: Path) 
     assert (eager.outcome, graphed.outcome) == ("COMPLETED", "COMPLETED")
     assert eager.floor is not None and eager.floor.loss < 1e-3, "eager runs agree with each other"
     assert graphed.replay is not None and graphed.replay.proven, graphed.replay
-    assert graphed.verdict is not None and graphed.verdict.word == "DIVERGED", graphed.verdict
+    assert graphed.verdict is not None and graphed.verdict.verdict == "DIVERGED", graphed.verdict
     assert graphed.verdict.deviation is not None and 4 <= graphed.verdict.deviation.step < 8, graphed.verdict

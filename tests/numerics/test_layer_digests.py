@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from analysis.graphs.layer_divergence import Difference, OfRanks, first_difference
+from analysis.graphs.layer_divergence import DigestDifference, OfRanks, first_difference
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.layer_digests import MISSING, hexadecimal, layer_names, read_digests
 from launch.contract.records.step_metrics import read_metrics
@@ -79,7 +79,7 @@ def numbers(root: Path) -> list[tuple[float, float]]:
     return [(step.loss, step.grad_norm) for step in read_metrics(AttemptPaths(root))]
 
 
-def located(spec: RunSpec, root: Path, fault: Fault, ranks: int = 1) -> Difference | None:
+def located(spec: RunSpec, root: Path, fault: Fault, ranks: int = 1) -> DigestDifference | None:
     for name, one in (("sound", sound), ("faulty", fault)):
         trained(spec, root / name, one)
     return first_difference(
@@ -139,7 +139,7 @@ def test_what_is_computed_twice_is_digested_as_once(tmp_path: Path, recompute: s
 @pytest.mark.parametrize(("layer", "step", "micro_batch"), [(0, 0, 0), (1, 2, 3), (2, 3, 1)])
 def test_one_bit_of_a_layers_output_is_found_there(tmp_path: Path, layer: int, step: int, micro_batch: int) -> None:
     found = located(SPEC, tmp_path, lambda engine: in_layer(engine, layer, 4 * step + micro_batch, with_other_bit))
-    assert found == Difference(step, "outputs", micro_batch, (f"decoder layer {layer}",), (0,))
+    assert found == DigestDifference(step, "outputs", micro_batch, (f"decoder layer {layer}",), (0,))
 
 
 def test_one_bit_of_a_gradient_is_found_in_the_backward_pass(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_one_bit_of_a_gradient_is_found_in_the_backward_pass(tmp_path: Path) -> 
         calls: Iterator[int] = iter(range(1 << 30))
         engine.chunks[0].layers["1"].register_forward_pre_hook(hook)
 
-    assert located(SPEC, tmp_path, fault) == Difference(2, "gradients", 1, ("decoder layer 0",), (0,))
+    assert located(SPEC, tmp_path, fault) == DigestDifference(2, "gradients", 1, ("decoder layer 0",), (0,))
 
 
 def test_a_parameters_gradient_and_what_an_update_makes_are_told_apart(tmp_path: Path) -> None:
@@ -173,9 +173,9 @@ def test_a_parameters_gradient_and_what_an_update_makes_are_told_apart(tmp_path:
         engine._optimizer.set_rate = lambda step: set_rate(step + (next(steps) == 1))  # type: ignore[method-assign]
 
     found = located(SPEC, tmp_path / "gradient", gradient)
-    assert found == Difference(1, "parameter_gradients", None, ("decoder layer 2",), (0,))
+    assert found == DigestDifference(1, "parameter_gradients", None, ("decoder layer 2",), (0,))
     found = located(SPEC, tmp_path / "update", update)
-    assert found == Difference(1, "parameters", None, NAMES[:-1], (0,))
+    assert found == DigestDifference(1, "parameters", None, NAMES[:-1], (0,))
 
 
 # --- several ranks --------------------------------------------------------------------------------------------------
@@ -190,6 +190,6 @@ def test_the_layer_has_its_number_in_the_whole_and_the_rank_is_named(tmp_path: P
     assert spec.num_microbatches == 4
     workers(4).run(train_ranks, spec, tmp_path, 2, 4 + 2, 1)
     one, other = (recorded(tmp_path / name, 4) for name in ("sound", "faulty"))
-    assert first_difference(one, other, layer_names(4)) == Difference(1, "outputs", 2, ("decoder layer 2",), (1,))
+    assert first_difference(one, other, layer_names(4)) == DigestDifference(1, "outputs", 2, ("decoder layer 2",), (1,))
     assert set(one[0][0].outputs) == {"embedding", "decoder layer 0", "decoder layer 2"}
     assert set(one[3][0].outputs) == {"decoder layer 1", "decoder layer 3", "final norm", "output layer", "loss"}

@@ -88,10 +88,10 @@ def _verdict(result: CellResult) -> str:
     if result.verdict is None:
         return "-" if result.cell.graphed else "reference"
     if not result.verdict.passes:
-        return f"**{result.verdict.word}**"
+        return f"**{result.verdict.verdict}**"
     # Equality needs no minimum of steps, so a low number of them is shown.
     steps = min((pair.verdict.evidence.steps for pair in result.pairs if pair.verdict.evidence), default=0)
-    return result.verdict.word + (f" over {count('step', steps)} only" if steps < MINIMUM_STEPS else "")
+    return result.verdict.verdict + (f" over {count('step', steps)} only" if steps < MINIMUM_STEPS else "")
 
 
 def _difference(result: CellResult) -> str:
@@ -114,4 +114,4 @@ def _speed(result: CellResult) -> str:
         return "-"
     # A cell that computes something else is neither faster nor slower.
     passes = result.verdict is not None and result.verdict.passes
-    return f"{speedup.summary} {speedup.word}" if passes else speedup.summary
+    return f"{speedup.summary} {speedup.verdict}" if passes else speedup.summary

@@ -10,7 +10,7 @@ from analysis.records.steps import Metric
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import cell_text, escape, figure, item, table
 from analysis.sweep.cell_results import CellResult, PairResult
-from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, Estimate, Evidence
+from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, CurveEvidence, Estimate
 from launch.common.text import count
 
 PAIR_HEADER = ("cell", "repeat", "attempts, eager / graphed", "verdict", "steps compared", "largest loss difference",
@@ -31,7 +31,7 @@ def render(report: ReportData) -> list[str]:
     blocks = []
     if pairs:
         rows = (_pair_row(result, pair) for result, pair in pairs)
-        blocks = ["## Evidence", table(PAIR_HEADER, rows), *_reasons(report.shown), *_ladder(report.shown)]
+        blocks = ["## CurveEvidence", table(PAIR_HEADER, rows), *_reasons(report.shown), *_ladder(report.shown)]
     notes = Counter(note for r in report.shown for a in attempts_of(r.runs) for note in sorted(set(a.notes)))
     if notes:
         lines = (item(f"{note} ({count('run', runs)})") for note, runs in sorted(notes.items()))
@@ -54,10 +54,10 @@ def _pair_row(result: CellResult, pair: PairResult) -> list[str]:
             _equal_steps(evidence),
         ]
     name = f"`{result.cell.label}`"
-    return [name, str(pair.repeat), attempts, pair.verdict.word, *figures, _speed(result, pair)]
+    return [name, str(pair.repeat), attempts, pair.verdict.verdict, *figures, _speed(result, pair)]
 
 
-def _equal_steps(evidence: Evidence) -> str:
+def _equal_steps(evidence: CurveEvidence) -> str:
     """Return how many first steps are equal: graphed to eager, and eager among themselves where those differ."""
     among_eager = f"; eager runs among themselves {evidence.eager_prefix}"
     equal = f"first {evidence.bitwise_prefix} of {evidence.steps} steps"
@@ -93,8 +93,8 @@ def _pair_reasons(pair: PairResult, result: CellResult) -> Iterator[tuple[str, s
     """Yield the text before the cell's name, and the text after it."""
     verdict = pair.verdict
     if verdict.reason:
-        fix = f" Fix: {verdict.remedy}{_bisect(result)}." if verdict.remedy else ""
-        yield f"**{verdict.word}** ", f"{cell_text(verdict.reason)}.{fix}{_notes(pair)}"
+        fix = f" Fix: {verdict.fix}{_bisect(result)}." if verdict.fix else ""
+        yield f"**{verdict.verdict}** ", f"{cell_text(verdict.reason)}.{fix}{_notes(pair)}"
     if pair.differences:
         yield "", f"the environments differ. {cell_text('; '.join(pair.differences))}."
 
@@ -102,7 +102,7 @@ def _pair_reasons(pair: PairResult, result: CellResult) -> Iterator[tuple[str, s
 def _notes(pair: PairResult) -> str:
     """Return the graphed run's notes where it diverged, since they may explain it."""
     attempt = pair.graphed.attempt
-    if pair.verdict.word != "DIVERGED" or attempt is None or not attempt.notes:
+    if pair.verdict.verdict != "DIVERGED" or attempt is None or not attempt.notes:
         return ""
     return f" The run noted: {cell_text('; '.join(sorted(set(attempt.notes))))}."
 
@@ -110,7 +110,7 @@ def _notes(pair: PairResult) -> str:
 def _bisect(result: CellResult) -> str:
     """Return the bisect command where each of several captured parts can be captured alone (docs/bisect.md)."""
     graph = result.spec.cuda_graph
-    if len(graph.scope) < 2 or graph.impl == "local" or result.verdict is None or result.verdict.word != "DIVERGED":
+    if len(graph.scope) < 2 or graph.impl == "local" or result.verdict is None or result.verdict.verdict != "DIVERGED":
         return ""
     return f"; `python -m orchestrator bisect SWEEP {result.cell.cell_id}` finds the smallest set of parts that fails"
 
@@ -124,7 +124,7 @@ def _ladder(shown: Sequence[CellResult]) -> list[str]:
     return ["### Loss, rung by rung", table(LADDER_HEADER, rows), LADDER_NOTE] if rows else []
 
 
-def _rung_row(result: CellResult, evidence: Evidence, metric: Metric) -> list[str]:
+def _rung_row(result: CellResult, evidence: CurveEvidence, metric: Metric) -> list[str]:
     size, step = evidence.largest(metric)
     tested = next((one for one in evidence.tested if one.metric == metric), None)
     tests = ["-"] * 3
@@ -135,11 +135,11 @@ def _rung_row(result: CellResult, evidence: Evidence, metric: Metric) -> list[st
     runs = f" of {len(result.runs)} each" if evidence.graphed_runs < len(result.runs) else ""
     return [
         f"`{result.cell.label}`",
-        result.verdict.word if result.verdict else "",
+        result.verdict.verdict if result.verdict else "",
         f"{evidence.eager_runs} / {evidence.graphed_runs}{runs}",
         METRIC_NAMES[metric],
         _equal_steps(evidence),
-        figure(evidence.floor.of(metric)) if evidence.floor else "unknown",
+        figure(evidence.noise_floor.of(metric)) if evidence.noise_floor else "unknown",
         f"{figure(size)} at {step}",
         *tests,
     ]

@@ -8,7 +8,14 @@ from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import UNCHANGED, percent_change, table
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.labels import layout_words, machine_words, model_words, precision_words
-from analysis.sweep.metric_changes import MEMORY_METRICS, Change, MemoryRisk, MetricChange, memory_risks, metric_changes
+from analysis.sweep.metric_changes import (
+    MEMORY_METRICS,
+    CellChange,
+    MemoryRisk,
+    MetricChange,
+    memory_risks,
+    metric_changes,
+)
 from launch.common.text import count, first_names, size
 
 HEADER = ("metric", "graphs", "change", "conditions", "measured")
@@ -59,7 +66,7 @@ def _range(least: float, most: float) -> str:
     return f"{low} to {high}"
 
 
-def _measured(change: MetricChange, each: Change, on_gpu: bool) -> str:
+def _measured(change: MetricChange, each: CellChange, on_gpu: bool) -> str:
     if change.metric in MEMORY_METRICS:
         return f"{size(round(each.eager))} to {size(round(each.graphed))}"
     unit = "ms" if change.metric == "step time" else "TFLOP/s"

@@ -42,7 +42,7 @@ def _speed(result: CellResult) -> tuple[str, str]:
     speed = result.speed.speedup
     if speed is None:
         return "-", "-"
-    doubt = ", INCONCLUSIVE" if speed.word == "INCONCLUSIVE" else ""
+    doubt = ", INCONCLUSIVE" if speed.verdict == "INCONCLUSIVE" else ""
     times = rates = ""
     if result.on_gpu:
         times = f" ({speed.eager_ms:.4g} to {speed.graphed_ms:.4g} ms)"
@@ -54,10 +54,10 @@ def _speed(result: CellResult) -> tuple[str, str]:
 def _loss(result: CellResult) -> str:
     verdict, largest = result.verdict, result.max_loss_difference
     if verdict is None or largest is None:
-        return verdict.word if verdict else "-"
+        return verdict.verdict if verdict else "-"
     steps = min((pair.verdict.evidence.steps for pair in result.pairs if pair.verdict.evidence), default=0)
-    apart = f"up to {figure(largest)} apart" if verdict.word == "DIVERGED" else f"within {figure(largest)}"
-    return f"{verdict.word}, {apart} over {count('step', steps)}"
+    apart = f"up to {figure(largest)} apart" if verdict.verdict == "DIVERGED" else f"within {figure(largest)}"
+    return f"{verdict.verdict}, {apart} over {count('step', steps)}"
 
 
 def _captured(result: CellResult) -> str:

@@ -63,9 +63,9 @@ def render(report: ReportData) -> list[str]:
 def _row(result: CellResult, speed: Speed) -> list[str]:
     passes = result.verdict is not None and result.verdict.passes
     return [
-        f"`{result.cell.label}`" + ("" if passes or result.verdict is None else f" (**{result.verdict.word}**)"),
+        f"`{result.cell.label}`" + ("" if passes or result.verdict is None else f" (**{result.verdict.verdict}**)"),
         speed.summary,
-        speed.word if passes else "-",
+        speed.verdict if passes else "-",
         _steps(speed),
         _break_even(speed),
     ]
@@ -78,9 +78,9 @@ def _steps(speed: Speed) -> str:
 
 
 def _break_even(speed: Speed) -> str:
-    if speed.word == "SLOWER":
+    if speed.verdict == "SLOWER":
         return "never"
-    return f"{speed.break_even_steps:,}" if speed.word == "FASTER" and speed.break_even_steps is not None else "-"
+    return f"{speed.break_even_steps:,}" if speed.verdict == "FASTER" and speed.break_even_steps is not None else "-"
 
 
 def _gpu_row(result: CellResult, speed: Speed) -> list[str]:

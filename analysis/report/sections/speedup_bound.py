@@ -35,7 +35,7 @@ def render(report: ReportData) -> list[str]:
 
 
 def _row(result: CellResult, bound: SpeedupBound) -> list[str]:
-    verdict = "" if result.verdict is None or result.verdict.passes else f" (**{result.verdict.word}**)"
+    verdict = "" if result.verdict is None or result.verdict.passes else f" (**{result.verdict.verdict}**)"
     return [
         f"`{result.cell.label}`{verdict}",
         *_eager(bound.eager),

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.compare.cell_changes import Change, Difference
+from analysis.compare.cell_changes import Change, FigureChange
 from analysis.compare.golden import Golden, GoldenCell, GoldenVerdict, golden_of
 from analysis.compare.junit import junit_of_comparison, junit_of_report
 from analysis.compare.sweep_changes import CellComparison, Comparison, compare_sweeps
-from analysis.verdict.verdict import WORDS, Word
+from analysis.verdict.verdict import VERDICTS, VerdictName
 from launch.contract.outcomes import Outcome
 from launch.contract.plan import Reason
 from tests.records import STARTED, AttemptRecord, Extra, workload_spec, write_sweep
@@ -72,20 +72,22 @@ def test_a_report_is_a_testcase_a_cell(tmp_path: Path) -> None:
 
 
 def test_what_there_is_nothing_to_hold_against_is_skipped_and_fails_nobody() -> None:
-    one = CellComparison("a", "a", "id", (Difference("speed", "not held", "1.2x", "1.1x"),))
-    worse = CellComparison("b", "b", "id", (*one.differences, Difference("memory", "worse", "1", "2")))
+    one = CellComparison("a", "a", "id", (FigureChange("speed", "not held", "1.2x", "1.1x"),))
+    worse = CellComparison("b", "b", "id", (*one.differences, FigureChange("memory", "worse", "1", "2")))
     suite = suite_of(junit_of_comparison(Comparison("then", "now", (one, worse), (), (), 0.05)))
     assert endings(suite) == {"a": ("skipped", "speed"), "b": ("failure", "memory")}
 
 
-def cell(word: Word | None, unexpected: bool, unsound: tuple[str, ...], unfinished: bool, label: str) -> GoldenCell:
+def cell(
+    word: VerdictName | None, unexpected: bool, unsound: tuple[str, ...], unfinished: bool, label: str
+) -> GoldenCell:
     verdict = None if word is None else GoldenVerdict(word, "")
     return GoldenCell(label, label, "COMPLETED", "COMPLETED", unexpected, unsound, unfinished, verdict, None, None)
 
 
 CELLS = st.builds(
     cell,
-    st.sampled_from([None, *WORDS]),
+    st.sampled_from([None, *VERDICTS]),
     st.booleans(),
     st.sampled_from([(), ("wrong",)]),
     st.booleans(),
@@ -98,19 +100,19 @@ def test_any_report_is_xml_and_passes_where_it_does(cells: list[GoldenCell], nam
     golden = Golden(name, tuple(cells), (), {"a": ((words, 1),)}, "")
     suite = suite_of(junit_of_report(golden))
     for one, case in zip(cells, suite.findall("testcase"), strict=True):
-        bad = one.verdict is not None and one.verdict.word not in ("BITWISE", "EQUIVALENT")
+        bad = one.verdict is not None and one.verdict.verdict not in ("BITWISE", "EQUIVALENT")
         passes = not (bad or one.unexpected or one.unsound_records or one.unfinished)
         assert (len(case) == 0) == passes
 
 
 DIFFERENCES = st.builds(
-    Difference, st.sampled_from(["outcome", "verdict", "speed", "memory"]),
+    FigureChange, st.sampled_from(["outcome", "verdict", "speed", "memory"]),
     st.sampled_from(["worse", "unfinished", "inconclusive", "not held", "changed", "better"]), st.text(max_size=9), st.text(max_size=9),
 )  # fmt: skip
 
 
 @given(lists=st.lists(st.lists(DIFFERENCES, max_size=3), max_size=3))
-def test_a_comparison_passes_as_its_exit_code_does(lists: list[list[Difference]]) -> None:
+def test_a_comparison_passes_as_its_exit_code_does(lists: list[list[FigureChange]]) -> None:
     cells = tuple(CellComparison(f"{n}", f"{n}", "id", tuple(found)) for n, found in enumerate(lists))
     comparison = Comparison("a", "b", cells, (), (), 0.05)
     suite = suite_of(junit_of_comparison(comparison))
@@ -123,7 +125,7 @@ def test_a_comparison_passes_as_its_exit_code_does(lists: list[list[Difference]]
     ("change", "ending"), [("worse", "failure"), ("unfinished", "error"), ("inconclusive", "error")]
 )
 def test_what_is_worse_is_said(change: Change, ending: str) -> None:
-    found = (Difference("speed", change, "2.0x", "1.0x"), Difference("memory", "better", "2 GiB", "1 GiB"))
+    found = (FigureChange("speed", change, "2.0x", "1.0x"), FigureChange("memory", "better", "2 GiB", "1 GiB"))
     suite = suite_of(junit_of_comparison(Comparison("a", "b", (CellComparison("c", "c", "id", found),), (), (), 0.05)))
     (case,) = suite.findall("testcase")
     assert (case[0].tag, case[0].attrib["type"], case[0].attrib["message"]) == (ending, "speed", "speed: 2.0x -> 1.0x")

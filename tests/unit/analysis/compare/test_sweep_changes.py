@@ -26,7 +26,7 @@ from analysis.compare.golden import (
 )
 from analysis.compare.sweep_changes import Comparison, compare_sweeps, comparison_to_json
 from analysis.report.write_report import write_report
-from analysis.verdict.verdict import WORDS
+from analysis.verdict.verdict import VERDICTS
 from launch.common.atomic_files import RecordError, dumps, read_json
 from launch.contract.outcomes import Expectation, Outcome
 from launch.contract.paths import SweepPaths
@@ -378,18 +378,18 @@ def test_a_golden_file_names_the_speeds_that_nothing_can_be_held_against(
     assert unsure_speeds(with_speed(golden, *speed).cells) == said
 
 
-@given(before=st.sampled_from(WORDS), after=st.sampled_from(WORDS))
+@given(before=st.sampled_from(VERDICTS), after=st.sampled_from(VERDICTS))
 def test_a_verdict_further_down_is_never_let_pass(golden: Golden, before: Any, after: Any) -> None:
     def of(word: Any) -> Golden:
         eager, graphed = golden.cells
         assert graphed.verdict is not None
-        verdict = dataclasses.replace(graphed.verdict, word=word)
+        verdict = dataclasses.replace(graphed.verdict, verdict=word)
         return dataclasses.replace(golden, cells=(eager, dataclasses.replace(graphed, verdict=verdict)))
 
     code = compare_sweeps(of(before), of(after)).exit_code
     if after == "UNFINISHED":
         assert code == 2
-    elif WORDS.index(after) <= WORDS.index(before):
+    elif VERDICTS.index(after) <= VERDICTS.index(before):
         assert code == 0
     else:
         assert code == (4 if after == "INCONCLUSIVE" else 3)

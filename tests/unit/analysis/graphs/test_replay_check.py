@@ -64,7 +64,7 @@ def nothing(run: AttemptRecord) -> None:
 def test_launches_that_the_probe_saw_on_every_rank_are_proof(tmp_path: Path) -> None:
     for ranks, where in ((1, ""), (2, " on each of 2 ranks")):
         result = graphed_result(tmp_path / str(ranks), nothing, ranks=ranks)
-        assert result.verdict is not None and result.verdict.word == "BITWISE"
+        assert result.verdict is not None and result.verdict.verdict == "BITWISE"
         assert result.graphs.replay is not None
         assert result.graphs.replay.summary == (
             f"proven: 4 graphs, 464 of 464 replays, 8 graph launches a step seen{where}"
@@ -93,7 +93,7 @@ def test_one_graph_is_launched_once() -> None:
 def test_a_run_whose_launches_were_not_seen_is_not_proven(tmp_path: Path, edit: Edit, said: str) -> None:
     result = graphed_result(tmp_path, edit)
     assert result.verdict is not None
-    assert result.verdict.word == "INCOMPARABLE"
+    assert result.verdict.verdict == "INCOMPARABLE"
     assert said in result.verdict.reason
     assert result.speed.speedup is None
 
@@ -101,7 +101,7 @@ def test_a_run_whose_launches_were_not_seen_is_not_proven(tmp_path: Path, edit: 
 def test_one_rank_without_launches_or_probe_is_enough(tmp_path: Path) -> None:
     for name, edit in (("unseen", change_probe(1, graph_launches=0.0)), ("lost", no_probe(1))):
         result = graphed_result(tmp_path / name, edit, ranks=2)
-        assert result.verdict is not None and result.verdict.word == "INCOMPARABLE"
+        assert result.verdict is not None and result.verdict.verdict == "INCOMPARABLE"
         assert "rank 1: " in result.verdict.reason
 
 
@@ -113,7 +113,7 @@ def test_more_launches_than_expected_are_no_fault(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [None, "many", "NaN", -1.0, True, [8]])
 def test_a_damaged_probe_is_a_problem_of_the_run(tmp_path: Path, value: Any) -> None:
     result = graphed_result(tmp_path, change_probe(0, graph_launches=value))
-    assert result.verdict is not None and result.verdict.word == "INCOMPARABLE"
+    assert result.verdict is not None and result.verdict.verdict == "INCOMPARABLE"
     assert "probe of rank 0 cannot be read: graph_launches is" in result.verdict.reason
     assert result.integrity.unsound_records
 
@@ -124,7 +124,7 @@ def test_an_eager_run_that_launched_graphs_is_no_eager_run(tmp_path: Path) -> No
             change_probe(0, graph_launches=1.0)(run)
 
     verdict = compare_cells(load(write_sweep(tmp_path, device="cuda", edit=launches)))[1].verdict
-    assert verdict is not None and verdict.word == "INCOMPARABLE"
+    assert verdict is not None and verdict.verdict == "INCOMPARABLE"
     assert "the eager run launched CUDA graphs" in verdict.reason
 
 

@@ -432,7 +432,11 @@ def test_a_step_shorter_than_its_kernels_has_no_speed_and_is_at_no_limit(tmp_pat
     report = write_report(sweep)
     (_, torch, _) = judge_sweep(sweep).results
     assert torch.speed.speedup is not None and torch.speed.bound is not None
-    assert (torch.speed.speedup.word, torch.speed.speedup.low, torch.speed.speedup.high) == ("INCONCLUSIVE", None, None)
+    assert (torch.speed.speedup.verdict, torch.speed.speedup.low, torch.speed.speedup.high) == (
+        "INCONCLUSIVE",
+        None,
+        None,
+    )
     assert (
         torch.speed.speedup.reason
         == torch.speed.bound.reason
@@ -466,7 +470,7 @@ def test_what_a_step_is_held_against(
     result = compare_cells(load(sweep))[1]
     assert result.speed.speedup is not None and result.speed.bound is not None
     assert bool(result.speed.bound.doubt) == doubtful
-    assert (result.speed.speedup.word == "INCONCLUSIVE") == doubtful
+    assert (result.speed.speedup.verdict == "INCONCLUSIVE") == doubtful
 
 
 def test_an_eager_step_shorter_than_its_kernels_makes_graphs_neither_faster_nor_slower(tmp_path: Path) -> None:
@@ -484,7 +488,11 @@ def test_an_eager_step_shorter_than_its_kernels_makes_graphs_neither_faster_nor_
     why = (
         "timing is doubtful: the eager step is said to take 14.00 ms, and its own probe saw 15.50 ms of computing in it"
     )
-    assert (torch.speed.speedup.word, torch.speed.speedup.low, torch.speed.speedup.high) == ("INCONCLUSIVE", None, None)
+    assert (torch.speed.speedup.verdict, torch.speed.speedup.low, torch.speed.speedup.high) == (
+        "INCONCLUSIVE",
+        None,
+        None,
+    )
     assert (
         torch.speed.speedup.reason
         == torch.speed.bound.reason
@@ -510,7 +518,7 @@ def test_an_eager_step_may_be_shorter_than_its_probe_says_by_as_little_as_a_grap
 
     result = compare_cells(load(write_sweep(tmp_path, device="cuda", impls=("torch",), edit=edit)))[1]
     assert result.speed.speedup is not None and result.speed.bound is not None
-    assert (bool(result.speed.bound.eager_doubt), result.speed.speedup.word == "SLOWER") == (doubtful, not doubtful)
+    assert (bool(result.speed.bound.eager_doubt), result.speed.speedup.verdict == "SLOWER") == (doubtful, not doubtful)
 
 
 @pytest.mark.parametrize("slower", [(1, 1, 2), (1, 2, 2)])

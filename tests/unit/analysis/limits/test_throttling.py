@@ -17,7 +17,7 @@ from analysis.records.run import Attempt
 from analysis.report.report_data import report_data
 from analysis.report.sections import speed
 from analysis.report.summary import summarise
-from analysis.speed.speedup import MINIMUM_STEPS, Decision, RatioBounds, bounded, speed_word
+from analysis.speed.speedup import MINIMUM_STEPS, Decision, RatioBounds, bounded, speed_verdict
 from analysis.sweep.cell_results import CellResult, PairResult
 from analysis.sweep.judge_cells import compare_cells
 from analysis.sweep.judge_sweep import judge_sweep
@@ -93,7 +93,7 @@ def test_a_side_whose_slowing_down_may_be_all_has_a_figure_and_no_word(
     timed = slower_by(0.25) if graphed else slower_by(-0.2)
     edit = both(timed, change_clocks(graphed, throttled=share(0.25, reason)))
     result = graphed_result(tmp_path, edit)
-    assert result.speed.speedup and result.speed.speedup.word == "INCONCLUSIVE"
+    assert result.speed.speedup and result.speed.speedup.verdict == "INCONCLUSIVE"
     assert result.speed.speedup.ratio == pytest.approx(0.8 if graphed else 1.25, rel=0.02)
     assert result.speed.speedup.low is None
     assert f"in {'graphed' if graphed else 'eager'} runs by" in result.speed.speedup.reason
@@ -116,7 +116,7 @@ def test_a_word_that_slowing_down_cannot_explain_stays_and_its_interval_is_as_mu
             )
         )
         assert plain and hot and plain.low and plain.high and hot.low and hot.high
-        assert (hot.word, hot.ratio) == ("FASTER", plain.ratio)
+        assert (hot.verdict, hot.ratio) == ("FASTER", plain.ratio)
         assert hot.low == pytest.approx(plain.low * (1 if graphed else 0.88))
         assert hot.high == pytest.approx(plain.high / (0.88 if graphed else 1))
 
@@ -127,14 +127,14 @@ def test_ranks_may_be_slow_one_after_the_other(tmp_path: Path) -> None:
             change_clocks(False, rank=number, throttled=share(0.06, "thermal"))(run)
 
     result = graphed_result(tmp_path, each, ranks=4)
-    assert result.speed.speedup and result.speed.speedup.word == "INCONCLUSIVE"
+    assert result.speed.speedup and result.speed.speedup.verdict == "INCONCLUSIVE"
 
 
 def test_neutral_does_not_survive_what_may_have_hidden_a_difference(tmp_path: Path) -> None:
     for reason, part, word in (("thermal", 0.02, "INCONCLUSIVE"), ("thermal", 0.9 * SLOWED, "NEUTRAL")):
         edit = both(evened, change_clocks(True, throttled=share(part, reason)))
         result = graphed_result(tmp_path / f"{part}", edit)
-        assert result.speed.speedup and result.speed.speedup.word == word
+        assert result.speed.speedup and result.speed.speedup.verdict == word
 
 
 def evened(run: AttemptRecord) -> None:
@@ -144,12 +144,12 @@ def evened(run: AttemptRecord) -> None:
 
 def test_nor_has_one_both_of_whose_sides_were(tmp_path: Path) -> None:
     result = graphed_result(tmp_path, change_clocks(throttled=share(0.3, "thermal")))
-    assert result.speed.speedup and result.speed.speedup.word == "INCONCLUSIVE"
+    assert result.speed.speedup and result.speed.speedup.verdict == "INCONCLUSIVE"
 
 
 def test_less_than_a_word_allows_is_no_matter(tmp_path: Path) -> None:
     result = graphed_result(tmp_path, change_clocks(throttled=share(0.9 * SLOWED, "thermal")))
-    assert result.speed.speedup and result.speed.speedup.word == "FASTER"
+    assert result.speed.speedup and result.speed.speedup.verdict == "FASTER"
 
 
 def test_one_rank_of_one_repeat_is_enough(tmp_path: Path) -> None:
@@ -169,13 +169,13 @@ def test_what_is_seen_at_the_ends_and_was_not_counted_slowed_it_down(tmp_path: P
 
 def test_a_power_cap_may_be_seen(tmp_path: Path) -> None:
     result = graphed_result(tmp_path, change_clocks(active=["power_cap"]))
-    assert result.speed.speedup and result.speed.speedup.word == "FASTER"
+    assert result.speed.speedup and result.speed.speedup.verdict == "FASTER"
 
 
 def test_what_was_counted_and_was_little_may_be_seen(tmp_path: Path) -> None:
     brief = {"throttled": share(0.5 * SLOWED, "thermal"), "active": ["thermal"]}
     result = graphed_result(tmp_path, change_clocks(True, **brief))
-    assert result.speed.speedup and result.speed.speedup.word == "FASTER"
+    assert result.speed.speedup and result.speed.speedup.verdict == "FASTER"
 
 
 def test_it_is_the_first_news_and_is_not_ranked(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_the_family_of_a_sweep_does_not_give_the_word_back(tmp_path: Path) -> No
     sweep = write_sweep(
         tmp_path, device="cuda", impls=("torch",), edit=change_clocks(False, throttled=share(0.3, "thermal"))
     )
-    assert [r.speed.speedup.word for r in judge_sweep(sweep).results if r.speed.speedup] == ["INCONCLUSIVE"]
+    assert [r.speed.speedup.verdict for r in judge_sweep(sweep).results if r.speed.speedup] == ["INCONCLUSIVE"]
 
 
 def test_the_interval_of_a_family_is_held_against_throttling_too(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_the_interval_of_a_family_is_held_against_throttling_too(tmp_path: Path)
             tmp_path / str(workloads), device="cuda", workloads=workloads, repeats=3, impls=("torch",), edit=edit
         )
         speed = judge_sweep(sweep).results[1].speed.speedup
-        assert speed and speed.word == word
+        assert speed and speed.verdict == word
     assert "a power cap" in speed.reason
 
 
@@ -257,19 +257,19 @@ def test_the_interval_of_a_family_is_held_against_throttling_too(tmp_path: Path)
 
 def test_a_graphed_run_that_is_capped_more_is_faster_all_the_same(tmp_path: Path) -> None:
     result = graphed_result(tmp_path, change_clocks(True, throttled=share(0.8)))
-    assert result.speed.speedup and result.speed.speedup.word == "FASTER"
+    assert result.speed.speedup and result.speed.speedup.verdict == "FASTER"
 
 
 @pytest.mark.parametrize(("share_of_eager", "word"), [(0.06, "FASTER"), (0.19, "FASTER"), (0.25, "INCONCLUSIVE")])
 def test_a_cap_takes_a_word_away_that_it_may_explain(tmp_path: Path, share_of_eager: float, word: str) -> None:
     """1.25 times as fast: without the cap eager steps would be shorter by its share at most."""
     result = graphed_result(tmp_path, change_clocks(False, throttled=share(share_of_eager)))
-    assert result.speed.speedup and result.speed.speedup.word == word
+    assert result.speed.speedup and result.speed.speedup.verdict == word
 
 
 def test_an_eager_run_that_is_capped_more_makes_nothing_faster(tmp_path: Path) -> None:
     result = graphed_result(tmp_path, change_clocks(False, throttled=share(0.8)))
-    assert result.speed.speedup and result.speed.speedup.word == "INCONCLUSIVE"
+    assert result.speed.speedup and result.speed.speedup.verdict == "INCONCLUSIVE"
     assert "80% of the time of eager runs and 0% of that of graphed ones" in result.speed.speedup.reason
     assert "--lock-gpu-clocks" in result.speed.speedup.reason
 
@@ -277,18 +277,18 @@ def test_an_eager_run_that_is_capped_more_makes_nothing_faster(tmp_path: Path) -
 def test_sides_that_are_capped_alike_are_compared(tmp_path: Path) -> None:
     edit = both(change_clocks(False, throttled=share(0.93)), change_clocks(True, throttled=share(0.9)))
     result = graphed_result(tmp_path, edit)
-    assert result.speed.speedup and result.speed.speedup.word == "FASTER"
+    assert result.speed.speedup and result.speed.speedup.verdict == "FASTER"
 
 
 def test_a_limit_that_changed_leaves_no_word(tmp_path: Path) -> None:
     result = graphed_result(tmp_path, change_clocks(True, power_limits=[500.0]))
-    assert result.speed.speedup and result.speed.speedup.word == "INCONCLUSIVE"
+    assert result.speed.speedup and result.speed.speedup.verdict == "INCONCLUSIVE"
     assert "from 500 to 700 W" in result.speed.speedup.reason
 
 
 def test_gpus_of_ranks_may_have_limits_of_their_own(tmp_path: Path) -> None:
     result = graphed_result(tmp_path, change_clocks(rank=1, power_limits=[500.0]), ranks=2)
-    assert result.speed.speedup and result.speed.speedup.word == "FASTER"
+    assert result.speed.speedup and result.speed.speedup.verdict == "FASTER"
 
 
 # --- any pair of sides ----------------------------------------------------------------------------------------------
@@ -361,15 +361,15 @@ def test_what_was_capped_more_may_be_as_much_shorter(pair: PairResult, eager: fl
 )
 def test_throttling_takes_words_away_and_gives_none(least: float, most: float, low: float, width: float) -> None:
     high = low + width
-    word, reason = speed_word((low, high), MINIMUM_STEPS)
+    word, reason = speed_verdict((low, high), MINIMUM_STEPS)
     decision = Decision(word, reason, (low, high), (low, high))
     found = bounded(decision, RatioBounds(least, most, "a reason"), MINIMUM_STEPS)
-    assert found.word in (word, "INCONCLUSIVE")
+    assert found.verdict in (word, "INCONCLUSIVE")
     if found.interval is not None:
         assert found.interval[0] <= low <= high <= found.interval[1]
-    if found.word != "INCONCLUSIVE":
-        assert speed_word((low * least, high * most), MINIMUM_STEPS)[0] == word
-    assert bool(found.reason) == (found.word == "INCONCLUSIVE") or word == "INCONCLUSIVE"
+    if found.verdict != "INCONCLUSIVE":
+        assert speed_verdict((low * least, high * most), MINIMUM_STEPS)[0] == word
+    assert bool(found.reason) == (found.verdict == "INCONCLUSIVE") or word == "INCONCLUSIVE"
     assert bounded(decision, RatioBounds(), MINIMUM_STEPS) == decision
 
 
@@ -407,7 +407,7 @@ def test_graphed_cells_are_not_told_apart_by_what_throttling_may_explain(
 
 def test_what_is_not_known_doubts_nothing_and_is_not_called_unthrottled(tmp_path: Path) -> None:
     result = graphed_result(tmp_path / "cells", forget_clocks)
-    assert result.speed.speedup and result.speed.speedup.word == "FASTER"
+    assert result.speed.speedup and result.speed.speedup.verdict == "FASTER"
     text = reported(tmp_path / "report", forget_clocks)
     assert "| not known / not known |" in text
     assert "| no / no |" not in text
@@ -464,7 +464,7 @@ def test_clocks_below_their_maximum_are_shown_and_doubt_nothing(tmp_path: Path) 
     edit = change_clocks(sm_mhz=1200)
     assert "| 1200 of 1980 MHz at the end / 1200 of 1980 MHz at the end |" in reported(tmp_path / "report", edit)
     result = graphed_result(tmp_path / "cells", edit)
-    assert result.speed.speedup and result.speed.speedup.word == "FASTER"
+    assert result.speed.speedup and result.speed.speedup.verdict == "FASTER"
 
 
 def test_a_report_of_a_cpu_does_not_speak_of_it(tmp_path: Path) -> None:
@@ -476,5 +476,5 @@ def test_damaged_clocks_keep_a_pair_from_being_compared(tmp_path: Path) -> None:
         change_clocks(True, seconds="much")(run)
 
     verdict = graphed_result(tmp_path, damage).verdict
-    assert verdict and verdict.word == "INCOMPARABLE"
+    assert verdict and verdict.verdict == "INCOMPARABLE"
     assert "clocks of rank 0 cannot be read" in verdict.reason

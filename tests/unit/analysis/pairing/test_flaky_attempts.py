@@ -207,4 +207,4 @@ def test_a_cancelled_attempt_gives_way_to_none_before_an_outcome_that_cannot_be_
     paths = SweepPaths(tmp_path)
     write_sweep(tmp_path, edit=edit)
     graphed = next(result for result in judge_sweep(paths).results if result.cell.graphed)
-    assert graphed.runs[0].attempt is None and graphed.verdict and graphed.verdict.word == "INCOMPARABLE"
+    assert graphed.runs[0].attempt is None and graphed.verdict and graphed.verdict.verdict == "INCOMPARABLE"

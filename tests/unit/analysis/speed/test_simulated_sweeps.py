@@ -10,7 +10,7 @@ import pytest
 
 from analysis.records.steps import Floats, Steps
 from analysis.speed.pair_speed import PairSpeed, Timed, pool_pairs
-from analysis.speed.speedup import MINIMUM_STEPS, cell_speed, speed_word
+from analysis.speed.speedup import MINIMUM_STEPS, cell_speed, speed_verdict
 from analysis.speed.steady_window import Window, window_of
 from analysis.statistics.confidence_interval import families, interval_of
 from launch.contract.spec import RunSpec
@@ -53,7 +53,7 @@ def last_of_ten(true: float, slot: float) -> Counter[str]:
             pairs.append(PairSpeed(timed=Timed(window, 8.0, np.zeros(0), 0.0, 60.0 * first, 60.0 * (first + 10))))
         speed = cell_speed(pool_pairs(pairs), RunSpec())
         assert speed is not None
-        found[speed.word] += 1
+        found[speed.verdict] += 1
     return found
 
 
@@ -78,7 +78,7 @@ def words(true: float, repeats: int, kind: str) -> Counter[str]:
             pairs.append(PairSpeed(timed=Timed(window, 8.0, np.zeros(0), 0.0)))
         speed = cell_speed(pool_pairs(pairs), RunSpec())
         assert speed is not None
-        found[speed.word] += 1
+        found[speed.verdict] += 1
     return found
 
 
@@ -131,9 +131,9 @@ def swept(
         eager = random.normal(0, RUN_SPREAD * noise.eager, (workloads, 1, repeats))
         ratios = true * np.exp(eager - random.normal(0, 1, (workloads, cells, repeats)) * spreads)
         sweep = [(str(place // cells), one) for place, one in enumerate(ratios.reshape(-1, repeats).tolist())]
-        alone = [speed_word(interval_of(one), MINIMUM_STEPS)[0] for _, one in sweep]
+        alone = [speed_verdict(interval_of(one), MINIMUM_STEPS)[0] for _, one in sweep]
         of_all = [
-            speed_word(interval_of(one, family), MINIMUM_STEPS)[0]
+            speed_verdict(interval_of(one, family), MINIMUM_STEPS)[0]
             for (_, one), family in zip(sweep, families(sweep), strict=True)
         ]
         found.append((alone, of_all))

@@ -18,7 +18,7 @@ from analysis.report.summary import summarise
 from analysis.report.write_report import write_report
 from analysis.speed.flops import model_flops
 from analysis.speed.pair_speed import PairSpeed
-from analysis.speed.speedup import MINIMUM_STEPS, Speed, classify, speed_word
+from analysis.speed.speedup import MINIMUM_STEPS, Speed, classify, speed_verdict
 from analysis.statistics.confidence_interval import Family, families, interval_of
 from analysis.statistics.student_t import quantile
 from analysis.sweep.cell_results import CellResult
@@ -62,7 +62,7 @@ def timed(root: Path, graphed_ms: Callable[[AttemptRecord], float], repeats: int
     ],
 )
 def test_words(ratios: list[float], word: str) -> None:
-    assert speed_word(interval_of(ratios), MINIMUM_STEPS)[0] == word
+    assert speed_verdict(interval_of(ratios), MINIMUM_STEPS)[0] == word
 
 
 def test_the_interval_is_students_on_logarithms() -> None:
@@ -77,7 +77,7 @@ def test_the_interval_is_students_on_logarithms() -> None:
 def test_the_word_is_what_the_interval_says_and_turns_round_with_the_ratio(ratios: list[float]) -> None:
     interval = interval_of(ratios)
     assert interval is not None
-    word, reason = speed_word(interval, MINIMUM_STEPS)
+    word, reason = speed_verdict(interval, MINIMUM_STEPS)
     low, high = interval
     neutral = low >= 0.99 and high <= 1.01
     assert (word == "NEUTRAL") == neutral
@@ -89,7 +89,7 @@ def test_the_word_is_what_the_interval_says_and_turns_round_with_the_ratio(ratio
 
 
 def test_a_few_steps_give_no_word() -> None:
-    word, reason = speed_word((2.0, 2.1), MINIMUM_STEPS - 1)
+    word, reason = speed_verdict((2.0, 2.1), MINIMUM_STEPS - 1)
     assert (word, "19 steady steps" in reason) == ("INCONCLUSIVE", True)
 
 
@@ -98,7 +98,7 @@ def test_a_wrong_direction_is_as_rare_as_the_interval_promises(true: float, repe
     """Of 2,000 sweeps with known truth: a step that is not faster is called FASTER at most as often as one tail allows."""
     random = np.random.default_rng(7)
     drawn = true * np.exp(random.normal(0, spread, (2000, repeats)))
-    words = [speed_word(interval_of(list(ratios)), MINIMUM_STEPS)[0] for ratios in drawn]
+    words = [speed_verdict(interval_of(list(ratios)), MINIMUM_STEPS)[0] for ratios in drawn]
     assert words.count("SLOWER") <= 0.025 * 2000 * 1.5
     if true == 1.0:
         assert words.count("FASTER") <= 0.025 * 2000 * 1.5
@@ -113,13 +113,13 @@ def test_the_figure_is_the_geometric_mean_of_pairs(tmp_path: Path) -> None:
     assert speed.ratio == pytest.approx(math.sqrt(20 / 16 * 20 / 15.5))
     assert speed.ratio == pytest.approx(speed.eager_ms / speed.graphed_ms)
     assert speed.summary == "1.27x (1.04-1.55 over 2 pairs)"
-    assert speed.word == "FASTER"
+    assert speed.verdict == "FASTER"
 
 
 def test_one_pair_has_a_figure_and_no_interval(tmp_path: Path) -> None:
     speed = timed(tmp_path, lambda run: 16.0, repeats=1)
     assert speed is not None
-    assert (speed.summary, speed.low, speed.high, speed.word) == ("1.25x (1 pair)", None, None, "INCONCLUSIVE")
+    assert (speed.summary, speed.low, speed.high, speed.verdict) == ("1.25x (1 pair)", None, None, "INCONCLUSIVE")
     assert "repeats" in speed.reason
 
 
@@ -140,7 +140,7 @@ def test_only_measured_steps_count(tmp_path: Path) -> None:
 
     speed = compared(tmp_path, late_warmup).speed.speedup
     assert speed is not None
-    assert (speed.low, speed.high, speed.word) == (1.0, 1.0, "NEUTRAL")
+    assert (speed.low, speed.high, speed.verdict) == (1.0, 1.0, "NEUTRAL")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0, -1.0, 1e-320, 1e308])
@@ -181,7 +181,7 @@ def test_a_second_mode_of_the_graphed_run_is_not_hidden(tmp_path: Path) -> None:
     """Every tenth graphed step takes five times as long: by its median it is 1.25 times as fast, in truth it is slower."""
     speed = compared(tmp_path, slow_steps(10, side=True)).speed.speedup
     assert speed is not None
-    assert speed.word == "SLOWER"
+    assert speed.verdict == "SLOWER"
     assert "graphed steps of a run are off its median" in speed.off_counts
 
 
@@ -222,7 +222,7 @@ def test_what_is_left_out_does_not_change_the_word(
     speed = compared(tmp_path, stalls(at), repeats=3).speed.speedup
     assert speed is not None
     assert speed.left_out > 0 and speed.off_counts == ""
-    assert speed.word == "INCONCLUSIVE"
+    assert speed.verdict == "INCONCLUSIVE"
     assert (
         "steps that were left out change the word: over all steps, outliers among them, the interval is" in speed.reason
     )
@@ -276,7 +276,7 @@ def test_runs_that_overlap_give_no_figure(tmp_path: Path) -> None:
 def test_repeats_have_to_alternate(tmp_path: Path, place: Callable[[int, bool], float], word: str) -> None:
     speed = compared(tmp_path, at(place), repeats=3).speed.speedup
     assert speed is not None
-    assert speed.word == word
+    assert speed.verdict == word
     assert ("did not alternate" in speed.reason) == (word == "INCONCLUSIVE")
 
 
@@ -287,7 +287,7 @@ def test_repeats_in_allocations_of_their_own_need_not_alternate(tmp_path: Path) 
         run.outcome = dataclasses.replace(run.outcome, allocation=f"bundle000.{run.spec.repeat}")
 
     speed = compared(tmp_path, edit, repeats=3).speed.speedup
-    assert speed is not None and speed.word == "FASTER"
+    assert speed is not None and speed.verdict == "FASTER"
 
 
 def test_other_numbers_of_tokens_give_no_figure(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_what_is_sure_by_itself_stays_so_beside_an_unsteady_cell() -> None:
     """As in a sweep of the demonstration, on a CPU: pairs of one cell 0.3% apart, of the other three fourths."""
     cells = [("one", [1.468, 1.472]), ("two", [0.95, 1.67])]
     intervals = [interval_of(ratios, family) for (_, ratios), family in zip(cells, families(cells), strict=True)]
-    assert [speed_word(interval, MINIMUM_STEPS)[0] for interval in intervals] == ["FASTER", "INCONCLUSIVE"]
+    assert [speed_verdict(interval, MINIMUM_STEPS)[0] for interval in intervals] == ["FASTER", "INCONCLUSIVE"]
 
 
 @given(st.lists(st.lists(st.floats(0.5, 2), min_size=2, max_size=4), min_size=1, max_size=6))
@@ -385,7 +385,7 @@ def test_other_cells_take_a_word_away_and_give_none(
 def test_a_wider_interval_of_a_neutral_cell_makes_it_no_faster() -> None:
     pairs = pairs_of([1.0070, 1.0079, 1.0073, 1.0078])
     interval = interval_of([1.0070, 1.0079, 1.0073, 1.0078], WIDE)
-    assert interval and speed_word(interval, 100)[0] == "FASTER"
+    assert interval and speed_verdict(interval, 100)[0] == "FASTER"
     assert classify(pairs)[0] == "NEUTRAL"
     assert classify(pairs, WIDE)[1].startswith("NEUTRAL by itself (1.007 to 1.008), but not sure enough for one of 20")
 
@@ -413,7 +413,7 @@ def test_words_of_a_sweep_are_said_of_all_cells_at_once(tmp_path: Path) -> None:
     said = [summarise(judged.results).text for judged in (alone, beside)]
     first = [judged.results[1].speed.speedup for judged in (alone, beside)]
     assert first[0] is not None and first[1] is not None
-    assert (first[0].word, first[1].word) == ("FASTER", "INCONCLUSIVE")
+    assert (first[0].verdict, first[1].verdict) == ("FASTER", "INCONCLUSIVE")
     assert first[1].low is not None and first[1].low < 1, "the printed interval is the one that the word follows from"
     reason = "FASTER by itself (1.119 to 1.374), but not sure enough for one of 3 cells timed: more repeats narrow the interval"
     assert first[1].reason == reason

@@ -43,9 +43,9 @@ def test_twins_that_agree_to_the_bit(tmp_path: Path) -> None:
     results = compare_cells(load(write_sweep(tmp_path)))
     result = results[1]
     assert result.verdict is not None and result.verdict.evidence is not None
-    assert result.verdict.word == "BITWISE"
+    assert result.verdict.verdict == "BITWISE"
     found = result.verdict.evidence
-    assert (found.eager_runs, found.graphed_runs, found.floor) == (2, 2, NoiseFloor(2, 0.0, 0.0)), (
+    assert (found.eager_runs, found.graphed_runs, found.noise_floor) == (2, 2, NoiseFloor(2, 0.0, 0.0)), (
         "it is of all repeats"
     )
     assert result.outcome == "COMPLETED"
@@ -60,10 +60,10 @@ def test_noise_within_the_margin_is_equivalent_and_worst_repeat_wins(tmp_path: P
             run.metrics[60]["loss"] += 2e-4
 
     result = judged(tmp_path, noise)
-    assert [pair.verdict.word for pair in result.pairs] == ["BITWISE", "EQUIVALENT"]
+    assert [pair.verdict.verdict for pair in result.pairs] == ["BITWISE", "EQUIVALENT"]
     assert [pair.verdict.evidence.eager_runs for pair in result.pairs if pair.verdict.evidence] == [2, 2]
     assert result.verdict is not None
-    assert result.verdict.word == "EQUIVALENT"
+    assert result.verdict.verdict == "EQUIVALENT"
     assert result.max_loss_difference == pytest.approx(2e-4)
 
 
@@ -77,10 +77,10 @@ def test_each_graphed_run_equal_to_an_eager_one_of_its_own_is_not_bitwise(tmp_pa
     sweep = write_sweep(tmp_path, edit=second)
     report, result = write_report(sweep), graphed_result(sweep)
     assert result.verdict is not None and result.verdict.evidence is not None
-    assert result.verdict.word == "INCONCLUSIVE"
+    assert result.verdict.verdict == "INCONCLUSIVE"
     assert "eager repeats themselves differ in loss by up to 0.25" in result.verdict.reason
     assert "graphed repeat 1 equals eager repeat 1 to the bit, and eager repeats differ" in result.verdict.reason
-    assert [pair.verdict.word for pair in result.pairs] == ["INCONCLUSIVE"] * 2
+    assert [pair.verdict.verdict for pair in result.pairs] == ["INCONCLUSIVE"] * 2
     assert "first 116 of 116 steps; eager runs among themselves 56" in report.markdown.read_text()
     assert report.exit_code == 4
 
@@ -109,7 +109,7 @@ def test_of_repeats_by_two_versions_of_the_code_the_largest_differences_are_show
             run.metrics[60]["loss"] += 1e-4
 
     eager, graphed = compare_cells(load(write_sweep(tmp_path, edit=newer, repeats=4)))
-    assert graphed.verdict is not None and graphed.verdict.word == "EQUIVALENT"
+    assert graphed.verdict is not None and graphed.verdict.verdict == "EQUIVALENT"
     assert graphed.max_loss_difference == pytest.approx(3e-4)
     assert eager.loss.noise_floor is not None and (eager.loss.noise_floor.repeats, eager.loss.noise_floor.loss) == (
         2,
@@ -124,10 +124,10 @@ def test_a_step_beyond_the_margin_is_of_the_repeat_that_has_it(tmp_path: Path) -
 
     result = judged(tmp_path, far)
     assert result.verdict is not None
-    assert result.verdict.word == "DIVERGED"
+    assert result.verdict.verdict == "DIVERGED"
     assert result.verdict.reason.startswith("first at step 60: the gradient norm is")
     assert result.verdict.reason.endswith("(graphed repeat 1)")
-    assert [pair.verdict.word for pair in result.pairs] == ["BITWISE", "DIVERGED"]
+    assert [pair.verdict.verdict for pair in result.pairs] == ["BITWISE", "DIVERGED"]
 
 
 def test_the_more_cells_of_a_sweep_are_tested_the_surer_each_has_to_be(tmp_path: Path) -> None:
@@ -141,8 +141,8 @@ def test_the_more_cells_of_a_sweep_are_tested_the_surer_each_has_to_be(tmp_path:
     for workloads in (3, 4):
         sweep = write_sweep(tmp_path / str(workloads), workloads=workloads, edit=offset)
         results = [result for result in judge_sweep(sweep).results if result.verdict]
-        words.append([result.verdict.word for result in results if result.verdict])
-        assert [pair.verdict.word for result in results for pair in result.pairs] == [
+        words.append([result.verdict.verdict for result in results if result.verdict])
+        assert [pair.verdict.verdict for result in results for pair in result.pairs] == [
             w for w in words[-1] for _ in "ab"
         ]
     assert words == [["EQUIVALENT"] * 3, ["EQUIVALENT"] * 2 + ["INCONCLUSIVE"] * 2]
@@ -153,10 +153,10 @@ def test_deterministic_mode_asks_for_equality_to_the_bit(tmp_path: Path) -> None
         run.metrics[60]["loss"] += 1e-6
 
     found = judged(tmp_path / "near", for_graphed(near), deterministic=True)
-    assert found.verdict is not None and found.verdict.word == "DIVERGED"
+    assert found.verdict is not None and found.verdict.verdict == "DIVERGED"
     assert found.verdict.deviation is not None and found.verdict.deviation.step == 60
     same = graphed_result(write_sweep(tmp_path / "same", deterministic=True))
-    assert same.verdict is not None and same.verdict.word == "BITWISE"
+    assert same.verdict is not None and same.verdict.verdict == "BITWISE"
 
 
 def test_one_nan_in_one_repeat_of_the_graphed_cell_diverges(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_one_nan_in_one_repeat_of_the_graphed_cell_diverges(tmp_path: Path) -> N
 
     result = judged(tmp_path, nan)
     assert result.verdict is not None
-    assert (result.verdict.word, result.verdict.deviation and result.verdict.deviation.step) == ("DIVERGED", 80)
+    assert (result.verdict.verdict, result.verdict.deviation and result.verdict.deviation.step) == ("DIVERGED", 80)
     assert result.verdict.reason.startswith("repeat 1")
 
 
@@ -176,7 +176,7 @@ def test_all_nan_on_both_sides_does_not_pass(tmp_path: Path) -> None:
             step["loss"] = float("nan")
 
     sweep = write_sweep(tmp_path, edit=all_nan)
-    assert graphed_result(sweep).verdict.word == "INCOMPARABLE"  # type: ignore[union-attr]
+    assert graphed_result(sweep).verdict.verdict == "INCOMPARABLE"  # type: ignore[union-attr]
     # No run says COMPLETED after a NaN: a record that does is unsound, whatever the pair says.
     assert exit_code(compare_cells(load(sweep))) == 3
 
@@ -190,7 +190,7 @@ def test_a_run_that_ended_at_its_nan_diverges_though_it_gives_no_proof(tmp_path:
 
     result = judged(tmp_path, for_graphed(stopped))
     assert result.verdict is not None
-    assert (result.verdict.word, result.unexpected) == ("DIVERGED", True)
+    assert (result.verdict.verdict, result.unexpected) == ("DIVERGED", True)
 
 
 def shorten(run: AttemptRecord) -> None:
@@ -263,9 +263,9 @@ def test_pairs_that_cannot_be_compared(tmp_path: Path, change: Edit, said: str) 
     sweep = write_sweep(tmp_path, edit=for_graphed(change))
     result = graphed_result(sweep)
     assert result.verdict is not None
-    assert result.verdict.word == "INCOMPARABLE"
+    assert result.verdict.verdict == "INCOMPARABLE"
     assert said in result.verdict.reason
-    assert result.verdict.remedy
+    assert result.verdict.fix
     assert result.speed.speedup is None
     assert exit_code(compare_cells(load(sweep))) == 3
 
@@ -274,10 +274,10 @@ def test_every_rank_must_prove_its_replays(tmp_path: Path) -> None:
     def silent_rank(run: AttemptRecord) -> None:
         run.events[1] = [event for event in run.events[1] if event["kind"] != "proof"]
 
-    assert judged(tmp_path / "all", lambda run: None, ranks=2).verdict.word == "BITWISE"  # type: ignore[union-attr]
+    assert judged(tmp_path / "all", lambda run: None, ranks=2).verdict.verdict == "BITWISE"  # type: ignore[union-attr]
     result = judged(tmp_path / "one", for_graphed(silent_rank), ranks=2)
     assert result.verdict is not None
-    assert result.verdict.word == "INCOMPARABLE"
+    assert result.verdict.verdict == "INCOMPARABLE"
     assert "rank 1" in result.verdict.reason
 
 
@@ -288,7 +288,7 @@ def test_a_torn_last_line_is_a_missing_step(tmp_path: Path) -> None:
     metrics.write_bytes(metrics.read_bytes()[:-20])
     result = graphed_result(sweep)
     assert result.verdict is not None
-    assert result.verdict.word == "INCOMPARABLE"
+    assert result.verdict.verdict == "INCOMPARABLE"
     assert "step 119 missing" in result.verdict.reason
 
 
@@ -298,7 +298,7 @@ def test_a_damaged_or_lost_record_is_incomparable(tmp_path: Path, name: str) -> 
         sweep = write_sweep(tmp_path / str(content is None))
         path = sweep.run(graphed_result(sweep).runs[0].run_id).attempt(1).root / name
         path.unlink() if content is None else path.write_bytes(content)
-        assert graphed_result(sweep).verdict.word == "INCOMPARABLE"  # type: ignore[union-attr]
+        assert graphed_result(sweep).verdict.verdict == "INCOMPARABLE"  # type: ignore[union-attr]
 
 
 def test_a_spec_of_another_run_is_incomparable(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_a_graphed_repeat_without_its_eager_repeat_is_incomparable(tmp_path: Pat
     lone = dataclasses.replace(plan, cells=tuple(cell for cell in plan.cells if cell.graphed))
     results = compare_cells(dataclasses.replace(records, plan=lone))
     assert results[0].verdict is not None
-    assert results[0].verdict.word == "INCOMPARABLE"
+    assert results[0].verdict.verdict == "INCOMPARABLE"
     assert "no eager run" in results[0].verdict.reason
     assert exit_code(results) == 3
 
@@ -338,7 +338,7 @@ def test_a_later_attempt_counts_unless_infrastructure_or_the_user_ended_it(tmp_p
     assert [run.attempt and run.attempt.number for run in result.runs] == [10, 1]
     assert result.pairs[0].speed.reason == "the runs were in different allocations"
     assert result.speed.speedup is not None
-    assert (result.speed.speedup.pairs, result.speed.speedup.word) == (1, "INCONCLUSIVE")
+    assert (result.speed.speedup.pairs, result.speed.speedup.verdict) == (1, "INCONCLUSIVE")
 
 
 def test_each_graphed_run_meets_the_eager_attempt_of_its_own_allocation(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_each_graphed_run_meets_the_eager_attempt_of_its_own_allocation(tmp_path
         other_code(again)
         write_attempt(sweep, again)
     result = graphed_result(sweep)
-    assert result.verdict is not None and result.verdict.word == "BITWISE"
+    assert result.verdict is not None and result.verdict.verdict == "BITWISE"
     assert result.speed.speedup is not None and result.speed.speedup.pairs == 2
 
 
@@ -372,7 +372,7 @@ def captured_in_the_first_step(run: AttemptRecord) -> None:
 
 def test_local_graphs_are_captured_in_the_first_step(tmp_path: Path) -> None:
     result = judged(tmp_path, for_graphed(captured_in_the_first_step), impls=("local",))
-    assert result.verdict is not None and result.verdict.word == "BITWISE"
+    assert result.verdict is not None and result.verdict.verdict == "BITWISE"
 
 
 def apart_from_the_start(run: AttemptRecord) -> None:
@@ -399,14 +399,14 @@ def captured_eager(run: AttemptRecord) -> None:
 )
 def test_records_that_contradict_themselves_are_incomparable(tmp_path: Path, change: Edit, said: str) -> None:
     found = judged(tmp_path, change).verdict
-    assert found is not None and found.word == "INCOMPARABLE" and said in found.reason
+    assert found is not None and found.verdict == "INCOMPARABLE" and said in found.reason
 
 
 def test_noise_of_eager_before_the_capture_is_not_held_against_a_graphed_run(tmp_path: Path) -> None:
     def noise(run: AttemptRecord) -> None:
         run.metrics[1]["loss"] += 0.1 * run.spec.repeat + (0.1 if run.spec.graphed else 0.0)
 
-    assert judged(tmp_path, noise).verdict.word == "BITWISE"  # type: ignore[union-attr]
+    assert judged(tmp_path, noise).verdict.verdict == "BITWISE"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -422,8 +422,8 @@ def test_a_nan_of_eager_is_blamed_on_no_graph(tmp_path: Path, ends: bool) -> Non
                 run.outcome = Outcome("NUMERIC", "measure", "bundle000", 0.0, 1.0)
 
     result = judged(tmp_path, nan)
-    assert result.pairs[0].verdict.word == "INCOMPARABLE"
-    assert result.verdict is not None and result.verdict.word == "INCOMPARABLE"
+    assert result.pairs[0].verdict.verdict == "INCOMPARABLE"
+    assert result.verdict is not None and result.verdict.verdict == "INCOMPARABLE"
     assert "not finite at step 60" in result.verdict.reason
 
 
@@ -432,7 +432,7 @@ def test_a_nan_is_no_graphs_where_an_eager_run_of_another_repeat_has_one(tmp_pat
         if run.spec.graphed is (run.spec.repeat == 0):
             run.metrics[60]["loss"] = float("nan")
 
-    assert judged(tmp_path, nan).verdict.word == "INCOMPARABLE"  # type: ignore[union-attr]
+    assert judged(tmp_path, nan).verdict.verdict == "INCOMPARABLE"  # type: ignore[union-attr]
 
 
 def test_one_bit_is_told_apart_in_words(tmp_path: Path) -> None:
@@ -440,7 +440,7 @@ def test_one_bit_is_told_apart_in_words(tmp_path: Path) -> None:
         run.metrics[60]["loss"] *= 1 + 2**-52
 
     verdict = judged(tmp_path, for_graphed(one_bit), deterministic=True).verdict
-    assert verdict is not None and verdict.word == "DIVERGED"
+    assert verdict is not None and verdict.verdict == "DIVERGED"
     graphed, eager = verdict.reason.split("the loss is ")[1].split(" eager")[0].split(" graphed and ")
     assert graphed != eager and float(graphed) == float(eager) * (1 + 2**-52)
 
@@ -466,7 +466,7 @@ def changed_outcome(**fields: Any) -> Edit:
 def test_an_outcome_of_another_shape_cannot_be_read(tmp_path: Path, field: str, value: Any) -> None:
     sweep = write_sweep(tmp_path, steps=20, edit=for_graphed(changed_outcome(**{field: value})))
     result = graphed_result(sweep)
-    assert (result.outcome, result.verdict and result.verdict.word) == ("INTERRUPTED", "INCOMPARABLE")
+    assert (result.outcome, result.verdict and result.verdict.verdict) == ("INTERRUPTED", "INCOMPARABLE")
     assert f"{result.runs[0].run_id}/attempts/1/outcome.json cannot be read: " in result.integrity.unsound_records[0]
 
 
@@ -491,7 +491,7 @@ def test_a_damaged_event_is_a_problem_of_its_attempt(
     tmp_path: Path, kind: str, change: Callable[[dict[str, Any]], object], said: str
 ) -> None:
     found = judged(tmp_path, for_graphed(change_events(kind, change)))
-    assert found.verdict is not None and found.verdict.word == "INCOMPARABLE"
+    assert found.verdict is not None and found.verdict.verdict == "INCOMPARABLE"
     assert said in found.verdict.reason and found.integrity.unsound_records
 
 
@@ -508,7 +508,7 @@ def test_expecting_a_hang_at_the_end_does_not_spare_the_comparison(tmp_path: Pat
         run.metrics[80]["loss"] = float("nan")
 
     found = judged(tmp_path, for_graphed(hung), expect=Expectation("TEARDOWN_HANG"))
-    assert found.verdict is not None and found.verdict.word == "DIVERGED"
+    assert found.verdict is not None and found.verdict.verdict == "DIVERGED"
 
 
 def failing(outcome: Outcome) -> Edit:
@@ -569,7 +569,7 @@ def test_too_few_steps_and_one_repeat_are_inconclusive_only(tmp_path: Path) -> N
     for name, options in (("short", {"steps": 60}), ("once", {"repeats": 1})):
         results = compare_cells(load(write_sweep(tmp_path / name, edit=nudge, **options)))  # type: ignore[arg-type]
         assert results[1].verdict is not None
-        assert results[1].verdict.word == "INCONCLUSIVE"
+        assert results[1].verdict.verdict == "INCONCLUSIVE"
         assert exit_code(results) == 4
 
 
@@ -591,7 +591,7 @@ def test_a_teardown_that_hung_keeps_its_results_but_is_unexpected(tmp_path: Path
 
     result = judged(tmp_path, for_graphed(hang))
     assert result.verdict is not None
-    assert (result.verdict.word, result.unexpected) == ("BITWISE", True)
+    assert (result.verdict.verdict, result.unexpected) == ("BITWISE", True)
 
 
 def test_cells_that_do_not_run_are_no_failure(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from analysis.records.steps import Floats, Metric, Steps
 from analysis.verdict.curve_difference import METRICS
 from analysis.verdict.ladder import judge_curves
 from analysis.verdict.rungs import MINIMUM_STEPS
-from analysis.verdict.verdict import WORDS, Verdict, judge_family, worst
+from analysis.verdict.verdict import VERDICTS, Verdict, judge_family, worst
 from launch.contract.plan import Margins
 
 CAPTURE = 3
@@ -55,7 +55,7 @@ def of_repeats(
 
 def test_equal_curves_are_bitwise_even_when_short_and_without_a_floor() -> None:
     found = verdict(curve(10, graphed=True), curve(10), steps=10)
-    assert found.word == "BITWISE"
+    assert found.verdict == "BITWISE"
     assert found.evidence is not None
     assert (found.evidence.first_step, found.evidence.last_step, found.evidence.steps) == (4, 9, 6)
     assert found.evidence.bitwise_prefix == 6
@@ -66,20 +66,20 @@ def test_a_difference_in_the_last_bit_is_not_bitwise() -> None:
     losses = graphed.loss.copy()
     losses[50] = np.nextafter(losses[50], 10)
     found = verdict(replace(graphed, loss=losses))
-    assert found.word == "EQUIVALENT"
+    assert found.verdict == "EQUIVALENT"
     assert found.evidence is not None
     assert found.evidence.bitwise_prefix == 50 - (CAPTURE + 1)
     assert found.evidence.max_loss_step == 50
 
 
 def test_a_difference_before_the_capture_does_not_count_against_equivalence() -> None:
-    assert verdict(moved(curve(graphed=True), 1, loss=0.5)).word == "BITWISE"
+    assert verdict(moved(curve(graphed=True), 1, loss=0.5)).verdict == "BITWISE"
 
 
 @pytest.mark.parametrize(("loss", "grad_norm", "metric"), [(2e-3, 0.0, "loss"), (0.0, 2e-2, "grad_norm")])
 def test_one_step_beyond_the_margin_diverges_and_is_named(loss: float, grad_norm: float, metric: str) -> None:
     found = verdict(moved(curve(graphed=True), 77, loss, grad_norm))
-    assert found.word == "DIVERGED"
+    assert found.verdict == "DIVERGED"
     assert found.deviation is not None
     assert (found.deviation.step, found.deviation.metric) == (77, metric)
     assert found.deviation.size == pytest.approx(loss or grad_norm)
@@ -96,7 +96,7 @@ def with_value(steps: Steps, at: int, metric: Metric, value: float) -> Steps:
 def test_not_finite_in_a_graphed_run_alone_diverges_at_that_step(bad: float, metric: Metric) -> None:
     eager = curve()
     found = verdict(with_value(curve(graphed=True), 60, metric, bad), eager, eager)
-    assert found.word == "DIVERGED"
+    assert found.verdict == "DIVERGED"
     assert found.deviation is not None
     assert (found.deviation.step, found.deviation.metric) == (60, metric)
 
@@ -107,38 +107,38 @@ def test_not_finite_in_eager_is_blamed_on_no_graph(bad: float, metric: Metric) -
     finite, broken = curve(), with_value(curve(), 60, metric, bad)
     for graphed in (curve(graphed=True), with_value(curve(graphed=True), 60, metric, bad)):
         for eager in ((broken,), (finite, broken)):
-            assert verdict(graphed, *eager).word == "INCOMPARABLE"
+            assert verdict(graphed, *eager).verdict == "INCOMPARABLE"
 
 
 def test_a_graphed_nan_diverges_whatever_the_floor_is() -> None:
     wide = curve(), moved(curve(), 60, loss=1e3)
-    assert verdict(moved(curve(graphed=True), 60, loss=float("nan")), *wide).word == "DIVERGED"
+    assert verdict(moved(curve(graphed=True), 60, loss=float("nan")), *wide).verdict == "DIVERGED"
 
 
 def test_a_nan_in_one_of_several_eager_repeats_tells_of_no_graph() -> None:
     found = verdict(curve(graphed=True), curve(), moved(curve(), 60, loss=float("nan")))
-    assert found.word == "INCOMPARABLE"
+    assert found.verdict == "INCOMPARABLE"
     assert "step 60 (eager repeat 1)" in found.reason
 
 
 def test_nan_everywhere_on_both_sides_is_incomparable() -> None:
     nothing = np.full(STEPS, np.nan)
     found = verdict(curve(graphed=True, loss=nothing), curve(loss=nothing))
-    assert found.word == "INCOMPARABLE"
+    assert found.verdict == "INCOMPARABLE"
     assert "not finite" in found.reason
 
 
 def test_nan_before_the_capture_never_passes() -> None:
     found = verdict(moved(curve(graphed=True), 1, float("nan")), moved(curve(), 1, float("nan")))
-    assert found.word == "INCOMPARABLE"
+    assert found.verdict == "INCOMPARABLE"
     assert "before the capture" in found.reason
 
 
 def test_runs_that_stop_at_their_first_nan_are_judged_up_to_it() -> None:
     stopped = moved(curve(graphed=True), 60, float("nan")).take(slice(61))
-    assert verdict(stopped).word == "DIVERGED"
+    assert verdict(stopped).verdict == "DIVERGED"
     both = verdict(stopped, moved(curve(), 60, float("nan")).take(slice(61)))
-    assert both.word == "INCOMPARABLE"
+    assert both.verdict == "INCOMPARABLE"
     assert "not finite" in both.reason
 
 
@@ -172,40 +172,40 @@ def test_steps_that_are_not_all_there_once_in_order_are_incomparable(
 ) -> None:
     eager, graphed = curve(), curve(graphed=True)
     found = verdict(graphed, change(eager)) if side == "eager" else verdict(change(graphed), eager)
-    assert found.word == "INCOMPARABLE"
+    assert found.verdict == "INCOMPARABLE"
     assert f"{side} repeat 0" in found.reason
     assert said in found.reason
 
 
 def test_the_same_wrong_steps_on_both_sides_are_incomparable() -> None:
-    assert verdict(renumbered(curve(graphed=True)), renumbered(curve())).word == "INCOMPARABLE"
-    assert verdict(curve(graphed=True), curve(), steps=STEPS - 1).word == "INCOMPARABLE"
+    assert verdict(renumbered(curve(graphed=True)), renumbered(curve())).verdict == "INCOMPARABLE"
+    assert verdict(curve(graphed=True), curve(), steps=STEPS - 1).verdict == "INCOMPARABLE"
 
 
 def test_a_run_with_nothing_after_the_capture_is_incomparable() -> None:
     last = verdict(curve(CAPTURE + 1, graphed=True), curve(CAPTURE + 1), steps=CAPTURE + 1)
-    assert last.word == "INCOMPARABLE"
-    assert "more steps" in last.remedy
+    assert last.verdict == "INCOMPARABLE"
+    assert "more steps" in last.fix
 
 
 def test_within_the_margin_is_inconclusive_where_evidence_is_thin() -> None:
     near = moved(curve(graphed=True), 50, loss=5e-4)
-    assert verdict(near, curve()).word == "INCONCLUSIVE"
+    assert verdict(near, curve()).verdict == "INCONCLUSIVE"
     short = verdict(moved(curve(60, graphed=True), 50, 5e-4), steps=60)
-    assert short.word == "INCONCLUSIVE"
-    assert str(STEPS) in short.remedy
-    assert verdict(near, curve(), moved(curve(), 50, loss=2e-3)).word == "INCONCLUSIVE"
+    assert short.verdict == "INCONCLUSIVE"
+    assert str(STEPS) in short.fix
+    assert verdict(near, curve(), moved(curve(), 50, loss=2e-3)).verdict == "INCONCLUSIVE"
 
 
 def test_beyond_the_margin_is_inconclusive_where_eager_is_as_far_from_itself_in_that_metric() -> None:
     far = moved(curve(graphed=True), 50, loss=3e-3)
     wide = verdict(far, curve(), moved(curve(), 80, loss=2e-3))
-    assert wide.word == "INCONCLUSIVE"
+    assert wide.verdict == "INCONCLUSIVE"
     assert "eager repeats themselves differ in loss by up to 0.002" in wide.reason
-    assert "deterministic" in wide.remedy
-    assert verdict(far, curve(), moved(curve(), 80, grad_norm=0.5)).word == "DIVERGED"
+    assert "deterministic" in wide.fix
+    assert verdict(far, curve(), moved(curve(), 80, grad_norm=0.5)).verdict == "DIVERGED"
     alone = verdict(far, curve())
-    assert alone.word == "INCONCLUSIVE"
+    assert alone.verdict == "INCONCLUSIVE"
     assert "0.003 at step 50" in alone.reason
 
 
@@ -213,10 +213,10 @@ def test_where_the_floor_is_beyond_the_margin_a_spike_proves_nothing_and_many_st
     wide = curve(), moved(curve(), 80, loss=2e-3)
     spike = moved(curve(graphed=True), 50, loss=0.1)
     off = shifted(curve(graphed=True), np.where(np.arange(STEPS) >= 60, 10.0, 0.0))
-    assert verdict(spike, *wide).word == "INCONCLUSIVE"
-    assert of_repeats([off, spike], wide).word == "INCONCLUSIVE"
+    assert verdict(spike, *wide).verdict == "INCONCLUSIVE"
+    assert of_repeats([off, spike], wide).verdict == "INCONCLUSIVE"
     found = of_repeats([off, off], wide)
-    assert found.word == "DIVERGED"
+    assert found.verdict == "DIVERGED"
     assert found.deviation is not None and found.deviation.step == 60
 
 
@@ -224,24 +224,24 @@ def test_a_step_beyond_the_margin_that_the_floor_may_explain_is_inconclusive() -
     noisy = curve(), moved(curve(), 80, loss=5e-4)
     near, far, farther = (moved(curve(graphed=True), 50, loss=loss) for loss in (1.2e-3, 3e-3, 7e-3))
     assert "0.001, though not so far that it cannot be noise" in of_repeats([near, near], noisy).reason
-    assert of_repeats([far, curve(graphed=True)], noisy).word == "INCONCLUSIVE", "what one run has may be a spike"
-    assert of_repeats([far, far], noisy).word == "DIVERGED"
-    assert of_repeats([farther, curve(graphed=True)], noisy).word == "DIVERGED"
+    assert of_repeats([far, curve(graphed=True)], noisy).verdict == "INCONCLUSIVE", "what one run has may be a spike"
+    assert of_repeats([far, far], noisy).verdict == "DIVERGED"
+    assert of_repeats([farther, curve(graphed=True)], noisy).verdict == "DIVERGED"
 
 
 def test_deterministic_runs_that_are_not_are_said_to_be_so() -> None:
     nothing = Margins(loss=0.0, grad_norm=0.0)
     eager = curve(), moved(curve(), 80, loss=1e-6)
     found = verdict(moved(curve(graphed=True), 50, loss=1e-6), *eager, margins=nothing)
-    assert found.word == "INCONCLUSIVE"
-    assert "does not compute deterministically" in found.remedy
-    assert verdict(moved(curve(graphed=True), 50, loss=1e-6), margins=nothing).word == "DIVERGED"
+    assert found.verdict == "INCONCLUSIVE"
+    assert "does not compute deterministically" in found.fix
+    assert verdict(moved(curve(graphed=True), 50, loss=1e-6), margins=nothing).verdict == "DIVERGED"
 
 
 def test_a_gradient_norm_of_zero_admits_no_difference() -> None:
     zero, graphed = with_value(curve(), 50, "grad_norm", 0.0), curve(graphed=True)
-    assert verdict(graphed, zero, zero).word == "DIVERGED"
-    assert verdict(with_value(graphed, 50, "grad_norm", 0.0), zero, zero).word == "BITWISE"
+    assert verdict(graphed, zero, zero).verdict == "DIVERGED"
+    assert verdict(with_value(graphed, 50, "grad_norm", 0.0), zero, zero).verdict == "BITWISE"
 
 
 def test_where_eager_does_not_train_nothing_is_equivalent() -> None:
@@ -250,16 +250,16 @@ def test_where_eager_does_not_train_nothing_is_equivalent() -> None:
     eager = [replace(curve(), loss=tiny), replace(curve(), loss=tiny)]
     found = of_repeats([replace(curve(graphed=True), loss=2 * tiny)], eager)
     assert (
-        found.word == "INCONCLUSIVE" and "the eager loss moves by no more than 0.00033" in found.reason and found.remedy
+        found.verdict == "INCONCLUSIVE" and "the eager loss moves by no more than 0.00033" in found.reason and found.fix
     )
     zero = np.zeros(STEPS)
     without = [replace(curve(), grad_norm=zero)] * 2
     near = replace(moved(curve(graphed=True), 50, loss=1e-5), grad_norm=zero)
     found = of_repeats([near], without)
-    assert found.word == "INCONCLUSIVE" and "gradient norm is 0 at every step" in found.reason
-    assert of_repeats([near], without, Margins(loss=10.0)).word == "INCONCLUSIVE"
+    assert found.verdict == "INCONCLUSIVE" and "gradient norm is 0 at every step" in found.reason
+    assert of_repeats([near], without, Margins(loss=10.0)).verdict == "INCONCLUSIVE"
     same = of_repeats([without[0]], without)
-    assert same.word == "BITWISE" and "equality shows little" in same.reason
+    assert same.verdict == "BITWISE" and "equality shows little" in same.reason
     assert not verdict(curve(graphed=True)).reason
 
 
@@ -270,8 +270,8 @@ def test_no_margin_lets_a_difference_pass_by_being_absurd(margin: float) -> None
 
 
 def test_the_worst_verdict_wins() -> None:
-    assert worst([Verdict(word) for word in WORDS]).word == "DIVERGED"
-    assert worst([Verdict("BITWISE"), Verdict("EQUIVALENT")]).word == "EQUIVALENT"
+    assert worst([Verdict(word) for word in VERDICTS]).verdict == "DIVERGED"
+    assert worst([Verdict("BITWISE"), Verdict("EQUIVALENT")]).verdict == "EQUIVALENT"
 
 
 def noisy(steps: Steps, noise: np.random.Generator, share: float) -> Steps:
@@ -286,7 +286,7 @@ def test_noise_that_both_sides_have_is_never_divergence(seed: int, share: float)
     noise = np.random.default_rng(seed)
     eager = [noisy(curve(), noise, share) for _ in range(2)]
     found = of_repeats([noisy(curve(graphed=True), noise, share) for _ in range(2)], eager)
-    assert found.word in ("BITWISE", "EQUIVALENT", "INCONCLUSIVE")
+    assert found.verdict in ("BITWISE", "EQUIVALENT", "INCONCLUSIVE")
     assert share > 0.1 or found.passes, found.reason
 
 
@@ -305,7 +305,7 @@ def test_a_deviation_of_twice_the_margin_is_found_wherever_it_is(at: int, sign: 
     else:
         graphed = moved(graphed, at, grad_norm=sign * 2 * MARGINS.grad_norm)
     found = verdict(graphed)
-    assert found.word == "DIVERGED"
+    assert found.verdict == "DIVERGED"
     assert found.deviation is not None
     assert (found.deviation.step, found.deviation.metric) == (at, metric)
 
@@ -337,47 +337,49 @@ def shifted(steps: Steps, by: Floats | float, metric: Metric = "loss") -> Steps:
 def test_a_mean_near_the_margin_is_not_shown_to_be_within_it(metric: Metric) -> None:
     eager = [shifted(curve(), offset, metric) for offset in (-0.2, 0.2)]
     found = of_repeats([shifted(curve(graphed=True), offset, metric) for offset in (0.3, 0.7)], eager)
-    assert found.word == "INCONCLUSIVE"
+    assert found.verdict == "INCONCLUSIVE"
     assert "the mean difference" in found.reason and "not shown" in found.reason
-    assert "repeats" in found.remedy
+    assert "repeats" in found.fix
 
 
 def test_a_mean_beyond_the_margin_is_shown_though_no_step_stands_out() -> None:
     noise = np.random.default_rng(8)
     eager = [noisy(curve(), noise, 0.25) for _ in range(2)]
     found = of_repeats([shifted(noisy(curve(graphed=True), noise, 0.25), 1.5) for _ in range(2)], eager)
-    assert found.word == "DIVERGED"
+    assert found.verdict == "DIVERGED"
     assert found.deviation is not None and found.deviation.size < 3e-3
 
 
 def test_what_drifts_towards_the_margin_does_not_pass() -> None:
     drifting = np.linspace(0, 0.9, STEPS)
     found = verdict(shifted(curve(graphed=True), drifting))
-    assert found.word == "INCONCLUSIVE"
+    assert found.verdict == "INCONCLUSIVE"
     assert "the loss drifts: the difference rose by 0.00086" in found.reason
-    assert "twice as many steps" in found.remedy
-    assert verdict(shifted(curve(graphed=True), drifting / 2)).word == "EQUIVALENT"
-    assert verdict(shifted(curve(graphed=True), drifting[::-1])).word == "EQUIVALENT", "what goes back does not leave"
+    assert "twice as many steps" in found.fix
+    assert verdict(shifted(curve(graphed=True), drifting / 2)).verdict == "EQUIVALENT"
+    assert verdict(shifted(curve(graphed=True), drifting[::-1])).verdict == "EQUIVALENT", (
+        "what goes back does not leave"
+    )
 
 
 def test_what_blows_up_within_the_margin_does_not_pass() -> None:
     growing = np.where(np.arange(STEPS) < STEPS - 5, 0, 0.9)
     found = verdict(shifted(curve(graphed=True), growing, "grad_norm"))
-    assert found.word == "INCONCLUSIVE"
+    assert found.verdict == "INCONCLUSIVE"
     assert "the gradient norm blows up at the end of the window" in found.reason
-    assert verdict(shifted(curve(graphed=True), np.roll(growing, -20), "grad_norm")).word == "EQUIVALENT"
+    assert verdict(shifted(curve(graphed=True), np.roll(growing, -20), "grad_norm")).verdict == "EQUIVALENT"
 
 
 def test_one_bad_run_of_several_does_not_hide_in_their_mean() -> None:
     bad = moved(curve(graphed=True), 60, loss=2 * MARGINS.loss)
     found = of_repeats([curve(graphed=True), bad, curve(graphed=True), curve(graphed=True)], [curve()] * 2)
-    assert found.word == "DIVERGED"
+    assert found.verdict == "DIVERGED"
     assert "(graphed repeat 1)" in found.reason
 
 
 def test_alternating_signs_do_not_hide_in_the_mean() -> None:
     found = verdict(shifted(curve(graphed=True), np.where(np.arange(STEPS) % 2, 2.0, -2.0)))
-    assert found.word == "DIVERGED"
+    assert found.verdict == "DIVERGED"
 
 
 @pytest.mark.parametrize("which", [(0, 0), (0, 1), (1, 1)])
@@ -386,7 +388,7 @@ def test_equal_to_one_of_two_eager_runs_that_differ_is_not_bitwise(which: tuple[
     eager = [curve(), moved(curve(), 50, loss=0.5)]
     graphed = [replace(eager[place], phase=curve(graphed=True).phase) for place in which]
     found = of_repeats(graphed, eager)
-    assert found.word == "INCONCLUSIVE"
+    assert found.verdict == "INCONCLUSIVE"
     assert found.evidence is not None
     assert (found.evidence.bitwise_prefix, found.evidence.eager_prefix) == (MINIMUM_STEPS, 50 - (CAPTURE + 1))
     assert found.reason == (
@@ -399,14 +401,14 @@ def test_where_eager_runs_agree_none_is_said_to_be_the_one_that_was_equalled() -
     found = of_repeats(
         [curve(10, graphed=True), moved(curve(10, graphed=True), 7, loss=1e-5)], [curve(10)] * 2, steps=10
     )
-    assert (found.word, "to the bit" in found.reason) == ("INCONCLUSIVE", False)
+    assert (found.verdict, "to the bit" in found.reason) == ("INCONCLUSIVE", False)
 
 
 def test_eager_runs_that_differ_within_the_margin_are_judged_by_it() -> None:
     eager = [curve(), moved(curve(), 50, loss=1e-5)]
-    assert of_repeats([curve(graphed=True)] * 2, eager).word == "EQUIVALENT"
+    assert of_repeats([curve(graphed=True)] * 2, eager).verdict == "EQUIVALENT"
     short = [replace(curve(20), loss=curve(20).loss + offset) for offset in (0, 1e-5)]
-    assert of_repeats([curve(20, graphed=True)], short, steps=20).word == "INCONCLUSIVE", "16 steps do not show it"
+    assert of_repeats([curve(20, graphed=True)], short, steps=20).verdict == "INCONCLUSIVE", "16 steps do not show it"
 
 
 def test_of_many_cells_each_has_to_be_surer() -> None:
@@ -416,10 +418,10 @@ def test_of_many_cells_each_has_to_be_surer() -> None:
 
     sure, unsure = [found(0.01, 0.01) for _ in range(4)], found(0.45, 0.1)
     assert 0.025 < unsure.p < 0.04
-    assert [v.word for v in judge_family([unsure])] == ["EQUIVALENT"]
-    assert {v.word for v in judge_family([*sure, unsure])} == {"EQUIVALENT"}, "the last of Holm's steps is at alpha"
+    assert [v.verdict for v in judge_family([unsure])] == ["EQUIVALENT"]
+    assert {v.verdict for v in judge_family([*sure, unsure])} == {"EQUIVALENT"}, "the last of Holm's steps is at alpha"
     twice = judge_family([unsure, *sure, unsure])
-    assert [v.word for v in twice] == ["INCONCLUSIVE", *["EQUIVALENT"] * 4, "INCONCLUSIVE"]
-    assert "one of 6 cells" in twice[0].reason and twice[0].remedy
+    assert [v.verdict for v in twice] == ["INCONCLUSIVE", *["EQUIVALENT"] * 4, "INCONCLUSIVE"]
+    assert "one of 6 cells" in twice[0].reason and twice[0].fix
     failed = judge_family([verdict(moved(curve(graphed=True), 77, 2e-3)), unsure])
-    assert [v.word for v in failed] == ["DIVERGED", "INCONCLUSIVE"]
+    assert [v.verdict for v in failed] == ["DIVERGED", "INCONCLUSIVE"]

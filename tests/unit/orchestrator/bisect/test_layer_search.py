@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.graphs.layer_divergence import Difference, OfRanks, What, first_difference, locate
+from analysis.graphs.layer_divergence import DigestDifference, OfRanks, What, first_difference, locate
 from launch.common.atomic_files import JsonLines, write_json
 from launch.contract.outcomes import Outcome
 from launch.contract.paths import SweepPaths
@@ -125,7 +125,7 @@ def test_the_first_place_at_which_runs_part_is_found(place: Place, rank: int) ->
     holds = (rank < 2) == (layer in NAMES[:2])
     eager, graphed = runs(other_from(place, rank=rank if holds else (rank + 2) % 4), spec)
     found = first_difference(eager[0], graphed[0], NAMES)
-    assert found == Difference(step, what, micro_batch, (layer,), (rank if holds else (rank + 2) % 4,))
+    assert found == DigestDifference(step, what, micro_batch, (layer,), (rank if holds else (rank + 2) % 4,))
     assert first_difference(eager[0], eager[1], NAMES) is None
 
 
