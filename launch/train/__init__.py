@@ -1,1 +1,1 @@
-"""In the job, a rank: the worker and its training loop."""
+"""A rank of a run: the worker process and its training loop."""

@@ -1,8 +1,8 @@
-"""Where tokens come from: a sequence is a pure function of (seed, step, its index in the global batch).
+"""The tokens of a step: a sequence is a pure function of (seed, step, its index in the global batch).
 
-So every layout and both twins of a pair see the same tokens, and any sequence can be had without those before it.
-Randomness is counter-based: Philox (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) with the
-seed as its key and (step, index) as its counter.
+Every layout, and both runs of a pair, therefore see the same tokens, and any sequence can be read without those before it.
+Randomness is counter-based: Philox (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) with the seed as
+its key and (step, index) as its counter.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TokenSource(Protocol):
         """SHA-256 of the content, in hexadecimal digits."""
 
     def sequence(self, step: int, index: int, length: int) -> torch.Tensor:
-        """Tokens of sequence ``index`` of the global batch of ``step``: int64 of shape (length,).
+        """Return sequence ``index`` of the global batch of ``step``: int64 of shape (length,).
 
         Raises:
             DataError: the source is shorter than ``length``, or a token is not in the vocabulary.
@@ -39,9 +39,9 @@ class TokenSource(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class StreamSource:
-    """Each sequence is a stretch of one stream of tokens that begins anywhere, across the borders of documents.
+    """A stream of tokens. A sequence begins anywhere in it and may cross documents.
 
-    Megatron-Core's GPTDataset cuts its stream across documents likewise, there in steps of the sequence length.
+    Megatron-Core's GPTDataset also cuts its stream across documents, in steps of the sequence length.
     """
 
     stream: Text | IndexedDataset
@@ -62,20 +62,20 @@ class StreamSource:
         return torch.from_numpy(tokens)
 
     def _check_vocabulary(self, tokens: npt.NDArray[np.int64], start: int) -> None:
-        """Here and not on the device, where an index beyond the embedding is undefined or ends the process."""
+        """Check tokens on the host. On a device, an index outside the embedding is undefined or ends the process."""
         outside = np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))
         if outside.size:
             place = int(outside[0])
             raise DataError(
                 f"{self.stream.name} holds token {tokens[place]} at position {start + place}, which is not in the "
-                f"vocabulary of model.vocab_size={self.vocab_size}; set the model's vocabulary to that of the "
-                f"tokenizer which wrote the data, or name data for this one"
+                f"vocabulary of model.vocab_size={self.vocab_size}; set it to the vocabulary of the "
+                f"tokenizer that wrote the data, or name other data"
             )
 
 
 @dataclass(frozen=True)
 class SyntheticSource:
-    """Uniformly random tokens below ``vocab_size``: for speed alone, there is nothing in them to learn."""
+    """Uniformly random tokens below ``vocab_size``. They measure speed; there is nothing in them to learn."""
 
     vocab_size: int
     seed: int
@@ -90,12 +90,11 @@ class SyntheticSource:
 
 
 def open_source(data: Data, vocab_size: int, seed: int) -> TokenSource:
-    """The source that ``data`` describes.
+    """Open the source that ``data`` describes.
 
     Raises:
-        DataError: the fields do not fit each other or ``vocab_size``, or what they name is not there, is empty, cannot
-            be read or is damaged.
-        EnvironmentFault: the tokenizers library is needed and not installed.
+        DataError: the fields contradict each other or ``vocab_size``, or a file is missing, empty, unreadable or damaged.
+        EnvironmentFault: the tokenizers library is needed but not installed.
     """
     refuse(judge(data_fields.RULES, RunSpec(model=Model(vocab_size=vocab_size), data=data)), DataError)
     if data.kind == "synthetic":
@@ -106,10 +105,10 @@ def open_source(data: Data, vocab_size: int, seed: int) -> TokenSource:
 
 
 def batch(source: TokenSource, spec: RunSpec, step: int, dp_rank: int) -> torch.Tensor:
-    """One rank's tokens of one step: int64 of shape (micro-batches, micro-batch size, sequence length + 1).
+    """Return one rank's tokens of a step: int64 of shape (micro-batches, micro-batch size, sequence length + 1).
 
-    Micro-batch m of data-parallel rank r holds the sequences from (m * dp + r) * micro-batch size on, so that the
-    ranks' m-th micro-batches together are one stretch of the global batch.
+    Micro-batch m of data-parallel rank r starts at sequence (m * dp + r) * micro-batch size. The ranks' m-th micro-batches
+    are therefore contiguous in the global batch.
     """
     size, dp = spec.training.micro_batch_size, spec.parallelism.dp
     length = spec.training.sequence_length + 1
@@ -119,5 +118,5 @@ def batch(source: TokenSource, spec: RunSpec, step: int, dp_rank: int) -> torch.
 
 
 def _random(seed: int, step: int, index: int, count: int) -> npt.NDArray[np.uint64]:
-    # The lowest word counts the numbers drawn, so streams of different (step, index) never meet.
+    # The lowest word counts the numbers drawn, so streams of different (step, index) never overlap.
     return np.random.Philox(key=seed % 2**64, counter=[0, 0, index, step]).random_raw(count)

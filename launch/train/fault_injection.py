@@ -1,8 +1,8 @@
-"""Failures on purpose: what a recipe's ``fault`` does to a run, so that what is said of failures can be tried out.
+"""Inject a fault into a run, as a recipe's ``fault`` asks, to test how failures are reported.
 
-Each is the real thing, and none an exception that only looks like it. Engines know nothing of them: what comes with a
-step is done before the engine's own, and what comes with a capture is done by a hook on all modules, in the first
-forward pass that is captured. A run that captures nothing is spared those, so that the eager twin of such a run is whole.
+Each fault is the real failure, not an exception that imitates it. Engines know nothing of them. A fault of a step happens before
+the engine's step. A fault of a capture happens in a hook on all modules, in the first forward pass that is captured; a run that
+captures nothing does not have it, so the eager baseline completes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from launch.contract.spec import Fault
 from launch.engines.protocol import Engine, StepResult
 
 FREED_BYTES = 1 << 26
-"""Large enough to be memory of its own, which the driver takes back when it is freed."""
+"""Large enough for a segment of its own, which the driver takes back when it is freed."""
 MOST_BYTES, LEAST_BYTES = 1 << 38, 1 << 9
-"""What is asked for first where all memory is taken, and PyTorch's smallest block."""
+"""The first allocation that tries to take all memory, and PyTorch's smallest block."""
 
 
 class FaultyEngine:
-    """``engine``, whose run meets ``fault``. ``number`` is the step at hand, ``batch`` what the engine is given in it."""
+    """An engine with ``fault``. ``number`` is the current step, and ``batch`` the engine's input in it."""
 
     def __init__(self, engine: Engine, fault: Fault, device: torch.device) -> None:
         self.device = device
@@ -45,7 +45,7 @@ class FaultyEngine:
         KINDS[fault.kind](self)
 
     def in_step(self, act: Callable[[], object]) -> None:
-        """Have ``act`` called when the fault's step begins."""
+        """Call ``act`` when the fault's step begins."""
         self._in_step = act
 
     @property
@@ -72,7 +72,7 @@ class FaultyEngine:
 
 
 def in_capture(act: Callable[[], object]) -> None:
-    """Have ``act`` called in the first forward pass that is captured."""
+    """Call ``act`` in the first forward pass that is captured."""
 
     def hook(module: nn.Module, inputs: Any) -> None:
         if torch.cuda.is_current_stream_capturing():
@@ -86,12 +86,12 @@ def in_capture(act: Callable[[], object]) -> None:
 
 
 def exception(run: FaultyEngine) -> None:
-    """A bug: tensors that do not fit each other."""
+    """Add tensors whose shapes do not match: an ordinary bug."""
     run.in_step(lambda: torch.ones(2) + torch.ones(3))
 
 
 def nan(run: FaultyEngine) -> None:
-    """A weight of the module that is called first, the model as a rule, becomes NaN."""
+    """Set a weight of the module that is called first, usually the model, to NaN."""
     weights: list[nn.Parameter] = []
 
     def find(module: nn.Module, inputs: Any) -> None:
@@ -103,17 +103,17 @@ def nan(run: FaultyEngine) -> None:
 
 
 def hang(run: FaultyEngine) -> None:
-    """A wait for what never comes."""
+    """Wait forever."""
     run.in_step(lambda: threading.Event().wait())
 
 
 def segfault(run: FaultyEngine) -> None:
-    """A read through a null pointer."""
+    """Read through a null pointer."""
     run.in_step(lambda: ctypes.string_at(0))
 
 
 def host_kill(run: FaultyEngine) -> None:
-    """What an operator's kill -9 does, and the kernel's when memory is short."""
+    """Send SIGKILL to this process, as an operator does, or the kernel when memory runs out."""
     run.in_step(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
@@ -121,16 +121,16 @@ def host_kill(run: FaultyEngine) -> None:
 
 
 def item_in_capture(run: FaultyEngine) -> None:
-    """The host reads a number (900, cudaErrorStreamCaptureUnsupported)."""
+    """Read a number on the host (900, cudaErrorStreamCaptureUnsupported)."""
     in_capture(lambda: torch.ones((), device=run.device).item())
 
 
 def background_thread(run: FaultyEngine) -> None:
-    """Another thread waits for the stream, for which the next operation in the capture is refused (901,
-    cudaErrorStreamCaptureInvalidated)."""
+    """Synchronize the stream from another thread, which invalidates the capture (901, cudaErrorStreamCaptureInvalidated)."""
 
     def wait_for(stream: torch.cuda.Stream) -> None:
-        with contextlib.suppress(RuntimeError):  # the thread's own failure: such threads are not listened to
+        # Programs ignore the failure of such a thread.
+        with contextlib.suppress(RuntimeError):
             stream.synchronize()
 
     def elsewhere() -> None:
@@ -142,7 +142,7 @@ def background_thread(run: FaultyEngine) -> None:
 
 
 def unjoined_stream(run: FaultyEngine) -> None:
-    """Work forked off to a side stream that nobody waits for (904, cudaErrorStreamCaptureUnjoined)."""
+    """Fork work to a side stream and never join it (904, cudaErrorStreamCaptureUnjoined)."""
 
     def fork() -> None:
         side = torch.cuda.Stream()
@@ -154,13 +154,15 @@ def unjoined_stream(run: FaultyEngine) -> None:
 
 
 def legacy_stream(run: FaultyEngine) -> None:
-    """The default stream waits for the captured one, as autograd has it do where a gradient is accumulated on the stream
-    that its parameter was first used on (906, cudaErrorStreamCaptureImplicit)."""
+    """Let the default stream wait for the captured one (906, cudaErrorStreamCaptureImplicit).
+
+    Autograd does so if it accumulates a gradient on the stream on which its parameter was first used.
+    """
     in_capture(lambda: torch.cuda.default_stream().wait_stream(torch.cuda.current_stream()))
 
 
 def unregistered_generator(run: FaultyEngine) -> None:
-    """Random numbers of a generator that the graph was not told of."""
+    """Draw random numbers from a generator that is not registered with the graph."""
     generator = torch.Generator(run.device)
     in_capture(lambda: torch.rand((), device=run.device, generator=generator))
 
@@ -169,17 +171,17 @@ def unregistered_generator(run: FaultyEngine) -> None:
 
 
 def oom_eager(run: FaultyEngine) -> None:
-    """The device is full when a step begins."""
+    """Fill the device before a step."""
     run.in_step(lambda: run.held.extend(_all_memory(run.device)))
 
 
 def oom_capture(run: FaultyEngine) -> None:
-    """The device is full in the midst of a capture."""
+    """Fill the device during a capture."""
     in_capture(lambda: run.held.extend(_all_memory(run.device)))
 
 
 def oom_replay(run: FaultyEngine) -> None:
-    """The device is full when a step begins that runs from graphs."""
+    """Fill the device before a step that replays graphs."""
     if run.capture_step is not None:
         oom_eager(run)
 
@@ -197,7 +199,7 @@ def _all_memory(device: torch.device) -> Iterator[torch.Tensor]:
 
 
 def input_freed(run: FaultyEngine) -> None:
-    """What a graph reads goes back to the driver, and is no memory of the process when the graph runs again."""
+    """Return memory that a graph reads to the driver, so that the next replay accesses an unmapped address."""
     run.held.append(torch.ones(FREED_BYTES, dtype=torch.uint8, device=run.device))
 
     def free() -> None:
@@ -209,7 +211,7 @@ def input_freed(run: FaultyEngine) -> None:
 
 
 def dynamic_shape(run: FaultyEngine) -> None:
-    """A batch whose sequences are a token shorter."""
+    """Shorten the sequences of a batch by one token."""
 
     def shorten() -> None:
         run.batch = run.batch[..., :-1]
@@ -218,8 +220,10 @@ def dynamic_shape(run: FaultyEngine) -> None:
 
 
 def frozen_scalar(run: FaultyEngine) -> None:
-    """A number that Python counts up scales what modules give: eager code has a new one each step, a graph the one of its
-    capture. Nothing fails, and the numbers part."""
+    """Scale module outputs by a Python number that grows every step.
+
+    Eager code uses the new value, a graph the value of its capture. Nothing fails, and the numbers diverge.
+    """
 
     def scale(module: nn.Module, inputs: Any, output: Any) -> Any:
         return output * (1 + run.number / 100) if isinstance(output, torch.Tensor) else output
@@ -231,7 +235,7 @@ def frozen_scalar(run: FaultyEngine) -> None:
 
 
 def missing_attention_backend(run: FaultyEngine) -> None:
-    """Transformer Engine cannot be imported."""
+    """Make Transformer Engine impossible to import."""
     sys.modules["transformer_engine"] = None  # type: ignore[assignment]
 
 
@@ -244,4 +248,4 @@ KINDS: dict[str, Callable[[FaultyEngine], None]] = {
         input_freed, dynamic_shape, frozen_scalar, missing_attention_backend,
     )
 }  # fmt: skip
-"""What provokes each of launch.contract.spec.FaultKind but "none"."""
+"""The function for each launch.contract.spec.FaultKind except "none"."""

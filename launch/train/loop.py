@@ -1,9 +1,9 @@
-"""The training loop: phases, timing, records. It knows engines by their protocol only.
+"""The training loop: phases, timing, records. It knows engines only by their protocol.
 
     init -> build -> warmup -> capture -> settle -> measure -> probe -> teardown
 
-An eager run has no capture. ``settle`` is the first steps after the capture, which still pay for it (allocator, caches,
-clocks); ``measure`` is what speed is read from.
+An eager run has no capture. ``settle`` covers the first steps after the capture, which are still slower (allocator, caches,
+clocks). Speed is measured in ``measure``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from launch.train.telemetry.profiler import PROBED_STEPS, probe
 from launch.train.telemetry.step_metrics import Metrics, PendingStep, StepTimer
 
 SETTLE_STEPS = 2
-"""Steps left out of the measured window after a capture (after the warm-up, in an eager run)."""
+"""Steps excluded from the measured window after a capture, or after the warm-up of an eager run."""
 
 
 def train(
     spec: RunSpec, mesh: RankPlace, source: TokenSource, engine: Engine, recorder: Recorder, metrics: Metrics
 ) -> None:
-    """Run all steps of ``spec``; on return every step is on disk and the recorder stands in ``teardown``.
+    """Run all steps of ``spec``. On return every step is on disk, and the recorder is in ``teardown``.
 
     Raises:
         NumericError: a step's loss or gradient norm was not finite; the steps up to it are on disk.
@@ -70,7 +70,7 @@ def train(
 
 
 def phase_of(step: int, capture_step: int | None, last_unsettled: int) -> Phase:
-    """The phase of ``step``: what comes up to ``last_unsettled`` is warm-up or the capture itself, then it settles."""
+    """Return the phase of ``step``. Steps up to ``last_unsettled`` are warm-up or capture; then follows ``settle``."""
     if step == capture_step:
         return "capture"
     if step <= last_unsettled:
@@ -81,4 +81,4 @@ def phase_of(step: int, capture_step: int | None, last_unsettled: int) -> Phase:
 def _check_kind(step: int, phase: Phase, kind: StepKind) -> None:
     expected: StepKind = "steady" if phase in ("settle", "measure") else "capture" if phase == "capture" else "warmup"
     if kind != expected:
-        raise CaptureError(f"step {step} was to be {expected!r} and the engine says that it was {kind!r}")
+        raise CaptureError(f"step {step} should be {expected!r}, but the engine reports {kind!r}")

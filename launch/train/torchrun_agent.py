@@ -1,8 +1,7 @@
-"""The ranks of one run on one host, under torchrun's elastic agent: ``python -m launch.train.torchrun_agent
-ATTEMPT_FOLDER``.
+"""Run the ranks of one run on one host: ``python -m launch.train.torchrun_agent ATTEMPT_FOLDER``.
 
-torchrun ends all ranks when one fails. Its agent is used through its own interface, because its command line leaves no
-record of which rank ended how; that record is ``ranks.json``, and this process is its one writer.
+torchrun's elastic agent ends all ranks when one fails. It is used as a library, because its command line does not record which
+rank ended how. This process is the only writer of that record, ``ranks.json``.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from launch.contract.spec import read_spec
 
 
 def main(arguments: list[str]) -> int:
-    """Run every rank to its end; the exit code is 0 where all ended with 0."""
+    """Run every rank to its end. Return 0 if all ranks ended with 0."""
     attempt = AttemptPaths(Path(arguments[0]))
     placement = read_spec(attempt.spec).placement
     config = LaunchConfig(

@@ -1,5 +1,7 @@
-"""One rank of one run: ``python -m launch.train.worker ATTEMPT_FOLDER``, started by launch.train.torchrun_agent or by
-launch.supervise.slurm_rank."""
+"""One rank of one run: ``python -m launch.train.worker ATTEMPT_FOLDER``.
+
+launch.train.torchrun_agent or launch.supervise.slurm_rank starts it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ ENGINES: dict[EngineName, str] = {
     "torch_native": "launch.engines.torch_native.engine",
     "megatron": "launch.engines.megatron.build",
 }
-"""Where each engine's ``build`` stands; imported only when a run asks for it."""
+"""The module of each engine's ``build``, imported only when a run needs it."""
 
 
 def main(arguments: list[str]) -> None:
@@ -50,7 +52,7 @@ def main(arguments: list[str]) -> None:
 
 
 def run(spec: RunSpec, mesh: RankPlace, attempt: AttemptPaths, recorder: Recorder) -> None:
-    """Set up, train, tear down. Results are on disk before the teardown begins."""
+    """Set up, train and tear down. Results are on disk before the teardown begins."""
     _set_up(spec, mesh)
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
     if mesh.rank == 0:
@@ -58,7 +60,7 @@ def run(spec: RunSpec, mesh: RankPlace, attempt: AttemptPaths, recorder: Recorde
     recorder.enter("build")
     engine = _build_of(spec.engine)(spec, mesh)
     if spec.fault.is_set:
-        recorder.note(f"asked to fail on purpose: fault.kind={spec.fault.kind}, fault.step={spec.fault.step}")
+        recorder.note(f"injected fault: fault.kind={spec.fault.kind}, fault.step={spec.fault.step}")
         engine = FaultyEngine(engine, spec.fault, mesh.device)
     for fault in known_faults(spec):
         recorder.note(fault.text)
@@ -71,14 +73,13 @@ def run(spec: RunSpec, mesh: RankPlace, attempt: AttemptPaths, recorder: Recorde
 
 
 def _weights_digest(model: Model, recorder: Recorder) -> str | None:
-    """Of a checkpoint; None of random weights."""
+    """Return the digest of a checkpoint, or None for random weights."""
     if model.weights == "random":
         return None
     checkpoint = open_checkpoint(model)
     if not checkpoint.has_config:
         recorder.note(
-            "no config.json lies beside model.weights: heads, rotary positions, windows and epsilon are the recipe's "
-            "word alone"
+            "model.weights has no config.json: heads, rotary positions, windows and epsilon come from the recipe alone"
         )
     return checkpoint.digest
 
@@ -90,17 +91,18 @@ def _redirect_output(path: Path) -> None:
     os.dup2(log, 2)
     os.close(log)
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # the supervisor asks for stacks before it ends ranks that hang
+    # The supervisor asks for stacks before it ends ranks that hang.
+    faulthandler.register(signal.SIGUSR1)
 
 
 def _device(spec: RunSpec) -> torch.device:
     if spec.placement.device == "cpu":
         return torch.device("cpu")
     if spec.parallelism.world_size > 1:
-        # Loading a kernel waits for all transfers under way, of which one may wait for this rank.
+        # Loading a kernel waits for all running transfers, and one of them may wait for this rank.
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     local_rank = int(os.environ["LOCAL_RANK"])
-    # A site may show each task its own GPU alone.
+    # A site may show each task only its own GPU.
     return torch.device("cuda", 0 if torch.cuda.device_count() == 1 else local_rank)
 
 
@@ -120,14 +122,14 @@ def _set_up(spec: RunSpec, mesh: RankPlace) -> None:
 
 
 def check_devices(ranks: int, visible: int) -> None:
-    """Each of a node's ``ranks`` sees a GPU for each of them, or its own alone.
+    """Check that each of a node's ``ranks`` sees either all their GPUs or only its own.
 
     Raises:
-        EnvironmentFault: it sees another number of them.
+        EnvironmentFault: it sees another number of GPUs.
     """
     if visible < ranks and visible != 1:
         raise EnvironmentFault(
-            f"{ranks} ranks run on this node, and each sees {visible} GPUs: it has to see {ranks}, or one of its own"
+            f"{ranks} ranks run on this node, and each sees {visible} GPUs: it must see {ranks}, or only its own"
         )
 
 

@@ -1,1 +1,1 @@
-"""Which lines of a step cannot be captured, for `advise`."""
+"""Find the lines of a step that cannot be captured, for `advise`."""

@@ -1,8 +1,8 @@
-"""A close look at some steps: how long their kernels are, and which lines of code could not be captured.
+"""Inspect a few steps: the durations of their kernels, and the lines of code that prevent a capture.
 
-Two passes. One runs on CUDA alone, under the profiler and with PyTorch's warnings of synchronisation
-(``torch.cuda.set_sync_debug_mode``); the other sees every operator that is dispatched, and compares the steps. None of
-that is timed, and none of it changes what a step computes.
+The inspection has two passes. The first, on CUDA only, runs under the profiler with PyTorch's synchronization warnings
+(``torch.cuda.set_sync_debug_mode``). The second sees every dispatched operator and compares the steps. No inspected step is
+timed, and the inspection changes nothing that a step computes.
 """
 
 from __future__ import annotations
@@ -23,26 +23,28 @@ from launch.train.inspection.source_line import NOWHERE, Line, current_user_line
 from launch.train.telemetry.profiler import calls_of, host_syncs, is_kernel, trace
 
 INSPECTED_STEPS = 2
-"""The least that can be compared."""
+"""The smallest number that can be compared."""
 MOST_KERNELS = 8
 LONGEST_NAME = 120
-"""Characters of a kernel's name; templates of C++ go on for thousands."""
+"""Characters of a kernel's name. Names of C++ templates have thousands."""
 _WARNING = "called a synchronizing CUDA operation"
-"""What PyTorch warns with (c10/cuda/CUDAFunctions.cpp, warn_or_error_on_sync)."""
+"""The text of PyTorch's warning (c10/cuda/CUDAFunctions.cpp, warn_or_error_on_sync)."""
 
 Step = Callable[[torch.Tensor], object]
 
 
 def inspect(step: Step, batches: Sequence[torch.Tensor]) -> Inspection:
-    """Run ``step`` on each of ``batches``, of which there are two or more and no two are alike; on CUDA twice. A
-    collective call of all ranks."""
+    """Run ``step`` on each of at least two different ``batches``, on CUDA twice.
+
+    All ranks must call this together.
+    """
     if batches[0].device.type == "cpu":
         return Inspection(_dispatched(step, batches))
     waited: list[CaptureBlocker] = []
     compiled = _compiled()
 
     def work() -> None:
-        with _told_of_waits(waited):
+        with _collect_waits(waited):
             for batch in batches:
                 step(batch)
 
@@ -60,9 +62,9 @@ def inspect(step: Step, batches: Sequence[torch.Tensor]) -> Inspection:
 
 
 @contextlib.contextmanager
-def _told_of_waits(waited: list[CaptureBlocker]) -> Iterator[None]:
-    """PyTorch warns where it waits: the warning's place is the innermost line of Python, and so its cause."""
-    mode, shown = torch.cuda.get_sync_debug_mode(), warnings.showwarning
+def _collect_waits(waited: list[CaptureBlocker]) -> Iterator[None]:
+    """Collect PyTorch's warnings about waiting. The innermost line of Python is the cause."""
+    mode, show = torch.cuda.get_sync_debug_mode(), warnings.showwarning
 
     def note(
         message: Warning | str, category: type[Warning], filename: str, lineno: int,
@@ -71,7 +73,7 @@ def _told_of_waits(waited: list[CaptureBlocker]) -> Iterator[None]:
         if _WARNING in str(message):
             waited.append(CaptureBlocker("synchronisation", current_user_line()))
         else:
-            shown(message, category, filename, lineno, file, line)
+            show(message, category, filename, lineno, file, line)
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
@@ -88,22 +90,22 @@ def _told_of_waits(waited: list[CaptureBlocker]) -> Iterator[None]:
 
 
 def kernels_of(ran: Sequence[tuple[str, int]], steps: int) -> Kernels:
-    """Of the (name, nanoseconds) of each kernel that ``steps`` steps ran."""
+    """Summarise the (name, nanoseconds) of each kernel of ``steps`` steps."""
     lengths = np.array([nanoseconds for _, nanoseconds in ran]) / 1e3
-    parted = np.bincount(np.searchsorted(BOUNDS_US, lengths, side="right"), minlength=len(BOUNDS_US) + 1)
+    histogram = np.bincount(np.searchsorted(BOUNDS_US, lengths, side="right"), minlength=len(BOUNDS_US) + 1)
     counts, totals = Counter(name for name, _ in ran), Counter[str]()
     for name, nanoseconds in ran:
         totals[name] += nanoseconds
     longest = sorted(totals.items(), key=lambda item: (-item[1], item[0]))[:MOST_KERNELS]
     return Kernels(
-        tuple((parted / steps).tolist()),
+        tuple((histogram / steps).tolist()),
         float(np.median(lengths)) if len(lengths) else 0.0,
         tuple(KernelTime(name[:LONGEST_NAME], counts[name] / steps, total / steps / 1e6) for name, total in longest),
     )
 
 
 def _compiled() -> int:
-    """How many functions Dynamo has compiled in this process."""
+    """Return the number of functions that Dynamo has compiled in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
 
@@ -112,7 +114,7 @@ def _compiled() -> int:
 
 
 def _dispatched(step: Step, batches: Sequence[torch.Tensor]) -> tuple[Finding, ...]:
-    """What differs between steps, and what numbers are drawn from."""
+    """Find differences between steps, and generators that steps draw from."""
     generators = default_generators(batches[0].device)
     before = [generator.get_state() for generator in generators]
     operations, drawn = [], []
@@ -121,15 +123,15 @@ def _dispatched(step: Step, batches: Sequence[torch.Tensor]) -> tuple[Finding, .
             step(batch)
         operations.append(seen.operations)
         drawn += seen.drawn
-    drawn += _drawn_unseen(generators, before, drawn)
+    drawn += _hidden_draws(generators, before, drawn)
     changes = [change for later in operations[1:] for change in first_divergence(operations[0], later)]
     return (*_findings(changes, len(batches) - 1), *_findings(drawn, len(batches)))
 
 
-def _drawn_unseen(
+def _hidden_draws(
     generators: Mapping[torch.Generator, FindingKind], before: Sequence[torch.Tensor], drawn: Sequence[CaptureBlocker]
 ) -> list[CaptureBlocker]:
-    """Generators that have moved, though no operator was seen to draw from them: compiled code and libraries do that."""
+    """Return generators that advanced without a visible operator, as in compiled code and libraries."""
     known = {seen.kind for seen in drawn}
     return [
         CaptureBlocker(kind, NOWHERE, "in compiled code or a library")
@@ -139,15 +141,17 @@ def _drawn_unseen(
 
 
 def _findings(seen: Sequence[CaptureBlocker], steps: int) -> list[Finding]:
-    """One a line and kind, in the order in which they were seen first. Shapes that change on no line known are left out
-    where a line tells of some: the backward pass does as the forward pass did."""
+    """Return one finding per line and kind, in order of first occurrence.
+
+    Changing shapes without a line are dropped if others have a line: the backward pass repeats those of the forward pass.
+    """
     counts = Counter((one.kind, one.line) for one in seen)
     details: dict[tuple[FindingKind, Line], str] = {}
     for one in seen:
         details.setdefault((one.kind, one.line), one.detail)
-    told = any(kind == "shape" and line != NOWHERE for kind, line in counts)
+    has_line = any(kind == "shape" and line != NOWHERE for kind, line in counts)
     return [
         Finding(kind, line.name, line.number, line.function, line.code, count / steps, details[kind, line])
         for (kind, line), count in counts.items()
-        if not (told and kind == "shape" and line == NOWHERE)
+        if not (has_line and kind == "shape" and line == NOWHERE)
     ]

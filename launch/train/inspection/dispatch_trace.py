@@ -1,4 +1,4 @@
-"""The operators of a step, as they are dispatched: the shapes that they give, and the generators that they draw from."""
+"""Trace the operators of a step at dispatch: their shapes, and the generators that they draw from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class Operation(NamedTuple):
-    """An operator as it was dispatched, and the shapes of the tensors that it took and gave."""
+    """A dispatched operator with the shapes of its input and output tensors."""
 
     name: str
     took: Shapes
@@ -25,7 +25,7 @@ class Operation(NamedTuple):
 
 
 class CaptureBlocker(NamedTuple):
-    """One thing that a capture cannot hold, or has to know of."""
+    """Something that a capture cannot contain, or must register."""
 
     kind: FindingKind
     line: Line
@@ -33,7 +33,7 @@ class CaptureBlocker(NamedTuple):
 
 
 def default_generators(device: torch.device) -> dict[torch.Generator, FindingKind]:
-    """The device's own, and the host's where that is another."""
+    """Return the default generators of the device and of the host."""
     if device.type == "cpu":
         return {torch.default_generator: "default generator"}
     own = torch.cuda.default_generators[device.index or 0]
@@ -41,10 +41,10 @@ def default_generators(device: torch.device) -> dict[torch.Generator, FindingKin
 
 
 class Operators(TorchDispatchMode):
-    """Notes every operator that is dispatched, in the backward pass too, and those that draw random numbers.
+    """Records every dispatched operator, in the backward pass too, and those that draw random numbers.
 
     Args:
-        generators: the default ones, the device's own first.
+        generators: the default ones, the device's first.
     """
 
     supports_higher_order_operators = True
@@ -58,7 +58,7 @@ class Operators(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """What has been compiled runs as it is: else Dynamo would refuse to run it under a mode."""
+        """Run compiled code unchanged. Otherwise Dynamo refuses to run it under a mode."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -75,8 +75,10 @@ class Operators(TorchDispatchMode):
         return result
 
     def _generators_of(self, args: Any, kwargs: Any) -> dict[torch.Generator, FindingKind]:
-        """Those that an operator may draw from. Whether it does its state tells: attention is marked as drawing, and only
-        does so with a dropout."""
+        """Return the generators that an operator may draw from.
+
+        Only a changed state proves a draw: attention is marked as drawing, but draws only with dropout.
+        """
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Generator)]
         others: dict[torch.Generator, FindingKind] = {
             generator: "generator" if generator.device.type == self._device else "host generator" for generator in given
@@ -89,23 +91,28 @@ def _shapes(tree: Any) -> Shapes:
 
 
 def first_divergence(first: Sequence[Operation], second: Sequence[Operation]) -> list[CaptureBlocker]:
-    """Where two steps part: operators that took the same shapes and gave others, up to the first that is another one. Where
-    compiled code hides these, the first that gave others."""
+    """Return where two steps diverge, up to the first operator that differs.
+
+    These are operators with equal input shapes and different output shapes. If compiled code hides them, it is the first operator
+    with a different output shape.
+    """
     changed: list[tuple[Operation, Operation]] = []
-    parted: list[CaptureBlocker] = []
+    operators: list[CaptureBlocker] = []
     for one, other in zip(first, second, strict=False):
         if one.name != other.name:
-            parted.append(CaptureBlocker("operators", other.line, f"{one.name} in one step, {other.name} in another"))
+            operators.append(
+                CaptureBlocker("operators", other.line, f"{one.name} in one step, {other.name} in another")
+            )
             break
         if one.gave != other.gave:
             changed.append((one, other))
-    if not parted and len(first) != len(second):
+    if not operators and len(first) != len(second):
         beyond = max(first, second, key=len)[min(len(first), len(second))]
-        parted.append(
+        operators.append(
             CaptureBlocker("operators", beyond.line, f"{len(first)} operators in one step, {len(second)} in another")
         )
     causes = [(one, other) for one, other in changed if one.took == other.took] or changed[:1]
-    return [*(CaptureBlocker("shape", other.line, _change(one, other)) for one, other in causes), *parted]
+    return [*(CaptureBlocker("shape", other.line, _change(one, other)) for one, other in causes), *operators]
 
 
 def _change(one: Operation, other: Operation) -> str:

@@ -1,4 +1,4 @@
-"""Which line of code is being executed: of this checkout, told without its folder."""
+"""Find the line of this checkout that is being executed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from launch.common.redact import redact
 _FOLDER = Path(__file__).resolve().parent
 _CHECKOUT = _FOLDER.parents[2]
 _LOOKING = frozenset(str(_FOLDER / name) for name in ("source_line.py", "dispatch_trace.py", "capture_blockers.py"))
-"""Code that looks at other code, and is never what is meant."""
+"""Code that inspects other code. It is never the cause."""
 
 
 class Line(NamedTuple):
-    """``file`` is a whole path; empty where no line of this checkout is at hand."""
+    """A line of code. ``file`` is an absolute path, or empty without a line of this checkout."""
 
     file: str
     number: int
@@ -26,7 +26,7 @@ class Line(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The file as it is told from the checkout."""
+        """The file relative to the checkout."""
         return Path(self.file).relative_to(_CHECKOUT).as_posix() if self.file else ""
 
     @property
@@ -38,7 +38,7 @@ NOWHERE = Line("", 0, "")
 
 
 def current_user_line() -> Line:
-    """The innermost line of this checkout that this thread is in; nowhere in a thread that autograd began."""
+    """Return the innermost line of this checkout on this thread's stack. An autograd thread has none."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if _is_ours(frame.f_code.co_filename):

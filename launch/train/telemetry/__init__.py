@@ -1,1 +1,1 @@
-"""What a rank writes down: events, steps, memory, clocks, profile, provenance."""
+"""A rank's records: events, steps, memory, clocks, profile, provenance."""

@@ -1,4 +1,4 @@
-"""One rank's events: phases with their memory, captures, proof, notes and exceptions. The one writer of its file."""
+"""Write one rank's events: phases with memory and clocks, captures, proof, notes, exceptions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from launch.train.telemetry.gpu_clocks import PhaseClocks
 
 
 class Recorder:
-    """Writes events/rank<r>.jsonl. Each event holds time (seconds since the epoch), kind, phase and step."""
+    """The only writer of events/rank<r>.jsonl. launch.contract.records.events describes the events."""
 
     def __init__(self, attempt: AttemptPaths, rank: int, device: torch.device) -> None:
         self._lines = JsonLines(attempt.events(rank))
@@ -37,7 +37,7 @@ class Recorder:
         self._write("enter", pid=os.getpid())
 
     def enter(self, phase: Phase, step: int | None = None) -> None:
-        """End the phase at hand, with its memory and clocks, and begin ``phase``. Nothing happens where it is that one."""
+        """End the current phase, record its memory and clocks, and begin ``phase``. Do nothing if it is the current one."""
         self.step = step
         if phase == self.phase:
             return
@@ -46,7 +46,7 @@ class Recorder:
         self._write("enter")
 
     def leave(self) -> None:
-        """The phase at hand has ended: write its memory, the clocks of its GPU and how long it took."""
+        """End the current phase: write its memory, the clocks of its GPU and its duration."""
         clocks = self._turn_clocks()
         self._write(
             "phase",
@@ -56,21 +56,21 @@ class Recorder:
         )
         if self._peaks_reset and not memory.reset_peaks(self._device):
             self._peaks_reset = False
-            self.note("host memory peaks cannot be reset here: they are the process's, not a phase's")
+            self.note("host memory peaks cannot be reset here: they cover the process, not a phase")
         self._entered = time.monotonic()
 
     def _turn_clocks(self) -> Clocks | None:
-        """Those of the phase that ends; None on a CPU, of the first phase, in which devices are found, and if not known."""
+        """Return the clocks of the phase that ends; None on a CPU, for the first phase, or if unknown."""
         if self._clocks is not None:
             return self._clocks.turn()
         if self._device.type == "cuda":
             self._clocks = PhaseClocks(self._device)
             if self._clocks.unknown:
-                self.note(f"whether GPUs are throttled is not known: {self._clocks.unknown}")
+                self.note(f"GPU throttling is unknown: {self._clocks.unknown}")
         return None
 
     def choices(self, choices: Mapping[str, str]) -> None:
-        """What the engine chose where the spec left it open."""
+        """Record the engine's choices for what the spec leaves open."""
         self._write("choices", choices=dict(choices))
 
     def capture(self, stats: GraphStats) -> None:
@@ -89,7 +89,7 @@ class Recorder:
         self._write("note", message=redact(message))
 
     def exception(self, error: BaseException) -> None:
-        """Record ``error`` with the phase it came in; its trace holds no private path."""
+        """Record ``error`` with its phase. The trace holds no private path."""
         trace = "".join(traceback.format_exception(error))
         cause = broken_by(error)
         self._write("exception", type=type(cause).__name__, message=redact(str(cause)), traceback=redact(trace))
@@ -99,8 +99,11 @@ class Recorder:
 
 
 def broken_by(error: BaseException) -> BaseException:
-    """``error``, or what it was raised over where it comes of ending a capture: torch.cuda.graph ends one that an
-    exception leaves, and CUDA refuses that in its turn (901, or 904 of streams that were not joined yet)."""
+    """Return ``error``, or its cause if ending a capture raised it.
+
+    torch.cuda.graph ends a capture that an exception leaves, and CUDA then raises an error of its own (901, or 904 for streams
+    that were not joined).
+    """
     while error.__context__ is not None and _raised_in(error) == "capture_end":
         error = error.__context__
     return error

@@ -1,8 +1,8 @@
-"""Clocks of a rank's GPU, as NVIDIA's management library (NVML) tells them: read where a phase ends, and at no step.
+"""Clocks of a rank's GPU from NVIDIA's management library (NVML), read at the end of a phase and never within a step.
 
-The driver itself counts for how long it lowered the clocks for each reason, so that two readings say it of all that lies
-between them, and nothing is sampled beside steps that are timed. The GPU is found by its PCI address: CUDA's order of
-devices is not NVML's, and of a MIG instance it is the address of the whole GPU, whose clocks all instances share.
+The driver counts for how long it lowered the clocks for each reason. Two readings therefore cover everything between them, and
+nothing is sampled during timed steps. The GPU is found by its PCI address, because CUDA and NVML order devices differently. For a
+MIG instance this is the address of the whole GPU, whose clocks all instances share.
 
 Source: nvml.h of CUDA 13.3 and of CUDA 12.6.
 """
@@ -23,8 +23,8 @@ LIBRARY = "libnvidia-ml.so.1"
 COUNTERS: Mapping[int, ClockReason] = {74: "power_cap", 75: "thermal", 76: "sync_boost"}
 """Fields NVML_FI_DEV_PERF_POLICY_POWER, _THERMAL and _SYNC_BOOST: nanoseconds since the driver was loaded.
 
-Hardware slowdowns have counters too, whose numbers do not hold: 252 and 253 in nvidia-ml-py for drivers 575.51 and 580.65,
-270 and 271 in those since 580.82, where 252 and 253 are something else. Their bits below have stayed what they are."""
+Hardware slowdowns have counters too, but their numbers changed: 252 and 253 in nvidia-ml-py for drivers 575.51 and 580.65, 270
+and 271 since 580.82, where 252 and 253 have another meaning. The bits below have not changed."""
 BITS: Mapping[int, ClockReason] = {
     0x04: "power_cap",
     0x08: "hardware_slowdown",
@@ -33,7 +33,7 @@ BITS: Mapping[int, ClockReason] = {
     0x40: "hardware_thermal",
     0x80: "power_brake",
 }
-"""nvmlClocksEventReason*. Left out: an idle GPU (0x01), clocks that were set (0x02), clocks of a display (0x100)."""
+"""nvmlClocksEventReason* without an idle GPU (0x01), clocks that were set (0x02) and display clocks (0x100)."""
 _SM = 1  # nvmlClockType_t, NVML_CLOCK_SM
 
 
@@ -42,7 +42,7 @@ class _Value(ctypes.Union):
 
 
 _WHOLE = {1: "uiVal", 2: "ulVal", 3: "ullVal"}
-"""Which of the above holds a value, by nvmlValueType_t; the other types are no counts."""
+"""The member of the union by nvmlValueType_t. Other types are not counts."""
 
 
 class _FieldValue(ctypes.Structure):
@@ -61,7 +61,7 @@ class _FieldValue(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Reading:
-    """What the driver said at one moment, of what it says anything. ``at`` and ``counted`` are nanoseconds."""
+    """The driver's values at one moment. ``at`` and ``counted`` are in nanoseconds."""
 
     at: int
     counted: Mapping[ClockReason, int]
@@ -72,28 +72,29 @@ class Reading:
 
 
 class Gpu:
-    """One GPU of this host, through NVML."""
+    """A GPU of this host, read through NVML."""
 
     def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
         self._library = library
         self._handle = handle
 
     def read(self) -> Reading:
-        limit = self._ask("nvmlDeviceGetEnforcedPowerLimit", ctypes.c_uint())
-        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons", ctypes.c_ulonglong())
-        if bits is None:  # drivers before 535 know it by its old name
-            bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong())
+        limit = self._query("nvmlDeviceGetEnforcedPowerLimit", ctypes.c_uint())
+        bits = self._query("nvmlDeviceGetCurrentClocksEventReasons", ctypes.c_ulonglong())
+        # Drivers before 535 have only the old name.
+        if bits is None:
+            bits = self._query("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong())
         return Reading(
             at=time.monotonic_ns(),
             counted=self._counted(),
             active=None if bits is None else tuple(reason for bit, reason in BITS.items() if bits & bit),
             power_limit=None if limit is None else limit / 1e3,
-            sm_mhz=self._ask("nvmlDeviceGetClockInfo", ctypes.c_uint(), _SM),
-            max_sm_mhz=self._ask("nvmlDeviceGetMaxClockInfo", ctypes.c_uint(), _SM),
+            sm_mhz=self._query("nvmlDeviceGetClockInfo", ctypes.c_uint(), _SM),
+            max_sm_mhz=self._query("nvmlDeviceGetMaxClockInfo", ctypes.c_uint(), _SM),
         )
 
-    def _ask(self, name: str, answer: Any, *arguments: int) -> int | None:
-        """The number that NVML's function ``name`` answers with, None where this driver or GPU has none."""
+    def _query(self, name: str, answer: Any, *arguments: int) -> int | None:
+        """Call NVML's function ``name`` and return its number, or None if this driver or GPU does not support it."""
         function = getattr(self._library, name, None)
         if function is None or function(self._handle, *arguments, ctypes.byref(answer)) != 0:
             return None
@@ -104,12 +105,12 @@ class Gpu:
         function = getattr(self._library, "nvmlDeviceGetFieldValues", None)
         if function is None or function(self._handle, len(fields), fields) != 0:
             return {}
-        told = [field for field in fields if field.nvmlReturn == 0 and field.valueType in _WHOLE]
-        return {COUNTERS[field.fieldId]: int(getattr(field.value, _WHOLE[field.valueType])) for field in told}
+        valid = [field for field in fields if field.nvmlReturn == 0 and field.valueType in _WHOLE]
+        return {COUNTERS[field.fieldId]: int(getattr(field.value, _WHOLE[field.valueType])) for field in valid}
 
 
 def find_gpu(pci_address: str, library: str = LIBRARY) -> Gpu | str:
-    """The GPU at ``pci_address`` ("00000000:8d:00.0"), or why nothing can be known of it."""
+    """Return the GPU at ``pci_address`` ("00000000:8d:00.0"), or the reason why it cannot be read."""
     try:
         nvml = ctypes.CDLL(library)
         nvml.nvmlErrorString.restype = ctypes.c_char_p
@@ -123,14 +124,16 @@ def find_gpu(pci_address: str, library: str = LIBRARY) -> Gpu | str:
 
 
 def pci_address(device: torch.device) -> str:
-    """Of a CUDA device, as NVML takes it."""
+    """Return the PCI address of a CUDA device in NVML's format."""
     gpu: Any = torch.cuda.get_device_properties(device)
     return f"{gpu.pci_domain_id:08x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
 
 
 def between(before: Reading, after: Reading) -> Clocks:
-    """What two readings of one GPU say of the time between them. A counter that went back counts nothing: the driver was
-    loaded anew."""
+    """Return the clocks between two readings of one GPU.
+
+    A counter that decreased is ignored: the driver was reloaded.
+    """
     ran = {
         reason: after.counted[reason] - before.counted[reason] for reason in before.counted if reason in after.counted
     }
@@ -147,8 +150,10 @@ def between(before: Reading, after: Reading) -> Clocks:
 
 
 class PhaseClocks:
-    """The clocks of ``device`` from one reading to the next, of which the first is made here. ``unknown`` says what is not
-    known of them; empty where nothing is amiss."""
+    """The clocks of ``device`` between readings; the constructor makes the first one.
+
+    ``unknown`` is the reason why throttling is unknown, or empty.
+    """
 
     def __init__(self, device: torch.device, library: str = LIBRARY) -> None:
         found = find_gpu(pci_address(device), library)
@@ -159,7 +164,7 @@ class PhaseClocks:
             self.unknown = "NVML counts no throttling of this GPU"
 
     def turn(self) -> Clocks | None:
-        """Since the last reading; None where there is none to make."""
+        """Return the clocks since the last reading, or None if the GPU cannot be read."""
         if self._gpu is None or self._last is None:
             return None
         before, self._last = self._last, self._gpu.read()

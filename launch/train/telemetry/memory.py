@@ -1,4 +1,4 @@
-"""Memory of this process and of its device, as phases see it."""
+"""Measure the memory of this process and of its device."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 
 from launch.contract.records.memory import Memory
 
-_CLEAR_PEAK = "5"  # proc(5), /proc/PID/clear_refs: reset the peak resident set size
+# proc(5), /proc/PID/clear_refs: reset the peak resident set size.
+_CLEAR_PEAK = "5"
 
 
 def sample(device: torch.device) -> Memory:
-    """Memory now, with peaks since :func:`reset_peaks`; all in bytes."""
+    """Return the memory now and its peaks since :func:`reset_peaks`, in bytes."""
     status = _status()
     host_rss, host_peak = status["VmRSS"], status["VmHWM"]
     if device.type != "cuda":
@@ -34,7 +35,7 @@ def sample(device: torch.device) -> Memory:
 
 
 def reset_peaks(device: torch.device) -> bool:
-    """Begin a new peak. False where the system does not let the host's peak be reset: it then is the process's."""
+    """Reset the peaks. Return False if the system does not allow it; the host's peak then covers the process."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     try:
@@ -45,19 +46,19 @@ def reset_peaks(device: torch.device) -> bool:
 
 
 def _graph_pool_bytes() -> int:
-    """Bytes of segments that belong to a private pool (segment_pool_id other than (0, 0)), as cudagraph trees count."""
+    """Return the bytes of segments in private pools (segment_pool_id other than (0, 0)), as cudagraph trees count them."""
     segments = torch.cuda.memory_snapshot()
     return sum(s["total_size"] for s in segments if tuple(s.get("segment_pool_id", (0, 0))) != (0, 0))
 
 
 def _status() -> dict[str, int]:
-    """Fields of /proc/self/status that are in kB, as bytes."""
+    """Return the kB fields of /proc/self/status in bytes."""
     rows = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
     return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
 
 
 def host_total() -> int:
-    """Bytes of memory of this host."""
+    """Return this host's memory in bytes."""
     if not sys.platform.startswith("linux"):
         raise OSError(f"platform {sys.platform}: jobs run on Linux only")
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,4 +1,4 @@
-"""What a run ran on and with: environment.json, written by rank 0. It holds no secret and no private path."""
+"""Describe code, versions, hardware and settings: environment.json, without secrets and private paths."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PACKAGES = (
     "torch", "triton", "numpy", "tokenizers", "transformer-engine", "megatron-core", "nvidia-nccl-cu13",
     "nvidia-cudnn-cu13",
 )  # fmt: skip
-"""Distributions whose versions may change a run's numbers or its speed."""
+"""Distributions whose version may change a run's numbers or speed."""
 SETTING_PREFIXES = ("NCCL_", "NVTE_", "TORCH_", "PYTORCH_", "CUDA_", "CUBLAS_", "OMP_", "MKL_", "ONEDNN_", "GLOO_")
 
 
 def describe(device: torch.device, data_digest: str, weights_digest: str | None) -> dict[str, Any]:
-    """The content of environment.json. ``weights_digest`` is that of a checkpoint; None for random weights."""
+    """Return the content of environment.json. ``weights_digest`` belongs to a checkpoint; None means random weights."""
     versions = _versions()
     code = _code()
     return {
@@ -54,7 +54,7 @@ def _versions() -> dict[str, str]:
 
 
 def _code() -> dict[str, Any]:
-    """The digest of the job's own source, and the commit it stands at where it stands in a checkout."""
+    """Return the digest of the job's source, and its commit if it is in a checkout."""
     package = Path(__file__).resolve().parents[2]
     content = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
@@ -65,7 +65,7 @@ def _code() -> dict[str, Any]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git prints; it takes no lock, which a rank that is killed would leave behind in the user's checkout."""
+    """Run git without locks. A killed rank would leave its lock in the user's checkout."""
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)

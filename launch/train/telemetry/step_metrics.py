@@ -1,5 +1,4 @@
-"""Steps as they go to disk: one step behind the device, so that reading a loss never makes the host wait for a step
-that it has just enqueued."""
+"""Write steps to disk one step late, so that reading a loss never makes the host wait for the step it just enqueued."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from launch.engines.protocol import LayerDigests
 
 
 class StepTimer:
-    """Times one step: CUDA events on a GPU, the wall clock on a CPU (where a step has ended when its call returns)."""
+    """Time one step: by CUDA events on a GPU, by the wall clock on a CPU, where a step ends when its call returns."""
 
     def __init__(self, device: torch.device) -> None:
         self._events = None
@@ -38,7 +37,7 @@ class StepTimer:
         self._ended = time.perf_counter()
 
     def milliseconds(self) -> float:
-        """Waits for the step to end."""
+        """Wait for the step to end and return its duration."""
         if self._events:
             self._events[1].synchronize()
             return float(self._events[0].elapsed_time(self._events[1]))
@@ -47,7 +46,7 @@ class StepTimer:
 
 @dataclass(frozen=True)
 class PendingStep:
-    """A step that has been enqueued; its numbers may not have been computed."""
+    """An enqueued step whose numbers may not be computed yet. ``loss`` and ``grad_norm`` are scalars."""
 
     step: int
     loss: torch.Tensor
@@ -59,8 +58,10 @@ class PendingStep:
 
 
 class Metrics:
-    """Reads each step's numbers a step late; rank 0 writes them. Every rank checks them, so that all end together, and writes
-    the digests of its own layers."""
+    """Read each step's numbers one step late. Rank 0 writes them.
+
+    Every rank checks them, so that all end together, and writes the digests of its own layers.
+    """
 
     def __init__(self, attempt: AttemptPaths, rank: int) -> None:
         self._lines = JsonLines(attempt.metrics) if rank == 0 else None
@@ -69,19 +70,19 @@ class Metrics:
         self._pending: PendingStep | None = None
 
     def add(self, pending: PendingStep) -> None:
-        """Take ``pending`` and settle the one before it.
+        """Take ``pending`` and write the step before it.
 
         Raises:
-            NumericError: the one before it has a loss or gradient norm that is not finite. It is on disk.
+            NumericError: the step before it has a loss or gradient norm that is not finite. It is on disk.
         """
         self.flush()
         self._pending = pending
 
     def flush(self) -> None:
-        """Settle the step at hand, waiting for it.
+        """Wait for the pending step and write it.
 
         Raises:
-            NumericError: as :meth:`add`.
+            NumericError: its loss or gradient norm is not finite.
         """
         pending, self._pending = self._pending, None
         if pending is None:
@@ -101,16 +102,16 @@ class Metrics:
 
 
 def _read_back(step: int, digests: LayerDigests) -> StepDigests:
-    def of_micro_batches(values: torch.Tensor) -> dict[str, tuple[str, ...]]:
+    def by_microbatch(values: torch.Tensor) -> dict[str, tuple[str, ...]]:
         return {layer: tuple(map(hexadecimal, row)) for layer, row in zip(digests.layers, values.tolist(), strict=True)}
 
-    def of_step(values: torch.Tensor) -> dict[str, str]:
+    def by_layer(values: torch.Tensor) -> dict[str, str]:
         return dict(zip(digests.holders, map(hexadecimal, values.tolist()), strict=True))
 
     return StepDigests(
         step,
-        of_micro_batches(digests.outputs),
-        of_micro_batches(digests.gradients),
-        of_step(digests.parameter_gradients),
-        of_step(digests.parameters),
+        by_microbatch(digests.outputs),
+        by_microbatch(digests.gradients),
+        by_layer(digests.parameter_gradients),
+        by_layer(digests.parameters),
     )

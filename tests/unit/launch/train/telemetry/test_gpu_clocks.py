@@ -179,7 +179,7 @@ def test_that_nothing_is_known_is_remarked_once(monkeypatch: pytest.MonkeyPatch,
     rank.recorder.enter("measure", 1)
     assert rank.clocks == [None, None]
     (note,) = rank.notes
-    assert note.startswith("whether GPUs are throttled is not known: libnvidia-ml.so.1, ")
+    assert note.startswith("GPU throttling is unknown: libnvidia-ml.so.1, ")
 
 
 def test_a_gpu_of_which_nothing_is_counted_is_remarked(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> None:
@@ -187,7 +187,7 @@ def test_a_gpu_of_which_nothing_is_counted_is_remarked(monkeypatch: pytest.Monke
         nvml.set("counter_codes", 3, field)
     rank = Rank(monkeypatch, nvml.path)
     rank.recorder.enter("warmup", 0)
-    assert rank.notes == ["whether GPUs are throttled is not known: NVML counts no throttling of this GPU"]
+    assert rank.notes == ["GPU throttling is unknown: NVML counts no throttling of this GPU"]
 
 
 @pytest.mark.parametrize(
