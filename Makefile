@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 # Tests wait more than they compute.
 AT_ONCE ?= --numprocesses 3 --dist loadgroup
 
+# Rewriting the asserts of all tests takes ten CPU seconds in each process: keep the byte code, whatever the shell says.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-exhaustive test-slurm test-browser slurm-up slurm-down check ci clean requirements
 
 demo: $(VENV)/installed

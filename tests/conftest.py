@@ -1,31 +1,34 @@
-"""What several kinds of tests share, and which of them may run beside each other (pytest-xdist)."""
+"""Share fixtures and settings among all tests, and group tests for pytest-xdist."""
 
 from __future__ import annotations
 
 import gc
+import getpass
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-# Inductor takes the processor's word for its vector instructions. Else each process that compiles has a library loaded for
-# each set of them, and the first compiles these. For AMX, which some virtual machines advertise and forbid, it does so still.
+# Inductor trusts the processor's flags for vector instructions. Otherwise each process that compiles loads a library for
+# each set of them, and the first process compiles these. AMX is still tried: some virtual machines advertise and forbid it.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
-settings.register_profile("busy", deadline=None)  # an example may take long where other tests want the cores
+# An example may take long while other tests use the cores.
+settings.register_profile("busy", deadline=None)
 settings.load_profile("busy")
 
 ONE_BY_ONE = {"integration", "slurm"}
-"""Their tests wait more than they compute, each for processes of its own."""
+"""Folders whose tests wait more than they compute, each for its own processes."""
 
 OF_A_FOLDER = ("slurm", "browser")
-"""Marks of tests that are collected from the folder of that name alone (Makefile)."""
+"""Marks of tests that belong into the folder of that name (Makefile)."""
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the marks in its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one module share what it imports, compiles and keeps, and stay together; so do those of one sweep."""
+    """Keep the tests of a module together, because they share imports and compiled code; so too those of one sweep."""
     for item in items:
         astray = [m for m in OF_A_FOLDER if item.get_closest_marker(m) and item.path.parent.name != m]
         if astray:
@@ -37,13 +40,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # what has been imported stays: collections need not look through all of it each time
+    # Imported modules stay: garbage collections need not look through them each time.
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
-def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Inductor's: what one test has compiled the others find, in whichever process they run."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    return folder / "inductor"
+def compile_cache() -> Path:
+    """Return Inductor's default cache folder, which all tests share, whatever process and session they run in.
+
+    It also holds the precompiled C++ header of kernels, wherever ``TORCHINDUCTOR_CACHE_DIR`` points.
+    """
+    folder = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

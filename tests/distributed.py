@@ -1,10 +1,11 @@
-"""Functions run on every rank of a world, on gloo, in worker processes that the calls of a test share::
+"""Run a function on every rank of a world, on gloo, in worker processes that successive calls share::
 
     losses = workers(4).run(train_rank, spec)  # one result a rank
 
-A function is a module's own (found by its name in the worker), and best not of a test module, whose imports every worker
-would make. What it returns are plain values and tensors. Each call has process groups of its own, made anew, so that none
-inherits what another left; that costs milliseconds, and a process, forked of one with torch in it, some more.
+Pass a module-level function: workers find it by name. Keep it out of test modules, because every worker would import
+all that the module imports. Return plain values and tensors. Each call makes its own process groups, which takes
+milliseconds, so that no call inherits the state of another. Worker processes are forks of a server that has imported
+torch.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ HOST = "127.0.0.1"
 
 
 class RankError(RuntimeError):
-    """A rank raised, died or did not come back; ``rank`` is the first that did."""
+    """A rank raised, died or did not answer; ``rank`` is the first that did."""
 
     def __init__(self, rank: int, world_size: int, said: str) -> None:
         super().__init__(f"rank {rank} of {world_size}: {said}")
@@ -52,10 +53,10 @@ class Workers:
     world_size: int
 
     def run(self, function: Callable[..., Any], *arguments: Any, seconds: float = SECONDS) -> list[Any]:
-        """The results of ``function(*arguments)`` on each rank, tensors on the CPU.
+        """Return the results of ``function(*arguments)`` by rank, with tensors on the CPU.
 
         Raises:
-            RankError: with the traceback of the rank that failed first. None is left waiting for it.
+            RankError: with the traceback of the rank that failed first. No other rank is left waiting for it.
         """
         try:
             _POOL.begin(self.world_size, function, arguments, seconds)
@@ -75,7 +76,7 @@ def workers(world_size: int) -> Workers:
 
 
 def end_workers() -> None:
-    """With what they have kept; the next call begins with others. At the latest they end with the session."""
+    """End all workers, and the state they keep. The next call starts new ones; a session's end does so too."""
     _POOL.clear()
 
 
@@ -98,7 +99,10 @@ class _Answer:
 
 
 def _failure(answers: dict[int, _Answer], world_size: int, seconds: float) -> RankError | None:
-    """The first rank's. A process that has gone is the cause of what others say, and is noticed after them."""
+    """Return the error of the rank that failed first, if any.
+
+    A dead process is the cause of other ranks' errors, although it is noticed after them.
+    """
     silent = [rank for rank in range(world_size) if rank not in answers]
     said = f"no answer from ranks {silent} (a call has {seconds:g} s)" if silent else ""
     failed = [(not answer.lost, answer.time, rank) for rank, answer in answers.items() if answer.error]
@@ -123,7 +127,7 @@ class _Worker:
 
 
 class _Pool:
-    """Grows to the largest world asked for. Ended with the session, its processes being daemons."""
+    """Worker processes, as many as the largest world so far needed. They are daemons, and end with the session."""
 
     def __init__(self) -> None:
         self._workers: list[_Worker] = []
@@ -139,7 +143,7 @@ class _Pool:
             worker.connection.send(_Call(self._calls, world_size, function, arguments, seconds))
 
     def answers(self, world_size: int, seconds: float) -> dict[int, _Answer]:
-        """By rank, as far as they come in time; ranks that a failed one leaves waiting have less."""
+        """Return the answers that arrive in time, by rank. Once a rank fails, the others get little time."""
         waiting = {worker.connection: rank for rank, worker in enumerate(self._workers[:world_size])}
         deadline = time.monotonic() + seconds
         answers: dict[int, _Answer] = {}
@@ -176,7 +180,7 @@ _POOL = _Pool()
 
 
 def _serve(rank: int, port: int, connection: Connection) -> None:
-    """A worker's life: calls, until the session has gone."""
+    """Run calls in a worker process until the session ends."""
     os.nice(10)  # up to eight of them leave little to tests of other processes, which wait for runs and give up
     gc.freeze()  # of what the server has imported nothing will ever be to collect
     torch.set_num_threads(1)

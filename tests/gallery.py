@@ -1,4 +1,4 @@
-"""What each fault on purpose is called when it has come about: the failure class of its run."""
+"""Map each injected fault to the failure class that its run must get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cover of options pair by pair: few cases in which every two options meet in every way that is allowed."""
+"""Select few cases that hold every pair of option values (pairwise testing)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ Pair = tuple[int, Hashable, int, Hashable]
 
 
 def pairs(case: Sequence[Hashable]) -> list[Pair]:
-    """The values of every two options of ``case``, each with its option's number."""
+    """Return the values of every two options of ``case``, each with its option's number."""
     return [(i, case[i], j, case[j]) for i, j in combinations(range(len(case)), 2)]
 
 
 def cover(cases: Sequence[Sequence[Hashable]]) -> list[int]:
-    """Numbers of cases that hold every pair of values that any of ``cases`` holds.
+    """Return the indices of cases that hold every pair of values found in any of ``cases``.
 
-    Greedy: the next one holds most pairs that are not held yet, and of equals comes first, so that cheap cases are best
-    put first.
+    The choice is greedy: take the case with the most missing pairs, and the first of equals. So put cheap cases first.
     """
     numbers = [
         {value: number for number, value in enumerate(dict.fromkeys(column))} for column in zip(*cases, strict=True)

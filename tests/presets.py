@@ -1,4 +1,4 @@
-"""The model presets as Models, and how many parameters a Model has by its sizes alone."""
+"""Read model presets, and count a model's parameters from its sizes alone."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ def preset(name: str) -> Model:
 
 
 def parameters(model: Model, experts: int | None = None, embeddings: int = 2) -> int:
-    """Parameters of ``model``, with ``experts`` of each layer's (all, where None), with both embedding and output
-    layer or with one of the two."""
+    """Return the number of parameters of ``model``.
+
+    Count ``experts`` in each layer (None: all), and both the embedding and the output layer or one of them.
+    """
     layer = _attention(model) + _feed_forward(model, experts) + 2 * model.hidden_size
     return model.num_layers * layer + model.hidden_size + embeddings * model.vocab_size * model.hidden_size
 

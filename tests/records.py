@@ -1,7 +1,7 @@
-"""A sweep folder as a finished sweep leaves it, written with the real record functions.
+"""Write a sweep's folder as a finished sweep leaves it, with the product's own record functions.
 
-Every number is a pure function of the spec, so that two calls write the same bytes. A caller changes what it wants to
-be different through ``edit``, which sees each attempt before it is written::
+Every number is a pure function of the spec, so two calls write the same bytes. Use ``edit`` to change an attempt
+before it is written::
 
     def late_nan(run: AttemptRecord) -> None:
         if run.spec.graphed:
@@ -52,9 +52,9 @@ UNTHROTTLED = Clocks(
 
 @dataclass
 class AttemptRecord:
-    """One attempt as it is to be written; ``outcome`` None is an attempt that has not ended.
+    """One attempt before it is written.
 
-    ``begun`` False writes the run's spec and nothing else.
+    ``outcome`` is None for an attempt that has not ended. ``begun=False`` writes the run's spec and nothing else.
     """
 
     spec: RunSpec
@@ -68,7 +68,7 @@ class AttemptRecord:
 
 @dataclass(frozen=True)
 class Extra:
-    """A cell of the plan beside the ones that run: rejected, or not runnable on this host."""
+    """A cell of the plan that does not run: rejected, or not runnable on this host."""
 
     spec: RunSpec
     reasons: tuple[Reason, ...]
@@ -76,7 +76,7 @@ class Extra:
 
 
 def unchanged(run: AttemptRecord) -> None:
-    """The ``edit`` that leaves everything as it is."""
+    """Change nothing: the default ``edit``."""
 
 
 def write_sweep(
@@ -93,9 +93,9 @@ def write_sweep(
     extra: Sequence[Extra] = (),
     edit: Callable[[AttemptRecord], None] = unchanged,
 ) -> SweepPaths:
-    """A sweep of ``workloads`` times (eager and each of ``impls``) times ``repeats``; graphed twins agree to the bit.
+    """Write a sweep of ``workloads``, each with an eager baseline and ``impls``, ``repeats`` times over.
 
-    ``expect`` holds for graphed cells.
+    Graphed runs agree with their baseline to the bit. ``expect`` applies to graphed cells.
     """
     sweep = SweepPaths(root)
     cells, bundles = [], []
@@ -119,7 +119,7 @@ def write_sweep(
 def workload_spec(
     workload: int, impl: GraphImpl, steps: int, ranks: int = 1, device: Device = "cpu", deterministic: bool = False
 ) -> RunSpec:
-    """Workloads differ by their learning rate."""
+    """Return the eager spec of a workload. Workloads differ in their learning rate."""
     rate = 1e-3 * (workload + 1)
     return RunSpec(
         training=Training(steps=steps, learning_rate=rate, global_batch_size=8 * ranks, deterministic=deterministic),
@@ -149,7 +149,7 @@ def _extra_cell(item: Extra) -> Cell:
 
 
 def write_attempt(sweep: SweepPaths, record: AttemptRecord) -> None:
-    """The files of one attempt, beside its run's spec."""
+    """Write the files of one attempt, and its run's spec."""
     run = sweep.run(record.spec.run_id)
     write_json(run.spec, spec_to_json(record.spec))
     if not record.begun:
@@ -168,7 +168,7 @@ def write_attempt(sweep: SweepPaths, record: AttemptRecord) -> None:
 
 
 def attempt_record(spec: RunSpec, allocation: str = "bundle000", began: float = STARTED) -> AttemptRecord:
-    """A completed attempt of ``spec``."""
+    """Return a completed attempt of ``spec``."""
     ranks = range(spec.parallelism.world_size)
     return AttemptRecord(
         spec=spec,
@@ -189,7 +189,7 @@ def phase_of(spec: RunSpec, step: int) -> Phase:
 
 
 def step_metrics(spec: RunSpec) -> list[StepMetrics]:
-    """A falling loss with the jitter of its workload, in float32; step times with the jitter of the run."""
+    """Return metrics with a falling float32 loss, which varies by workload, and step times, which vary by run."""
     training = spec.training
     same = np.random.default_rng(int(spec.workload_id, 16))
     own = np.random.default_rng(int(spec.cell_id[-10:], 16) + spec.repeat)
@@ -254,7 +254,7 @@ class _EventWriter:
 
 
 def memory_of(spec: RunSpec, share: float, graphs_held: bool = False) -> Memory:
-    """Memory of a process that uses ``share`` of 4 GiB, and a quarter of a GiB more where it holds graphs."""
+    """Return the memory of a process that uses ``share`` of 4 GiB, and 0.25 GiB more if it holds graphs."""
     held = math.floor(share * 4 * GIB) + (GIB // 4 if graphs_held else 0)
     if spec.placement.device == "cpu":
         return Memory(host_rss=held, host_peak_rss=held + GIB // 16)

@@ -1,4 +1,6 @@
-"""Debian's chromium, headless, driven by its DevTools protocol over a pipe (chromedevtools.github.io/devtools-protocol)."""
+"""Drive Debian's chromium, headless, by its DevTools protocol over a pipe
+(chromedevtools.github.io/devtools-protocol).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ SECONDS = 60
 
 
 class Chromium:
-    """A page of a browser of its own, whose profile is in ``folder``.
+    """One page in a browser of its own, whose profile is in ``folder``.
 
     Raises:
         FileNotFoundError: there is no chromium; apt-get install chromium.
@@ -58,7 +60,7 @@ class Chromium:
         self._process.wait(SECONDS)
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """What the browser answers; events that come before it are kept in ``events``."""
+        """Send a command and return the browser's answer. Keep the events that arrive before it in ``events``."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters, **self._session}
         os.write(self._to, json.dumps(message).encode() + b"\0")
@@ -77,7 +79,7 @@ class Chromium:
         return dict(json.loads(message))
 
     def open(self, path: Path) -> None:
-        """Show the file and wait until its scripts have drawn."""
+        """Open the file and wait until its scripts have drawn."""
         self.ask("Page.navigate", url=path.as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
@@ -102,6 +104,6 @@ class Chromium:
         self.settle()
 
     def picture(self, path: Path) -> None:
-        """A PNG of the whole page."""
+        """Return a PNG of the whole page."""
         found = self.ask("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(found["data"]))

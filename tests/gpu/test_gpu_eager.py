@@ -19,7 +19,7 @@ from launch.contract.spec import Model, Placement, RunSpec, Training
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import build
 from launch.train.data_loader import batch, open_source
-from tests.numerics.tiny import decoder_of
+from tests.numerics.tiny import make_decoder
 
 pytestmark = pytest.mark.gpu
 
@@ -99,8 +99,8 @@ def test_how_a_step_is_run_leaves_its_losses(training: dict[str, Any]) -> None:
 def test_packed_documents_are_those_of_a_cpu() -> None:
     """Twenty micro-batches, each with other borders, from one compilation."""
     model, end = replace(GPT_OSS, vocab_size=64), 7
-    on_cpu = decoder_of(model, 1, torch.float32, torch.device("cpu"), Training(), end)
-    on_gpu = decoder_of(model, 1, torch.float32, torch.device("cuda", 0), Training(), end)
+    on_cpu = make_decoder(model, 1, torch.float32, torch.device("cpu"), Training(), end)
+    on_gpu = make_decoder(model, 1, torch.float32, torch.device("cuda", 0), Training(), end)
     on_gpu.load_state_dict(on_cpu.state_dict())
     tokens = torch.randint(64, (20, 2, 257), generator=torch.Generator().manual_seed(3))
     found = torch.stack([on_gpu(batch.cuda()).cross_entropy.detach().cpu() for batch in tokens])

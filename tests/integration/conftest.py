@@ -1,4 +1,4 @@
-"""The real thing: nothing here is imitated, so that each test costs some seconds for each run that it makes."""
+"""Run the product as it is, with nothing imitated: each run of a test takes some seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def host(tmp_path: Path, compile_cache: Path) -> Iterator[Host]:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> Iterator[Finished]:
-    """Two pairs of an eager and a compiled run, tracked offline."""
+    """Run a sweep of two pairs of an eager and a compiled run, tracked offline."""
     host = Host(tmp_path_factory.mktemp("pairs"), compile_cache)
     content = recipe("pairs", steps=120, graphed=True, repeats=2, wandb={"mode": "offline"})
     process = host.start("sweep", host.write(content))

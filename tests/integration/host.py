@@ -1,4 +1,4 @@
-"""A host to test on: the command line as a process, supervisors, ranks and torch, over recipes that take seconds."""
+"""Run the command line, supervisors, ranks and torch as processes, on recipes that take seconds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MODEL = {
 
 
 def recipe(name: str, *, steps: int = STEPS, graphed: bool = False, repeats: int = 1, **fields: Any) -> dict[str, Any]:
-    """Eager runs of a very small model, and compiled ones beside them where ``graphed``."""
+    """Return a recipe of eager runs of a very small model, and of compiled ones if ``graphed``."""
     training = {
         "steps": steps, "sequence_length": 16, "micro_batch_size": 1, "global_batch_size": 2, "precision": "fp32",
         "learning_rate": 1e-3,
@@ -50,7 +50,7 @@ def recipe(name: str, *, steps: int = STEPS, graphed: bool = False, repeats: int
 
 
 class Host:
-    """A host of its own to everything started on it: its store, its slots (TMPDIR) and its home are nobody else's."""
+    """A host with its own store, slots (TMPDIR) and home, which no other test shares."""
 
     executor = "local"
 
@@ -59,24 +59,27 @@ class Host:
         self.store = folder / "store"
         for name in ("tmp", "home"):
             (folder / name).mkdir(parents=True)
+        # Inductor looks for its precompiled header under TMPDIR alone: ten CPU seconds to build.
+        (folder / "tmp" / cache.name).symlink_to(cache)
         self.environment = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(ROOT),
             "HOME": str(folder / "home"),
             "TMPDIR": str(folder / "tmp"),
             "TORCHINDUCTOR_CACHE_DIR": str(cache),
+            "MPLCONFIGDIR": str(cache / "matplotlib"),  # its list of fonts takes half a second to make
             "TORCHINDUCTOR_VEC_ISA_OK": os.environ["TORCHINDUCTOR_VEC_ISA_OK"],
             **SECRETS,
         }
 
     def write(self, content: dict[str, Any]) -> str:
-        """A recipe's file, from its content (JSON is YAML)."""
+        """Write a recipe from its content (JSON is YAML), and return its path."""
         path = self.folder / f"{content['name']}.yaml"
         path.write_text(json.dumps(content))
         return str(path)
 
     def start(self, *arguments: str, limit_bytes: int | None = None) -> subprocess.Popen[str]:
-        """``limit_bytes``: no file may grow beyond it, as on a disk that fills up."""
+        """Start a command. No file may grow beyond ``limit_bytes``, as on a full disk."""
         command = [sys.executable, "-m", "orchestrator", *arguments, "--store", str(self.store)]
         if arguments[0] in ("sweep", "resume") and "--executor" not in arguments:
             command += ["--executor", self.executor]
@@ -85,7 +88,7 @@ class Host:
                                 preexec_fn=lambda: _as_on_a_terminal(limit_bytes))  # fmt: skip
 
     def begin(self, content: dict[str, Any], *arguments: str) -> tuple[subprocess.Popen[str], list[str]]:
-        """Start a sweep; its process and its run ids, in the order in which they are made."""
+        """Start a sweep. Return its process and its run ids, in order of execution."""
         process = self.start("sweep", self.write(content), *arguments)
         plan = self.sweep(content["name"]).plan
         wait_until(lambda: plan.exists() or process.poll() is not None, 120, "a plan")
@@ -104,7 +107,7 @@ class Host:
         return SweepPaths(self.store / name)
 
     def states(self, name: str) -> dict[str, str]:
-        """By run id, in the order in which runs are made."""
+        """Return the state of each run by its id, in order of execution."""
         content = json.loads(self.run("status", name, "--json").stdout)
         return {row["run_id"]: row["state"] for row in content["runs"]}
 
@@ -119,7 +122,7 @@ class Host:
     # --- processes ---
 
     def processes(self) -> dict[int, str]:
-        """Everything that runs on this host now, by process id."""
+        """Return the command line of everything that runs on this host, by process id."""
         found = {}
         for folder in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
@@ -130,17 +133,17 @@ class Host:
         return {pid: command for pid, command in found.items() if command}  # one that has ended has none
 
     def process(self, module: str) -> int:
-        """The one process of ``python -m module``."""
+        """Return the id of the one process of ``python -m module``."""
         (pid,) = (pid for pid, command in self.processes().items() if f"-m {module} " in command)
         return pid
 
     def supervisor(self, name: str) -> int:
-        """The process that supervises the sweep's bundle: launch.supervise.supervisor, whoever started it."""
+        """Return the id of the process that supervises the sweep's bundle."""
         (lock,) = self.sweep(name).root.glob("bundles/*/lock")
         return Owner(**json.loads(lock.read_text())).pid
 
     def wait_for_step(self, name: str, run_id: str, attempt: int = 1) -> AttemptPaths:
-        """Until that attempt trains."""
+        """Wait until that attempt trains, and return its paths."""
         paths = self.sweep(name).run(run_id).attempt(attempt)
         wait_until(lambda: paths.metrics.exists() and paths.metrics.read_bytes().count(b"\n") > 5, 600, "a step")
         return paths
@@ -155,14 +158,16 @@ class Host:
 
 
 def _as_on_a_terminal(file_bytes: int | None) -> None:
-    """In the child: what runs tests in the background may have it ignore Ctrl-C."""
+    """Restore Ctrl-C in the child process, because a background shell may ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if file_bytes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
 
 
 def cpu_seconds_of_children() -> float:
-    """Return the CPU seconds of all child processes that have ended. Unlike the clock, they do not depend on the load."""
+    """Return the CPU seconds of all child processes that have ended. Unlike the clock, they do not depend on the
+    load.
+    """
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -175,13 +180,12 @@ def wait_until(
     condition: Callable[[], bool], seconds: float, what: str, found: Callable[[], object] | None = None
 ) -> None:
     deadline = time.monotonic() + seconds
-    while not _held(condition):
+    while not _holds(condition):
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}{f': {found()}' if found else ''}"
 
 
-def _held(condition: Callable[[], bool]) -> bool:
-    """Whether it holds; where not, after a pause: asking, which may be a command, is not to take from what is waited for
-    more than a quarter of a core."""
+def _holds(condition: Callable[[], bool]) -> bool:
+    """Check the condition; if it fails, pause, so that checking takes at most a quarter of a core."""
     begun = time.monotonic()
     holds = condition()
     if not holds:
@@ -191,7 +195,7 @@ def _held(condition: Callable[[], bool]) -> bool:
 
 @dataclass(frozen=True)
 class Finished:
-    """A sweep that has ended: what its command printed, and its exit code."""
+    """A sweep that has ended, with its command's output and exit code."""
 
     host: Host
     name: str

@@ -56,7 +56,7 @@ def begin(sweep: Path, spec: RunSpec) -> AttemptPaths:
 
 
 def step_metrics(step: int) -> StepMetrics:
-    """Losses with digits that a float32 or a rounding would lose; the third step diverges."""
+    """Return metrics whose digits a float32 or rounding would lose. The third step diverges."""
     loss, grad_norm = (math.nan, math.inf) if step == 2 else (5 - step / 3, 1.1 * step)
     phase: Phase = "warmup" if step == 0 else "measure"
     return StepMetrics(step=step, loss=loss, grad_norm=grad_norm, step_time_ms=10.0 + step, tokens=64, phase=phase)
@@ -74,7 +74,7 @@ def write_outcome(attempt: AttemptPaths, name: OutcomeName = "COMPLETED", failur
 
 
 def start(attempt: AttemptPaths, settings: TrackSettings = SETTINGS, **environ: str) -> subprocess.Popen[str]:
-    """A tracker whose environment holds no W&B setting or key but ``environ``, and whose parent is alive."""
+    """Start a tracker with no W&B setting or key in its environment but ``environ``."""
     home = attempt.spec.parents[3]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
     return subprocess.Popen(
@@ -96,7 +96,7 @@ def start(attempt: AttemptPaths, settings: TrackSettings = SETTINGS, **environ: 
 
 
 def finish(tracker: subprocess.Popen[str]) -> list[str]:
-    """The lines a tracker says until it ends by itself, with exit code 0."""
+    """Wait until a tracker ends with exit code 0, and return the lines of its output."""
     said = tracker.stdout.read() if tracker.stdout else ""
     assert tracker.wait(timeout=120) == 0, said
     if tracker.stdin:
@@ -111,7 +111,7 @@ def offline_files(attempt: AttemptPaths) -> list[Path]:
 
 
 def wandb_records(file: Path) -> list[dict[str, Any]]:
-    """The records in an offline file, as wandb's own reader prints them."""
+    """Return the records of an offline file, as wandb's own reader prints them."""
     reader = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
     environ = os.environ | {"WANDB_ERROR_REPORTING": "false"}
     printed = subprocess.run(reader, env=environ, capture_output=True, text=True, check=True).stdout
@@ -119,7 +119,7 @@ def wandb_records(file: Path) -> list[dict[str, Any]]:
 
 
 def history(records: list[dict[str, Any]]) -> dict[int, StepMetrics]:
-    """The steps in ``records`` by W&B's own step; non-finite numbers come from its reader as strings."""
+    """Return the steps of ``records`` by W&B's own step. Its reader gives non-finite numbers as strings."""
     names = [field.name for field in dataclasses.fields(StepMetrics)]
     steps = {}
     for item in (record["history"]["item"] for record in records if record["type"] == "history"):
@@ -250,7 +250,7 @@ def test_importing_the_tracker_imports_neither_wandb_nor_torch() -> None:
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    """A server that knows nothing, at its own address: any answer says that it can be reached."""
+    """Start a server that answers every request with an error: any answer means that it can be reached."""
     listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
     thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()

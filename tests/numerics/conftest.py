@@ -22,7 +22,7 @@ torch._dynamo.config.recompile_limit = 64
 
 @pytest.fixture(autouse=True)
 def process_settings() -> Iterator[None]:
-    """What an engine sets for its whole process must not reach the next test."""
+    """Reset what an engine sets for its whole process."""
     yield
     torch.use_deterministic_algorithms(False)
     torch._inductor.config.deterministic = False
@@ -32,14 +32,17 @@ def process_settings() -> Iterator[None]:
 def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Dynamo and AOTAutograd compile as ever, and PyTorch's own kernels run instead of Inductor's.
 
-    The C++ compiler needs two CPU seconds for each kernel. Counting compilations and replays does not depend on kernels.
+    The C++ compiler needs two CPU seconds for each kernel. Counting compilations and replays does not depend on
+    kernels.
     """
     monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", lambda graph, inputs, **_: aot_eager(graph, inputs))
 
 
 @pytest.fixture(autouse=True)
 def own_workers() -> Iterator[None]:
-    """New ones are forked at once. Megatron-Core keeps its groups in the old, and each of gloo's has three threads that
-    poll: 1,600 in a rank after the tests of one file."""
+    """End the worker processes of each test; the next test forks new ones at once.
+
+    Megatron-Core keeps its process groups, and each group of gloo has three polling threads.
+    """
     yield
     end_workers()

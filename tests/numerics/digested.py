@@ -1,4 +1,4 @@
-"""Trainings whose layers are digested, sound or with a fault put into one place, as a run leaves them on disk."""
+"""Train with layer digests, sound or with a fault in one place, and leave the records of a run on disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sound(engine: TorchNativeEngine) -> None:
 
 
 def trained(spec: RunSpec, root: Path, fault: Fault = sound) -> None:
-    """On this rank, as a run does that leaves its records in ``root``."""
+    """Train on this rank as a run with its records in ``root`` does."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     mesh, attempt = RankPlace(rank, spec.parallelism.world_size, CPU), AttemptPaths(root)
     engine = TorchNativeEngine(spec, mesh)
@@ -78,7 +78,7 @@ class OtherGradient(torch.autograd.Function):
 
 
 def train_ranks(spec: RunSpec, root: Path, layer: int, call: int, faulty_rank: int) -> None:
-    """A sound run and one that has a fault on one rank."""
+    """Train a sound run, and one that has a fault on one rank."""
     trained(spec, root / "sound")
     at_fault = dist.get_rank() == faulty_rank
     trained(spec, root / "faulty", lambda e: in_layer(e, layer, call, with_other_bit) if at_fault else None)

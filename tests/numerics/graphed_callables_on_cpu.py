@@ -1,9 +1,8 @@
-"""Graphed callables where there is no GPU: what they compute is computed anew, in memory that behaves as that of graphs does.
+"""Imitate graphed callables without a GPU: compute again at each replay, in memory that behaves like graph memory.
 
-A callable hands out its outputs and its gradients in the same places each time, and these hold no numbers any more as soon
-as the graphs that share memory with it may have written there: outputs after its backward pass, gradients of parameters
-with the next replay, gradients of inputs with the next forward pass. Replays come in the order that was captured, where one
-was given.
+A callable returns its outputs and gradients in the same places each time. They become NaN as soon as graphs that
+share their memory may have overwritten them: outputs after the backward pass, gradients of parameters with the next
+replay, gradients of inputs with the next forward pass. Replays must come in the captured order, if one was given.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class Pool:
-    """Memory that graphs share, and the order of their replays: (callable, whether it goes forward) again and again."""
+    """Memory that graphs share, and the order of their replays as pairs (callable, whether forward)."""
 
     def __init__(self) -> None:
         self.graphs: list[Graphed] = []
@@ -115,7 +114,7 @@ def of_transformer_engine(
     _num_layers_per_chunk: Sequence[int],
     **settings: Any,
 ) -> list[Graphed]:
-    """Chunk by chunk, in it micro-batch by micro-batch, in it layer by layer."""
+    """Order callables by chunk, then by micro-batch, then by layer."""
     pool, remaining, given = Pool(), iter(parts), iter(samples)
     micro_batches = len(_order) // len(_num_layers_per_chunk) // 2
     places: dict[tuple[int, int], list[int]] = {}
@@ -147,7 +146,7 @@ def graphs_on_cpu() -> Iterator[None]:
 
 
 def train_graphed(spec: RunSpec) -> dict[str, Any]:
-    """A rank's losses, gradient norms and masters after training, and the evidence of what it captured."""
+    """Return a rank's losses, gradient norms and final masters, and the evidence of its capture."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     with graphs_on_cpu():
         engine = TorchNativeEngine(spec, RankPlace(rank, spec.parallelism.world_size, CPU))

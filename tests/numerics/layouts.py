@@ -1,7 +1,7 @@
-"""Layouts to train in: every legal combination of the options of parallelism, over small models.
+"""List every legal combination of the options of parallelism, over small models.
 
-A layout is compared with one process that trains on the same micro-batches: their sequences are the same whatever dp is
-(launch.train.data_loader.batch), and the auxiliary loss of a micro-batch is over its own sequences.
+A layout is compared with one process that trains on the same micro-batches: their sequences do not depend on dp
+(launch.train.data_loader.batch), and a micro-batch's auxiliary loss covers its own sequences only.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Layout:
     """One layer more than the stages could share evenly."""
 
     def __str__(self) -> str:
-        """What is not at its default: ``moe-tp2-sequence_parallel``."""
+        """Name what differs from the defaults: ``moe-tp2-sequence_parallel``."""
         words = [self.model]
         for field in dataclasses.fields(self)[1:]:
             value = getattr(self, field.name)
@@ -86,19 +86,19 @@ class Layout:
 
     @property
     def layers(self) -> int:
-        """At least three: one has neighbours on both sides, and models of two kinds of layers have both."""
+        """Use at least three layers: one has neighbours on both sides, and models of two kinds of layers have both."""
         stages = self.pp * self.vpp
         even = {1: 3, 2: 2 if self.uneven else 4}.get(stages, stages)
         return even + self.uneven
 
     @property
     def cost(self) -> int:
-        """What it takes to train in, about."""
+        """Estimate the relative cost of training in this layout."""
         return self.world_size * self.layers * self.micro_batches
 
     @property
     def task(self) -> tuple[str, int, int]:
-        """What is trained, however it is laid out: model, layers, and micro-batches of all ranks."""
+        """Return what is trained, in any layout: model, layers, and the micro-batches of all ranks."""
         return self.model, self.layers, self.micro_batches * self.dp
 
     @property
@@ -134,7 +134,7 @@ class Layout:
 
     @property
     def _is_spelt_one_way(self) -> bool:
-        """Whether options that change nothing here are at their defaults."""
+        """Return whether options without an effect here have their defaults."""
         moe = MODELS[self.model].is_moe
         replicas = max(self.dp, self.tp * self.dp // self.ep if moe else 1)  # of dense parameters, and of experts
         return (
@@ -175,7 +175,7 @@ def legal_layouts() -> tuple[Layout, ...]:
 
 
 def spec_of(model: str, layers: int, micro_batches: int) -> RunSpec:
-    """Of one process."""
+    """Return the spec of one process that trains this."""
     training = Training(
         steps=3,
         sequence_length=8,
@@ -189,8 +189,11 @@ def spec_of(model: str, layers: int, micro_batches: int) -> RunSpec:
 
 
 def train_rank(spec: RunSpec, dtype: torch.dtype | None, device: str = "cpu") -> dict[str, Any]:
-    """Train on this rank: losses and gradient norms of shape (steps,), and by name the whole model's parameters before
-    and after. ``dtype`` is what the engine is told to hold."""
+    """Train on this rank.
+
+    Return losses and gradient norms of shape (steps,), and the whole model's parameters by name before and after.
+    ``dtype`` is the engine's parameter type.
+    """
     rank = dist.get_rank() if dist.is_initialized() else 0
     place = torch.device(device, rank) if device == "cuda" else torch.device(device)
     engine = TorchNativeEngine(spec, RankPlace(rank, spec.parallelism.world_size, place), dtype)

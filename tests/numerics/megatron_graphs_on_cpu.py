@@ -1,6 +1,7 @@
-"""Megatron-Core's graphs where there is no GPU: who captures what, when and how often, and what is put in the place of what,
-as it is; only the graphs are none. What a GPU would replay of a layer is computed anew; the graph of a whole step computes
-in its capture and is empty afterwards.
+"""Run Megatron-Core's CUDA graphs without a GPU: all of its code for capture and replay runs, but graphs are imitated.
+
+A layer's replay computes the layer again. The graph of a whole step computes in its capture and does nothing
+afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tests.numerics.megatron_on_cpu import train_megatron
 
 
 class Graph:
-    """``alive`` are those that have neither been reset nor been forgotten before."""
+    """An imitated graph. ``alive`` holds the graphs that were neither reset nor dropped."""
 
     alive: list[Graph] = []  # noqa: RUF012 - of all of them
 
@@ -58,7 +59,7 @@ def recomputing(
     _num_layers_per_chunk: Sequence[int],
     **settings: Any,
 ) -> list[Callable[..., Any]]:
-    """In the place of Transformer Engine's ``make_graphed_callables``: chunk by chunk, in it micro-batch by micro-batch."""
+    """Replace Transformer Engine's ``make_graphed_callables``: order by chunk, then by micro-batch."""
     micro_batches = len(_order) // len(_num_layers_per_chunk) // 2
     assert not any(layer._forward_pre_hooks for layer in layers), "Modules must not have hooks registered"
     given, remaining, calls = iter(sample_kwargs), iter(layers), []
@@ -70,7 +71,7 @@ def recomputing(
 
 
 def _callable(layer: Any, names: set[str]) -> Callable[..., Any]:
-    """Takes of its keywords what it was captured with, and is silent of others, as Transformer Engine's are."""
+    """Accept the keywords of the capture and ignore others, as Transformer Engine's callables do."""
     from megatron.core.transformer import cuda_graphs
 
     graph = Graph()
@@ -137,6 +138,6 @@ def graphs_on_cpu(impl: str) -> Iterator[None]:
 
 
 def train_graphed(spec: RunSpec) -> dict[str, Any]:
-    """What :func:`train_megatron` gives, and how many graphs are left when the engine is closed."""
+    """Return what :func:`train_megatron` returns, and the number of graphs left after the engine is closed."""
     with graphs_on_cpu(spec.cuda_graph.impl):
         return {**train_megatron(spec), "left": len(Graph.alive)}

@@ -1,8 +1,8 @@
-"""The megatron engine where there is no GPU: its code, and Megatron-Core's, as they are, but for the device.
+"""Run the megatron engine without a GPU: its code and Megatron-Core's, unchanged but for the device.
 
-Megatron-Core allocates on the device "cuda" by name and asks for the type of CUDA tensors, in its schedules, gradient
-buffers and optimizers. Here both mean the CPU, by a handful of replaced functions. The product does no such thing: on a
-CPU it refuses the engine.
+Megatron-Core allocates on the device "cuda" by name and checks for the type of CUDA tensors, in its schedules, gradient
+buffers and optimizers. Here a handful of replaced functions let both mean the CPU. The product refuses this engine
+on a CPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FACTORIES = ("arange", "empty", "ones", "tensor", "zeros")
 
 
 def on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """``factory``, which takes "cuda" to be the CPU."""
+    """Wrap ``factory`` so that "cuda" means the CPU."""
 
     def make(*arguments: Any, **settings: Any) -> torch.Tensor:
         device = settings.get("device")
@@ -50,12 +50,12 @@ def type_on_cuda(tensor: torch.Tensor, *arguments: Any, **settings: Any) -> Any:
 
 
 def add_out_of_place(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """0.16.1's own experts add a bias in place to what autograd forbids to change."""
+    """Replace an in-place addition that autograd forbids: Megatron-Core 0.16.1's experts add a bias so."""
     return tensor + other if "ParallelRegion" in str(tensor.grad_fn) else ADD_IN_PLACE(tensor, other)
 
 
 def gather_uneven(outputs: list[torch.Tensor], part: torch.Tensor, group: Any = None) -> None:
-    """NCCL takes parts of different lengths, and gloo does not."""
+    """Gather parts of different lengths, which NCCL accepts and gloo does not."""
     if len({output.shape for output in outputs}) == 1:
         ALL_GATHER(outputs, part, group=group)
         return
@@ -76,19 +76,21 @@ def scatter_uneven(output: torch.Tensor, parts: list[torch.Tensor], group: Any =
 
 
 def as_on_cuda(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    """What the all-to-all dispatcher makes of sizes that lie on a GPU."""
+    """Convert sizes as the all-to-all dispatcher does for tensors on a GPU."""
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
 
 def marked_norm(cls: type, config: Any, hidden_size: int, eps: float = 1e-5, **unused: Any) -> nn.Module:
-    """0.16.1's own norm refuses sequence parallelism; this one says of its weight what Transformer Engine's says."""
+    """Mark the norm's weight as Transformer Engine does. Megatron-Core 0.16.1's own norm refuses sequence
+    parallelism.
+    """
     norm = nn.RMSNorm(hidden_size, eps)
     norm.weight.sequence_parallel = config.sequence_parallel
     return norm
 
 
 def without_context_parallelism(make: Callable[..., None]) -> Callable[..., None]:
-    """0.16.1's own attention refuses it."""
+    """Hide context parallelism from Megatron-Core 0.16.1's own attention, which refuses it."""
 
     def made(attention: Any, config: Any, *arguments: Any, **settings: Any) -> None:
         cp, config.context_parallel_size = config.context_parallel_size, 1
@@ -99,7 +101,7 @@ def without_context_parallelism(make: Callable[..., None]) -> Callable[..., None
 
 
 class Gathered(torch.autograd.Function):
-    """Every rank's part, of shape (ranks, ...); a part's gradient is the sum of what ranks have for it."""
+    """Gather every rank's part, of shape (ranks, ...). A part's gradient is the sum over ranks."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -116,8 +118,10 @@ class Gathered(torch.autograd.Function):
 
 
 def of_whole_sequences(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Attention over what all context-parallel ranks hold, of which each keeps its own rows: rank r has the chunks r and
-    2 * cp - 1 - r of 2 * cp."""
+    """Compute attention over the rows of all context-parallel ranks, and return this rank's rows.
+
+    Rank r has chunks r and 2 * cp - 1 - r of 2 * cp.
+    """
 
     def attend(attention: Any, *parts: torch.Tensor, **named: Any) -> torch.Tensor:
         from megatron.core import parallel_state
@@ -139,7 +143,7 @@ def of_whole_sequences(forward: Callable[..., torch.Tensor]) -> Callable[..., to
 
 
 class NoStream:
-    """A CPU does one thing after another."""
+    """A stream or event that does nothing, because a CPU runs in order."""
 
     def wait_stream(self, other: Any) -> None: ...
 
@@ -182,7 +186,7 @@ OF_RANDOM = {
 
 @contextmanager
 def cpu_as_cuda() -> Iterator[ModuleType]:
-    """Gives the engine's module."""
+    """Replace CUDA by the CPU, and yield the engine's module."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Megatron-Core warns of what it does without Transformer Engine
         from megatron.core.tensor_parallel import random
@@ -222,14 +226,16 @@ def cpu_as_cuda() -> Iterator[ModuleType]:
 
 
 def train_megatron(spec: RunSpec) -> dict[str, Any]:
-    """On this rank: losses and gradient norms of shape (steps,), and what else the engine says; where it is alone, the
-    weights before and after by torch_native's names."""
+    """Train on this rank. Return losses and gradient norms of shape (steps,), and other results of the engine.
+
+    A single rank also returns the weights before and after, by torch_native's names.
+    """
     with _engine(spec) as engine:
         return _train(spec, engine)
 
 
 def logits_of(spec: RunSpec, tokens: torch.Tensor) -> torch.Tensor:
-    """Of the first weights: (batch, sequence) -> (batch, sequence, vocabulary)."""
+    """Compute the logits of the first weights: (batch, sequence) -> (batch, sequence, vocabulary)."""
     with _engine(spec) as engine, torch.no_grad():
         logits: torch.Tensor = engine.chunks[0](tokens, torch.arange(tokens.shape[1]).unsqueeze(0), None)
         return logits
@@ -237,7 +243,7 @@ def logits_of(spec: RunSpec, tokens: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _engine(spec: RunSpec) -> Iterator[Any]:
-    """This rank's, and no groups of its own left afterwards."""
+    """Yield this rank's engine, and leave no process groups behind."""
     alone = not dist.is_initialized()
     if alone:  # Megatron-Core keeps its groups, and each of gloo's has three threads that poll
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)

@@ -1,4 +1,4 @@
-"""The decoder written down a second time: plain formulas, loops over tokens and heads, weights by name."""
+"""Define the decoder a second time, with plain formulas, loops over tokens and heads, and weights by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 
 
 def wavelength(pair: int, model: Model) -> float:
-    """Positions in which a pair turns once."""
+    """Return the number of positions in which a pair turns once."""
     plain = 2 * math.pi * model.rotary_base ** (2 * pair / model.kv_channels)
     original, factor = model.rope_original_max_position, model.rope_scaling_factor
     if model.rope_scaling == "llama3":
@@ -44,7 +44,9 @@ def wavelength(pair: int, model: Model) -> float:
 
 
 def turned(x: torch.Tensor, position: int, model: Model) -> torch.Tensor:
-    """Pairs (i, i + half) of a vector as complex numbers, each multiplied by exp(2 pi j * position / wavelength)."""
+    """Rotate the pairs (i, i + half) of a vector: as complex numbers, multiply each by exp(2 pi j * position /
+    wavelength).
+    """
     half = len(x) // 2
     factor = 0.1 * math.log(model.rope_scaling_factor) + 1 if model.rope_scaling == "yarn" else 1.0
     out = list(x)
@@ -61,7 +63,7 @@ def linear(x: torch.Tensor, w: Weights, name: str) -> torch.Tensor:
 
 
 def positions_of(tokens: list[int], eod_token: int | None) -> tuple[list[int], list[int]]:
-    """Of each token its position within its document, and the document's number."""
+    """Return each token's position within its document, and the document's number."""
     positions, documents = [], []
     position, document = 0, 0
     for token in tokens:
@@ -76,7 +78,7 @@ def positions_of(tokens: list[int], eod_token: int | None) -> tuple[list[int], l
 def attention(
     x: torch.Tensor, w: Weights, name: str, model: Model, number: int, places: tuple[list[int], list[int]]
 ) -> torch.Tensor:
-    """(sequence, hidden) -> (sequence, hidden), one position, one head at a time."""
+    """Compute attention, one position and one head at a time: (sequence, hidden) -> (sequence, hidden)."""
     heads, groups, d = model.num_attention_heads, model.num_query_groups, model.kv_channels
     qkv = linear(x, w, f"{name}.qkv").view(len(x), heads + 2 * groups, d)
     positions, documents = places
@@ -121,7 +123,7 @@ def activation(x: torch.Tensor, model: Model) -> torch.Tensor:
 
 
 def kept_choices(chosen: list[dict[int, torch.Tensor]], model: Model) -> list[set[int]]:
-    """Of each token the experts that have room for it: each takes the weightiest of those that chose it."""
+    """Return the experts that have room for each token: each expert takes the tokens with the largest weights."""
     if model.moe_expert_capacity_factor is None:
         return [set(weights) for weights in chosen]
     room = math.ceil(len(chosen) * model.moe_router_topk / model.num_moe_experts * model.moe_expert_capacity_factor)
@@ -134,7 +136,7 @@ def kept_choices(chosen: list[dict[int, torch.Tensor]], model: Model) -> list[se
 
 
 def routes(logits: torch.Tensor, bias: torch.Tensor | None, model: Model) -> dict[int, torch.Tensor]:
-    """One token's experts and their weights."""
+    """Return one token's experts and their weights."""
     scores = torch.sigmoid(logits) if model.moe_router_score_function == "sigmoid" else torch.exp(logits)
     if model.moe_router_score_function == "softmax":
         scores = scores / scores.sum()
@@ -147,7 +149,7 @@ def routes(logits: torch.Tensor, bias: torch.Tensor | None, model: Model) -> dic
 
 
 def experts(tokens: torch.Tensor, w: Weights, name: str, model: Model) -> tuple[torch.Tensor, torch.Tensor]:
-    """(T, hidden) -> (T, hidden) and the router's loss, one token at a time."""
+    """Compute (T, hidden) -> (T, hidden) and the router's loss, one token at a time."""
     logits = linear(tokens, w, f"{name}.router")
     chosen = [routes(row, w.get(f"{name}.router.expert_bias"), model) for row in logits]
     rows = []
@@ -175,7 +177,7 @@ def experts(tokens: torch.Tensor, w: Weights, name: str, model: Model) -> tuple[
 def losses(
     tokens: torch.Tensor, w: Weights, model: Model, eod_token: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(batch, sequence + 1) -> what is differentiated, and the cross-entropy."""
+    """Return the loss to differentiate and the cross-entropy, from tokens of shape (batch, sequence + 1)."""
     x = w["embedding.weight"][tokens[:, :-1]]
     places = [positions_of(sequence.tolist(), eod_token) for sequence in tokens[:, :-1]]
     router_loss = torch.zeros((), dtype=x.dtype)

@@ -1,7 +1,7 @@
-"""A model small enough to be cut up by hand, trained on every rank as the engine trains, and whole in one process.
+"""Define a model that can be sharded by hand. Train it on every rank as the engine does, and whole in one process.
 
-A rank computes what it would in the engine: of whole parameters the gradient of its own micro-batches, of partial ones a
-portion of that, of its experts the gradient of all tokens of its expert-parallel group.
+A rank computes what it would compute in the engine: for whole parameters the gradient of its own micro-batches, for
+partial ones a portion of that, and for its experts the gradient of all tokens of its expert-parallel group.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Case:
 
 
 class Toy(nn.Module):
-    """This rank's part of the parameters."""
+    """This rank's shards of the parameters."""
 
     def __init__(self, mesh: ParallelMesh) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Toy(nn.Module):
             self.register_parameter(name, nn.Parameter(SHARDINGS[name].take(whole, group_of(name, mesh)).clone()))
 
     def whole(self, mesh: ParallelMesh) -> dict[str, torch.Tensor]:
-        """All weights, of which this rank's part can be differentiated."""
+        """Return all weights. This rank's shard of them can be differentiated."""
         wholes = {}
         for name, part in self.named_parameters():
             group = group_of(name, mesh)
@@ -93,7 +93,7 @@ def objective(weights: Weights, step: int, micro_batch: int, dp_rank: int) -> to
 
 
 def rank_objective(toy: Toy, mesh: ParallelMesh, rank: int, step: int, micro_batch: int) -> torch.Tensor:
-    """What this rank differentiates, whose value means nothing."""
+    """Return the value that this rank differentiates. The value itself means nothing."""
     weights, dims = toy.whole(mesh), mesh.dims
     fixed = {name: weight.detach() for name, weight in weights.items()}
     portion = portion_of(dims, rank)
@@ -107,12 +107,12 @@ def rank_objective(toy: Toy, mesh: ParallelMesh, rank: int, step: int, micro_bat
 
 
 def portion_of(dims: ParallelDims, rank: int) -> float:
-    """Of a data-parallel rank's tokens, those of one of its tensor-parallel ranks; unequal, to tell sum from mean."""
+    """Return one tensor-parallel rank's tokens. Portions are unequal, so that a sum differs from a mean."""
     return (1 + dims.rank_in("tp", rank)) / sum(range(1, dims.tp + 1))
 
 
 def train(case: Case, rank: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """The norms of all steps, and all weights after them."""
+    """Return the gradient norms of all steps, and all weights after them."""
     mesh = make_mesh(RankPlace(rank, case.dims.world_size, CPU), case.dims)
     toy = Toy(mesh)
     options: dict[str, Any] = {"distributed_optimizer": case.sharded, "bucket_elements": case.bucket_elements}
@@ -138,7 +138,7 @@ def backward(main: FlatParameters, loss: torch.Tensor, way: Way, last: bool) -> 
 
 
 def train_whole(case: Case) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """The same in one process, without anything of the above but AdamW."""
+    """Train in one process, using nothing of the above but AdamW."""
     alone = make_mesh(RankPlace(0, 1, CPU), ParallelDims())
     toy = Toy(alone)
     main = FlatParameters(toy)
@@ -172,7 +172,7 @@ def explained(case: object) -> Iterator[None]:
 
 
 def compare_all(cases: list[Case]) -> None:
-    """Train each on this rank, beside the whole model."""
+    """Train each case on this rank, and compare it with the whole model."""
     for case in cases:
         with explained(case):
             norms, weights = train(case, dist.get_rank())

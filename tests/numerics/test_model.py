@@ -13,7 +13,7 @@ from launch.engines.torch_native.init.initial_weights import draw_weights
 from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.moe.grouped_mm import grouped_mm
 from tests.numerics import reference
-from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, decoder_of
+from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, make_decoder
 
 MODELS = {
     "dense": DENSE,
@@ -69,7 +69,7 @@ def tokens_for(model: Model, batch: int = 2, sequence: int = 6) -> torch.Tensor:
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
 def test_losses_and_gradients_equal_the_plain_formula(model: Model) -> None:
-    decoder = decoder_of(model, 1, torch.float64, CPU)
+    decoder = make_decoder(model, 1, torch.float64, CPU)
     disturb(decoder)
     compare(decoder, tokens_for(model), model)
 
@@ -100,7 +100,7 @@ def test_packed_documents_are_as_if_alone() -> None:
     """Position and mask begin anew behind each end of a document, wherever it lies."""
     model = replace(DENSE, window_size=4, window_attn_skip_freq=2)
     end = 3
-    decoder = decoder_of(model, 1, torch.float64, CPU, Training(), end)
+    decoder = make_decoder(model, 1, torch.float64, CPU, Training(), end)
     tokens = torch.tensor([[5, end, 7, 8, 9, end, end, 11], [1, 2, 4, 5, 6, 7, 8, end], [end, 2, 4, 5, 6, end, 8, 9]])
     compare(decoder, tokens, model, end)
 
@@ -114,7 +114,7 @@ def test_packed_documents_are_as_if_alone() -> None:
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_how_a_step_is_run_changes_nothing(model: Model, training: Training) -> None:
-    decoder = decoder_of(model, 1, torch.float64, CPU, training)
+    decoder = make_decoder(model, 1, torch.float64, CPU, training)
     disturb(decoder)
     compare(decoder, tokens_for(model), model)
 
@@ -123,7 +123,7 @@ def test_recomputation_saves_what_it_is_to_save() -> None:
     saved = {}
     for recompute in ("none", "selective", "full"):
         training = Training(recompute=recompute)  # type: ignore[arg-type]
-        decoder = decoder_of(replace(DENSE, window_size=4, num_layers=4), 1, torch.float32, CPU, training)
+        decoder = make_decoder(replace(DENSE, window_size=4, num_layers=4), 1, torch.float32, CPU, training)
         held: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x, held=held: held.append(x.numel()) or x, lambda x: x):
             decoder(tokens_for(DENSE, sequence=32))
@@ -134,7 +134,7 @@ def test_recomputation_saves_what_it_is_to_save() -> None:
 
 def test_expert_biases_move_against_the_load() -> None:
     model = replace(MOE, moe_router_enable_expert_bias=True, moe_router_bias_update_rate=0.25)
-    (router, _) = decoder_of(model, 1, torch.bfloat16, CPU).routers()
+    (router, _) = make_decoder(model, 1, torch.bfloat16, CPU).routers()
     router.update_expert_bias(torch.tensor([8.0, 2.0, 5.0, 5.0]))
     router.update_expert_bias(torch.tensor([8.0, 2.0, 6.0, 4.0]))
     assert router.expert_bias is not None
@@ -145,8 +145,8 @@ def test_expert_biases_move_against_the_load() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lower_precisions_compute_the_same_within_their_rounding(dtype: torch.dtype) -> None:
     tokens = tokens_for(MOE, batch=8, sequence=16)
-    exact = decoder_of(MOE, 1, torch.float64, CPU)(tokens).cross_entropy
-    rounded = decoder_of(MOE, 1, dtype, CPU)(tokens).cross_entropy
+    exact = make_decoder(MOE, 1, torch.float64, CPU)(tokens).cross_entropy
+    rounded = make_decoder(MOE, 1, dtype, CPU)(tokens).cross_entropy
     assert rounded.dtype == torch.float32
     assert abs(rounded.item() - exact.item()) < (1e-5 if dtype == torch.float32 else 5e-2)
 
@@ -176,15 +176,15 @@ def test_grouped_mm_is_a_well_formed_operator() -> None:
 
 
 def test_weights_depend_on_seed_and_name_alone() -> None:
-    decoder = decoder_of(MOE, 1, torch.float32, CPU)
+    decoder = make_decoder(MOE, 1, torch.float32, CPU)
     torch.manual_seed(99)
-    deeper = decoder_of(replace(MOE, num_layers=5, num_moe_experts=7), 1, torch.float32, CPU)
+    deeper = make_decoder(replace(MOE, num_layers=5, num_moe_experts=7), 1, torch.float32, CPU)
     torch.testing.assert_close(
         decoder.layers["1"].attention.qkv.weight, deeper.layers["1"].attention.qkv.weight, rtol=0, atol=0
     )
     # Expert 2 is expert 2 however many there are, so that expert parallelism can draw its own alone.
     torch.testing.assert_close(decoder.layers["1"].mlp.gate_up[2], deeper.layers["1"].mlp.gate_up[2], rtol=0, atol=0)
-    reseeded = decoder_of(MOE, 2, torch.float32, CPU)
+    reseeded = make_decoder(MOE, 2, torch.float32, CPU)
     assert not torch.equal(decoder.embedding.weight, reseeded.embedding.weight)
     assert not torch.equal(decoder.layers["0"].attention.qkv.weight, decoder.layers["1"].attention.qkv.weight)
 
@@ -206,7 +206,7 @@ def test_weights_do_not_depend_on_the_order_of_construction() -> None:
 
 def test_first_weights_have_the_deviation_asked_for() -> None:
     wide = replace(MOE, hidden_size=256, vocab_size=256, init_std=0.02, num_layers=8)
-    decoder = decoder_of(wide, 1, torch.float32, CPU)
+    decoder = make_decoder(wide, 1, torch.float32, CPU)
     assert decoder.embedding.weight.std().item() == pytest.approx(0.02, rel=0.02)
     assert decoder.layers["0"].mlp.down.std().item() == pytest.approx(0.02 / 4, rel=0.05)
     assert decoder.layers["0"].attention.output.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)

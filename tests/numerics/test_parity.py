@@ -24,7 +24,7 @@ from launch.contract.spec import Model
 from launch.engines.torch_native.decoder import Decoder
 from launch.engines.torch_native.init.load_checkpoint import load_weights, unpack_mxfp4
 from launch.engines.torch_native.layers.build_context import BuildContext
-from tests.numerics.tiny import CPU, decoder_of
+from tests.numerics.tiny import CPU, make_decoder
 
 # transformers takes two seconds to import, and every process of pytest-xdist collects this file: functions import it.
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def test_logits_loss_and_every_gradient_are_those_of_transformers(
         theirs.save_pretrained(tmp_path / "weights")
         output = theirs(tokens, labels=tokens)
         output.loss.backward()
-    decoder = decoder_of(replace(model, weights=str(tmp_path / "weights")), 1, dtype, CPU)
+    decoder = make_decoder(replace(model, weights=str(tmp_path / "weights")), 1, dtype, CPU)
     loss = decoder(tokens).cross_entropy
     gradients = torch.autograd.grad(loss, list(decoder.parameters()))
 
@@ -193,7 +193,7 @@ def gradients_of(theirs: PreTrainedModel, model: Model, dtype: torch.dtype, fold
         assert parameter.grad is not None
         parameter.data = parameter.grad
     theirs.save_pretrained(folder)
-    return decoder_of(replace(model, weights=str(folder)), 1, dtype, CPU)
+    return make_decoder(replace(model, weights=str(folder)), 1, dtype, CPU)
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Small specs and whole short trainings, for the tests of this folder."""
+"""Make small specs and run whole short trainings, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ GPT_OSS = dataclasses.replace(
 DENSE = dataclasses.replace(MOE, num_moe_experts=0, moe_router_topk=0, moe_ffn_hidden_size=0)
 
 
-def decoder_of(
+def make_decoder(
     model: Model,
     seed: int,
     dtype: torch.dtype,
@@ -61,7 +61,7 @@ def decoder_of(
     training: Training | None = None,
     eod_token: int | None = None,
 ) -> Decoder:
-    """The whole decoder on one rank."""
+    """Return the whole decoder on one rank."""
     training = training or Training()
     elementwise = compiled() if training.compile == "elementwise" else Elementwise()
     return build_decoder(BuildContext(model, training, eod_token, elementwise), seed, dtype, device)
@@ -90,7 +90,9 @@ def train(engine: TorchNativeEngine, spec: RunSpec, rank: int = 0) -> list[StepR
 
 
 def train_rank(spec: RunSpec) -> dict[str, Any]:
-    """One of dp ranks: losses and gradient norms of shape (steps,), and what it holds after training in float64."""
+    """Train on one of dp ranks in float64. Return losses and gradient norms of shape (steps,), and the final
+    weights.
+    """
     rank = dist.get_rank() if dist.is_initialized() else 0
     engine = TorchNativeEngine(spec, RankPlace(rank, spec.parallelism.dp, CPU), torch.float64)
     results = train(engine, spec, rank)

@@ -1,4 +1,4 @@
-"""The parameters of the whole model, gathered from all ranks."""
+"""Gather the parameters of the whole model from all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launch.engines.torch_native.parallel.process_groups import Group
 
 
 def whole_parameters(engine: TorchNativeEngine) -> dict[str, torch.Tensor]:
-    """By their names in one process, on the CPU. A collective call: every rank has all of them."""
+    """Return all parameters on the CPU, by their names in one process. This is a collective call."""
     gathered: dict[str, torch.Tensor] = {}
     for chunk in engine.chunks:
         for name, (parameter, sharding) in named_weights(chunk, chunk.blueprint.model).items():

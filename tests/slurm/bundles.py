@@ -1,5 +1,4 @@
-"""Bundles made by hand, as the orchestrator orders them, and jobs of a real Slurm that launch.supervise.supervisor
-supervises them in."""
+"""Write bundles as the orchestrator orders them, and run the supervisor on them in jobs of a real Slurm."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ AMPLE = Limits(run_seconds=300, hang_seconds=120)
 
 
 def run_spec(*, steps: int, nodes: int = 2, ranks: int = 2, repeat: int = 0) -> RunSpec:
-    """A run of a very small model on gloo, data-parallel over all its ranks."""
+    """Return a run of a very small model on gloo, data-parallel over all its ranks."""
     world = nodes * ranks
     return RunSpec(
         model=Model(**MODEL),
@@ -39,7 +38,7 @@ def run_spec(*, steps: int, nodes: int = 2, ranks: int = 2, repeat: int = 0) -> 
 
 
 class Bundle:
-    """Runs of so many steps each, in a sweep of their own under ``folder``, and the job that makes them."""
+    """Runs of the given numbers of steps, in a sweep of their own under ``folder``, and their job."""
 
     def __init__(
         self,
@@ -68,7 +67,7 @@ class Bundle:
         self.job = ""
 
     def submit(self, *options: str, lines: str = "", element: int | None = None) -> None:
-        """Have the bundle supervised in a job; ``lines`` are of the batch script, before its srun."""
+        """Submit a job that supervises the bundle. ``lines`` go into the batch script before its srun."""
         nodes, ranks = self._size
         script = self.folder / "job.sh"
         script.write_text(
@@ -98,7 +97,7 @@ class Bundle:
         return outcome
 
     def outcomes(self) -> list[str | None]:
-        """The outcome of each run, None where there is none."""
+        """Return the outcome of each run, or None."""
         found = [read_outcome(self.attempt(run)) for run in range(len(self.run_ids))]
         return [outcome and outcome.outcome for outcome in found]
 
@@ -110,14 +109,14 @@ class Bundle:
         return list(read_json_lines(self.paths.allocations))
 
     def nodes_of_ranks(self, run: int) -> list[str]:
-        """By rank, the node that its process said it ran on."""
+        """Return the node that each rank's process recorded."""
         ends = [read_json(self.attempt(run).rank_exit(rank)) for rank in range(self._size[0] * self._size[1])]
         return [end["node"] for end in ends]
 
     # --- what is going on ---
 
     def wait_for_step(self, run: int) -> None:
-        """Until that run trains, on all its ranks."""
+        """Wait until all ranks of that run train."""
         attempt = self.attempt(run)
         ranks = range(self._size[0] * self._size[1])
 
@@ -132,19 +131,19 @@ class Bundle:
         return int(next(read_events(self.attempt(run), rank))["pid"])
 
     def srun_pid(self, run: int) -> int:
-        """Of the srun that started that run; it has a child that is called srun too."""
+        """Return the id of the srun process that started that run. Its child is called srun too."""
         attempt = str(self.attempt(run).root)
         return min(
             pid for pid, command in self.processes().items() if command.startswith("srun") and attempt in command
         )
 
     def rank_variables(self, run: int, rank: int) -> dict[str, str]:
-        """The environment of a rank that runs."""
+        """Return the environment of a running rank."""
         content = Path(f"/proc/{self.rank_pid(run, rank)}/environ").read_bytes().decode()
         return dict(line.split("=", 1) for line in content.split("\0") if "=" in line)
 
     def wait_until_over(self, seconds: float = 150) -> None:
-        """Until the job has left the queue's living; no process of the bundle may be left then."""
+        """Wait until the job has ended. Then no process of the bundle may be left."""
         # Twice: between one state and the next of a job that is requeued squeue may list it in neither.
         wait_until(lambda: not self.state() and not self._soon(), seconds, "the job to end", self.output)
         wait_until(lambda: not self.processes(), 60, "every process to end", self.processes)
@@ -154,12 +153,12 @@ class Bundle:
         return self.state()
 
     def state(self) -> str:
-        """What squeue says of the job, "" where that waits and runs no more."""
+        """Return the job's state from squeue, or "" if it neither waits nor runs."""
         lines = self.cluster.run("squeue", "--noheader", "--array", "--format=%i %T").splitlines()
         return next((state for job, state in map(str.split, lines) if job == self.job), "")
 
     def processes(self) -> dict[int, str]:
-        """Everything of the bundle that runs on any node: nodes are this host."""
+        """Return all processes of the bundle on any node: all nodes are this host."""
         found = {}
         for process in Path("/proc").glob("[0-9]*"):
             try:
@@ -171,7 +170,7 @@ class Bundle:
         return found
 
     def account(self, field: str, seconds: float = 60) -> str:
-        """What sacct says of the job, once it says anything."""
+        """Return the job's state from sacct, once sacct knows it."""
         until = time.monotonic() + seconds
         while True:
             said = self.cluster.run("sacct", "-nPX", f"--jobs={self.job}", f"--format={field}").split(" by ")[0]

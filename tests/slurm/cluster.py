@@ -40,7 +40,7 @@ LOG_TAIL = 15  # lines of each daemon's log in an error
 
 
 class Cluster:
-    """The cluster whose files are under ``folder``: a second object of the same folder is the same cluster."""
+    """The cluster whose files are under ``folder``. Two objects of one folder are the same cluster."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
@@ -48,15 +48,18 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For commands on the cluster: this process's, without the variables of a job that it may itself run in."""
+        """Return this process's environment for commands on the cluster, without variables of an enclosing job."""
         own = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "SRUN_"))}
         return own | {"PATH": PATH, "SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def up(self, *, with_this_process: bool) -> None:
-        """Return once all nodes are idle and sacct answers. The folder must not exist, or be empty.
+        """Start the cluster. Return once all nodes are idle and sacct answers. The folder must be missing or empty.
 
-        ``with_this_process``: down when this process ends, however it ends.
-        Raises :class:`ClusterError`, after taking down what had started, with the tails of all logs.
+        Args:
+            with_this_process: take the cluster down when this process ends, however it ends.
+
+        Raises:
+            ClusterError: with the tails of all logs, after the cluster has been taken down.
         """
         check_packages()
         if self.folder.exists() and any(self.folder.iterdir()):
@@ -77,7 +80,9 @@ class Cluster:
             raise
 
     def down(self) -> None:
-        """Every process of the cluster and of its jobs, and the database (100 MB). Configuration and logs stay."""
+        """End every process of the cluster and its jobs, and delete its database (100 MB). Keep configuration and
+        logs.
+        """
         owner = holder(self.folder / LOCK)
         if owner is not None:
             os.kill(owner.pid, signal.SIGTERM)
@@ -88,8 +93,7 @@ class Cluster:
             shutil.rmtree(self.folder / "database")
 
     def pid(self, name: str) -> int:
-        """Of the daemon ``name`` (munged, mariadbd, slurmdbd, slurmctld, node1 ...), to be signalled; 0 where it is
-        down."""
+        """Return the process id of a daemon (munged, mariadbd, slurmdbd, slurmctld, node1 ...), or 0 if it is down."""
         try:
             return int((self.folder / "daemons" / name).read_text() or 0)
         except FileNotFoundError:
@@ -101,13 +105,15 @@ class Cluster:
         self._wait(lambda: self.pid(name) > 0 or not asked.exists(), f"{name} to start")
 
     def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
-        """SIGTERM lets slurmctld save its state; SIGKILL loses the jobs of its last five seconds, ids included."""
+        """Stop a daemon. SIGTERM lets slurmctld save its state; SIGKILL loses the jobs of its last five seconds,
+        with ids.
+        """
         os.kill(self.pid(name), number)
         self._wait(lambda: not (self.folder / "daemons" / name).exists(), f"{name} to end")
 
     @contextlib.contextmanager
     def without(self, name: str) -> Iterator[None]:
-        """The daemon ``name`` is killed for the time of the block, as if its host had failed."""
+        """Kill a daemon for the time of the block, as if its host had failed."""
         self.stop(name, signal.SIGKILL)
         try:
             yield
@@ -115,7 +121,11 @@ class Cluster:
             self.start(name)
 
     def run(self, *command: str, seconds: float = 60) -> str:
-        """Standard output, stripped. Raises :class:`ClusterError` where the command fails or takes too long."""
+        """Return a command's standard output, stripped.
+
+        Raises:
+            ClusterError: the command failed or took too long.
+        """
         try:
             done = subprocess.run(
                 command, env=self.environment, cwd=self.folder, text=True, capture_output=True, timeout=seconds
@@ -127,7 +137,7 @@ class Cluster:
         return done.stdout.strip()
 
     def wait_until_idle(self) -> None:
-        """Every node answers, and no job is left on it."""
+        """Wait until every node answers and no job is left on it."""
         idle = ["idle"] * len(NODES)
         try:
             self._wait(
@@ -162,7 +172,7 @@ class Cluster:
         self._wait(lambda: "JobID" in self._answer("sacct", "-P"), "sacct to answer", needs=["slurmdbd"])
 
     def _answer(self, *command: str) -> str:
-        """As :meth:`run`, "" where the command fails: what it asks may not be up yet."""
+        """Return what :meth:`run` returns, or "" if the command fails, as while daemons start."""
         with contextlib.suppress(ClusterError):
             return self.run(*command)
         return ""
@@ -178,7 +188,9 @@ class Cluster:
             time.sleep(0.1)
 
     def _log_tails(self) -> str:
-        """A daemon writes to NAME.log, and to NAME.out what it says before that, or all, where it has no such file."""
+        """Return the ends of all logs. A daemon logs to NAME.log, and before that, or without a log file, to
+        NAME.out.
+        """
         written = {
             path.stem: path for path in sorted((self.folder / "log").iterdir(), reverse=True) if path.stat().st_size
         }

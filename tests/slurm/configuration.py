@@ -1,7 +1,8 @@
 """What the cluster's daemons read, and the commands that start them: text, made from a folder and free ports.
 
 Slurm 22.05 as Debian builds it. Four slurmd share one host, each a node of eight GPUs whose device files are links to
-/dev/null (Slurm rejects a count without ``File=``, and sets CUDA_VISIBLE_DEVICES for devices alone, not for plain files). Sizes are claims (``config_overrides``): nothing is pinned or reserved.
+/dev/null (Slurm rejects a count without ``File=``, and sets CUDA_VISIBLE_DEVICES for devices alone, not for plain
+files). Sizes are claims (``config_overrides``): nothing is pinned or reserved.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ class Ports:
 
 
 def check_packages() -> None:
-    """Raise :class:`ClusterError` with the line that installs what this host lacks."""
+    """Check that Slurm and its companions are installed.
+
+    Raises:
+        ClusterError: with the command that installs what is missing.
+    """
     missing = [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
     if missing:
         raise ClusterError(
@@ -58,7 +63,7 @@ def check_packages() -> None:
 
 
 def free_ports() -> Ports:
-    """Ports on which nothing listens, below those that the kernel gives to outgoing connections (32768 and on)."""
+    """Return ports on which nothing listens, below the kernel's range for outgoing connections (from 32768)."""
     probes = [_bound() for _ in range(3 + len(NODES))]
     numbers = [probe.getsockname()[1] for probe in probes]
     for probe in probes:
@@ -77,7 +82,7 @@ def _bound() -> socket.socket:
 
 
 def write(folder: Path, ports: Ports) -> None:
-    """The whole configuration into ``folder``, which is made, and belongs to this user alone."""
+    """Write the whole configuration into ``folder``, which belongs to this user alone."""
     if len(os.fsencode(folder / STEP_SOCKET)) > LONGEST_SOCKET:
         raise ClusterError(f"the path of a socket in {folder} is over {LONGEST_SOCKET} bytes; use a shorter folder")
     for name in ("log", "run", "state", "gpus", "cgroup", "tmp", "daemons", *(f"spool.{node}" for node in NODES)):
@@ -104,7 +109,7 @@ def install_database(folder: Path) -> list[str]:
 
 
 def _daemons(folder: Path, ports: Ports) -> dict[str, list[str]]:
-    """By name, the command of each in the foreground, in the order in which they need each other."""
+    """Return the foreground command of each daemon by its name, in the order of their dependencies."""
     munged = ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.socket",
               f"--pid-file={folder}/run/munged.pid", f"--seed-file={folder}/munge.seed",
               f"--log-file={folder}/log/munged.log"]  # fmt: skip

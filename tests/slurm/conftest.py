@@ -1,4 +1,4 @@
-"""One cluster for all tests of a process, brought up by the first: five seconds."""
+"""Bring up one cluster for all tests of a process, with the first test that needs it: five seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.slurm.site import Site
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Up and idle at first. A test that changes a node or a daemon puts it back."""
+    """Bring up a cluster with all nodes idle. A test that changes a node or a daemon must restore it."""
     cluster = Cluster(tmp_path_factory.mktemp("slurm"))
     with (Path(tempfile.gettempdir()) / f"slurm-ports-{os.getuid()}").open("w") as ports:
         fcntl.flock(ports, fcntl.LOCK_EX)  # one at a time looks for free ports, until it listens on them
@@ -27,7 +27,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def site(tmp_path: Path, compile_cache: Path, cluster: Cluster) -> Iterator[Site]:
-    """A login node with a store of its own; afterwards none of its jobs is left."""
+    """Make a login node with a store of its own, and end its jobs afterwards."""
     site = Site(tmp_path, compile_cache, cluster)
     yield site
     site.clear()

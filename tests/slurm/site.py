@@ -1,4 +1,4 @@
-"""The login node of the test cluster: the command line as a process, and its sweeps as jobs of a real Slurm."""
+"""Run the command line on the test cluster's login node, with its sweeps as jobs of a real Slurm."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from tests.slurm.configuration import ClusterError
 
 
 class Site(Host):
-    """A host whose commands submit to ``cluster``. Its jobs inherit its environment, so that :meth:`processes` finds
-    theirs too: nodes are this host."""
+    """A host whose commands submit to ``cluster``.
+
+    Its jobs inherit its environment, and all nodes are this host, so :meth:`processes` finds the jobs' processes too.
+    """
 
     executor = "slurm"
 
@@ -33,13 +35,13 @@ class Site(Host):
         }
 
     def profile(self, name: str = "default", /, **fields: Any) -> None:
-        """The user's own profile of the cluster; the default one goes without saying."""
+        """Write a cluster profile of the user."""
         path = self.folder / "home" / ".config" / "cuda-graph-orchestrator" / "clusters" / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(fields))
 
     def program(self, name: str, script: str) -> None:
-        """Put a shell script before Slurm's own program of that name; in it ``$REAL`` is that program's path."""
+        """Put a shell script in front of Slurm's program of that name. In it, ``$REAL`` is the path of the program."""
         real = self.cluster.run("sh", "-c", f"command -v {name}")
         path = self._programs / name
         path.write_text(f"#!/bin/sh\nREAL={real}\n{script}\n")
@@ -52,51 +54,54 @@ class Site(Host):
     # --- what Slurm says ---
 
     def queue(self) -> dict[str, str]:
-        """By job ("123" or "123_4"), the state of every job of the cluster that waits or runs."""
+        """Return the state of each waiting or running job by its id ("123" or "123_4")."""
         lines = self.cluster.run("squeue", "--noheader", "--array", "--format=%i %T").splitlines()
         return dict(line.split() for line in lines)  # type: ignore[arg-type]
 
     def queue_if_any(self) -> dict[str, str]:
-        """As :meth:`queue`, empty too where slurmctld does not answer."""
+        """Return what :meth:`queue` returns, or nothing if slurmctld does not answer."""
         with contextlib.suppress(ClusterError):
             return self.queue()
         return {}
 
     def job_ids(self, name: str) -> list[str]:
-        """What sbatch answered to that sweep's command, as far as it has written that down."""
+        """Return the job ids that the sweep's command has got from sbatch and written down so far."""
         found = [read_json(path)["job_id"] for path in self.sweep(name).submissions.glob("[!.]*.json")]
         return [job_id for job_id in found if job_id]
 
     def accounts(self, field: str) -> dict[str, str]:
-        """By job, what sacct says of every job of this site's sweeps, once all are over; times in seconds since the
-        epoch."""
+        """Return sacct's ``field`` of every job of this site's sweeps, once all are over. Times are in epoch
+        seconds.
+        """
         self.wait_until_over()  # a job ends after its last run
         wait_until(self._accounted_for, 60, "slurmdbd to know", lambda: self._rows("State"))
         rows = self._rows(field).items()
         return {job: value for job, (value, command) in rows if "sbatch" in command and str(self.store) in command}
 
     def _accounted_for(self) -> bool:
-        """Whether slurmdbd knows of each job that slurmctld remembers to have run how it ended, and its command: how it
-        began is sent every five seconds only, and may come last."""
+        """Return whether slurmdbd knows the command and the end of every job that slurmctld remembers.
+
+        Slurm sends the start of a job every five seconds only, so it may arrive last.
+        """
         listed = self.cluster.run("squeue", "--noheader", "--array", "--states=all", "--format=%i %N").splitlines()
         ran = [job for job, *nodes in map(str.split, listed) if nodes]  # sbatch may have refused the others
         rows = self._rows("State")
         return all(job in rows and rows[job][0] != "RUNNING" and rows[job][1] for job in ran)
 
     def _rows(self, field: str) -> dict[str, tuple[str, str]]:
-        """By job, sacct's ``field`` and the command that submitted it."""
+        """Return sacct's ``field`` and the submitting command, by job."""
         text = self.cluster.run("env", "SLURM_TIME_FORMAT=%s", "sacct", "--allocations", "--noheader", "--parsable2",
                                 "--starttime=now-1hour", f"--format=JobID,{field},SubmitLine")  # fmt: skip
         rows = (line.split("|", 2) for line in text.splitlines())
         return {job: (value, command) for job, value, command in rows}
 
     def wait_until_over(self, seconds: float = 120) -> None:
-        """Until no job waits or runs."""
+        """Wait until no job waits or runs."""
         wait_until(lambda: not self.queue(), seconds, "every job to end", self.queue)
 
     @contextlib.contextmanager
     def full(self) -> Iterator[str]:
-        """Another job has all nodes, for five minutes at most; its id."""
+        """Let another job hold all nodes, for five minutes at most. Yield its id."""
         options = ("--parsable", "--nodes=4", "--exclusive", "--time=5", "--output=/dev/null", "--wrap=sleep 1000")
         job = self.cluster.run("sbatch", *options)
         wait_until(lambda: self.queue().get(job) == "RUNNING", 60, "the other job", self.queue)
@@ -104,7 +109,7 @@ class Site(Host):
         self.cluster.run("scancel", job)
 
     def clear(self) -> None:
-        """No job and no process is left, and every node is idle."""
+        """End all jobs and processes, and wait until every node is idle."""
         self.cluster.run("scancel", "--user", str(os.getuid()))
         super().clear()
         self.cluster.run("scancel", "--user", str(os.getuid()))  # what a command submitted meanwhile

@@ -1,7 +1,8 @@
-"""The one parent of all the cluster's daemons: whatever they leave behind becomes its child, and ends with it.
+"""Be the one parent of all the cluster's daemons: whatever they leave behind becomes its child, and ends with it.
 
-A daemon is asked for by an empty file ``daemons/NAME``; once it runs the file holds its pid; when it has ended, however
-that came about, the file goes. So any process starts one (see cluster.py), stops one (a signal) and sees what runs.
+An empty file ``daemons/NAME`` requests a daemon. While it runs, the file holds its process id. When it has ended for
+any reason, the file is removed. So any process can start a daemon (see cluster.py), stop one (with a signal) and
+list them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Supervisor:
         self.stopping = False
 
     def serve(self, parent: int | None) -> None:
-        """Until SIGTERM, or the end of ``parent``. The folder's lock says that it runs: none serves beside another."""
+        """Serve until SIGTERM or the end of ``parent``. The folder's lock keeps a second server out."""
         lock = Lock.try_acquire(self.folder / LOCK)
         if lock is None:
             return
@@ -65,7 +66,7 @@ class Supervisor:
             )  # fmt: skip
 
     def _reap(self) -> bool:
-        """Whether there may be children still."""
+        """Reap ended children. Return whether more may exist."""
         children = True
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -78,7 +79,7 @@ class Supervisor:
         return children
 
     def _end_all(self) -> None:
-        """Nothing is asked to end: the folder is not used again, and a job may ignore SIGTERM."""
+        """Kill everything. SIGTERM would do no good: a job may ignore it, and the folder is not used again."""
         while self._reap():
             for pid in _descendants(os.getpid()):
                 with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A picture is drawn once: the same chart gives the same bytes, and most sweeps of tests/records.py have the same charts."""
+"""Draw each chart once: most sweeps of tests/records.py have the same charts, and so the same bytes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from analysis.report.charts import Chart
 
 @pytest.fixture(scope="session", autouse=True)
 def drawn_once() -> Iterator[None]:
-    """For whoever draws through ``analysis.report.plots`` in this process; a chart that no test had before is drawn as
-    ever."""
+    """Cache what ``analysis.report.plots`` draws in this process, by the chart's content."""
     draw, drawn = plots.draw, dict[Hashable, bytes]()
 
     def draw_once(chart: Chart) -> bytes:
@@ -31,7 +30,7 @@ def drawn_once() -> Iterator[None]:
 
 
 def content(value: Any) -> Hashable:
-    """All that ``value`` holds, to the bit."""
+    """Return all that ``value`` holds, to the bit, as a key."""
     if is_dataclass(value):
         return type(value), tuple(content(held) for held in vars(value).values())
     if isinstance(value, tuple):
