@@ -139,7 +139,7 @@ def test_cancel_ends_everything_and_another_sweep_never_ran_beside_it(host: Host
     cancelled = json.loads(host.run("cancel", "one", "--json").stdout)
     assert set(cancelled["cancelled"]) == {running, waiting}
     assert host.states("one") == {running: "CANCELLED", waiting: "CANCELLED"}
-    assert "nothing of one runs" in host.run("cancel", "one").stdout
+    assert "nothing to cancel: no run of one runs or waits" in host.run("cancel", "one").stdout
 
     wait_until(lambda: set(host.states("two").values()) == {"COMPLETED"}, 300, "the second sweep to end by itself")
     ended = host.outcome("one", running).ended
