@@ -1,1 +1,1 @@
-"""A RunSpec in Megatron-Core's own fields; pure, no torch."""
+"""Translate a RunSpec to Megatron-Core's own fields. Pure, without torch."""

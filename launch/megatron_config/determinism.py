@@ -1,4 +1,4 @@
-"""What deterministic mode requires of the environment."""
+"""Set the environment that deterministic training needs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ ALGORITHM = "NCCL_ALGO"
 
 
 def settle_determinism(environment: MutableMapping[str, str]) -> Mapping[str, str]:
-    """Forbid Transformer Engine kernels that add in no fixed order, which Megatron-Core's deterministic mode insists on
-    (0.16.1 extensions/transformer_engine.py:1254), and name NCCL's algorithm where nobody has, as Megatron-LM's does. To be
-    called before layers and communicators exist. Returns what holds, by name.
+    """Forbid Transformer Engine kernels that add in no fixed order, and choose NCCL's algorithm where it is unset.
+
+    Megatron-Core's deterministic mode requires the first (0.16.1 extensions/transformer_engine.py:1254), and Megatron-LM sets
+    the second. Call this before layers and communicators exist. Return the settings by name.
 
     Raises:
-        EnvironmentFault: Transformer Engine is told to allow them.
+        EnvironmentFault: the environment allows such kernels.
     """
     if environment.setdefault(ALLOW, "0") != "0":
         raise EnvironmentFault(

@@ -1,8 +1,8 @@
-"""How a release of Megatron spells graph settings: the one place that knows. Pure, without torch.
+"""Spell graph settings as a release of Megatron does. No other module knows this. Pure, without torch.
 
-Up to megatron-core 0.16 the whole step is ``cuda_graph_impl: local`` with ``cuda_graph_scope: [full_iteration]``. On
-Megatron-LM's main branch since May 2026 (pull request 4292) it is an implementation of its own, ``full_iteration``, and
-parts of layers are ``cuda_graph_modules``.
+Up to megatron-core 0.16 the whole step is ``cuda_graph_impl: local`` with ``cuda_graph_scope: [full_iteration]``. Since May
+2026 Megatron-LM's main branch (pull request 4292) has an implementation ``full_iteration``, and names parts of layers in
+``cuda_graph_modules``.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from launch.contract.spec import CudaGraph
 
 Release = Literal["0.16", "main"]
 INSTALLED: Release = "0.16"
-"""What the engine runs on; ``export`` prints either."""
+"""The release that the engine runs on. ``export`` prints either."""
 
 
 def is_installed_release(version: str) -> bool:
-    """Whether ``version`` of megatron-core is of the release that the engine runs on."""
+    """Return whether ``version`` of megatron-core belongs to the release that the engine runs on."""
     return version == INSTALLED or version.startswith(f"{INSTALLED}.")
 
 
 def graph_settings(graph: CudaGraph, release: Release = "0.16") -> dict[str, Any]:
-    """``graph`` as fields of TransformerConfig in ``release``. An empty list of parts is the whole layer.
+    """Return ``graph`` as fields of TransformerConfig in ``release``. An empty list of parts is the whole layer.
 
-    Only implementations that Megatron has: transformer_engine, local, full_iteration, none.
+    Megatron must have the implementation.
     """
     impl, parts = graph.impl, list(graph.scope)
     if impl == "none":

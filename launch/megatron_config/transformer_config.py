@@ -1,8 +1,8 @@
-"""A RunSpec in Megatron-Core's own fields, as plain values. Pure, without torch: ``export`` prints them.
+"""Translate a RunSpec to Megatron-Core's own fields, as plain values. Pure, without torch: ``export`` prints them.
 
-Names are those of megatron-core 0.16.1: TransformerConfig (and ModelParallelConfig, which it extends), GPTModel,
-DistributedDataParallelConfig, OptimizerConfig. Precisions and activations are named, not imported. What is not here is
-Megatron's default; what a spec asks for and Megatron cannot express, launch/support refuses.
+Names are those of megatron-core 0.16.1: TransformerConfig (and its base, ModelParallelConfig), GPTModel,
+DistributedDataParallelConfig, OptimizerConfig. Precisions and activations are names, not objects. Other fields keep Megatron's
+defaults. launch/support refuses settings that Megatron cannot express.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from launch.contract.spec import Model, RunSpec
 from launch.megatron_config.graph_config import Release, graph_settings
 
 Layers = Literal["transformer_engine", "local"]
-"""Whose modules layers are built of: Transformer Engine's, or Megatron-Core's own."""
+"""The library whose modules form the layers. ``local`` is Megatron-Core itself."""
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
 FP8_RECIPES = {"delayed": "delayed", "current": "tensorwise"}
 CLAMP = 7.0
-"""Of GPT-OSS's activation: openai/gpt-oss, gpt_oss/torch/model.py, ``swiglu``."""
+"""The limit of GPT-OSS's activation: openai/gpt-oss, gpt_oss/torch/model.py, ``swiglu``."""
 
 
 def transformer_settings(
     spec: RunSpec, layers: Layers = "transformer_engine", release: Release = "0.16"
 ) -> dict[str, Any]:
-    """Fields of TransformerConfig."""
+    """Return fields of TransformerConfig."""
     model = spec.model
     return {
         "num_layers": model.num_layers,
@@ -45,13 +45,13 @@ def transformer_settings(
         **_fusions(spec, layers),
         **graph_settings(spec.cuda_graph, release),
         "deterministic_mode": spec.training.deterministic,
-        # Graphs require it, and a pair is to differ in graphs alone.
+        # Graphs require it. The eager baseline gets it too, so that a pair differs in graphs alone.
         "use_te_rng_tracker": layers == "transformer_engine",
     }
 
 
 def model_settings(spec: RunSpec) -> dict[str, Any]:
-    """Arguments of GPTModel. With YaRN also fields that it reads from its configuration (``yarn_``)."""
+    """Return arguments of GPTModel, and with YaRN the fields that it reads from its configuration (``yarn_``)."""
     model = spec.model
     settings: dict[str, Any] = {
         "vocab_size": model.vocab_size,
@@ -66,21 +66,23 @@ def model_settings(spec: RunSpec) -> dict[str, Any]:
 
 
 def yarn_settings(model: Model) -> dict[str, Any]:
-    """GPTModel reads them from its configuration, whose class does not have them (0.16.1 models/gpt/gpt_model.py)."""
+    """Return the fields of YaRN. GPTModel reads them from its configuration, whose class lacks them (0.16.1
+    models/gpt/gpt_model.py)."""
     return {
         "position_embedding_type": "yarn",
         "yarn_rotary_scaling_factor": model.rope_scaling_factor,
         "yarn_original_max_position_embeddings": model.rope_original_max_position,
         "yarn_beta_fast": model.rope_beta_fast,
         "yarn_beta_slow": model.rope_beta_slow,
-        "yarn_mscale": None,  # none of both: queries and keys are scaled as in the paper
+        # Without either, queries and keys are scaled as in the paper.
+        "yarn_mscale": None,
         "yarn_mscale_all_dim": None,
         "yarn_correction_range_round_to_int": model.rope_truncate,
     }
 
 
 def data_parallel_settings(spec: RunSpec) -> dict[str, Any]:
-    """Fields of DistributedDataParallelConfig."""
+    """Return fields of DistributedDataParallelConfig."""
     layout = spec.parallelism
     return {
         "grad_reduce_in_fp32": spec.training.gradient_precision == "fp32",
@@ -90,13 +92,13 @@ def data_parallel_settings(spec: RunSpec) -> dict[str, Any]:
         "delay_wgrad_compute": layout.delay_wgrad_compute,
         # As Megatron-LM pairs them.
         "align_param_gather": layout.overlap_param_gather and layout.vpp > 1,
-        # The loop looks at every loss and norm; a look within a step could not be captured.
+        # The training loop checks every loss and norm. A check within a step could not be captured.
         "check_for_nan_in_grad": False,
     }
 
 
 def optimizer_settings(spec: RunSpec) -> dict[str, Any]:
-    """Fields of OptimizerConfig."""
+    """Return fields of OptimizerConfig."""
     training = spec.training
     return {
         "optimizer": "adam",
@@ -123,7 +125,7 @@ def _attention(model: Model) -> dict[str, Any]:
         "add_qkv_bias": model.add_qkv_bias,
         "attention_dropout": 0.0,
         "softmax_type": "learnable" if model.attention_sinks else "vanilla",
-        # Positions seen before a token's own, and after.
+        # How many positions before a token and after it are visible.
         "window_size": (model.window_size - 1, 0) if model.window_size else None,
         "window_attn_skip_freq": model.window_attn_skip_freq or None,
     }
@@ -144,7 +146,7 @@ def _experts(spec: RunSpec) -> dict[str, Any]:
         "moe_shared_expert_intermediate_size": model.moe_shared_expert_ffn_hidden_size or None,
         "moe_router_topk": model.moe_router_topk,
         "moe_router_score_function": model.moe_router_score_function,
-        "moe_router_pre_softmax": normalizes_over_all(model),
+        "moe_router_pre_softmax": softmax_over_all_experts(model),
         "moe_router_dtype": "fp32",
         "moe_router_enable_expert_bias": model.moe_router_enable_expert_bias,
         "moe_router_bias_update_rate": model.moe_router_bias_update_rate,
@@ -157,9 +159,11 @@ def _experts(spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def normalizes_over_all(model: Model) -> bool:
-    """Whether the chosen experts' weights are shares of all experts' softmax. A softmax over all that is then made to
-    sum to 1 over the chosen is the softmax over the chosen, which is what Megatron computes without ``pre_softmax``."""
+def softmax_over_all_experts(model: Model) -> bool:
+    """Return whether weights come from a softmax over all experts and are not normalised over the chosen ones.
+
+    With normalisation the result is the softmax over the chosen ones, which Megatron computes without ``pre_softmax``.
+    """
     return model.moe_router_order == "softmax_then_topk" and not model.moe_router_normalize_topk
 
 
@@ -175,20 +179,20 @@ def _parallelism(spec: RunSpec) -> dict[str, Any]:
         "sequence_parallel": layout.sequence_parallel,
         "overlap_moe_expert_parallel_comm": layout.overlap_moe_expert_parallel_comm,
         "delay_wgrad_compute": layout.delay_wgrad_compute,
-        # As Megatron-LM pairs them. Batched transfers between virtual stages of two ranks would be mixed up: each is
-        # the other's predecessor and successor.
+        # As Megatron-LM pairs them. With pp=2 and virtual stages, each rank precedes and follows the other, and batched
+        # transfers would be mixed up.
         "overlap_p2p_comm": layout.vpp > 1,
         "batch_p2p_comm": layout.vpp == 1,
     }
 
 
 def _precision(spec: RunSpec) -> dict[str, Any]:
-    """With ``fp8`` activations and weights of Transformer Engine's linear layers are e4m3 where they are multiplied and
-    gradients e5m2; parameters stay what they are, and attention, router, embedding and output layer too."""
+    """With ``fp8``, Transformer Engine's linear layers multiply activations and weights in e4m3 and gradients in e5m2.
+    Parameters, attention, router, embedding and output layer keep their precision."""
     training = spec.training
     dtype = PRECISIONS[training.precision]
-    in_8_bits = {} if training.fp8 == "none" else {"fp8": "hybrid", "fp8_recipe": FP8_RECIPES[training.fp8]}
-    return {"bf16": training.precision == "bf16", "params_dtype": dtype, "pipeline_dtype": dtype, **in_8_bits}
+    fp8 = {} if training.fp8 == "none" else {"fp8": "hybrid", "fp8_recipe": FP8_RECIPES[training.fp8]}
+    return {"bf16": training.precision == "bf16", "params_dtype": dtype, "pipeline_dtype": dtype, **fp8}
 
 
 def _recomputation(spec: RunSpec) -> dict[str, Any]:
@@ -205,24 +209,21 @@ def _recomputation(spec: RunSpec) -> dict[str, Any]:
 
 
 def _fusions(spec: RunSpec, layers: Layers) -> dict[str, Any]:
-    """What Megatron's own recipes switch on with Transformer Engine; none of it runs without."""
+    """Return the fusions that Megatron's own recipes turn on. None of them runs without Transformer Engine."""
     model, training, on = spec.model, spec.training, layers == "transformer_engine"
+    experts = {"moe_grouped_gemm": on, "moe_permute_fusion": on, "moe_router_fusion": on and training.moe_router_fusion}
     return {
-        # The other one copies a number from the host in each call, which no capture can hold.
+        # The fusion of the other activation copies a number from the host in each call, which no capture can hold.
         "bias_activation_fusion": on and model.activation == "swiglu",
         "bias_dropout_fusion": on and not model.add_bias_linear,
         "masked_softmax_fusion": on,
-        # Its kernel takes no scale of YaRN's.
+        # Its kernel does not support YaRN's scale.
         "apply_rope_fusion": on and model.rope_scaling != "yarn",
-        # It gives gradients in bfloat16, and Megatron-LM does not allow it in deterministic mode.
+        # It returns gradients in bfloat16, and Megatron-LM forbids it in deterministic mode.
         "cross_entropy_loss_fusion": on and training.precision == "bf16" and not training.deterministic,
-        # Transformer Engine's waits for the host, and its gradients have made later releases refuse it (Megatron-LM pull
-        # request 5115).
+        # Transformer Engine's waits for the host, and later releases refuse it for its gradients (Megatron-LM pull request
+        # 5115).
         "cross_entropy_fusion_impl": "native",
         "gradient_accumulation_fusion": on and training.gradient_accumulation_fusion,
-        **(_fused_experts(training.moe_router_fusion, on) if model.is_moe else {}),
+        **(experts if model.is_moe else {}),
     }
-
-
-def _fused_experts(router: bool, on: bool) -> dict[str, bool]:
-    return {"moe_grouped_gemm": on, "moe_permute_fusion": on, "moe_router_fusion": on and router}

@@ -21,19 +21,19 @@ def _unusable_paths(spec: RunSpec) -> list[str]:
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        "data.unused_field", (), "kinds text and indexed alone read a path, and text alone a tokenizer",
+        "data.unused_field", (), "only kinds text and indexed use a path, and only text uses a tokenizer",
         _unused_fields,
         fix="Leave the field out.",
         source="launch/data",
     ),
     Rule(
-        "data.path", (), "a path must name a file, and no path is empty or holds a NUL character",
+        "data.path", (), "a path must name a file: it cannot be empty or hold a NUL character",
         _unusable_paths,
         fix="Name a file.",
         source="POSIX, Pathname",
     ),
     Rule(
-        "data.indexed_path", ("data.kind", "data.path"), "kind indexed reads the files <path>.bin and <path>.idx",
+        "data.indexed_path", ("data.kind", "data.path"), "kind indexed reads the files PATH.bin and PATH.idx of data.path",
         lambda spec: spec.data.kind == "indexed" and spec.data.path is None,
         fix="Set data.path.",
         source="launch/data/indexed_dataset.py",

@@ -1,4 +1,4 @@
-"""Graph memory and NCCL, which registers what a captured collective reads: not beside segments that move."""
+"""Keep NCCL from registering graph memory that the allocator's expandable segments may move."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REGISTER = "NCCL_GRAPH_REGISTER"
 
 
 def expandable_segments_setting(environment: Mapping[str, str]) -> str | None:
-    """The variable that has the allocator's segments expand; None where none has. PyTorch leaves out spaces."""
+    """Return the variable that turns expandable segments on, or None. PyTorch ignores spaces in it."""
     for name in ALLOCATOR_VARIABLES:
         if "expandable_segments:true" in environment.get(name, "").replace(" ", "").lower().split(","):
             return name
@@ -19,12 +19,13 @@ def expandable_segments_setting(environment: Mapping[str, str]) -> str | None:
 
 
 def disable_nccl_graph_register(environment: MutableMapping[str, str], graphed: bool) -> Mapping[str, str]:
-    """Keep NCCL from registering graph memory that expandable segments move (Megatron-Core 0.16.1
-    transformer/cuda_graphs.py:1682), where nobody has: for the eager twin too, so that a pair differs in graphs alone. To be
-    called before communicators exist. Returns what was set, by name, and why.
+    """Set NCCL_GRAPH_REGISTER=0 where it is unset and segments expand (Megatron-Core 0.16.1 transformer/cuda_graphs.py:1682).
+
+    The eager baseline gets it too, so that a pair differs in graphs alone. Call this before communicators exist. Return the
+    setting by name, with its reason.
 
     Raises:
-        EnvironmentFault: a graphed run is told to register it.
+        EnvironmentFault: the environment turns registration on for a graphed run.
     """
     expandable = expandable_segments_setting(environment)
     if expandable is None:

@@ -1,1 +1,1 @@
-"""`export`: a cell in the words of other programs."""
+"""Print a cell as settings of other programs."""

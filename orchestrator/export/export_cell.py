@@ -1,49 +1,50 @@
-"""A cell as other programs are told of it: Megatron-LM's flags, or Megatron Bridge's. Pure.
+"""Print a cell as flags of Megatron-LM, or as flags and overrides of Megatron Bridge. Pure.
 
-What a cell asks for and the target cannot say is told in a line each, and nothing is left out in silence.
+A note says what the target cannot express. No setting is left out without one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
-from launch.contract.graph_impls import GRAPH_IMPLS
 from launch.contract.spec import CudaGraph, Fault, RunSpec
 from launch.megatron_config.graph_config import Release
 from launch.support import known_faults, megatron
 from launch.support.expandable_segments import REGISTER, expandable_segments_setting
-from launch.support.rule import judge
+from launch.support.rule import field_value, judge, spell
+from orchestrator.export import megatron_bridge, megatron_lm
 from orchestrator.rules import violations
 
 Format = Literal["megatron-lm", "bridge"]
 
 
-@dataclass(frozen=True)
-class Exported:
-    """``text`` is for standard output, ``notes`` for standard error: what it does not say."""
+class Exported(NamedTuple):
+    """The settings, and notes on what they do not express."""
 
     text: str
     notes: tuple[str, ...]
 
 
 def export(spec: RunSpec, to: Format, release: Release) -> Exported:
-    from orchestrator.export import megatron_bridge, megatron_lm
-
-    if "megatron" not in spec.cuda_graph.implementation.engines:
-        told = dataclasses.replace(spec, cuda_graph=CudaGraph(warmup_steps=spec.cuda_graph.warmup_steps))
-    else:
-        told = spec
+    printed = spec
+    if not _is_on_megatron(spec):
+        printed = dataclasses.replace(spec, cuda_graph=CudaGraph(warmup_steps=spec.cuda_graph.warmup_steps))
     render = {"megatron-lm": megatron_lm.render, "bridge": megatron_bridge.render}[to]
-    text, notes = render(told, release)
-    return Exported(text, (*_rejected(told), *_unsaid(spec, release), *notes))
+    text, notes = render(printed, release)
+    return Exported(text, (*_rejections(printed), *_not_expressed(spec, release), *notes))
 
 
-def _rejected(spec: RunSpec) -> Iterator[str]:
-    """What rules say of the cell on Megatron, whichever engine it is of. How ranks are placed is the job's own, and faults on
-    purpose are not printed."""
+def _is_on_megatron(spec: RunSpec) -> bool:
+    return "megatron" in spec.cuda_graph.implementation.engines
+
+
+def _rejections(spec: RunSpec) -> Iterator[str]:
+    """Yield the rules that the cell violates on engine megatron, whichever engine it has.
+
+    The job places its ranks, and injected faults are not printed.
+    """
     ranks = dataclasses.replace(spec.placement, nodes=1, ranks_per_node=spec.parallelism.world_size)
     graph = dataclasses.replace(spec.cuda_graph, optimizer=False)
     job = dataclasses.replace(spec, engine="megatron", placement=ranks, cuda_graph=graph, fault=Fault())
@@ -51,51 +52,55 @@ def _rejected(spec: RunSpec) -> Iterator[str]:
         yield f"[{reason.rule}] {reason.text}"
 
 
-def _unsaid(spec: RunSpec, release: Release) -> Iterator[str]:
-    """What neither target has."""
-    for field, is_unsaid, why in UNSAID:
-        section, _, name = field.partition(".")
-        value = getattr(getattr(spec, section), name)
-        if is_unsaid(value, spec):
-            yield f"{field}={value!r}: {why}"
+def _not_expressed(spec: RunSpec, release: Release) -> Iterator[str]:
+    """Yield a note on each setting that neither target has."""
+    for field, applies, note in NOT_EXPRESSED:
+        if applies(spec):
+            yield f"{field}={spell(field_value(spec, field))}: {note}"
     for reason in judge(megatron.RULES, dataclasses.replace(spec, engine="megatron")):
-        if reason.rule in LIMITS_OF_THE_LIBRARY:
+        if reason.rule in LIBRARY_LIMITS:
             yield reason.text
     if release == "0.16":
         yield from (fault.message for fault in known_faults(spec))
     for name, value in spec.environment.items():
-        yield f"environment.{name}={value!r}: set it in the job"
-    if spec.training.gradient_accumulation_fusion:
-        yield "training.gradient_accumulation_fusion=True: Megatron-Core ends where Apex's kernel for it is not installed"
+        yield f"environment.{name}={spell(value)}: set it in the job"
     if spec.graphed and expandable_segments_setting(spec.environment) and REGISTER not in spec.environment:
-        yield f"{REGISTER}: set it to 0 in the job, as runs here do beside expandable segments"
+        yield f"{REGISTER}: set it to 0 in the job, as runs here do with expandable segments"
 
 
-LIMITS_OF_THE_LIBRARY = {
+LIBRARY_LIMITS = {
     f"megatron.{name}"
     for name in (
         "rope_scaling", "moe_router_normalize_topk", "moe_shared_expert_ffn_hidden_size", "tp", "pp", "schedule",
         "overlap_moe_expert_parallel_comm", "recompute", "gradient_accumulation_fusion",
     )
 }  # fmt: skip
-"""Rules on Megatron-Core itself. The other rules of the engine do not bind other programs that use it."""
+"""Rules on Megatron-Core itself. The engine's other rules do not bind other programs that use it."""
 
-UNSAID: Sequence[tuple[str, Callable[[Any, RunSpec], bool], str]] = (
-    ("model.weights", lambda weights, spec: weights != "random", "name a checkpoint of the target's own format"),
+NOT_EXPRESSED: Sequence[tuple[str, Callable[[RunSpec], bool], str]] = (
+    ("model.weights", lambda spec: spec.model.weights != "random", "name a checkpoint of the target's own format"),
     (
-        "parallelism.cp",
-        lambda cp, spec: cp > 1 and bool(spec.model.window_size or spec.model.attention_sinks),
-        "choose cp_comm_type a2a by hand; the default has neither windows nor sinks",
+        "parallelism.cp", lambda spec: spec.parallelism.cp > 1 and not spec.model.attends_to_all,
+        "set cp_comm_type to a2a by hand; the default supports neither windows nor sinks",
     ),
-    ("training.learning_rate_warmup_steps", lambda steps, spec: steps > 0, "Megatron's warm-up is a step behind"),
-    ("training.compile", lambda choice, spec: choice != "none", "torch_native's alone; Megatron's own fusions are on"),
-    ("training.attention_backend", lambda choice, spec: choice in ("sdpa", "flex"), "Transformer Engine chooses one"),
-    ("training.deterministic", lambda on, spec: on, "set NCCL_ALGO=Ring, NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 too"),
-    ("training.cpu_offloading", lambda on, spec: on, "choose --cpu-offloading or recomputation by hand"),
-    ("training.variable_sequence_lengths", lambda on, spec: on, "sequences are printed as of one length"),
-    ("data.kind", lambda kind, spec: kind == "text", "name data of the target's own format and its tokenizer"),
-    ("data.packed_sequences", lambda on, spec: on, "pack documents by the target's own data settings"),
-    ("cuda_graph.impl", lambda impl, spec: "megatron" not in GRAPH_IMPLS[impl].engines, "torch_native's; printed as eager"),
-    ("cuda_graph.optimizer", lambda on, spec: on, "torch_native's alone; Megatron's graph ends before the optimizer"),
-    ("fault.kind", lambda kind, spec: kind != "none", "faults on purpose are this program's own"),
+    ("training.learning_rate_warmup_steps", lambda spec: spec.training.learning_rate_warmup_steps > 0,
+     "Megatron's warm-up is one step behind"),
+    ("training.compile", lambda spec: spec.training.compile != "none",
+     "only torch_native compiles; Megatron's own fusions are on"),
+    ("training.attention_backend", lambda spec: spec.training.attention_backend in ("sdpa", "flex"),
+     "Transformer Engine chooses the backend"),
+    ("training.deterministic", lambda spec: spec.training.deterministic,
+     "set NCCL_ALGO=Ring and NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 in the job too"),
+    ("training.cpu_offloading", lambda spec: spec.training.cpu_offloading, "set --cpu-offloading or recomputation by hand"),
+    ("training.variable_sequence_lengths", lambda spec: spec.training.variable_sequence_lengths,
+     "the printed sequences have one length"),
+    ("training.gradient_accumulation_fusion", lambda spec: spec.training.gradient_accumulation_fusion,
+     "Megatron-Core exits if Apex's kernel for it is not installed"),
+    ("data.kind", lambda spec: spec.data.kind == "text", "name data of the target's own format and its tokenizer"),
+    ("data.packed_sequences", lambda spec: spec.data.packed_sequences, "pack documents by the target's own data settings"),
+    ("cuda_graph.impl", lambda spec: not _is_on_megatron(spec), "Megatron does not have it; printed as eager"),
+    ("cuda_graph.optimizer", lambda spec: spec.cuda_graph.optimizer,
+     "only torch_native has it; Megatron's graph ends before the optimizer"),
+    ("fault.kind", lambda spec: spec.fault.is_set, "only this project injects faults"),
 )  # fmt: skip
+"""Fields that no target has: when that matters, and what to do."""

@@ -1,7 +1,7 @@
-"""A cell for Megatron Bridge: flags of its performance harness, and overrides of a recipe's ConfigContainer. Pure.
+"""Print a cell for Megatron Bridge: flags of its performance harness, and overrides of a ConfigContainer. Pure.
 
-Both are to be given to a recipe of the model's own family, which brings its activation and its precision. Names are
-those of megatron-bridge 0.3.1; tests/golden/megatron_bridge_names.json lists them.
+Both belong to a recipe of the model's own family, which sets activation and precision. Names are those of megatron-bridge
+0.3.1; tests/golden/megatron_bridge_names.json lists them.
 """
 
 from __future__ import annotations
@@ -20,28 +20,31 @@ from launch.megatron_config.transformer_config import (
     transformer_settings,
 )
 
-OF_THE_RECIPE = {"activation_func", "params_dtype", "pipeline_dtype", "bf16", "fp8", "fp8_recipe"}
-"""Fields of a model that are no plain values, or follow from the recipe's mixed precision."""
+SET_BY_RECIPE = {"activation_func", "params_dtype", "pipeline_dtype", "bf16", "fp8", "fp8_recipe"}
+"""Fields that are not plain values, or follow from the recipe's mixed precision."""
 
 
 def render(spec: RunSpec, release: Release) -> tuple[str, tuple[str, ...]]:
-    """Flags and overrides, one a line of a shell's command, and what they do not say."""
-    flags = " \\\n".join(f"{name} {value}" for name, value in _harness(spec).items())
+    """Return flags and overrides, one on each line of a shell command, and notes on what they do not express."""
+    flags = " \\\n".join(f"{name} {value}" for name, value in _harness_flags(spec).items())
     overrides = " \\\n".join(
         shlex.quote(f"{name}={_literal(value)}") for name, value in _overrides(spec, release).items()
     )
-    text = f"# performance harness\n{flags} \\\n{_precision_of_gradients(spec)}\n# overrides of ConfigContainer\n{overrides}"
+    # Only recipes of the harness take this override: elsewhere mixed_precision is not a name. It overrules ddp's
+    # (training/config.py:1864), and is bf16 in the harness's recipes of MoE models.
+    gradients = f"mixed_precision.grad_reduce_in_fp32={_literal(spec.training.gradient_precision == 'fp32')}"
+    text = f"# performance harness\n{flags} \\\n{gradients}\n# overrides of ConfigContainer\n{overrides}"
     return text, tuple(_notes(spec))
 
 
-def _harness(spec: RunSpec) -> dict[str, Any]:
-    """Flags of scripts/performance, whose word comes after that of overrides. Its graph settings are spelt as in 0.16 in
-    later releases too."""
+def _harness_flags(spec: RunSpec) -> dict[str, Any]:
+    """Return flags of scripts/performance. They take effect after the overrides. Later releases too spell graph settings as
+    0.16 does."""
     layout, training = spec.parallelism, spec.training
     graph = {} if _captures_whole_layers(spec) else graph_settings(spec.cuda_graph, "0.16")
     null_tokenizer = {"--tokenizer_type": "NullTokenizer", "--vocab_size": spec.model.vocab_size - 1}
     flags = {
-        "--tensor_model_parallel_size": None if _splits_layers_alone(spec) else layout.tp,
+        "--tensor_model_parallel_size": None if _splits_layers_only(spec) else layout.tp,
         "--pipeline_model_parallel_size": layout.pp,
         "--context_parallel_size": layout.cp,
         "--virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
@@ -59,35 +62,30 @@ def _harness(spec: RunSpec) -> dict[str, Any]:
 
 
 def _captures_whole_layers(spec: RunSpec) -> bool:
-    """The harness has no word for them, and none at all is an error of its own beside transformer_engine
-    (scripts/performance/utils/overrides.py:117)."""
+    """Return whether graphs hold whole layers. The harness cannot express that: transformer_engine without a scope is an error
+    there (scripts/performance/utils/overrides.py:117)."""
     return spec.cuda_graph.implementation.takes_scope and not spec.cuda_graph.scope
 
 
-def _splits_layers_alone(spec: RunSpec) -> bool:
-    """With the harness's flag of tp come split sequences (scripts/performance/utils/overrides.py:298)."""
+def _splits_layers_only(spec: RunSpec) -> bool:
+    """Return whether tp splits layers and not sequences. The harness's flag of tp splits both
+    (scripts/performance/utils/overrides.py:298)."""
     return spec.parallelism.tp > 1 and not spec.parallelism.sequence_parallel
-
-
-def _precision_of_gradients(spec: RunSpec) -> str:
-    """An override, which only a recipe of the harness's takes: there mixed_precision is no name. It overrules ddp's
-    (training/config.py:1864), and is bf16 in those of experts."""
-    return f"mixed_precision.grad_reduce_in_fp32={_literal(spec.training.gradient_precision == 'fp32')}"
 
 
 def _overrides(spec: RunSpec, release: Release) -> dict[str, Any]:
     training = spec.training
     model = transformer_settings(spec, release=release) | _renamed(model_settings(spec))
-    optimizer = {name: value for name, value in optimizer_settings(spec).items() if name not in OF_THE_RECIPE}
+    optimizer = {name: value for name, value in optimizer_settings(spec).items() if name not in SET_BY_RECIPE}
     return {
-        **_under("model", {name: value for name, value in model.items() if name not in OF_THE_RECIPE}),
+        **_under("model", {name: value for name, value in model.items() if name not in SET_BY_RECIPE}),
         **_under("optimizer", optimizer),
         **_under("ddp", data_parallel_settings(spec)),
-        # A recipe's own would take the place of what is said of exchanges above (training/comm_overlap.py, ``setup``).
+        # A recipe's own would replace the settings of overlap above (training/comm_overlap.py, ``setup``).
         "comm_overlap": None,
         # Recipes of the performance harness choose experts by random numbers.
         "model.moe_router_force_load_balancing": False,
-        # It is the scheduler's that holds, 0.033 in Bridge's recipes (recipes/utils/optimizer_utils.py).
+        # The scheduler's weight decay takes effect, and is 0.033 in Bridge's recipes (recipes/utils/optimizer_utils.py).
         "scheduler.start_weight_decay": training.weight_decay,
         "scheduler.end_weight_decay": training.weight_decay,
         "scheduler.weight_decay_incr_style": "constant",
@@ -106,7 +104,7 @@ def _overrides(spec: RunSpec, release: Release) -> dict[str, Any]:
 
 
 def _renamed(model: Mapping[str, Any]) -> dict[str, Any]:
-    """GPTModelProvider calls the length otherwise."""
+    """Return GPTModel's settings under the names of GPTModelProvider."""
     return {("seq_length" if name == "max_sequence_length" else name): value for name, value in model.items()}
 
 
@@ -115,7 +113,7 @@ def _under(section: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _literal(value: Any) -> str:
-    """As Hydra's grammar of overrides reads it."""
+    """Return ``value`` as Hydra's grammar of overrides spells it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
@@ -123,24 +121,24 @@ def _literal(value: Any) -> str:
 
 def _notes(spec: RunSpec) -> Iterator[str]:
     if spec.training.precision != "bf16":
-        yield f"training.precision={spec.training.precision!r}: recipes of Bridge are bf16; set mixed_precision by hand"
+        yield f"training.precision={spec.training.precision}: Bridge's recipes are bf16; set mixed_precision by hand"
     if spec.training.fp8 != "none":
         recipe = FP8_RECIPES[spec.training.fp8]
         yield (
-            f"training.fp8={spec.training.fp8!r}: set mixed_precision by hand, to bf16_mixed with fp8=hybrid and "
-            f"fp8_recipe={recipe}; those of Bridge that have it differ from this cell in more"
+            f"training.fp8={spec.training.fp8}: set mixed_precision by hand, to bf16_mixed with fp8=hybrid and "
+            f"fp8_recipe={recipe}; Bridge's own fp8 settings differ from this cell in other fields too"
         )
     if spec.training.gradient_precision != "fp32":
         yield (
-            f"training.gradient_precision={spec.training.gradient_precision!r}: mixed_precision overrules ddp.grad_reduce_in_fp32; "
-            "where a recipe names one, set mixed_precision by hand"
+            f"training.gradient_precision={spec.training.gradient_precision}: mixed_precision overrules "
+            "ddp.grad_reduce_in_fp32; set it by hand where a recipe names one"
         )
-    if _splits_layers_alone(spec):
+    if _splits_layers_only(spec):
         yield (
-            "parallelism.sequence_parallel=False: the performance harness sets it with --tensor_model_parallel_size; use the "
-            "override"
+            "parallelism.sequence_parallel=false: the performance harness turns it on with --tensor_model_parallel_size; use "
+            "the override"
         )
     if _captures_whole_layers(spec):
-        yield "cuda_graph.scope=[]: the performance harness has no word for whole layers; use the override"
+        yield "cuda_graph.scope=[]: the performance harness cannot express whole layers; use the override"
     if spec.data.kind == "indexed":
         yield "data.path: name the data in the recipe's own dataset"

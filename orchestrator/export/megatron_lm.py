@@ -1,8 +1,8 @@
-"""A cell as command-line flags of Megatron-LM (``pretrain_gpt.py``). Pure.
+"""Print a cell as command-line flags of Megatron-LM (``pretrain_gpt.py``). Pure.
 
-Flags are those of core_v0.16.1; most are derived there from the fields of TransformerConfig, whose names they bear
-(megatron/training/argument_utils.py, ArgumentGroupFactory), others stand in megatron/training/arguments.py.
-tests/golden/megatron_lm_flags.json lists those used here. On the main branch graph settings are spelt otherwise.
+Flags are those of core_v0.16.1. Most have the names of TransformerConfig's fields (megatron/training/argument_utils.py,
+ArgumentGroupFactory), others are in megatron/training/arguments.py. tests/golden/megatron_lm_flags.json lists those used
+here. The main branch spells graph settings differently.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from launch.contract.spec import RunSpec
 from launch.megatron_config.graph_config import Release
 from launch.megatron_config.transformer_config import model_settings, optimizer_settings, transformer_settings
 
-SPELT = {
+FLAG_NAMES = {
     "fp8": "fp8_format",
     "layernorm_epsilon": "norm_epsilon",
     "num_moe_experts": "num_experts",
     "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
     "use_te_rng_tracker": "te_rng_tracker",
 }
-"""Fields whose flags are called otherwise."""
+"""Fields whose flags have another name."""
 SWITCHED_OFF = {
     "add_bias_linear": "disable_bias_linear",
     "bias_dropout_fusion": "no_bias_dropout_fusion",
     "apply_rope_fusion": "no_rope_fusion",
     "gradient_accumulation_fusion": "no_gradient_accumulation_fusion",
 }
-"""Fields that are on unless a flag says otherwise."""
-SAID_OTHERWISE = {
+"""Fields that are on by default, and the flags that turn them off."""
+WITHOUT_FLAG = {
     "num_query_groups", "gated_linear_unit", "activation_func", "params_dtype", "pipeline_dtype", "overlap_p2p_comm",
     "batch_p2p_comm", "bias_activation_fusion", "masked_softmax_fusion",
 }  # fmt: skip
@@ -39,21 +39,21 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 def render(spec: RunSpec, release: Release) -> tuple[str, tuple[str, ...]]:
-    """The flags, one a line of a shell's command, and what they do not say."""
+    """Return the flags, one on each line of a shell command, and notes on what they do not express."""
     flags = [*_model_flags(spec, release), *_training_flags(spec), *_data_flags(spec)]
     return " \\\n".join(shlex.join(flag) for flag in flags), tuple(_notes(spec))
 
 
 def _model_flags(spec: RunSpec, release: Release) -> Iterator[tuple[str, ...]]:
     model, settings = spec.model, transformer_settings(spec, release=release)
-    yield from _flags({name: value for name, value in settings.items() if name not in SAID_OTHERWISE})
+    yield from _flags({name: value for name, value in settings.items() if name not in WITHOUT_FLAG})
     if model.num_query_groups != model.num_attention_heads:
         yield from _flags({"group_query_attention": True, "num_query_groups": model.num_query_groups})
     yield ("--swiglu",) if model.activation == "swiglu" else ("--quick-geglu",)
     if not settings["bias_activation_fusion"]:
         yield ("--no-bias-gelu-fusion",)
     if settings["cuda_graph_impl"] == "local" and spec.parallelism.ep > 1 and release == "0.16":
-        # Of inference alone, but asked of all (core_v0.16.1 megatron/training/arguments.py:1158).
+        # Only inference uses it, but every run must set it (core_v0.16.1 megatron/training/arguments.py:1158).
         yield ("--moe-pad-experts-for-cuda-graph-inference",)
     given = model_settings(spec)
     yield from _flags(
@@ -96,24 +96,24 @@ def _data_flags(spec: RunSpec) -> Iterator[tuple[str, ...]]:
     if spec.data.kind == "text":
         return
     yield ("--data-path", str(spec.data.path)) if spec.data.kind == "indexed" else ("--mock-data",)
-    # Tokens are numbers already; the tokenizer counts one more than it is told.
+    # The data holds token numbers. The tokenizer adds one token to the size it is given.
     yield from _flags({"tokenizer_type": "NullTokenizer", "vocab_size": spec.model.vocab_size - 1})
 
 
 def _notes(spec: RunSpec) -> Iterator[str]:
     model, layout = spec.model, spec.parallelism
-    # Beside the exchange of tokens it warns only (megatron/training/arguments.py, ``validate_args``).
-    in_order = max(layout.tp, layout.cp) > 1 and not layout.overlap_moe_expert_parallel_comm
-    if in_order and spec.environment.get(CONNECTIONS) != "1":
+    # With the overlap of the token exchange Megatron-LM only warns (megatron/training/arguments.py, ``validate_args``).
+    needs_one_queue = max(layout.tp, layout.cp) > 1 and not layout.overlap_moe_expert_parallel_comm
+    if needs_one_queue and spec.environment.get(CONNECTIONS) != "1":
         yield (
-            f"parallelism.tp={layout.tp}, cp={layout.cp}: set {CONNECTIONS}=1 in the job, without which Megatron-LM does not start "
-            "on GPUs before Blackwell"
+            f"parallelism.tp={layout.tp}, cp={layout.cp}: set {CONNECTIONS}=1 in the job, or Megatron-LM does not start on GPUs "
+            "before Blackwell"
         )
     if model.rope_scaling == "yarn":
-        yield "model.rope_scaling='yarn': Megatron-LM 0.16 has no flag for it; printed as unscaled"
+        yield "model.rope_scaling=yarn: Megatron-LM 0.16 has no flag for it; printed as unscaled"
     if model.rotary_base != int(model.rotary_base):
         whole = int(model.rotary_base)
-        yield f"model.rotary_base={model.rotary_base!r}: Megatron-LM takes whole numbers; printed as {whole}"
+        yield f"model.rotary_base={model.rotary_base}: Megatron-LM takes whole numbers; printed as {whole}"
 
 
 def _flags(settings: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -122,7 +122,7 @@ def _flags(settings: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
             if not value:
                 yield (_hyphened(SWITCHED_OFF[name]),)
         elif value is not None and value is not False and value != []:
-            yield (_hyphened(SPELT.get(name, name)), *(() if value is True else _words(value)))
+            yield (_hyphened(FLAG_NAMES.get(name, name)), *(() if value is True else _words(value)))
 
 
 def _hyphened(name: str) -> str:

@@ -1,1 +1,1 @@
-"""What would run and what not, decided before anything is submitted."""
+"""Decide what would run and what would not, before anything is submitted."""

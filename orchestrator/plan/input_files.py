@@ -1,4 +1,4 @@
-"""The files that runs will read, opened before anything is submitted: a job would refuse them one by one, hours later."""
+"""Open the files that runs will read, before anything is submitted. A job would reject them one by one, hours later."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from orchestrator.errors import InputError, Problem
 
 
 def check_inputs(plan: Plan) -> None:
-    """Open what the cells that will run name: headers and tokenizers are read, tensors and tokens are not.
+    """Open the files of all cells that will run. Read headers and tokenizers, but no tensors and no tokens.
 
     Raises:
-        InputError: a file is missing, damaged or does not fit the model; all of them at once.
+        InputError: files are missing, damaged or do not fit the model; it lists all of them.
     """
     specs = [cell.run_spec for cell in plan.cells if cell.state == "run"]
-    opened = [
-        *(partial(_open_data, spec) for spec in _distinct(specs, _data_and_its_use)),
+    checks = [
+        *(partial(_open_data, spec) for spec in _distinct(specs, _data_use)),
         *(partial(_open_weights, spec.model) for spec in _distinct(specs, lambda spec: spec.model)),
     ]
-    refusals = dict.fromkeys(message for open_files in opened if (message := _refusal(open_files)))
-    if refusals:
-        raise InputError([Problem("", message) for message in refusals])
+    messages = dict.fromkeys(message for check in checks if (message := _error_message(check)))
+    if messages:
+        raise InputError([Problem("", message) for message in messages])
 
 
 def _open_data(spec: RunSpec) -> None:
@@ -48,18 +48,18 @@ def _open_weights(model: Model) -> None:
         open_checkpoint(model)
 
 
-def _refusal(open_files: Callable[[], None]) -> str:
+def _error_message(check: Callable[[], None]) -> str:
     try:
-        open_files()
+        check()
     except OrchestratorError as error:
         return str(error)
     return ""
 
 
-def _data_and_its_use(spec: RunSpec) -> object:
+def _data_use(spec: RunSpec) -> object:
     return spec.data, spec.model.vocab_size, spec.training.sequence_length
 
 
-def _distinct(specs: Iterable[RunSpec], what: Callable[[RunSpec], object]) -> Iterable[RunSpec]:
-    """One spec of each: sweeps of thousands of cells share few."""
-    return {what(spec): spec for spec in specs}.values()
+def _distinct(specs: Iterable[RunSpec], key: Callable[[RunSpec], object]) -> Iterable[RunSpec]:
+    """Return one spec for each key: thousands of cells share few."""
+    return {key(spec): spec for spec in specs}.values()

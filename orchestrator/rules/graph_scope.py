@@ -27,7 +27,7 @@ def _captures_whole_layers(spec: RunSpec) -> bool:
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        "scope.impl_unknown", ("cuda_graph.impl",), "there is no such implementation",
+        "scope.impl_unknown", ("cuda_graph.impl",), "the implementation must be a known one",
         lambda spec: spec.cuda_graph.impl not in GRAPH_IMPLS,
         fix=f"Use one of {', '.join(GRAPH_IMPLS)}.",
         source=f"{CONFIG}:1717; launch/contract/graph_impls.py",
@@ -41,7 +41,7 @@ RULES: tuple[Rule, ...] = (
         source=f"{CONFIG}:1717",
     ),
     Rule(
-        "scope.unknown", ("cuda_graph.scope",), f"a scope is one of {', '.join(GRAPH_SCOPES)}",
+        "scope.unknown", ("cuda_graph.scope",), f"each scope must be one of {', '.join(GRAPH_SCOPES)}",
         lambda spec: not set(spec.cuda_graph.scope) <= set(GRAPH_SCOPES),
         fix=f"Use {', '.join(GRAPH_SCOPES)}, or [] for the whole layer. The whole step is not a scope but an implementation, "
         "cuda_graph.impl: full_iteration.",
@@ -61,14 +61,14 @@ RULES: tuple[Rule, ...] = (
         source=f"{MCORE}full_cuda_graph.py:94 (captures forward and backward; the optimizer runs after it)",
     ),
     Rule(
-        "scope.duplicate", ("cuda_graph.scope",), "a scope is named once",
+        "scope.duplicate", ("cuda_graph.scope",), "each scope must be named once",
         lambda spec: len(set(spec.cuda_graph.scope)) < len(spec.cuda_graph.scope),
         fix="Name each scope once.",
         source="one configuration, one name: a repeated scope would give the same run another id",
     ),
     Rule(
         "scope.moe_and_router", ("cuda_graph.scope",),
-        "moe (router, dispatch and experts) already contains moe_router (its first part)",
+        "moe (router, dispatch and experts) contains moe_router, so they exclude each other",
         lambda spec: {"moe", "moe_router"} <= set(spec.cuda_graph.scope),
         fix="Keep moe, or moe_router (with moe_preprocess for more).",
         source=f"{CONFIG}:1743",

@@ -110,7 +110,8 @@ def _notes(pair: PairResult) -> str:
 def _bisect(result: CellResult) -> str:
     """Return the bisect command where each of several captured parts can be captured alone (docs/bisect.md)."""
     graph = result.spec.cuda_graph
-    if len(graph.scope) < 2 or graph.impl == "local" or result.verdict is None or result.verdict.verdict != "DIVERGED":
+    has_smaller_sets = len(graph.scope) > 1 and graph.implementation.splits_layers
+    if not has_smaller_sets or result.verdict is None or result.verdict.verdict != "DIVERGED":
         return ""
     return f"; `python -m orchestrator bisect SWEEP {result.cell.cell_id}` finds the smallest set of parts that fails"
 

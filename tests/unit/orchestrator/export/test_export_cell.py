@@ -15,7 +15,7 @@ from launch.contract.spec import CudaGraph, Data, Fault, Model, Parallelism, Run
 from launch.megatron_config.graph_config import Release
 from launch.megatron_config.transformer_config import data_parallel_settings, optimizer_settings, transformer_settings
 from orchestrator.cli.main import main
-from orchestrator.export.export_cell import UNSAID, Format, export
+from orchestrator.export.export_cell import NOT_EXPRESSED, Format, export
 from orchestrator.recipe.expand import expand
 from orchestrator.recipe.recipe import load
 from tests.presets import PRESETS, preset
@@ -218,6 +218,9 @@ NOTED: dict[str, dict[str, Any]] = {
     "training.learning_rate_warmup_steps": {"training": Training(learning_rate_warmup_steps=2)},
     "training.compile": {"training": Training(compile="elementwise")},
     "training.attention_backend": {"training": Training(attention_backend="flex")},
+    "training.gradient_accumulation_fusion": {
+        "training": Training(precision="bf16", gradient_accumulation_fusion=True)
+    },
     "training.deterministic": {"training": Training(deterministic=True)},
     "training.cpu_offloading": {"training": Training(cpu_offloading=True)},
     "training.variable_sequence_lengths": {"training": Training(variable_sequence_lengths=True)},
@@ -260,24 +263,24 @@ def test_what_is_not_said_is_told(field: str, to: Format) -> None:
 
 
 def test_every_row_has_a_case() -> None:
-    assert {field for field, _, _ in UNSAID} <= set(NOTED)
+    assert {field for field, _, _ in NOT_EXPRESSED} <= set(NOTED)
 
 
 def test_what_one_target_alone_lacks() -> None:
     (note,) = export(replace(SPECS["gpt_oss_20b"], data=Data(kind="synthetic")), "megatron-lm", "0.16").notes
-    assert note.startswith("model.rope_scaling='yarn'")
+    assert note.startswith("model.rope_scaling=yarn")
     fractional = RunSpec(model=Model(rotary_base=0.5), data=Data(kind="synthetic"))
     assert export(fractional, "megatron-lm", "0.16").notes[0].startswith("model.rotary_base=0.5")
     in_8_bits = replace(SPECS["in 8 bits"], data=Data(kind="synthetic"))
     assert flags_of(in_8_bits)["--fp8-recipe"] == ["tensorwise"]
     (note,) = export(in_8_bits, "bridge", "0.16").notes
-    assert note.startswith("training.fp8='current'") and "fp8_recipe=tensorwise" in note
+    assert note.startswith("training.fp8=current") and "fp8_recipe=tensorwise" in note
     whole = RunSpec(cuda_graph=CudaGraph("local"), data=Data(kind="indexed", path="x"))
     starts = {
         release: {note.partition(":")[0] for note in export(whole, "bridge", release).notes}
         for release in get_args(Release)
     }
-    assert starts["main"] >= {"training.precision='fp32'", "data.path"}
+    assert starts["main"] >= {"training.precision=fp32", "data.path"}
     assert [start for start in starts["0.16"] - starts["main"] if start.startswith("cuda_graph.impl=local, ")], (
         "fixed since"
     )
@@ -337,7 +340,7 @@ def test_the_harness_splits_sequences_where_the_cell_does() -> None:
     assert overrides["model.tensor_model_parallel_size"] == "2"
     assert overrides["model.sequence_parallel"] == "false"
     (note,) = export(alone, "bridge", "0.16").notes
-    assert note.startswith("parallelism.sequence_parallel=False")
+    assert note.startswith("parallelism.sequence_parallel=false")
     assert overrides_of(SPECS["laid out"])[0]["--tensor_model_parallel_size"] == "2"
 
 

@@ -438,7 +438,7 @@ def test_all_violated_rules_are_reported_in_the_order_of_the_table() -> None:
 def test_a_message_holds_the_values_and_what_must_hold() -> None:
     (reason,) = violations(graphed(TE, "moe_ruoter", model=MOE, **M))
     assert reason.message == (
-        "cuda_graph.scope=[moe_ruoter], but a scope is one of attn, mlp, moe, moe_router, moe_preprocess, mamba"
+        "cuda_graph.scope=[moe_ruoter], but each scope must be one of attn, mlp, moe, moe_router, moe_preprocess, mamba"
     )
     (reason,) = violations(spec(training__global_batch_size=9, training__micro_batch_size=2, **on_ranks(1)))
     assert "9" in reason.message and "micro_batch_size=2" in reason.message and "dp=1" in reason.message
