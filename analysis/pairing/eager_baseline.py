@@ -1,4 +1,4 @@
-"""The eager runs of a workload, which all of its graphed cells are held against."""
+"""The eager runs of a workload: the baseline of all its graphed cells."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Digests = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class EagerBaseline:
-    """The eager side of a workload. ``repeats`` holds the steps of its complete runs by repeat, by their digests."""
+    """The eager runs of a workload. ``repeats`` are the steps of complete runs, by digests and repeat."""
 
     runs: tuple[Run, ...]
     repeats: Mapping[Digests, Mapping[int, Steps]]
 
     @property
     def noise_floor(self) -> NoiseFloor | None:
-        """Over the whole run, of the repeats alike that are furthest apart; None where no two are complete and alike."""
+        """The noise floor over whole runs, the largest of any digests; None without two complete repeats of the same digests."""
         found = (noise_floor(tuple(repeats.values()), slice(None)) for repeats in self.repeats.values())
         return max((floor for floor in found if floor), key=lambda floor: (floor.loss, floor.grad_norm), default=None)
 
 
 def eager_side(runs: tuple[Run, ...], cell: Cell) -> EagerBaseline:
-    """The eager ``cell`` of a workload."""
+    """Collect the ``runs`` of the eager ``cell`` of a workload."""
     expected = np.arange(cell.run_spec.training.steps)
     complete: dict[Digests, dict[int, Steps]] = {}
     for run in runs:

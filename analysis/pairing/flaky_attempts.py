@@ -1,7 +1,7 @@
-"""What attempts before the one to go by came to: a success does not hide a failure before it.
+"""Earlier attempts of a run that contradict the last one: a success does not hide an earlier failure.
 
-A failure that comes and goes is what a race looks like, in graphs as elsewhere. What infrastructure or the user ended says
-nothing, and neither does an attempt on other code, libraries or data: those may have been what was mended.
+Races look like failures that come and go. Attempts that infrastructure or the user ended do not count, nor do attempts with
+other code, libraries or data, which may have been the cause.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from launch.contract.plan import Margins
 
 
 def attempts_with_other_bits(run: Run, than: Attempt, margins: Margins | None = None) -> tuple[Attempt, ...]:
-    """The whole attempts of ``run`` on what ``than`` ran on, whose curves differ from those of ``than`` in any bit: by more than
-    two ``margins`` too, unless they are given."""
+    """Return the complete attempts of ``run`` with the digests of ``than`` whose curves differ from its in any bit.
+
+    With ``margins``, leave out those that differ by more than twice these.
+    """
     others = [attempt for attempt in (*run.earlier, run.attempt) if attempt and attempt is not than]
     unlike = (other for other in others if _apart(other, than, Margins(0.0, 0.0)))
     return tuple(other for other in unlike if margins is None or not _apart(other, than, margins))
 
 
 def contradictions(run: Run, margins: Margins) -> tuple[str, ...]:
-    """In words, what attempts of ``run`` came to before the one to go by, where that came to something else."""
+    """Describe the earlier attempts of ``run`` that ended otherwise than the last one, or with another curve."""
     latest = run.attempt
     if latest is None:
         return ()
@@ -40,8 +42,7 @@ def contradictions(run: Run, margins: Margins) -> tuple[str, ...]:
 
 
 def _apart(earlier: Attempt, latest: Attempt, margins: Margins) -> str:
-    """How far two attempts with whole records are apart, where it is more than two runs can be that are each within the
-    margin of the same eager ones."""
+    """Describe how two complete attempts differ by more than twice a margin: by less, both may be within it of eager."""
     intact = earlier.outcome.results_intact and latest.outcome.results_intact
     if not intact or earlier.problems or latest.problems or earlier.digests != latest.digests:
         return ""
@@ -60,4 +61,4 @@ def _largest(metric: Metric, earlier: Steps, latest: Steps, margins: Margins) ->
     if not len(difference) or difference[at] <= 2 * margins.of(metric):
         return None
     first, then = told_apart(float(before[at]), float(after[at]))
-    return f"its {METRIC_NAMES[metric]} at step {latest.step[at]} is {first}, not {then} as of"
+    return f"its {METRIC_NAMES[metric]} at step {latest.step[at]} is {first}, and {then} in"

@@ -1,8 +1,8 @@
-"""All graphed runs of a cell against the eager runs of its workload: what each pair leaves open is judged together.
+"""Judge all graphed runs of a cell against the eager runs of its workload.
 
-Equality to the bit with the eager run of its own repeat decides a pair only where eager runs equal each other. Earlier
-attempts with other bits are judged along with what equals eager to the bit, and a pair passes only where no earlier attempt
-came to something else (analysis.pairing.flaky_attempts).
+A pair that equals its own eager run bit for bit passes only where eager runs equal each other. Where all runs are equal, the
+earlier attempts that gave other bits are judged with them. No pair passes whose earlier attempts contradict it
+(analysis.pairing.flaky_attempts).
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from analysis.verdict.curve_difference import CurveEvidence, measure_differences
 from analysis.verdict.verdict import Verdict, worst
 from launch.contract.plan import Margins
 
-_HOW_OFTEN = "run the cell in a sweep of its own with more repeats, to see how often it comes, and mend that first"
+_HOW_OFTEN = (
+    "run the cell in a sweep of its own with more repeats to see how often this happens, and correct that first"
+)
 
 Curves = Mapping[str, Steps]
 
@@ -66,7 +68,7 @@ def _judge_pair(pair: Pair, groups: Mapping[Digests, _Group]) -> tuple[Verdict |
     own = pair.exact if group.some_differ and evidence.bitwise else None
     verdict = own or group.verdict
     if verdict.passes and pair.flaky_attempts:
-        reason = f"{'; '.join(pair.flaky_attempts)}: it comes and goes"
+        reason = f"{'; '.join(pair.flaky_attempts)}: the result is not reproducible"
         return own, Verdict("INCONCLUSIVE", reason, _HOW_OFTEN, evidence)
     return own, replace(verdict, evidence=evidence)
 
@@ -124,7 +126,7 @@ def _judge_together(eager: Curves, pairs: Sequence[Pair], margins: Margins, othe
     found = ladder.judge_curves({**eager, **others[0]}, {**graphed, **others[1]}, expected, first, margins)
     if found.verdict == "BITWISE":
         return verdict
-    reason = f"equal to the bit but for {', '.join([*others[0], *others[1]])}"
+    reason = f"equal bit for bit except {', '.join([*others[0], *others[1]])}"
     reason += f": {found.reason}" if found.reason else ""
     if found.verdict in ("EQUIVALENT", "INCONCLUSIVE"):
         return replace(found, reason=reason)

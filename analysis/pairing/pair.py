@@ -108,11 +108,11 @@ def _without_records(eager: Run | None, graphed: Run) -> Verdict:
     """The verdict on a pair that lacks a run, or a readable outcome of one."""
     if eager is None:
         reason = f"the sweep ran no eager run of this workload for repeat {graphed.repeat}"
-        return Verdict("INCOMPARABLE", reason, "plan the sweep again: it adds the eager twin by itself")
+        return Verdict("INCOMPARABLE", reason, "plan the sweep again: planning adds the eager baseline")
     sides = (("eager", eager), ("graphed", graphed))
     damaged = [name for name, run in sides if run.damaged]
     if damaged:
-        fix = "move the folder of each attempt whose outcome is damaged away; resume makes the run again"
+        fix = "move away the folder of each attempt with a damaged outcome; resume then retries the run"
         return Verdict("INCOMPARABLE", f"an outcome of the {' and the '.join(damaged)} run is damaged", fix)
     reason = " and ".join(
         f"the {side} run is {run.status}{' or still running' * run.begun}" for side, run in sides if run.attempt is None
@@ -137,7 +137,7 @@ def _judge_pair(
     if found and found.verdict == "INCOMPARABLE":
         return found
     if not stopped and not replay.proven:
-        fix = "find in the graphed run's log why steps fell back to eager, or why they were captured again"
+        fix = "find out in the log of the graphed run why steps ran eagerly, or were captured again"
         evidence = (found.evidence, found.deviation) if found else (None, None)
         return Verdict("INCOMPARABLE", f"replay {replay.summary}", fix, *evidence)
     if diverged:
@@ -164,9 +164,11 @@ def _exclude(eager: Attempt, graphed: Attempt) -> Verdict | None:
     if problems:
         return Verdict("INCOMPARABLE", "; ".join(problems), "run the pair again: its records are damaged")
     if "capture" in eager.steps.phase or any(stats.impl != "none" for stats in eager.proofs.values()):
-        return Verdict("INCOMPARABLE", "the eager run captured something", "see its records: it is no eager run")
+        return Verdict("INCOMPARABLE", "the eager run captured something", "check its settings: it is not an eager run")
     if any(probe.graph_launches for probe in eager.probes.values()):
-        return Verdict("INCOMPARABLE", "the eager run launched CUDA graphs", "see its records: it is no eager run")
+        return Verdict(
+            "INCOMPARABLE", "the eager run launched CUDA graphs", "check its settings: it is not an eager run"
+        )
     return _compare_digests(eager, graphed)
 
 
@@ -195,7 +197,7 @@ def _compare_curves(eager: Steps, graphed: Steps, spec: RunSpec) -> Verdict | No
     """Judge two curves of ``spec`` by the rungs that need no repeats."""
     first = ladder.first_compared(graphed.phase.tolist())
     if first is None:
-        return Verdict("INCOMPARABLE", "the graphed run recorded no capture step", "see its failure, or its log")
+        return Verdict("INCOMPARABLE", "the graphed run recorded no capture step", "look at its failure, or its log")
     exact = ladder.judge_exact({"eager run": eager}, {"graphed run": graphed}, np.arange(spec.training.steps), first)
     if exact and exact.verdict != "BITWISE":
         return exact

@@ -1,6 +1,6 @@
-"""Rung 0 of a verdict: is every step there, once, in its place and finite, on both sides?
+"""Rung 0 of a verdict: is every step there, once, in order and finite, on both sides?
 
-Curves come by name, since a message has to say which one it means: "eager run", or a file.
+Curves come by the names that messages use: "eager run", or a file.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, Deviation
 
 Curves = Mapping[str, Steps]
 
-_AGAIN = "run the pair again: a comparison needs every step of both"
-_TRAIN = "make eager train first: a lower learning rate, or other data"
+_AGAIN = "run the pair again: the comparison needs every step of both runs"
+_TRAIN = "make eager training stable first: lower the learning rate, or change the data"
 
 
 @dataclass(frozen=True)
 class IncompleteCurve:
-    """Why curves cannot be compared. ``deviation`` is a number that only the eager side has finite: that is shown."""
+    """Why curves cannot be compared. ``deviation`` is where a graphed number is not finite and all eager ones are: that is
+    DIVERGED."""
 
     reason: str
     fix: str
@@ -32,9 +33,9 @@ class IncompleteCurve:
 def check_complete(
     eager: Curves, graphed: Curves, expected: Integers, first: int, metrics: Sequence[Metric] = METRICS
 ) -> IncompleteCurve | None:
-    """What keeps the curves from being compared from the ``first``-th of the ``expected`` steps on; None where nothing.
+    """Return why the curves cannot be compared from ``expected[first]`` on, or None.
 
-    A number after the capture that only eager runs have finite comes first: a run that ended at its NaN misses steps too.
+    A number after the capture that only eager runs have finite comes first: a run that stopped at its NaN lacks steps, too.
     """
     curves = {**eager, **graphed}
     shared = shared_steps(list(curves.values()), expected)
@@ -50,7 +51,7 @@ def check_complete(
 
 
 def incomplete(steps: Steps, expected: Integers, name: str) -> str:
-    """What is wrong with the numbering of ``steps``, in words; empty where they are those ``expected``, in order."""
+    """Describe how the numbers of ``steps`` differ from the ``expected`` ones; empty where they are equal."""
     if np.array_equal(steps.step, expected):
         return ""
     found = steps.step.tolist()
@@ -74,7 +75,7 @@ def _span(expected: Integers) -> str:
 
 
 def shared_steps(curves: Sequence[Steps], expected: Integers) -> int:
-    """How many leading steps all ``curves`` have, each in its place."""
+    """Count the leading steps that all ``curves`` have at the same place."""
     length = min(len(expected), *(len(steps) for steps in curves))
     in_place = np.all([steps.step[:length] == expected[:length] for steps in curves], axis=0)
     return length if in_place.all() else int(np.argmin(in_place))
@@ -88,8 +89,10 @@ def finite_steps(steps: Steps, metrics: Sequence[Metric] = METRICS) -> Booleans:
 def _one_sided(
     eager: Curves, graphed: Curves, expected: Integers, first: int, shared: int, metrics: Sequence[Metric]
 ) -> IncompleteCurve | None:
-    """The first number after the capture that a graphed run has not finite where all eager ones have. An eager run that is
-    not finite tells of no graph, whatever the others are."""
+    """Find the first number after the capture that is not finite in a graphed run, and finite in all eager ones.
+
+    Where an eager run is not finite either, graphs need not be the cause.
+    """
     found = []
     for metric in metrics:
         before, after = (
@@ -108,31 +111,31 @@ def _one_sided(
 
 
 def eager_fault(eager: Sequence[Steps]) -> IncompleteCurve | None:
-    """Said where eager itself meets numbers that are not finite, wherever that is: a graph need not have made others'."""
+    """Return a fault where an eager run has a number that is not finite: graphs need not be the cause of others."""
     for steps in eager:
         finite = finite_steps(steps)
         if not finite.all():
             at = int(steps.step[np.argmin(finite)])
-            said = f"the loss or gradient norm of an eager run is not finite at step {at}: nothing sound to compare"
+            said = f"the loss or gradient norm of an eager run is not finite at step {at}, so there is nothing to compare with"
             return IncompleteCurve(said, _TRAIN)
     return None
 
 
 def _value_at(side: Curves, metric: Metric, at: int) -> str:
-    """Of several runs the first that is not finite there, else the first."""
+    """Return the first value that is not finite at place ``at``, else that of the first run."""
     values = [float(steps.of(metric)[at]) for steps in side.values()]
     return f"{next((value for value in values if not np.isfinite(value)), values[0]):.9g}"
 
 
 def _ended_together(curves: Sequence[Steps], shared: int, metrics: Sequence[Metric]) -> bool:
-    """Whether all runs end at the same step with a number that is not finite: nothing is missing then."""
+    """Return whether all runs end at the same step with a number that is not finite: then no step is missing."""
     return all(len(steps) == shared and not finite_steps(steps, metrics)[-1] for steps in curves)
 
 
 def _not_finite(
     curves: Curves, expected: Integers, first: int, shared: int, metrics: Sequence[Metric]
 ) -> IncompleteCurve | None:
-    """A number that is not finite anywhere else: on both sides, before the capture, or in one of several eager runs."""
+    """Find any other number that is not finite: on both sides, before the capture, or in one of several eager runs."""
     finite = {name: finite_steps(steps, metrics)[:shared] for name, steps in curves.items()}
     bad = {name: int(np.argmin(values)) for name, values in finite.items() if not values.all()}
     if not bad:
@@ -142,5 +145,5 @@ def _not_finite(
     everywhere = all(not values[at] for values in finite.values())
     where = "on both sides" if everywhere else name
     when = "" if at >= first else ", before the capture"
-    reason = f"the loss or gradient norm is not finite at step {expected[at]} ({where}{when}): nothing sound to compare"
+    reason = f"the loss or gradient norm is not finite at step {expected[at]} ({where}{when}), so there is nothing to compare"
     return IncompleteCurve(reason, _TRAIN)

@@ -109,7 +109,7 @@ def _begin(
     if not found.evidence.bitwise:
         return found
     still = describe_untrained(before, first, metrics, 0.0)
-    return Verdict("BITWISE", f"{still}, so that equality shows little" if still else "", evidence=found.evidence)
+    return Verdict("BITWISE", f"{still}, so equality shows little" if still else "", evidence=found.evidence)
 
 
 def _tested(found: Differences, samples: Sequence[Sample], margins: Margins) -> tuple[MetricTests, ...]:

@@ -1,4 +1,4 @@
-"""The steps before a capture: a graphed run is eager there, so that what it does there is evidence of something else."""
+"""The steps before a capture. A graphed run is eager there, so that a difference there has another cause than graphs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 
 SURE = 3
-"""How many times eager's own noise a difference has to be, beyond the margin, before it is none."""
+"""A difference before the capture counts beyond the margin plus this many noise floors."""
 
 
 def check_capture_step(graphed: Steps, capture_step: int) -> Verdict | None:
-    """Said where the one capture of ``graphed`` is not where its spec has it: a window could begin wherever a record says
-    otherwise, and what the run computed before it would be judged by nobody.
+    """Return INCOMPARABLE where ``graphed`` did not capture once, in ``capture_step``.
 
-    All engines capture in the step that launch.contract.spec.CudaGraph.capture_step names, whatever a capture is.
+    Else a record could move the start of the comparison, and nobody would judge the steps before it. All engines capture in
+    launch.contract.spec.CudaGraph.capture_step.
     """
     at = int(np.argmax(graphed.phase == "capture"))
     before, after = graphed.phase[:at], graphed.phase[at + 1 :]
@@ -30,8 +30,8 @@ def check_capture_step(graphed: Steps, capture_step: int) -> Verdict | None:
     if found == capture_step:
         return None
     reason = (
-        f"the graphed run captured in step {found}, and its spec asks for step {capture_step} (cuda_graph): "
-        "records are damaged, or the engine captured at another time"
+        f"the graphed run captured in step {found}, but its spec asks for step {capture_step} (cuda_graph): "
+        "its records are damaged, or its engine captured at the wrong time"
     )
     return Verdict("INCOMPARABLE", reason, "run the pair again")
 
@@ -39,8 +39,10 @@ def check_capture_step(graphed: Steps, capture_step: int) -> Verdict | None:
 def check_agreement(
     eager: Sequence[Steps], graphed: Steps, capture_step: int, margins: Margins, equal: bool
 ) -> Verdict | None:
-    """Said where ``graphed`` is beyond the margin of the ``eager`` runs before its capture, and their own noise does not
-    explain it. ``equal`` is whether it is equal to the bit after it: there is no such noise then."""
+    """Return INCOMPARABLE where ``graphed`` differs from the ``eager`` runs before its capture by more than margin and noise.
+
+    ``equal`` is whether it equals eager bit for bit after the capture: then there is no noise.
+    """
     if capture_step == 0:
         return None
     window = slice(0, capture_step)
@@ -53,8 +55,8 @@ def check_agreement(
         noise = floor.of(metric) if floor else 0.0
         if not size <= margins.of(metric) + SURE * noise:
             reason = (
-                f"the graphed run parts from the eager ones before its capture: the {METRIC_NAMES[metric]} differs by "
-                f"{size:.3g} at step {step}, where both are eager, so that graphs are not what it is about"
+                f"the graphed run differs from the eager runs before its capture: the {METRIC_NAMES[metric]} differs by "
+                f"{size:.3g} at step {step}, where both are eager, so graphs are not the cause"
             )
-            return Verdict("INCOMPARABLE", reason, "see that both began with the same weights, data and settings")
+            return Verdict("INCOMPARABLE", reason, "check that both started with the same weights, data and settings")
     return None

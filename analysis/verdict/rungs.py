@@ -1,5 +1,5 @@
-"""What each rung of analysis.verdict.ladder says of sound curves that are not equal to the bit; None where it leaves
-the verdict open."""
+"""The rungs of analysis.verdict.ladder for sound curves that are not equal bit for bit. Each returns its verdict, or None
+where it leaves the verdict open."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from launch.contract.plan import Margins
 MINIMUM_STEPS = 100
 """Steps after the capture that EQUIVALENT needs."""
 
-SMALLER = "capture less (a smaller scope) until it agrees, and compare the first diverging step"
-_SECOND = "set repeats to 2 or more: a second eager repeat shows how far eager is from itself"
+SMALLER = "capture a smaller scope until the curves agree, and look at the first step that differs"
+_SECOND = "set repeats to 2 or more: a second eager run measures the noise floor"
 _REPRODUCE = (
-    "make eager reproduce itself first: deterministic mode (training.deterministic: true), else a lower learning rate or "
+    "make eager runs reproducible first: deterministic mode (training.deterministic: true), else a lower learning rate or "
     "a larger global batch"
 )
 _NOT_DETERMINISTIC = (
-    "find what eager itself does not compute deterministically (the notes of its runs), or judge by margins "
+    "find what the eager run does not compute deterministically (see the notes of its runs), or judge by margins "
     "(training.deterministic: false)"
 )
-_SEPARATE = "deterministic mode (training.deterministic: true) tells noise from graphs; else a lower learning rate"
-_MOVE = "train on what is learnt (learning rate, data, loss scale), or set a margin that suits such losses"
-_LONGER = "train for twice as many steps: what drifts leaves the margin, and noise does not"
+_SEPARATE = "use deterministic mode (training.deterministic: true) to remove the noise, else a lower learning rate"
+_MOVE = "make the loss fall (learning rate, data, loss scale), or set a margin that suits such losses"
+_LONGER = "train for twice as many steps: a drift will leave the margin, noise will not"
 
 
 @dataclass(frozen=True)
 class ComparisonWindow:
-    """Sound curves after the capture, with what was measured of them. Samples are in the order of their metrics."""
+    """Sound curves after the capture, and what was measured of them. ``samples`` are in the order of the metrics."""
 
     eager: Curves
     graphed: Curves
@@ -48,7 +48,7 @@ class ComparisonWindow:
 
 
 def diverged(window: ComparisonWindow) -> Verdict | None:
-    """DIVERGED, at the first step that shows it."""
+    """Return DIVERGED at the first step that shows it."""
     floor = window.evidence.noise_floor
     if floor is None:
         return None
@@ -79,16 +79,16 @@ def _inconclusive(window: ComparisonWindow, reason: str, fix: str) -> Verdict:
 
 
 def _of_several(window: ComparisonWindow) -> str:
-    """Which eager runs graphed ones equal to the bit where eager runs differ, in words; empty where none does."""
+    """Name the eager runs that graphed runs equal bit for bit where eager runs differ; empty where there are none."""
     if window.evidence.eager_prefix == window.evidence.steps:
         return ""
     equal = [
-        f"{name} equals {other} to the bit"
+        f"{name} equals {other} bit for bit"
         for name, graphed in window.graphed.items()
         for other, eager in window.eager.items()
         if bitwise_prefix([eager], [graphed], slice(window.first, None), _metrics(window)) == window.evidence.steps
     ]
-    return f" ({', '.join(equal)}, and eager repeats differ)" if equal else ""
+    return f" ({', '.join(equal)}, but eager repeats differ)" if equal else ""
 
 
 def _metrics(window: ComparisonWindow) -> list[Metric]:
@@ -96,7 +96,7 @@ def _metrics(window: ComparisonWindow) -> list[Metric]:
 
 
 def _largest(window: ComparisonWindow) -> Iterator[tuple[Metric, float, int, float]]:
-    """For each metric with a step that is not within its margin: the metric, the largest difference, its step, the margin."""
+    """Yield each metric with a step outside its margin: the metric, the largest difference, its step, the margin."""
     for sample in window.samples:
         size, step = window.evidence.largest(sample.metric)
         if not size <= window.margins.of(sample.metric):
@@ -104,28 +104,30 @@ def _largest(window: ComparisonWindow) -> Iterator[tuple[Metric, float, int, flo
 
 
 def missing_floor(window: ComparisonWindow) -> Verdict | None:
-    """Rung 2."""
+    """Rung 2: return INCONCLUSIVE without a noise floor, or with one beyond the margin."""
     floor = window.evidence.noise_floor
     if floor is None:
         seen = next((f"{_difference(*found)}, and " for found in _largest(window)), "")
-        return _inconclusive(window, f"{seen}fewer than two complete eager repeats give no floor", _SECOND)
+        return _inconclusive(window, f"{seen}the noise floor is unknown: it takes two complete eager repeats", _SECOND)
     for sample in window.samples:
         widest, margin = floor.of(sample.metric), window.margins.of(sample.metric)
         if not widest <= margin:
-            reason = f"eager repeats themselves differ in {METRIC_NAMES[sample.metric]} by up to {widest:.3g}, "
-            reason += f"beyond the margin of {margin:g}"
+            reason = (
+                f"eager repeats differ among themselves: their {METRIC_NAMES[sample.metric]} by up to {widest:.3g}, "
+            )
+            reason += f"and the margin is {margin:g}"
             return _inconclusive(window, reason, _REPRODUCE if margin > 0 else _NOT_DETERMINISTIC)
     return None
 
 
 def _difference(metric: Metric, size: float, step: int, margin: float) -> str:
-    return f"the {METRIC_NAMES[metric]} difference of {size:.3g} at step {step} is beyond the margin of {margin:g}"
+    return f"the {METRIC_NAMES[metric]} difference of {size:.3g} at step {step} exceeds the margin of {margin:g}"
 
 
 def exceeds_margin(window: ComparisonWindow) -> Verdict | None:
-    """Rung 3, step by step."""
+    """Rung 3 by step: return INCONCLUSIVE where a difference exceeds the margin and may be noise."""
     for found in _largest(window):
-        reason = f"{_difference(*found)}, though not so far that it cannot be noise"
+        reason = f"{_difference(*found)}, but may be noise"
         return _inconclusive(window, reason, _SEPARATE)
     return None
 
@@ -133,15 +135,17 @@ def exceeds_margin(window: ComparisonWindow) -> Verdict | None:
 def too_short(window: ComparisonWindow) -> Verdict | None:
     if window.evidence.steps >= MINIMUM_STEPS:
         return None
-    reason = f"within the margins, but over {window.evidence.steps} steps after the capture; {MINIMUM_STEPS} are needed"
+    reason = (
+        f"within the margins, but only over {window.evidence.steps} steps after the capture; {MINIMUM_STEPS} are needed"
+    )
     fix = f"set training.steps to {len(window.expected) - window.evidence.steps + MINIMUM_STEPS} or more"
     return _inconclusive(window, reason, fix)
 
 
 def not_equivalent(window: ComparisonWindow) -> Verdict | None:
-    """Rungs 3 and 4, over the window."""
+    """Rungs 3 and 4 over the window: return INCONCLUSIVE where equivalence is not shown."""
     if len(window.evidence.tested) < len(window.samples):
-        return _inconclusive(window, "a gradient norm of 0 leaves nothing to compare with", _SEPARATE)
+        return _inconclusive(window, "a gradient norm is 0, so there is no relative difference", _SEPARATE)
     for tested in window.evidence.tested:
         name, margin = METRIC_NAMES[tested.metric], window.margins.of(tested.metric)
         if not tested.p <= ALPHA:
@@ -151,30 +155,32 @@ def not_equivalent(window: ComparisonWindow) -> Verdict | None:
             reason = (
                 f"the {name} drifts: the difference rose by {tested.rise.value:.3g} +- {tested.rise.half_width:.3g} "
             )
-            return _inconclusive(window, f"{reason}over the window, to leave the margin of {margin:g} soon", _LONGER)
+            return _inconclusive(
+                window, f"{reason}over the window, and will soon leave the margin of {margin:g}", _LONGER
+            )
         if tested.late:
             size, step = window.evidence.largest(tested.metric)
-            reason = (
-                f"the {name} blows up at the end of the window: a difference of {size:.3g} at step {step}, within the "
-            )
-            return _inconclusive(window, f"{reason}margin of {margin:g} but far above all before it", _LONGER)
+            reason = f"the {name} blows up at the end of the window: the difference of {size:.3g} at step {step} is within the "
+            return _inconclusive(window, f"{reason}margin of {margin:g}, but far above all earlier ones", _LONGER)
     return None
 
 
 def loss_unchanged(window: ComparisonWindow) -> Verdict | None:
-    """A margin is absolute: held against a loss that does not move by more, it passes whatever there is."""
+    """Return INCONCLUSIVE where the loss moves by less than its margin, which is absolute: anything would pass."""
     still = describe_untrained(tuple(window.eager.values()), window.first, _metrics(window), window.margins.loss)
     return _inconclusive(window, f"within the margins, but {still}", _MOVE) if still else None
 
 
 def describe_untrained(eager: Sequence[Steps], first: int, metrics: Sequence[Metric], margin: float) -> str:
-    """How eager did not train from the ``first``-th step on, in words: its mean loss moves by ``margin`` at most, or all its
-    gradient norms are 0. Empty where it did."""
+    """Describe how eager did not train from the ``first``-th step on; empty where it did.
+
+    Its mean loss moves by ``margin`` at most, or all its gradient norms are 0.
+    """
     losses = np.mean([steps.loss[first:] for steps in eager], axis=0)
     moved = float(np.ptp(losses))
     if len(losses) > 1 and not moved > margin:
         moves = f"moves by no more than {moved:.3g}" if moved else "does not move"
-        return f"the eager loss {moves} over the window: hardly anything is trained"
+        return f"the eager loss {moves} over the window: the model hardly trains"
     if "grad_norm" in metrics and not any(steps.grad_norm[first:].any() for steps in eager):
-        return "the eager gradient norm is 0 at every step: nothing is trained"
+        return "the eager gradient norm is 0 at every step: the model does not train"
     return ""

@@ -1,4 +1,4 @@
-"""What is said of a graphed cell's numbers: a word, why, what would settle it, and what it stands on."""
+"""The verdict on the numbers of a graphed cell: its reason, the fix, and the evidence."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ VERDICTS: tuple[VerdictName, ...] = ("BITWISE", "EQUIVALENT", "INCONCLUSIVE", "U
 """From the best to the worst. UNFINISHED is a pair of which a run has no outcome yet."""
 PASSES: tuple[VerdictName, ...] = ("BITWISE", "EQUIVALENT")
 
-REPEAT = "more repeats, which narrow the interval; or deterministic mode (training.deterministic: true)"
+REPEAT = "add repeats to narrow the interval, or use deterministic mode (training.deterministic: true)"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``reason`` says why, ``fix`` what would settle it most cheaply; both are empty where nothing is open."""
+    """``reason`` says why, ``fix`` what would settle it at the least cost; both may be empty."""
 
     verdict: VerdictName
     reason: str = ""
@@ -33,13 +33,13 @@ class Verdict:
 
     @property
     def p(self) -> float:
-        """Of the tests that an EQUIVALENT passed, the largest; 1 for all other verdicts, which no test speaks for."""
+        """The largest p of the tests that an EQUIVALENT passed; 1 for all other verdicts."""
         tested = self.evidence.tested if self.evidence and self.verdict == "EQUIVALENT" else ()
         return max((one.p for one in tested), default=1.0)
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """The worst of several verdicts, the first of equals."""
+    """Return the worst of several verdicts, the first of equals."""
     return max(verdicts, key=lambda verdict: VERDICTS.index(verdict.verdict))
 
 
@@ -55,5 +55,5 @@ def judge_family(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
 
 
 def _uncertain(verdict: Verdict, tests: int) -> Verdict:
-    reason = f"within the margins by itself (p {verdict.p:.2g}), but not sure enough for one of {tests} cells tested"
+    reason = f"within the margins on its own (p {verdict.p:.2g}), but not certain enough among {tests} tested cells"
     return Verdict("INCONCLUSIVE", reason, REPEAT, verdict.evidence)

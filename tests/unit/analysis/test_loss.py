@@ -92,7 +92,7 @@ def test_equal_files_are_bitwise_with_one_eager_run(tmp_path: Path, capsys: pyte
 def test_one_eager_file_is_inconclusive_at_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = judged(capsys, [csv(tmp_path / "e.csv")], [noisy(tmp_path / "g.csv", 1, 1e-6)])
     assert said.startswith("INCONCLUSIVE\n")
-    assert "second eager repeat" in said
+    assert "second eager run" in said
 
 
 def test_the_window_begins_after_the_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

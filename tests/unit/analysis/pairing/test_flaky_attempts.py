@@ -59,7 +59,10 @@ def of_other_code(run: AttemptRecord) -> None:
 def test_a_failure_that_a_success_follows_comes_and_goes(tmp_path: Path, name: str) -> None:
     found = retried(tmp_path, ended(name))
     assert (found.exit_code, found.verdicts) == (4, {"INCONCLUSIVE": 1})
-    assert f"repeat 0: attempt 1 ended {name} in measure, attempt 2 COMPLETED: it comes and goes" in found.text
+    assert (
+        f"repeat 0: attempt 1 ended {name} in measure, attempt 2 COMPLETED: the result is not reproducible"
+        in found.text
+    )
     assert "Largest speed-up" not in found.text
 
 
@@ -67,11 +70,11 @@ def test_a_whole_attempt_that_disagrees_does_not_vanish(tmp_path: Path) -> None:
     found = retried(tmp_path / "far", five_nats_off)
     assert (found.exit_code, found.verdicts) == (4, {"INCONCLUSIVE": 1})
     assert "attempt 1 ended COMPLETED, but its loss at step 89 is 6.9" in found.text
-    assert "as of attempt 2: it comes and goes" in found.text
+    assert "in attempt 2: the result is not reproducible" in found.text
     near, exact = (retried(tmp_path / str(mode), one_bit_off, deterministic=mode) for mode in (False, True))
     assert (near.exit_code, exact.exit_code) == (0, 4), "deterministic mode asks for equality to the bit"
     assert near.verdicts == {"EQUIVALENT": 1}, "what was once other bits is not equal to the bit"
-    first, then = exact.text.split("at step 89 is ")[1].split(" as of attempt 2")[0].split(", not ")
+    first, then = exact.text.split("at step 89 is ")[1].split(" in attempt 2")[0].split(", and ")
     assert first != then and float(first) == float(then) * (1 + 2**-52)
 
 
@@ -112,7 +115,7 @@ def test_where_eager_came_to_other_bits_once_nothing_is_equal_to_them(
     found = retried(tmp_path, one_bit_off, EAGER, deterministic)
     assert found.verdicts == {word: 1}
     (graphed,) = (result for result in judge_sweep(SweepPaths(tmp_path)).results if result.cell.graphed)
-    assert graphed.verdict and graphed.verdict.reason.startswith("equal to the bit but for eager repeat 0, attempt 1")
+    assert graphed.verdict and graphed.verdict.reason.startswith("equal bit for bit except eager repeat 0, attempt 1")
 
 
 def between_margins(run: AttemptRecord) -> None:
@@ -122,7 +125,7 @@ def between_margins(run: AttemptRecord) -> None:
 def test_a_graphed_attempt_beyond_the_margin_of_eager_comes_and_goes(tmp_path: Path) -> None:
     found = retried(tmp_path, between_margins)
     assert (found.exit_code, found.verdicts) == (4, {"INCONCLUSIVE": 1})
-    assert "equal to the bit but for graphed repeat 0, attempt 1" in found.text
+    assert "equal bit for bit except graphed repeat 0, attempt 1" in found.text
 
 
 def test_other_bits_before_the_capture_say_nothing_of_graphs(tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ def test_each_graphed_run_equal_to_an_eager_one_of_its_own_is_not_bitwise(tmp_pa
     report, result = write_report(sweep), graphed_result(sweep)
     assert result.verdict is not None and result.verdict.evidence is not None
     assert result.verdict.verdict == "INCONCLUSIVE"
-    assert "eager repeats themselves differ in loss by up to 0.25" in result.verdict.reason
-    assert "graphed repeat 1 equals eager repeat 1 to the bit, and eager repeats differ" in result.verdict.reason
+    assert "eager repeats differ among themselves: their loss by up to 0.25" in result.verdict.reason
+    assert "graphed repeat 1 equals eager repeat 1 bit for bit, but eager repeats differ" in result.verdict.reason
     assert [pair.verdict.verdict for pair in result.pairs] == ["INCONCLUSIVE"] * 2
     assert "first 116 of 116 steps; eager runs among themselves 56" in report.markdown.read_text()
     assert report.exit_code == 4
@@ -387,10 +387,10 @@ def captured_eager(run: AttemptRecord) -> None:
     ("change", "said"),
     [
         (for_graphed(mislabelled), "out of order"),
-        (for_graphed(captured_late), "captured in step 118, and its spec asks for step 3"),
+        (for_graphed(captured_late), "captured in step 118, but its spec asks for step 3"),
         (
             for_graphed(apart_from_the_start),
-            "parts from the eager ones before its capture: the loss differs by 1 at step 1",
+            "differs from the eager runs before its capture: the loss differs by 1 at step 1",
         ),
         (for_graphed(change_proof(replays=1, expected_replays=1)), "1 replays in"),
         (for_graphed(change_proof(graphs=0.5)), "not a whole number"),

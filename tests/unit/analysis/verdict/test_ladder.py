@@ -201,7 +201,7 @@ def test_beyond_the_margin_is_inconclusive_where_eager_is_as_far_from_itself_in_
     far = moved(curve(graphed=True), 50, loss=3e-3)
     wide = verdict(far, curve(), moved(curve(), 80, loss=2e-3))
     assert wide.verdict == "INCONCLUSIVE"
-    assert "eager repeats themselves differ in loss by up to 0.002" in wide.reason
+    assert "eager repeats differ among themselves: their loss by up to 0.002" in wide.reason
     assert "deterministic" in wide.fix
     assert verdict(far, curve(), moved(curve(), 80, grad_norm=0.5)).verdict == "DIVERGED"
     alone = verdict(far, curve())
@@ -223,7 +223,7 @@ def test_where_the_floor_is_beyond_the_margin_a_spike_proves_nothing_and_many_st
 def test_a_step_beyond_the_margin_that_the_floor_may_explain_is_inconclusive() -> None:
     noisy = curve(), moved(curve(), 80, loss=5e-4)
     near, far, farther = (moved(curve(graphed=True), 50, loss=loss) for loss in (1.2e-3, 3e-3, 7e-3))
-    assert "0.001, though not so far that it cannot be noise" in of_repeats([near, near], noisy).reason
+    assert "0.001, but may be noise" in of_repeats([near, near], noisy).reason
     assert of_repeats([far, curve(graphed=True)], noisy).verdict == "INCONCLUSIVE", "what one run has may be a spike"
     assert of_repeats([far, far], noisy).verdict == "DIVERGED"
     assert of_repeats([farther, curve(graphed=True)], noisy).verdict == "DIVERGED"
@@ -392,8 +392,8 @@ def test_equal_to_one_of_two_eager_runs_that_differ_is_not_bitwise(which: tuple[
     assert found.evidence is not None
     assert (found.evidence.bitwise_prefix, found.evidence.eager_prefix) == (MINIMUM_STEPS, 50 - (CAPTURE + 1))
     assert found.reason == (
-        "eager repeats themselves differ in loss by up to 0.5, beyond the margin of 0.001 (graphed repeat 0 equals eager "
-        f"repeat {which[0]} to the bit, graphed repeat 1 equals eager repeat {which[1]} to the bit, and eager repeats differ)"
+        "eager repeats differ among themselves: their loss by up to 0.5, and the margin is 0.001 (graphed repeat 0 equals eager "
+        f"repeat {which[0]} bit for bit, graphed repeat 1 equals eager repeat {which[1]} bit for bit, but eager repeats differ)"
     )
 
 
@@ -401,7 +401,7 @@ def test_where_eager_runs_agree_none_is_said_to_be_the_one_that_was_equalled() -
     found = of_repeats(
         [curve(10, graphed=True), moved(curve(10, graphed=True), 7, loss=1e-5)], [curve(10)] * 2, steps=10
     )
-    assert (found.verdict, "to the bit" in found.reason) == ("INCONCLUSIVE", False)
+    assert (found.verdict, "bit for bit" in found.reason) == ("INCONCLUSIVE", False)
 
 
 def test_eager_runs_that_differ_within_the_margin_are_judged_by_it() -> None:
@@ -422,6 +422,6 @@ def test_of_many_cells_each_has_to_be_surer() -> None:
     assert {v.verdict for v in judge_family([*sure, unsure])} == {"EQUIVALENT"}, "the last of Holm's steps is at alpha"
     twice = judge_family([unsure, *sure, unsure])
     assert [v.verdict for v in twice] == ["INCONCLUSIVE", *["EQUIVALENT"] * 4, "INCONCLUSIVE"]
-    assert "one of 6 cells" in twice[0].reason and twice[0].fix
+    assert "among 6 tested cells" in twice[0].reason and twice[0].fix
     failed = judge_family([verdict(moved(curve(graphed=True), 77, 2e-3)), unsure])
     assert [v.verdict for v in failed] == ["DIVERGED", "INCONCLUSIVE"]
