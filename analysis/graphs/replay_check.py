@@ -31,7 +31,7 @@ class Replay:
     bare_ranks: int = 0
     """Ranks that captured nothing and need not: no layer of theirs is in the scope."""
     launches_seen: float | None = None
-    """Graph launches a step that the probe saw on the rank of ``stats``, where proven; None on a CPU."""
+    """Graph launches per step that the probe saw on the rank of ``stats``, where proven; None on a CPU."""
 
     @property
     def summary(self) -> str:
@@ -40,7 +40,7 @@ class Replay:
         graphs = count("graph", self.stats.graphs)
         said = f"proven: {graphs}, {self.stats.replays} of {self.stats.expected_replays} replays"
         if self.launches_seen is not None:
-            said += f", {count('graph launch', self.launches_seen)} a step seen"
+            said += f", {count('graph launch', self.launches_seen)} per step seen"
         if self.bare_ranks:
             others = f"the other {self.bare_ranks} hold" if self.bare_ranks > 1 else "the other holds"
             return f"{said} on {self.ranks - self.bare_ranks} of {self.ranks} ranks; {others} no layer of the scope"

@@ -1,4 +1,4 @@
-"""Which workloads a report shows and draws: it stays readable however large a sweep is, and the worst news comes first."""
+"""Which workloads a report shows and draws. It stays readable however large a sweep is, and the worst news comes first."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from analysis.verdict.verdict import VERDICTS
 
 MAXIMUM_WORKLOADS = 12
 MAXIMUM_ROWS = 200
-"""Cells in a table; report.json holds all."""
+"""Cells in a table; report.json has all."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """``drawn`` holds, by workload id, the eager cell and the graphed cells to draw; labels name what is left out.
-    ``shown`` are the cells that tables hold, of those that ran or were to run, in the plan's order."""
+    """``shown`` are the cells in tables, in the plan's order. ``drawn`` holds the eager cell and the graphed cells to draw,
+    by workload id. The rest are labels of what the plots leave out."""
 
     shown: tuple[CellResult, ...]
     drawn: dict[str, tuple[CellResult, ...]]
@@ -27,36 +27,35 @@ class Selection:
 
 
 def select(results: Sequence[CellResult]) -> Selection:
-    """The workloads with the worst verdicts and the largest loss differences first, then in the plan's order."""
+    """Select the workloads with the worst verdicts and the largest loss differences first, then in the plan's order."""
     ran = [result for result in results if result.cell.state == "run"]
-    shown = _shown(_worst_first(ran))
-    workloads = _worst_first([result for result in ran if any(run.attempt for run in result.runs)])
-    ordered = list(workloads)
+    shown = _first_cells(_by_severity(ran))
+    workloads = _by_severity([result for result in ran if any(run.attempt for run in result.runs)])
     drawn, left_out = {}, []
-    for workload in ordered[:MAXIMUM_WORKLOADS]:
-        eager = [result for result in workloads[workload] if not result.cell.graphed]
-        graphed = sorted((result for result in workloads[workload] if result.cell.graphed), key=_rank)
-        worst = {result.cell.cell_id for result in graphed[:MAXIMUM_CELLS]}
-        drawn[workload] = (*eager, *(r for r in workloads[workload] if r.cell.cell_id in worst))
+    for workload, cells in list(workloads.items())[:MAXIMUM_WORKLOADS]:
+        graphed = sorted((result for result in cells if result.cell.graphed), key=_severity)
+        hidden = {result.cell.cell_id for result in graphed[MAXIMUM_CELLS:]}
         left_out += [result.cell.label for result in graphed[MAXIMUM_CELLS:]]
+        eager_first = sorted(cells, key=lambda result: result.cell.graphed)
+        drawn[workload] = tuple(result for result in eager_first if result.cell.cell_id not in hidden)
     return Selection(
         shown=tuple(result for result in ran if result.cell.cell_id in shown),
         drawn=drawn,
-        left_out_workloads=tuple(workload_label(workloads[w]) for w in ordered[MAXIMUM_WORKLOADS:]),
+        left_out_workloads=tuple(workload_label(cells) for cells in list(workloads.values())[MAXIMUM_WORKLOADS:]),
         left_out_cells=tuple(left_out),
     )
 
 
-def _worst_first(results: Sequence[CellResult]) -> dict[str, list[CellResult]]:
-    """The cells of each workload."""
+def _by_severity(results: Sequence[CellResult]) -> dict[str, list[CellResult]]:
+    """Return the cells of each workload, the worst workload first."""
     workloads: dict[str, list[CellResult]] = {}
     for result in results:
         workloads.setdefault(result.cell.workload_id, []).append(result)
-    return dict(sorted(workloads.items(), key=lambda item: min(map(_rank, item[1]))))
+    return dict(sorted(workloads.items(), key=lambda item: min(map(_severity, item[1]))))
 
 
-def _shown(workloads: Mapping[str, Sequence[CellResult]]) -> set[str]:
-    """Cells by id, no workload in part unless it alone is too large."""
+def _first_cells(workloads: Mapping[str, Sequence[CellResult]]) -> set[str]:
+    """Return the ids of the cells that a table holds: whole workloads, unless the first alone is too large."""
     shown: list[str] = []
     for cells in workloads.values():
         if shown and len(shown) + len(cells) > MAXIMUM_ROWS:
@@ -66,18 +65,15 @@ def _shown(workloads: Mapping[str, Sequence[CellResult]]) -> set[str]:
 
 
 def workload_label(results: Sequence[CellResult]) -> str:
-    """A workload goes by the label of its eager cell."""
+    """Return the label of the workload's eager cell, or of its first cell."""
     return next((r.cell.label for r in results if not r.cell.graphed), results[0].cell.label)
 
 
-def _rank(result: CellResult) -> tuple[int, float]:
-    """Smaller is worse news."""
-    severity = (
-        VERDICTS.index(result.verdict.verdict)
-        if result.verdict
-        else len(VERDICTS)
-        if result.unexpected or result.integrity.unsound_records
-        else -1
-    )
+def _severity(result: CellResult) -> tuple[int, float]:
+    """Return a key to sort by: smaller is worse news."""
+    if result.verdict:
+        severity = VERDICTS.index(result.verdict.verdict)
+    else:
+        severity = len(VERDICTS) if result.unexpected or result.integrity.unsound_records else -1
     difference = result.max_loss_difference or 0.0
     return -severity, -difference if math.isfinite(difference) else -math.inf

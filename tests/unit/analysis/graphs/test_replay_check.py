@@ -67,14 +67,14 @@ def test_launches_that_the_probe_saw_on_every_rank_are_proof(tmp_path: Path) -> 
         assert result.verdict is not None and result.verdict.verdict == "BITWISE"
         assert result.graphs.replay is not None
         assert result.graphs.replay.summary == (
-            f"proven: 4 graphs, 464 of 464 replays, 8 graph launches a step seen{where}"
+            f"proven: 4 graphs, 464 of 464 replays, 8 graph launches per step seen{where}"
         )
 
 
 def test_one_graph_is_launched_once() -> None:
     stats = GraphStats("full_iteration", graphs=1, replays=28, expected_replays=28, launches_per_step=1)
     assert Replay(True, "", stats, 1, launches_seen=1.0).summary == (
-        "proven: 1 graph, 28 of 28 replays, 1 graph launch a step seen"
+        "proven: 1 graph, 28 of 28 replays, 1 graph launch per step seen"
     )
 
 
