@@ -31,7 +31,7 @@ def render(report: ReportData) -> list[str]:
     blocks = []
     if pairs:
         rows = (_pair_row(result, pair) for result, pair in pairs)
-        blocks = ["## CurveEvidence", table(PAIR_HEADER, rows), *_reasons(report.shown), *_ladder(report.shown)]
+        blocks = ["## Evidence", table(PAIR_HEADER, rows), *_reasons(report.shown), *_ladder(report.shown)]
     notes = Counter(note for r in report.shown for a in attempts_of(r.runs) for note in sorted(set(a.notes)))
     if notes:
         lines = (item(f"{note} ({count('run', runs)})") for note, runs in sorted(notes.items()))
