@@ -86,14 +86,14 @@ def _read_points(points: Any, source: SourceFields) -> tuple[Tree, ...]:
 def _read_patch(values: Mapping[str, Any], place: str, axis: str, source: SourceFields) -> Tree:
     """Read one point of an axis. ``place`` ends with the name of a grid ``axis``, so messages do not repeat it."""
 
-    def at(field: str) -> str:
+    def locate(field: str) -> str:
         rest = field.removeprefix(axis).removeprefix(".")
         return f"{place}.{rest}" if rest else place
 
     fields, repeated = flatten(values)
     for written, *clash in repeated:
-        source.problem(at(written), *clash)
-    return check_fields(source, PATCH, fields, at)
+        source.problem(locate(written), *clash)
+    return check_fields(source, PATCH, fields, locate)
 
 
 def _check_overlap(axes: Axes, source: SourceFields) -> None:

@@ -48,13 +48,13 @@ Places = Callable[[str], str]
 """Return where the user wrote a field, given its name."""
 
 
-def within(interval: Interval) -> Check:
+def interval_check(interval: Interval) -> Check:
     """Return the check that a number lies in ``interval``."""
     fix = "write such a number, or leave it out for the default"
     return lambda number: None if number in interval else Flaw(f"must be {interval}", fix)
 
 
-def checked(default: Any, check: Check | None, **metadata: Any) -> Any:
+def checked_field(default: Any, check: Check | None, **metadata: Any) -> Any:
     """Declare a field of a dataclass whose values ``check`` judges."""
     return field(default=default, metadata={"check": check, **metadata})
 
@@ -143,7 +143,7 @@ class FileSchema:
     top: Schema
     sections: Mapping[str, Schema] = field(default_factory=dict)
     mappings: Mapping[str, EntryCheck] = field(default_factory=dict)
-    rejected: Mapping[str, Flaw] = field(default_factory=dict)
+    rejections: Mapping[str, Flaw] = field(default_factory=dict)
     """Names at the top with a message of their own."""
     other_names: tuple[str, ...] = ()
     """Names at the top that are read elsewhere. Messages list them."""
@@ -157,8 +157,8 @@ class FileSchema:
     def check_name(self, name: str) -> Flaw | None:
         """Return what is wrong with ``name``: it is no field, no section and no entry of a mapping."""
         first = name.partition(".")[0]
-        if first in self.rejected:
-            return self.rejected[first]
+        if first in self.rejections:
+            return self.rejections[first]
         if name in self.fields or name in self.sections or first in self.mappings:
             return None
         if first in self.top.fields:
@@ -167,10 +167,12 @@ class FileSchema:
 
     def _suggest_name(self, name: str, first: str) -> str:
         names = (*self.top.fields, *self.sections, *self.mappings, *self.other_names)
-        known = self.sections[first].fields if first in self.sections else [n for n in names if n not in self.rejected]
+        known = (
+            self.sections[first].fields if first in self.sections else [n for n in names if n not in self.rejections]
+        )
         last = canonical_place(name).rpartition(".")[2]
         same = [other for other in self.fields if other.rpartition(".")[2] == last]
-        elsewhere = next((other for other in same if other.partition(".")[0] not in self.rejected), None)
+        elsewhere = next((other for other in same if other.partition(".")[0] not in self.rejections), None)
         if elsewhere is None:
             return suggestion(last, known)
         # A slip of one letter is likelier than another section.
@@ -178,7 +180,7 @@ class FileSchema:
 
 
 def check_fields(
-    source: SourceFields, schema: FileSchema, fields: Mapping[str, Any] | None = None, at: Places = str
+    source: SourceFields, schema: FileSchema, fields: Mapping[str, Any] | None = None, locate: Places = str
 ) -> Tree:
     """Return the valid ones of ``fields``, converted to their types, nested by section. Problems go to ``source``.
 
@@ -188,18 +190,18 @@ def check_fields(
     for name, value in (source.fields if fields is None else fields).items():
         section, _, key = name.partition(".")
         if flaw := schema.check_name(name):
-            source.problem(at(name), value, *flaw)
+            source.problem(locate(name), value, *flaw)
             continue
         into = checked.setdefault(section, {}) if key else checked
         if section in schema.mappings and name != section:
             if flaw := schema.mappings[section](key, value):
-                source.problem(at(name), value, *flaw)
+                source.problem(locate(name), value, *flaw)
             into[key] = "" if value is None else str(value)
         elif name in schema.mappings or name in schema.sections:
             if flaw := _check_whole(name, value, schema):
-                source.problem(at(name), value, *flaw)
+                source.problem(locate(name), value, *flaw)
         else:
-            _check_field(source, *schema.fields[name], value, at(name), into)
+            _check_field(source, *schema.fields[name], value, locate(name), into)
     return checked
 
 

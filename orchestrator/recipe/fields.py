@@ -9,7 +9,7 @@ from typing import Literal
 from launch.contract.outcomes import Expectation
 from launch.contract.plan import Margins
 from launch.contract.spec import CudaGraph, Data, Fault, Model, Parallelism, Training
-from orchestrator.recipe.field_check import FileSchema, Flaw, Schema, check_variable, checked, within
+from orchestrator.recipe.field_check import FileSchema, Flaw, Schema, check_variable, checked_field, interval_check
 from orchestrator.recipe.yaml_reader import NAME
 from orchestrator.rules.bounds import ABOVE_ZERO, COUNT, POSITIVE
 
@@ -18,12 +18,12 @@ from orchestrator.rules.bounds import ABOVE_ZERO, COUNT, POSITIVE
 class Resources:
     """What a run gets. ``gpus_per_node`` 0 asks for one device per rank, on one node."""
 
-    nodes: int = checked(1, within(POSITIVE))
-    gpus_per_node: int = checked(0, within(COUNT))
+    nodes: int = checked_field(1, interval_check(POSITIVE))
+    gpus_per_node: int = checked_field(0, interval_check(COUNT))
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads_per_rank: int = checked(1, within(POSITIVE))
-    minutes_per_run: float = checked(30.0, within(ABOVE_ZERO))
-    hang_minutes: float = checked(10.0, within(ABOVE_ZERO))
+    threads_per_rank: int = checked_field(1, interval_check(POSITIVE))
+    minutes_per_run: float = checked_field(30.0, interval_check(ABOVE_ZERO))
+    hang_minutes: float = checked_field(10.0, interval_check(ABOVE_ZERO))
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ def _check_sweep_name(name: str) -> Flaw | None:
 class TopLevel:
     """The fields at the top of a recipe that are in no section."""
 
-    name: str = checked("", _check_sweep_name)
+    name: str = checked_field("", _check_sweep_name)
     engine: Literal["torch_native", "megatron"] = "torch_native"
-    repeats: int = checked(2, within(POSITIVE))
+    repeats: int = checked_field(2, interval_check(POSITIVE))
     cluster: str = ""
 
 
@@ -67,16 +67,16 @@ RECIPE = FileSchema(
     Schema(TopLevel),
     # Rules check the other sections. Margins are in no cell.
     {name: Schema(cls) for name, cls in SECTIONS.items()}
-    | {"equivalence": Schema(Margins, dict.fromkeys(("loss", "grad_norm"), within(COUNT)))},
+    | {"equivalence": Schema(Margins, dict.fromkeys(("loss", "grad_norm"), interval_check(COUNT)))},
     {"environment": check_variable},
     other_names=("sweep",),
 )
-PATCH = replace(RECIPE, rejected={
+PATCH = replace(RECIPE, rejections={
     name: Flaw(f"{name} belongs to the whole sweep, so it cannot be an axis", "write another recipe")
     for name in ("name", "repeats", "cluster", "equivalence", "wandb", "sweep")
 })  # fmt: skip
 """What one point of an axis may set."""
 PRESET = FileSchema(
     RECIPE.sections["model"],
-    rejected={"preset": Flaw("a preset cannot name another preset", "write the fields of that preset out")},
+    rejections={"preset": Flaw("a preset cannot name another preset", "write the fields of that preset out")},
 )

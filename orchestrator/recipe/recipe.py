@@ -128,7 +128,7 @@ def _check_size(axes: Axes, repeats: int, source: SourceFields) -> None:
 
 def _check_overrides(axes: Axes, source: SourceFields) -> None:
     """Reject an override of a field that an axis sets in every cell: it would have no effect."""
-    for place in sorted(source.overridden & source.fields.keys()):
+    for place in sorted(source.override_places & source.fields.keys()):
         for axis, points in axes.items():
             if all(place in dict(leaves(point)) for point in points):
                 fix = f"pick cells with --only, replace the axis ({axis}=[...]), or remove it ({axis}=null)"

@@ -37,7 +37,7 @@ class SourceFields:
     lines: Mapping[str, int]
     fields: Tree
     problems: list[Problem]
-    overridden: set[str] = field(default_factory=set)
+    override_places: set[str] = field(default_factory=set)
     """Places that the command line sets."""
 
     @property
@@ -58,7 +58,7 @@ class SourceFields:
             raise InputError(self.problems)
 
     def _locate(self, place: str) -> str:
-        if any(f"{place}.".startswith((f"{o}.", f"{o}[")) or o.startswith(f"{place}.") for o in self.overridden):
+        if any(f"{place}.".startswith((f"{o}.", f"{o}[")) or o.startswith(f"{place}.") for o in self.override_places):
             return COMMAND_LINE
         around = place
         while around and around not in self._all_lines:
@@ -83,7 +83,7 @@ def read_fields(path: Path, overrides: Sequence[str] = (), *, interpolate: bool 
         try:
             for place, value in _parse_override(override):
                 _override(fields, place, value)
-                source.overridden.add(place)
+                source.override_places.add(place)
         except InputError as error:
             source.problems += error.problems
     for clash in repeated:

@@ -93,15 +93,15 @@ def _order(
     spec = runs[0].run_spec
     for reason in (*target.check_spec(spec), *target.check_time(runs)):
         raise input_error(f"{runs[0].label} [{reason.rule}]", reason.message, reason.remedy)
-    placing = target.placing(spec)
+    settings = target.start_settings(spec)
     return BundleOrder(
         bundle.bundle_id,
         bundle.workload_id,
         schedule,
         limits_of(runs),
-        placing.slots,
-        placing.slot_names,
+        settings.slots,
+        settings.slot_names,
         plan.tracking,
-        placing.step,
-        placing.environment,
+        settings.step,
+        settings.environment,
     )

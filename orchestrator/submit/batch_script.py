@@ -56,6 +56,6 @@ def _submissions(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> Iterator[Ba
     for array in form_arrays(requests, None if lanes is None else [0.0] * lanes, cluster.configuration.max_array_size):
         name = TOKEN if array.lane is None else lane_name(sweep, plan, array.lane).removesuffix(str(array.lane)) + LANE
         job = BatchJob(folder, array, profile, name)
-        step = cluster.placing(plan.cell_of_run()[first_run[array.bundles[0]]].run_spec).step
+        step = cluster.start_settings(plan.cell_of_run()[first_run[array.bundles[0]]].run_spec).step
         if step is not None:
             yield BatchScript(batch_script(job), array.bundles, 1, shlex.join(srun_command(step, attempt.attempt(1))))

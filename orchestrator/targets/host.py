@@ -23,8 +23,8 @@ _OPTIONAL_PACKAGES = ("megatron-core", "transformer-engine")
 
 
 @dataclass(frozen=True)
-class Placing:
-    """How ranks are placed: the part of launch.contract.bundle.BundleOrder that depends on the target."""
+class StartSettings:
+    """How a bundle starts on a target: that part of launch.contract.bundle.BundleOrder which depends on the target."""
 
     slots: int
     slot_names: tuple[str, ...]
@@ -47,10 +47,10 @@ class Host:
     def device(self) -> Device:
         return "cuda" if self.gpus else "cpu"
 
-    def placing(self, spec: RunSpec) -> Placing:
+    def start_settings(self, spec: RunSpec) -> StartSettings:
         """Return the slots that bundles queue for. A CPU host is one slot, so that no two timed runs share it."""
         on_gpus = spec.placement.device == "cuda"
-        return Placing(spec.placement.ranks_per_node, self.gpus) if on_gpus else Placing(1, ("cpu",))
+        return StartSettings(spec.placement.ranks_per_node, self.gpus) if on_gpus else StartSettings(1, ("cpu",))
 
     def check_spec(self, spec: RunSpec) -> tuple[Reason, ...]:
         """Return why this host cannot run ``spec``."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from launch.common.redact import is_secret_name
-from orchestrator.recipe.field_check import Check, Flaw, checked, within
+from orchestrator.recipe.field_check import Check, Flaw, checked_field, interval_check
 from orchestrator.rules.bounds import ABOVE_ZERO, COUNT, POSITIVE
 from orchestrator.targets.reserved_options import DEVICES, RESERVED, Command
 
@@ -32,7 +32,7 @@ def _check_line(text: str) -> Flaw | None:
 
 def _row(default: Any = None, check: Check | None = _check_line, **option: Any) -> Any:
     """Declare a field of :class:`Profile` with the check of its values and its :class:`Option`."""
-    return checked(default, check, option=Option(**option))
+    return checked_field(default, check, option=Option(**option))
 
 
 def _matches(pattern: str, message: str, fix: str) -> Check:
@@ -76,7 +76,7 @@ class Profile:
     gpu_type: str | None = _row(
         check=_matches(r"[\w.-]+", "not a type of GPU", "write it as in Gres=gpu:TYPE:8 of `scontrol show node`")
     )
-    gpu_memory_gib: float | None = _row(check=within(ABOVE_ZERO))
+    gpu_memory_gib: float | None = _row(check=interval_check(ABOVE_ZERO))
     """Memory of one GPU. A cell that needs more is not submitted."""
     exclusive: bool = _row(False, None, to_sbatch=True)
     mem: str | None = _row(
@@ -88,7 +88,7 @@ class Profile:
         ),
     )
     """Memory per node, as sbatch takes it: "0" is all of it."""
-    cpus_per_task: int = _row(0, within(COUNT))
+    cpus_per_task: int = _row(0, interval_check(COUNT))
     """CPUs per rank. 0 asks for the run's threads_per_rank."""
     mpi: str = _row("none")
     """srun's --mpi for ranks. torch.distributed needs none."""
@@ -115,11 +115,11 @@ class Profile:
     """More options of the srun that starts ranks."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables for every rank."""
-    max_nodes: int | None = _row(check=within(POSITIVE))
+    max_nodes: int | None = _row(check=interval_check(POSITIVE))
     """Nodes that one sweep may use at a time."""
-    max_jobs: int | None = _row(check=within(POSITIVE))
+    max_jobs: int | None = _row(check=interval_check(POSITIVE))
     """Jobs of one sweep that may run at a time."""
-    max_pending_minutes: float | None = _row(check=within(ABOVE_ZERO))
+    max_pending_minutes: float | None = _row(check=interval_check(ABOVE_ZERO))
     """A job that waits longer is cancelled."""
 
 

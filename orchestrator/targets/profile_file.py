@@ -24,7 +24,7 @@ SCHEMA = Schema(Profile, comma_lists=False)
 _FILE = FileSchema(
     SCHEMA,
     mappings={"sbatch": partial(check_option, "sbatch"), "environment": check_variable},
-    rejected={"name": Flaw("no such field", "leave it out: the name of a profile is the name of its file")},
+    rejections={"name": Flaw("no such field", "leave it out: the name of a profile is the name of its file")},
 )
 
 

@@ -16,7 +16,7 @@ from launch.contract.bundle import Step
 from launch.contract.plan import Cell, Reason
 from launch.contract.spec import Device, RunSpec
 from orchestrator.errors import input_error, suggestion
-from orchestrator.targets.host import Host, Placing, check_software, installed_packages
+from orchestrator.targets.host import Host, StartSettings, check_software, installed_packages
 from orchestrator.targets.job_request import JobRequest, limits_of, placement_request, runs_request
 from orchestrator.targets.partition import Partition
 from orchestrator.targets.profile import Profile
@@ -66,13 +66,13 @@ class Cluster:
         fix = "lower resources.minutes_per_run or repeats, pick cells with --only, or name another partition"
         return (Reason("cluster.time", message, fix),)
 
-    def placing(self, spec: RunSpec) -> Placing:
+    def start_settings(self, spec: RunSpec) -> StartSettings:
         """Return how the ranks of ``spec`` start in their allocation."""
         profile, request = self.profile, placement_request(vars(spec.placement), 0, self.profile)
         python = profile.python or ("python3" if profile.container_image else sys.executable)
         arguments = tuple(_srun_arguments(profile, self.folders))
         step = Step(request.nodes, request.ranks_per_node, request.cpus_per_rank, python, arguments)
-        return Placing(0, (), step, profile.environment)
+        return StartSettings(0, (), step, profile.environment)
 
     def _check_size(self, request: JobRequest) -> tuple[Reason, ...]:
         most = self.profile.max_nodes
