@@ -70,9 +70,11 @@ def their_step(spec: RunSpec, device: torch.device, compiled: bool = False, expe
         for tokens in batch:
             logits = forward(input_ids=tokens[:, :-1], use_cache=False).logits
             loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
-            main.accumulate(torch.autograd.grad(loss, main.parameters), share)
+            with main.accumulating(share):
+                torch.autograd.grad(loss, main.parameters)
             total.add_(loss.detach(), alpha=share)
-        optimizer.step(next(numbers))
+        optimizer.set_rate(next(numbers))
+        optimizer.update()
         return total
 
     return step

@@ -262,7 +262,7 @@ def _engine(spec: RunSpec) -> Iterator[Any]:
 
 
 def _train(spec: RunSpec, engine: Any) -> dict[str, Any]:
-    from launch.engines.megatron.weight_map import whole_weights
+    from tests.numerics.megatron_weights import whole_weights
 
     chunk = engine.chunks[0].module
     chunk = chunk.module if spec.training.precision == "bf16" else chunk

@@ -22,6 +22,8 @@ from launch.engines.torch_native.optim.adamw import Optimizer
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 from launch.engines.torch_native.parallel.process_groups import Group, ParallelMesh, make_mesh
 from launch.engines.torch_native.parallel.sharding import WHOLE, Sharding
+from tests.numerics.optimizer_steps import accumulate, take_step
+from tests.sharding import join_parts
 
 CPU = torch.device("cpu")
 HIDDEN, INNER, EXPERTS, TOKENS, MICRO_BATCHES, STEPS = 8, 18, 4, 8, 2, 3
@@ -74,7 +76,7 @@ class Toy(nn.Module):
             if group.process_group is not None:
                 dist.all_gather(parts, part.detach().contiguous(), group=group.process_group)
             parts[group.rank] = part
-            wholes[name] = SHARDINGS[name].join(parts)
+            wholes[name] = join_parts(SHARDINGS[name], parts)
         return wholes
 
 
@@ -124,14 +126,14 @@ def train(case: Case, rank: int) -> tuple[list[float], dict[str, torch.Tensor]]:
             loss = rank_objective(toy, mesh, rank, step, micro_batch)
             backward(main, loss, case.way, micro_batch == MICRO_BATCHES - 1)
         main.finish()
-        norms.append(optimizer.step(step).item())
+        norms.append(take_step(optimizer, step).item())
     return norms, {name: weight.detach().clone() for name, weight in toy.whole(mesh).items()}
 
 
 def backward(main: FlatParameters, loss: torch.Tensor, way: Way, last: bool) -> None:
     share = 1 / MICRO_BATCHES
     if way == "accumulated at once":
-        main.accumulate(torch.autograd.grad(loss, main.parameters), share)
+        accumulate(main, torch.autograd.grad(loss, main.parameters), share)
         return
     with main.accumulating(share, last=last and way == "overlapped"):
         torch.autograd.grad(loss, main.parameters)
@@ -148,8 +150,8 @@ def train_whole(case: Case) -> tuple[list[float], dict[str, torch.Tensor]]:
         for micro_batch in range(MICRO_BATCHES):
             losses = [objective(toy.whole(alone), step, micro_batch, dp_rank) for dp_rank in range(case.dims.dp)]
             mean = torch.stack(losses).mean()
-            main.accumulate(torch.autograd.grad(mean, main.parameters), 1 / MICRO_BATCHES)
-        norms.append(optimizer.step(step).item())
+            accumulate(main, torch.autograd.grad(mean, main.parameters), 1 / MICRO_BATCHES)
+        norms.append(take_step(optimizer, step).item())
     return norms, {name: weight.detach().clone() for name, weight in toy.named_parameters()}
 
 

@@ -24,6 +24,7 @@ from launch.engines.torch_native.parallel.data_parallel import average
 from launch.engines.torch_native.parallel.process_groups import Group, make_mesh
 from launch.engines.torch_native.parallel.sharding import WHOLE
 from tests.distributed import workers
+from tests.numerics.optimizer_steps import accumulate, take_step
 from tests.numerics.sharded_toy import CPU, Case, compare_all
 
 LAYOUTS = {
@@ -101,7 +102,7 @@ def test_gradients_are_added_as_they_come_and_not_kept(recompute: bool, compiled
     found = main.gradients.clone()
     main.gradients.zero_()
     *gradients, expected = torch.autograd.grad(forward(x), [*main.parameters, x])
-    main.accumulate(gradients, 0.5)
+    accumulate(main, gradients, 0.5)
     torch.testing.assert_close(found, main.gradients, rtol=0, atol=0)
     torch.testing.assert_close(input_gradient, expected, rtol=0, atol=0)
 
@@ -200,7 +201,7 @@ def train_tied(sharded: bool) -> tuple[list[float], list[torch.Tensor]]:
         if not first:
             dist.send(torch.empty(1), rank - dims.dp)
         main.finish()
-        norms.append(optimizer.step(step).item())
+        norms.append(take_step(optimizer, step).item())
     return norms, [stage.embedding.detach(), stage.vector.detach()]
 
 
@@ -213,8 +214,8 @@ def test_an_embedding_on_two_stages_is_counted_once(sharded: bool) -> None:
     norms = []
     for step in range(3):
         loss = sum(stage(number, dp_rank) for number, stage in enumerate((first, last)) for dp_rank in (0, 1))
-        main.accumulate(torch.autograd.grad(loss, main.parameters), 0.5)
-        norms.append(optimizer.step(step).item())
+        accumulate(main, torch.autograd.grad(loss, main.parameters), 0.5)
+        norms.append(take_step(optimizer, step).item())
     for rank, (found, weights) in enumerate(workers(4).run(train_tied, sharded)):
         stage = (first, last)[rank // 2]
         torch.testing.assert_close(found, norms, rtol=1e-12, atol=0)
@@ -235,7 +236,7 @@ def train_in_bfloat16(sharded: bool, gradient_dtype: torch.dtype) -> tuple[torch
             with main.accumulating(1.0, last=True):
                 torch.autograd.grad((parameter * drawn * (1 + rank)).sum(), parameter)
         main.finish()
-        norms.append(optimizer.step(step))
+        norms.append(take_step(optimizer, step))
     assert main.gradients.dtype == gradient_dtype
     return torch.stack(norms), [parameter.detach().clone() for parameter in chain.parameters()]
 

@@ -20,7 +20,7 @@ from launch.contract.errors import EnvironmentFault, UnsupportedError
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec
 from launch.engines.megatron.build import build, check_release
-from launch.engines.megatron.weight_map import Layout, Origin, from_megatron, origin_of, to_megatron
+from launch.engines.megatron.weight_map import Layout, Origin, origin_of, to_megatron
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.engines.torch_native.parallel.process_groups import Group
@@ -33,7 +33,8 @@ from launch.megatron_config.transformer_config import (
 from launch.support import unsupported
 from tests.distributed import RankError, workers
 from tests.numerics.megatron_on_cpu import cpu_as_cuda, logits_of, train_megatron
-from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, make_spec, train
+from tests.numerics.megatron_weights import from_megatron
+from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, logits, make_spec, train
 from tests.presets import PRESETS, preset
 
 LOSS, NORM, WEIGHT = 5e-6, 2e-5, 1e-5
@@ -218,7 +219,7 @@ def test_tokens_that_are_exchanged_beside_computations_give_the_same(name: str) 
 def test_logits_are_the_same(model: Model) -> None:
     tokens = torch.randint(model.vocab_size, (2, 8), generator=torch.Generator().manual_seed(3))
     spec = Case(model).spec
-    expected = TorchNativeEngine(spec, RankPlace(0, 1, CPU)).chunks[0].logits(tokens)
+    expected = logits(TorchNativeEngine(spec, RankPlace(0, 1, CPU)).chunks[0], tokens)
     found = logits_of(spec, tokens)
     torch.testing.assert_close(found, expected.detach(), rtol=0, atol=1e-5 * expected.abs().max().item())
 
@@ -339,5 +340,5 @@ def test_the_engine_refuses_by_name_and_says_what_to_install() -> None:
         with pytest.raises(EnvironmentFault, match=r"needs the package transformer-engine.*\.\[gpu\]"):
             build(RunSpec(engine="megatron", placement=Placement(device="cuda")), RankPlace(0, 1, CPU))
     check_release(importlib.metadata.version("megatron-core"))
-    with pytest.raises(EnvironmentFault, match=r"of megatron-core 0\.16, and finds 0\.18\.2; install"):
+    with pytest.raises(EnvironmentFault, match=r"needs megatron-core 0\.16, but 0\.18\.2 is installed; install"):
         check_release("0.18.2")

@@ -17,6 +17,7 @@ from launch.engines.lr_schedule import learning_rate
 from launch.engines.torch_native.optim import fused_kernels
 from launch.engines.torch_native.optim.adamw import Optimizer
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
+from tests.numerics.optimizer_steps import accumulate, take_step
 
 
 class Pair(nn.Module):
@@ -45,8 +46,8 @@ def test_clipped_adamw_equals_the_formula() -> None:
     for step in range(5):
         scale = 10.0**-step  # the first steps are clipped, the last are not
         drawn = {name: scale * torch.randn(v.shape, dtype=v.dtype, generator=generator) for name, v in values.items()}
-        main.accumulate(in_order(main, pair, drawn["vector"], drawn["matrix"]), 1.0)
-        norm = optimizer.step(step)
+        accumulate(main, in_order(main, pair, drawn["vector"], drawn["matrix"]), 1.0)
+        norm = take_step(optimizer, step)
 
         expected_norm = math.sqrt(sum(g.square().sum().item() for g in drawn.values()))
         assert norm.item() == pytest.approx(expected_norm, rel=1e-12)
@@ -69,8 +70,8 @@ def test_no_limit_leaves_gradients_alone() -> None:
     pair = Pair(torch.float64)
     main = FlatParameters(pair)
     optimizer = Optimizer(main, Training(**rates, clip_grad=0.0))
-    main.accumulate([torch.full_like(parameter, 100.0) for parameter in main.parameters], 1.0)
-    optimizer.step(0)
+    accumulate(main, [torch.full_like(parameter, 100.0) for parameter in main.parameters], 1.0)
+    take_step(optimizer, 0)
     torch.testing.assert_close(pair.vector.detach(), torch.full((3,), 1 - 0.5 * 100 / 101, dtype=torch.float64))
 
 
@@ -81,8 +82,8 @@ def test_updates_below_the_resolution_of_bfloat16_add_up() -> None:
     optimizer = Optimizer(main, training)
     seen = []
     for step in range(100):
-        main.accumulate([torch.ones_like(parameter) for parameter in main.parameters], 1.0)
-        optimizer.step(step)
+        accumulate(main, [torch.ones_like(parameter) for parameter in main.parameters], 1.0)
+        take_step(optimizer, step)
         seen.append(pair.matrix[0, 0].item())
     assert seen[0] == 1.0  # one update is lost in the rounding of what the model computes with
     assert seen[-1] == pytest.approx(0.99, abs=2**-9)  # a hundred are not
@@ -91,9 +92,9 @@ def test_updates_below_the_resolution_of_bfloat16_add_up() -> None:
 
 def test_gradients_of_micro_batches_add_up_in_float32() -> None:
     main = FlatParameters(Pair(torch.bfloat16))
-    main.accumulate([torch.ones_like(parameter) for parameter in main.parameters], 1.0)
+    accumulate(main, [torch.ones_like(parameter) for parameter in main.parameters], 1.0)
     for _ in range(256):
-        main.accumulate([torch.full_like(parameter, 2.0**-9) for parameter in main.parameters], 1.0)
+        accumulate(main, [torch.full_like(parameter, 2.0**-9) for parameter in main.parameters], 1.0)
     assert main.gradients.dtype == torch.float32
     assert main.gradients.max().item() == 1.5  # in bfloat16 it would have stayed at 1
 
@@ -113,8 +114,8 @@ def test_bfloat16_gradients_update_as_their_float32_values_do(monkeypatch: pytes
         norms = []
         for step in range(3):
             drawn = torch.Generator().manual_seed(step)
-            main.accumulate([torch.randn(p.shape, generator=drawn).to(p.dtype) for p in main.parameters], 0.5)
-            norms.append(adamw.step(step))
+            accumulate(main, [torch.randn(p.shape, generator=drawn).to(p.dtype) for p in main.parameters], 0.5)
+            norms.append(take_step(adamw, step))
         assert main.gradients.dtype == dtype
         results.append((main.weights.clone(), torch.stack(norms)))
     torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=0)
@@ -163,7 +164,7 @@ def test_one_pass_updates_as_separate_operators_do(dtype: torch.dtype, monkeypat
                 with main.accumulating(0.5, first=micro_batch == 0, last=micro_batch == 1):
                     torch.autograd.grad(module(inputs).square().sum(), list(module.parameters()))
             main.finish()
-            norms.append(optimizer.step(step))
+            norms.append(take_step(optimizer, step))
         results.append((main.weights.clone(), torch.stack(norms), *(p.detach().clone() for p in module.parameters())))
     tolerance = 1e-12 if dtype == torch.float64 else 1e-6
     torch.testing.assert_close(results[0], results[1], rtol=tolerance, atol=tolerance)

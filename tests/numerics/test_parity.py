@@ -24,7 +24,7 @@ from launch.contract.spec import Model
 from launch.engines.torch_native.decoder import Decoder
 from launch.engines.torch_native.init.load_checkpoint import load_weights, unpack_mxfp4
 from launch.engines.torch_native.layers.build_context import BuildContext
-from tests.numerics.tiny import CPU, make_decoder
+from tests.numerics.tiny import CPU, logits, make_decoder
 
 # transformers takes two seconds to import, and every process of pytest-xdist collects this file: functions import it.
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def test_logits_loss_and_every_gradient_are_those_of_transformers(
     loss = decoder(tokens).cross_entropy
     gradients = torch.autograd.grad(loss, list(decoder.parameters()))
 
-    assert_near(decoder.logits(tokens[:, :-1]), output.logits[:, :-1], "logits")
+    assert_near(logits(decoder, tokens[:, :-1]), output.logits[:, :-1], "logits")
     assert_near(loss, output.loss, "loss")
     expected = gradients_of(theirs, model, dtype, tmp_path / "gradients")
     for (name, wanted), gradient in zip(expected.named_parameters(), gradients, strict=True):

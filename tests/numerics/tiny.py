@@ -101,3 +101,10 @@ def train_rank(spec: RunSpec) -> dict[str, Any]:
         "grad_norm": torch.stack([result.grad_norm for result in results]),
         "weights": dict(engine.chunks[0].state_dict()),
     }
+
+
+def logits(decoder: Decoder, tokens: torch.Tensor) -> torch.Tensor:
+    """int64 of shape (batch, sequence) -> (batch, sequence, vocabulary)."""
+    # ``decode`` leaves the last token out of its inputs, so that it is put there twice.
+    logits: torch.Tensor = decoder.head(decoder.decode(torch.cat((tokens, tokens[:, -1:]), dim=1))[0])
+    return logits

@@ -9,6 +9,7 @@ from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.engines.torch_native.init.initial_weights import named_weights
 from launch.engines.torch_native.parallel.collectives import all_gather_single
 from launch.engines.torch_native.parallel.process_groups import Group
+from tests.sharding import join_parts
 
 
 def whole_parameters(engine: TorchNativeEngine) -> dict[str, torch.Tensor]:
@@ -17,7 +18,7 @@ def whole_parameters(engine: TorchNativeEngine) -> dict[str, torch.Tensor]:
     for chunk in engine.chunks:
         for name, (parameter, sharding) in named_weights(chunk, chunk.blueprint.model).items():
             group = engine.mesh.ep if sharding.axis == "ep" else engine.mesh.tp
-            gathered[name] = sharding.join(_parts(parameter.detach(), group)).cpu()
+            gathered[name] = join_parts(sharding, _parts(parameter.detach(), group)).cpu()
     if engine.mesh.pp.size > 1:
         stages: list[dict[str, torch.Tensor]] = [{}] * engine.mesh.pp.size
         dist.all_gather_object(stages, gathered, group=engine.mesh.pp.process_group)

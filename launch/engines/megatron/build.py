@@ -7,10 +7,12 @@ import importlib
 from launch.contract.errors import EnvironmentFault
 from launch.contract.spec import RunSpec
 from launch.engines.determinism import use_deterministic_algorithms
+from launch.engines.packages import import_package
 from launch.engines.protocol import Engine, RankPlace, check_supported
 from launch.megatron_config.graph_config import INSTALLED, is_installed_release
 
 PACKAGES = {"megatron-core": "megatron.core", "transformer-engine": "transformer_engine.pytorch"}
+INSTALL = "install it with pip install '.[gpu]' in a checkout"
 
 
 def build(spec: RunSpec, mesh: RankPlace) -> Engine:
@@ -22,13 +24,7 @@ def build(spec: RunSpec, mesh: RankPlace) -> Engine:
     """
     check_supported(spec)
     for package, module in PACKAGES.items():
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise EnvironmentFault(
-                f"engine megatron needs the package {package}, which cannot be imported here: {error}; install it with "
-                "pip install '.[gpu]' in a checkout"
-            ) from error
+        import_package(module, package, "engine megatron", INSTALL)
     check_release(importlib.import_module("megatron.core.package_info").__version__)
     from launch.engines.megatron.engine import MegatronEngine
 
@@ -44,7 +40,4 @@ def check_release(found: str) -> None:
         EnvironmentFault: ``found`` is a version of another release.
     """
     if not is_installed_release(found):
-        raise EnvironmentFault(
-            f"engine megatron is of megatron-core {INSTALLED}, and finds {found}; install it with pip install '.[gpu]' in a "
-            "checkout"
-        )
+        raise EnvironmentFault(f"engine megatron needs megatron-core {INSTALLED}, but {found} is installed; {INSTALL}")

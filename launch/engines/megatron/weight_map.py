@@ -109,18 +109,6 @@ def to_megatron(whole: torch.Tensor, layout: Layout, model: Model, tp: Group) ->
     return whole.chunk(tp.size, dim=1 if layout in ("columns", "expert_down") else 0)[tp.rank]
 
 
-def from_megatron(part: torch.Tensor, layout: Layout, model: Model) -> torch.Tensor:
-    """The inverse of :func:`to_megatron` where one rank holds the whole."""
-    if layout.startswith("expert"):
-        return part.T if part.dim() == 2 else part
-    if layout != "qkv":
-        return part
-    queries = model.num_attention_heads // model.num_query_groups
-    groups = part.unflatten(0, (model.num_query_groups, (queries + 2) * model.kv_channels))
-    widths = [queries * model.kv_channels, model.kv_channels, model.kv_channels]
-    return torch.cat([rows.flatten(0, 1) for rows in groups.split(widths, dim=1)])
-
-
 @torch.no_grad()
 def draw_weights(chunk: nn.Module, model: Model, seed: int, tp: Group, ep: Group, etp: Group) -> None:
     """Fill every parameter of a GPTModel, on whatever rank and stage, with torch_native's first weights, and mark those
@@ -142,16 +130,6 @@ def _mark(parameter: Any, origin: Origin) -> None:
     parameter.tensor_model_parallel = origin.layout != "whole"
     if origin.expert is not None:
         parameter.sequence_parallel = False
-
-
-@torch.no_grad()
-def whole_weights(chunk: nn.Module, model: Model) -> dict[str, torch.Tensor]:
-    """The weights of a GPTModel that one rank holds whole, by torch_native's names and in its layouts."""
-    whole = {name: torch.empty(shape) for name, shape in _shapes(model).items()}
-    for parameter, origin in named_origins(chunk, model, Group()):
-        into = whole[origin.parameter] if origin.expert is None else whole[origin.parameter][origin.expert]
-        into.copy_(from_megatron(parameter, origin.layout, model).view_as(into))
-    return whole
 
 
 def named_origins(chunk: nn.Module, model: Model, ep: Group) -> Iterator[tuple[nn.Parameter, Origin]]:

@@ -132,12 +132,6 @@ class Decoder(nn.Module):
         see(LOSS, cross_entropy)
         return Losses(sum((one.loss for one in routed), cross_entropy), cross_entropy, choices_of(routed))
 
-    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """int64 of shape (batch, sequence) -> (batch, sequence, this rank's stretch of the vocabulary)"""
-        # The last token is predicted nothing from, and so it is put there twice.
-        logits: torch.Tensor = self.head(self.decode(torch.cat((tokens, tokens[:, -1:]), dim=1))[0])
-        return logits
-
     def named_layers(self) -> dict[str, Layer]:
         """By their numbers, as text."""
         return {name: cast(Layer, layer) for name, layer in self.layers.items()}

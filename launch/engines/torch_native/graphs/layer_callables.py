@@ -16,9 +16,9 @@ from typing import Any, cast
 
 import torch
 
-from launch.contract.errors import EnvironmentFault
 from launch.contract.spec import RunSpec
 from launch.engines.graph_protocol import GraphedStep, StepOutput, check_input
+from launch.engines.packages import import_package
 from launch.engines.torch_native.decoder import RunLayer
 from launch.engines.torch_native.graphs.layer_parts import Part, assemble_layer, layer_parts
 from launch.engines.torch_native.parallel.pipeline_schedule import Action, in_flight_by_chunk
@@ -197,11 +197,6 @@ def _inputs(part: Part, sample: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _make_graphed_callables() -> Callable[..., Any]:
-    try:
-        from transformer_engine.pytorch import make_graphed_callables
-    except ImportError as error:
-        raise EnvironmentFault(
-            f"cuda_graph.impl='transformer_engine' needs the package transformer-engine, which cannot be imported here: "
-            f"{error}; install it, or set cuda_graph.impl=torch"
-        ) from error
-    return cast(Callable[..., Any], make_graphed_callables)
+    setting, fix = "cuda_graph.impl='transformer_engine'", "install it, or set cuda_graph.impl=torch"
+    module = import_package("transformer_engine.pytorch", "transformer-engine", setting, fix)
+    return cast(Callable[..., Any], module.make_graphed_callables)

@@ -13,7 +13,7 @@ from torch import nn
 
 from launch.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from launch.checkpoints.parameter_map import Entry
-from launch.contract.errors import EnvironmentFault
+from launch.engines.packages import import_package
 from launch.engines.torch_native.init.initial_weights import named_weights
 from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.parallel.sharding import Sharding
@@ -62,18 +62,14 @@ def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def _opened(checkpoint: Checkpoint) -> Iterator[Open]:
     """Files are mapped into memory as they are needed, each once."""
-    try:
-        from safetensors import safe_open
-    except ImportError as error:
-        message = f"model.weights needs the safetensors package ({error}): pip install safetensors"
-        raise EnvironmentFault(message) from error
+    safetensors = import_package("safetensors", "safetensors", "model.weights", "pip install safetensors")
     files: dict[Path, Any] = {}
     with ExitStack() as stack:
 
         def tensor(name: str) -> Any:
             path = checkpoint.tensors[name].file
             if path not in files:
-                files[path] = stack.enter_context(safe_open(path, framework="pt"))
+                files[path] = stack.enter_context(safetensors.safe_open(path, framework="pt"))
             return files[path].get_slice(name)
 
         yield tensor

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
-from launch.contract.errors import EnvironmentFault
 from launch.contract.spec import Model
+from launch.engines.packages import import_package
 from launch.engines.torch_native.layers.rotary import Rotary
 
 Backend = Literal["sdpa", "flex", "transformer_engine", "plain"]
@@ -198,14 +198,10 @@ def _document_block_mask(window: int, documents: torch.Tensor) -> BlockMask:
 
 
 def _dot_product_attention(model: Model, window: int, tp: int) -> Any:
-    try:
-        from transformer_engine.pytorch import DotProductAttention
-    except ImportError as error:
-        raise EnvironmentFault(
-            f"training.attention_backend='transformer_engine' needs the package transformer-engine, which cannot be "
-            f"imported here: {error}; install it, or set training.attention_backend=auto"
-        ) from error
-    attention = DotProductAttention(
+    setting = "training.attention_backend='transformer_engine'"
+    fix = "install it, or set training.attention_backend=auto"
+    module = import_package("transformer_engine.pytorch", "transformer-engine", setting, fix)
+    attention = module.DotProductAttention(
         num_attention_heads=model.num_attention_heads // tp,
         kv_channels=model.kv_channels,
         num_gqa_groups=model.num_query_groups // tp,

@@ -32,11 +32,6 @@ class Optimizer:
         self._counted = main.weights.new_tensor([1 / stretch.copies for stretch in main.stretches])
         self._adamw = _AdamW(main, training) if training.compile == "none" else FusedAdamW(main, training)
 
-    def step(self, step: int) -> torch.Tensor:
-        """The whole of step number ``step``, as :meth:`update`."""
-        self.set_rate(step)
-        return self.update()
-
     def set_rate(self, step: int) -> None:
         """The learning rate of ``step``, put on the device."""
         self._rate.fill_(learning_rate(self._training, step))

@@ -138,10 +138,6 @@ class FlatParameters:
         finally:
             self._accumulation.scale = None
 
-    def accumulate(self, gradients: Sequence[torch.Tensor], share: float) -> None:
-        """Add ``share`` times gradients in the order of ``parameters``, which another than ``accumulating`` computed."""
-        torch._foreach_add_(self._gradient_views, list(gradients), alpha=share / self.mesh.dims.dp)
-
     def finish(self) -> None:
         """Make of what was accumulated the gradients of the step. A collective call."""
         self._reduction.finish()

@@ -32,14 +32,6 @@ class Sharding:
         stretches = whole.split(list(self.sections) or whole.shape[self.dim], dim=self.dim)
         return torch.cat([stretch.chunk(group.size, self.dim)[group.rank] for stretch in stretches], self.dim)
 
-    def join(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """The inverse of :meth:`take`, from the parts of all ranks in order."""
-        if self.axis is None or len(parts) == 1:
-            return parts[0]
-        sizes = [size // len(parts) for size in self.sections] or parts[0].shape[self.dim]
-        stretches = zip(*(part.split(sizes, dim=self.dim) for part in parts), strict=True)
-        return torch.cat([torch.cat(pieces, self.dim) for pieces in stretches], self.dim)
-
 
 WHOLE = Sharding()
 
