@@ -70,7 +70,7 @@ def their_step(spec: RunSpec, device: torch.device, compiled: bool = False, expe
         for tokens in batch:
             logits = forward(input_ids=tokens[:, :-1], use_cache=False).logits
             loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
-            with main.accumulating(share):
+            with main.accumulate_gradients(share):
                 torch.autograd.grad(loss, main.parameters)
             total.add_(loss.detach(), alpha=share)
         optimizer.set_rate(next(numbers))

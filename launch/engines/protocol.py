@@ -37,7 +37,7 @@ class LayerDigests:
     """Digests of what this rank's layers gave in one step, int64 on the device;
     launch.contract.records.layer_digests.StepDigests says of what.
 
-    ``outputs`` and ``gradients`` are of shape (layers, micro-batches), the others of shape (holders,): not every layer
+    ``outputs`` and ``gradients`` are of shape (layers, microbatches), the others of shape (holders,): not every layer
     holds parameters.
     """
 
@@ -79,7 +79,7 @@ class Engine(Protocol):
         """One optimizer step.
 
         Args:
-            batch: this rank's tokens, int64 of shape (micro-batches, micro-batch size, sequence length + 1).
+            batch: this rank's tokens, int64 of shape (microbatches, microbatch size, sequence length + 1).
 
         Raises:
             launch.contract.errors.CaptureError: the capture this step was to make failed.

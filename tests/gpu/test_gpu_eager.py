@@ -139,7 +139,7 @@ def test_sizes_of_blocks_are_tried_without_copies_on_the_host(monkeypatch: pytes
     from torch._inductor import config
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    from launch.engines.torch_native.optim.fused_kernels import TRIED_ON, InPlace
+    from launch.engines.torch_native.optim.fused_kernels import AUTOTUNE_ELEMENTS, InPlaceKernel
 
     copied: list[int] = []
     copy = CachingAutotuner.copy_args_to_cpu_if_needed
@@ -149,9 +149,9 @@ def test_sizes_of_blocks_are_tried_without_copies_on_the_host(monkeypatch: pytes
         return found
 
     monkeypatch.setattr(CachingAutotuner, "copy_args_to_cpu_if_needed", noting)
-    into = torch.ones(4 * TRIED_ON, device="cuda")
+    into = torch.ones(4 * AUTOTUNE_ELEMENTS, device="cuda")
     torch.cuda.reset_peak_memory_stats()
     with config.patch(force_disable_caches=True):
-        InPlace(lambda into, scale: into.mul_(scale))(into, torch.tensor(2.0, device="cuda"))
+        InPlaceKernel(lambda into, scale: into.mul_(scale))(into, torch.tensor(2.0, device="cuda"))
     assert copied and not any(copied)
     assert bool((into == 2).all())

@@ -56,7 +56,7 @@ def trained(spec: RunSpec) -> tuple[TorchNativeEngine, list[tuple[float, float]]
     engine = build(spec, RankPlace(0, 1, device))
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
     results = [engine.step(batch(source, spec, step, 0).to(device)) for step in range(spec.training.steps)]
-    return engine, [(r.loss.item(), r.grad_norm.item()) for r in results], engine.main_parameters.weights.clone()
+    return engine, [(r.loss.item(), r.grad_norm.item()) for r in results], engine.flat_parameters.weights.clone()
 
 
 def name(case: tuple[Model, CudaGraph]) -> str:
@@ -132,14 +132,14 @@ def test_graphs_of_a_compiled_model_compute_what_it_computes_without(
     model: Model, graph: CudaGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit by bit over 100 steps, against an eager run that is compiled alike; accumulation is compiled, too."""
-    monkeypatch.setattr("launch.engines.torch_native.optim.fused_kernels.LARGE", 1)
+    monkeypatch.setattr("launch.engines.torch_native.optim.fused_kernels.LEAST_COMPILED_ELEMENTS", 1)
     spec = spec_of(model, graph, steps=100, compile="whole")
     eager = replace(spec, cuda_graph=CudaGraph("none"))
     twin, expected, expected_weights = trained(eager)
     engine, found, weights = trained(spec)
     assert found == expected
     assert torch.equal(weights, expected_weights)
-    assert torch.equal(engine.main_parameters.gradients, twin.main_parameters.gradients), "of the last step"
+    assert torch.equal(engine.flat_parameters.gradients, twin.flat_parameters.gradients), "of the last step"
     assert twin.graph_stats().recompilations == 0
     (plain,) = trained(replace(eager, training=replace(eager.training, compile="none", steps=1)))[1]
     assert plain != expected[0], "the eager run is compiled from its first step on"

@@ -155,7 +155,7 @@ def train_graphed(spec: RunSpec) -> dict[str, Any]:
     engine.close()
     return {
         "steps": [(result.loss.item(), result.grad_norm.item()) for result in results],
-        "weights": engine.main_parameters.weights,
+        "weights": engine.flat_parameters.weights,
         "graphs": stats.graphs,
         "proven": stats.proven,
     }

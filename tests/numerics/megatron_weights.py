@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from launch.contract.spec import Model
-from launch.engines.megatron.weight_map import Layout, _shapes, named_origins
+from launch.engines.megatron.weight_map import Layout, _whole_shapes, named_origins
 from launch.engines.torch_native.parallel.process_groups import Group
 
 
@@ -25,7 +25,7 @@ def from_megatron(part: torch.Tensor, layout: Layout, model: Model) -> torch.Ten
 @torch.no_grad()
 def whole_weights(chunk: nn.Module, model: Model) -> dict[str, torch.Tensor]:
     """The weights of a GPTModel that one rank holds whole, by torch_native's names and in its layouts."""
-    whole = {name: torch.empty(shape) for name, shape in _shapes(model).items()}
+    whole = {name: torch.empty(shape) for name, shape in _whole_shapes(model).items()}
     for parameter, origin in named_origins(chunk, model, Group()):
         into = whole[origin.parameter] if origin.expert is None else whole[origin.parameter][origin.expert]
         into.copy_(from_megatron(parameter, origin.layout, model).view_as(into))

@@ -135,7 +135,7 @@ def backward(main: FlatParameters, loss: torch.Tensor, way: Way, last: bool) -> 
     if way == "accumulated at once":
         accumulate(main, torch.autograd.grad(loss, main.parameters), share)
         return
-    with main.accumulating(share, last=last and way == "overlapped"):
+    with main.accumulate_gradients(share, last=last and way == "overlapped"):
         torch.autograd.grad(loss, main.parameters)
 
 

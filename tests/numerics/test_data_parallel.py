@@ -19,7 +19,7 @@ from launch.contract.spec import Training
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.optim.adamw import Optimizer
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
-from launch.engines.torch_native.parallel.buckets import ALIGNMENT, Kind, cut
+from launch.engines.torch_native.parallel.buckets import ALIGNMENT, Kind, make_buckets
 from launch.engines.torch_native.parallel.data_parallel import average
 from launch.engines.torch_native.parallel.process_groups import Group, make_mesh
 from launch.engines.torch_native.parallel.sharding import WHOLE
@@ -90,7 +90,7 @@ def test_gradients_are_added_as_they_come_and_not_kept(recompute: bool, compiled
     main = FlatParameters(chain)
     forward = torch.compile(chain, backend="aot_eager", fullgraph=True) if compiled else chain
     x = torch.randn(4, 16, requires_grad=True)
-    with main.accumulating(0.5):
+    with main.accumulate_gradients(0.5):
         *zeros, input_gradient = torch.autograd.grad(forward(x), [*main.parameters, x])
     assert [zero.abs().max().item() for zero in zeros] == [0.0] * len(main.parameters)
     assert len(alive) == len(main.parameters)
@@ -112,10 +112,10 @@ def test_last_gradients_come_once_a_step() -> None:
     main = FlatParameters(chain)
     x = torch.randn(4, 16)
     for _ in range(2):
-        with main.accumulating(1.0, last=True):
+        with main.accumulate_gradients(1.0, last=True):
             torch.autograd.grad(chain(x), main.parameters)
         main.finish()
-    with main.accumulating(1.0, last=True):
+    with main.accumulate_gradients(1.0, last=True):
         torch.autograd.grad(chain(x), main.parameters)
         with pytest.raises(RuntimeError, match=r"layers\.4\.(weight|bias) had its last gradient of this step before"):
             torch.autograd.grad(chain(x), main.parameters)
@@ -128,10 +128,10 @@ def reduced_gradients(bucket_elements: int, sharded: bool) -> torch.Tensor:
     chain = Chain()
     main = FlatParameters(chain, None, mesh, distributed_optimizer=sharded, bucket_elements=bucket_elements)
     x = torch.randn(4, 16, generator=torch.Generator().manual_seed(rank))
-    with main.accumulating(0.3, last=True):
+    with main.accumulate_gradients(0.3, last=True):
         torch.autograd.grad(chain(x), main.parameters)
     main.finish()
-    return torch.cat([stretch.gradients for stretch in main.stretches])
+    return torch.cat([stretch.gradients for stretch in main.shards])
 
 
 def test_buckets_change_no_bit_of_the_sum_of_two() -> None:
@@ -161,7 +161,7 @@ def seconds_until_reduced_within_the_backward_pass() -> float:
     hidden = chain.layers[0](torch.ones(4, 16))
     hidden.register_hook(hold)
     rest = [*chain.layers[0].parameters(), *chain.layers[4].parameters()]
-    with main.accumulating(1.0 + rank, last=True):
+    with main.accumulate_gradients(1.0 + rank, last=True):
         torch.autograd.grad(chain.layers[4](hidden).mean(0).sum(), rest)
     main.finish()
     return waited[0]
@@ -196,7 +196,7 @@ def train_tied(sharded: bool) -> tuple[list[float], list[torch.Tensor]]:
         first = mesh.pp.rank == 0
         if first:  # as in a pipeline, its backward pass begins when that of the last stage has ended
             dist.recv(torch.empty(1), rank + dims.dp)
-        with main.accumulating(1.0, last=True):
+        with main.accumulate_gradients(1.0, last=True):
             torch.autograd.grad(stage(mesh.pp.rank, mesh.dp.rank), main.parameters)
         if not first:
             dist.send(torch.empty(1), rank - dims.dp)
@@ -233,7 +233,7 @@ def train_in_bfloat16(sharded: bool, gradient_dtype: torch.dtype) -> tuple[torch
     for step in range(3):
         for parameter in main.parameters:
             drawn = torch.randint(-4, 5, parameter.shape, generator=torch.Generator().manual_seed(step))
-            with main.accumulating(1.0, last=True):
+            with main.accumulate_gradients(1.0, last=True):
                 torch.autograd.grad((parameter * drawn * (1 + rank)).sum(), parameter)
         main.finish()
         norms.append(take_step(optimizer, step))
@@ -275,7 +275,7 @@ def test_buckets_and_their_shards_cover_every_element_once(runs: list[list[int]]
             for number, run in enumerate(runs)
             for _ in run
         ]
-        by_rank.append(cut(places, kinds, least, sharded=True))
+        by_rank.append(make_buckets(places, kinds, least, sharded=True))
     for of_ranks in zip(*by_rank, strict=True):
         owned = [bucket.owned for bucket in of_ranks]
         borders = [of_ranks[0].start, *(part.stop for part in owned)]

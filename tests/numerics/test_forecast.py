@@ -17,7 +17,7 @@ from launch.contract.parallel_dims import ParallelDims
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.engines.torch_native.parallel.buckets import ALIGNMENT
-from launch.engines.torch_native.parallel.sharding import shardings_of
+from launch.engines.torch_native.parallel.sharding import find_shardings
 from tests.numerics.layouts import Layout, legal_layouts
 from tests.numerics.tiny import CPU
 from tests.pairwise import cover
@@ -48,16 +48,16 @@ def test_a_rank_of_each_stage_holds_what_is_forecast(layout: Layout, precision: 
             engine = TorchNativeEngine(spec, RankPlace(rank, dims.world_size, CPU))
         assert parameters_of(engine) == held[stage]
         # Each parameter begins at a multiple of so many elements, and each bucket ends at one for each rank that shares it.
-        padded = ALIGNMENT * dims.world_size * (len(engine.main_parameters.parameters) + 1)
+        padded = ALIGNMENT * dims.world_size * (len(engine.flat_parameters.parameters) + 1)
         sharded_masters = precision == "fp32" and spec.parallelism.distributed_optimizer
-        padding = padded * MOST_AN_ELEMENT + (engine.main_parameters.weights.nbytes if sharded_masters else 0)
+        padding = padded * MOST_AN_ELEMENT + (engine.flat_parameters.weights.nbytes if sharded_masters else 0)
         assert expected[stage] <= allocated(engine) <= expected[stage] + padding
 
 
 def parameters_of(engine: TorchNativeEngine) -> Parameters:
     """Each once, where two are one."""
     chunks = nn.ModuleList(engine.chunks)
-    shardings = shardings_of(chunks)
+    shardings = find_shardings(chunks)
     named = [(parameter.numel(), shardings[name].axis == "ep") for name, parameter in chunks.named_parameters()]
     return Parameters(
         sum(size for size, of_experts in named if not of_experts), sum(size for size, of_experts in named if of_experts)
@@ -66,7 +66,7 @@ def parameters_of(engine: TorchNativeEngine) -> Parameters:
 
 def allocated(engine: TorchNativeEngine) -> int:
     """Weights, gradients and masters, two of which may be one, and moments, which the first step makes."""
-    main = engine.main_parameters
+    main = engine.flat_parameters
     storages = [tensor.untyped_storage() for tensor in (*main.parameters, main.gradients, main.weights)]
     held = {storage.data_ptr(): storage.nbytes() for storage in storages}
     return sum(held.values()) + MOMENTS * main.weights.numel()

@@ -93,7 +93,7 @@ def test_the_dispatcher_that_sizes_what_it_receives_changes_shapes(name: str) ->
         lines = [(finding.file.removeprefix("launch/engines/torch_native/"), finding.function) for finding in findings]
         assert lines[:2] == [
             ("parallel/collectives.py", "_all_to_all"),
-            ("moe/token_dispatcher.py", "AllToAllDispatcher._layout_here"),
+            ("moe/token_dispatcher.py", "AllToAllDispatcher._received_permutation"),
         ]
 
 
@@ -158,7 +158,7 @@ def test_an_inspection_changes_nothing_that_is_computed() -> None:
     inspect(looked_at.step, batches)
     for tokens in batches:
         plain.step(tokens)
-    assert torch.equal(looked_at.main_parameters.weights, plain.main_parameters.weights)
+    assert torch.equal(looked_at.flat_parameters.weights, plain.flat_parameters.weights)
 
 
 # --- what is told from what was seen --------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def test_any_bit_and_any_exchange_is_seen(data: st.DataObject, dtype: torch.dtyp
     value = st.one_of(st.just(0), st.integers(-(2 ** (width - 1)), 2 ** (width - 1) - 1))
     bits = torch.tensor(data.draw(st.lists(value, min_size=size, max_size=size)), dtype=integer)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layer_digests, "AT_ONCE", at_once)
+        patch.setattr(layer_digests, "CHUNK_ELEMENTS", at_once)
         before = digest([bits.view(dtype)])
         assert digest([bits.clone().view(dtype)]) == before
         flipped = bits.clone()
@@ -158,15 +158,15 @@ def test_one_bit_of_a_gradient_is_found_in_the_backward_pass(tmp_path: Path) -> 
 
 def test_a_parameters_gradient_and_what_an_update_makes_are_told_apart(tmp_path: Path) -> None:
     def gradient(engine: TorchNativeEngine) -> None:
-        finish, steps = engine.main_parameters.finish, iter(range(STEPS))
+        finish, steps = engine.flat_parameters.finish, iter(range(STEPS))
 
         def other() -> None:
             finish()
             if next(steps) == 1:
                 norm = engine.chunks[0].layers["2"].mlp_norm
-                engine.main_parameters.gradients_of(norm)[0][0] *= 2
+                engine.flat_parameters.gradients_of(norm)[0][0] *= 2
 
-        engine.main_parameters.finish = other  # type: ignore[method-assign]
+        engine.flat_parameters.finish = other  # type: ignore[method-assign]
 
     def update(engine: TorchNativeEngine) -> None:
         set_rate, steps = engine._optimizer.set_rate, iter(range(STEPS))

@@ -20,7 +20,7 @@ from launch.contract.errors import EnvironmentFault, UnsupportedError
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec
 from launch.engines.megatron.build import build, check_release
-from launch.engines.megatron.weight_map import Layout, Origin, origin_of, to_megatron
+from launch.engines.megatron.weight_map import Layout, Origin, find_origin, to_megatron
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.engines.torch_native.parallel.process_groups import Group
@@ -263,9 +263,9 @@ def test_megatron_core_accepts_every_preset(name: str) -> None:
         from megatron.core.models.gpt import GPTModel
         from megatron.core.optimizer import OptimizerConfig
 
-        from launch.engines.megatron.model import Configuration, configure
+        from launch.engines.megatron.model import Configuration, make_config
 
-        config = configure(spec, "local", CPU)
+        config = make_config(spec, "local", CPU)
         assert config.num_layers == model.num_layers
         # Without Transformer Engine its fusions are refused; their names at least are fields.
         assert set(transformer_settings(spec)) <= {field.name for field in fields(Configuration)}
@@ -282,9 +282,9 @@ def test_megatron_core_takes_fp8_as_it_is_meant(fp8: Any, recipe: str) -> None:
     with cpu_as_cuda():
         from megatron.core.enums import Fp8Recipe
 
-        from launch.engines.megatron.model import configure
+        from launch.engines.megatron.model import make_config
 
-        config = configure(spec, "local", CPU)
+        config = make_config(spec, "local", CPU)
     assert (config.fp8, Fp8Recipe(config.fp8_recipe).name, config.fp8_param) == ("hybrid", recipe, False)
     assert config.params_dtype == torch.bfloat16
 
@@ -323,12 +323,12 @@ def test_names_of_both_kinds_of_layers_mean_the_same() -> None:
         ("mlp.experts.linear_fc1.weight5", "mlp.experts.local_experts.5.linear_fc1.weight"),
         ("mlp.experts.linear_fc2.bias12", "mlp.experts.local_experts.12.linear_fc2.bias"),
     ):
-        assert origin_of(f"decoder.layers.7.{grouped}", 32) == origin_of(f"decoder.layers.7.{one}", 32)
-    assert origin_of("decoder.layers.7.mlp.experts.linear_fc1.weight5", 32) == Origin(
+        assert find_origin(f"decoder.layers.7.{grouped}", 32) == find_origin(f"decoder.layers.7.{one}", 32)
+    assert find_origin("decoder.layers.7.mlp.experts.linear_fc1.weight5", 32) == Origin(
         "layers.7.mlp.gate_up", "expert_gate_up", 37
     )
     with pytest.raises(UnsupportedError, match=r"decoder\.layers\.0\.mlp\.experts\.weight1 has no counterpart"):
-        origin_of("decoder.layers.0.mlp.experts.weight1")
+        find_origin("decoder.layers.0.mlp.experts.weight1")
 
 
 def test_the_engine_refuses_by_name_and_says_what_to_install() -> None:

@@ -203,9 +203,9 @@ SETTINGS = {
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_megatron_core_takes_the_settings_as_they_are_meant(settings: CudaGraph) -> None:
     with cpu_as_cuda():
-        from launch.engines.megatron.model import configure
+        from launch.engines.megatron.model import make_config
 
-        config = configure(spec_of(EVEN, settings), "local", CPU)
+        config = make_config(spec_of(EVEN, settings), "local", CPU)
     assert (config.cuda_graph_impl, [scope.name for scope in config.cuda_graph_scope]) == SETTINGS[settings]
     assert settings.impl == "none" or config.cuda_graph_warmup_steps == WARMUP
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from launch.engines.torch_native.decoder import Layer, RunLayer, build_decoder, unseen
+from launch.engines.torch_native.decoder import Layer, RunLayer, build_decoder, ignore_output
 from launch.engines.torch_native.layers.attention_backends import Positions
 from launch.engines.torch_native.layers.build_context import BuildContext
-from launch.engines.torch_native.microbatches import MicroBatches
-from launch.engines.torch_native.moe.layer import Routed
+from launch.engines.torch_native.microbatches import Microbatches
+from launch.engines.torch_native.moe.layer import RoutingStats
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 from tests.numerics.tiny import CPU, DENSE
 
@@ -33,7 +33,7 @@ class OfStaticMemory(torch.autograd.Function):
 
 
 def graphed(layer: Layer, place: torch.Tensor) -> RunLayer:
-    def run(x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, Routed | None]:
+    def run(x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, RoutingStats | None]:
         of_static_memory: torch.Tensor = OfStaticMemory.apply(x, place)  # type: ignore[no-untyped-call]
         return layer.forward(of_static_memory, positions)
 
@@ -46,8 +46,8 @@ def test_a_gradient_that_is_being_sent_is_not_overwritten_by_the_next_micro_batc
     layers, place = stage.named_layers(), torch.empty(SHAPE)
     run = {"1": graphed(layers["1"], place)}
     tokens = torch.randint(DENSE.vocab_size, (MICRO_BATCHES, 1, 9), generator=torch.Generator().manual_seed(1))
-    micro_batches = MicroBatches(
-        tokens, [stage], stage, lambda chunk, number: run, FlatParameters(stage), lambda number: unseen
+    micro_batches = Microbatches(
+        tokens, [stage], stage, lambda chunk, number: run, FlatParameters(stage), lambda number: ignore_output
     )
     sent: list[torch.Tensor] = []
     as_sent: list[torch.Tensor] = []

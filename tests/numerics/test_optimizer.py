@@ -101,7 +101,7 @@ def test_gradients_of_micro_batches_add_up_in_float32() -> None:
 
 def test_bfloat16_gradients_update_as_their_float32_values_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """In pieces smaller than a parameter, across the border of what decays."""
-    monkeypatch.setattr("launch.engines.torch_native.optim.adamw.CONVERTED_AT_ONCE", 100)
+    monkeypatch.setattr("launch.engines.torch_native.optim.adamw.CONVERTED_ELEMENTS", 100)
     training = Training(learning_rate=0.01, clip_grad=0.5, weight_decay=0.1)
     results = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -122,7 +122,7 @@ def test_bfloat16_gradients_update_as_their_float32_values_do(monkeypatch: pytes
 
 
 def test_a_try_on_the_beginnings_leaves_no_trace_and_compiles_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_kernels, "TRIED_ON", 8)
+    monkeypatch.setattr(fused_kernels, "AUTOTUNE_ELEMENTS", 8)
     seen: list[int] = []
 
     def compile(function: Callable[..., None], **_: Any) -> Callable[..., None]:
@@ -133,7 +133,7 @@ def test_a_try_on_the_beginnings_leaves_no_trace_and_compiles_for_all_lengths(mo
         return run
 
     monkeypatch.setattr(torch, "compile", compile)
-    add = fused_kernels.InPlace(lambda into, gradient, scale: into.add_(gradient * scale))
+    add = fused_kernels.InPlaceKernel(lambda into, gradient, scale: into.add_(gradient * scale))
     for length in (20, 30):
         into = torch.ones(length)
         add(into, torch.ones(length), torch.tensor(0.5))
@@ -146,9 +146,9 @@ def test_a_try_on_the_beginnings_leaves_no_trace_and_compiles_for_all_lengths(mo
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_one_pass_updates_as_separate_operators_do(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients that a step's first micro-batch overwrites, and AdamW with clipping and rounding in it, in pieces."""
-    monkeypatch.setattr(fused_kernels, "LARGE", 100)
-    monkeypatch.setattr(fused_kernels, "AT_ONCE", 300)
-    monkeypatch.setattr(fused_kernels, "TRIED_ON", 200)
+    monkeypatch.setattr(fused_kernels, "LEAST_COMPILED_ELEMENTS", 100)
+    monkeypatch.setattr(fused_kernels, "CHUNK_ELEMENTS", 300)
+    monkeypatch.setattr(fused_kernels, "AUTOTUNE_ELEMENTS", 200)
     results = []
     for compile, add in (("none", None), ("elementwise", fused_kernels.FusedAccumulation())):
         module = nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 10)).to(dtype)
@@ -161,7 +161,7 @@ def test_one_pass_updates_as_separate_operators_do(dtype: torch.dtype, monkeypat
         for step in range(3):
             for micro_batch in range(2):
                 inputs = torch.randn(5, 30, generator=torch.Generator().manual_seed(2 * step + micro_batch)).to(dtype)
-                with main.accumulating(0.5, first=micro_batch == 0, last=micro_batch == 1):
+                with main.accumulate_gradients(0.5, first=micro_batch == 0, last=micro_batch == 1):
                     torch.autograd.grad(module(inputs).square().sum(), list(module.parameters()))
             main.finish()
             norms.append(take_step(optimizer, step))

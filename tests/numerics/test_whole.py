@@ -15,7 +15,7 @@ from launch.contract.errors import CaptureError, CompileError
 from launch.contract.records.inspection import Inspection
 from launch.contract.spec import CudaGraph, Model, RunSpec
 from launch.engines.protocol import RankPlace
-from launch.engines.torch_native.compiled_model import failing_to_compile, nothing_compiled
+from launch.engines.torch_native.compiled_model import compile_errors_as, forbid_compilation
 from launch.engines.torch_native.engine import TorchNativeEngine, build
 from launch.failures.classes import classify
 from launch.train.inspection.capture_blockers import inspect
@@ -93,7 +93,7 @@ def test_another_shape_is_compiled_anew_and_counted() -> None:
 @PLAIN
 def test_what_else_compiles_in_the_capture_step_is_no_recompilation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accumulation and AdamW are compiled when a step first comes by them, without a warm-up in the capture's own."""
-    monkeypatch.setattr("launch.engines.torch_native.optim.fused_kernels.LARGE", 1)
+    monkeypatch.setattr("launch.engines.torch_native.optim.fused_kernels.LEAST_COMPILED_ELEMENTS", 1)
     engine = build(whole(SMALL, CudaGraph("torch_compile", warmup_steps=0)), ALONE)
     before = counters["stats"]["unique_graphs"]
     for _ in range(2):
@@ -106,12 +106,12 @@ def test_what_else_compiles_in_the_capture_step_is_no_recompilation(monkeypatch:
 def test_nothing_is_compiled_within_a_capture() -> None:
     engine = build(whole(SMALL), ALONE)
     tokens = torch.zeros(4, 1, 9, dtype=torch.int64)
-    with pytest.raises(CaptureError, match="in the capture, and not in the warm-up"), nothing_compiled():
+    with pytest.raises(CaptureError, match="in the capture, and not in the warm-up"), forbid_compilation():
         engine.step(tokens)
     engine.step(tokens)
-    with nothing_compiled():
+    with forbid_compilation():
         engine.step(tokens)
-    with pytest.raises(CaptureError, match="in the capture, and not in the warm-up"), nothing_compiled():
+    with pytest.raises(CaptureError, match="in the capture, and not in the warm-up"), forbid_compilation():
         engine.step(torch.zeros(4, 2, 9, dtype=torch.int64))
 
 
@@ -148,7 +148,7 @@ def test_failure_to_compile_names_the_setting(compile: str, graph: CudaGraph) ->
 def test_what_a_compiler_says_is_told_on(raised: Exception, failure_class: str) -> None:
     """Dynamo announces a backend's error in a line of its own, and a compiler's stands below the command."""
     failure = torch._dynamo.exc.BackendCompilerFailed("inductor", raised, None)
-    with pytest.raises(CaptureError) as told, failing_to_compile("cuda_graph.impl='torch_compile'", CaptureError):
+    with pytest.raises(CaptureError) as told, compile_errors_as("cuda_graph.impl='torch_compile'", CaptureError):
         raise failure
     found = classify("CaptureError", str(told.value), "capture")
     assert found is not None and found.name == failure_class

@@ -16,7 +16,7 @@ def whole_parameters(engine: TorchNativeEngine) -> dict[str, torch.Tensor]:
     """Return all parameters on the CPU, by their names in one process. This is a collective call."""
     gathered: dict[str, torch.Tensor] = {}
     for chunk in engine.chunks:
-        for name, (parameter, sharding) in named_weights(chunk, chunk.blueprint.model).items():
+        for name, (parameter, sharding) in named_weights(chunk, chunk.context.model).items():
             group = engine.mesh.ep if sharding.axis == "ep" else engine.mesh.tp
             gathered[name] = join_parts(sharding, _parts(parameter.detach(), group)).cpu()
     if engine.mesh.pp.size > 1:

@@ -19,7 +19,7 @@ from launch.engines.megatron.model import Configuration
 from launch.megatron_config.transformer_config import data_parallel_settings
 
 
-def with_gradients(spec: RunSpec, config: Configuration, chunks: Sequence[torch.nn.Module]) -> list[Any]:
+def wrap_with_ddp(spec: RunSpec, config: Configuration, chunks: Sequence[torch.nn.Module]) -> list[Any]:
     """``chunks``, each with its gradient buffers; ``config`` tells the schedule when to exchange them."""
     settings = DistributedDataParallelConfig(**data_parallel_settings(spec))
     buffered = [
@@ -27,19 +27,19 @@ def with_gradients(spec: RunSpec, config: Configuration, chunks: Sequence[torch.
         for number, chunk in enumerate(chunks)
     ]
     if settings.overlap_grad_reduce:
-        config.no_sync_func = _one_or_all([chunk.no_sync for chunk in buffered])
-        config.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in buffered])
+        config.no_sync_func = _unwrap_single([chunk.no_sync for chunk in buffered])
+        config.grad_sync_func = _unwrap_single([chunk.start_grad_sync for chunk in buffered])
     if settings.align_param_gather:
-        config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in buffered])
+        config.param_sync_func = _unwrap_single([chunk.start_param_sync for chunk in buffered])
     return buffered
 
 
-def _one_or_all(functions: list[Any]) -> Any:
+def _unwrap_single(functions: list[Any]) -> Any:
     return functions[0] if len(functions) == 1 else functions
 
 
 @contextmanager
-def forward_hooks_off(chunks: Sequence[Any]) -> Iterator[None]:
+def disable_forward_hooks(chunks: Sequence[Any]) -> Iterator[None]:
     """Without the hooks by which forward passes wait for gathered parameters: Transformer Engine captures no module that has
     any. What a capture reads of weights does not matter."""
     gathering = [chunk for chunk in chunks if chunk.use_forward_hook]

@@ -19,9 +19,15 @@ from torch._C._distributed_c10d import HashStore
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
 from launch.engines.lr_schedule import learning_rate
-from launch.engines.megatron.ddp_hooks import with_gradients
+from launch.engines.megatron.ddp_hooks import wrap_with_ddp
 from launch.engines.megatron.graphs import make_runner
-from launch.engines.megatron.model import Configuration, accumulate_in_products, build_chunk, configure, has_apex_kernel
+from launch.engines.megatron.model import (
+    Configuration,
+    build_chunk,
+    fuse_gradient_accumulation,
+    has_apex_kernel,
+    make_config,
+)
 from launch.engines.megatron.schedule import Schedule
 from launch.engines.megatron.side_stream import on_stream, use_side_stream
 from launch.engines.megatron.weight_map import draw_weights
@@ -44,9 +50,9 @@ class MegatronEngine:
             self._environment |= settle_determinism(os.environ)
         self._stream = use_side_stream() if mesh.device.type == "cuda" else None
         self.layers: Layers = "transformer_engine" if mesh.device.type == "cuda" else "local"
-        _join(spec, mesh)
+        _initialize_parallel_state(spec, mesh)
         model_parallel_cuda_manual_seed(spec.training.seed, te_rng_tracker=self.layers == "transformer_engine")
-        self.config = configure(spec, self.layers, mesh.device)
+        self.config = make_config(spec, self.layers, mesh.device)
         self.chunks: list[Any] = _build_chunks(spec, self.config, self.layers, mesh.device, self._stream)
         settings = optimizer_settings(spec)
         settings |= {"params_dtype": self.config.params_dtype, "clip_grad": spec.training.clip_grad or math.inf}
@@ -95,7 +101,7 @@ class MegatronEngine:
             on_stream(torch.cuda.default_stream())
 
 
-def _join(spec: RunSpec, mesh: RankPlace) -> None:
+def _initialize_parallel_state(spec: RunSpec, mesh: RankPlace) -> None:
     """Megatron's process groups, of ranks in its own order, which is that of launch.contract.parallel_dims."""
     if not dist.is_initialized():  # a rank that is alone; Megatron wants groups all the same
         backend = "nccl" if mesh.device.type == "cuda" else "gloo"
@@ -126,7 +132,7 @@ def _build_chunks(
         draw_weights(chunk, spec.model, spec.training.seed, tp, ep, etp)
         chunks.append(Float16Module(config, chunk) if config.bf16 else chunk)
     if spec.training.gradient_accumulation_fusion:
-        accumulate_in_products(config, chunks)
+        fuse_gradient_accumulation(config, chunks)
     if stream is not None:
         on_stream(stream)
-    return with_gradients(spec, config, chunks)
+    return wrap_with_ddp(spec, config, chunks)

@@ -39,7 +39,7 @@ def has_apex_kernel() -> bool:
     return find_spec(APEX_KERNEL) is not None
 
 
-def configure(spec: RunSpec, layers: Layers, device: torch.device) -> Configuration:
+def make_config(spec: RunSpec, layers: Layers, device: torch.device) -> Configuration:
     """Weights are not drawn by Megatron (weight_map.py)."""
     fields: dict[str, Any] = transformer_settings(spec, layers)
     fields["gradient_accumulation_fusion"] &= has_apex_kernel()
@@ -69,7 +69,7 @@ def build_chunk(spec: RunSpec, config: Configuration, layers: Layers, stage: int
     return chunk
 
 
-def accumulate_in_products(config: Configuration, chunks: Iterable[Any]) -> None:
+def fuse_gradient_accumulation(config: Configuration, chunks: Iterable[Any]) -> None:
     """Transformer Engine's modules take no kernel of Apex's, but 0.16.1 has one setting for them and the output layer; it
     is read again where local graphs are captured (transformer/cuda_graphs.py:725)."""
     config.gradient_accumulation_fusion = True

@@ -1,4 +1,4 @@
-"""A step's forward and backward passes by Megatron-Core's schedule: every micro-batch, and gradients that are final."""
+"""A step's forward and backward passes by Megatron-Core's schedule: every microbatch, and gradients that are final."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Schedule:
     """
     Attributes:
         chunks: this rank's virtual stages, each with its gradient buffers.
-        forward_backward: Megatron-Core's function for all micro-batches of a step, which a graph may take the place of.
+        forward_backward: Megatron-Core's function for all microbatches of a step, which a graph may take the place of.
     """
 
     def __init__(self, spec: RunSpec, config: Configuration, chunks: list[Any], device: torch.device) -> None:
@@ -35,7 +35,7 @@ class Schedule:
         """The mean loss over the global batch, of shape () and the caller's own, on every rank.
 
         Args:
-            batch: int64 of shape (micro-batches, micro-batch size, sequence + 1).
+            batch: int64 of shape (microbatches, microbatch size, sequence + 1).
         """
         losses = self.forward_backward(
             forward_step_func=self._forward,
@@ -50,11 +50,11 @@ class Schedule:
         return self._mean(losses)
 
     def _forward(
-        self, micro_batches: Iterator[Mapping[str, torch.Tensor]], chunk: Any, return_schedule_plan: bool = False
+        self, microbatches: Iterator[Mapping[str, torch.Tensor]], chunk: Any, return_schedule_plan: bool = False
     ) -> tuple[Any, Any]:
-        """One micro-batch through a chunk: each token's loss from the last, activations from others; or the plan of that,
-        for a schedule that runs it in pieces beside those of another micro-batch."""
-        tokens = next(micro_batches)["tokens"]
+        """One microbatch through a chunk: each token's loss from the last, activations from others; or the plan of that,
+        for a schedule that runs it in pieces beside those of another microbatch."""
+        tokens = next(microbatches)["tokens"]
         batch = get_batch_on_this_cp_rank({"tokens": tokens[:, :-1], "labels": tokens[:, 1:].contiguous()})
         run = chunk.build_schedule_plan if return_schedule_plan else chunk
         return run(batch["tokens"], self._positions, None, labels=batch["labels"]), self._objective

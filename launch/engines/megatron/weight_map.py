@@ -26,12 +26,12 @@ Layout = Literal["whole", "rows", "columns", "gate_up", "qkv", "expert_gate_up",
 columns; its stretch of the rows of each half; its query groups, each as that group's queries, key and value; or of one
 expert's matrix, with outputs first, what an expert-tensor-parallel rank has of both halves' rows or of the columns."""
 
-OF_MODEL: Mapping[str, tuple[str, Layout]] = {
+MODEL_PARAMETERS: Mapping[str, tuple[str, Layout]] = {
     "embedding.word_embeddings.weight": ("embedding.weight", "rows"),
     "decoder.final_layernorm.weight": ("final_norm.weight", "whole"),
     "output_layer.weight": ("head.weight", "rows"),
 }
-OF_LAYER: Mapping[str, tuple[str, Layout]] = {
+LAYER_PARAMETERS: Mapping[str, tuple[str, Layout]] = {
     "input_layernorm.weight": ("attention_norm.weight", "whole"),
     "self_attention.linear_qkv.layer_norm_weight": ("attention_norm.weight", "whole"),
     "self_attention.linear_qkv.weight": ("attention.qkv.weight", "qkv"),
@@ -52,7 +52,7 @@ OF_LAYER: Mapping[str, tuple[str, Layout]] = {
     "mlp.shared_experts.linear_fc1.weight": ("mlp.shared.gate_up.weight", "gate_up"),
     "mlp.shared_experts.linear_fc2.weight": ("mlp.shared.down.weight", "columns"),
 }
-OF_EXPERT: Mapping[str, tuple[str, Layout]] = {
+EXPERT_PARAMETERS: Mapping[str, tuple[str, Layout]] = {
     "linear_fc1.weight": ("mlp.gate_up", "expert_gate_up"),
     "linear_fc1.bias": ("mlp.gate_up_bias", "expert_gate_up"),
     "linear_fc2.weight": ("mlp.down", "expert_down"),
@@ -71,7 +71,7 @@ class Origin:
     expert: int | None = None
 
 
-def origin_of(name: str, first_expert: int = 0) -> Origin:
+def find_origin(name: str, first_expert: int = 0) -> Origin:
     """
     Args:
         name: of a parameter of GPTModel, its layer numbered as in the whole model.
@@ -80,15 +80,15 @@ def origin_of(name: str, first_expert: int = 0) -> Origin:
     Raises:
         UnsupportedError: the table has no such name.
     """
-    if name in OF_MODEL:
-        return Origin(*OF_MODEL[name])
+    if name in MODEL_PARAMETERS:
+        return Origin(*MODEL_PARAMETERS[name])
     layer = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
     number, part = layer.groups() if layer else ("", name)
-    if part in OF_LAYER:
-        parameter, layout = OF_LAYER[part]
+    if part in LAYER_PARAMETERS:
+        parameter, layout = LAYER_PARAMETERS[part]
         return Origin(f"layers.{number}.{parameter}", layout)
     expert = EXPERT.fullmatch(part)
-    of_expert = OF_EXPERT.get(expert["of_one"] or expert["grouped"]) if expert else None
+    of_expert = EXPERT_PARAMETERS.get(expert["of_one"] or expert["grouped"]) if expert else None
     if expert is None or of_expert is None:
         raise UnsupportedError(f"Megatron-Core's parameter {name} has no counterpart in torch_native")
     parameter, layout = of_expert
@@ -105,7 +105,7 @@ def to_megatron(whole: torch.Tensor, layout: Layout, model: Model, tp: Group) ->
     if layout.endswith("gate_up"):
         return torch.cat([half.chunk(tp.size)[tp.rank] for half in whole.chunk(2)])
     if layout == "qkv":
-        whole = torch.cat(_by_group(whole, model), dim=1).flatten(0, 1)
+        whole = torch.cat(_split_qkv_by_group(whole, model), dim=1).flatten(0, 1)
     return whole.chunk(tp.size, dim=1 if layout in ("columns", "expert_down") else 0)[tp.rank]
 
 
@@ -113,17 +113,17 @@ def to_megatron(whole: torch.Tensor, layout: Layout, model: Model, tp: Group) ->
 def draw_weights(chunk: nn.Module, model: Model, seed: int, tp: Group, ep: Group, etp: Group) -> None:
     """Fill every parameter of a GPTModel, on whatever rank and stage, with torch_native's first weights, and mark those
     of which tensor-parallel ranks hold different parts."""
-    shapes = _shapes(model)
+    shapes = _whole_shapes(model)
     for parameter, origin in named_origins(chunk, model, ep):
         shape, ranks = (shapes[origin.parameter], tp)
         if origin.expert is not None:
             shape, ranks = shape[1:], etp
         whole = first_weights(origin.parameter, shape, model, seed, parameter.device, origin.expert)
         parameter.copy_(to_megatron(whole, origin.layout, model, ranks).view_as(parameter))
-        _mark(parameter, origin)
+        _set_parallel_attributes(parameter, origin)
 
 
-def _mark(parameter: Any, origin: Origin) -> None:
+def _set_parallel_attributes(parameter: Any, origin: Origin) -> None:
     """megatron-core 0.16.1 leaves the mark out where it does not draw weights, and of sinks and some biases of experts;
     but for the first rank's they would then be missing from the gradient norm. Its own experts' second biases it marks
     as held by all ranks, over which their gradients would be summed."""
@@ -140,18 +140,18 @@ def named_origins(chunk: nn.Module, model: Model, ep: Group) -> Iterator[tuple[n
     tied = {"head.weight": "embedding.weight"} if model.tie_embeddings else {}
     for name, parameter in chunk.named_parameters():
         whole_name = re.sub(r"(?<=decoder\.layers\.)\d+", lambda found: str(numbers[int(found[0])]), name)
-        origin = origin_of(whole_name, first_expert)
+        origin = find_origin(whole_name, first_expert)
         yield parameter, Origin(tied.get(origin.parameter, origin.parameter), origin.layout, origin.expert)
 
 
-def _by_group(qkv: torch.Tensor, model: Model) -> tuple[torch.Tensor, ...]:
+def _split_qkv_by_group(qkv: torch.Tensor, model: Model) -> tuple[torch.Tensor, ...]:
     """Queries, keys and values, each (query groups, rows of a group, ...)."""
     queries = model.num_attention_heads * model.kv_channels
     keys = model.num_query_groups * model.kv_channels
     return tuple(rows.unflatten(0, (model.num_query_groups, -1)) for rows in qkv.split([queries, keys, keys]))
 
 
-def _shapes(model: Model) -> dict[str, torch.Size]:
+def _whole_shapes(model: Model) -> dict[str, torch.Size]:
     """Of torch_native's parameters in the whole model."""
     with torch.device("meta"):
         decoder = Decoder(BuildContext(model))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from launch.contract.errors import CaptureError, OrchestratorError
-from launch.engines.torch_native.decoder import Decoder, Losses, See
+from launch.engines.torch_native.decoder import Decoder, Losses, ObserveOutput
 
 
 class CompiledModel:
@@ -30,9 +30,9 @@ class CompiledModel:
         self.compilations = 0
         """Of this function alone: its forward pass is compiled within a call, its backward pass with that pass's first run."""
 
-    def __call__(self, tokens: torch.Tensor, see: See) -> Losses:
+    def __call__(self, tokens: torch.Tensor, observe: ObserveOutput) -> Losses:
         before = _compiled_frames()
-        losses: Losses = self._run(tokens, see)
+        losses: Losses = self._run(tokens, observe)
         self.compilations += _compiled_frames() - before
         return losses
 
@@ -48,7 +48,7 @@ def _compiled_frames() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-def choose_kernels_untimed() -> None:
+def disable_kernel_timing() -> None:
     """Have Inductor choose by rules among kernels that round differently, and not by timing them on the device."""
     from torch._inductor import config
 
@@ -56,7 +56,7 @@ def choose_kernels_untimed() -> None:
 
 
 @contextmanager
-def failing_to_compile(setting: str, error: type[OrchestratorError]) -> Iterator[None]:
+def compile_errors_as(setting: str, error: type[OrchestratorError]) -> Iterator[None]:
     """Raises ``error``, which names ``setting``, where Dynamo or Inductor fails within it."""
     try:
         yield
@@ -65,12 +65,12 @@ def failing_to_compile(setting: str, error: type[OrchestratorError]) -> Iterator
         if dynamo is None or not isinstance(failure, dynamo.TorchDynamoException):
             raise
         raise error(
-            f"{setting} could not compile the model: {type(failure).__name__}: {_gist(str(failure))}; "
+            f"{setting} could not compile the model: {type(failure).__name__}: {_summarize(str(failure))}; "
             f"{setting.partition('=')[0]}=none does without"
         ) from failure
 
 
-def _gist(message: str) -> str:
+def _summarize(message: str) -> str:
     """Its first line; where that only announces another ("backend='inductor' raised:") that one too, and the first error that
     a compiler told."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
@@ -80,7 +80,7 @@ def _gist(message: str) -> str:
 
 
 @contextmanager
-def nothing_compiled() -> Iterator[None]:
+def forbid_compilation() -> Iterator[None]:
     """Within it compiled code runs, and none is compiled.
 
     Raises:

@@ -18,7 +18,7 @@ from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.layers.mlp import Mlp
 from launch.engines.torch_native.layers.norm import Norm
 from launch.engines.torch_native.layers.rotary import rotary_tables
-from launch.engines.torch_native.moe.layer import MixtureOfExperts, Routed
+from launch.engines.torch_native.moe.layer import MixtureOfExperts, RoutingStats
 from launch.engines.torch_native.moe.router import Router
 from launch.engines.torch_native.parallel.tensor_parallel import (
     ColumnParallelLinear,
@@ -28,109 +28,109 @@ from launch.engines.torch_native.parallel.tensor_parallel import (
 
 
 class Losses(NamedTuple):
-    """Of one micro-batch; scalars are of at least float32.
+    """Of one microbatch; scalars are of at least float32.
 
     ``objective`` is what is differentiated: the cross-entropy plus the router's losses. ``cross_entropy``, the mean
-    over the micro-batch's tokens in nats, is what is reported. ``choices``, int64 of shape (layers with experts,
+    over the microbatch's tokens in nats, is what is reported. ``tokens_per_expert``, int64 of shape (layers with experts,
     experts), says how many tokens chose each expert; None in a dense model.
     """
 
     objective: torch.Tensor
     cross_entropy: torch.Tensor
-    choices: torch.Tensor | None
+    tokens_per_expert: torch.Tensor | None
 
 
 class Layer(nn.Module):
-    def __init__(self, blueprint: BuildContext, number: int) -> None:
+    def __init__(self, context: BuildContext, number: int) -> None:
         super().__init__()
-        model, beside = blueprint.model, blueprint.tp.beside
+        model, norm_sharding = context.model, context.tp.outside_sharding
         # Megatron-Core: with a frequency of n every n-th layer from the first on is a mixture of experts.
         mixture = model.has_experts(number)
         self.epsilon = model.norm_epsilon
-        self.elementwise = blueprint.elementwise
-        self.attention_norm = Norm(model.hidden_size, beside)
-        self.attention = Attention(blueprint, number)
-        self.mlp_norm = Norm(model.hidden_size, beside)
+        self.elementwise = context.elementwise
+        self.attention_norm = Norm(model.hidden_size, norm_sharding)
+        self.attention = Attention(context, number)
+        self.mlp_norm = Norm(model.hidden_size, norm_sharding)
         self.mlp = (
-            MixtureOfExperts(blueprint)
-            if mixture
-            else Mlp(model, model.ffn_hidden_size, blueprint.elementwise, blueprint.tp)
+            MixtureOfExperts(context) if mixture else Mlp(model, model.ffn_hidden_size, context.elementwise, context.tp)
         )
 
-    def forward(self, x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, Routed | None]:
+    def forward(self, x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, RoutingStats | None]:
         """(batch, sequence, hidden) -> the same, and what the experts' router says, None of a dense layer."""
-        return self.feed(*self.attend(x, positions))
+        return self.forward_mlp(*self.forward_attention(x, positions))
 
-    def attend(self, x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_attention(self, x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, torch.Tensor]:
         """Up to the feed-forward: the residual stream, and the same normed."""
         normed = self.elementwise.rms_norm(x, self.attention_norm.weight, self.epsilon)
         change = self.attention(normed, positions)
         return self.elementwise.add_and_norm(x, change, self.mlp_norm.weight, self.epsilon)
 
-    def feed(self, x: torch.Tensor, normed: torch.Tensor) -> tuple[torch.Tensor, Routed | None]:
-        """The feed-forward, from what :meth:`attend` gave."""
+    def forward_mlp(self, x: torch.Tensor, normed: torch.Tensor) -> tuple[torch.Tensor, RoutingStats | None]:
+        """The feed-forward, from what :meth:`forward_attention` gave."""
         if isinstance(self.mlp, MixtureOfExperts):
             change, routed = self.mlp(normed)
             return x + change, routed
         return x + self.mlp(normed), None
 
 
-RunLayer = Callable[[torch.Tensor, Positions], tuple[torch.Tensor, Routed | None]]
+RunLayer = Callable[[torch.Tensor, Positions], tuple[torch.Tensor, RoutingStats | None]]
 """What a layer computes, by whatever means: the layer itself, or parts of it from graphs."""
-See = Callable[[str, torch.Tensor], None]
+ObserveOutput = Callable[[str, torch.Tensor], None]
 """Is shown what each layer gives, by its name (launch/contract/records/layer_digests.py)."""
 
 
-def unseen(layer: str, output: torch.Tensor) -> None:
+def ignore_output(layer: str, output: torch.Tensor) -> None:
     """Nobody looks."""
 
 
 class Decoder(nn.Module):
-    """A stretch of layers, with the embedding before the first and the head behind the last; by default all of it.
+    """A shard of layers, with the embedding before the first and the head behind the last; by default all of it.
 
     Layers keep the numbers, and so the names, that they have in the whole.
     """
 
-    def __init__(self, blueprint: BuildContext, numbers: range | None = None) -> None:
+    def __init__(self, context: BuildContext, numbers: range | None = None) -> None:
         super().__init__()
-        model = blueprint.model
+        model = context.model
         numbers = range(model.num_layers) if numbers is None else numbers
-        self.blueprint = blueprint
+        self.context = context
         self.is_first, self.is_last = numbers.start == 0, numbers.stop == model.num_layers
-        layers = {str(number): Layer(blueprint, number) for number in numbers}
+        layers = {str(number): Layer(context, number) for number in numbers}
         self.layers = nn.ModuleDict(layers)
         self.cores = [layer.attention.core for layer in layers.values()]
         if self.is_first:
-            self.embedding = VocabParallelEmbedding(model.vocab_size, model.hidden_size, blueprint.tp)
+            self.embedding = VocabParallelEmbedding(model.vocab_size, model.hidden_size, context.tp)
         if self.is_last:
-            self.final_norm = Norm(model.hidden_size, blueprint.tp.beside)
-            self.head = ColumnParallelLinear(model.hidden_size, (model.vocab_size,), False, blueprint.tp)
+            self.final_norm = Norm(model.hidden_size, context.tp.outside_sharding)
+            self.head = ColumnParallelLinear(model.hidden_size, (model.vocab_size,), False, context.tp)
         self.tie()
 
     def tie(self) -> None:
         """Make head and embedding one parameter where the model says so and both are here."""
-        if self.blueprint.model.tie_embeddings and self.is_first and self.is_last:
+        if self.context.model.tie_embeddings and self.is_first and self.is_last:
             self.head.weight = self.embedding.weight
 
-    def forward(self, tokens: torch.Tensor, see: See = unseen) -> Losses:
+    def forward(self, tokens: torch.Tensor, observe: ObserveOutput = ignore_output) -> Losses:
         """Predict each token from those before it.
 
         Args:
             tokens: int64 of shape (batch, sequence + 1).
         """
-        x, routed = self.decode(tokens, see=see)
-        return self.losses(x, routed, tokens, see)
+        x, routed = self.decode(tokens, observe=observe)
+        return self.losses(x, routed, tokens, observe)
 
-    def losses(self, x: torch.Tensor, routed: list[Routed], tokens: torch.Tensor, see: See = unseen) -> Losses:
+    def losses(
+        self, x: torch.Tensor, routed: list[RoutingStats], tokens: torch.Tensor, observe: ObserveOutput = ignore_output
+    ) -> Losses:
         """From what :meth:`decode` returns, where it holds the last layer."""
         logits = self.head(x)
-        see(HEAD, logits)
-        if self.blueprint.tp.size == 1:
-            cross_entropy = self.blueprint.elementwise.cross_entropy(logits, tokens[:, 1:])
+        observe(HEAD, logits)
+        if self.context.tp.size == 1:
+            cross_entropy = self.context.elementwise.cross_entropy(logits, tokens[:, 1:])
         else:
-            cross_entropy = vocab_parallel_cross_entropy(logits, tokens[:, 1:], self.blueprint.tp.group)
-        see(LOSS, cross_entropy)
-        return Losses(sum((one.loss for one in routed), cross_entropy), cross_entropy, choices_of(routed))
+            cross_entropy = vocab_parallel_cross_entropy(logits, tokens[:, 1:], self.context.tp.group)
+        observe(LOSS, cross_entropy)
+        return Losses(sum((one.loss for one in routed), cross_entropy), cross_entropy, stack_tokens_per_expert(routed))
 
     def named_layers(self) -> dict[str, Layer]:
         """By their numbers, as text."""
@@ -152,54 +152,54 @@ class Decoder(nn.Module):
         tokens: torch.Tensor,
         x: torch.Tensor | None = None,
         graphed: Mapping[str, RunLayer] = {},
-        see: See = unseen,
-    ) -> tuple[torch.Tensor, list[Routed]]:
+        observe: ObserveOutput = ignore_output,
+    ) -> tuple[torch.Tensor, list[RoutingStats]]:
         """Through these layers, and the last norm behind the last.
 
         Args:
             tokens: int64 of shape (batch, sequence + 1); the last is no input.
-            x: what the layers before gave, (batch, sequence or this rank's stretch of it, hidden); None at the first.
+            x: what the layers before gave, (batch, sequence or this rank's shard of it, hidden); None at the first.
             graphed: by its name, what runs in the place of a layer.
         """
         inputs = tokens[:, :-1]
         if x is None:
             x = self.embedding(inputs)
-            see(EMBEDDING, x)
+            observe(EMBEDDING, x)
         positions = self.positions(inputs, torch.promote_types(x.dtype, torch.float32))
         routings = []
         for name, layer in self.named_layers().items():
             run: RunLayer = graphed.get(name, layer)
-            if self.blueprint.training.recompute == "full":
+            if self.context.training.recompute == "full":
                 x, routed = checkpoint(run, x, positions, use_reentrant=False, preserve_rng_state=False)
             else:
                 x, routed = run(x, positions)
-            see(layer_name(name), x)
+            observe(layer_name(name), x)
             if routed is not None:
                 routings.append(routed)
         if self.is_last:
-            x = self.blueprint.elementwise.rms_norm(x, self.final_norm.weight, self.blueprint.model.norm_epsilon)
-            see(FINAL_NORM, x)
+            x = self.context.elementwise.rms_norm(x, self.final_norm.weight, self.context.model.norm_epsilon)
+            observe(FINAL_NORM, x)
         return x, routings
 
     def positions(self, tokens: torch.Tensor, dtype: torch.dtype) -> Positions:
         """What the layers share, of tokens of shape (batch, sequence)."""
         place = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
         documents = None
-        if self.blueprint.eod_token is not None:
-            first = torch.nn.functional.pad(tokens[:, :-1] == self.blueprint.eod_token, (1, 0))
+        if self.context.eod_token is not None:
+            first = torch.nn.functional.pad(tokens[:, :-1] == self.context.eod_token, (1, 0))
             documents = first.cumsum(1)
             place = place - torch.where(first, place, 0).cummax(1).values
         windows = {core.window for core in self.cores if core.backend(tokens.device) == "flex"}
         masks = block_masks(windows, tokens.shape[1], documents, tokens.device)
-        return Positions(rotary_tables(self.blueprint.model, place, dtype), documents, masks)
+        return Positions(rotary_tables(self.context.model, place, dtype), documents, masks)
 
 
-def choices_of(routed: list[Routed]) -> torch.Tensor | None:
-    return torch.stack([one.choices for one in routed]) if routed else None
+def stack_tokens_per_expert(routed: list[RoutingStats]) -> torch.Tensor | None:
+    return torch.stack([one.tokens_per_expert for one in routed]) if routed else None
 
 
 def build_decoder(
-    blueprint: BuildContext, seed: int, dtype: torch.dtype, device: torch.device, numbers: range | None = None
+    context: BuildContext, seed: int, dtype: torch.dtype, device: torch.device, numbers: range | None = None
 ) -> Decoder:
     """A decoder on ``device`` with its first weights. ``dtype`` is that of weights and activations.
 
@@ -207,15 +207,15 @@ def build_decoder(
         launch.contract.errors.CheckpointError: ``model.weights`` names a checkpoint that does not fit.
     """
     with torch.device("meta"):  # no memory and no random numbers spent on weights that are drawn over
-        decoder = Decoder(blueprint, numbers)
+        decoder = Decoder(context, numbers)
     _allocate(decoder, dtype, device)
     decoder.tie()
     for router in decoder.routers():
         router.reset_expert_bias()
-    if blueprint.model.weights == "random":
-        draw_weights(decoder, blueprint, seed)
+    if context.model.weights == "random":
+        draw_weights(decoder, context, seed)
     else:
-        load_weights(decoder, blueprint)
+        load_weights(decoder, context)
     return decoder
 
 

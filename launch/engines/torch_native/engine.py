@@ -17,18 +17,18 @@ from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
 from launch.engines.determinism import use_deterministic_algorithms
 from launch.engines.protocol import RankPlace, StepResult, check_supported
-from launch.engines.torch_native.compiled_model import CompiledModel, choose_kernels_untimed, failing_to_compile
+from launch.engines.torch_native.compiled_model import CompiledModel, compile_errors_as, disable_kernel_timing
 from launch.engines.torch_native.decoder import Decoder, build_decoder
 from launch.engines.torch_native.graphs import make_runner
 from launch.engines.torch_native.kernel_warmup import warm_up_kernels
-from launch.engines.torch_native.layer_digests import DigestedLayers
+from launch.engines.torch_native.layer_digests import LayerDigester
 from launch.engines.torch_native.layers.build_context import make_build_context
 from launch.engines.torch_native.optim.adamw import Optimizer
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 from launch.engines.torch_native.optim.fused_kernels import FusedAccumulation
 from launch.engines.torch_native.parallel.pipeline import Pipeline
 from launch.engines.torch_native.parallel.process_groups import Group, ParallelMesh, make_mesh
-from launch.engines.torch_native.parallel.sharding import shardings_of
+from launch.engines.torch_native.parallel.sharding import find_shardings
 from launch.engines.torch_native.train_step import TrainStep
 from launch.support.expandable_segments import disable_nccl_graph_register
 
@@ -48,22 +48,22 @@ class TorchNativeEngine:
         if mesh.world_size > 1 and mesh.device.type == "cuda":
             warm_up_kernels(spec, self.chunks, shape, dtype)
         modules = nn.ModuleList(self.chunks)
-        self.main_parameters = FlatParameters(
+        self.flat_parameters = FlatParameters(
             modules,
-            shardings_of(modules),
+            find_shardings(modules),
             self.mesh,
             torch.promote_types(dtype, PRECISIONS[spec.training.gradient_precision]),
             distributed_optimizer=spec.parallelism.distributed_optimizer,
             tied=_tied(self.chunks, self.mesh),
             add=None if spec.training.compile == "none" else FusedAccumulation(),
         )
-        self._optimizer = Optimizer(self.main_parameters, spec.training)
+        self._optimizer = Optimizer(self.flat_parameters, spec.training)
         layout = spec.parallelism
         pipeline = Pipeline(self.mesh, layout.schedule, layout.vpp, spec.num_microbatches, shape, dtype)
         self._digest_steps = spec.digest_steps
-        self._digested = DigestedLayers(self.chunks, spec.num_microbatches, mesh.device) if spec.digest_steps else None
+        self._digested = LayerDigester(self.chunks, spec.num_microbatches, mesh.device) if spec.digest_steps else None
         self._train_step = TrainStep(
-            self.mesh, self.chunks, self.main_parameters, self._optimizer, pipeline, self._digested
+            self.mesh, self.chunks, self.flat_parameters, self._optimizer, pipeline, self._digested
         )
         compile = spec.training.compile
         if compile == "whole":
@@ -71,7 +71,7 @@ class TorchNativeEngine:
         self._compiling: Callable[[], AbstractContextManager[None]] = (
             nullcontext
             if compile == "none"
-            else partial(failing_to_compile, f"training.compile={compile!r}", CompileError)
+            else partial(compile_errors_as, f"training.compile={compile!r}", CompileError)
         )
         self._runner = make_runner(spec, self._train_step)
 
@@ -109,15 +109,15 @@ def _build_chunks(spec: RunSpec, mesh: ParallelMesh, dtype: torch.dtype) -> list
     """This rank's virtual stages: the whole model where there is no pipeline."""
     layout = spec.parallelism
     stages = layers_of(spec.model.num_layers, layout.pp, layout.vpp)
-    blueprint = make_build_context(spec, mesh)
+    context = make_build_context(spec, mesh)
     return [
-        build_decoder(blueprint, spec.training.seed, dtype, mesh.device, stages[chunk * layout.pp + mesh.pp.rank])
+        build_decoder(context, spec.training.seed, dtype, mesh.device, stages[chunk * layout.pp + mesh.pp.rank])
         for chunk in range(layout.vpp)
     ]
 
 
 def _shape_between_stages(spec: RunSpec) -> tuple[int, ...]:
-    """(batch, sequence or a rank's stretch of it, hidden)"""
+    """(batch, sequence or a rank's shard of it, hidden)"""
     layout, training = spec.parallelism, spec.training
     length = training.sequence_length // (layout.tp if layout.sequence_parallel else 1)
     return training.micro_batch_size, length, spec.model.hidden_size
@@ -125,7 +125,7 @@ def _shape_between_stages(spec: RunSpec) -> tuple[int, ...]:
 
 def _tied(chunks: list[Decoder], mesh: ParallelMesh) -> dict[str, Group]:
     """The embedding that is also the output layer, where a pipeline holds it at both ends. A collective call."""
-    if not chunks[0].blueprint.model.tie_embeddings or mesh.pp.size == 1:
+    if not chunks[0].context.model.tie_embeddings or mesh.pp.size == 1:
         return {}
     ends = Group()
     for pipeline in mesh.dims.groups("pp"):
@@ -146,5 +146,5 @@ def build(spec: RunSpec, mesh: RankPlace) -> TorchNativeEngine:
     if spec.training.deterministic:
         use_deterministic_algorithms()
         if spec.compiles:
-            choose_kernels_untimed()
+            disable_kernel_timing()
     return TorchNativeEngine(spec, mesh)

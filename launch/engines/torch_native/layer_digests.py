@@ -16,10 +16,10 @@ from torch import nn
 
 from launch.contract.records.layer_digests import EMBEDDING, FINAL_NORM, HEAD, LOSS, layer_name
 from launch.engines.protocol import LayerDigests
-from launch.engines.torch_native.decoder import Decoder, See
+from launch.engines.torch_native.decoder import Decoder, ObserveOutput
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 
-AT_ONCE = 2**22
+CHUNK_ELEMENTS = 2**22
 """Elements that are mixed at once: what that takes besides is a few times their size in int64."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SPREAD = 0x9E3779B97F4A7C15 - 2**64
@@ -37,7 +37,7 @@ def digest(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     total, place = None, 1
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)
-        for piece in flat.view(_INTEGERS[flat.element_size()]).split(AT_ONCE):
+        for piece in flat.view(_INTEGERS[flat.element_size()]).split(CHUNK_ELEMENTS):
             mixed = _mixed(piece.to(torch.int64), place).sum()
             total, place = mixed if total is None else total + mixed, place + len(piece)
     assert total is not None
@@ -56,28 +56,28 @@ def _shifted(bits: torch.Tensor, by: int) -> torch.Tensor:
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 
-class DigestedLayers:
-    """The layers of a rank's ``chunks``, digested as steps of ``micro_batches`` run through them."""
+class LayerDigester:
+    """The layers of a rank's ``chunks``, digested as steps of ``microbatches`` run through them."""
 
-    def __init__(self, chunks: Sequence[Decoder], micro_batches: int, device: torch.device) -> None:
+    def __init__(self, chunks: Sequence[Decoder], microbatches: int, device: torch.device) -> None:
         self._held = {name: module for chunk in chunks for name, module in _holders(chunk).items()}
         layers = (*self._held, *((LOSS,) if any(chunk.is_last for chunk in chunks) else ()))
         self._rows = {name: row for row, name in enumerate(layers)}
-        self._outputs = torch.zeros(len(layers), micro_batches, dtype=torch.int64, device=device)
+        self._outputs = torch.zeros(len(layers), microbatches, dtype=torch.int64, device=device)
         self._gradients = torch.zeros_like(self._outputs)
         self._parameter_gradients = torch.zeros(len(self._held), dtype=torch.int64, device=device)
 
-    def watching(self, micro_batch: int) -> See:
-        """What sees the outputs of layers in the forward pass of ``micro_batch``, and their gradients in its backward."""
+    def observer(self, microbatch: int) -> ObserveOutput:
+        """What sees the outputs of layers in the forward pass of ``microbatch``, and their gradients in its backward."""
 
-        def see(layer: str, output: torch.Tensor) -> None:
+        def observe(layer: str, output: torch.Tensor) -> None:
             row = self._rows[layer]
-            self._outputs[row, micro_batch].copy_(digest([output]))
-            output.register_hook(_into(self._gradients[row, micro_batch]))
+            self._outputs[row, microbatch].copy_(digest([output]))
+            output.register_hook(_into(self._gradients[row, microbatch]))
 
-        return see
+        return observe
 
-    def see_gradients(self, main: FlatParameters) -> None:
+    def digest_gradients(self, main: FlatParameters) -> None:
         """Of the step's parameters, once its last backward pass and the reduction over ranks are done."""
         for row, module in enumerate(self._held.values()):
             self._parameter_gradients[row].copy_(digest(main.gradients_of(module)))

@@ -1,4 +1,4 @@
-"""The micro-batches of one step on one rank: forward and backward through its chunks, in whatever order they come."""
+"""The microbatches of one step on one rank: forward and backward through its chunks, in whatever order they come."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from launch.engines.torch_native.decoder import Decoder, Losses, RunLayer, See, choices_of
+from launch.engines.torch_native.decoder import Decoder, Losses, ObserveOutput, RunLayer, stack_tokens_per_expert
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 
 
@@ -20,57 +20,57 @@ class _Forwarded(NamedTuple):
     by_graphs: bool
 
 
-class MicroBatches:
+class Microbatches:
     """
     Args:
-        batch: int64 of shape (micro-batches, micro-batch size, sequence + 1).
+        batch: int64 of shape (microbatches, microbatch size, sequence + 1).
         whole: what runs a chunk that is the whole model.
-        graphed: (chunk, micro-batch) -> by its name, what runs in the place of a layer.
-        watching: micro-batch -> what is shown what its layers give.
+        graphed: (chunk, microbatch) -> by its name, what runs in the place of a layer.
+        observer: microbatch -> what is shown what its layers give.
     """
 
     def __init__(
         self,
         batch: torch.Tensor,
         chunks: Sequence[Decoder],
-        whole: Callable[[torch.Tensor, See], Losses],
+        whole: Callable[[torch.Tensor, ObserveOutput], Losses],
         graphed: Callable[[int, int], Mapping[str, RunLayer]],
         main: FlatParameters,
-        watching: Callable[[int], See],
+        observer: Callable[[int], ObserveOutput],
     ) -> None:
         self._batch = batch
         self._chunks = chunks
         self._whole = whole
         self._graphed = graphed
         self._main = main
-        self._watching = watching
+        self._observer = observer
         self._forwarded: dict[tuple[int, int], _Forwarded] = {}
         self.loss = torch.zeros((), device=batch.device, dtype=main.weights.dtype)
-        """The mean cross-entropy over all micro-batches, on the rank that holds the head; zero on others. What is
+        """The mean cross-entropy over all microbatches, on the rank that holds the head; zero on others. What is
         differentiated holds the routers' losses too."""
-        self.choices: dict[int, torch.Tensor] = {}
+        self.tokens_per_expert: dict[int, torch.Tensor] = {}
         """By chunk, how many of this rank's tokens chose each expert: int64 of shape (layers with experts, experts)."""
 
     def forward(self, chunk: int, number: int, activation: torch.Tensor | None) -> torch.Tensor | None:
-        """Micro-batch ``number`` through ``chunk``; returns the activation for the next stage, None from the last."""
-        decoder, tokens, see = self._chunks[chunk], self._batch[number], self._watching(number)
+        """Microbatch ``number`` through ``chunk``; returns the activation for the next stage, None from the last."""
+        decoder, tokens, observe = self._chunks[chunk], self._batch[number], self._observer(number)
         if activation is not None:
             activation.requires_grad_()
         sent = None
         graphed = self._graphed(chunk, number)
         if decoder.is_first and decoder.is_last and not graphed:
-            losses = self._whole(tokens, see)
+            losses = self._whole(tokens, observe)
         else:
-            x, routed = decoder.decode(tokens, activation, graphed, see)
+            x, routed = decoder.decode(tokens, activation, graphed, observe)
             if not decoder.is_last:
                 outputs = [x, *(one.loss for one in routed if one.loss.requires_grad)]
-                self._count(chunk, choices_of(routed))
+                self._count(chunk, stack_tokens_per_expert(routed))
                 sent = x.detach()
             else:
-                losses = decoder.losses(x, routed, tokens, see)
+                losses = decoder.losses(x, routed, tokens, observe)
         if decoder.is_last:
             self.loss.add_(losses.cross_entropy.detach(), alpha=1 / len(self._batch))
-            self._count(chunk, losses.choices)
+            self._count(chunk, losses.tokens_per_expert)
             outputs = [losses.objective]
         self._forwarded[chunk, number] = _Forwarded(outputs, activation, bool(graphed))
         return sent
@@ -81,7 +81,9 @@ class MicroBatches:
         parameters = list(self._chunks[chunk].parameters())
         inputs = parameters if activation is None else [*parameters, activation]
         gradients = [gradient, *([None] * (len(outputs) - 1))]
-        with self._main.accumulating(1 / len(self._batch), first=number == 0, last=number == len(self._batch) - 1):
+        with self._main.accumulate_gradients(
+            1 / len(self._batch), first=number == 0, last=number == len(self._batch) - 1
+        ):
             found = torch.autograd.grad(outputs, inputs, gradients)
         if activation is None:
             return None
@@ -89,8 +91,8 @@ class MicroBatches:
         # needs none, since the callables that gave it run again after its backward pass alone, for which it was taken.
         return found[-1].clone() if by_graphs else found[-1]
 
-    def _count(self, chunk: int, choices: torch.Tensor | None) -> None:
-        if choices is not None:
-            so_far = self.choices.get(chunk)
+    def _count(self, chunk: int, tokens_per_expert: torch.Tensor | None) -> None:
+        if tokens_per_expert is not None:
+            so_far = self.tokens_per_expert.get(chunk)
             # A copy: what a graph has given is overwritten when it runs again.
-            self.choices[chunk] = choices.clone() if so_far is None else so_far + choices
+            self.tokens_per_expert[chunk] = tokens_per_expert.clone() if so_far is None else so_far + tokens_per_expert

@@ -1,7 +1,7 @@
-"""``full_iteration``: one graph of all micro-batches, forward and backward, and of the reduction over ranks. The optimizer
+"""``full_iteration``: one graph of all microbatches, forward and backward, and of the reduction over ranks. The optimizer
 runs behind it.
 
-Megatron-Core's wrapper copies each micro-batch into a static buffer on a stream of its own, which waits for nobody: that a
+Megatron-Core's wrapper copies each microbatch into a static buffer on a stream of its own, which waits for nobody: that a
 replay has ended before the next batch is copied is owed to the gradient norm, which the host reads in between. Its state is
 the class's, one run a process (megatron-core 0.16.1 full_cuda_graph.py:61, :97).
 """

@@ -3,7 +3,7 @@
 The first step runs eagerly and is recorded: which layer ran when, forward and backward. At its end, when gradients are
 final, graphs are captured in that order, each after ``cuda_graph.warmup_steps`` passes over zeros (megatron-core 0.16.1
 pipeline_parallel/schedules.py:693, transformer/cuda_graphs.py:906). Without a pipeline one pair of graphs serves all
-micro-batches; with one each micro-batch of a step has its own.
+microbatches; with one each microbatch of a step has its own.
 """
 
 from __future__ import annotations

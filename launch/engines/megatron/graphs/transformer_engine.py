@@ -1,6 +1,6 @@
 """``transformer_engine``: Transformer Engine's graphed callables in the place of layers, or of the first parts of them.
 
-Without a pipeline one set of callables serves all micro-batches; with one each micro-batch of a step has its own, captured
+Without a pipeline one set of callables serves all microbatches; with one each microbatch of a step has its own, captured
 in the order of the schedule. The capture begins with warm-up passes over inputs of ones and ends with zeroed gradients and
 routers' counts (megatron-core 0.16.1 transformer/cuda_graphs.py:2117, :2195).
 """
@@ -19,7 +19,7 @@ from megatron.core.num_microbatches_calculator import (
 from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 
 from launch.contract.spec import RunSpec
-from launch.engines.megatron.ddp_hooks import forward_hooks_off
+from launch.engines.megatron.ddp_hooks import disable_forward_hooks
 from launch.engines.megatron.graphs.megatron_capture import MegatronCapture
 from launch.engines.megatron.schedule import Schedule
 
@@ -32,7 +32,7 @@ class LayerCallables(MegatronCapture):
         training = spec.training
         self.scope = spec.cuda_graph.scope
         self._gathers_in_forward = spec.parallelism.overlap_param_gather
-        # The helper asks a global for the number of micro-batches.
+        # The helper asks a global for the number of microbatches.
         reconfigure_num_microbatches_calculator(
             dist.get_rank(), None, training.global_batch_size, training.micro_batch_size, spec.parallelism.dp
         )
@@ -54,7 +54,7 @@ class LayerCallables(MegatronCapture):
 
     def run_capture_step(self, batch: torch.Tensor) -> torch.Tensor:
         with self._timing_capture():
-            with forward_hooks_off(self._schedule.chunks):
+            with disable_forward_hooks(self._schedule.chunks):
                 self._helper.create_cudagraphs()
             if self._gathers_in_forward:
                 self._helper.cuda_graph_set_manual_hooks()

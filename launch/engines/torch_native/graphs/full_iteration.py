@@ -8,7 +8,7 @@ import torch
 
 from launch.contract.spec import RunSpec
 from launch.engines.graph_protocol import GraphedStep, StepOutput, check_input
-from launch.engines.torch_native.compiled_model import nothing_compiled
+from launch.engines.torch_native.compiled_model import forbid_compilation
 from launch.engines.torch_native.train_step import TrainStep
 
 
@@ -25,7 +25,7 @@ class FullIteration(GraphedStep):
         super().__init__(spec, train_step.forward_backward)
         self.scope = ("forward_backward", "optimizer") if spec.cuda_graph.optimizer else ("forward_backward",)
         self._train_step = train_step
-        self._as_compiled = nothing_compiled if spec.training.compile == "whole" else nullcontext
+        self._as_compiled = forbid_compilation if spec.training.compile == "whole" else nullcontext
         self._graph = torch.cuda.CUDAGraph()
         self._static: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None
         """Batch, loss and gradient norm of the capture; the last in graph memory, or None without the optimizer."""

@@ -1,7 +1,7 @@
 """Layers, or parts of them, as graphed callables: PyTorch's own, or Transformer Engine's.
 
-A callable's static memory (outputs, saved activations, gradients) belongs to one micro-batch from its forward to its
-backward; each micro-batch in flight has callables of its own. Gradients of parameters are handed out in static memory
+A callable's static memory (outputs, saved activations, gradients) belongs to one microbatch from its forward to its
+backward; each microbatch in flight has callables of its own. Gradients of parameters are handed out in static memory
 too (pytorch/pytorch#181723): they are added to the main gradients in the hook that sees them first, before anything is
 replayed again.
 """
@@ -33,7 +33,7 @@ Named = tuple[str, str]
 
 @dataclass(frozen=True)
 class _Captured:
-    """One part's callable for one micro-batch in flight."""
+    """One part's callable for one microbatch in flight."""
 
     part: Part
     call: Callable[..., Any]
@@ -41,7 +41,7 @@ class _Captured:
 
 
 Callables = Sequence[Sequence[Mapping[Named, _Captured]]]
-"""By chunk, by micro-batch in flight."""
+"""By chunk, by microbatch in flight."""
 
 
 PartsOfChunk = Callable[[int], dict[Named, Part]]
@@ -161,7 +161,7 @@ class TransformerEngineCallables(_LayerCallables):
         in_flight = in_flight_by_chunk(actions)
         chunks = [parts_of_chunk(chunk) for chunk in range(len(in_flight))]
         alone = in_flight == [1]
-        count = 1 if alone else 1 + max(action.micro_batch for action in actions)
+        count = 1 if alone else 1 + max(action.microbatch for action in actions)
         order = [1, -1] if alone else [(a.chunk + 1) * (1 if a.kind == "forward" else -1) for a in actions]
         samples = [_inputs(part, sample) for parts in chunks for _ in range(count) for part in parts.values()]
         if not samples:
@@ -175,7 +175,7 @@ class TransformerEngineCallables(_LayerCallables):
             _num_layers_per_chunk=[len(parts) for parts in chunks],
             _reuse_graph_input_output_buffers=True,
         )
-        # In the order of samples: chunk by chunk, in it micro-batch by micro-batch.
+        # In the order of samples: chunk by chunk, in it microbatch by microbatch.
         given = iter(calls)
         return [
             [{name: _Captured(part, next(given), sample) for name, part in parts.items()} for _ in range(count)]

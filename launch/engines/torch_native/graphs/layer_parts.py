@@ -4,7 +4,7 @@ Scopes mean what they mean in Megatron-Core (transformer/transformer_layer.py): 
 ``mlp`` a dense one, ``moe`` a mixture of experts whole, ``moe_router`` its router and shared expert, ``moe_preprocess``
 what can be said of the dispatch beforehand; no scope is the whole layer. The norm before the feed-forward is computed
 with the sum before it, and so belongs to ``attn`` here; rows are moved behind ``moe_preprocess``, where Megatron-Core's
-all-to-all dispatcher moves a rank's own in it.
+all-to-all dispatcher permuter a rank's own in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from launch.engines.torch_native.decoder import Layer, RunLayer
 from launch.engines.torch_native.layers.attention_backends import Positions
-from launch.engines.torch_native.moe.layer import MixtureOfExperts, Prepared, Routed
+from launch.engines.torch_native.moe.layer import MixtureOfExperts, Preprocessed, RoutingStats
 
 
 class Part(nn.Module):
@@ -53,40 +53,40 @@ def layer_parts(layer: Layer, scope: Sequence[str], positions: Positions) -> dic
     parts: dict[str, Part] = {}
     if "attn" in scope:
         held = [layer.attention_norm, layer.attention, layer.mlp_norm]
-        parts["attn"] = Part(lambda x: layer.attend(x, positions), held, 1)
+        parts["attn"] = Part(lambda x: layer.forward_attention(x, positions), held, 1)
     experts = layer.mlp
     if not isinstance(experts, MixtureOfExperts):
         if "mlp" in scope:
-            parts["feed"] = Part(layer.feed, [experts], 2)
+            parts["mlp"] = Part(layer.forward_mlp, [experts], 2)
     elif "moe" in scope:
-        parts["feed"] = Part(layer.feed, [experts], 2)
+        parts["mlp"] = Part(layer.forward_mlp, [experts], 2)
     elif "moe_router" in scope:
         held = [experts.router] if experts.shared is None else [experts.router, experts.shared]
         prepared = "moe_preprocess" in scope
-        parts["route"] = Part(lambda x: _route(experts, x, prepared), held, 1)
+        parts["router"] = Part(lambda x: _route(experts, x, prepared), held, 1)
     return parts
 
 
 def _route(experts: MixtureOfExperts, normed: torch.Tensor, prepared: bool) -> Any:
     routing, shared = experts.route(normed)
-    return experts.prepare(routing, shared) if prepared else (routing, shared)
+    return experts.preprocess(routing, shared) if prepared else (routing, shared)
 
 
 def assemble_layer(layer: Layer, calls: Mapping[str, Callable[..., Any]]) -> RunLayer:
     """``layer`` with ``calls`` in the place of the parts that they are named after."""
 
-    def run(x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, Routed | None]:
+    def run(x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, RoutingStats | None]:
         if "layer" in calls:
-            return cast(tuple[torch.Tensor, Routed | None], calls["layer"](x))
-        x, normed = calls["attn"](x) if "attn" in calls else layer.attend(x, positions)
-        if "feed" in calls:
-            return cast(tuple[torch.Tensor, Routed | None], calls["feed"](x, normed))
-        if "route" not in calls:
-            return layer.feed(x, normed)
+            return cast(tuple[torch.Tensor, RoutingStats | None], calls["layer"](x))
+        x, normed = calls["attn"](x) if "attn" in calls else layer.forward_attention(x, positions)
+        if "mlp" in calls:
+            return cast(tuple[torch.Tensor, RoutingStats | None], calls["mlp"](x, normed))
+        if "router" not in calls:
+            return layer.forward_mlp(x, normed)
         experts = cast(MixtureOfExperts, layer.mlp)
-        routed = calls["route"](normed)
-        prepared = routed if isinstance(routed, Prepared) else experts.prepare(*routed)
-        change, said = experts.mix(normed, prepared)
+        routed = calls["router"](normed)
+        prepared = routed if isinstance(routed, Preprocessed) else experts.preprocess(*routed)
+        change, said = experts.run_experts(normed, prepared)
         return x + change, said
 
     return run

@@ -10,8 +10,8 @@ import torch
 from launch.contract.errors import CaptureError
 from launch.contract.spec import RunSpec
 from launch.engines.graph_protocol import GraphedStep, StepOutput, check_input
-from launch.engines.torch_native.compiled_model import CompiledModel, failing_to_compile
-from launch.engines.torch_native.decoder import Losses, See
+from launch.engines.torch_native.compiled_model import CompiledModel, compile_errors_as
+from launch.engines.torch_native.decoder import Losses, ObserveOutput
 from launch.engines.torch_native.train_step import TrainStep
 
 
@@ -56,7 +56,7 @@ class Compiled(GraphedStep):
         self._batch = batch
         before = _seconds_compiling()
         self._train_step.model = self._run_compiled
-        with failing_to_compile("cuda_graph.impl='torch_compile'", CaptureError):
+        with compile_errors_as("cuda_graph.impl='torch_compile'", CaptureError):
             loss = self._forward_backward(batch)
         self._capture_seconds = _seconds_compiling() - before
         return StepOutput(loss)
@@ -70,12 +70,12 @@ class Compiled(GraphedStep):
     def close(self) -> None:
         torch._dynamo.reset()
 
-    def _run_compiled(self, tokens: torch.Tensor, see: See) -> Losses:
+    def _run_compiled(self, tokens: torch.Tensor, observe: ObserveOutput) -> Losses:
         if self._on_cuda:
             # What the previous microbatch left in graph memory is no longer needed.
             torch.compiler.cudagraph_mark_step_begin()
             self.counter.replays += 1
-        return self._model(tokens, see)
+        return self._model(tokens, observe)
 
     def _backend(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
         # Importing Inductor takes seconds, which an eager run should not pay.

@@ -11,16 +11,16 @@ from torch import nn
 
 from launch.contract.spec import Model
 from launch.engines.torch_native.layers.build_context import BuildContext
-from launch.engines.torch_native.parallel.sharding import Sharding, shardings_of
+from launch.engines.torch_native.parallel.sharding import Sharding, find_shardings
 
 INTO_RESIDUAL = ("attention.output.weight", "mlp.down.weight", "mlp.down", "mlp.shared.down.weight")
 """Projections that add to the residual stream; their deviation shrinks with depth (GPT-2, Megatron-LM)."""
 
 
 @torch.no_grad()
-def draw_weights(module: nn.Module, blueprint: BuildContext, seed: int) -> None:
+def draw_weights(module: nn.Module, context: BuildContext, seed: int) -> None:
     """First weights of every parameter of ``module``. A part of a parameter is that part of the whole."""
-    model, tp, ep = blueprint.model, blueprint.tp.group, blueprint.ep
+    model, tp, ep = context.model, context.tp.group, context.ep
     for name, (parameter, sharding) in named_weights(module, model).items():
         if sharding.axis == "ep":
             for number, expert in enumerate(parameter, start=ep.rank * len(parameter)):
@@ -52,7 +52,7 @@ def first_weights(
 def named_weights(module: nn.Module, model: Model) -> dict[str, tuple[nn.Parameter, Sharding]]:
     """Parameters by their name in the whole model, where a tied head is the embedding."""
     tied = {"head.weight": "embedding.weight"} if model.tie_embeddings else {}
-    shardings = shardings_of(module)
+    shardings = find_shardings(module)
     return {tied.get(name, name): (parameter, shardings[name]) for name, parameter in module.named_parameters()}
 
 

@@ -27,7 +27,7 @@ Open = Callable[[str], Any]
 
 
 @torch.no_grad()
-def load_weights(decoder: nn.Module, blueprint: BuildContext) -> None:
+def load_weights(decoder: nn.Module, context: BuildContext) -> None:
     """Fill every parameter of ``decoder``, or this rank's part of it, in its own precision and on its own device.
 
     No more is held beside the decoder than the tensors of one parameter.
@@ -36,11 +36,11 @@ def load_weights(decoder: nn.Module, blueprint: BuildContext) -> None:
         CheckpointError: the checkpoint cannot be read, is not one of the model, or holds numbers that are not finite.
         EnvironmentFault: the safetensors package is not installed.
     """
-    checkpoint = open_checkpoint(blueprint.model)
+    checkpoint = open_checkpoint(context.model)
     entries = {entry.parameter: entry for entry in checkpoint.entries}
     with _opened(checkpoint) as tensors:
-        for name, (parameter, sharding) in named_weights(decoder, blueprint.model).items():
-            _fill(parameter, entries[name], tensors, sharding, blueprint)
+        for name, (parameter, sharding) in named_weights(decoder, context.model).items():
+            _fill(parameter, entries[name], tensors, sharding, context)
             # Both ends of the range are NaN where one number is, and nothing of the parameter's size is held beside it.
             if not torch.stack(parameter.aminmax()).isfinite().all():
                 names = _not_finite(entries[name], tensors, parameter.dtype)
@@ -75,9 +75,9 @@ def _opened(checkpoint: Checkpoint) -> Iterator[Open]:
         yield tensor
 
 
-def _fill(parameter: torch.Tensor, entry: Entry, tensors: Open, sharding: Sharding, blueprint: BuildContext) -> None:
+def _fill(parameter: torch.Tensor, entry: Entry, tensors: Open, sharding: Sharding, context: BuildContext) -> None:
     names = [tensor.name for tensor in entry.tensors]
-    group = blueprint.ep if sharding.axis == "ep" else blueprint.tp.group
+    group = context.ep if sharding.axis == "ep" else context.tp.group
     if entry.form == "rows":
         parameter.copy_(sharding.take(torch.cat([tensors(name)[:] for name in names]), group))
     elif entry.form == "interleaved":

@@ -1,4 +1,4 @@
-"""Causal self-attention with grouped queries, rotary positions and what a model adds: biases, norms, windows, sinks."""
+"""Causal self-attention with grouped queries, rotary positions, and optional biases, norms, windows and sinks."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from launch.engines.torch_native.parallel.tensor_parallel import ColumnParallelL
 
 
 class Attention(nn.Module):
-    """``num_attention_heads`` queries share ``num_query_groups`` keys and values."""
+    """``num_attention_heads`` query heads share ``num_query_groups`` heads of keys and values."""
 
-    def __init__(self, blueprint: BuildContext, number: int) -> None:
+    def __init__(self, context: BuildContext, number: int) -> None:
         super().__init__()
-        model, tp = blueprint.model, blueprint.tp
+        model, tp = context.model, context.tp
         heads = (model.num_attention_heads, model.num_query_groups, model.num_query_groups)
         self.heads = tuple(count // tp.size for count in heads)
         self.channels = model.kv_channels
         self.epsilon = model.norm_epsilon
-        self.elementwise = blueprint.elementwise
-        self.recompute = blueprint.training.recompute == "selective"
+        self.elementwise = context.elementwise
+        self.recompute = context.training.recompute == "selective"
         widths = tuple(count * self.channels for count in heads)
         self.qkv = ColumnParallelLinear(model.hidden_size, widths, model.add_qkv_bias or model.add_bias_linear, tp)
-        self.core = CoreAttention(model, number, blueprint.training.attention_backend, blueprint.packed, tp.size)
+        self.core = CoreAttention(model, number, context.training.attention_backend, context.packed, tp.size)
         self.output = RowParallelLinear(widths[0], model.hidden_size, model.add_bias_linear, tp)
-        self.query_norm = Norm(model.kv_channels, tp.within) if model.qk_layernorm else None
-        self.key_norm = Norm(model.kv_channels, tp.within) if model.qk_layernorm else None
+        self.query_norm = Norm(model.kv_channels, tp.inside_sharding) if model.qk_layernorm else None
+        self.key_norm = Norm(model.kv_channels, tp.inside_sharding) if model.qk_layernorm else None
         self.sinks = nn.Parameter(torch.empty(self.heads[0])) if model.attention_sinks else None
         self.shardings = {"sinks": Sharding("tp", 0)} if model.attention_sinks else {}
 
     def forward(self, x: torch.Tensor, positions: Positions) -> torch.Tensor:
-        """(batch, sequence, hidden) -> the same."""
+        """(batch, sequence or this rank's shard, hidden_size) -> the same."""
         qkv = self.qkv(x).unflatten(-1, (sum(self.heads), self.channels))
         query, key, value = qkv.split(self.heads, dim=-2)
-        turn = self.elementwise.norm_and_rotate
-        query = turn(query, getattr(self.query_norm, "weight", None), self.epsilon, positions.rotary)
-        key = turn(key, getattr(self.key_norm, "weight", None), self.epsilon, positions.rotary)
+        norm_and_rotate = self.elementwise.norm_and_rotate
+        query = norm_and_rotate(query, getattr(self.query_norm, "weight", None), self.epsilon, positions.rotary)
+        key = norm_and_rotate(key, getattr(self.key_norm, "weight", None), self.epsilon, positions.rotary)
         inputs = (query, key, value, self.sinks, positions)
         if self.recompute:
             mixed = checkpoint(self.core, *inputs, use_reentrant=False, preserve_rng_state=False)

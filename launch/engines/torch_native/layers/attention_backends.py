@@ -1,7 +1,6 @@
-"""From queries, keys and values to what each position mixes: which kernel does it, and what each can express.
+"""Core attention: from queries, keys and values to the attention output, by one of several backends.
 
-On a GPU none of them holds a sequence-by-sequence matrix. A learned sink is one more logit in each softmax whose value
-is nothing; with l the log-sum-exp of a row's other logits it scales the row by sigmoid(l - sink).
+On a GPU no backend materializes a sequence-by-sequence matrix.
 """
 
 from __future__ import annotations
@@ -21,25 +20,27 @@ from launch.engines.packages import import_package
 from launch.engines.torch_native.layers.rotary import Rotary
 
 Backend = Literal["sdpa", "flex", "transformer_engine", "plain"]
-"""``plain`` is the formula with its matrix of scores, for what SDPA cannot express on a CPU."""
+"""``plain`` computes the matrix of scores, for masks and sinks that SDPA does not support on a CPU."""
 
 FUSED_KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-"""What SDPA may choose from on a GPU, the fastest first; its math kernel would hold the matrix of scores."""
+"""Kernels for SDPA on a GPU, fastest first. Its math kernel would materialize the matrix of scores."""
 
 
 class Positions(NamedTuple):
-    """What a micro-batch's layers share."""
+    """Rotary tables and masks of a microbatch, shared by all layers."""
 
     rotary: Rotary
     documents: torch.Tensor | None
-    """Packed documents: the number of each token's document, int64 of shape (batch, sequence); None: one a sequence."""
+    """int64 (batch, sequence): the index of each token's document in packed sequences; None: one document per sequence."""
     block_masks: Mapping[int, BlockMask]
-    """Of flex_attention, by window size."""
+    """Masks for flex_attention, by window size."""
 
 
-def backend_of(choice: str, device: str, windowed_or_sinks: bool, packed: bool) -> Backend:
-    """The backend of a layer. ``choice`` is ``training.attention_backend``; that the layer is within what it can
-    express was judged before (launch.support)."""
+def choose_backend(choice: str, device: str, windowed_or_sinks: bool, packed: bool) -> Backend:
+    """Return the backend of a layer for ``choice``, ``training.attention_backend``.
+
+    launch.support has checked that an explicit choice supports the layer.
+    """
     if choice != "auto":
         return cast(Backend, choice)
     if not (windowed_or_sinks or packed):
@@ -50,13 +51,18 @@ def backend_of(choice: str, device: str, windowed_or_sinks: bool, packed: bool) 
 def block_masks(
     windows: set[int], length: int, documents: torch.Tensor | None, device: torch.device
 ) -> Mapping[int, BlockMask]:
+    """Return the mask of flex_attention for each window size.
+
+    Args:
+        documents: int64 (batch, sequence) for packed sequences.
+    """
     if documents is None:
         return {window: _causal_block_mask(window, length, device) for window in windows}
     return {window: _document_block_mask(window, documents) for window in windows}
 
 
 class CoreAttention:
-    """Causal attention of one layer, by the backend that expresses it."""
+    """Causal attention of one layer, by the backend that supports it."""
 
     def __init__(self, model: Model, number: int, choice: str, packed: bool, tp: int = 1) -> None:
         self.window = model.window_of_layer(number)
@@ -67,7 +73,7 @@ class CoreAttention:
 
     def backend(self, device: torch.device) -> Backend:
         extras = bool(self.window) or self._model.attention_sinks
-        return backend_of(self._choice, device.type, extras, self._packed)
+        return choose_backend(self._choice, device.type, extras, self._packed)
 
     def __call__(
         self,
@@ -77,18 +83,24 @@ class CoreAttention:
         sinks: torch.Tensor | None,
         positions: Positions,
     ) -> torch.Tensor:
-        """(batch, sequence, heads, kv_channels) each -> (batch, sequence, query heads, kv_channels).
+        """Attend.
 
-        Keys and values have one head a query group; ``sinks`` is of shape (query heads,).
+        Args:
+            query: (batch, sequence, heads, kv_channels).
+            key: (batch, sequence, query groups, kv_channels), as ``value``.
+            sinks: (heads,).
+
+        Returns:
+            (batch, sequence, heads, kv_channels)
         """
         backend = self.backend(query.device)
         if backend == "transformer_engine":
-            return _by_transformer_engine(self._transformer_engine, query, key, value, sinks)
+            return _transformer_engine_attention(self._transformer_engine, query, key, value, sinks)
         query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
         if backend == "sdpa":
-            mixed = _by_sdpa(query, key, value)
+            mixed = _sdpa_attention(query, key, value)
         elif backend == "flex":
-            mixed = _by_flex(query, key, value, sinks, positions.block_masks[self.window])
+            mixed = _compiled_flex_attention(query, key, value, sinks, positions.block_masks[self.window])
         else:
             mixed = plain_attention(query, key, value, sinks, self.window, positions.documents)
         return mixed.transpose(1, 2)
@@ -106,60 +118,62 @@ def plain_attention(
     window: int,
     documents: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The formula itself, in at least float32.
+    """Compute attention by its formula, in at least float32. The result has the shape and dtype of ``query``.
 
     Args:
         query: (batch, heads, sequence, kv_channels).
-        key: (batch, groups, sequence, kv_channels), as is ``value``.
-        sinks: (heads,)
-        window: how many positions a position sees, itself included; 0 is all before it.
-        documents: int64 of shape (batch, sequence); a position sees its own document only.
+        key: (batch, groups, sequence, kv_channels), as ``value``.
+        sinks: (heads,). A sink is one more logit in each softmax, with a value of zero.
+        window: how many positions a query attends to, including its own; 0 means all up to its own.
+        documents: int64 (batch, sequence). A query attends to its own document only.
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
     length, group = query.shape[2], query.shape[1] // key.shape[1]
     key, value = (tensor.to(dtype).repeat_interleave(group, dim=1) for tensor in (key, value))
     scores = query.to(dtype) @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-    scores = scores.masked_fill(~_visible(length, window, documents, query.device), -math.inf)
+    scores = scores.masked_fill(~_attention_mask(length, window, documents, query.device), -math.inf)
     if sinks is not None:
         column = sinks.to(dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat((scores, column), dim=-1)
     return (scores.softmax(-1)[..., :length] @ value).to(query.dtype)
 
 
-def _visible(length: int, window: int, documents: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    """Whether a query sees a key: bool of shape (1 or batch, 1, sequence, sequence)."""
-    place = torch.arange(length, device=device)
-    past = place.unsqueeze(-1) - place
+def _attention_mask(length: int, window: int, documents: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """Return whether a query attends to a key: bool (1 or batch, 1, sequence, sequence)."""
+    positions = torch.arange(length, device=device)
+    past = positions.unsqueeze(-1) - positions
     visible = (past >= 0) & (past < window) if window else past >= 0
     if documents is None:
         return visible.view(1, 1, length, length)
     return (visible & (documents.unsqueeze(-1) == documents.unsqueeze(-2))).unsqueeze(1)
 
 
-def _by_sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _sdpa_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     grouped = query.shape[1] != key.shape[1]
     if query.device.type == "cpu":
         return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
-    if grouped and query.dtype == torch.float32:  # the one fused kernel of float32 takes as many keys as queries
+    # The only fused kernel for float32 needs as many key heads as query heads.
+    if grouped and query.dtype == torch.float32:
         key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for tensor in (key, value))
         grouped = False
     with sdpa_kernel(FUSED_KERNELS, set_priority=True):
         return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
 
 
-def _by_flex(
+def _compiled_flex_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None, mask: BlockMask
 ) -> torch.Tensor:
     grouped = query.shape[1] != key.shape[1]
-    attend = _compiled_flex()
+    attention = _compiled_flex()
     if sinks is None:
-        return cast(torch.Tensor, attend(query, key, value, block_mask=mask, enable_gqa=grouped))
-    mixed, aux = attend(query, key, value, block_mask=mask, enable_gqa=grouped, return_aux=AuxRequest(lse=True))
+        return cast(torch.Tensor, attention(query, key, value, block_mask=mask, enable_gqa=grouped))
+    # With l the log-sum-exp of a row's other logits, a sink scales the row by sigmoid(l - sink).
+    mixed, aux = attention(query, key, value, block_mask=mask, enable_gqa=grouped, return_aux=AuxRequest(lse=True))
     scale = torch.sigmoid(aux.lse - sinks.view(1, -1, 1))
     return cast(torch.Tensor, (mixed * scale.unsqueeze(-1)).to(query.dtype))
 
 
-def _by_transformer_engine(
+def _transformer_engine_attention(
     attention: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None
 ) -> torch.Tensor:
     if sinks is not None:
@@ -175,7 +189,7 @@ def _compiled_flex() -> Any:
 
 @lru_cache(maxsize=1)
 def _compiled_block_mask() -> Any:
-    # Uncompiled it builds the matrix that blocks are to spare.
+    # Eager create_block_mask materializes a sequence-by-sequence matrix.
     return torch.compile(create_block_mask, dynamic=False)
 
 
@@ -207,10 +221,11 @@ def _dot_product_attention(model: Model, window: int, tp: int) -> Any:
         num_gqa_groups=model.num_query_groups // tp,
         qkv_format="bshd",
         attn_mask_type="causal",
-        # Positions seen before its own, and after.
+        # Positions before and after a query's own.
         window_size=(window - 1, 0) if window else (-1, 0),
         softmax_type="learnable" if model.attention_sinks else "vanilla",
     )
     if model.attention_sinks:
-        del attention.softmax_offset  # its own sinks; ours are handed in with each call
+        # Its own parameter. Each call sets this layer's sinks instead.
+        del attention.softmax_offset
     return attention

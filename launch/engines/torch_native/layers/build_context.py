@@ -1,4 +1,4 @@
-"""What every part of a decoder is built from."""
+"""Settings that every module of a decoder is built from."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from launch.engines.torch_native.parallel.tensor_parallel import TensorParallel
 
 @dataclass(frozen=True)
 class BuildContext:
-    """``eod_token`` ends a document where documents are packed: the token after it is at position 0 and sees none before
-    it. None: a sequence is one document."""
+    """Settings of a decoder on this rank.
+
+    Attributes:
+        eod_token: ends a document in packed sequences. The next token has position 0, and attends to none before it. None:
+            a sequence is one document.
+    """
 
     model: Model
     training: Training = field(default_factory=Training)

@@ -1,4 +1,4 @@
-"""The dense feed-forward of a layer."""
+"""The dense MLP of a layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launch.engines.torch_native.parallel.tensor_parallel import ColumnParallelL
 
 
 class Mlp(nn.Module):
-    """A gated activation between two projections. ``width`` is that of the activation."""
+    """A gated activation of ``width`` channels between two projections."""
 
     def __init__(self, model: Model, width: int, elementwise: Elementwise, tp: TensorParallel) -> None:
         super().__init__()
@@ -20,6 +20,6 @@ class Mlp(nn.Module):
         self.activation = getattr(elementwise, model.activation)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, sequence, hidden) -> the same."""
-        changed: torch.Tensor = self.down(self.activation(self.gate_up(x)))
-        return changed
+        """(batch, sequence or this rank's shard, hidden_size) -> the same."""
+        output: torch.Tensor = self.down(self.activation(self.gate_up(x)))
+        return output

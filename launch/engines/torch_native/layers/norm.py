@@ -1,4 +1,4 @@
-"""The weight of an RMSNorm; layers/pointwise.py has its formula."""
+"""The weight of an RMSNorm. Its formula is in layers/pointwise.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launch.engines.torch_native.parallel.sharding import Sharding
 
 
 class Norm(nn.Module):
-    """``sharding`` says what a rank's gradient of the weight, which every rank holds whole, is of."""
+    """Every rank holds the weight whole. ``sharding`` determines whether its gradient is partial."""
 
     def __init__(self, width: int, sharding: Sharding) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
-"""What a decoder computes between its matrix products, as plain functions, each of which may be compiled by itself.
+"""Operations between the matrix products of a decoder, as functions that can be compiled one by one.
 
-Run one by one they read and write memory for every operation; compiled (``training.compile: elementwise``) each is one
-or two kernels. Values of at least float32 are computed in their own precision, bfloat16 with intermediate results in
-float32 where a sum or a square would suffer.
+Compiled (``training.compile: elementwise``), each is one or two kernels. For bfloat16 inputs, sums and squares are in
+float32.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from launch.engines.torch_native.layers.rotary import Rotary
 
 CLAMP = 7.0
 QUICK_GELU = 1.702
-"""Of GPT-OSS's activation: openai/gpt-oss, gpt_oss/torch/model.py, ``swiglu``."""
+"""Constants of GPT-OSS's activation: openai/gpt-oss, gpt_oss/torch/model.py, ``swiglu``."""
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -29,24 +28,25 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 def add_and_norm(
     x: torch.Tensor, change: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``x + change``, and the same normed."""
+    """Return ``x + change`` and its RMSNorm, each (..., width) as ``x`` and ``change``."""
     x = x + change
     return x, rms_norm(x, weight, epsilon)
 
 
 def norm_and_rotate(heads: torch.Tensor, weight: torch.Tensor | None, epsilon: float, rotary: Rotary) -> torch.Tensor:
-    """Norm each head where there is a weight, then turn the pairs (i, i + kv_channels / 2).
+    """Norm each head if there is a weight, then rotate the channel pairs (i, i + kv_channels / 2). The shape stays.
 
     Args:
         heads: (batch, sequence, heads, kv_channels).
+        weight: (kv_channels,).
     """
     if weight is not None:
         heads = rms_norm(heads, weight, epsilon)
     cos, sin = rotary
     first, second = heads.chunk(2, dim=-1)
-    # Sines of a higher precision promote each product; the result is rounded once.
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return turned.to(heads.dtype)
+    # cos and sin in float32 promote each product, so that the result is rounded once.
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return rotated.to(heads.dtype)
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
@@ -56,34 +56,34 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def clamped_quick_gelu_glu(gate_up: torch.Tensor) -> torch.Tensor:
-    """(..., 2 * width) -> (..., width): x * sigmoid(1.702 x) of the clamped gate, times the clamped rest plus one."""
+    """(..., 2 * width) -> (..., width): x * sigmoid(1.702 x) of the clamped gate, times the clamped up plus 1."""
     gate, up = gate_up.chunk(2, dim=-1)
     gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
     return gate * torch.sigmoid(QUICK_GELU * gate) * (up + 1)
 
 
 def weighted_swiglu(gate_up: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """:func:`swiglu`, each row times its weight of shape (...)."""
+    """As :func:`swiglu`, with each row multiplied by its weight, shape (...)."""
     return (swiglu(gate_up) * weight.unsqueeze(-1)).to(gate_up.dtype)
 
 
 def weighted_clamped_quick_gelu_glu(gate_up: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """:func:`clamped_quick_gelu_glu`, each row times its weight of shape (...)."""
+    """As :func:`clamped_quick_gelu_glu`, with each row multiplied by its weight, shape (...)."""
     return (clamped_quick_gelu_glu(gate_up) * weight.unsqueeze(-1)).to(gate_up.dtype)
 
 
 def gather_sum(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Of each group of ``places``, (groups, size), the sum of the rows named: (groups, width)."""
+    """Sum the rows that each group of indices names: (rows, width), (groups, size) -> (groups, width)."""
     total: torch.Tensor = rows[places.flatten()].unflatten(0, places.shape).sum(1)
     return total
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The mean over all tokens, in nats; in at least float32.
+    """Return the mean over all tokens in nats, shape (), in at least float32.
 
     Args:
-        logits: (batch, sequence, vocabulary).
-        targets: int64 of shape (batch, sequence).
+        logits: (batch, sequence, vocab_size).
+        targets: int64 (batch, sequence).
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -91,7 +91,7 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """The functions of this module, as they are or compiled."""
+    """The functions of this module, eager or compiled."""
 
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rms_norm
     add_and_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]] = (
@@ -108,16 +108,18 @@ class Elementwise:
     cross_entropy: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = cross_entropy
 
 
-OF_ROWS = ("weighted_swiglu", "weighted_clamped_quick_gelu_glu", "gather_sum")
-"""Functions of rows, whose number differs from layer to layer where the all-to-all dispatcher brings them."""
+ROW_FUNCTIONS = ("weighted_swiglu", "weighted_clamped_quick_gelu_glu", "gather_sum")
+"""Functions of rows whose number differs between layers with the all-to-all dispatcher."""
 
 
 def compiled() -> Elementwise:
-    """Every function compiled for the shapes it meets; those of rows for any number of them once it has changed. Inductor
-    is imported with the first call."""
+    """Compile every function, for static shapes. Row functions get a dynamic shape once the number of rows changes.
+
+    The first call of a function imports Inductor.
+    """
     functions: dict[str, Any] = {
         field.name: torch.compile(
-            cast(Any, field.default), fullgraph=True, dynamic=None if field.name in OF_ROWS else False
+            cast(Any, field.default), fullgraph=True, dynamic=None if field.name in ROW_FUNCTIONS else False
         )
         for field in fields(Elementwise)
     }

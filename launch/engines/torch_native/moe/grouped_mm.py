@@ -1,11 +1,4 @@
-"""One matrix product an expert over tokens sorted by expert, with no shape that depends on the routing.
-
-In bfloat16 on CUDA it is PyTorch's own ``grouped_mm``, whose offsets stay on the device. That function takes no other
-precision there without asking the host, and on a CPU neither float64 nor, once compiled, float32 (PyTorch 2.13); so a
-custom operator stands in: a loop over experts that Dynamo does not look into. It reads the offsets, for which on a CPU
-nothing waits; on CUDA the host does, and so such experts are not captured (docs/rules.md, capture.native_fp32_experts).
-Inductor is told to leave them between its CUDA graphs.
-"""
+"""Grouped GEMM: one matrix product per expert over tokens sorted by expert. No shape depends on the routing."""
 
 from __future__ import annotations
 
@@ -14,21 +7,20 @@ from typing import Any
 import torch
 from torch import nn
 
+# A sequence, since PyTorch accepts a single tag only from 2.13 on (torch/_library/custom_ops.py:622 of 2.11).
 UNSAFE = (torch.Tag.cudagraph_unsafe,)
-"""A sequence: PyTorch takes a single tag from 2.13 on (torch/_library/custom_ops.py:622 of 2.11)."""
 
 
 def grouped_mm(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """Rows of ``x`` times their expert's matrix.
+    """Multiply rows of ``x`` by the matrix of their expert: (rows, inputs) -> (rows, outputs).
 
     Args:
-        x: (rows, in), sorted by expert.
-        weight: (experts, in, out).
-        offsets: int32 of shape (experts,), where each expert's rows end; the last is ``rows``.
-
-    Returns:
-        (rows, out)
+        x: (rows, inputs), sorted by expert.
+        weight: (experts, inputs, outputs).
+        offsets: int32 (experts,), where each expert's rows end; the last is ``rows``.
     """
+    # PyTorch's function keeps the offsets on the device in bfloat16 on CUDA alone. In other precisions it reads them on the
+    # host. On a CPU it takes no float64, nor, once compiled, float32 (PyTorch 2.13).
     if x.device.type == "cuda" and x.dtype == torch.bfloat16:
         return nn.functional.grouped_mm(x, weight, offs=offsets)
     product: torch.Tensor = _rows(x, weight, offsets)
@@ -37,6 +29,11 @@ def grouped_mm(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> 
 
 @torch.library.custom_op("launch::grouped_mm", mutates_args=(), tags=UNSAFE)
 def _rows(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """As :func:`grouped_mm`, by a loop that Dynamo does not trace.
+
+    On CUDA the host waits for the offsets, so that such experts are not captured (docs/rules.md,
+    capture.native_fp32_experts), and Inductor leaves them between its CUDA graphs.
+    """
     out = x.new_empty(x.shape[0], weight.shape[2])
     start = 0
     for expert, end in enumerate(offsets.tolist()):
@@ -47,6 +44,7 @@ def _rows(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch
 
 @torch.library.custom_op("launch::grouped_mm_weight_gradient", mutates_args=(), tags=UNSAFE)
 def _weight_gradient(x: torch.Tensor, gradient: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """(rows, inputs), (rows, outputs) -> (experts, inputs, outputs)."""
     out = x.new_empty(offsets.numel(), x.shape[1], gradient.shape[1])
     start = 0
     for expert, end in enumerate(offsets.tolist()):

@@ -1,4 +1,4 @@
-"""A mixture of experts: route, bring tokens to their experts, multiply in groups, bring them back."""
+"""A mixture of experts: route, dispatch tokens to experts, grouped GEMMs, combine."""
 
 from __future__ import annotations
 
@@ -16,38 +16,37 @@ from launch.engines.torch_native.moe.token_dispatcher import make_dispatcher
 from launch.engines.torch_native.parallel.sharding import Sharding
 
 
-class Routed(NamedTuple):
-    """What a mixture of experts says of its routing."""
+class RoutingStats(NamedTuple):
+    """What a step keeps of the routing."""
 
     loss: torch.Tensor
-    """The router's own losses over this rank's tokens, a scalar; the sum over a tensor-parallel group is the loss."""
-    choices: torch.Tensor
-    """How many of this rank's tokens chose each expert: int64 of shape (experts,)."""
+    """Auxiliary losses of the router over this rank's tokens, shape (). Their sum over the tensor-parallel group is the loss."""
+    tokens_per_expert: torch.Tensor
+    """int64 (experts,): how many of this rank's tokens chose each expert."""
 
 
-class Prepared(NamedTuple):
-    """What is known before any token is moved: where each goes, what the shared expert says, and how rows lie."""
+class Preprocessed(NamedTuple):
+    """What is known before any token moves: the routing, the shared expert's output and the permutation."""
 
     routing: Routing
     shared: torch.Tensor | None
-    layout: ExpertPermutation
+    permutation: ExpertPermutation
 
 
 class MixtureOfExperts(nn.Module):
     """Gated experts behind a top-k router, and a shared expert where the model has one.
 
-    Dropless without ``moe_expert_capacity_factor``; with it, every expert takes its capacity and the rest is dropped.
-    Experts are split over ``ep`` and never over the tensor-parallel group, whose ranks route a stretch of the sequence
-    each.
+    Dropless without ``moe_expert_capacity_factor``. Experts are sharded over ``ep``, never over the tensor-parallel group:
+    each of its ranks routes a shard of the sequence.
     """
 
-    def __init__(self, blueprint: BuildContext) -> None:
+    def __init__(self, context: BuildContext) -> None:
         super().__init__()
-        model, elementwise, tp, ep = blueprint.model, blueprint.elementwise, blueprint.tp, blueprint.ep
+        model, elementwise, tp, ep = context.model, context.elementwise, context.tp, context.ep
         experts, hidden, inner = model.num_moe_experts // ep.size, model.hidden_size, model.moe_ffn_hidden_size
         self.tp = tp
         self.activation = getattr(elementwise, f"weighted_{model.activation}")
-        self.dispatcher = make_dispatcher(model, elementwise, ep, blueprint.dispatcher)
+        self.dispatcher = make_dispatcher(model, elementwise, ep, context.dispatcher)
         self.router = Router(model, tp)
         self.gate_up = nn.Parameter(torch.empty(experts, hidden, 2 * inner))
         self.down = nn.Parameter(torch.empty(experts, inner, hidden))
@@ -57,59 +56,62 @@ class MixtureOfExperts(nn.Module):
         shared = model.moe_shared_expert_ffn_hidden_size
         self.shared = Mlp(model, shared, elementwise, tp) if shared else None
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Routed]:
-        """(batch, sequence, hidden) -> the same."""
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, RoutingStats]:
+        """(batch, sequence, hidden_size) -> the same."""
         routing, shared = self.route(x)
-        return self.mix(x, self.prepare(routing, shared))
+        return self.run_experts(x, self.preprocess(routing, shared))
 
     def route(self, x: torch.Tensor) -> tuple[Routing, torch.Tensor | None]:
-        """The router, and the shared expert, which waits for no other: Megatron's scope moe_router."""
-        x = x.view_as(
-            x
-        )  # its gradients are summed up here first: captured as one part they could not be in another order
+        """Run the router and the shared expert on (batch, sequence, hidden_size): Megatron's scope moe_router."""
+        # The view makes autograd sum the gradients of router and shared expert here first. Captured as one part they are
+        # summed in this order too, so that eager and graphed runs agree to the bit.
+        x = x.view_as(x)
         shared = None if self.shared is None else self.shared(x)
-        return self.router(self.tp.own_tokens(x).flatten(0, 1)), shared
+        return self.router(self.tp.scatter_tokens(x).flatten(0, 1)), shared
 
-    def prepare(self, routing: Routing, shared: torch.Tensor | None) -> Prepared:
-        """How rows will lie: Megatron's scope moe_preprocess."""
-        return Prepared(routing, shared, self.dispatcher.prepare(routing))
+    def preprocess(self, routing: Routing, shared: torch.Tensor | None) -> Preprocessed:
+        """Compute the permutation: Megatron's scope moe_preprocess."""
+        return Preprocessed(routing, shared, self.dispatcher.preprocess(routing))
 
-    def mix(self, x: torch.Tensor, prepared: Prepared) -> tuple[torch.Tensor, Routed]:
-        """Tokens to their experts and back."""
-        own, routing = self.tp.own_tokens(x), prepared.routing
-        own_mixed = self.dispatcher(own.flatten(0, 1), routing, prepared.layout, self._experts)
-        mixed = self.tp.all_tokens(own_mixed.view_as(own))
+    def run_experts(self, x: torch.Tensor, prepared: Preprocessed) -> tuple[torch.Tensor, RoutingStats]:
+        """Dispatch tokens (batch, sequence, hidden_size) to their experts, and combine the results in the same shape."""
+        own, routing = self.tp.scatter_tokens(x), prepared.routing
+        own_mixed = self.dispatcher(own.flatten(0, 1), routing, prepared.permutation, self._experts)
+        mixed = self.tp.gather_tokens(own_mixed.view_as(own))
         if prepared.shared is not None:
             mixed = mixed + prepared.shared
-        return mixed, Routed(routing.loss, routing.choices)
+        return mixed, RoutingStats(routing.loss, routing.tokens_per_expert)
 
-    def _experts(self, rows: torch.Tensor, weights: torch.Tensor, layout: ExpertPermutation) -> torch.Tensor:
-        """Each row through its expert, times its weight: (R, hidden) -> the same.
+    def _experts(self, rows: torch.Tensor, weights: torch.Tensor, permutation: ExpertPermutation) -> torch.Tensor:
+        """Run each row through its expert and multiply it by its weight: (R, hidden_size), (R,) -> (R, hidden_size).
 
-        The weight is applied within, where rows are narrower, and so the second bias is weighted by itself.
+        The weight is applied between the two products, where rows are narrower. So the second bias is weighted separately.
         """
         if self.gate_up_bias is None or self.down_bias is None:
-            inner = self.activation(_product(rows, self.gate_up, layout), weights)
-            return _product(inner, self.down, layout)
-        member = _membership(layout, rows.dtype)
-        gate_up = torch.addmm(_product(rows, self.gate_up, layout), member, self.gate_up_bias)
-        if layout.holes and layout.capacity is None:
-            # Rows behind the last expert's were never written: neither they nor their gradients may meet a bias.
+            inner = self.activation(_product(rows, self.gate_up, permutation), weights)
+            return _product(inner, self.down, permutation)
+        member = _membership(permutation, rows.dtype)
+        gate_up = torch.addmm(_product(rows, self.gate_up, permutation), member, self.gate_up_bias)
+        if permutation.holes and permutation.capacity is None:
+            # Rows behind the last expert's are uninitialized. Neither they nor their gradients may reach a bias.
             gate_up = gate_up.masked_fill(~member.any(1, keepdim=True), 0.0)
         inner = self.activation(gate_up, weights)
         weighted = (member * weights.unsqueeze(1)).to(rows.dtype)
-        return torch.addmm(_product(inner, self.down, layout), weighted, self.down_bias)
+        return torch.addmm(_product(inner, self.down, permutation), weighted, self.down_bias)
 
 
-def _membership(layout: ExpertPermutation, dtype: torch.dtype) -> torch.Tensor:
-    """(R, experts): 1 where a row is an expert's. A product with it adds biases, and its gradient sums them up in a fixed
-    order, which indexing by expert would not."""
-    row = torch.arange(len(layout.tokens), device=layout.ends.device).unsqueeze(1)
-    starts = torch.cat((layout.ends.new_zeros(1), layout.ends[:-1]))
-    return ((row >= starts) & (row < layout.ends)).to(dtype)
+def _membership(permutation: ExpertPermutation, dtype: torch.dtype) -> torch.Tensor:
+    """Return (R, experts) of ``dtype``: 1 where a row belongs to an expert, otherwise 0.
+
+    A product with it adds biases. Its gradient sums in a fixed order, unlike the gradient of indexing by expert.
+    """
+    row = torch.arange(len(permutation.tokens), device=permutation.ends.device).unsqueeze(1)
+    starts = torch.cat((permutation.ends.new_zeros(1), permutation.ends[:-1]))
+    return ((row >= starts) & (row < permutation.ends)).to(dtype)
 
 
-def _product(rows: torch.Tensor, weight: torch.Tensor, layout: ExpertPermutation) -> torch.Tensor:
-    if layout.capacity is None:
-        return grouped_mm(rows, weight, layout.ends)
-    return torch.bmm(rows.view(len(weight), layout.capacity, -1), weight).flatten(0, 1)
+def _product(rows: torch.Tensor, weight: torch.Tensor, permutation: ExpertPermutation) -> torch.Tensor:
+    """(R, inputs) times its expert's matrix of (experts, inputs, outputs) -> (R, outputs)."""
+    if permutation.capacity is None:
+        return grouped_mm(rows, weight, permutation.ends)
+    return torch.bmm(rows.view(len(weight), permutation.capacity, -1), weight).flatten(0, 1)

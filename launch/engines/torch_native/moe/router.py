@@ -1,4 +1,4 @@
-"""The router of a mixture of experts: which experts each token is sent to, and what their outputs count for."""
+"""The router of a mixture of experts: which experts each token goes to, and with which weights."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from launch.engines.torch_native.parallel.process_groups import Group
 from launch.engines.torch_native.parallel.tensor_parallel import TensorParallel
 
 TINY = 1e-20
-"""Keeps sums of scores that have all underflowed from dividing by nothing, as in Megatron-Core."""
+"""Avoids a division by zero where all scores of a token underflow, as in Megatron-Core."""
 
 
 class Routing(NamedTuple):
     """Where each of T tokens goes."""
 
     weights: torch.Tensor
-    """(T, topk): what each chosen expert's output counts for; at least float32."""
+    """(T, topk), at least float32: the factor of each chosen expert's output."""
     experts: torch.Tensor
-    """int64 of shape (T, topk)."""
+    """int64 (T, topk)."""
     loss: torch.Tensor
-    """The router's own losses over these tokens, a scalar; the sum over a tensor-parallel group is the loss."""
-    choices: torch.Tensor
-    """How many of these tokens chose each expert: int64 of shape (experts,)."""
+    """Auxiliary losses over these tokens, shape (). Their sum over the tensor-parallel group is the loss."""
+    tokens_per_expert: torch.Tensor
+    """int64 (experts,): how many of these tokens chose each expert."""
 
 
 class Router(nn.Module):
-    """A linear gate, in at least float32: rounding logits to bfloat16 changes which experts are chosen.
+    """A linear gate in at least float32, since rounding router logits to bfloat16 changes which experts are chosen.
 
-    ``expert_bias`` is no parameter: it steers the choice, not the weights, and moves against each expert's load after
-    every step (Wang et al., 2024, arXiv:2408.15664; Megatron-Core's ``moe_router_enable_expert_bias``).
+    ``expert_bias`` is not a parameter. It affects the choice but not the weights, and moves against each expert's load
+    after every step (Wang et al., 2024, arXiv:2408.15664; Megatron-Core's ``moe_router_enable_expert_bias``).
     """
 
     expert_bias: torch.Tensor | None
@@ -45,39 +45,41 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(model.num_moe_experts, model.hidden_size))
         self.bias = nn.Parameter(torch.empty(model.num_moe_experts)) if model.add_bias_linear else None
         self.register_buffer("expert_bias", None)
-        self.shardings = {name: tp.within for name, _ in self.named_parameters()}
+        self.shardings = {name: tp.inside_sharding for name, _ in self.named_parameters()}
 
     def reset_expert_bias(self) -> None:
-        """In float32 whatever the weights are in: an update is smaller than what bfloat16 resolves."""
+        """Set the expert bias to zero, in float32 for every precision: an update is below the resolution of bfloat16."""
         if self.model.moe_router_enable_expert_bias:
             self.expert_bias = torch.zeros(len(self.weight), dtype=torch.float32, device=self.weight.device)
 
     def forward(self, x: torch.Tensor) -> Routing:
-        """(T, hidden) -> Routing"""
+        """(T, hidden_size) -> Routing."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         bias = None if self.bias is None else self.bias.to(dtype)
         logits = nn.functional.linear(x.to(dtype), self.weight.to(dtype), bias)
-        weights, experts = choose(logits, self.model, self.expert_bias)
-        choices = count_choices(experts, logits)
-        unsteered = choices
+        weights, experts = choose_experts(logits, self.model, self.expert_bias)
+        tokens_per_expert = count_tokens_per_expert(experts, logits)
+        unbiased = tokens_per_expert
         if self.expert_bias is not None and self.model.moe_aux_loss_coeff:
-            unsteered = count_choices(choose(logits, self.model, None)[1], logits)
-        return Routing(weights, experts, router_loss(logits, unsteered, self.model, self.tp.group), choices)
+            unbiased = count_tokens_per_expert(choose_experts(logits, self.model, None)[1], logits)
+        return Routing(weights, experts, router_loss(logits, unbiased, self.model, self.tp.group), tokens_per_expert)
 
     @torch.no_grad()
-    def update_expert_bias(self, choices: torch.Tensor) -> None:
-        """Move each expert's bias by ``moe_router_bias_update_rate``, up where it was chosen less than the mean.
+    def update_expert_bias(self, tokens_per_expert: torch.Tensor) -> None:
+        """Raise each expert's bias by ``moe_router_bias_update_rate`` if it was chosen less than the mean, else lower it.
 
         Args:
-            choices: float32 of shape (experts,), summed over the step's tokens.
+            tokens_per_expert: float32 (experts,), summed over all tokens of the step.
         """
         if self.expert_bias is not None:
             rate = self.model.moe_router_bias_update_rate
-            self.expert_bias.add_(torch.sign(choices.mean() - choices), alpha=rate)
+            self.expert_bias.add_(torch.sign(tokens_per_expert.mean() - tokens_per_expert), alpha=rate)
 
 
-def choose(logits: torch.Tensor, model: Model, expert_bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """(T, experts) -> weights and numbers of the chosen experts, each of shape (T, topk)."""
+def choose_experts(
+    logits: torch.Tensor, model: Model, expert_bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Router logits (T, experts) -> weights and int64 indices of the chosen experts, each (T, topk)."""
     topk = model.moe_router_topk
     if model.moe_router_order == "topk_then_softmax":
         chosen, experts = logits.topk(topk, dim=-1)
@@ -93,16 +95,21 @@ def choose(logits: torch.Tensor, model: Model, expert_bias: torch.Tensor | None)
     return weights, experts
 
 
-def count_choices(experts: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """How many tokens chose each expert: int64 of shape (experts,)."""
+def count_tokens_per_expert(experts: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Count the tokens of each expert: int64 (T, topk), router logits (T, experts) -> int64 (experts,)."""
     return torch.zeros_like(logits, dtype=torch.int64).scatter(1, experts, 1).sum(0)
 
 
-def router_loss(logits: torch.Tensor, choices: torch.Tensor, model: Model, group: Group) -> torch.Tensor:
-    """The load-balancing loss and the z-loss (Zoph et al., ST-MoE, arXiv:2202.08906, equation 5), each times its
-    coefficient: this rank's share of those over all tokens of the group.
+def router_loss(logits: torch.Tensor, tokens_per_expert: torch.Tensor, model: Model, group: Group) -> torch.Tensor:
+    """Return this rank's share of the load-balancing loss and the z-loss, each times its coefficient, shape ().
 
-    ``choices`` are those without an expert bias, as in Megatron-Core's ``compute_routing_scores_for_aux_loss``.
+    The z-loss is equation 5 of Zoph et al., ST-MoE, arXiv:2202.08906.
+
+    Args:
+        logits: router logits, (T, experts).
+        tokens_per_expert: int64 (experts,), without an expert bias, as in Megatron-Core's
+            ``compute_routing_scores_for_aux_loss``.
+        group: the ranks whose tokens share the losses.
     """
     loss = logits.new_zeros(())
     if model.moe_aux_loss_coeff:
@@ -111,18 +118,22 @@ def router_loss(logits: torch.Tensor, choices: torch.Tensor, model: Model, group
         else:
             scores = logits.sigmoid()
             probabilities = scores / (scores.sum(-1, keepdim=True) + TINY)
-        everybodys = collectives.reduce_from_group(choices, group)
-        loss = loss + model.moe_aux_loss_coeff * load_balancing_loss(probabilities, everybodys) / group.size
+        all_tokens_per_expert = collectives.reduce_from_group(tokens_per_expert, group)
+        loss = loss + model.moe_aux_loss_coeff * load_balancing_loss(probabilities, all_tokens_per_expert) / group.size
     if model.moe_z_loss_coeff:
         loss = loss + model.moe_z_loss_coeff * logits.logsumexp(-1).square().mean() / group.size
     return loss
 
 
-def load_balancing_loss(probabilities: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
-    """experts * sum over experts of (share of choices) * (mean probability); 1 where both are even.
+def load_balancing_loss(probabilities: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
+    """Return experts * sum over experts of (share of choices) * (mean probability), shape (); 1 if both are uniform.
 
-    Fedus et al., Switch Transformers (arXiv:2101.03961), equation 4, over the choices of one micro-batch as in
-    Megatron-Core's ``switch_load_balancing_loss_func``.
+    Equation 4 of Fedus et al., Switch Transformers (arXiv:2101.03961), over one microbatch as in Megatron-Core's
+    ``switch_load_balancing_loss_func``.
+
+    Args:
+        probabilities: (T, experts).
+        tokens_per_expert: int64 (experts,).
     """
-    chosen = choices.to(probabilities.dtype)
+    chosen = tokens_per_expert.to(probabilities.dtype)
     return probabilities.shape[1] * torch.dot(chosen / chosen.sum(), probabilities.mean(0))

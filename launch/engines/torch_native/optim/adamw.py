@@ -1,4 +1,4 @@
-"""AdamW on master weights, with gradients clipped by the global norm of the whole model's, over all ranks."""
+"""AdamW on master weights, with gradients clipped by the global norm over all ranks."""
 
 from __future__ import annotations
 
@@ -11,56 +11,57 @@ from launch.contract.spec import Training
 from launch.engines.lr_schedule import learning_rate
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 from launch.engines.torch_native.optim.fused_kernels import FusedAdamW
-from launch.engines.torch_native.parallel.data_parallel import total
+from launch.engines.torch_native.parallel.data_parallel import all_reduce_sum
 
-CONVERTED_AT_ONCE = 2**26
-"""Gradients that are converted to the masters' precision at once: all of them would take the memory that their own
-precision saves."""
+CONVERTED_ELEMENTS = 2**26
+"""How many gradients are converted to the precision of master weights at once. Converting all would take the memory that
+their lower precision saves."""
 
 Slice = tuple[torch.Tensor, torch.Tensor]
-"""Successive weights and their gradients."""
+"""Contiguous master weights and their gradients, each (elements,)."""
 
 
 class Optimizer:
-    """AdamW (Loshchilov and Hutter, arXiv:1711.05101); only matrices decay."""
+    """AdamW (Loshchilov and Hutter, arXiv:1711.05101). Only matrices decay."""
 
     def __init__(self, main: FlatParameters, training: Training) -> None:
         self._main = main
         self._training = training
-        # On the device, so that a captured step reads the rate of the day.
+        # On the device, so that a captured step reads the learning rate of each replay.
         self._rate = torch.zeros((), device=main.weights.device)
-        self._counted = main.weights.new_tensor([1 / stretch.copies for stretch in main.stretches])
+        self._copies_inverse = main.weights.new_tensor([1 / shard.copies for shard in main.shards])
         self._adamw = _AdamW(main, training) if training.compile == "none" else FusedAdamW(main, training)
 
     def set_rate(self, step: int) -> None:
-        """The learning rate of ``step``, put on the device."""
+        """Write the learning rate of ``step`` to the device."""
         self._rate.fill_(learning_rate(self._training, step))
 
     def update(self) -> torch.Tensor:
-        """Clip, update, publish and clear the gradients. Returns their global norm before clipping, shape ()."""
+        """Clip the gradients, update the weights and clear the gradients. Return their norm before clipping, shape ()."""
         norm = self._norm()
-        self._adamw.step(clipping(norm, self._training.clip_grad), self._rate)
+        self._adamw.step(clip_scale(norm, self._training.clip_grad), self._rate)
         if self._main.is_cleared:
             self._main.gradients.zero_()
         return norm
 
     def _norm(self) -> torch.Tensor:
-        """The 2-norm of the whole model's gradients: what several ranks hold is counted once."""
-        gradients = [stretch.gradients for stretch in self._main.stretches]
+        """Return the 2-norm of the whole model's gradients, shape (). Replicated parameters count once."""
+        gradients = [shard.gradients for shard in self._main.shards]
         norms = torch._foreach_norm(gradients, 2, dtype=self._main.weights.dtype)
-        squares = (torch.stack(norms).square() * self._counted).sum()
-        total(self._main.mesh.world, squares)
+        squares = (torch.stack(norms).square() * self._copies_inverse).sum()
+        all_reduce_sum(self._main.mesh.world, squares)
         return squares.sqrt()
 
 
 class _AdamW:
-    """PyTorch's, over the stretches in pieces."""
+    """PyTorch's fused AdamW, over the shards in pieces."""
 
     def __init__(self, main: FlatParameters, training: Training) -> None:
         self._main = main
         self._training = training
         self._rate = torch.zeros((), device=main.weights.device)
-        most = len(main.weights) if main.gradients.dtype == main.weights.dtype else CONVERTED_AT_ONCE
+        # Without a conversion one piece can hold all.
+        most = len(main.weights) if main.gradients.dtype == main.weights.dtype else CONVERTED_ELEMENTS
         self._pieces = [
             _Piece(slices, self._rate, training, training.weight_decay if decays else 0.0)
             for decays in (True, False)
@@ -68,16 +69,18 @@ class _AdamW:
         ]
 
     def step(self, scale: torch.Tensor | None, rate: torch.Tensor) -> None:
-        """One update with gradients times ``scale``, published. A collective call."""
+        """Update master and compute weights with gradients times ``scale``, shape (). A collective call."""
         self._rate.copy_(rate)
         for piece in self._pieces:
             piece.step(scale)
-        self._main.publish()
+        self._main.write_compute_weights()
 
 
 class _Piece:
-    """Slices that are updated by one call, whose kernel wants gradients in the precision of the weights. The function
-    and not ``torch.optim.AdamW``: to make that object PyTorch loads Dynamo, which takes as long as all the rest of it.
+    """Slices that one kernel call updates.
+
+    It calls the function and not ``torch.optim.AdamW``, since the constructor of the latter loads Dynamo, which takes as
+    long as the rest of PyTorch's import.
     """
 
     def __init__(self, slices: list[Slice], rate: torch.Tensor, training: Training, weight_decay: float) -> None:
@@ -91,9 +94,11 @@ class _Piece:
     @torch.no_grad()
     def step(self, scale: torch.Tensor | None) -> None:
         weights = [weights for weights, _ in self._slices]
+        # The kernel needs gradients in the precision of the weights.
         gradients = [gradients.to(weights.dtype) for weights, gradients in self._slices]
         if scale is not None:
-            torch._foreach_mul_(gradients, scale)  # in vectors, which mul_ with a tensor on the device is not
+            # Vectorized, unlike mul_ with a tensor on the device.
+            torch._foreach_mul_(gradients, scale)
         if not self._moments:
             self._moments = [(torch.zeros_like(each), torch.zeros_like(each)) for each in weights]
             self._steps = [torch.zeros((), dtype=torch.float32, device=each.device) for each in weights]
@@ -106,16 +111,17 @@ class _Piece:
 
 
 def _slices(main: FlatParameters, decays: bool, most: int) -> list[Slice]:
+    """Divide the shards of one kind of weight decay into slices of at most ``most`` elements."""
     return [
         slice
-        for stretch in main.stretches
-        if stretch.decays == decays
-        for slice in zip(stretch.weights.split(most), stretch.gradients.split(most), strict=True)
+        for shard in main.shards
+        if shard.decays == decays
+        for slice in zip(shard.weights.split(most), shard.gradients.split(most), strict=True)
     ]
 
 
 def _pack(slices: Iterable[Slice], most: int) -> list[list[Slice]]:
-    """Neighbours together, up to ``most`` elements."""
+    """Group neighbouring slices into lists of at most ``most`` elements."""
     packs: list[list[Slice]] = []
     room = 0
     for weights, gradients in slices:
@@ -127,9 +133,9 @@ def _pack(slices: Iterable[Slice], most: int) -> list[list[Slice]]:
     return packs
 
 
-def clipping(norm: torch.Tensor, limit: float) -> torch.Tensor | None:
-    """What to multiply gradients of this norm by for it to be at most ``limit``; None for a limit of 0.
+def clip_scale(norm: torch.Tensor, limit: float) -> torch.Tensor | None:
+    """Return the factor, shape (), that limits a gradient norm of shape () to ``limit``; None for a limit of 0.
 
-    The host does not wait for the norm (compare ``torch.nn.utils.clip_grad_norm_``, whose formula it is).
+    The formula of ``torch.nn.utils.clip_grad_norm_``, without a wait of the host for the norm.
     """
     return (limit / (norm + 1e-6)).clamp(max=1.0) if limit > 0 else None

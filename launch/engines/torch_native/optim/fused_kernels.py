@@ -1,8 +1,7 @@
-"""Accumulation of gradients and AdamW in one pass over memory each, compiled, with ``training.compile``.
+"""Gradient accumulation and AdamW, each compiled to one pass over memory, with ``training.compile``.
 
-Of a large model's step on a GPU these are most of what is not matrix products, and all that bounds them is bytes. A
-parameter of bfloat16 with everything else in float32 takes 6 bytes for its first micro-batch, 10 for each other, 4 for
-the norm and 30 for the update, where separate operators take 4, 10 for every micro-batch, 4 and 42.
+Memory bandwidth bounds them. A bfloat16 parameter with the rest in float32 moves 6 bytes for its first microbatch, 10 for
+each other, 4 for the norm and 30 for the update. Separate operators move 4 to clear, 10 per microbatch, 4 and 42.
 """
 
 from __future__ import annotations
@@ -15,67 +14,70 @@ import torch
 from launch.contract.spec import Training
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 
-LARGE = 2**18
-"""Elements from which on a compiled call is worth its host time, some tens of microseconds."""
-AT_ONCE = 2**30
-"""Elements of one call: beyond 2**31 kernels compute their indices in 64 bits."""
-TRIED_ON = 2**23
-"""Elements on which sizes of blocks are tried: more bytes than a device caches, and few beside what it holds."""
+LEAST_COMPILED_ELEMENTS = 2**18
+"""Smaller tensors are not worth the host time of a compiled call, tens of microseconds."""
+CHUNK_ELEMENTS = 2**30
+"""Elements per call. From 2**31 on kernels compute indices in 64 bits."""
+AUTOTUNE_ELEMENTS = 2**23
+"""Elements for autotuning: more bytes than the device caches, and few compared with its memory."""
 
 
-class InPlace:
-    """A compiled function of tensors of one length, and of scalars behind them, that writes to some of the former.
+class InPlaceKernel:
+    """A compiled function of tensors of one length, followed by scalars, that writes to some of the tensors.
 
-    Inductor tries sizes of blocks on the arguments of the first call, and restores them after each try: from copies on
-    the host, where copies on the device would take more memory than was in use before (2.11
-    runtime/triton_heuristics.py:1005). It times them too, so that for large tensors the choice is chance. So the first call
-    is made on the beginnings of them, where there is room for copies. What is computed does not depend on blocks.
+    Inductor autotunes block sizes on the arguments of the first call, and restores them after each trial. If copies on the
+    device would raise the peak of memory, it restores from the host (2.11 runtime/triton_heuristics.py:1005). The timing
+    includes that, which makes the choice for large tensors random. So the first call gets short copies, after making sure
+    that there is room for Inductor's own. Results do not depend on block sizes.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
         self._compiled = torch.compile(function, fullgraph=True, dynamic=True)
-        self._tried: set[tuple[torch.dtype | None, ...]] = set()
+        self._tuned: set[tuple[torch.dtype | None, ...]] = set()
 
     def __call__(self, *arguments: torch.Tensor | None) -> None:
         kinds = tuple(None if argument is None else argument.dtype for argument in arguments)
-        if kinds not in self._tried:
-            self._tried.add(kinds)
-            beginnings = _beginnings(arguments)
-            room = _beginnings(beginnings)
+        if kinds not in self._tuned:
+            self._tuned.add(kinds)
+            heads = _clone_heads(arguments)
+            # Leaves free memory in the allocator for the copies that Inductor makes.
+            room = _clone_heads(heads)
             del room
-            self._compiled(*beginnings)
+            self._compiled(*heads)
         self._compiled(*arguments)
 
 
-def _beginnings(arguments: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+def _clone_heads(arguments: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     return [
-        argument if argument is None or argument.dim() == 0 else argument[:TRIED_ON].clone() for argument in arguments
+        argument if argument is None or argument.dim() == 0 else argument[:AUTOTUNE_ELEMENTS].clone()
+        for argument in arguments
     ]
 
 
 class FusedAccumulation:
-    """Adds a gradient's share to its main gradient; a step's first overwrites, so that nothing need be cleared."""
+    """Adds ``scale`` times a gradient to its main gradient. The first of a step overwrites it, so that no clearing is needed."""
 
     def __init__(self) -> None:
-        self._put, self._add = InPlace(_put), InPlace(_add)
+        self._overwrite, self._add = InPlaceKernel(_overwrite), InPlaceKernel(_add)
         self._scales: dict[float, torch.Tensor] = {}
 
     def __call__(self, into: torch.Tensor, gradient: torch.Tensor, scale: float, first: bool) -> None:
-        if gradient.numel() >= LARGE and gradient.is_contiguous():
-            (self._put if first else self._add)(into.view(-1), gradient.view(-1), self._on_device(scale, into))
+        if gradient.numel() >= LEAST_COMPILED_ELEMENTS and gradient.is_contiguous():
+            (self._overwrite if first else self._add)(into.view(-1), gradient.view(-1), self._on_device(scale, into))
         elif first:
             into.copy_(gradient).mul_(scale)
         else:
             into.add_(gradient, alpha=scale)
 
     def _on_device(self, scale: float, into: torch.Tensor) -> torch.Tensor:
+        """Return ``scale`` as a tensor of shape (), always the same one, so that a captured step can read it."""
         if scale not in self._scales:
             dtype = torch.promote_types(into.dtype, torch.float32)
             self._scales[scale] = torch.full((), scale, dtype=dtype, device=into.device)
         return self._scales[scale]
 
 
-def _put(into: torch.Tensor, gradient: torch.Tensor, scale: torch.Tensor) -> None:
+def _overwrite(into: torch.Tensor, gradient: torch.Tensor, scale: torch.Tensor) -> None:
     into.copy_(gradient.to(scale.dtype) * scale)
 
 
@@ -84,43 +86,48 @@ def _add(into: torch.Tensor, gradient: torch.Tensor, scale: torch.Tensor) -> Non
 
 
 class _Slice(NamedTuple):
-    """Successive elements, updated by one call."""
+    """Contiguous elements that one call updates, each (elements,)."""
 
     weights: torch.Tensor
     gradients: torch.Tensor
     compute: torch.Tensor | None
-    """What the model computes with; None where that is the weights themselves."""
+    """The weights that the model computes with; None if these are the master weights."""
     mean: torch.Tensor
     square: torch.Tensor
 
 
 class FusedAdamW:
-    """AdamW (Loshchilov and Hutter, arXiv:1711.05101) with clipping before it and rounding to the compute precision after."""
+    """AdamW (Loshchilov and Hutter, arXiv:1711.05101), fused with clipping and with rounding to the compute precision."""
 
     def __init__(self, main: FlatParameters, training: Training) -> None:
         self._main = main
         self._betas = (training.adam_beta1, training.adam_beta2)
         self._steps = torch.zeros((), dtype=torch.float64, device=main.weights.device)
         self._one = torch.ones((), dtype=main.weights.dtype, device=main.weights.device)
-        self._groups = [(InPlace(_adamw(training, decays)), _slices(main, decays)) for decays in (True, False)]
+        self._groups = [(InPlaceKernel(_adamw(training, decays)), _slices(main, decays)) for decays in (True, False)]
 
     def step(self, scale: torch.Tensor | None, rate: torch.Tensor) -> None:
-        """One update with gradients times ``scale``, published; both are scalars on the device. A collective call."""
+        """Update master and compute weights with gradients times ``scale``. A collective call.
+
+        Args:
+            scale: shape (); None is 1.
+            rate: the learning rate, float32 of shape ().
+        """
         self._steps.add_(1)
         corrections = [(1 - beta**self._steps).to(self._one.dtype) for beta in self._betas]
         for update, slices in self._groups:
             for piece in slices:
                 update(*piece, self._one if scale is None else scale, rate, *corrections)
-        self._main.gather()
+        self._main.gather_compute_weights()
 
 
 def _slices(main: FlatParameters, decays: bool) -> list[_Slice]:
     found = []
-    for stretch in main.stretches:
-        if stretch.decays == decays:
-            separate = stretch.compute.data_ptr() != stretch.weights.data_ptr()
+    for shard in main.shards:
+        if shard.decays == decays:
+            separate = shard.compute.data_ptr() != shard.weights.data_ptr()
             for weights, gradients, compute in zip(
-                *(tensor.split(AT_ONCE) for tensor in (stretch.weights, stretch.gradients, stretch.compute)),
+                *(tensor.split(CHUNK_ELEMENTS) for tensor in (shard.weights, shard.gradients, shard.compute)),
                 strict=True,
             ):
                 moments = torch.zeros_like(weights), torch.zeros_like(weights)
@@ -129,6 +136,7 @@ def _slices(main: FlatParameters, decays: bool) -> list[_Slice]:
 
 
 def _adamw(training: Training, decays: bool) -> Callable[..., None]:
+    """Return the update of a :class:`_Slice`, from the scale, the rate and both bias corrections, each of shape ()."""
     beta1, beta2, epsilon = training.adam_beta1, training.adam_beta2, training.adam_epsilon
     decay = training.weight_decay if decays else 0.0
 

@@ -1,4 +1,4 @@
-"""Where each parameter lies in the flat buffers: kinds side by side, each cut into buckets that are reduced at once."""
+"""Where each parameter lies in the flat buffers: grouped by kind, each kind divided into buckets."""
 
 from __future__ import annotations
 
@@ -13,62 +13,60 @@ from launch.engines.torch_native.parallel.process_groups import Group, ParallelM
 from launch.engines.torch_native.parallel.sharding import Sharding
 
 ALIGNMENT = 64
-"""Elements each parameter's place is rounded up to: kernels want their operands on 128 bytes, in bfloat16 too."""
+"""Each parameter takes a multiple of so many elements: kernels want operands aligned to 128 bytes, in bfloat16 too."""
 
 BUCKET_ELEMENTS = 2**25
-"""A bucket is closed when it has so many: 128 MiB in float32. Smaller ones do not fill the links between GPUs; of larger
-ones more is left to reduce when the backward pass has ended. Megatron-Core's buckets have 40 million
-(DistributedDataParallel), PyTorch's 25 MiB."""
+"""Least size of a bucket: 128 MiB in float32. Smaller buckets do not saturate the links between GPUs. Larger ones leave more
+to reduce after the backward pass. Megatron-Core's buckets have 40 million elements, PyTorch's DDP has 25 MiB."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What parameters have in common that lie in one stretch of the buffers."""
+    """Properties that neighbouring parameters of the buffers share."""
 
     decays: bool
     group: Group
-    """The ranks that hold the same values and have gradients of their own micro-batches, which are summed up."""
-    sums: tuple[Group, ...]
-    """Groups over which this rank's gradient itself is a sum."""
-    holders: int
-    """How many ranks in all hold the same values."""
+    """Data-parallel ranks: they hold the same values, and sum the gradients of their own microbatches."""
+    partial_groups: tuple[Group, ...]
+    """Groups whose ranks each have a partial gradient, which must be summed first."""
+    replicas: int
+    """How many ranks hold the same values."""
 
 
-def kind_of(name: str, parameter: torch.Tensor, sharding: Sharding, mesh: ParallelMesh, tied: Group | None) -> Kind:
-    """Of the parameter ``name``, whose values and whose gradient's sum it shares with the ranks of ``tied``."""
+def classify_parameter(
+    name: str, parameter: torch.Tensor, sharding: Sharding, mesh: ParallelMesh, tied: Group | None
+) -> Kind:
+    """Return the kind of parameter ``name``. The ranks of ``tied`` hold the same values, and partial gradients of them."""
     group = mesh.expert_dp if sharding.axis == "ep" else mesh.dp
-    sums = [mesh.tp] if sharding.partial else []
+    partial_groups = [mesh.tp] if sharding.partial else []
     if tied is not None:
-        sums.append(tied)
+        partial_groups.append(tied)
     copies = mesh.tp.size if sharding.axis is None else 1
     copies *= tied.size if tied is not None else 1
-    return Kind(_decays(name, parameter), group, tuple(sum for sum in sums if sum.size > 1), group.size * copies)
+    # Only matrices decay. Biases of experts have two dimensions.
+    decays = parameter.dim() >= 2 and not name.endswith("bias")
+    return Kind(decays, group, tuple(group for group in partial_groups if group.size > 1), group.size * copies)
 
 
-def _decays(name: str, parameter: torch.Tensor) -> bool:
-    """Matrices do. The experts' biases have two dimensions and are none."""
-    return parameter.dim() >= 2 and not name.endswith("bias")
-
-
-def place(parameter: torch.Tensor) -> int:
-    """How many elements of the buffers a parameter takes."""
+def padded_size(parameter: torch.Tensor) -> int:
+    """Return how many elements of the buffers ``parameter`` takes."""
     return _round_up(parameter.numel(), ALIGNMENT)
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Elements ``start`` to ``end`` of the buffers, which hold ``parameters``, numbers of successive ones."""
+    """Elements ``start`` to ``end`` of the buffers. ``parameters`` are the indices of the parameters there."""
 
     kind: Kind
     parameters: range
     start: int
     end: int
     shards: int
-    """Equal parts of which each rank of ``kind.group`` updates one; 1 where every rank updates all."""
+    """How many equal parts the bucket has. Each rank of ``kind.group`` updates one; with 1 part every rank updates it."""
 
     @property
     def owned(self) -> slice:
-        """What this rank updates."""
+        """The elements that this rank updates."""
         length = (self.end - self.start) // self.shards
         start = self.start + self.kind.group.rank % self.shards * length
         return slice(start, start + length)
@@ -76,16 +74,17 @@ class Bucket:
     @property
     def copies(self) -> int:
         """How many ranks update the same elements as this one."""
-        return self.kind.holders // self.shards
+        return self.kind.replicas // self.shards
 
 
-def cut(places: Sequence[int], kinds: Sequence[Kind], least: int, sharded: bool) -> list[Bucket]:
-    """Buckets of at least ``least`` elements, but for the last of each kind, over parameters that take ``places``.
+def make_buckets(places: Sequence[int], kinds: Sequence[Kind], least: int, sharded: bool) -> list[Bucket]:
+    """Divide parameters into buckets of at least ``least`` elements. The last bucket of a kind may be smaller.
 
     Args:
-        kinds: of every parameter, those of a kind side by side.
-        sharded: every bucket is updated in parts, one a rank (ZeRO-1, arXiv:1910.02054). Each bucket is, and not each
-            kind, so that one can be reduced and scattered as soon as its gradients are there.
+        places: padded size of every parameter, in elements.
+        kinds: kind of every parameter; equal kinds are neighbours.
+        sharded: each rank updates a part of every bucket (ZeRO-1, arXiv:1910.02054). Buckets are sharded, not kinds, so
+            that a bucket can be reduce-scattered as soon as its gradients are complete.
     """
     buckets: list[Bucket] = []
     start = 0

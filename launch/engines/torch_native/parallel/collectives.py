@@ -1,6 +1,6 @@
-"""Collectives that autograd goes through, each with its transpose as its backward pass.
+"""Differentiable collectives. The backward pass of each is its transpose.
 
-All shapes are known beforehand but those of :func:`all_to_all`, and none reads anything on the host.
+The host reads nothing. All shapes follow from the arguments.
 """
 
 from __future__ import annotations
@@ -18,75 +18,75 @@ from launch.engines.torch_native.parallel.process_groups import Group
 all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-Way = Callable[[torch.Tensor, Group], torch.Tensor]
+TensorOp = Callable[[torch.Tensor, Group], torch.Tensor]
 
 
 def copy_to_group(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """``x``, which all ranks hold; its gradient is the sum of theirs."""
-    return _apply(x, group, _same, _sum)
+    """Return ``x``, which every rank holds. Its gradient is the sum over ranks."""
+    return _apply(x, group, _identity, _all_reduce)
 
 
 def reduce_from_group(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """The sum over all ranks, which all then hold; each has its whole gradient."""
-    return _apply(x, group, _sum, _same)
+    """Return the sum over ranks, in the shape of ``x``. Every rank has the whole gradient of the sum."""
+    return _apply(x, group, _all_reduce, _identity)
 
 
-def gather(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-    """The parts of all ranks in order along ``dim``. The gradient of a part is the sum of what all ranks have for it."""
+def all_gather(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
+    """Concatenate the ranks' ``x`` along ``dim``. The gradient of a part is the sum of the ranks' gradients of it."""
     return _apply(x, group, partial(_all_gather, dim=dim), partial(_reduce_scatter, dim=dim))
 
 
 def reduce_scatter(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-    """This rank's part along ``dim`` of the sum over all ranks."""
+    """Return this rank's part, along ``dim``, of the sum over ranks."""
     return _apply(x, group, partial(_reduce_scatter, dim=dim), partial(_all_gather, dim=dim))
 
 
 def scatter_to_group(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-    """This rank's part along ``dim`` of ``x``, which all ranks hold, each with the whole gradient."""
-    return _apply(x, group, partial(_part, dim=dim), partial(_all_gather, dim=dim))
+    """Return this rank's part, along ``dim``, of ``x``, which every rank holds with the whole gradient."""
+    return _apply(x, group, partial(_local_part, dim=dim), partial(_all_gather, dim=dim))
 
 
 def gather_from_group(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-    """The parts of all ranks, which all then hold, each with the whole gradient: the transpose of :func:`scatter_to_group`."""
-    return _apply(x, group, partial(_all_gather, dim=dim), partial(_part, dim=dim))
+    """Concatenate the ranks' ``x`` along ``dim``: the transpose of :func:`scatter_to_group`. Every rank has the whole gradient."""
+    return _apply(x, group, partial(_all_gather, dim=dim), partial(_local_part, dim=dim))
 
 
 def all_to_all(x: torch.Tensor, group: Group, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
-    """Rows to every rank and from every rank: the first ``sent[0]`` rows go to rank 0, and so on."""
-    there = partial(_all_to_all, sent=list(sent), received=list(received))
-    return _apply(x, group, there, partial(_all_to_all, sent=list(received), received=list(sent)))
+    """Exchange rows with every rank: (sum(sent), ...) -> (sum(received), ...). Rank 0 gets the first ``sent[0]`` rows."""
+    exchange = partial(_all_to_all, sent=list(sent), received=list(received))
+    return _apply(x, group, exchange, partial(_all_to_all, sent=list(received), received=list(sent)))
 
 
 class _Collective(torch.autograd.Function):
-    """One way for activations, and its transpose for gradients."""
+    """Apply one operation to activations, and its transpose to gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group, there: Way, back: Way) -> torch.Tensor:
-        ctx.group, ctx.back = group, back
-        return there(x, group)
+    def forward(ctx: Any, x: torch.Tensor, group: Group, op: TensorOp, transpose: TensorOp) -> torch.Tensor:
+        ctx.group, ctx.transpose = group, transpose
+        return op(x, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return ctx.back(gradients[0], ctx.group), None, None, None
+        return ctx.transpose(gradients[0], ctx.group), None, None, None
 
 
-def _apply(x: torch.Tensor, group: Group, there: Way, back: Way) -> torch.Tensor:
+def _apply(x: torch.Tensor, group: Group, op: TensorOp, transpose: TensorOp) -> torch.Tensor:
     if group.size == 1:
         return x
-    return cast(torch.Tensor, cast(Any, _Collective).apply(x, group, there, back))
+    return cast(torch.Tensor, cast(Any, _Collective).apply(x, group, op, transpose))
 
 
-def _same(x: torch.Tensor, group: Group) -> torch.Tensor:
+def _identity(x: torch.Tensor, group: Group) -> torch.Tensor:
     return x.view_as(x)
 
 
-def _sum(x: torch.Tensor, group: Group) -> torch.Tensor:
+def _all_reduce(x: torch.Tensor, group: Group) -> torch.Tensor:
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group.process_group)
     return total
 
 
-def _part(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
+def _local_part(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
     return x.chunk(group.size, dim)[group.rank].contiguous()
 
 

@@ -1,4 +1,4 @@
-"""Sums over ranks: gradients, bucket by bucket while the backward pass goes on, updated weights, and small tensors."""
+"""Reductions over ranks: gradients bucket by bucket during the backward pass, updated weights, and small tensors."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from launch.engines.torch_native.parallel.collectives import all_gather_single, 
 from launch.engines.torch_native.parallel.process_groups import Group
 
 
-class Reduction:
-    """Replaces gradients by their sums over ranks, once a step; of a sharded bucket only in the part this rank owns.
+class GradientReduction:
+    """Replaces gradients by their sums over ranks, once a step. Of a sharded bucket only this rank's part is valid then.
 
-    Buckets go in one order on all ranks, whatever order their gradients come in: that in which the last gradient of each
-    is expected. Those whose gradient is a sum itself go when the backward pass has ended: pipeline stages end theirs one
-    after another, and one that waited in its own for the others' share of an embedding would keep them from beginning.
-    What tensor-parallel groups share (norms, biases, routers) is small.
+    All ranks reduce buckets in the same order, by when the last gradient of each is expected. Buckets with partial
+    gradients wait for the end of the backward pass. Otherwise a pipeline stage would wait inside its own backward pass for
+    the other end's share of a tied embedding, and the stages would deadlock. Other partial gradients (norms, biases,
+    routers) are small.
 
-    The sums of more than two ranks depend in their last bits on how parameters are cut into buckets, since a collective
-    adds in an order that depends on the place in its buffer.
+    With more than two ranks, the last bits of the sums depend on the division into buckets: a collective adds in an
+    order that depends on the position in its buffer.
 
     Args:
-        gradients: the flat buffer.
-        expected: of every parameter, when its gradient is expected, counted from the first.
-        names: of every parameter.
+        gradients: the flat buffer, shape (elements,).
+        expected: for every parameter, the position of its gradient in the backward pass.
+        names: of every parameter, for messages.
     """
 
     def __init__(
@@ -35,16 +35,20 @@ class Reduction:
         self._gradients = gradients
         self._names = names
         self._buckets = sorted(
-            buckets, key=lambda bucket: (bool(bucket.kind.sums), max(expected[number] for number in bucket.parameters))
+            buckets,
+            key=lambda bucket: (
+                bool(bucket.kind.partial_groups),
+                max(expected[number] for number in bucket.parameters),
+            ),
         )
         self._place = {number: i for i, bucket in enumerate(self._buckets) for number in bucket.parameters}
         self._begin()
 
     def ready(self, parameter: int) -> None:
-        """A parameter has its gradients of all micro-batches; all ranks say so of each at most once a step.
+        """Note that a parameter has its gradients of all microbatches, and begin the reductions that this allows.
 
         Raises:
-            RuntimeError: said twice in a step. The first time its bucket may have gone without what came since.
+            RuntimeError: the parameter was ready before in this step. Its bucket may have been reduced without the rest.
         """
         awaited = self._awaited[self._place[parameter]]
         if parameter not in awaited:
@@ -54,12 +58,12 @@ class Reduction:
             )
         awaited.remove(parameter)
         while self._begun < len(self._buckets) and not self._awaited[self._begun]:
-            if self._buckets[self._begun].kind.sums:
+            if self._buckets[self._begun].kind.partial_groups:
                 break
             self._reduce_next()
 
     def finish(self) -> None:
-        """Reduce what has not begun, and wait for all: the device does, the host only on gloo."""
+        """Reduce the remaining buckets and wait for all. With NCCL only the stream waits, with gloo the host."""
         while self._begun < len(self._buckets):
             self._reduce_next()
         for work in self._works:
@@ -75,8 +79,8 @@ class Reduction:
         bucket = self._buckets[self._begun]
         self._begun += 1
         gradients, group = self._gradients[bucket.start : bucket.end], bucket.kind.group.process_group
-        for own in bucket.kind.sums:
-            total(own, gradients)
+        for partial_group in bucket.kind.partial_groups:
+            all_reduce_sum(partial_group, gradients)
         if group is None:
             return
         if bucket.shards > 1:
@@ -86,8 +90,8 @@ class Reduction:
             self._works.append(dist.all_reduce(gradients, group=group, async_op=True))
 
 
-def gather_owned(weights: torch.Tensor, buckets: Sequence[Bucket]) -> None:
-    """Fill in the parts of sharded buckets that other ranks own."""
+def gather_weights(weights: torch.Tensor, buckets: Sequence[Bucket]) -> None:
+    """All-gather sharded buckets of the flat ``weights`` in place, from the part that each rank has updated."""
     works = [
         all_gather_single(
             weights[bucket.start : bucket.end],
@@ -102,15 +106,15 @@ def gather_owned(weights: torch.Tensor, buckets: Sequence[Bucket]) -> None:
         work.wait()
 
 
-def total(group: Group, *tensors: torch.Tensor) -> None:
-    """Replace each tensor by its sum over the ranks."""
+def all_reduce_sum(group: Group, *tensors: torch.Tensor) -> None:
+    """Replace each tensor by its sum over the ranks, in place."""
     if group.process_group is not None:
         for tensor in tensors:
             dist.all_reduce(tensor, group=group.process_group)
 
 
-def average(group: Group, *tensors: torch.Tensor) -> None:
-    """Replace each tensor by its mean over the ranks."""
-    total(group, *tensors)
+def all_reduce_mean(group: Group, *tensors: torch.Tensor) -> None:
+    """Replace each tensor by its mean over the ranks, in place."""
+    all_reduce_sum(group, *tensors)
     for tensor in tensors:
         tensor.div_(group.size)

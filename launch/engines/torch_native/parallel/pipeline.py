@@ -1,14 +1,4 @@
-"""Pipeline parallelism: runs a rank's actions and passes activations and gradients between the ranks of a pipeline.
-
-Why not torch.distributed.pipelining (as of 2.13): its stages differentiate by backward(), which accumulates into .grad;
-the first step has the ranks vote on shape inference and reads the result on the host; and a stage's transfers in both
-directions share one process group, so that looped schedules deadlock when captured (pytorch/torchtitan#4591).
-
-Here every edge, that is every pair of neighbours and direction of data, has a process group of its own, and with NCCL a
-communicator and a stream; a rank is at an end of four at most. Sends and receives on an edge are in the same order at
-both ends (a property of the schedules), so none can wait for one on another edge that waits for it. Nothing is read by
-the host and no shape is negotiated: a step can be captured whole.
-"""
+"""Pipeline parallelism: runs a rank's actions, and passes activations and gradients between the ranks of a pipeline."""
 
 from __future__ import annotations
 
@@ -31,28 +21,16 @@ from launch.engines.torch_native.parallel.pipeline_schedule import (
 from launch.engines.torch_native.parallel.process_groups import ParallelMesh
 
 Forward = Callable[[int, int, torch.Tensor | None], torch.Tensor | None]
-"""(chunk, micro-batch, activation) -> the activation that the next virtual stage takes. The activation is None into the
-first virtual stage and out of the last. It is a fresh tensor outside of any autograd graph."""
+"""(chunk, microbatch, activation) -> activation for the next virtual stage. The argument is None in the first virtual stage,
+the result in the last. The argument is a new tensor outside of any autograd graph."""
 Backward = Callable[[int, int, torch.Tensor | None], torch.Tensor | None]
-"""(chunk, micro-batch, gradient of the output) -> the gradient of the input activation. The gradient is None into the
-last virtual stage and out of the first."""
+"""(chunk, microbatch, gradient of the output) -> gradient of the input activation. The argument is None in the last virtual
+stage, the result in the first."""
 
 
 @dataclass(frozen=True)
-class _Arrival:
-    """A receive under way."""
-
-    tensor: torch.Tensor
-    work: dist.Work
-
-    def wait(self) -> torch.Tensor:
-        self.work.wait()
-        return self.tensor
-
-
-@dataclass(frozen=True)
-class _Outgoing:
-    """This rank's end of an edge on which it sends. ``sent`` keeps tensors alive until they have been taken."""
+class _SendQueue:
+    """Sends on one edge. ``sent`` keeps tensors alive until the receiver has taken them."""
 
     edge: Edge
     process_group: dist.ProcessGroup
@@ -62,23 +40,31 @@ class _Outgoing:
         work = dist.isend(tensor, self.edge.destination, self.process_group)
         assert work is not None
         self.sent.append((tensor, work))
-        self.settle(SENDS_IN_FLIGHT)
+        self.wait_until(SENDS_IN_FLIGHT)
 
-    def settle(self, remaining: int) -> None:
-        """Wait until at most ``remaining`` sends are under way."""
+    def wait_until(self, remaining: int) -> None:
+        """Wait until at most ``remaining`` sends are in flight."""
         while len(self.sent) > remaining:
             self.sent.popleft()[1].wait()
 
 
 class Pipeline:
-    """This rank's part of a pipeline; made once a run, by all ranks of the world at the same time.
+    """This rank's part of a pipeline. All ranks of the world construct it at the same time, once a run.
+
+    Every edge (a pair of neighbours and a direction) has its own process group, and with NCCL its own communicator and
+    stream. Both ends of an edge send and receive in the same order, so that transfers on different edges cannot deadlock.
+    The host reads nothing and negotiates no shape: a step can be captured whole.
+
+    torch.distributed.pipelining (as of 2.13) does not fit. Its stages call backward(), which accumulates into .grad. Its
+    first step reads the result of shape inference on the host. Both directions of a stage share one process group, so that
+    looped schedules deadlock when captured (pytorch/torchtitan#4591).
 
     Args:
-        mesh: ``mesh.pp`` is the pipeline. A pipeline of one rank accumulates over micro-batches, without communication.
-        schedule: see :func:`launch.engines.torch_native.parallel.pipeline_schedule.actions`, whose demands hold here.
-        chunks: virtual stages a rank (vpp).
-        micro_batches: of a step, on this rank.
-        shape: of every activation between virtual stages, and so of its gradient; the same on every rank of a pipeline.
+        mesh: ``mesh.pp`` is the pipeline. A pipeline of one rank has no communication.
+        schedule: see :func:`launch.engines.torch_native.parallel.pipeline_schedule.actions`.
+        chunks: virtual stages per rank (vpp).
+        microbatches: per step, on this rank.
+        shape: of every activation between virtual stages, and of its gradient; the same on every rank of a pipeline.
         dtype: of every activation and gradient between virtual stages.
     """
 
@@ -87,60 +73,62 @@ class Pipeline:
         mesh: ParallelMesh,
         schedule: Schedule,
         chunks: int,
-        micro_batches: int,
+        microbatches: int,
         shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> None:
-        self.actions = actions(schedule, mesh.pp.rank, mesh.pp.size, chunks, micro_batches)
+        self.actions = actions(schedule, mesh.pp.rank, mesh.pp.size, chunks, microbatches)
         self.shape = torch.Size(shape)
         self.dtype = dtype
         self._device = mesh.device
         self._incoming: dict[Kind, tuple[Edge, dist.ProcessGroup]] = {}
-        self._outgoing: dict[Kind, _Outgoing] = {}
+        self._outgoing: dict[Kind, _SendQueue] = {}
         for pipeline in mesh.dims.groups("pp"):
             for edge in edges(pipeline, chunks):
-                self._join(edge, mesh.world.rank)
+                self._connect(edge, mesh.world.rank)
 
     def run(self, forward: Forward, backward: Backward) -> None:
-        """One step: every micro-batch through this rank's virtual stages, forward and backward.
-
-        A receive is posted before the action ahead of the one that needs it, so that the transfer overlaps the
-        computation. On a GPU the host waits for nothing: ``Work.wait`` makes the stream wait.
-        """
+        """Run one step: every microbatch through this rank's virtual stages, forward and backward."""
         calls: dict[Kind, Forward | Backward] = {"forward": forward, "backward": backward}
-        coming = self._receive(self.actions[0])
+        next_receive = self._receive(self.actions[0])
         for action, following in zip(self.actions, (*self.actions[1:], None), strict=True):
-            arrival, coming = coming, self._receive(following) if following else None
-            received = arrival.wait() if arrival else None
-            self._send(action, calls[action.kind](action.chunk, action.micro_batch, received))
+            # The receive for the following action is posted before this action runs: the transfer overlaps it.
+            receive, next_receive = next_receive, self._receive(following) if following else None
+            received = None
+            if receive:
+                received, work = receive
+                # On a GPU only the stream waits, not the host.
+                work.wait()
+            self._send(action, calls[action.kind](action.chunk, action.microbatch, received))
         for outgoing in self._outgoing.values():
-            outgoing.settle(0)
+            outgoing.wait_until(0)
 
-    def _join(self, edge: Edge, rank: int) -> None:
-        """Make the edge's process group, and pass a first tensor where this rank is at an end of it.
+    def _connect(self, edge: Edge, rank: int) -> None:
+        """Create the edge's process group, and pass a first tensor if this rank is at one of its ends.
 
-        NCCL connects two ranks at their first transfer, where each waits for the other: done here, in an order that is
-        the same on every rank, it can neither deadlock in the first step nor fall into a capture.
+        NCCL connects two ranks at their first transfer, where each waits for the other. All ranks do that here in the same
+        order, so that it can neither deadlock in the first step nor happen inside a capture.
         """
         name = f"pipeline {edge.kind} {edge.source} to {edge.destination}"
         process_group = dist.new_group([edge.source, edge.destination], group_desc=name)
         first = torch.zeros(1, dtype=self.dtype, device=self._device)
         if rank == edge.source:
-            self._outgoing[edge.kind] = _Outgoing(edge, process_group)
+            self._outgoing[edge.kind] = _SendQueue(edge, process_group)
             dist.send(first, edge.destination, process_group)
         elif rank == edge.destination:
             self._incoming[edge.kind] = edge, process_group
             dist.recv(first, edge.source, process_group)
 
-    def _receive(self, action: Action) -> _Arrival | None:
-        """Post the receive of what ``action`` takes, into a buffer of its own: an activation lives until its backward."""
+    def _receive(self, action: Action) -> tuple[torch.Tensor, dist.Work] | None:
+        """Post the receive of the input of ``action``."""
         if not action.receives:
             return None
         edge, process_group = self._incoming[action.kind]
+        # A new buffer each time: an activation lives until its backward pass.
         tensor = torch.empty(self.shape, dtype=self.dtype, device=self._device)
         work = dist.irecv(tensor, edge.source, process_group)
         assert work is not None
-        return _Arrival(tensor, work)
+        return tensor, work
 
     def _send(self, action: Action, result: torch.Tensor | None) -> None:
         assert (result is not None) == action.sends, action

@@ -1,7 +1,7 @@
-"""What each pipeline rank runs, and in which order. Pure, without torch.
+"""The order of forward and backward passes on each pipeline rank. Pure, without torch.
 
-The layers are cut into ``stages * chunks`` virtual stages; rank ``stage`` of a pipeline holds, of each chunk, virtual
-stage ``chunk * stages + stage``, so that a virtual stage's neighbours are on the neighbouring ranks.
+The layers are divided into ``stages * chunks`` virtual stages. Rank ``stage`` holds virtual stage ``chunk * stages + stage``
+for each chunk, so that neighbouring virtual stages are on neighbouring ranks.
 """
 
 from __future__ import annotations
@@ -15,83 +15,80 @@ Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Kind = Literal["forward", "backward"]
 
 SENDS_IN_FLIGHT = 2
-"""How many tensors a rank may have sent on an edge before the first is taken, which bounds what sent tensors hold in
-memory. In an even pipeline the receiver takes one before the sender has a third, under every schedule here, so that
-nobody waits for it; with one tensor only, slightly uneven stages do wait."""
+"""How many sends on an edge may be in flight, which bounds the memory of sent tensors. With balanced stages the receiver
+takes one before the sender has a third, under every schedule here, so that nobody waits. With a limit of one, slightly
+unbalanced stages would wait."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """One micro-batch through one chunk of a rank, forward or backward."""
+    """One microbatch through one chunk of a rank, forward or backward."""
 
     kind: Kind
     chunk: int
-    micro_batch: int
+    microbatch: int
     receives: bool
-    """Whether it takes a tensor from another rank: a forward all but the first virtual stage, a backward all but the
-    last."""
+    """Whether it takes a tensor from another rank: forward in all but the first virtual stage, backward in all but the last."""
     sends: bool
-    """Whether it gives a tensor to another rank: a forward all but the last virtual stage, a backward all but the
-    first."""
+    """Whether it gives a tensor to another rank: forward in all but the last virtual stage, backward in all but the first."""
 
 
 @dataclass(frozen=True)
 class Edge:
-    """One direction in which ranks of the world pass activations (forward) or their gradients (backward)."""
+    """A pair of ranks of the world, and what the first sends to the second: activations (forward) or gradients (backward)."""
 
     kind: Kind
     source: int
     destination: int
 
 
-def actions(schedule: Schedule, stage: int, stages: int, chunks: int, micro_batches: int) -> tuple[Action, ...]:
-    """What rank ``stage`` of ``stages`` runs in a step: warm-up forwards, then forward and backward in turn, then the
-    backwards that are left.
+def actions(schedule: Schedule, stage: int, stages: int, chunks: int, microbatches: int) -> tuple[Action, ...]:
+    """Return what rank ``stage`` of ``stages`` runs in a step: warm-up forwards, alternating forwards and backwards, and the
+    remaining backwards.
 
-    - gpipe (Huang et al. 2019): all forwards, then all backwards; every micro-batch is in flight at once.
-    - 1f1b (Narayanan et al. 2019): ``stages - stage`` micro-batches are in flight.
+    - gpipe (Huang et al. 2019): all forwards, then all backwards; every microbatch is in flight at once.
+    - 1f1b (Narayanan et al. 2019): ``stages - stage`` microbatches are in flight.
     - interleaved (Narayanan et al. 2021, in Megatron-Core's order, schedules.py ``get_schedule_table``): 1F1B over
-      several chunks a rank, in groups of ``stages`` micro-batches. The idle time shrinks by ``chunks``.
+      several chunks per rank, in groups of ``stages`` microbatches. The bubble shrinks by a factor of ``chunks``.
 
-    Only interleaved takes more than one chunk; it needs two stages or more and a multiple of ``stages`` micro-batches.
-    A single stage has nobody to keep busy: there every schedule is a backward after each forward.
+    Only interleaved takes several chunks. It needs at least two stages, and a multiple of ``stages`` microbatches.
+    With a single stage every schedule is a backward after each forward.
     """
     if schedule == "interleaved":
-        assert stages > 1 and micro_batches % stages == 0, (stages, micro_batches)
+        assert stages > 1 and microbatches % stages == 0, (stages, microbatches)
     else:
         assert chunks == 1, (schedule, chunks)
     order = [
-        (chunk, micro_batch)
-        for first in range(0, micro_batches, stages)
+        (chunk, microbatch)
+        for first in range(0, microbatches, stages)
         for chunk in range(chunks)
-        for micro_batch in range(first, min(first + stages, micro_batches))
+        for microbatch in range(first, min(first + stages, microbatches))
     ]
     last = stages * chunks - 1
 
-    def action(kind: Kind, chunk: int, micro_batch: int) -> Action:
+    def action(kind: Kind, chunk: int, microbatch: int) -> Action:
         virtual = chunk * stages + stage
         receives, sends = virtual > 0, virtual < last
-        return Action(kind, chunk, micro_batch, *((receives, sends) if kind == "forward" else (sends, receives)))
+        return Action(kind, chunk, microbatch, *((receives, sends) if kind == "forward" else (sends, receives)))
 
-    forwards = [action("forward", chunk, micro_batch) for chunk, micro_batch in order]
-    backwards = [action("backward", chunks - 1 - chunk, micro_batch) for chunk, micro_batch in order]
-    warmup = min(_warmup(schedule, stage, stages, chunks, micro_batches), len(order))
+    forwards = [action("forward", chunk, microbatch) for chunk, microbatch in order]
+    backwards = [action("backward", chunks - 1 - chunk, microbatch) for chunk, microbatch in order]
+    warmup = min(_warmup(schedule, stage, stages, chunks, microbatches), len(order))
     alternating = chain.from_iterable(zip(forwards[warmup:], backwards, strict=False))
     return (*forwards[:warmup], *alternating, *backwards[len(order) - warmup :])
 
 
-def _warmup(schedule: Schedule, stage: int, stages: int, chunks: int, micro_batches: int) -> int:
-    """How many forwards come before the first pair of a forward and a backward (Megatron-Core's
-    ``get_pp_rank_microbatches``)."""
+def _warmup(schedule: Schedule, stage: int, stages: int, chunks: int, microbatches: int) -> int:
+    """Return the number of forwards before the first backward, less one (Megatron-Core's ``get_pp_rank_microbatches``)."""
     if schedule == "interleaved":
         return (stages - stage - 1) * 2 + (chunks - 1) * stages
     if schedule == "gpipe" and stages > 1:
-        return micro_batches
+        return microbatches
     return stages - stage - 1
 
 
 def in_flight_by_chunk(run: Sequence[Action]) -> list[int]:
-    """By chunk, how many micro-batches are between their forward and their backward at once, at most."""
+    """Return for each chunk the most microbatches that are between their forward and their backward at once."""
     most: list[int] = []
     alive: list[int] = []
     for action in run:
@@ -104,8 +101,10 @@ def in_flight_by_chunk(run: Sequence[Action]) -> list[int]:
 
 
 def edges(pipeline: tuple[int, ...], chunks: int) -> tuple[Edge, ...]:
-    """All edges between the ranks of one pipeline, in an order that is the same on every rank. With several chunks
-    the last rank's activations wrap around to the first, and the first one's gradients to the last."""
+    """Return all edges between the ranks of one pipeline, in the same order on every rank.
+
+    With several chunks the last rank also sends activations to the first, and the first sends gradients to the last.
+    """
     pairs = list(pairwise(pipeline))
     if chunks > 1:
         pairs.append((pipeline[-1], pipeline[0]))

@@ -1,4 +1,4 @@
-"""This rank's groups along every kind of parallelism, made once from DeviceMesh."""
+"""This rank's process group for every kind of parallelism, from DeviceMesh."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXPERT_AXES: tuple[Axis, ...] = ("ep", "expert_dp")
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks along one axis that this rank is among. ``process_group`` is None where it is alone."""
+    """The ranks along one axis, and this rank's place among them. ``process_group`` is None for a single rank."""
 
     rank: int = 0
     size: int = 1
@@ -26,7 +26,7 @@ class Group:
 
 @dataclass(frozen=True)
 class ParallelMesh:
-    """``world`` holds all ranks. Experts have groups of their own: ``ep`` and ``expert_dp``."""
+    """All groups of this rank. Experts have groups of their own: ``ep`` and ``expert_dp``."""
 
     device: torch.device
     dims: ParallelDims
@@ -39,7 +39,7 @@ class ParallelMesh:
 
 
 def make_mesh(place: RankPlace, dims: ParallelDims) -> ParallelMesh:
-    """A collective call: every rank makes the same groups in the same order."""
+    """Create the groups. A collective call: every rank creates the same groups in the same order."""
     alone = dict.fromkeys((*DENSE_AXES, *EXPERT_AXES), Group())
     if place.world_size == 1:
         return ParallelMesh(place.device, dims, world=Group(), **alone)

@@ -1,4 +1,4 @@
-"""How ranks share the parameters of the whole model: which part of each a rank holds, and what its gradient there is."""
+"""Which part of each parameter a rank holds, and whether its gradient there is partial."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ from launch.engines.torch_native.parallel.process_groups import Group
 
 @dataclass(frozen=True)
 class Sharding:
-    """One parameter's. Without an ``axis`` every rank of a stage holds it whole."""
+    """How one parameter is sharded. Without an ``axis`` every rank of a stage holds it whole."""
 
     axis: Literal["tp", "ep"] | None = None
     dim: int = 0
     """The dimension that is split."""
     sections: tuple[int, ...] = ()
-    """Sizes along ``dim`` of stretches of the whole that are each split by themselves: queries, keys and values, or gate
-    and up. Empty is one stretch."""
+    """Sizes along ``dim`` of sections that are split separately: queries, keys and values, or gate and up. Empty means one
+    section."""
     partial: bool = False
-    """Of a parameter held whole: a tensor-parallel rank's gradient is of its own tokens, and their sum is the gradient
-    (sequence parallelism). Otherwise every tensor-parallel rank has the whole gradient."""
+    """For a parameter held whole: whether a tensor-parallel rank's gradient covers only its own tokens, so that the ranks'
+    gradients must be summed. Otherwise every tensor-parallel rank has the whole gradient."""
 
     def take(self, whole: torch.Tensor, group: Group) -> torch.Tensor:
-        """This rank's part of the whole parameter, a view or a copy."""
+        """Return this rank's part of the whole parameter: a view or a copy."""
         if self.axis is None or group.size == 1:
             return whole
-        stretches = whole.split(list(self.sections) or whole.shape[self.dim], dim=self.dim)
-        return torch.cat([stretch.chunk(group.size, self.dim)[group.rank] for stretch in stretches], self.dim)
+        sections = whole.split(list(self.sections) or whole.shape[self.dim], dim=self.dim)
+        return torch.cat([section.chunk(group.size, self.dim)[group.rank] for section in sections], self.dim)
 
 
 WHOLE = Sharding()
 
 
-def shardings_of(module: nn.Module) -> dict[str, Sharding]:
-    """Of every parameter of ``module`` by its full name. A module names those of its own parameters that are not held
-    whole, with whole gradients, in an attribute ``shardings``."""
+def find_shardings(module: nn.Module) -> dict[str, Sharding]:
+    """Return the sharding of every parameter of ``module``, by its full name.
+
+    A module lists its own parameters in an attribute ``shardings``. Parameters that no module lists are held whole.
+    """
     own: dict[str, Sharding] = {}
     for prefix, child in module.named_modules():
         declared = getattr(child, "shardings", {})

@@ -1,9 +1,7 @@
-"""Linear layers, embedding and cross-entropy over the ranks of a tensor-parallel group.
+"""Tensor-parallel linear layers, embedding and cross-entropy (Megatron-LM, arXiv:1909.08053).
 
-Shoeybi et al., Megatron-LM (arXiv:1909.08053): outputs are split in the first of two products and inputs in the second,
-so that one sum over the ranks ends both. With sequence parallelism (Korthikanti et al., arXiv:2205.05198) what lies
-between such pairs is split along the sequence, and the sum becomes a reduce-scatter with an all-gather before the next
-pair. Activations are of shape (batch, sequence, ...).
+A region is a column-parallel product followed by a row-parallel one. With sequence parallelism (arXiv:2205.05198)
+activations outside of regions are sharded along the sequence. Activations have shape (batch, sequence, ...).
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ from launch.engines.torch_native.parallel.process_groups import Group
 from launch.engines.torch_native.parallel.sharding import Sharding
 
 SEQUENCE = 1
-"""The dimension that sequence parallelism splits."""
+"""The dimension that sequence parallelism shards."""
 
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """How activations enter and leave a pair of products."""
+    """How activations enter and leave a tensor-parallel region."""
 
     group: Group = field(default_factory=Group)
     sequence_parallel: bool = False
@@ -34,39 +32,42 @@ class TensorParallel:
         return self.group.size
 
     @property
-    def beside(self) -> Sharding:
-        """Of parameters between pairs of products, which every rank holds whole: with sequence parallelism each rank has
-        the gradient of its own stretch of the sequence."""
+    def outside_sharding(self) -> Sharding:
+        """Sharding of a replicated parameter outside of regions. With sequence parallelism its gradient is partial: it
+        covers this rank's shard of the sequence."""
         return Sharding(partial=self.sequence_parallel and self.size > 1)
 
     @property
-    def within(self) -> Sharding:
-        """Of parameters that every rank holds whole and applies to its own part of what is split."""
+    def inside_sharding(self) -> Sharding:
+        """Sharding of a replicated parameter that each rank applies to its own shard of heads or tokens: a partial gradient."""
         return Sharding(partial=self.size > 1)
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
-        """To the whole sequence, of which each rank computes its part of the outputs."""
+        """Return the whole sequence: (batch, sequence or this rank's shard, width) -> (batch, sequence, width)."""
         if self.sequence_parallel:
-            return collectives.gather(x, self.group, SEQUENCE)
+            return collectives.all_gather(x, self.group, SEQUENCE)
         return collectives.copy_to_group(x, self.group)
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over the ranks, or this rank's stretch of it."""
+        """Sum over the ranks: (batch, sequence, width) -> (batch, sequence or this rank's shard, width)."""
         if self.sequence_parallel:
             return collectives.reduce_scatter(x, self.group, SEQUENCE)
         return collectives.reduce_from_group(x, self.group)
 
-    def own_tokens(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's stretch of the sequence."""
+    def scatter_tokens(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's shard of the sequence: (batch, sequence / tp, width)."""
         return x if self.sequence_parallel else collectives.scatter_to_group(x, self.group, SEQUENCE)
 
-    def all_tokens(self, x: torch.Tensor) -> torch.Tensor:
-        """The transpose of :meth:`own_tokens`."""
+    def gather_tokens(self, x: torch.Tensor) -> torch.Tensor:
+        """The transpose of :meth:`scatter_tokens`."""
         return x if self.sequence_parallel else collectives.gather_from_group(x, self.group, SEQUENCE)
 
 
 class ColumnParallelLinear(nn.Linear):
-    """``sections`` are stretches of outputs that are each split over the ranks: queries, keys and values."""
+    """A linear layer with sharded outputs: (batch, sequence, inputs) -> (batch, sequence, sum(sections) / tp).
+
+    Each of ``sections`` is split over the ranks separately: queries, keys and values.
+    """
 
     def __init__(self, inputs: int, sections: tuple[int, ...], bias: bool, tp: TensorParallel) -> None:
         super().__init__(inputs, sum(sections) // tp.size, bias)
@@ -78,12 +79,15 @@ class ColumnParallelLinear(nn.Linear):
 
 
 class RowParallelLinear(nn.Linear):
-    """The bias is added once, to the sum."""
+    """A linear layer with sharded inputs: (batch, sequence, inputs / tp) -> (batch, sequence or this rank's shard, outputs).
+
+    The bias is added once, to the sum over ranks.
+    """
 
     def __init__(self, inputs: int, outputs: int, bias: bool, tp: TensorParallel) -> None:
         super().__init__(inputs // tp.size, outputs, bias)
         self.tp = tp
-        self.shardings = {"weight": Sharding("tp", 1)} | ({"bias": tp.beside} if bias else {})
+        self.shardings = {"weight": Sharding("tp", 1)} | ({"bias": tp.outside_sharding} if bias else {})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.tp.size == 1:
@@ -93,7 +97,7 @@ class RowParallelLinear(nn.Linear):
 
 
 class VocabParallelEmbedding(nn.Embedding):
-    """Each rank holds a stretch of the vocabulary and looks up what lies in it."""
+    """Each rank holds a shard of the vocabulary, and looks up the tokens of that shard."""
 
     def __init__(self, vocab_size: int, hidden_size: int, tp: TensorParallel) -> None:
         super().__init__(vocab_size // tp.size, hidden_size)
@@ -101,11 +105,11 @@ class VocabParallelEmbedding(nn.Embedding):
         self.shardings = {"weight": Sharding("tp", 0)}
 
     def reset_parameters(self) -> None:
-        """Nothing: weights are drawn once the model is whole. To draw normal numbers on the meta device PyTorch loads
-        Dynamo, which takes as long as all the rest of it."""
+        """Do nothing: weights are drawn once the model is complete. Normal numbers on the meta device would make PyTorch
+        load Dynamo, which takes as long as the rest of its import."""
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """int64 of shape (batch, sequence) -> (batch, sequence or this rank's stretch of it, hidden)"""
+        """int64 (batch, sequence) -> (batch, sequence or this rank's shard, hidden_size)."""
         if self.tp.size == 1:
             return super().forward(tokens)
         own, inside = _own_entries(tokens, self.num_embeddings, self.tp.group)
@@ -113,13 +117,14 @@ class VocabParallelEmbedding(nn.Embedding):
 
 
 def vocab_parallel_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, group: Group) -> torch.Tensor:
-    """The mean over all tokens, in nats; logits are never gathered. Every rank returns it.
+    """Return the mean over all tokens in nats, shape (), on every rank. Logits are never gathered.
 
     Args:
-        logits: (batch, sequence, this rank's stretch of the vocabulary).
-        targets: int64 of shape (batch, sequence), in the whole vocabulary.
+        logits: (batch, sequence, vocab_size / tp).
+        targets: int64 (batch, sequence), in the whole vocabulary.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    # Subtract the maximum over the whole vocabulary, so that exp does not overflow.
     largest = logits.detach().amax(-1)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group.process_group)
     logits = logits - largest.unsqueeze(-1)
@@ -130,7 +135,9 @@ def vocab_parallel_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, gr
 
 
 def _own_entries(tokens: torch.Tensor, count: int, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
-    """Entries of this rank's stretch of ``count``, 0 for those of other ranks; and which are its own."""
+    """Translate ``tokens``, int64 (...), into this rank's ``count`` entries. Return them (0 for entries of other ranks), and a
+    bool mask of this rank's own, both (...).
+    """
     own = tokens - group.rank * count
     inside = (own >= 0) & (own < count)
     return own.masked_fill(~inside, 0), inside

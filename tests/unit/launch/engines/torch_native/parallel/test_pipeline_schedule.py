@@ -80,14 +80,14 @@ class Simulation:
                 while not self.under_way[edge]:
                     yield "blocked"
                 tensor, at = self.under_way[edge].popleft()
-                assert tensor == (virtual, action.micro_batch), "not in the order in which they are sent"
+                assert tensor == (virtual, action.microbatch), "not in the order in which they are sent"
                 self.clocks[stage] = max(self.clocks[stage], at)
                 self.taken[edge].append(self.clocks[stage])
             self.clocks[stage] += self.seconds[virtual] * (1 if action.kind == "forward" else 2)
             self.events += 1
             if action.sends:
                 edge = outgoing[action.kind]
-                self.under_way[edge].append(((virtual + step, action.micro_batch), self.clocks[stage]))
+                self.under_way[edge].append(((virtual + step, action.microbatch), self.clocks[stage]))
                 sent[edge] += 1
                 if self.window is not None and sent[edge] > self.window:
                     while len(self.taken[edge]) < sent[edge] - self.window:
@@ -103,7 +103,7 @@ def simulate(plan: Plan, window: int | None, seconds: list[int] | None = None) -
 def test_a_rank_runs_each_forward_once_and_later_its_backward(plan: Plan) -> None:
     every = {(chunk, mb) for chunk in range(plan.chunks) for mb in range(plan.micro_batches)}
     for stage in range(plan.stages):
-        order = [(action.kind, action.chunk, action.micro_batch) for action in plan.of(stage)]
+        order = [(action.kind, action.chunk, action.microbatch) for action in plan.of(stage)]
         assert Counter(order) == Counter((kind, *one) for kind in ("forward", "backward") for one in every)
         assert all(order.index(("forward", *one)) < order.index(("backward", *one)) for one in every)
 
@@ -147,7 +147,7 @@ def test_micro_batches_in_flight(stages: int, micro_batches: int) -> None:
 
 def written(order: tuple[Action, ...]) -> str:
     """F or B, chunk, micro-batch."""
-    return " ".join(f"{action.kind[0].upper()}{action.chunk}{action.micro_batch}" for action in order)
+    return " ".join(f"{action.kind[0].upper()}{action.chunk}{action.microbatch}" for action in order)
 
 
 @pytest.mark.parametrize(
@@ -229,9 +229,9 @@ def test_as_many_buffers_as_are_in_flight_serve_all_micro_batches_in_turn(plan: 
         for action in plan.of(stage):
             if action.kind == "forward":
                 used = {micro_batch % most[action.chunk] for micro_batch in alive[action.chunk]}
-                assert action.micro_batch % most[action.chunk] not in used
-                alive[action.chunk].add(action.micro_batch)
+                assert action.microbatch % most[action.chunk] not in used
+                alive[action.chunk].add(action.microbatch)
                 peaks[action.chunk] = max(peaks[action.chunk], len(alive[action.chunk]))
             else:
-                alive[action.chunk].remove(action.micro_batch)
+                alive[action.chunk].remove(action.microbatch)
         assert peaks == most

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from launch.engines.torch_native.parallel.process_groups import Group
-from launch.engines.torch_native.parallel.sharding import WHOLE, Sharding, shardings_of
+from launch.engines.torch_native.parallel.sharding import WHOLE, Sharding, find_shardings
 from tests.sharding import join_parts
 
 SIZES = st.integers(1, 4)
@@ -69,10 +69,10 @@ def test_shardings_have_the_full_names_of_parameters() -> None:
     inner = nn.Linear(2, 4)
     inner.shardings = {"weight": Sharding("tp", 0)}  # type: ignore[assignment]
     model = nn.Sequential(nn.Sequential(nn.LayerNorm(2), inner))
-    assert shardings_of(model) == {
+    assert find_shardings(model) == {
         "0.0.weight": WHOLE,
         "0.0.bias": WHOLE,
         "0.1.weight": Sharding("tp", 0),
         "0.1.bias": WHOLE,
     }
-    assert shardings_of(inner)["weight"].axis == "tp", "a module's own have no prefix"
+    assert find_shardings(inner)["weight"].axis == "tp", "a module's own have no prefix"
