@@ -1,4 +1,4 @@
-"""Deterministic mode, as PyTorch is told of it."""
+"""PyTorch's deterministic mode."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def use_deterministic_algorithms() -> None:
-    """From here on an operation that has no deterministic kernel is an error, and none is chosen that has one beside it."""
+    """Choose deterministic kernels from now on. An operation without one raises an error."""
     torch.use_deterministic_algorithms(True)
-    # It would fill all memory before it is written, for nothing that is read.
-    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 - it is not in its type
+    # Filling new memory costs time, and nothing here reads it before it is written. setattr, since its type lacks the name.
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010

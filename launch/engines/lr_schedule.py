@@ -8,8 +8,10 @@ from launch.contract.spec import Training
 
 
 def learning_rate(training: Training, step: int) -> float:
-    """The rate of ``step``, counted from 0: a linear warm-up that reaches the full rate with its last step, then
-    constant, or a half cosine from the full rate down to ``min_learning_rate`` at ``steps``.
+    """Return the learning rate of ``step``, counted from 0.
+
+    A linear warm-up reaches the full rate in its last step. Then the rate is constant, or falls by half a cosine to
+    ``min_learning_rate`` at ``steps``.
     """
     warmup, top, bottom = training.learning_rate_warmup_steps, training.learning_rate, training.min_learning_rate
     if step < warmup:

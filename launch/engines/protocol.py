@@ -1,7 +1,6 @@
 """The protocol between the training loop and an engine.
 
-The loop owns phases, timing and records; an engine owns the model and how it is captured. Implementations capture at
-different moments (between steps, inside a step, at the end of the first), so the engine says of each step what it was.
+The loop owns phases, timing and records. An engine owns the model and its graphs, and reports the kind of each step.
 """
 
 from __future__ import annotations
@@ -19,13 +18,12 @@ from launch.support import layout, unsupported
 from launch.support.rule import judge, refuse
 
 StepKind = Literal["warmup", "capture", "steady"]
-"""What a step was: before the capture, the capture's own, or after it. An eager engine reports its warm-up steps as
-"warmup" and all others as "steady"."""
+"""Before the capture, with the capture, or after it. An eager engine reports "warmup" and then "steady"."""
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """This process's place among the ranks. ``device`` is where its tensors live."""
+    """This process among the ranks. Its tensors are on ``device``."""
 
     rank: int
     world_size: int
@@ -34,34 +32,34 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class LayerDigests:
-    """Digests of what this rank's layers gave in one step, int64 on the device;
-    launch.contract.records.layer_digests.StepDigests says of what.
+    """Digests of this rank's layers in one step, int64 on the device (see launch.contract.records.layer_digests.StepDigests).
 
-    ``outputs`` and ``gradients`` are of shape (layers, microbatches), the others of shape (holders,): not every layer
-    holds parameters.
+    ``holders`` are the layers with parameters.
     """
 
     layers: tuple[str, ...]
     holders: tuple[str, ...]
     outputs: torch.Tensor
+    """(layers, microbatches)"""
     gradients: torch.Tensor
+    """(layers, microbatches): gradients of the outputs."""
     parameter_gradients: torch.Tensor
+    """(holders,)"""
     parameters: torch.Tensor
+    """(holders,)"""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step leaves on the device: nothing here has been read by the host.
-
-    ``loss`` is the mean over the global batch, a float32 scalar of shape (), the same on every rank; ``grad_norm`` is
-    the global gradient norm before clipping, likewise. All are the caller's own (never graph memory). ``digests`` are
-    there in the first steps of a spec that asks for them (RunSpec.digest_steps).
-    """
+    """Results of a step on the device. The host has read none. The caller owns the tensors: they are never graph memory."""
 
     loss: torch.Tensor
+    """float32 (): the mean over the global batch, the same on every rank."""
     grad_norm: torch.Tensor
+    """float32 (): the global gradient norm before clipping, the same on every rank."""
     kind: StepKind
     digests: LayerDigests | None = None
+    """For the first ``RunSpec.digest_steps`` steps."""
 
 
 class Engine(Protocol):
@@ -69,36 +67,36 @@ class Engine(Protocol):
 
     @property
     def capture_step(self) -> int | None:
-        """The step in which graphs are captured, declared beforehand; None for an eager run."""
+        """The step in which graphs are captured; None for an eager run."""
 
     @property
     def choices(self) -> Mapping[str, str]:
-        """What the engine chose where the spec left it open, by name, for the record: which kernels attention uses."""
+        """The engine's choices where the spec leaves one open, by name, for the record: which kernels attention uses."""
 
     def step(self, batch: torch.Tensor) -> StepResult:
-        """One optimizer step.
+        """Run one optimizer step.
 
         Args:
-            batch: this rank's tokens, int64 of shape (microbatches, microbatch size, sequence length + 1).
+            batch: this rank's tokens, int64 (microbatches, microbatch size, sequence + 1).
 
         Raises:
-            launch.contract.errors.CaptureError: the capture this step was to make failed.
+            launch.contract.errors.CaptureError: the capture failed.
         """
 
     def graph_stats(self) -> GraphStats:
-        """Evidence of what was captured and what ran from it, so far."""
+        """Return the evidence of capture and replay so far."""
 
     def close(self) -> None:
-        """Release graphs, before communicators are."""
+        """Release graphs. They hold communicators, so that process groups must outlive them."""
 
 
 Build = Callable[[RunSpec, RankPlace], Engine]
 
 
 def check_supported(spec: RunSpec) -> None:
-    """What every ``build`` does first.
+    """Check ``spec`` before an engine is built.
 
     Raises:
-        UnsupportedError: the engine that ``spec`` names cannot run it; the message names every field at fault.
+        UnsupportedError: the engine does not support ``spec``. The message names every field at fault.
     """
     refuse((*unsupported(spec), *judge(layout.RULES, spec)), UnsupportedError)

@@ -107,7 +107,7 @@ def test_eager_repeats_agree_and_digests_change_nothing(tmp_path: Path, precisio
 def test_digests_are_written_where_a_graph_would_write_them_again() -> None:
     """A replay writes to the addresses of its capture, and to none that is given out anew."""
     engine = TorchNativeEngine(SPEC, RankPlace(0, 1, CPU))
-    digested = engine._digested
+    digested = engine._digester
     assert digested is not None
     static = (digested._outputs, digested._gradients, digested._parameter_gradients)
     addresses = [tensor.data_ptr() for tensor in static]

@@ -17,7 +17,7 @@ from torch import nn
 from launch.contract.errors import UnsupportedError
 from launch.contract.spec import Model
 from launch.engines.torch_native.decoder import Decoder
-from launch.engines.torch_native.init.initial_weights import first_weights
+from launch.engines.torch_native.init.initial_weights import initial_weights
 from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.parallel.process_groups import Group
 
@@ -118,7 +118,7 @@ def draw_weights(chunk: nn.Module, model: Model, seed: int, tp: Group, ep: Group
         shape, ranks = (shapes[origin.parameter], tp)
         if origin.expert is not None:
             shape, ranks = shape[1:], etp
-        whole = first_weights(origin.parameter, shape, model, seed, parameter.device, origin.expert)
+        whole = initial_weights(origin.parameter, shape, model, seed, parameter.device, origin.expert)
         parameter.copy_(to_megatron(whole, origin.layout, model, ranks).view_as(parameter))
         _set_parallel_attributes(parameter, origin)
 

@@ -1,8 +1,6 @@
-"""Model and loss compiled as one function, forward and backward, by Inductor, and what goes with such compilation.
+"""Model and loss, compiled as one function by Inductor.
 
-With ``training.compile: whole`` every step runs that function, and with ``cuda_graph.impl: torch_compile`` those from the
-capture on, in CUDA graphs of Inductor's own. Nothing here loads Dynamo before something is compiled: it takes as long as
-all the rest of torch.
+Nothing here imports Dynamo before something is compiled: its import takes as long as the rest of torch.
 """
 
 from __future__ import annotations
@@ -19,18 +17,22 @@ from launch.engines.torch_native.decoder import Decoder, Losses, ObserveOutput
 
 
 class CompiledModel:
-    """Runs a decoder that is the whole model, compiled for the shapes that it meets.
+    """Runs a decoder that is the whole model, compiled for static shapes.
+
+    With ``training.compile: whole`` every step runs it. With ``cuda_graph.impl: torch_compile`` steps from the capture on
+    run it in Inductor's CUDA graphs.
 
     Args:
-        how: the mode or the backend of ``torch.compile``; by default Inductor without CUDA graphs.
+        options: mode or backend of ``torch.compile``; by default Inductor without CUDA graphs.
     """
 
-    def __init__(self, decoder: Decoder, **how: Any) -> None:
-        self._run = torch.compile(decoder, fullgraph=True, dynamic=False, **how)
+    def __init__(self, decoder: Decoder, **options: Any) -> None:
+        self._run = torch.compile(decoder, fullgraph=True, dynamic=False, **options)
         self.compilations = 0
-        """Of this function alone: its forward pass is compiled within a call, its backward pass with that pass's first run."""
+        """Compilations of this function. The call compiles the forward pass; the first backward pass compiles itself."""
 
     def __call__(self, tokens: torch.Tensor, observe: ObserveOutput) -> Losses:
+        """Compute the losses of a microbatch, int64 (batch, sequence + 1)."""
         before = _compiled_frames()
         losses: Losses = self._run(tokens, observe)
         self.compilations += _compiled_frames() - before
@@ -42,14 +44,14 @@ class CompiledModel:
 
 
 def _compiled_frames() -> int:
-    """How many functions Dynamo has compiled in this process, those compiled anew counted again."""
+    """Return how many functions Dynamo has compiled in this process, including recompilations."""
     from torch._dynamo.utils import counters
 
     return counters["stats"]["unique_graphs"]
 
 
 def disable_kernel_timing() -> None:
-    """Have Inductor choose by rules among kernels that round differently, and not by timing them on the device."""
+    """Make Inductor choose between kernels that round differently by rules, not by timing them on the device."""
     from torch._inductor import config
 
     config.deterministic = True
@@ -57,7 +59,7 @@ def disable_kernel_timing() -> None:
 
 @contextmanager
 def compile_errors_as(setting: str, error: type[OrchestratorError]) -> Iterator[None]:
-    """Raises ``error``, which names ``setting``, where Dynamo or Inductor fails within it."""
+    """Convert a failure of Dynamo or Inductor to ``error``, with a message that names ``setting``."""
     try:
         yield
     except RuntimeError as failure:
@@ -71,20 +73,20 @@ def compile_errors_as(setting: str, error: type[OrchestratorError]) -> Iterator[
 
 
 def _summarize(message: str) -> str:
-    """Its first line; where that only announces another ("backend='inductor' raised:") that one too, and the first error that
-    a compiler told."""
+    """Return the first line of ``message``, the lines that it announces ("backend='inductor' raised:"), and the first
+    error of a compiler."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    told = next((place for place, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
-    of_compiler = next(([line] for line in lines[told:] if "error: " in line), [])
-    return " ".join([*lines[:told], *of_compiler]) or "no message"
+    first = next((count for count, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
+    compiler_error = next(([line] for line in lines[first:] if "error: " in line), [])
+    return " ".join([*lines[:first], *compiler_error]) or "no message"
 
 
 @contextmanager
 def forbid_compilation() -> Iterator[None]:
-    """Within it compiled code runs, and none is compiled.
+    """Run compiled code, but compile nothing.
 
     Raises:
-        CaptureError: something had to be.
+        CaptureError: something needed a compilation.
     """
     with torch.compiler.set_stance("fail_on_recompile"):
         try:
@@ -92,6 +94,4 @@ def forbid_compilation() -> Iterator[None]:
         except RuntimeError as failure:
             if "fail_on_recompile" not in str(failure):
                 raise
-            raise CaptureError(
-                f"what is captured was to be compiled in the capture, and not in the warm-up: {failure}"
-            ) from failure
+            raise CaptureError(f"the capture needs code that the warm-up has not compiled: {failure}") from failure

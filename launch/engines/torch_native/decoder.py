@@ -1,4 +1,4 @@
-"""The decoder: embedding, layers of attention and feed-forward, head, and the loss."""
+"""The decoder: embedding, layers of attention and MLP or experts, head, and loss."""
 
 from __future__ import annotations
 
@@ -28,45 +28,43 @@ from launch.engines.torch_native.parallel.tensor_parallel import (
 
 
 class Losses(NamedTuple):
-    """Of one microbatch; scalars are of at least float32.
-
-    ``objective`` is what is differentiated: the cross-entropy plus the router's losses. ``cross_entropy``, the mean
-    over the microbatch's tokens in nats, is what is reported. ``tokens_per_expert``, int64 of shape (layers with experts,
-    experts), says how many tokens chose each expert; None in a dense model.
-    """
+    """Losses of one microbatch, in at least float32."""
 
     objective: torch.Tensor
+    """Shape (): the cross-entropy plus the router's losses, which is differentiated."""
     cross_entropy: torch.Tensor
+    """Shape (): the mean over the microbatch's tokens in nats, which is reported."""
     tokens_per_expert: torch.Tensor | None
+    """int64 (layers with experts, experts): how many tokens chose each expert; None in a dense model."""
 
 
 class Layer(nn.Module):
     def __init__(self, context: BuildContext, number: int) -> None:
         super().__init__()
         model, norm_sharding = context.model, context.tp.outside_sharding
-        # Megatron-Core: with a frequency of n every n-th layer from the first on is a mixture of experts.
-        mixture = model.has_experts(number)
         self.epsilon = model.norm_epsilon
         self.elementwise = context.elementwise
         self.attention_norm = Norm(model.hidden_size, norm_sharding)
         self.attention = Attention(context, number)
         self.mlp_norm = Norm(model.hidden_size, norm_sharding)
         self.mlp = (
-            MixtureOfExperts(context) if mixture else Mlp(model, model.ffn_hidden_size, context.elementwise, context.tp)
+            MixtureOfExperts(context)
+            if model.has_experts(number)
+            else Mlp(model, model.ffn_hidden_size, context.elementwise, context.tp)
         )
 
     def forward(self, x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, RoutingStats | None]:
-        """(batch, sequence, hidden) -> the same, and what the experts' router says, None of a dense layer."""
+        """(batch, sequence or this rank's shard, hidden_size) -> the same, and the routing, None in a dense layer."""
         return self.forward_mlp(*self.forward_attention(x, positions))
 
     def forward_attention(self, x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, torch.Tensor]:
-        """Up to the feed-forward: the residual stream, and the same normed."""
+        """Run attention. Return the residual stream and its norm before the MLP, both in the shape of ``x``."""
         normed = self.elementwise.rms_norm(x, self.attention_norm.weight, self.epsilon)
         change = self.attention(normed, positions)
         return self.elementwise.add_and_norm(x, change, self.mlp_norm.weight, self.epsilon)
 
     def forward_mlp(self, x: torch.Tensor, normed: torch.Tensor) -> tuple[torch.Tensor, RoutingStats | None]:
-        """The feed-forward, from what :meth:`forward_attention` gave."""
+        """Run the MLP or the experts on the results of :meth:`forward_attention`."""
         if isinstance(self.mlp, MixtureOfExperts):
             change, routed = self.mlp(normed)
             return x + change, routed
@@ -74,19 +72,19 @@ class Layer(nn.Module):
 
 
 RunLayer = Callable[[torch.Tensor, Positions], tuple[torch.Tensor, RoutingStats | None]]
-"""What a layer computes, by whatever means: the layer itself, or parts of it from graphs."""
+"""A layer itself, or a replacement that runs parts of it from graphs."""
 ObserveOutput = Callable[[str, torch.Tensor], None]
-"""Is shown what each layer gives, by its name (launch/contract/records/layer_digests.py)."""
+"""(layer, output): called with each layer's output, by its name (launch/contract/records/layer_digests.py)."""
 
 
 def ignore_output(layer: str, output: torch.Tensor) -> None:
-    """Nobody looks."""
+    """Do nothing."""
 
 
 class Decoder(nn.Module):
-    """A shard of layers, with the embedding before the first and the head behind the last; by default all of it.
+    """Consecutive layers of the model, with the embedding before the first and the head after the last; by default all.
 
-    Layers keep the numbers, and so the names, that they have in the whole.
+    Layers keep the numbers, and so the names, that they have in the whole model.
     """
 
     def __init__(self, context: BuildContext, numbers: range | None = None) -> None:
@@ -106,7 +104,7 @@ class Decoder(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Make head and embedding one parameter where the model says so and both are here."""
+        """Make head and embedding one parameter, if the model ties them and this rank has both."""
         if self.context.model.tie_embeddings and self.is_first and self.is_last:
             self.head.weight = self.embedding.weight
 
@@ -114,7 +112,7 @@ class Decoder(nn.Module):
         """Predict each token from those before it.
 
         Args:
-            tokens: int64 of shape (batch, sequence + 1).
+            tokens: int64 (batch, sequence + 1).
         """
         x, routed = self.decode(tokens, observe=observe)
         return self.losses(x, routed, tokens, observe)
@@ -122,7 +120,12 @@ class Decoder(nn.Module):
     def losses(
         self, x: torch.Tensor, routed: list[RoutingStats], tokens: torch.Tensor, observe: ObserveOutput = ignore_output
     ) -> Losses:
-        """From what :meth:`decode` returns, where it holds the last layer."""
+        """Compute the losses from the result of :meth:`decode` of the last layer.
+
+        Args:
+            x: (batch, sequence or this rank's shard, hidden_size).
+            tokens: int64 (batch, sequence + 1).
+        """
         logits = self.head(x)
         observe(HEAD, logits)
         if self.context.tp.size == 1:
@@ -133,15 +136,15 @@ class Decoder(nn.Module):
         return Losses(sum((one.loss for one in routed), cross_entropy), cross_entropy, stack_tokens_per_expert(routed))
 
     def named_layers(self) -> dict[str, Layer]:
-        """By their numbers, as text."""
+        """Return the layers by their numbers, as text."""
         return {name: cast(Layer, layer) for name, layer in self.layers.items()}
 
     def routers(self) -> list[Router]:
-        """In order of the layers that have one."""
+        """Return the routers in order of their layers."""
         return [module for module in self.modules() if isinstance(module, Router)]
 
     def attention_backends(self, device: torch.device) -> dict[str, str]:
-        """By kind of layer ("full layers", "layers of window 128"), the backend of its attention."""
+        """Return the attention backend for each kind of layer ("full layers", "layers of window 128")."""
         return {
             f"layers of window {core.window}" if core.window else "full layers": core.backend(device)
             for core in self.cores
@@ -154,12 +157,12 @@ class Decoder(nn.Module):
         graphed: Mapping[str, RunLayer] = {},
         observe: ObserveOutput = ignore_output,
     ) -> tuple[torch.Tensor, list[RoutingStats]]:
-        """Through these layers, and the last norm behind the last.
+        """Run these layers, and the final norm after the last. Return activations in the shape of ``x``, and the routings.
 
         Args:
-            tokens: int64 of shape (batch, sequence + 1); the last is no input.
-            x: what the layers before gave, (batch, sequence or this rank's shard of it, hidden); None at the first.
-            graphed: by its name, what runs in the place of a layer.
+            tokens: int64 (batch, sequence + 1). The last token is not an input.
+            x: output of the previous layers, (batch, sequence or this rank's shard, hidden_size); None at the first.
+            graphed: what runs in place of a layer, by the layer's name.
         """
         inputs = tokens[:, :-1]
         if x is None:
@@ -182,31 +185,34 @@ class Decoder(nn.Module):
         return x, routings
 
     def positions(self, tokens: torch.Tensor, dtype: torch.dtype) -> Positions:
-        """What the layers share, of tokens of shape (batch, sequence)."""
-        place = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
+        """Return rotary tables in ``dtype`` and masks for tokens, int64 (batch, sequence)."""
+        position = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
         documents = None
         if self.context.eod_token is not None:
             first = torch.nn.functional.pad(tokens[:, :-1] == self.context.eod_token, (1, 0))
             documents = first.cumsum(1)
-            place = place - torch.where(first, place, 0).cummax(1).values
+            # Positions restart at the first token of each document.
+            position = position - torch.where(first, position, 0).cummax(1).values
         windows = {core.window for core in self.cores if core.backend(tokens.device) == "flex"}
         masks = block_masks(windows, tokens.shape[1], documents, tokens.device)
-        return Positions(rotary_tables(self.context.model, place, dtype), documents, masks)
+        return Positions(rotary_tables(self.context.model, position, dtype), documents, masks)
 
 
 def stack_tokens_per_expert(routed: list[RoutingStats]) -> torch.Tensor | None:
+    """Return int64 (layers with experts, experts), or None without any."""
     return torch.stack([one.tokens_per_expert for one in routed]) if routed else None
 
 
 def build_decoder(
     context: BuildContext, seed: int, dtype: torch.dtype, device: torch.device, numbers: range | None = None
 ) -> Decoder:
-    """A decoder on ``device`` with its first weights. ``dtype`` is that of weights and activations.
+    """Build a decoder on ``device`` with its initial weights. ``dtype`` is that of weights and activations.
 
     Raises:
         launch.contract.errors.CheckpointError: ``model.weights`` names a checkpoint that does not fit.
     """
-    with torch.device("meta"):  # no memory and no random numbers spent on weights that are drawn over
+    # Without memory or random numbers for weights that are overwritten.
+    with torch.device("meta"):
         decoder = Decoder(context, numbers)
     _allocate(decoder, dtype, device)
     decoder.tie()
@@ -220,8 +226,10 @@ def build_decoder(
 
 
 def _allocate(decoder: Decoder, dtype: torch.dtype, device: torch.device) -> None:
-    """Memory for each parameter of a decoder on the meta device, tied ones apart. Not by to_empty: PyTorch's empty_like of a
-    meta tensor loads sympy, which took a third of the time in which a rank begins."""
+    """Allocate each parameter of a decoder on the meta device. Tied parameters come apart.
+
+    Not by to_empty: its empty_like of a meta tensor loads sympy, which took a third of a rank's start-up time.
+    """
     for module in decoder.modules():
         for name, parameter in module.named_parameters(recurse=False):
             module.register_parameter(name, nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device)))

@@ -1,4 +1,4 @@
-"""The torch_native engine: one model under training on one rank."""
+"""The torch_native engine on one rank."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class TorchNativeEngine:
-    """``dtype`` is what weights and activations are held in; by default what ``training.precision`` says."""
+    """``dtype`` is that of weights and activations; by default ``training.precision``."""
 
     def __init__(self, spec: RunSpec, mesh: RankPlace, dtype: torch.dtype | None = None) -> None:
         self._step = 0
@@ -44,7 +44,7 @@ class TorchNativeEngine:
         self.mesh = make_mesh(mesh, ParallelDims.of(spec.parallelism))
         dtype = dtype or PRECISIONS[spec.training.precision]
         self.chunks = _build_chunks(spec, self.mesh, dtype)
-        shape = _shape_between_stages(spec)
+        shape = _activation_shape(spec)
         if mesh.world_size > 1 and mesh.device.type == "cuda":
             warm_up_kernels(spec, self.chunks, shape, dtype)
         modules = nn.ModuleList(self.chunks)
@@ -61,14 +61,14 @@ class TorchNativeEngine:
         layout = spec.parallelism
         pipeline = Pipeline(self.mesh, layout.schedule, layout.vpp, spec.num_microbatches, shape, dtype)
         self._digest_steps = spec.digest_steps
-        self._digested = LayerDigester(self.chunks, spec.num_microbatches, mesh.device) if spec.digest_steps else None
+        self._digester = LayerDigester(self.chunks, spec.num_microbatches, mesh.device) if spec.digest_steps else None
         self._train_step = TrainStep(
-            self.mesh, self.chunks, self.flat_parameters, self._optimizer, pipeline, self._digested
+            self.mesh, self.chunks, self.flat_parameters, self._optimizer, pipeline, self._digester
         )
         compile = spec.training.compile
         if compile == "whole":
             self._train_step.model = CompiledModel(self.chunks[0])
-        self._compiling: Callable[[], AbstractContextManager[None]] = (
+        self._compile_errors: Callable[[], AbstractContextManager[None]] = (
             nullcontext
             if compile == "none"
             else partial(compile_errors_as, f"training.compile={compile!r}", CompileError)
@@ -91,10 +91,11 @@ class TorchNativeEngine:
 
     def step(self, batch: torch.Tensor) -> StepResult:
         self._optimizer.set_rate(self._step)
-        with self._compiling():
+        with self._compile_errors():
             (loss, norm), kind = self._runner.run(self._step, batch)
+            # A graph that holds the optimizer has already run it.
             norm = self._train_step.update() if norm is None else norm
-        digests = self._digested.take() if self._digested and self._step < self._digest_steps else None
+        digests = self._digester.collect() if self._digester and self._step < self._digest_steps else None
         self._step += 1
         return StepResult(loss.float(), norm.float(), kind, digests)
 
@@ -106,7 +107,7 @@ class TorchNativeEngine:
 
 
 def _build_chunks(spec: RunSpec, mesh: ParallelMesh, dtype: torch.dtype) -> list[Decoder]:
-    """This rank's virtual stages: the whole model where there is no pipeline."""
+    """Build this rank's virtual stages; without a pipeline the whole model."""
     layout = spec.parallelism
     stages = layers_of(spec.model.num_layers, layout.pp, layout.vpp)
     context = make_build_context(spec, mesh)
@@ -116,15 +117,15 @@ def _build_chunks(spec: RunSpec, mesh: ParallelMesh, dtype: torch.dtype) -> list
     ]
 
 
-def _shape_between_stages(spec: RunSpec) -> tuple[int, ...]:
-    """(batch, sequence or a rank's shard of it, hidden)"""
+def _activation_shape(spec: RunSpec) -> tuple[int, ...]:
+    """Return the shape between stages: (microbatch size, sequence or a rank's shard, hidden_size)."""
     layout, training = spec.parallelism, spec.training
     length = training.sequence_length // (layout.tp if layout.sequence_parallel else 1)
     return training.micro_batch_size, length, spec.model.hidden_size
 
 
 def _tied(chunks: list[Decoder], mesh: ParallelMesh) -> dict[str, Group]:
-    """The embedding that is also the output layer, where a pipeline holds it at both ends. A collective call."""
+    """Return the group of both copies of a tied embedding, if a pipeline has it at both ends. A collective call."""
     if not chunks[0].context.model.tie_embeddings or mesh.pp.size == 1:
         return {}
     ends = Group()
@@ -137,10 +138,10 @@ def _tied(chunks: list[Decoder], mesh: ParallelMesh) -> dict[str, Group]:
 
 
 def build(spec: RunSpec, mesh: RankPlace) -> TorchNativeEngine:
-    """The engine of ``spec`` on this rank, its weights drawn.
+    """Build the engine of ``spec`` on this rank, with initial weights.
 
     Raises:
-        UnsupportedError: ``spec`` asks for what this engine does not have; the message names every field at fault.
+        UnsupportedError: the engine does not support ``spec``. The message names every field at fault.
     """
     check_supported(spec)
     if spec.training.deterministic:

@@ -1,12 +1,4 @@
-"""One forward and backward pass of each chunk before any transfer between ranks is under way, on made-up inputs.
-
-A kernel that is launched for the first time is loaded, and cuDNN plans and Triton kernels are made, for all of which CUDA
-waits until the device is idle. If a receive is under way then, whose sender waits for this rank, both wait for ever
-(CUDA programming guide, lazy loading, "concurrent execution"; seen on H200s with a pipeline of two).
-launch.train.worker has CUDA load the kernels of libraries when it starts; what is made on the way is made here. Nothing
-is kept: no gradient is added up, and nothing random is drawn from the run's own generators. It comes before masters and
-main gradients are there, so that gradients held whole take no more memory than these will.
-"""
+"""Kernel warm-up: one forward and backward pass of each chunk, before any transfer between ranks."""
 
 from __future__ import annotations
 
@@ -19,15 +11,24 @@ from launch.engines.torch_native.decoder import Decoder
 
 
 def warm_up_kernels(spec: RunSpec, chunks: Sequence[Decoder], shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """
+    """Load kernels, and make cuDNN plans and Triton kernels, by one pass of each chunk over random inputs.
+
+    CUDA waits for an idle device to load a kernel. With a receive in flight whose sender waits for this rank, both would
+    wait forever (CUDA programming guide, lazy loading, "concurrent execution"; observed with two pipeline stages on
+    H200s). launch.train.worker preloads the kernels of libraries; this makes the rest.
+
+    Call it before master weights and main gradients exist: the gradients here, held whole, then fit in their memory. Nothing
+    is kept, and the run's random generators do not advance.
+
     Args:
-        shape: of the activations between stages.
+        shape: of activations between stages, (microbatch size, sequence or this rank's shard, hidden_size).
+        dtype: of these activations.
     """
     for chunk in chunks:
         device = next(chunk.parameters()).device
         generator = torch.Generator(device).manual_seed(0)
         size = (spec.training.micro_batch_size, spec.training.sequence_length + 1)
-        # Random ones: equal tokens would all go to the same experts.
+        # Random, since equal tokens would all go to the same experts.
         tokens = torch.randint(spec.model.vocab_size, size, device=device, generator=generator)
         x = None
         if not chunk.is_first:

@@ -1,8 +1,9 @@
-"""One optimizer step's work on the device, in the parts that may be captured. The host reads nothing in it."""
+"""The device work of one optimizer step, in the parts that can be captured. The host reads nothing in it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -16,66 +17,63 @@ from launch.engines.torch_native.parallel.pipeline import Pipeline
 from launch.engines.torch_native.parallel.process_groups import ParallelMesh
 
 
+@dataclass(eq=False)
 class TrainStep:
-    """What a step computes, and what of it may be replaced by graphs.
+    """Computes a step. Graph implementations replace ``model`` or ``graphed``.
 
     Attributes:
         model: runs a chunk that is the whole model.
-        graphed: (chunk, microbatch) -> by its name, what runs in the place of a layer.
+        graphed: (chunk, microbatch) -> what runs in place of a layer, by the layer's name.
     """
 
-    def __init__(
-        self,
-        mesh: ParallelMesh,
-        chunks: Sequence[Decoder],
-        main: FlatParameters,
-        optimizer: Optimizer,
-        pipeline: Pipeline,
-        digested: LayerDigester | None = None,
-    ) -> None:
-        self.mesh = mesh
-        self.chunks = chunks
-        self.pipeline = pipeline
-        self.model: Callable[[torch.Tensor, ObserveOutput], Losses] = chunks[0]
-        self.graphed: Callable[[int, int], Mapping[str, RunLayer]] = lambda chunk, microbatch: {}
-        self._main = main
-        self._optimizer = optimizer
-        self._digested = digested
-        self._tokens_per_expert: Mapping[int, torch.Tensor] = {}
+    mesh: ParallelMesh
+    chunks: Sequence[Decoder]
+    main: FlatParameters
+    optimizer: Optimizer
+    pipeline: Pipeline
+    digester: LayerDigester | None = None
+    model: Callable[[torch.Tensor, ObserveOutput], Losses] = field(init=False)
+    graphed: Callable[[int, int], Mapping[str, RunLayer]] = field(init=False)
+    _tokens_per_expert: Mapping[int, torch.Tensor] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.model = self.chunks[0]
+        self.graphed = lambda chunk, microbatch: {}
 
     def forward_backward(self, batch: torch.Tensor) -> torch.Tensor:
-        """Every microbatch, forward and backward: the main gradients of this step. Returns its loss, shape ().
+        """Compute the main gradients of the step from all microbatches. Return its loss, shape ().
 
         Args:
-            batch: int64 of shape (microbatches, microbatch size, sequence + 1).
+            batch: int64 (microbatches, microbatch size, sequence + 1).
         """
-        microbatches = Microbatches(batch, self.chunks, self.model, self.graphed, self._main, self._observer)
+        microbatches = Microbatches(batch, self.chunks, self.model, self.graphed, self.main, self._observer)
         self.pipeline.run(microbatches.forward, microbatches.backward)
-        self._main.finish()
-        if self._digested:
-            self._digested.digest_gradients(self._main)
+        self.main.finish()
+        if self.digester:
+            self.digester.digest_gradients(self.main)
         loss = microbatches.loss
-        all_reduce_sum(self.mesh.pp, loss)  # zero but on the last stage
+        # Only the last stage has a loss; it is zero on others.
+        all_reduce_sum(self.mesh.pp, loss)
         all_reduce_mean(self.mesh.dp, loss)
         self._tokens_per_expert = microbatches.tokens_per_expert
         return loss
 
     def update(self) -> torch.Tensor:
-        """From the main gradients to the next weights. Returns the gradient norm before clipping, shape ()."""
-        norm = self._optimizer.update()
-        self._balance()
+        """Compute the next weights from the main gradients. Return the gradient norm before clipping, shape ()."""
+        norm = self.optimizer.update()
+        self._update_expert_biases()
         return norm
 
     def _observer(self, microbatch: int) -> ObserveOutput:
-        return self._digested.observer(microbatch) if self._digested else ignore_output
+        return self.digester.observer(microbatch) if self.digester else ignore_output
 
-    def _balance(self) -> None:
-        """Move the routers' biases against the load of the whole step, where the model has them."""
+    def _update_expert_biases(self) -> None:
+        """Move the routers' biases against the load of the whole step, if the model has them."""
         if not self.chunks[0].context.model.moe_router_enable_expert_bias:
             return
-        for number, of_layers in self._tokens_per_expert.items():
-            load = of_layers.float()
+        for chunk, tokens_per_expert in self._tokens_per_expert.items():
+            load = tokens_per_expert.float()
             all_reduce_sum(self.mesh.tp, load)
             all_reduce_sum(self.mesh.dp, load)
-            for router, of_layer in zip(self.chunks[number].routers(), load, strict=True):
-                router.update_expert_bias(of_layer)
+            for router, router_load in zip(self.chunks[chunk].routers(), load, strict=True):
+                router.update_expert_bias(router_load)

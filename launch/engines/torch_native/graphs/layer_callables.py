@@ -1,9 +1,7 @@
-"""Layers, or parts of them, as graphed callables: PyTorch's own, or Transformer Engine's.
+"""Layers, or parts of them, as graphed callables of PyTorch or Transformer Engine.
 
 A callable's static memory (outputs, saved activations, gradients) belongs to one microbatch from its forward to its
-backward; each microbatch in flight has callables of its own. Gradients of parameters are handed out in static memory
-too (pytorch/pytorch#181723): they are added to the main gradients in the hook that sees them first, before anything is
-replayed again.
+backward pass. So each microbatch in flight has callables of its own.
 """
 
 from __future__ import annotations
@@ -25,15 +23,15 @@ from launch.engines.torch_native.parallel.pipeline_schedule import Action, in_fl
 from launch.engines.torch_native.train_step import TrainStep
 
 WARMUP_PASSES = 3
-"""Of each callable before its capture: cuBLAS and Triton choose kernels in them."""
+"""Passes of each callable before its capture, in which cuBLAS and Triton choose kernels."""
 
 Named = tuple[str, str]
-"""A layer and one of its parts."""
+"""The names of a layer and of one of its parts."""
 
 
 @dataclass(frozen=True)
 class _Captured:
-    """One part's callable for one microbatch in flight."""
+    """The callable of one part for one microbatch in flight."""
 
     part: Part
     call: Callable[..., Any]
@@ -41,15 +39,18 @@ class _Captured:
 
 
 Callables = Sequence[Sequence[Mapping[Named, _Captured]]]
-"""By chunk, by microbatch in flight."""
-
+"""By chunk, then by microbatch in flight."""
 
 PartsOfChunk = Callable[[int], dict[Named, Part]]
 """New parts of a chunk each time: a graphed callable takes the place of its part's forward."""
 
 
 class _LayerCallables(GraphedStep):
-    """Replaces layers, or parts of them, by graphed callables."""
+    """Replaces layers, or parts of them, by graphed callables.
+
+    Gradients of parameters come in static memory too, which the next replay overwrites (pytorch/pytorch#181723). The hooks
+    of FlatParameters add them to the main gradients before that.
+    """
 
     def __init__(self, spec: RunSpec, train_step: TrainStep) -> None:
         super().__init__(spec, train_step.forward_backward)
@@ -82,7 +83,8 @@ class _LayerCallables(GraphedStep):
     def close(self) -> None:
         self._callables = []
         self._train_step.graphed = lambda chunk, microbatch: {}
-        gc.collect()  # callables lie in cycles, and graphs in them hold communicators
+        # Callables are in reference cycles, and their graphs hold communicators.
+        gc.collect()
 
     @staticmethod
     @abstractmethod
@@ -100,9 +102,10 @@ class _LayerCallables(GraphedStep):
         return torch.randn(pipeline.shape, device=device, dtype=pipeline.dtype, generator=generator)
 
     def _parts_of(self, chunk: int, tokens: torch.Tensor) -> dict[Named, Part]:
-        """
+        """Return the parts of ``chunk`` that the scope names.
+
         Args:
-            tokens: int64 of shape (microbatch size, sequence + 1).
+            tokens: int64 (microbatch size, sequence + 1).
         """
         decoder = self._train_step.chunks[chunk]
         dtype = torch.promote_types(self._train_step.pipeline.dtype, torch.float32)
@@ -114,6 +117,7 @@ class _LayerCallables(GraphedStep):
         }
 
     def _graphed(self, chunk: int, microbatch: int) -> Mapping[str, RunLayer]:
+        """Return what runs in place of each layer of ``chunk`` for ``microbatch``."""
         in_flight = self._callables[chunk]
         calls: dict[str, dict[str, Callable[..., Any]]] = {}
         for (layer, kind), captured in in_flight[microbatch % len(in_flight)].items():
@@ -149,10 +153,7 @@ class TorchCallables(_LayerCallables):
 
 
 class TransformerEngineCallables(_LayerCallables):
-    """Captures a whole step in the order of the schedule, so that microbatches that are never alive together share memory.
-
-    Without a pipeline one microbatch is in flight at a time, and one set of callables serves all.
-    """
+    """Captures a whole step in the order of the schedule, so that microbatches that are never alive together share memory."""
 
     mechanism = "transformer_engine.pytorch.make_graphed_callables, a forward and a backward graph for each part"
 
@@ -160,6 +161,7 @@ class TransformerEngineCallables(_LayerCallables):
     def make_callables(parts_of_chunk: PartsOfChunk, sample: torch.Tensor, actions: Sequence[Action]) -> Callables:
         in_flight = in_flight_by_chunk(actions)
         chunks = [parts_of_chunk(chunk) for chunk in range(len(in_flight))]
+        # Without a pipeline a single microbatch is in flight, and one set of callables serves all.
         alone = in_flight == [1]
         count = 1 if alone else 1 + max(action.microbatch for action in actions)
         order = [1, -1] if alone else [(a.chunk + 1) * (1 if a.kind == "forward" else -1) for a in actions]
@@ -175,10 +177,10 @@ class TransformerEngineCallables(_LayerCallables):
             _num_layers_per_chunk=[len(parts) for parts in chunks],
             _reuse_graph_input_output_buffers=True,
         )
-        # In the order of samples: chunk by chunk, in it microbatch by microbatch.
-        given = iter(calls)
+        # Calls come in the order of samples: by chunk, then by microbatch.
+        remaining = iter(calls)
         return [
-            [{name: _Captured(part, next(given), sample) for name, part in parts.items()} for _ in range(count)]
+            [{name: _Captured(part, next(remaining), sample) for name, part in parts.items()} for _ in range(count)]
             for parts in chunks
         ]
 
@@ -193,6 +195,7 @@ def _capture_microbatch(parts: dict[Named, Part], sample: torch.Tensor) -> dict[
 
 
 def _inputs(part: Part, sample: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return a copy of ``sample`` for each input of ``part``: static buffers of a capture must not be shared."""
     return tuple(sample.clone().requires_grad_() for _ in range(part.inputs))
 
 

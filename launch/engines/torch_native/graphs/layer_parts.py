@@ -1,10 +1,8 @@
-"""The parts of a layer that a scope names, each from tensors to tensors, and a layer put together from them.
+"""The parts of a layer that a scope names, and a layer assembled from graphed parts.
 
-Scopes mean what they mean in Megatron-Core (transformer/transformer_layer.py): ``attn`` is all up to the feed-forward,
-``mlp`` a dense one, ``moe`` a mixture of experts whole, ``moe_router`` its router and shared expert, ``moe_preprocess``
-what can be said of the dispatch beforehand; no scope is the whole layer. The norm before the feed-forward is computed
-with the sum before it, and so belongs to ``attn`` here; rows are moved behind ``moe_preprocess``, where Megatron-Core's
-all-to-all dispatcher permuter a rank's own in it.
+Scopes are those of Megatron-Core (transformer/transformer_layer.py), with two differences. The norm before the MLP is fused
+with the residual sum, and belongs to ``attn``. Rows move after ``moe_preprocess``; Megatron-Core's all-to-all dispatcher
+permutes a rank's own rows in it.
 """
 
 from __future__ import annotations
@@ -22,14 +20,16 @@ from launch.engines.torch_native.moe.layer import MixtureOfExperts, Preprocessed
 
 
 class Part(nn.Module):
-    """A computation as graphed callables want it: a module that holds its parameters, whose inputs and outputs are
-    tensors. What else an output holds (sizes, None) is the same in every call, and is put back by :meth:`rebuild`."""
+    """A part of a layer in the form that graphed callables need: a module with its parameters, from tensors to tensors.
+
+    Other values in its output (sizes, None) are the same in every call. :meth:`rebuild` restores them.
+    """
 
     def __init__(self, compute: Callable[..., Any], modules: Sequence[nn.Module], inputs: int) -> None:
         super().__init__()
         self.held = nn.ModuleList(modules)
         self.inputs = inputs
-        """How many tensors it takes, each shaped like the residual stream."""
+        """The number of input tensors, each (microbatch size, sequence or this rank's shard, hidden_size)."""
         self._compute = compute
         self._structure: TreeSpec | None = None
         self._constants: list[Any] = []
@@ -40,6 +40,7 @@ class Part(nn.Module):
         return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Return the output of ``compute`` from the flat tensors of :meth:`forward`."""
         assert self._structure is not None
         given = iter(tensors)
         leaves = [next(given) if constant is None else constant[0] for constant in self._constants]
@@ -47,7 +48,7 @@ class Part(nn.Module):
 
 
 def layer_parts(layer: Layer, scope: Sequence[str], positions: Positions) -> dict[str, Part]:
-    """The parts of ``layer`` that ``scope`` names, in the order in which they run."""
+    """Return the parts of ``layer`` that ``scope`` names, in the order in which they run."""
     if not scope:
         return {"layer": Part(lambda x: layer(x, positions), [layer], 1)}
     parts: dict[str, Part] = {}
@@ -73,7 +74,7 @@ def _route(experts: MixtureOfExperts, normed: torch.Tensor, prepared: bool) -> A
 
 
 def assemble_layer(layer: Layer, calls: Mapping[str, Callable[..., Any]]) -> RunLayer:
-    """``layer`` with ``calls`` in the place of the parts that they are named after."""
+    """Return ``layer`` with each of ``calls`` in place of the part of its name."""
 
     def run(x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, RoutingStats | None]:
         if "layer" in calls:
@@ -86,7 +87,7 @@ def assemble_layer(layer: Layer, calls: Mapping[str, Callable[..., Any]]) -> Run
         experts = cast(MixtureOfExperts, layer.mlp)
         routed = calls["router"](normed)
         prepared = routed if isinstance(routed, Preprocessed) else experts.preprocess(*routed)
-        change, said = experts.run_experts(normed, prepared)
-        return x + change, said
+        change, stats = experts.run_experts(normed, prepared)
+        return x + change, stats
 
     return run

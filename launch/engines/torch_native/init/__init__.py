@@ -1,1 +1,1 @@
-"""First weights: drawn from a seed, or read from a checkpoint."""
+"""Initial weights: drawn from a seed, or read from a checkpoint."""

@@ -1,4 +1,4 @@
-"""First weights, drawn from (seed, parameter name) alone: the same whatever the layout and the order of construction."""
+"""Initial weights from (seed, parameter name) alone: the same for every layout and order of construction."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.parallel.sharding import Sharding, find_shardings
 
 INTO_RESIDUAL = ("attention.output.weight", "mlp.down.weight", "mlp.down", "mlp.shared.down.weight")
-"""Projections that add to the residual stream; their deviation shrinks with depth (GPT-2, Megatron-LM)."""
+"""Projections that add to the residual stream. Their standard deviation shrinks with depth (GPT-2, Megatron-LM)."""
 
 
 @torch.no_grad()
 def draw_weights(module: nn.Module, context: BuildContext, seed: int) -> None:
-    """First weights of every parameter of ``module``. A part of a parameter is that part of the whole."""
+    """Fill every parameter of ``module``, or this rank's part of it, with initial weights."""
     model, tp, ep = context.model, context.tp.group, context.ep
     for name, (parameter, sharding) in named_weights(module, model).items():
         if sharding.axis == "ep":
             for number, expert in enumerate(parameter, start=ep.rank * len(parameter)):
-                expert.copy_(first_weights(name, expert.shape, model, seed, expert.device, number))
+                expert.copy_(initial_weights(name, expert.shape, model, seed, expert.device, number))
         else:
             shape = list(parameter.shape)
             if sharding.axis == "tp":
                 shape[sharding.dim] *= tp.size
-            parameter.copy_(sharding.take(first_weights(name, shape, model, seed, parameter.device), tp))
+            parameter.copy_(sharding.take(initial_weights(name, shape, model, seed, parameter.device), tp))
 
 
-def first_weights(
+def initial_weights(
     name: str, shape: Sequence[int], model: Model, seed: int, device: torch.device, expert: int | None = None
 ) -> torch.Tensor:
-    """The whole of parameter ``name``, or of the part of it that is expert number ``expert``, in float32.
+    """Return the whole parameter ``name``, or its part for expert number ``expert``, in float32 of ``shape``.
 
-    Norms are one, biases and sinks zero, all else normal with deviation ``init_std``; experts are drawn one by one.
+    Norms are one, biases and sinks zero, all else normal with standard deviation ``init_std``.
     """
     if name.endswith("norm.weight"):
         return torch.ones(shape, device=device)
@@ -50,14 +50,14 @@ def first_weights(
 
 
 def named_weights(module: nn.Module, model: Model) -> dict[str, tuple[nn.Parameter, Sharding]]:
-    """Parameters by their name in the whole model, where a tied head is the embedding."""
+    """Return parameters by their name in the whole model. A tied head has the name of the embedding."""
     tied = {"head.weight": "embedding.weight"} if model.tie_embeddings else {}
     shardings = find_shardings(module)
     return {tied.get(name, name): (parameter, shardings[name]) for name, parameter in module.named_parameters()}
 
 
 def _normal(seed: int, name: str, shape: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Standard normal numbers in float32, which every precision then rounds."""
+    """Draw standard normal numbers in float32. Every precision rounds the same numbers."""
     key = hashlib.sha256(f"{seed} {name}".encode()).digest()[:8]
     generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little"))
     return torch.randn(shape, generator=generator, device=device, dtype=torch.float32)

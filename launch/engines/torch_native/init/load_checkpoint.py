@@ -1,4 +1,4 @@
-"""Weights from a checkpoint in the Hugging Face layout, read into a decoder one parameter at a time."""
+"""Weights from a checkpoint in the Hugging Face layout, loaded one parameter at a time."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.parallel.sharding import Sharding
 
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""E2M1 by its four bits, the sign first (OCP Microscaling Formats 1.0, section 5.3.3)."""
+"""The E2M1 number of each four bits, sign first (OCP Microscaling Formats 1.0, section 5.3.3)."""
 E8M0_BIAS, E8M0_NAN = 127, 255
 
 Open = Callable[[str], Any]
-"""A tensor's name -> its safetensors slice, of which an index reads a part."""
+"""A tensor's name -> its safetensors slice. Indexing it reads that part."""
 
 
 @torch.no_grad()
 def load_weights(decoder: nn.Module, context: BuildContext) -> None:
     """Fill every parameter of ``decoder``, or this rank's part of it, in its own precision and on its own device.
 
-    No more is held beside the decoder than the tensors of one parameter.
+    Additional memory is bounded by the tensors of one parameter.
 
     Raises:
-        CheckpointError: the checkpoint cannot be read, is not one of the model, or holds numbers that are not finite.
+        CheckpointError: the checkpoint is unreadable, of another model, or has numbers that are not finite.
         EnvironmentFault: the safetensors package is not installed.
     """
     checkpoint = open_checkpoint(context.model)
     entries = {entry.parameter: entry for entry in checkpoint.entries}
-    with _opened(checkpoint) as tensors:
+    with _open_tensors(checkpoint) as tensors:
         for name, (parameter, sharding) in named_weights(decoder, context.model).items():
             _fill(parameter, entries[name], tensors, sharding, context)
-            # Both ends of the range are NaN where one number is, and nothing of the parameter's size is held beside it.
+            # aminmax propagates NaN, and allocates nothing of the parameter's size.
             if not torch.stack(parameter.aminmax()).isfinite().all():
                 names = _not_finite(entries[name], tensors, parameter.dtype)
                 raise checkpoint.not_finite(names, str(parameter.dtype).removeprefix("torch."))
 
 
 def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The float32 numbers of uint8 ``blocks`` (..., blocks, 16) and ``scales`` (..., blocks): (..., 32 * blocks).
+    """Unpack uint8 ``blocks`` (..., blocks, 16) and ``scales`` (..., blocks) to float32 (..., 32 * blocks).
 
-    A byte holds two E2M1 numbers, the first in its low half; a scale is the exponent of two, plus 127, and 255 is NaN
-    (OCP Microscaling Formats 1.0, section 5).
+    A byte holds two E2M1 numbers, the first in its low half. A scale is an exponent of two plus 127; 255 is NaN (OCP
+    Microscaling Formats 1.0, section 5).
     """
     values = torch.tensor(FP4_VALUES, device=blocks.device)
     numbers = torch.stack((values[(blocks & 0xF).int()], values[(blocks >> 4).int()]), dim=-1)
@@ -60,8 +60,8 @@ def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _opened(checkpoint: Checkpoint) -> Iterator[Open]:
-    """Files are mapped into memory as they are needed, each once."""
+def _open_tensors(checkpoint: Checkpoint) -> Iterator[Open]:
+    """Map each file into memory once, when it is first needed."""
     safetensors = import_package("safetensors", "safetensors", "model.weights", "pip install safetensors")
     files: dict[Path, Any] = {}
     with ExitStack() as stack:
@@ -76,6 +76,7 @@ def _opened(checkpoint: Checkpoint) -> Iterator[Open]:
 
 
 def _fill(parameter: torch.Tensor, entry: Entry, tensors: Open, sharding: Sharding, context: BuildContext) -> None:
+    """Copy this rank's part of the tensors of ``entry`` into ``parameter``."""
     names = [tensor.name for tensor in entry.tensors]
     group = context.ep if sharding.axis == "ep" else context.tp.group
     if entry.form == "rows":
@@ -88,7 +89,7 @@ def _fill(parameter: torch.Tensor, entry: Entry, tensors: Open, sharding: Shardi
 
 
 def _expert(entry: Entry, names: list[str], tensors: Open, number: int, experts: int) -> torch.Tensor:
-    """The matrix of one expert of all: (inputs, outputs)."""
+    """Read the matrix of expert ``number``: (inputs, outputs)."""
     if entry.form == "experts":
         share = len(names) // experts
         return torch.cat([tensors(name)[:] for name in names[number * share : (number + 1) * share]]).T
@@ -98,7 +99,7 @@ def _expert(entry: Entry, names: list[str], tensors: Open, number: int, experts:
 
 
 def _not_finite(entry: Entry, tensors: Open, dtype: torch.dtype) -> list[str]:
-    """The tensors to blame for a parameter; all of them where they are MXFP4, whose bytes are finite by themselves."""
+    """Return the tensors of a parameter that are not finite; all of them for MXFP4, whose raw bytes are always finite."""
     names = [tensor.name for tensor in entry.tensors]
     return [name for name in names if not tensors(name)[:].to(dtype).isfinite().all()] or names
 
