@@ -1,1 +1,1 @@
-"""The engines: each trains the same RunSpec behind one protocol (protocol.py)."""
+"""The engines. Each trains a RunSpec behind one protocol (protocol.py)."""

@@ -1,4 +1,4 @@
-"""How a run gets the engine: what it cannot do, and packages that are missing, are said before Megatron is imported."""
+"""Builds the engine. Unsupported settings and missing packages raise before Megatron is imported."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ INSTALL = "install it with pip install '.[gpu]' in a checkout"
 
 
 def build(spec: RunSpec, mesh: RankPlace) -> Engine:
-    """The engine of ``spec`` on this rank, its weights drawn.
+    """Build the engine of ``spec`` on this rank, with initial weights.
 
     Raises:
-        UnsupportedError: ``spec`` asks for what this engine does not have; the message names every field at fault.
-        EnvironmentFault: a package is missing, or Megatron-Core is of another release.
+        UnsupportedError: the engine does not support ``spec``. The message names every field at fault.
+        EnvironmentFault: a package is missing, or Megatron-Core has another release.
     """
     check_supported(spec)
     for package, module in PACKAGES.items():
@@ -34,10 +34,10 @@ def build(spec: RunSpec, mesh: RankPlace) -> Engine:
 
 
 def check_release(found: str) -> None:
-    """What is refused and what is set is what release ``INSTALLED`` was seen to need.
+    """Check the release of Megatron-Core: rules and settings here were verified with ``INSTALLED`` alone.
 
     Raises:
-        EnvironmentFault: ``found`` is a version of another release.
+        EnvironmentFault: ``found`` belongs to another release.
     """
     if not is_installed_release(found):
         raise EnvironmentFault(f"engine megatron needs megatron-core {INSTALLED}, but {found} is installed; {INSTALL}")

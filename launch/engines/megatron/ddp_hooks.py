@@ -1,9 +1,4 @@
-"""What data-parallel ranks exchange: gradients behind the backward pass or in it, parameters behind the optimizer or in the
-forward pass.
-
-Functions of a schedule are those of Megatron-LM's training loop (megatron/training/training.py, ``train``), which has
-pipeline stages begin together: gradient reductions always, parameter gathers where stages are interleaved.
-"""
+"""Megatron-Core's data parallelism: when ranks reduce gradients and gather parameters."""
 
 from __future__ import annotations
 
@@ -20,18 +15,22 @@ from launch.megatron_config.transformer_config import data_parallel_settings
 
 
 def wrap_with_ddp(spec: RunSpec, config: Configuration, chunks: Sequence[torch.nn.Module]) -> list[Any]:
-    """``chunks``, each with its gradient buffers; ``config`` tells the schedule when to exchange them."""
+    """Wrap each of ``chunks`` with its gradient buffers, and set the functions by which the schedule exchanges them.
+
+    They are those of Megatron-LM's training loop (megatron/training/training.py, ``train``). Pipeline stages begin gradient
+    reductions together, and parameter gathers too if they are interleaved.
+    """
     settings = DistributedDataParallelConfig(**data_parallel_settings(spec))
-    buffered = [
+    wrapped = [
         DistributedDataParallel(config, settings, chunk, disable_bucketing=number > 0)
         for number, chunk in enumerate(chunks)
     ]
     if settings.overlap_grad_reduce:
-        config.no_sync_func = _unwrap_single([chunk.no_sync for chunk in buffered])
-        config.grad_sync_func = _unwrap_single([chunk.start_grad_sync for chunk in buffered])
+        config.no_sync_func = _unwrap_single([chunk.no_sync for chunk in wrapped])
+        config.grad_sync_func = _unwrap_single([chunk.start_grad_sync for chunk in wrapped])
     if settings.align_param_gather:
-        config.param_sync_func = _unwrap_single([chunk.start_param_sync for chunk in buffered])
-    return buffered
+        config.param_sync_func = _unwrap_single([chunk.start_param_sync for chunk in wrapped])
+    return wrapped
 
 
 def _unwrap_single(functions: list[Any]) -> Any:
@@ -40,8 +39,10 @@ def _unwrap_single(functions: list[Any]) -> Any:
 
 @contextmanager
 def disable_forward_hooks(chunks: Sequence[Any]) -> Iterator[None]:
-    """Without the hooks by which forward passes wait for gathered parameters: Transformer Engine captures no module that has
-    any. What a capture reads of weights does not matter."""
+    """Disable the hooks by which forward passes wait for gathered parameters.
+
+    Transformer Engine captures no module with hooks. The values of weights do not matter in a capture.
+    """
     gathering = [chunk for chunk in chunks if chunk.use_forward_hook]
     for chunk in gathering:
         chunk.disable_forward_pre_hook(param_sync=False)

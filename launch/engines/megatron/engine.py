@@ -1,4 +1,4 @@
-"""The megatron engine: Megatron-Core's model, schedule, gradient reduction and optimizer, one step at a time."""
+"""The megatron engine on one rank: Megatron-Core's model, schedule, gradient reduction and optimizer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from launch.support.expandable_segments import disable_nccl_graph_register
 
 
 class MegatronEngine:
-    """Layers are of Transformer Engine's modules on a GPU, and elsewhere of Megatron-Core's own."""
+    """On a GPU layers consist of Transformer Engine's modules, elsewhere of Megatron-Core's own."""
 
     def __init__(self, spec: RunSpec, mesh: RankPlace) -> None:
         self._spec = spec
@@ -81,7 +81,7 @@ class MegatronEngine:
     def step(self, batch: torch.Tensor) -> StepResult:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self._spec.training, self._step)
-            # Megatron-Core leaves this to its scheduler too: norms and biases have a factor of 0.
+            # Megatron-Core leaves weight decay to its scheduler. Norms and biases have a factor of 0.
             group["weight_decay"] = self._spec.training.weight_decay * group["wd_mult"]
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
@@ -102,8 +102,9 @@ class MegatronEngine:
 
 
 def _initialize_parallel_state(spec: RunSpec, mesh: RankPlace) -> None:
-    """Megatron's process groups, of ranks in its own order, which is that of launch.contract.parallel_dims."""
-    if not dist.is_initialized():  # a rank that is alone; Megatron wants groups all the same
+    """Create Megatron's process groups. Its order of ranks is that of launch.contract.parallel_dims."""
+    # Megatron needs groups for a single rank too.
+    if not dist.is_initialized():
         backend = "nccl" if mesh.device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     layout = spec.parallelism
@@ -114,14 +115,15 @@ def _initialize_parallel_state(spec: RunSpec, mesh: RankPlace) -> None:
         context_parallel_size=layout.cp,
         expert_model_parallel_size=layout.ep,
         expert_tensor_parallel_size=layout.etp,
-        create_gloo_process_groups=False,  # they serve Megatron's checkpoints
+        # Only Megatron's checkpoints need them.
+        create_gloo_process_groups=False,
     )
 
 
 def _build_chunks(
     spec: RunSpec, config: Configuration, layers: Layers, device: torch.device, stream: torch.cuda.Stream | None
 ) -> list[torch.nn.Module]:
-    """This rank's virtual stages, their first weights drawn, each with its gradient buffers."""
+    """Build this rank's virtual stages with initial weights, each with its gradient buffers."""
     stages = range(spec.parallelism.vpp) if spec.parallelism.vpp > 1 else [None]
     tp = Group(parallel_state.get_tensor_model_parallel_rank(), spec.parallelism.tp)
     ep = Group(parallel_state.get_expert_model_parallel_rank(), spec.parallelism.ep)

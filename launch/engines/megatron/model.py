@@ -1,4 +1,4 @@
-"""Megatron-Core's GPTModel for a spec, as this rank holds it."""
+"""Megatron-Core's GPTModel for a spec: this rank's part."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from launch.contract.spec import RunSpec
 from launch.megatron_config.transformer_config import Layers, model_settings, transformer_settings
 
 APEX_KERNEL = "fused_weight_gradient_mlp_cuda"
-"""Adds gradients of weights up in Megatron-Core's own linear layers; Transformer Engine's have theirs."""
+"""Accumulates weight gradients in Megatron-Core's own linear layers. Those of Transformer Engine need no package."""
 ACTIVATIONS = {"silu": torch.nn.functional.silu, "quick_gelu": quick_gelu}
 
 
 @dataclass
 class Configuration(TransformerConfig):  # type: ignore[misc]  # Megatron-Core brings no types
-    """TransformerConfig with what GPTModel reads from it besides: YaRN's fields."""
+    """TransformerConfig with YaRN's fields, which GPTModel reads too."""
 
     yarn_rotary_scaling_factor: float = 1.0
     yarn_original_max_position_embeddings: int = 4096
@@ -40,7 +40,7 @@ def has_apex_kernel() -> bool:
 
 
 def make_config(spec: RunSpec, layers: Layers, device: torch.device) -> Configuration:
-    """Weights are not drawn by Megatron (weight_map.py)."""
+    """Return Megatron-Core's configuration. It draws no weights: weight_map.py does."""
     fields: dict[str, Any] = transformer_settings(spec, layers)
     fields["gradient_accumulation_fusion"] &= has_apex_kernel()
     fields |= {name: value for name, value in model_settings(spec).items() if name.startswith("yarn_")}
@@ -54,9 +54,9 @@ def make_config(spec: RunSpec, layers: Layers, device: torch.device) -> Configur
 
 
 def build_chunk(spec: RunSpec, config: Configuration, layers: Layers, stage: int | None) -> GPTModel:
-    """This rank's virtual stage ``stage``; None where there is one a rank. Its weights are what lay in memory."""
+    """Build this rank's virtual stage ``stage``, None without virtual stages. Its weights are uninitialized."""
     arguments = {name: value for name, value in model_settings(spec).items() if not name.startswith("yarn_")}
-    chunk = GPTModel(
+    return GPTModel(
         config,
         get_gpt_decoder_block_spec(
             config, layers == "transformer_engine", normalization=config.normalization, vp_stage=stage
@@ -66,12 +66,14 @@ def build_chunk(spec: RunSpec, config: Configuration, layers: Layers, stage: int
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
         vp_stage=stage,
     )
-    return chunk
 
 
 def fuse_gradient_accumulation(config: Configuration, chunks: Iterable[Any]) -> None:
-    """Transformer Engine's modules take no kernel of Apex's, but 0.16.1 has one setting for them and the output layer; it
-    is read again where local graphs are captured (transformer/cuda_graphs.py:725)."""
+    """Enable fused gradient accumulation in Transformer Engine's modules, which do not need Apex's kernel.
+
+    0.16.1 has one setting for them and the output layer, which does. It reads the setting again when it captures local
+    graphs (transformer/cuda_graphs.py:725).
+    """
     config.gradient_accumulation_fusion = True
     for module in (module for chunk in chunks for module in chunk.modules()):
         if hasattr(module, "fuse_wgrad_accumulation"):

@@ -1,4 +1,4 @@
-"""A step's forward and backward passes by Megatron-Core's schedule: every microbatch, and gradients that are final."""
+"""The forward and backward passes of a step by Megatron-Core's schedule."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from launch.engines.megatron.model import Configuration
 
 
 class Schedule:
-    """
+    """Runs all microbatches of a step, and leaves final gradients.
+
     Attributes:
         chunks: this rank's virtual stages, each with its gradient buffers.
-        forward_backward: Megatron-Core's function for all microbatches of a step, which a graph may take the place of.
+        forward_backward: Megatron-Core's function for all microbatches of a step. A graph may replace it.
     """
 
     def __init__(self, spec: RunSpec, config: Configuration, chunks: list[Any], device: torch.device) -> None:
@@ -32,14 +33,14 @@ class Schedule:
         self._positions = torch.arange(spec.training.sequence_length, device=device).unsqueeze(0)
 
     def run(self, batch: torch.Tensor) -> torch.Tensor:
-        """The mean loss over the global batch, of shape () and the caller's own, on every rank.
+        """Return the mean loss over the global batch, shape (), on every rank. The caller owns it.
 
         Args:
-            batch: int64 of shape (microbatches, microbatch size, sequence + 1).
+            batch: int64 (microbatches, microbatch size, sequence + 1).
         """
         losses = self.forward_backward(
             forward_step_func=self._forward,
-            # Mappings, since FullCudaGraphWrapper copies nothing else into its static buffers.
+            # Mappings, since FullCudaGraphWrapper copies only these into its static buffers.
             data_iterator=[iter([{"tokens": tokens} for tokens in batch.unbind()]) for _ in self.chunks],
             model=self.chunks,
             num_microbatches=len(batch),
@@ -52,25 +53,30 @@ class Schedule:
     def _forward(
         self, microbatches: Iterator[Mapping[str, torch.Tensor]], chunk: Any, return_schedule_plan: bool = False
     ) -> tuple[Any, Any]:
-        """One microbatch through a chunk: each token's loss from the last, activations from others; or the plan of that,
-        for a schedule that runs it in pieces beside those of another microbatch."""
+        """Run one microbatch through a chunk. Return the loss of each token, (microbatch size, sequence / cp), from the last
+        chunk, and activations from others.
+
+        With ``return_schedule_plan`` return a plan instead, for a schedule that overlaps the pieces of two microbatches.
+        """
         tokens = next(microbatches)["tokens"]
         batch = get_batch_on_this_cp_rank({"tokens": tokens[:, :-1], "labels": tokens[:, 1:].contiguous()})
         run = chunk.build_schedule_plan if return_schedule_plan else chunk
         return run(batch["tokens"], self._positions, None, labels=batch["labels"]), self._objective
 
     def _objective(self, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is differentiated, which the schedule then divides in place, and what is kept of it, of this rank's part of
-        the sequences. The routers' losses add their gradients by themselves.
+        """Return the loss to differentiate and the loss to report, each of shape (), for this rank's part of the sequences.
 
-        The schedule multiplies by cp what it takes for a part of a sum (megatron-core 0.16.1 pipeline_parallel/schedules.py,
-        ``forward_step_calc_loss``); gradients are then averaged over the ranks of dp and cp.
+        Args:
+            losses: (microbatch size, sequence / cp).
         """
         loss = losses.float().mean()
+        # The schedule multiplies by cp, since it expects a part of a sum (megatron-core 0.16.1
+        # pipeline_parallel/schedules.py, ``forward_step_calc_loss``). Gradients are then averaged over dp and cp. It also
+        # divides the first loss in place, hence the clone.
         return loss / self._layout.cp, loss.detach().clone()
 
     def _mean(self, losses: list[torch.Tensor]) -> torch.Tensor:
-        """Of ``losses``, empty but on the last stage, which may be graph memory."""
+        """Average the microbatches' losses over all ranks. Only the last stage has any, and they may be graph memory."""
         loss = torch.stack(losses).mean() if losses else torch.zeros((), device=self._device)
         dist.all_reduce(loss, group=parallel_state.get_pipeline_model_parallel_group())
         dist.all_reduce(loss, group=parallel_state.get_data_parallel_group(with_context_parallel=True))

@@ -1,9 +1,8 @@
-"""The stream that a rank works on, which is never the default one.
+"""The stream of a rank's work, which is never the default stream.
 
-Gradient accumulators remember the stream that they were made on. A capture forbids the default one (906,
-cudaErrorStreamCaptureImplicit), and one beside the step's own would add up gradients while the next replay overwrites
-them. PyTorch's advice is to make them on the stream of later passes (torch/csrc/autograd/input_buffer.cpp, the warning of
-a mismatch).
+Gradient accumulators keep the stream on which they were made. A capture forbids the default stream (906,
+cudaErrorStreamCaptureImplicit). Another stream than the step's would accumulate gradients while the next replay overwrites
+them. PyTorch advises to make them on the stream of later passes (torch/csrc/autograd/input_buffer.cpp).
 """
 
 from __future__ import annotations
@@ -12,14 +11,17 @@ import torch
 
 
 def use_side_stream() -> torch.cuda.Stream:
-    """A stream of the rank's own, from now on the current one."""
+    """Make a new stream the current one, and return it."""
     stream = torch.cuda.Stream()
     on_stream(stream)
     return stream
 
 
 def on_stream(stream: torch.cuda.Stream) -> None:
-    """Go on on ``stream`` behind what is under way on the current one: megatron-core 0.16.1 changes it where local graphs
-    are built for and where they have been captured (transformer/cuda_graphs.py:1434, :473)."""
+    """Switch to ``stream``, which first waits for the current stream.
+
+    megatron-core 0.16.1 changes the current stream when it prepares and when it has captured local graphs
+    (transformer/cuda_graphs.py:1434, :473).
+    """
     stream.wait_stream(torch.cuda.current_stream())
     torch.cuda.set_stream(stream)

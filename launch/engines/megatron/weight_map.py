@@ -1,7 +1,7 @@
-"""One model, two engines: Megatron-Core's parameters as those of torch_native, by a table of names and layouts.
+"""Megatron-Core's parameters in terms of torch_native's: a table of names and layouts.
 
-First weights are torch_native's, drawn from (seed, torch_native's name), so that both engines train the same model from
-the same start. A parameter that the table does not name is refused: it would train from whatever lay in memory.
+Both engines draw initial weights from (seed, torch_native's name), so that they train the same model from the same start.
+A parameter outside of the table raises an error, since its weights would be uninitialized.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.parallel.process_groups import Group
 
 Layout = Literal["whole", "rows", "columns", "gate_up", "qkv", "expert_gate_up", "expert_down"]
-"""How Megatron lays a parameter out, and what of it a tensor-parallel rank holds: all of it; its stretch of rows or of
-columns; its stretch of the rows of each half; its query groups, each as that group's queries, key and value; or of one
-expert's matrix, with outputs first, what an expert-tensor-parallel rank has of both halves' rows or of the columns."""
+"""What a tensor-parallel rank of Megatron holds of a parameter.
+
+- whole: all of it.
+- rows, columns: its part of the rows or columns.
+- gate_up: its part of the rows of each half.
+- qkv: its query groups, each as the group's queries, key and value.
+- expert_gate_up, expert_down: of one expert's matrix with outputs first, the part of an expert-tensor-parallel rank."""
 
 MODEL_PARAMETERS: Mapping[str, tuple[str, Layout]] = {
     "embedding.word_embeddings.weight": ("embedding.weight", "rows"),
@@ -59,12 +63,12 @@ EXPERT_PARAMETERS: Mapping[str, tuple[str, Layout]] = {
     "linear_fc2.bias": ("mlp.down_bias", "expert_down"),
 }
 EXPERT = re.compile(r"mlp\.experts\.(?:local_experts\.(?P<one>\d+)\.(?P<of_one>.+)|(?P<grouped>.+?)(?P<number>\d+))")
-"""One by one (``local_experts.3.linear_fc1.weight``), or grouped by Transformer Engine (``linear_fc1.weight3``)."""
+"""A single expert (``local_experts.3.linear_fc1.weight``), or one grouped by Transformer Engine (``linear_fc1.weight3``)."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a parameter of Megatron's is in torch_native. ``expert`` is the number of the one it belongs to, of all."""
+    """The torch_native parameter that corresponds to one of Megatron's. ``expert`` is its number in the whole model."""
 
     parameter: str
     layout: Layout
@@ -72,13 +76,13 @@ class Origin:
 
 
 def find_origin(name: str, first_expert: int = 0) -> Origin:
-    """
+    """Find the origin of GPTModel's parameter ``name``, whose layer has its number in the whole model.
+
     Args:
-        name: of a parameter of GPTModel, its layer numbered as in the whole model.
-        first_expert: the number of the first expert that the rank holds.
+        first_expert: the number of the first expert on this rank.
 
     Raises:
-        UnsupportedError: the table has no such name.
+        UnsupportedError: the table does not have the name.
     """
     if name in MODEL_PARAMETERS:
         return Origin(*MODEL_PARAMETERS[name])
@@ -96,8 +100,12 @@ def find_origin(name: str, first_expert: int = 0) -> Origin:
 
 
 def to_megatron(whole: torch.Tensor, layout: Layout, model: Model, tp: Group) -> torch.Tensor:
-    """A rank's part of Megatron's parameter, from the whole of torch_native's, or of one expert of it; of experts ``tp`` is
-    the expert-tensor-parallel group."""
+    """Convert a whole parameter of torch_native, or one expert of it, to a rank's part in Megatron's layout.
+
+    Args:
+        whole: (outputs, inputs) or (outputs,); of an expert (inputs, outputs) or (outputs,).
+        tp: the tensor-parallel group; for experts the expert-tensor-parallel group.
+    """
     if layout == "whole" or (layout == "expert_down" and whole.dim() == 1):
         return whole
     if layout.startswith("expert"):
@@ -111,8 +119,7 @@ def to_megatron(whole: torch.Tensor, layout: Layout, model: Model, tp: Group) ->
 
 @torch.no_grad()
 def draw_weights(chunk: nn.Module, model: Model, seed: int, tp: Group, ep: Group, etp: Group) -> None:
-    """Fill every parameter of a GPTModel, on whatever rank and stage, with torch_native's first weights, and mark those
-    of which tensor-parallel ranks hold different parts."""
+    """Fill every parameter of this rank's ``chunk`` with torch_native's initial weights, and mark sharded parameters."""
     shapes = _whole_shapes(model)
     for parameter, origin in named_origins(chunk, model, ep):
         shape, ranks = (shapes[origin.parameter], tp)
@@ -124,16 +131,17 @@ def draw_weights(chunk: nn.Module, model: Model, seed: int, tp: Group, ep: Group
 
 
 def _set_parallel_attributes(parameter: Any, origin: Origin) -> None:
-    """megatron-core 0.16.1 leaves the mark out where it does not draw weights, and of sinks and some biases of experts;
-    but for the first rank's they would then be missing from the gradient norm. Its own experts' second biases it marks
-    as held by all ranks, over which their gradients would be summed."""
+    """Set the attributes that megatron-core 0.16.1 omits or sets wrongly."""
+    # Omitted without its own initialization, and for sinks and some biases of experts. Then the gradient norm would miss
+    # this parameter on all tensor-parallel ranks but the first.
     parameter.tensor_model_parallel = origin.layout != "whole"
     if origin.expert is not None:
+        # Set for second biases of its own experts. Then it would sum their gradients over ranks with different experts.
         parameter.sequence_parallel = False
 
 
 def named_origins(chunk: nn.Module, model: Model, ep: Group) -> Iterator[tuple[nn.Parameter, Origin]]:
-    """Each parameter of a GPTModel, and what it is in torch_native's whole model."""
+    """Yield each parameter of a GPTModel and its origin in torch_native's whole model."""
     layers: Any = chunk.get_submodule("decoder.layers")
     numbers = [layer.layer_number - 1 for layer in layers]
     first_expert = ep.rank * (model.num_moe_experts // ep.size)
@@ -145,14 +153,14 @@ def named_origins(chunk: nn.Module, model: Model, ep: Group) -> Iterator[tuple[n
 
 
 def _split_qkv_by_group(qkv: torch.Tensor, model: Model) -> tuple[torch.Tensor, ...]:
-    """Queries, keys and values, each (query groups, rows of a group, ...)."""
+    """Split (rows, ...) into queries, keys and values, each (query groups, rows per group, ...)."""
     queries = model.num_attention_heads * model.kv_channels
     keys = model.num_query_groups * model.kv_channels
     return tuple(rows.unflatten(0, (model.num_query_groups, -1)) for rows in qkv.split([queries, keys, keys]))
 
 
 def _whole_shapes(model: Model) -> dict[str, torch.Size]:
-    """Of torch_native's parameters in the whole model."""
+    """Return the shapes of torch_native's parameters in the whole model."""
     with torch.device("meta"):
         decoder = Decoder(BuildContext(model))
     return {name: parameter.shape for name, parameter in decoder.named_parameters()}

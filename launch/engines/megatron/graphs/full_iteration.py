@@ -1,10 +1,4 @@
-"""``full_iteration``: one graph of all microbatches, forward and backward, and of the reduction over ranks. The optimizer
-runs behind it.
-
-Megatron-Core's wrapper copies each microbatch into a static buffer on a stream of its own, which waits for nobody: that a
-replay has ended before the next batch is copied is owed to the gradient norm, which the host reads in between. Its state is
-the class's, one run a process (megatron-core 0.16.1 full_cuda_graph.py:61, :97).
-"""
+"""One graph of all microbatches, forward and backward, and of the reduction over ranks. The optimizer runs after it."""
 
 from __future__ import annotations
 
@@ -20,6 +14,13 @@ from launch.engines.megatron.schedule import Schedule
 
 
 class FullIteration(MegatronCapture):
+    """Wraps Megatron-Core's schedule in its FullCudaGraphWrapper.
+
+    The wrapper copies each microbatch into a static buffer on its own stream, which waits for nothing. A replay has ended
+    before the next copy only because the host reads the gradient norm in between. Its state is in class attributes: one run
+    per process (megatron-core 0.16.1 full_cuda_graph.py:61, :97).
+    """
+
     mechanism = "FullCudaGraphWrapper, one graph of a step's forward and backward passes"
     scope = ("forward_backward",)
     replays_per_step = 1

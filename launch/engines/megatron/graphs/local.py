@@ -1,10 +1,4 @@
-"""``local``: Megatron-Core's own graphs of whole layers.
-
-The first step runs eagerly and is recorded: which layer ran when, forward and backward. At its end, when gradients are
-final, graphs are captured in that order, each after ``cuda_graph.warmup_steps`` passes over zeros (megatron-core 0.16.1
-pipeline_parallel/schedules.py:693, transformer/cuda_graphs.py:906). Without a pipeline one pair of graphs serves all
-microbatches; with one each microbatch of a step has its own.
-"""
+"""Megatron-Core's own graphs of whole layers (``cuda_graph.impl: local``)."""
 
 from __future__ import annotations
 
@@ -21,6 +15,13 @@ from launch.engines.megatron.side_stream import on_stream
 
 
 class LocalCudaGraphs(MegatronCapture):
+    """Captures at the end of the first step, in the order in which layers ran in it.
+
+    The first step runs eagerly and records that order. Each capture follows ``cuda_graph.warmup_steps`` passes over zeros
+    (megatron-core 0.16.1 pipeline_parallel/schedules.py:693, transformer/cuda_graphs.py:906). Without a pipeline one pair
+    of graphs serves all microbatches. Otherwise each microbatch of a step has its own.
+    """
+
     mechanism = "CudaGraphManager, a forward and a backward graph for each layer"
     # A GPT layer is captured whole, whichever part of it the scope names (transformer/transformer_layer.py:467).
     scope = ()
@@ -45,23 +46,23 @@ class LocalCudaGraphs(MegatronCapture):
 
     @property
     def replays_per_step(self) -> int:
-        """A transformer block has a manager too, which runs nothing in training."""
+        # A transformer block has a manager too, which runs nothing in training.
         layers = sum(bool(manager.cudagraph_runners) for manager in self._managers)
         return layers * self._microbatches
 
     def run_capture_step(self, batch: torch.Tensor) -> torch.Tensor:
-        """The schedule captures behind its last call, the one that makes gradients final."""
+        """Run the step. The schedule captures after its last call, which finalizes gradients."""
         config, begun = self._schedule.config, 0.0
         finalize = config.finalize_model_grads_func
 
-        def finalize_and_note(*given: Any, **named: Any) -> None:
+        def finalize_and_start_timer(*arguments: Any, **keywords: Any) -> None:
             nonlocal begun
-            finalize(*given, **named)
+            finalize(*arguments, **keywords)
             torch.cuda.synchronize()
             begun = time.perf_counter()
 
         stream = torch.cuda.current_stream()
-        config.finalize_model_grads_func = finalize_and_note
+        config.finalize_model_grads_func = finalize_and_start_timer
         loss = self._schedule.run(batch)
         config.finalize_model_grads_func = finalize
         on_stream(stream)
@@ -72,7 +73,7 @@ class LocalCudaGraphs(MegatronCapture):
         return loss
 
     def close(self) -> None:
-        """``delete_cuda_graphs`` of 0.16.1 forgets those that have been created."""
+        """Release the graphs. ``delete_cuda_graphs`` of 0.16.1 does not release graphs that were created."""
         for runner in self._runners:
             for graph in (runner.fwd_graph, runner.bwd_graph):
                 if graph is not None:

@@ -1,9 +1,4 @@
-"""``transformer_engine``: Transformer Engine's graphed callables in the place of layers, or of the first parts of them.
-
-Without a pipeline one set of callables serves all microbatches; with one each microbatch of a step has its own, captured
-in the order of the schedule. The capture begins with warm-up passes over inputs of ones and ends with zeroed gradients and
-routers' counts (megatron-core 0.16.1 transformer/cuda_graphs.py:2117, :2195).
-"""
+"""Transformer Engine's graphed callables in place of layers, or of their first parts."""
 
 from __future__ import annotations
 
@@ -25,6 +20,13 @@ from launch.engines.megatron.schedule import Schedule
 
 
 class LayerCallables(MegatronCapture):
+    """Captures before the step, through Megatron-Core's helper.
+
+    Without a pipeline one set of callables serves all microbatches. Otherwise each microbatch of a step has its own,
+    captured in the order of the schedule. The capture begins with warm-up passes over inputs of ones. It ends with zeroed
+    gradients and router counts (megatron-core 0.16.1 transformer/cuda_graphs.py:2117, :2195).
+    """
+
     mechanism = "TECudaGraphHelper, a forward and a backward graph for each layer"
 
     def __init__(self, spec: RunSpec, schedule: Schedule, optimizer: Any) -> None:
@@ -32,7 +34,7 @@ class LayerCallables(MegatronCapture):
         training = spec.training
         self.scope = spec.cuda_graph.scope
         self._gathers_in_forward = spec.parallelism.overlap_param_gather
-        # The helper asks a global for the number of microbatches.
+        # The helper reads the number of microbatches from a global.
         reconfigure_num_microbatches_calculator(
             dist.get_rank(), None, training.global_batch_size, training.micro_batch_size, spec.parallelism.dp
         )
@@ -60,11 +62,12 @@ class LayerCallables(MegatronCapture):
                 self._helper.cuda_graph_set_manual_hooks()
         loss = self._schedule.run(batch)
         for layer in self._helper.flattened_callables:
-            layer.cuda_graphs = [self.counter.counting(callable) for callable in layer.cuda_graphs]
+            layer.cuda_graphs = [self.counter.counting(graphed) for graphed in layer.cuda_graphs]
         return loss
 
     def close(self) -> None:
         if self.is_captured:
             self._helper.delete_cuda_graphs()
         unset_num_microbatches_calculator()
-        gc.collect()  # callables lie in cycles, and graphs in them hold communicators
+        # Callables are in reference cycles, and their graphs hold communicators.
+        gc.collect()
