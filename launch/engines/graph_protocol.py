@@ -6,8 +6,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -50,23 +51,20 @@ class ReplayCounter:
         return counted
 
 
+@dataclass(frozen=True)
 class EagerStep:
     """Runs every step without graphs."""
 
-    capture_step = None
-
-    def __init__(
-        self, forward_backward: ForwardBackward, warmup_steps: int, recompilations: Callable[[], int] = lambda: 0
-    ) -> None:
-        self._forward_backward = forward_backward
-        self._warmup_steps = warmup_steps
-        self._recompilations = recompilations
+    forward_backward: ForwardBackward
+    warmup_steps: int
+    recompilations: Callable[[], int] = lambda: 0
+    capture_step: ClassVar[None] = None
 
     def run(self, step: int, batch: torch.Tensor) -> tuple[StepOutput, StepKind]:
-        return StepOutput(self._forward_backward(batch)), "warmup" if step < self._warmup_steps else "steady"
+        return StepOutput(self.forward_backward(batch)), "warmup" if step < self.warmup_steps else "steady"
 
     def stats(self) -> GraphStats:
-        return GraphStats(impl="none", mechanism="eager", recompilations=self._recompilations())
+        return GraphStats(impl="none", mechanism="eager", recompilations=self.recompilations())
 
     def close(self) -> None:
         pass
@@ -79,9 +77,13 @@ class GraphedStep(ABC):
         mechanism: what captures, in words, for the record.
         scope: what it captures of a step, as GraphStats names it.
         replays_capture_step: whether the capture step already runs from the graphs.
+        graphs: how many graphs (or compiled functions) exist. ``capture`` sets it.
+        replays_per_step: how many replays a step makes from then on. ``capture`` sets it.
     """
 
     mechanism: str
+    launches_per_replay = 2
+    """A forward and a backward graph for each replay that counts."""
     scope: tuple[str, ...] = ()
     replays_capture_step = True
 
@@ -94,25 +96,8 @@ class GraphedStep(ABC):
         self._is_captured = False
         self._expected_replays = 0
         self._capture_seconds = 0.0
-
-    @property
-    @abstractmethod
-    def graphs(self) -> int:
-        """How many graphs (or compiled functions) exist."""
-
-    @property
-    @abstractmethod
-    def replays_per_step(self) -> int: ...
-
-    @property
-    def launches_per_step(self) -> int:
-        """A forward and a backward graph for each replay that counts, unless overridden."""
-        return 2 * self.replays_per_step
-
-    @property
-    def recompilations(self) -> int:
-        """How often the model was compiled again after its first compilation."""
-        return 0
+        self.graphs = 0
+        self.replays_per_step = 0
 
     @abstractmethod
     def capture(self, batch: torch.Tensor) -> StepOutput:
@@ -160,8 +145,7 @@ class GraphedStep(ABC):
             graphs=self.graphs,
             replays=self.counter.replays,
             expected_replays=self._expected_replays,
-            recompilations=self.recompilations,
-            launches_per_step=self.launches_per_step,
+            launches_per_step=self.launches_per_replay * self.replays_per_step,
             capture_seconds=self._capture_seconds,
         )
 

@@ -227,11 +227,11 @@ def graphed(spec: RunSpec, replayed: int = 3, works: bool = True, refusal: str =
     class Passes(MegatronCapture):
         mechanism = "none"
         is_captured = False
-        graphs, replays_per_step = 2, 3
 
         def run_capture_step(self, batch: torch.Tensor) -> torch.Tensor:
             assert not refusal, refusal
             self.is_captured = works
+            self.graphs, self.replays_per_step = 2, 3
             return torch.zeros(())
 
         def close(self) -> None:

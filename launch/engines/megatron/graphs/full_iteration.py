@@ -23,7 +23,7 @@ class FullIteration(MegatronCapture):
 
     mechanism = "FullCudaGraphWrapper, one graph of a step's forward and backward passes"
     scope = ("forward_backward",)
-    replays_per_step = 1
+    launches_per_replay = 1
 
     def __init__(self, spec: RunSpec, schedule: Schedule, optimizer: Any) -> None:
         super().__init__(spec, schedule, optimizer)
@@ -37,14 +37,6 @@ class FullIteration(MegatronCapture):
     def is_captured(self) -> bool:
         return self._graph is not None
 
-    @property
-    def graphs(self) -> int:
-        return int(self.is_captured)
-
-    @property
-    def launches_per_step(self) -> int:
-        return self.graphs
-
     def run_capture_step(self, batch: torch.Tensor) -> torch.Tensor:
         torch.cuda.synchronize()
         begun = time.perf_counter()
@@ -52,6 +44,7 @@ class FullIteration(MegatronCapture):
         # Without waiting for the device: the first replay, which follows the capture, has only been enqueued.
         self._capture_seconds = time.perf_counter() - begun
         if self.is_captured:
+            self.graphs = self.replays_per_step = 1
             self._graph.replay = self.counter.counting(self._graph.replay)
         return loss
 

@@ -40,16 +40,6 @@ class LocalCudaGraphs(MegatronCapture):
         runners = self._runners
         return bool(runners) and all(runner.cudagraph_created for runner in runners)
 
-    @property
-    def graphs(self) -> int:
-        return sum(2 for runner in self._runners if runner.cudagraph_created)
-
-    @property
-    def replays_per_step(self) -> int:
-        # A transformer block has a manager too, which runs nothing in training.
-        layers = sum(bool(manager.cudagraph_runners) for manager in self._managers)
-        return layers * self._microbatches
-
     def run_capture_step(self, batch: torch.Tensor) -> torch.Tensor:
         """Run the step. The schedule captures after its last call, which finalizes gradients."""
         config, begun = self._schedule.config, 0.0
@@ -67,6 +57,10 @@ class LocalCudaGraphs(MegatronCapture):
         config.finalize_model_grads_func = finalize
         on_stream(stream)
         self._capture_seconds = time.perf_counter() - begun
+        self.graphs = sum(2 for runner in self._runners if runner.cudagraph_created)
+        # A transformer block has a manager too, which runs nothing in training.
+        layers = sum(bool(manager.cudagraph_runners) for manager in self._managers)
+        self.replays_per_step = layers * self._microbatches
         if self.is_captured:
             for runner in self._runners:
                 runner.fwd_graph.replay = self.counter.counting(runner.fwd_graph.replay)

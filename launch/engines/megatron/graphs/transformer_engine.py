@@ -46,14 +46,6 @@ class LayerCallables(MegatronCapture):
     def is_captured(self) -> bool:
         return bool(self._helper.graphs_created())
 
-    @property
-    def graphs(self) -> int:
-        return sum(2 * len(layer.cuda_graphs) for layer in self._helper.flattened_callables)
-
-    @property
-    def replays_per_step(self) -> int:
-        return len(self._helper.flattened_callables) * self._microbatches
-
     def run_capture_step(self, batch: torch.Tensor) -> torch.Tensor:
         with self._timing_capture():
             with disable_forward_hooks(self._schedule.chunks):
@@ -61,7 +53,10 @@ class LayerCallables(MegatronCapture):
             if self._gathers_in_forward:
                 self._helper.cuda_graph_set_manual_hooks()
         loss = self._schedule.run(batch)
-        for layer in self._helper.flattened_callables:
+        layers = self._helper.flattened_callables
+        self.graphs = sum(2 * len(layer.cuda_graphs) for layer in layers)
+        self.replays_per_step = len(layers) * self._microbatches
+        for layer in layers:
             layer.cuda_graphs = [self.counter.counting(graphed) for graphed in layer.cuda_graphs]
         return loss
 

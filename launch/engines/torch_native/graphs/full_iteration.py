@@ -19,7 +19,7 @@ class FullIteration(GraphedStep):
     """
 
     mechanism = "torch.cuda.graph around the step"
-    replays_per_step = 1
+    launches_per_replay = 1
 
     def __init__(self, spec: RunSpec, train_step: TrainStep) -> None:
         super().__init__(spec, train_step.forward_backward)
@@ -29,14 +29,6 @@ class FullIteration(GraphedStep):
         self._graph = torch.cuda.CUDAGraph()
         self._static: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None
         """Batch, loss and gradient norm of the capture; the last in graph memory, or None without the optimizer."""
-
-    @property
-    def graphs(self) -> int:
-        return int(self._static is not None)
-
-    @property
-    def launches_per_step(self) -> int:
-        return self.graphs
 
     def capture(self, batch: torch.Tensor) -> StepOutput:
         """Capturing executes nothing: the step runs by the replay after it."""
@@ -51,6 +43,7 @@ class FullIteration(GraphedStep):
                 norm = self._train_step.update() if self._settings.optimizer else None
                 self._graph.capture_end()
         self._static = static_batch, loss, norm
+        self.graphs = self.replays_per_step = 1
         return self.replay(batch)
 
     def replay(self, batch: torch.Tensor) -> StepOutput:

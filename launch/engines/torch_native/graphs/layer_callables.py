@@ -58,14 +58,6 @@ class _LayerCallables(GraphedStep):
         self._train_step = train_step
         self._callables: Callables = []
 
-    @property
-    def graphs(self) -> int:
-        return sum(2 * len(calls) for in_flight in self._callables for calls in in_flight)
-
-    @property
-    def replays_per_step(self) -> int:
-        return sum(len(in_flight[0]) for in_flight in self._callables) * self._microbatches
-
     def capture(self, batch: torch.Tensor) -> StepOutput:
         with self._timing_capture():
             # AccumulateGrad nodes keep the stream of this capture. A hook adds up gradients on the stream of the pass.
@@ -75,6 +67,8 @@ class _LayerCallables(GraphedStep):
                 lambda chunk: self._parts_of(chunk, batch[0]), self._sample(), actions
             )
             self._train_step.graphed = self._graphed
+        self.graphs = sum(2 * len(calls) for in_flight in self._callables for calls in in_flight)
+        self.replays_per_step = sum(len(in_flight[0]) for in_flight in self._callables) * self._microbatches
         return self.replay(batch)
 
     def replay(self, batch: torch.Tensor) -> StepOutput:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 
 from launch.contract.errors import CaptureError
+from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
 from launch.engines.graph_protocol import GraphedStep, StepOutput, check_input
 from launch.engines.torch_native.compiled_model import CompiledModel, compile_errors_as
@@ -30,30 +32,16 @@ class Compiled(GraphedStep):
         how = {"mode": "reduce-overhead"} if self._on_cuda else {"backend": self._backend}
         self._model = CompiledModel(train_step.chunks[0], **how)
         self._batch: torch.Tensor | None = None
+        self.launches_per_replay = 2 if self._on_cuda else 0
         self.mechanism = (
             "compiled by Inductor, in CUDA graphs (reduce-overhead)"
             if self._on_cuda
             else "compiled by Inductor without CUDA graphs (CPU)"
         )
 
-    @property
-    def graphs(self) -> int:
-        return self._model.compilations
-
-    @property
-    def replays_per_step(self) -> int:
-        return self._microbatches
-
-    @property
-    def launches_per_step(self) -> int:
-        return 2 * self._microbatches if self._on_cuda else 0
-
-    @property
-    def recompilations(self) -> int:
-        return self._model.recompilations
-
     def capture(self, batch: torch.Tensor) -> StepOutput:
         self._batch = batch
+        self.replays_per_step = self._microbatches
         before = _seconds_compiling()
         self._train_step.model = self._run_compiled
         with compile_errors_as("cuda_graph.impl='torch_compile'", CaptureError):
@@ -66,6 +54,9 @@ class Compiled(GraphedStep):
         # Dynamo would compile again for another shape, and the run would end well without proof.
         check_input("the batch", self._batch, batch)
         return StepOutput(self._forward_backward(batch))
+
+    def stats(self) -> GraphStats:
+        return replace(super().stats(), graphs=self._model.compilations, recompilations=self._model.recompilations)
 
     def close(self) -> None:
         torch._dynamo.reset()

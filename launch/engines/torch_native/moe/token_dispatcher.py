@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -29,9 +28,17 @@ Experts = Callable[[torch.Tensor, torch.Tensor, ExpertPermutation], torch.Tensor
 """Rows (R, H), weights (R,) and their permutation -> rows (R, H)."""
 
 
-class TokenDispatcher(Protocol):
+@dataclass(frozen=True)
+class LocalDispatcher:
+    """For experts that are all on this rank; the base of the others."""
+
+    model: Model
+    elementwise: Elementwise
+    group: Group
+
     def preprocess(self, routing: Routing) -> ExpertPermutation:
-        """Return what is known of the rows before tokens move. The host reads nothing."""
+        """Return the permutation, which is known before tokens move. The host reads nothing."""
+        return self._own_permutation(routing)
 
     def __call__(
         self, tokens: torch.Tensor, routing: Routing, permutation: ExpertPermutation, experts: Experts
@@ -41,38 +48,25 @@ class TokenDispatcher(Protocol):
         Args:
             permutation: the result of :meth:`preprocess`.
         """
-
-
-@dataclass(frozen=True)
-class LocalDispatcher:
-    """For experts that are all on this rank."""
-
-    model: Model
-    elementwise: Elementwise
-
-    def preprocess(self, routing: Routing) -> ExpertPermutation:
-        return _own_permutation(self.model, routing)
-
-    def __call__(
-        self, tokens: torch.Tensor, routing: Routing, permutation: ExpertPermutation, experts: Experts
-    ) -> torch.Tensor:
         permuter = TokenPermuter(permutation, self.elementwise)
         rows = experts(permuter.permute(tokens), permuter.permute_weights(routing.weights), permutation)
         return permuter.unpermute(rows)
 
+    def _own_permutation(self, routing: Routing) -> ExpertPermutation:
+        """Return the permutation of this rank's tokens over all experts."""
+        capacity = expert_capacity(self.model, len(routing.experts))
+        if capacity is None:
+            return dropless_permutation(routing.experts, routing.tokens_per_expert)
+        return padded_permutation(routing.weights, routing.experts, routing.tokens_per_expert, capacity)
 
-@dataclass(frozen=True)
-class AllGatherDispatcher:
+
+class AllGatherDispatcher(LocalDispatcher):
     """Gathers all tokens on every rank, runs the rows of its own experts, and sums the results by reduce-scatter.
 
     All shapes are static and the host reads nothing: the layer can be captured whole. Memory: ep * T tokens and
     ep * T * min(k, E / ep) rows, for the worst case, instead of T * k. Traffic per rank and direction: (ep - 1) * T * H
     elements to gather and as many to reduce-scatter, for every k.
     """
-
-    model: Model
-    elementwise: Elementwise
-    group: Group
 
     def preprocess(self, routing: Routing) -> ExpertPermutation:
         count = self.model.num_moe_experts // self.group.size
@@ -92,12 +86,11 @@ class AllGatherDispatcher:
         """Return int64 (T, k): the experts of each token, and E where the expert dropped it."""
         if self.model.moe_expert_capacity_factor is None:
             return routing.experts
-        permutation = _own_permutation(self.model, routing)
+        permutation = self._own_permutation(routing)
         return torch.where(permutation.rows < len(permutation.choices), routing.experts, self.model.num_moe_experts)
 
 
-@dataclass(frozen=True)
-class AllToAllDispatcher:
+class AllToAllDispatcher(LocalDispatcher):
     """Sends every row to its expert's rank and back.
 
     Dropless, ranks first exchange how many rows they send, and the host reads the counts to size its buffers: one
@@ -105,13 +98,6 @@ class AllToAllDispatcher:
     all counts are static and the host reads nothing. Memory: the received rows, about T * k with an even load (padded:
     E * capacity). Traffic per rank and direction: about T * k * H * (ep - 1) / ep elements, there and back.
     """
-
-    model: Model
-    elementwise: Elementwise
-    group: Group
-
-    def preprocess(self, routing: Routing) -> ExpertPermutation:
-        return _own_permutation(self.model, routing)
 
     def __call__(
         self, tokens: torch.Tensor, routing: Routing, permutation: ExpertPermutation, experts: Experts
@@ -157,16 +143,8 @@ class AllToAllDispatcher:
         return permutation if capacity is None else permutation._replace(capacity=capacity * self.group.size)
 
 
-def make_dispatcher(model: Model, elementwise: Elementwise, group: Group, kind: str) -> TokenDispatcher:
+def make_dispatcher(model: Model, elementwise: Elementwise, group: Group, kind: str) -> LocalDispatcher:
     """Return the dispatcher that ``kind``, ``parallelism.dispatcher``, names. A single rank needs none of them."""
     if group.size == 1:
-        return LocalDispatcher(model, elementwise)
+        return LocalDispatcher(model, elementwise, group)
     return (AllGatherDispatcher if kind == "allgather" else AllToAllDispatcher)(model, elementwise, group)
-
-
-def _own_permutation(model: Model, routing: Routing) -> ExpertPermutation:
-    """Return the permutation of this rank's tokens over all experts."""
-    capacity = expert_capacity(model, len(routing.experts))
-    if capacity is None:
-        return dropless_permutation(routing.experts, routing.tokens_per_expert)
-    return padded_permutation(routing.weights, routing.experts, routing.tokens_per_expert, capacity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import torch
 from torch.optim.adamw import adamw
@@ -76,6 +77,7 @@ class _AdamW:
         self._main.write_compute_weights()
 
 
+@dataclass(eq=False)
 class _Piece:
     """Slices that one kernel call updates.
 
@@ -83,19 +85,18 @@ class _Piece:
     long as the rest of PyTorch's import.
     """
 
-    def __init__(self, slices: list[Slice], rate: torch.Tensor, training: Training, weight_decay: float) -> None:
-        self._slices = slices
-        self._rate = rate
-        self._training = training
-        self._weight_decay = weight_decay
-        self._moments: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._steps: list[torch.Tensor] = []
+    slices: list[Slice]
+    rate: torch.Tensor
+    training: Training
+    weight_decay: float
+    _moments: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False, default_factory=list)
+    _steps: list[torch.Tensor] = field(init=False, default_factory=list)
 
     @torch.no_grad()
     def step(self, scale: torch.Tensor | None) -> None:
-        weights = [weights for weights, _ in self._slices]
+        weights = [weights for weights, _ in self.slices]
         # The kernel needs gradients in the precision of the weights.
-        gradients = [gradients.to(weights.dtype) for weights, gradients in self._slices]
+        gradients = [gradients.to(weights.dtype) for weights, gradients in self.slices]
         if scale is not None:
             # Vectorized, unlike mul_ with a tensor on the device.
             torch._foreach_mul_(gradients, scale)
@@ -104,9 +105,9 @@ class _Piece:
             self._steps = [torch.zeros((), dtype=torch.float32, device=each.device) for each in weights]
         adamw(
             weights, gradients, [first for first, _ in self._moments], [second for _, second in self._moments], [],
-            self._steps, fused=True, capturable=self._rate.is_cuda, amsgrad=False, maximize=False, lr=self._rate,
-            beta1=self._training.adam_beta1, beta2=self._training.adam_beta2, eps=self._training.adam_epsilon,
-            weight_decay=self._weight_decay,
+            self._steps, fused=True, capturable=self.rate.is_cuda, amsgrad=False, maximize=False, lr=self.rate,
+            beta1=self.training.adam_beta1, beta2=self.training.adam_beta2, eps=self.training.adam_epsilon,
+            weight_decay=self.weight_decay,
         )  # fmt: skip
 
 

@@ -171,6 +171,7 @@ class FlatParameters:
         return views
 
 
+@dataclass(eq=False)
 class _Accumulation:
     """The hooks of parameters.
 
@@ -178,18 +179,16 @@ class _Accumulation:
     collector.
     """
 
-    def __init__(
-        self, views: Sequence[torch.Tensor], reduction: GradientReduction, zero: torch.Tensor, add: Add
-    ) -> None:
-        self._add = add
-        self._views = views
-        self._reduction = reduction
-        self._zero = zero
-        self.scale: float | None = None
-        """None while hooks are inactive."""
-        self.first = self.last = False
-        self.stream: torch.cuda.Stream | None = None
-        """The stream of the backward pass; None on a CPU."""
+    views: Sequence[torch.Tensor]
+    reduction: GradientReduction
+    zero: torch.Tensor
+    add: Add
+    scale: float | None = None
+    """None while hooks are inactive."""
+    first: bool = False
+    last: bool = False
+    stream: torch.cuda.Stream | None = None
+    """The stream of the backward pass; None on a CPU."""
 
     def take(self, number: int, gradient: torch.Tensor) -> torch.Tensor | None:
         """Add ``gradient`` of parameter ``number``, and return zeros of its shape.
@@ -202,10 +201,10 @@ class _Accumulation:
         # Autograd calls this hook on the stream where the parameter was first used; after a capture, on the capture's.
         # A reduction that begins on the stream of the pass would not wait for an addition there.
         with torch.cuda.stream(self.stream):
-            self._add(self._views[number], gradient, self.scale, self.first)
+            self.add(self.views[number], gradient, self.scale, self.first)
             if self.last:
-                self._reduction.ready(number)
-        return self._zero.expand_as(gradient)
+                self.reduction.ready(number)
+        return self.zero.expand_as(gradient)
 
 
 def _group_by_kind(kinds: Sequence[Kind]) -> list[int]:

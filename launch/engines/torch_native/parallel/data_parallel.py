@@ -106,15 +106,13 @@ def gather_weights(weights: torch.Tensor, buckets: Sequence[Bucket]) -> None:
         work.wait()
 
 
-def all_reduce_sum(group: Group, *tensors: torch.Tensor) -> None:
-    """Replace each tensor by its sum over the ranks, in place."""
+def all_reduce_sum(group: Group, tensor: torch.Tensor) -> None:
+    """Replace ``tensor`` by its sum over the ranks, in place."""
     if group.process_group is not None:
-        for tensor in tensors:
-            dist.all_reduce(tensor, group=group.process_group)
+        dist.all_reduce(tensor, group=group.process_group)
 
 
-def all_reduce_mean(group: Group, *tensors: torch.Tensor) -> None:
-    """Replace each tensor by its mean over the ranks, in place."""
-    all_reduce_sum(group, *tensors)
-    for tensor in tensors:
-        tensor.div_(group.size)
+def all_reduce_mean(group: Group, tensor: torch.Tensor) -> None:
+    """Replace ``tensor`` by its mean over the ranks, in place."""
+    all_reduce_sum(group, tensor)
+    tensor.div_(group.size)
