@@ -20,7 +20,7 @@ from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.optim.adamw import Optimizer
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 from launch.engines.torch_native.parallel.buckets import ALIGNMENT, Kind, make_buckets
-from launch.engines.torch_native.parallel.data_parallel import average
+from launch.engines.torch_native.parallel.data_parallel import all_reduce_mean
 from launch.engines.torch_native.parallel.process_groups import Group, make_mesh
 from launch.engines.torch_native.parallel.sharding import WHOLE
 from tests.distributed import workers
@@ -253,7 +253,8 @@ def averages() -> list[float]:
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = make_mesh(RankPlace(rank, size, CPU), ParallelDims(tp=2, dp=size // 2))
     one, other = torch.tensor(float(rank)), torch.tensor(10.0 * rank)
-    average(mesh.dp, one, other)
+    for tensor in (one, other):
+        all_reduce_mean(mesh.dp, tensor)
     return [one.item(), other.item()]
 
 
