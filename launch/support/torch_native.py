@@ -9,14 +9,22 @@ ON_MEGATRON = "Set it to false, or engine to megatron."
 DEGREES = ("parallelism.tp", "parallelism.pp", "parallelism.ep")
 
 
-def _backend_unfit(spec: RunSpec) -> bool:
-    backend, packed = spec.training.attention_backend, spec.data.packed_sequences
-    on_cuda = spec.placement.device == "cuda"
-    if backend == "transformer_engine":
-        return not on_cuda or spec.training.precision != "bf16" or packed or spec.compiles_whole
-    if backend == "sdpa":
-        return packed or not spec.model.attends_to_all
-    return backend != "auto" and not on_cuda
+def _unfit_for_backend(spec: RunSpec) -> list[str]:
+    packed, on_cpu = spec.data.packed_sequences, spec.placement.device != "cuda"
+    window, sinks = spec.model.window_size != 0, spec.model.attention_sinks
+    unfit = {
+        "sdpa": {"model.window_size": window, "model.attention_sinks": sinks, "data.packed_sequences": packed},
+        "flex": {"placement.device": on_cpu},
+        "transformer_engine": {
+            "placement.device": on_cpu,
+            "training.precision": spec.training.precision != "bf16",
+            "data.packed_sequences": packed,
+            "training.compile": spec.training.compile == "whole",
+            "cuda_graph.impl": spec.cuda_graph.implementation.compiles,
+        },
+    }
+    fields = [field for field, is_unfit in unfit.get(spec.training.attention_backend, {}).items() if is_unfit]
+    return ["training.attention_backend", *fields] if fields else []
 
 
 def _is_split(spec: RunSpec) -> bool:
@@ -43,11 +51,10 @@ RULES: tuple[Rule, ...] = (
     fixed("torch_native", "parallelism.etp", 1),
     fixed("torch_native", "parallelism.cp", 1, "Set parallelism.cp=1, or engine to megatron."),
     NativeRule(
-        "torch_native.attention_backend",
-        ("training.attention_backend", "placement.device", "training.precision", "data.packed_sequences", "compiles_whole"),
+        "torch_native.attention_backend", (),
         "sdpa has no windows, sinks or packed documents; flex and transformer_engine run on CUDA; transformer_engine takes "
         "bf16 without packed documents, and Dynamo does not compile it with the model",
-        _backend_unfit,
+        _unfit_for_backend,
         fix="Set training.attention_backend=auto.",
         source="transformer_engine 2.11 pytorch/attention/dot_product_attention/dot_product_attention.py:798 (Dynamo)",
     ),

@@ -112,6 +112,7 @@ def test_deterministic_runs_ask_pytorch_for_it() -> None:
 def test_refusal_names_every_field_at_fault() -> None:
     spec = make_spec(attention_backend="flex", graph=CudaGraph(impl="full_iteration"))
     with pytest.raises(
-        UnsupportedError, match=r"training\.attention_backend='flex'.*cuda_graph\.impl='full_iteration'"
+        UnsupportedError,
+        match=r"training\.attention_backend=flex, placement\.device=cpu.*cuda_graph\.impl=full_iteration",
     ):
         build(spec, ALONE)
