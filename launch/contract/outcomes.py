@@ -26,7 +26,7 @@ class OutcomeRow:
 
     cause: Cause
     infrastructure: bool = False
-    """Whether it always blames nodes, network or scheduler; other outcomes do where their failure class says so."""
+    """Whether it always blames nodes, network or scheduler; other outcomes do if their failure class does."""
     memory: Literal["", "gpu", "host"] = ""
     """The memory that ran out."""
 
@@ -148,7 +148,7 @@ def _is_time(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 253_402_300_800
 
 
-DAMAGED_OUTCOME_REMEDY = "move its folder away; resume makes the run again"
+DAMAGED_OUTCOME_REMEDY = "move its folder away, then resume the sweep to run it again"
 """The fix for an attempt whose outcome cannot be read."""
 
 

@@ -15,7 +15,7 @@ Events = Mapping[int, list[dict[str, Any]]]
 """The events of each rank."""
 
 
-def events_of(attempt: AttemptPaths) -> Events:
+def read_all_events(attempt: AttemptPaths) -> Events:
     """Return what each rank recorded, as far as it can be read."""
     found: dict[int, list[dict[str, Any]]] = {}
     for path in sorted((attempt.root / "events").glob("rank*.jsonl")):
@@ -27,15 +27,15 @@ def events_of(attempt: AttemptPaths) -> Events:
     return found
 
 
-def phases_of(events: Events) -> dict[int, Phase]:
+def last_phases(events: Events) -> dict[int, Phase]:
     """Return the last phase that each rank entered."""
     return {rank: lines[-1]["phase"] for rank, lines in events.items() if lines}
 
 
 def read_evidence(attempt: AttemptPaths, ended_by: EndedBy) -> Evidence:
     """Return what the ranks recorded about the end of an attempt."""
-    events = events_of(attempt)
-    return Evidence(ended_by, exit_code=0, phases=phases_of(events), exceptions=_exceptions(events))
+    events = read_all_events(attempt)
+    return Evidence(ended_by, exit_code=0, phases=last_phases(events), exceptions=_exceptions(events))
 
 
 def _exceptions(events: Events) -> tuple[RankException, ...]:

@@ -28,7 +28,7 @@ def outcome_of_job(evidence: Evidence, nodes: str, allocation: str, started: flo
     return make_outcome(diagnosis, allocation, started, now, node=node)
 
 
-def outcome_of_unstarted(failure: FailureClass, message: str, now: float) -> Outcome:
+def unstarted_outcome(failure: FailureClass, message: str, now: float) -> Outcome:
     """Return the outcome of an attempt that no job will start any more."""
     return make_outcome(diagnose_as(failure, "init", message), "", now, now)
 

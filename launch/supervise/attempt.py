@@ -52,14 +52,14 @@ def run_attempt(
     ranks: Ranks,
     limits: Limits,
     allocation: str,
-    asked: Callable[[], EndedBy | None],
+    end_request: Callable[[], EndedBy | None],
 ) -> None:
-    """Wait for ``ranks`` and write the outcome. End them at a limit, or when ``asked`` returns who wants them to end.
+    """Wait for ``ranks`` and write the outcome. End them at a limit, or when ``end_request`` returns who wants them to end.
 
     Where Slurm ends the job without saying why, no outcome is written: the orchestrator writes it once it knows.
     """
     started = time.time()
-    ended_by = _watch(attempt, ranks, limits, asked)
+    ended_by = _watch(attempt, ranks, limits, end_request)
     # Evidence counts up to here: what happens to ranks that are ended below is no cause.
     evidence = ranks.ask_scheduler(
         replace(
@@ -82,14 +82,14 @@ def run_attempt(
         ranks.print_stacks()
     ranks.end()
     if evidence.ended_by != "job":
-        _write_when_disk_has_space(attempt, outcome, evidence, asked)
+        _write_when_disk_has_space(attempt, outcome, evidence, end_request)
 
 
 def _write_when_disk_has_space(
     attempt: AttemptPaths,
     outcome: Callable[[Evidence], Outcome],
     evidence: Evidence,
-    asked: Callable[[], EndedBy | None],
+    end_request: Callable[[], EndedBy | None],
 ) -> None:
     """Write the outcome, and wait for space where the disk is full: the rest of the bundle can still run.
 
@@ -102,13 +102,13 @@ def _write_when_disk_has_space(
             write_json(attempt.outcome, asdict(replace(outcome(evidence), ended=ended)))
             return
         except OSError as error:
-            if error.errno not in FULL or asked() is not None or time.monotonic() > deadline:
+            if error.errno not in FULL or end_request() is not None or time.monotonic() > deadline:
                 raise
             evidence = replace(evidence, disk_full=f"its records could not be written: {error.strerror}")
         time.sleep(ROOM_POLL_SECONDS)
 
 
-def _watch(attempt: AttemptPaths, ranks: Ranks, limits: Limits, asked: Callable[[], EndedBy | None]) -> EndedBy:
+def _watch(attempt: AttemptPaths, ranks: Ranks, limits: Limits, end_request: Callable[[], EndedBy | None]) -> EndedBy:
     begun = last_sign = now = time.monotonic()
     size = -1
     while ranks.poll() is None:
@@ -119,8 +119,8 @@ def _watch(attempt: AttemptPaths, ranks: Ranks, limits: Limits, asked: Callable[
             begun, last_sign = begun + now - before, now
         if (grown := record_bytes(attempt)) != size:
             size, last_sign = grown, now
-        if (asked_by := asked()) is not None:
-            return asked_by
+        if (ended_by := end_request()) is not None:
+            return ended_by
         if now - begun > limits.run_seconds:
             return "deadline"
         if now - last_sign > limits.hang_seconds:

@@ -13,7 +13,7 @@ from launch.common.atomic_files import read_json
 from launch.contract.paths import AttemptPaths
 from launch.contract.spec import RunSpec
 from launch.failures.diagnose import Diagnosis, Evidence, RankExit
-from launch.failures.evidence import events_of
+from launch.failures.evidence import read_all_events
 from launch.supervise.child_process import start
 from launch.supervise.oom_kills import oom_kills
 from launch.supervise.rank_environment import rank_variables
@@ -47,7 +47,7 @@ class LocalRanks:
 
     def print_stacks(self) -> None:
         """Send SIGUSR1: each rank's faulthandler writes all stacks to the rank's log."""
-        for lines in events_of(self._attempt).values():
+        for lines in read_all_events(self._attempt).values():
             pid = lines[0].get("pid") if lines else None
             if pid is not None and _parent(pid) == self._ranks.pid:
                 os.kill(pid, signal.SIGUSR1)

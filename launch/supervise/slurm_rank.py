@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     # The request for stacks is for the rank.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     attempt = AttemptPaths(Path(arguments[0]))
-    place = place_of(os.environ)
+    place = rank_place(os.environ)
     killed_before = oom_kills()
     worker = subprocess.Popen(
         [sys.executable, "-u", "-m", "launch.train.worker", str(attempt.root)],
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def place_of(environment: Mapping[str, str]) -> dict[str, str]:
+def rank_place(environment: Mapping[str, str]) -> dict[str, str]:
     """Return torch.distributed's variables from those of an srun task (srun(1), OUTPUT ENVIRONMENT VARIABLES)."""
     here = environment.get("SLURM_NTASKS_PER_NODE") or _tasks_on(
         int(environment["SLURM_NODEID"]), environment["SLURM_STEP_TASKS_PER_NODE"]

@@ -22,7 +22,7 @@ from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import AttemptPaths, BundlePaths
 from launch.contract.spec import RunSpec, read_spec
 from launch.failures.diagnose import EndedBy, diagnose_job_end, without_spec
-from launch.failures.evidence import events_of, phases_of
+from launch.failures.evidence import last_phases, read_all_events
 from launch.failures.job_outcome import make_outcome
 from launch.slurm.allocation import Allocation
 from launch.supervise import host_slots
@@ -60,11 +60,11 @@ class Supervisor:
         if self._job is not None and self._job.restarts > 0:
             self._close_requeued(f"{self._order.bundle_id}.{number - 1}")
         for run_id, attempt in self._attempts():
-            if attempt.root.exists() or self._asked(run_id) is not None:
+            if attempt.root.exists() or self._end_request(run_id) is not None:
                 continue
             if self._job is not None:
                 self._job.wait_for_controller(give_up=lambda: self._asked_to_end)
-            if self._asked(run_id) is None:
+            if self._end_request(run_id) is None:
                 self._run_attempt(run_id, attempt, f"{self._order.bundle_id}.{number}", held.names)
         held.release()
         hurries = self._asked_to_end and self._job is not None
@@ -86,7 +86,7 @@ class Supervisor:
         ranks, variables = self._start(spec, attempt, slot_names)
         if self._order.tracking is not None:
             self._trackers.append(Tracker(attempt, self._order.tracking, variables))
-        run_attempt(attempt, ranks, self._order.limits, allocation, lambda: self._asked(run_id))
+        run_attempt(attempt, ranks, self._order.limits, allocation, lambda: self._end_request(run_id))
 
     def _start(
         self, spec: RunSpec, attempt: AttemptPaths, slot_names: tuple[str, ...]
@@ -111,15 +111,15 @@ class Supervisor:
         """Write the outcome of attempts that ran when Slurm requeued this job. None of their processes is left."""
         for _, attempt in self._attempts():
             if attempt.root.exists() and not attempt.outcome.exists():
-                events = events_of(attempt)
+                events = read_all_events(attempt)
                 started = min((lines[0]["time"] for lines in events.values() if lines), default=time.time())
-                diagnosis = diagnose_job_end("REQUEUED", phases_of(events).get(0, "init"))
+                diagnosis = diagnose_job_end("REQUEUED", last_phases(events).get(0, "init"))
                 write_json(attempt.outcome, asdict(make_outcome(diagnosis, allocation, started, time.time())))
 
     def _all_cancelled(self) -> bool:
-        return all(self._asked(run_id) is not None for run_id, _ in self._order.schedule)
+        return all(self._end_request(run_id) is not None for run_id, _ in self._order.schedule)
 
-    def _asked(self, run_id: str) -> EndedBy | None:
+    def _end_request(self, run_id: str) -> EndedBy | None:
         """Return who wants the run to end, None where nobody does. Slurm sends a job SIGTERM first."""
         if self._asked_to_end:
             return "cancel" if self._job is None else "job"

@@ -55,7 +55,7 @@ def _may_begin(state: RunState, policy: Policy) -> bool:
 
 
 def _may_begin_unasked(state: RunState) -> bool:
-    """What a node, the network or the scheduler ended, or kept from beginning, and nobody called off."""
+    """Whether nodes, network or scheduler ended the run, or kept it from starting, and nobody cancelled it."""
     if _is_result(state) or state.name == "CANCELLED":
         return False
     if state.abandoned:
@@ -65,18 +65,21 @@ def _may_begin_unasked(state: RunState) -> bool:
 
 
 def _is_result(state: RunState) -> bool:
-    """Whether the run ended by itself, well or not: then its infrastructure has done its part."""
+    """Whether the end is the run's own, and not its infrastructure's."""
     return state.outcome is not None and not state.outcome.is_infrastructure
 
 
 def _is_failure_of_its_own(state: RunState) -> bool:
-    """As a partner too it is not made again unasked: a success would hide the failure."""
+    """Whether the run failed by its own fault. It is not retried unasked, even with a partner: a success would hide it."""
     return _is_result(state) and state.outcome is not None and not state.outcome.results_intact
 
 
 def _with_partners(bundle: PlannedBundle, cells: Mapping[str, Cell], wanted: set[str]) -> set[str]:
-    """``wanted`` and what must run beside it, since speed is compared within one allocation only: the eager run of
-    each repeat that has a graphed run in it, and every graphed run of a repeat whose eager run is made again."""
+    """Return ``wanted`` with the runs that must share its allocation, since speed is compared within one only.
+
+    These are the eager run of each repeat with a wanted graphed run, and all graphed runs of a repeat whose eager run is
+    wanted.
+    """
     repeats = list(zip(*[iter(bundle.run_ids)] * len({cells[r].cell_id for r in bundle.run_ids}), strict=True))
     chosen: set[str] = set()
     for repeat in repeats:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
@@ -31,14 +30,14 @@ def resolve_executor(name: ExecutorName) -> Executor:
     if silence is None:
         return "slurm"
     if name == "slurm":
-        raise input_error("--executor", f"slurm: {silence.words}", "--executor local runs the sweep on this host")
+        raise input_error("--executor", f"slurm: {silence}", "--executor local runs the sweep on this host")
     return "local"
 
 
 def outage() -> str:
     """Return why Slurm does not answer; empty where it answers, or where this host is not set up for Slurm."""
     silence = _check_slurm()
-    return silence.words if silence is not None and silence.is_outage else ""
+    return "" if silence is None or silence.for_good else str(silence)
 
 
 def check_executor(plan: Plan, executor: Executor) -> None:
@@ -52,27 +51,24 @@ def check_executor(plan: Plan, executor: Executor) -> None:
     if plan.scheduler != now:
         message = f"sweep {plan.name!r} was planned for {where[plan.scheduler]}, and would be resumed on {where[now]}"
         other = "slurm" if plan.scheduler == "slurm" else "local"
-        remedy = f"resume it with --executor {other}, or plan it again: sweep {plan.recipe_file} --executor {executor}"
-        raise input_error("--executor", message, remedy)
-
-
-@dataclass(frozen=True)
-class _Silence:
-    words: str
-    is_outage: bool = False
+        fix = f"resume it with --executor {other}, or plan it again: sweep {plan.recipe_file} --executor {executor}"
+        raise input_error("--executor", message, fix)
 
 
 @cache
-def _check_slurm() -> _Silence | None:
-    """Return why Slurm does not answer on this host, None where it does. It is asked once."""
+def _check_slurm() -> Unanswered | None:
+    """Return why Slurm does not answer on this host, None where it does. It is asked once.
+
+    ``for_good`` is set where this host is not set up for Slurm.
+    """
     if shutil.which("sbatch") is None:
-        return _Silence("there is no sbatch on PATH")
+        return Unanswered("there is no sbatch on PATH", for_good=True)
     try:
         run("sinfo", "--noheader", seconds=ANSWER_SECONDS)
     except Unanswered as error:
         if error.for_good:
-            return _Silence("there is no sinfo on PATH")
+            return Unanswered("there is no sinfo on PATH", for_good=True)
         if _UNCONFIGURED in error.stderr:
-            return _Silence("Slurm is not configured on this host (SLURM_CONF, /etc/slurm/slurm.conf)")
-        return _Silence(f"Slurm does not answer ({error})", is_outage=True)
+            return Unanswered("Slurm is not configured on this host (SLURM_CONF, /etc/slurm/slurm.conf)", for_good=True)
+        return Unanswered(f"Slurm does not answer ({error})")
     return None

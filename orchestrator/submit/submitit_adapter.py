@@ -82,7 +82,7 @@ def submit_bundles(job: BatchJob, bundles: Sequence[BundlePaths]) -> str:
     executor = _executor(job)
     try:
         # submitit prints sbatch's message in addition to raising it.
-        with _undisturbed(job.profile), contextlib.redirect_stderr(io.StringIO()), executor.batch():
+        with _hidden_variables(job.profile), contextlib.redirect_stderr(io.StringIO()), executor.batch():
             jobs = [executor.submit(supervise, str(bundle.root.absolute())) for bundle in bundles]
     except (FailedJobError, FailedSubmissionError) as error:
         raise _refused(error) from error
@@ -132,7 +132,7 @@ def _executor(job: BatchJob) -> submitit.SlurmExecutor:
         # After the site's own lines, which may load another Python's modules.
         setup=[*profile.setup, f'export PYTHONPATH={shlex.quote(str(SOURCE))}"${{PYTHONPATH:+:$PYTHONPATH}}"'],
         srun_args=_SUPERVISOR_STEP,
-        # Attempts are this program's own: a job that Slurm requeues would find its runs begun, and start none.
+        # Attempts are this program's own: a job that Slurm requeues would find its runs started, and start none.
         additional_parameters={"no_requeue": True, **_gpus(request, profile), **options},
     )
     return executor
@@ -148,12 +148,14 @@ def _gpus(request: JobRequest, profile: Profile) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _undisturbed(profile: Profile) -> Iterator[None]:
-    """What the shell sets for sbatch (SBATCH_TIMELIMIT, SBATCH_JOB_NAME) would go before the script: it is taken away,
-    but for choices that ``profile`` leaves open. Where this command itself runs in a job of Slurm's, sbatch and the new
-    job are not told of that one's size, its step and its devices."""
+def _hidden_variables(profile: Profile) -> Iterator[None]:
+    """Hide the shell's variables that would override the batch script (SBATCH_TIMELIMIT, SBATCH_JOB_NAME).
+
+    Those that ``profile`` leaves open stay. Inside a Slurm job, the variables about that job's size, step and devices
+    are hidden too, from sbatch and from the new job.
+    """
     kept = {"SLURM_CONF", *(f"SBATCH_{name.upper()}" for name in SHELL_DEFAULTS if getattr(profile, name) is None)}
-    others = _OF_A_JOB if "SLURM_JOB_ID" in os.environ else ("SBATCH_",)
+    others = _JOB_VARIABLES if "SLURM_JOB_ID" in os.environ else ("SBATCH_",)
     hidden = {name: value for name, value in os.environ.items() if name.startswith(others) and name not in kept}
     for name in hidden:
         del os.environ[name]
@@ -163,4 +165,4 @@ def _undisturbed(profile: Profile) -> Iterator[None]:
         os.environ.update(hidden)
 
 
-_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_", "PMI_", "PMIX_", "CUDA_VISIBLE_DEVICES")
+_JOB_VARIABLES = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_", "PMI_", "PMIX_", "CUDA_VISIBLE_DEVICES")

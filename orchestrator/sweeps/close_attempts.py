@@ -13,7 +13,7 @@ from launch.common.atomic_files import write_json
 from launch.contract.outcomes import Outcome
 from launch.contract.paths import AttemptPaths, SweepPaths
 from launch.failures.classes import CANCELLED, LAUNCH, FailureClass
-from launch.failures.job_outcome import outcome_of_unstarted
+from launch.failures.job_outcome import unstarted_outcome
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.store import report_disk_errors
 
@@ -39,7 +39,7 @@ def close_dead_attempts(
         if state.outcome is not None and not state.recorded:
             _write(sweep, sweep.run(run_id).attempt(state.next_attempt - 1), state.outcome)
         elif reason is not None:
-            _claim(sweep, sweep.run(run_id).attempt(state.next_attempt), outcome_of_unstarted(*reason, now))
+            _claim(sweep, sweep.run(run_id).attempt(state.next_attempt), unstarted_outcome(*reason, now))
         else:
             continue
         found = True

@@ -21,9 +21,9 @@ def write_report(sweep: SweepPaths) -> int:
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"its process ended with {done.returncode}"]
+        errors = done.stderr.strip().splitlines() or [f"its process ended with {done.returncode}"]
         raise SystemFault(
-            f"{sweep.report}: cannot be written ({said[-1]}); free space there, or choose another place with --store; "
+            f"{sweep.report}: cannot be written ({errors[-1]}); free space there, or choose another place with --store; "
             f"to see more: {' '.join(command)}"
         )
     return int(read_json(sweep.report / "summary.json")["exit_code"])

@@ -104,7 +104,8 @@ def _changed(sweep: SweepPaths, state: RunState) -> float:
     if state.next_attempt == 1:
         return 0.0
     attempt = sweep.run(state.run_id).attempt(state.next_attempt - 1)
-    begun = begun_at(sweep, state.run_id) / 1e9  # or since then an attempt was moved away
+    # The folder of attempts also changes when somebody moves an attempt away.
+    begun = begun_at(sweep, state.run_id) / 1e9
     if state.outcome is not None:
         return max(begun, state.outcome.ended, attempt.metrics.stat().st_mtime if attempt.metrics.exists() else 0.0)
     return max(begun, attempt.outcome.stat().st_mtime) if state.damaged else begun

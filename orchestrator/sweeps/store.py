@@ -136,7 +136,7 @@ def read_plan(sweep: SweepPaths) -> Plan:
         return plan_from_json(read_json(sweep.plan))
     except (RecordError, KeyError, TypeError, AttributeError) as error:
         raise SystemFault(
-            f"{sweep.plan}: not a plan of this version ({_reason(error)}); run the sweep again to write it anew"
+            f"{sweep.plan}: not a plan of this version ({_reason(error)}); run the sweep again to write a new one"
         ) from error
 
 

@@ -176,7 +176,10 @@ def test_beside_an_outcome_that_cannot_be_read_no_attempt_counts(
     assert (found.exit_code, found.verdicts) == (3, {"INCOMPARABLE": 1})
     assert f"an outcome of the {'graphed' if graphed else 'eager'} run is damaged" in found.text
     named = f"runs/{cell.run_ids[0]}/attempts/{attempt}/outcome.json cannot be read"
-    assert found.text.count(named) == 1 and "way out: move its folder away; resume makes the run again" in found.text
+    assert (
+        found.text.count(named) == 1
+        and "way out: move its folder away, then resume the sweep to run it again" in found.text
+    )
     assert named in write_report(paths).markdown.read_text()
 
     damaged.root.rename(tmp_path / "away")

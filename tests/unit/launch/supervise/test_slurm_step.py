@@ -16,7 +16,7 @@ from launch.contract.plan import Limits
 from launch.contract.spec import RunSpec
 from launch.slurm.allocation import PORTS, Allocation, free_port, queue_state
 from launch.slurm.step_memory import parse_memory_kill
-from launch.supervise.slurm_rank import place_of
+from launch.supervise.slurm_rank import rank_place
 from launch.supervise.slurm_step import srun_command, step_name, step_variables
 from launch.supervise.supervisor import supervise
 from launch.train.worker import check_devices
@@ -87,9 +87,9 @@ def test_a_free_port_is_free_and_not_one_of_the_kernels_own() -> None:
 )
 def test_tasks_of_a_node_are_counted_where_slurm_does_not_say_them(counts: str, node: int, here: int) -> None:
     said = {"SLURM_PROCID": "5", "SLURM_NTASKS": "11", "SLURM_LOCALID": "1", "SLURM_NODEID": str(node)}
-    place = place_of(said | {"SLURM_STEP_TASKS_PER_NODE": counts})
+    place = rank_place(said | {"SLURM_STEP_TASKS_PER_NODE": counts})
     assert place == {"RANK": "5", "WORLD_SIZE": "11", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": str(here)}
-    assert place_of(said | {"SLURM_NTASKS_PER_NODE": "4"})["LOCAL_WORLD_SIZE"] == "4"
+    assert rank_place(said | {"SLURM_NTASKS_PER_NODE": "4"})["LOCAL_WORLD_SIZE"] == "4"
 
 
 @pytest.mark.parametrize(

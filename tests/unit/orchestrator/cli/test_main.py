@@ -262,7 +262,7 @@ def test_a_damaged_outcome_is_named_once_with_its_fix(
     assert main(["status", "torn"]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "outcome.json" in line)
     assert line.startswith(f"sweeps/torn/runs/{run_id}/attempts/1/outcome.json: {why}")
-    assert line.endswith("Fix: move its folder away; resume makes the run again")
+    assert line.endswith("Fix: move its folder away, then resume the sweep to run it again")
     main(["status", "torn", "--json"])
     row = next(row for row in json.loads(capsys.readouterr().out)["runs"] if row["run_id"] == run_id)
     assert row["state"] == "INTERRUPTED" and row["message"].startswith(f"outcome.json: {why}")
@@ -270,7 +270,7 @@ def test_a_damaged_outcome_is_named_once_with_its_fix(
     assert main(["report", "torn"]) == 3
     told = capsys.readouterr().out
     assert told.count(f"runs/{run_id}/attempts/1/outcome.json cannot be read: {why}") == told.count("outcome.json") == 1
-    assert "way out: move its folder away; resume makes the run again" in told
+    assert "way out: move its folder away, then resume the sweep to run it again" in told
 
 
 @pytest.mark.parametrize(("free", "said"), [(0, 1), (4096, 0)])
