@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from launch.contract.outcomes import Expectation
 from launch.contract.records.events import Phase
@@ -158,8 +158,7 @@ class _Builder:
         memo = (cls, *values.items())
         if memo not in self._sections:
             self._sections[memo] = cls(**values)
-        section: Section = self._sections[memo]
-        return section
+        return cast(Section, self._sections[memo])
 
     def _parallelism(self, values: Mapping[str, Any], resources: Resources) -> Parallelism:
         layout = self._section(Parallelism, values)

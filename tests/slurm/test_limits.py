@@ -108,7 +108,10 @@ def test_a_profile_decides_where_and_how_much(site: Site) -> None:
         ("cluster.max_nodes", "the run needs 2 nodes, and max_nodes of the profile lets a sweep use 1 at a time")
     ]
     assert lacking(site, "--cluster", "small") == [
-        ("cluster.memory", "102,400 MB of memory a node are needed, and nodes of partition gpu have 64,000 at most")
+        (
+            "cluster.memory",
+            "the run needs 102,400 MB of memory on a node, and nodes of partition gpu have at most 64,000",
+        )
     ]
     done = site.run("plan", site.write(recipe("limits", cluster="typo")))
     assert done.returncode == 1
