@@ -103,6 +103,9 @@ class GraphedStep(ABC):
     def capture(self, batch: torch.Tensor) -> StepOutput:
         """Capture, and run the capture step.
 
+        Args:
+            batch: int64 (microbatches, microbatch size, sequence + 1).
+
         Raises:
             CaptureError: the capture failed.
         """
@@ -110,6 +113,9 @@ class GraphedStep(ABC):
     @abstractmethod
     def replay(self, batch: torch.Tensor) -> StepOutput:
         """Run a step from the graphs.
+
+        Args:
+            batch: int64 (microbatches, microbatch size, sequence + 1).
 
         Raises:
             ReplayError: ``batch`` differs from the captured one in shape, dtype or device.
@@ -123,7 +129,7 @@ class GraphedStep(ABC):
         """Run step number ``step``, counted from 0.
 
         Args:
-            batch: int64 of shape (microbatches, microbatch size, sequence + 1).
+            batch: int64 (microbatches, microbatch size, sequence + 1).
         """
         if step < self.capture_step:
             return StepOutput(self._forward_backward(batch)), "warmup"

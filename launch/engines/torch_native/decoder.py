@@ -58,13 +58,16 @@ class Layer(nn.Module):
         return self.forward_mlp(*self.forward_attention(x, positions))
 
     def forward_attention(self, x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run attention. Return the residual stream and its norm before the MLP, both in the shape of ``x``."""
+        """Run attention on ``x``, (batch, sequence or this rank's shard, hidden_size).
+
+        Return the residual stream and its norm before the MLP, both in the shape of ``x``.
+        """
         normed = self.elementwise.rms_norm(x, self.attention_norm.weight, self.epsilon)
         change = self.attention(normed, positions)
         return self.elementwise.add_and_norm(x, change, self.mlp_norm.weight, self.epsilon)
 
     def forward_mlp(self, x: torch.Tensor, normed: torch.Tensor) -> tuple[torch.Tensor, RoutingStats | None]:
-        """Run the MLP or the experts on the results of :meth:`forward_attention`."""
+        """Run the MLP or the experts on the results of :meth:`forward_attention`: two of one shape -> that shape, and the routing."""
         if isinstance(self.mlp, MixtureOfExperts):
             change, routed = self.mlp(normed)
             return x + change, routed

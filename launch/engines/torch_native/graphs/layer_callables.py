@@ -90,7 +90,10 @@ class _LayerCallables(GraphedStep):
         """
 
     def _sample(self) -> torch.Tensor:
-        """Random, since equal tokens would all go to the same experts; from a generator that the run does not use."""
+        """Return random activations, (microbatch size, sequence or this rank's shard, hidden_size).
+
+        Equal tokens would all go to the same experts. The run's own generators do not advance.
+        """
         device, pipeline = self._train_step.mesh.device, self._train_step.pipeline
         generator = torch.Generator(device).manual_seed(0)
         return torch.randn(pipeline.shape, device=device, dtype=pipeline.dtype, generator=generator)

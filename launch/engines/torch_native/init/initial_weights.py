@@ -57,7 +57,7 @@ def named_weights(module: nn.Module, model: Model) -> dict[str, tuple[nn.Paramet
 
 
 def _normal(seed: int, name: str, shape: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Draw standard normal numbers in float32. Every precision rounds the same numbers."""
+    """Draw standard normal numbers, float32 of ``shape``. Every precision rounds the same numbers."""
     key = hashlib.sha256(f"{seed} {name}".encode()).digest()[:8]
     generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little"))
     return torch.randn(shape, generator=generator, device=device, dtype=torch.float32)

@@ -149,6 +149,7 @@ def _attention_mask(length: int, window: int, documents: torch.Tensor | None, de
 
 
 def _sdpa_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Attend: query (batch, heads, sequence, kv_channels), key and value (batch, groups, sequence, kv_channels)."""
     grouped = query.shape[1] != key.shape[1]
     if query.device.type == "cpu":
         return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
@@ -163,6 +164,7 @@ def _sdpa_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor)
 def _compiled_flex_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None, mask: BlockMask
 ) -> torch.Tensor:
+    """Attend: query (batch, heads, sequence, kv_channels), key and value (batch, groups, sequence, kv_channels)."""
     grouped = query.shape[1] != key.shape[1]
     attention = _compiled_flex()
     if sinks is None:
@@ -176,6 +178,7 @@ def _compiled_flex_attention(
 def _transformer_engine_attention(
     attention: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None
 ) -> torch.Tensor:
+    """Attend: query (batch, sequence, heads, kv_channels), key and value (batch, sequence, groups, kv_channels)."""
     if sinks is not None:
         attention.softmax_offset = sinks
     mixed: torch.Tensor = attention(query, key, value).unflatten(-1, query.shape[2:])

@@ -21,7 +21,7 @@ QUICK_GELU = 1.702
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Zhang and Sennrich, 2019, arXiv:1910.07467; over the last dimension."""
+    """RMSNorm over the last dimension: (..., width), weight (width,) -> (..., width) (arXiv:1910.07467)."""
     return nn.functional.rms_norm(x, weight.shape, weight, epsilon)
 
 

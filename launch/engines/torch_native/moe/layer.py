@@ -70,7 +70,11 @@ class MixtureOfExperts(nn.Module):
         return self.router(self.tp.scatter_tokens(x).flatten(0, 1)), shared
 
     def preprocess(self, routing: Routing, shared: torch.Tensor | None) -> Preprocessed:
-        """Compute the permutation: Megatron's scope moe_preprocess."""
+        """Compute the permutation: Megatron's scope moe_preprocess.
+
+        Args:
+            shared: the shared expert's output, (batch, sequence, hidden_size).
+        """
         return Preprocessed(routing, shared, self.dispatcher.preprocess(routing))
 
     def run_experts(self, x: torch.Tensor, prepared: Preprocessed) -> tuple[torch.Tensor, RoutingStats]:

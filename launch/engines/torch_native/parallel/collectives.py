@@ -22,32 +22,32 @@ TensorOp = Callable[[torch.Tensor, Group], torch.Tensor]
 
 
 def copy_to_group(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Return ``x``, which every rank holds. Its gradient is the sum over ranks."""
+    """Return ``x``, which every rank holds: (...) -> (...). Its gradient is the sum over ranks."""
     return _apply(x, group, _identity, _all_reduce)
 
 
 def reduce_from_group(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Return the sum over ranks, in the shape of ``x``. Every rank has the whole gradient of the sum."""
+    """Return the sum over ranks: (...) -> (...). Every rank has the whole gradient of the sum."""
     return _apply(x, group, _all_reduce, _identity)
 
 
 def all_gather(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-    """Concatenate the ranks' ``x`` along ``dim``. The gradient of a part is the sum of the ranks' gradients of it."""
+    """Concatenate the ranks' ``x`` along ``dim``: n -> n * ranks. The gradient of a part is the sum of the ranks' gradients."""
     return _apply(x, group, partial(_all_gather, dim=dim), partial(_reduce_scatter, dim=dim))
 
 
 def reduce_scatter(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-    """Return this rank's part, along ``dim``, of the sum over ranks."""
+    """Return this rank's part, along ``dim``, of the sum over ranks: n -> n / ranks."""
     return _apply(x, group, partial(_reduce_scatter, dim=dim), partial(_all_gather, dim=dim))
 
 
 def scatter_to_group(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-    """Return this rank's part, along ``dim``, of ``x``, which every rank holds with the whole gradient."""
+    """Return this rank's part, along ``dim``, of ``x``: n -> n / ranks. Every rank holds ``x``, and its whole gradient."""
     return _apply(x, group, partial(_local_part, dim=dim), partial(_all_gather, dim=dim))
 
 
 def gather_from_group(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-    """Concatenate the ranks' ``x`` along ``dim``: the transpose of :func:`scatter_to_group`. Every rank has the whole gradient."""
+    """Concatenate the ranks' ``x`` along ``dim``: n -> n * ranks. The transpose of :func:`scatter_to_group`."""
     return _apply(x, group, partial(_all_gather, dim=dim), partial(_local_part, dim=dim))
 
 

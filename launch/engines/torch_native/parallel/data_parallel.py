@@ -91,7 +91,7 @@ class GradientReduction:
 
 
 def gather_weights(weights: torch.Tensor, buckets: Sequence[Bucket]) -> None:
-    """All-gather sharded buckets of the flat ``weights`` in place, from the part that each rank has updated."""
+    """All-gather sharded buckets of ``weights``, (elements,), in place, from the part that each rank has updated."""
     works = [
         all_gather_single(
             weights[bucket.start : bucket.end],

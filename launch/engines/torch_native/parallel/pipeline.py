@@ -120,7 +120,7 @@ class Pipeline:
             dist.recv(first, edge.source, process_group)
 
     def _receive(self, action: Action) -> tuple[torch.Tensor, dist.Work] | None:
-        """Post the receive of the input of ``action``."""
+        """Post the receive of the input of ``action``, a tensor of ``shape`` and ``dtype``. Return it with its work."""
         if not action.receives:
             return None
         edge, process_group = self._incoming[action.kind]

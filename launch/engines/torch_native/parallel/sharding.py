@@ -26,7 +26,7 @@ class Sharding:
     gradients must be summed. Otherwise every tensor-parallel rank has the whole gradient."""
 
     def take(self, whole: torch.Tensor, group: Group) -> torch.Tensor:
-        """Return this rank's part of the whole parameter: a view or a copy."""
+        """Return this rank's part of the whole parameter: a view or a copy, with ``dim`` divided by the group's size."""
         if self.axis is None or group.size == 1:
             return whole
         sections = whole.split(list(self.sections) or whole.shape[self.dim], dim=self.dim)

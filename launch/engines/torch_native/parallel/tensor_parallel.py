@@ -59,7 +59,7 @@ class TensorParallel:
         return x if self.sequence_parallel else collectives.scatter_to_group(x, self.group, SEQUENCE)
 
     def gather_tokens(self, x: torch.Tensor) -> torch.Tensor:
-        """The transpose of :meth:`scatter_tokens`."""
+        """Return the whole sequence, (batch, sequence, width): the transpose of :meth:`scatter_tokens`."""
         return x if self.sequence_parallel else collectives.gather_from_group(x, self.group, SEQUENCE)
 
 
