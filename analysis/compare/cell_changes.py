@@ -1,14 +1,13 @@
-"""What became of each figure of a cell from one sweep to another: outcome, verdict, speed, memory. Pure.
+"""Compare the figures of a cell in two sweeps: outcome, verdict, speed and memory.
 
 Worse is
-- a verdict further down in analysis.verdict.verdict.VERDICTS, or one that stays DIVERGED and is off by more than twice as
-  much;
+- a verdict further down in analysis.verdict.verdict.VERDICTS, or DIVERGED still, by more than twice as much;
 - a larger share of runs that do not end well or as expected, or records that are unsound now;
 - a speed-up whose whole interval lies below the whole interval of before;
 - a memory peak above that of before by more than the tolerance.
-A gate that meets NaN says worse. Of two speed-ups so unsure that a loss of ``SPEED_LOSS`` would not have shown, nothing can be
-told: inconclusive where the one of before, measured again as surely, would have told it, and not held where it never did. One
-that never told anything and was above 1, and that is shown to be below 1 now, is inconclusive too.
+NaN counts as worse. Two speed-ups may be too uncertain to show a loss of ``SPEED_LOSS``. That is inconclusive where the
+earlier one, measured again with its precision, would have shown the loss, and else not comparable. An earlier speed-up above 1
+that is below 1 for certain now is inconclusive, too, however uncertain it was.
 """
 
 from __future__ import annotations
@@ -28,30 +27,30 @@ MEMORY_TOLERANCE = 0.05
 """Relative. Megatron-LM's functional tests allow as much (tests/functional_tests/python_test_utils)."""
 
 SPEED_LOSS = 0.2
-"""Relative: what a comparison of two speed-ups has to be able to tell, or says that it cannot. Our own choice: intervals of
-two pairs on a quiet GPU do, and those of a golden file that is worth nothing do not."""
+"""The relative loss that two comparable speed-ups must be able to show. Our own choice: intervals of two pairs on a quiet
+GPU can show it."""
 
 DEVIATION_GROWTH = 2.0
-"""How many times as far off a cell that stays DIVERGED must be to be worse; our own choice, beyond what repeats differ by."""
+"""A cell that stays DIVERGED is worse from this many times its earlier difference on: more than repeats differ by."""
 
 Aspect = Literal["cell", "outcome", "verdict", "speed", "memory"]
-Change = Literal["worse", "unfinished", "inconclusive", "not held", "changed", "better"]
-"""What a difference means: a regression, a run without an outcome, what can no longer be told, what never could and is held
-against nothing, neither, or good news."""
+Change = Literal["worse", "unfinished", "inconclusive", "not comparable", "changed", "better"]
+"""What a difference means: a regression, a run without an outcome, known before and unknown now, never known, neutral, or an
+improvement."""
 EXITS: Mapping[Change, int] = {
     "worse": EXIT_FAILED,
     "unfinished": EXIT_UNFINISHED,
     "inconclusive": EXIT_INCONCLUSIVE,
-    "not held": EXIT_PASS,
+    "not comparable": EXIT_PASS,
     "changed": EXIT_PASS,
     "better": EXIT_PASS,
 }
-"""From what matters most to what matters least; the worst one is the command's exit code."""
+"""By importance; the first one that occurs gives the exit code of the command."""
 
 
 @dataclass(frozen=True)
 class FigureChange:
-    """One figure of a cell, before and now, in words."""
+    """One figure of a cell, before and now, as text."""
 
     aspect: Aspect
     change: Change
@@ -64,7 +63,7 @@ def worst(changes: Sequence[Change]) -> Change | None:
 
 
 def differences(before: GoldenCell, after: GoldenCell, memory_tolerance: float) -> tuple[FigureChange, ...]:
-    """Where one cell differs from what it was."""
+    """Return the figures in which one cell differs."""
     found = (
         _outcome(before, after),
         _verdict(before, after),
@@ -74,8 +73,8 @@ def differences(before: GoldenCell, after: GoldenCell, memory_tolerance: float) 
     return tuple(one for one in found if one)
 
 
-def by_itself(cell: GoldenCell) -> Change:
-    """What a cell means that there is nothing to hold against: as its own report has it."""
+def judge_alone(cell: GoldenCell) -> Change:
+    """Judge a cell that has no counterpart, as its own report does."""
     word = cell.verdict.verdict if cell.verdict else None
     if word in ("DIVERGED", "INCOMPARABLE") or cell.unexpected or cell.unsound_records:
         return "worse"
@@ -101,8 +100,7 @@ def _outcome_change(before: GoldenCell, after: GoldenCell) -> Change | None:
 
 
 def _badness(cell: GoldenCell) -> tuple[float, float, float, bool, bool]:
-    """The shares of its runs that ended otherwise than expected, without results, and not cleanly; and what is wrong
-    beside."""
+    """Return the shares of runs that ended otherwise than expected, without results, and not COMPLETED; then two flags."""
     runs = _runs(cell.outcome)
     ended = {name: count for name, count in runs.items() if name not in ("NOT RUN", "INTERRUPTED")}
     expected = cell.expected.partition(" in ")[0]
@@ -114,7 +112,7 @@ def _badness(cell: GoldenCell) -> tuple[float, float, float, bool, bool]:
 
 
 def _runs(outcome: str) -> dict[str, int]:
-    """How many runs ended how, as analysis.sweep.cell_results.CellResult.outcome writes it; of one kind alone, 1."""
+    """Count runs by outcome, from the text of CellResult.outcome; a single outcome counts 1."""
     parts = (part.partition(" x") for part in outcome.split(", "))
     return {name: int(count) if count.isdecimal() and int(count) else 1 for name, _, count in parts}
 
@@ -126,23 +124,23 @@ def _ended(cell: GoldenCell) -> str:
 
 
 def _verdict(before: GoldenCell, after: GoldenCell) -> FigureChange | None:
-    """None too where no verdict is given any more: the cell then failed as expected, which its outcome says."""
+    """Compare the verdicts; None too where there is none any more, since the cell failed as expected."""
     if after.verdict is None:
         return None
-    words = _words(after.verdict)
+    text = _verdict_text(after.verdict)
     if before.verdict is None:
-        return FigureChange("verdict", by_itself(after), "no verdict", words)
+        return FigureChange("verdict", judge_alone(after), "no verdict", text)
     rank, rank_before = VERDICTS.index(after.verdict.verdict), VERDICTS.index(before.verdict.verdict)
     if after.verdict.verdict == "UNFINISHED":
-        return FigureChange("verdict", "unfinished", before.verdict.verdict, words)
+        return FigureChange("verdict", "unfinished", before.verdict.verdict, text)
     if rank == rank_before:
-        return _same_word(before, after)
+        return _same_verdict(before, after)
     worse: Change = "inconclusive" if after.verdict.verdict == "INCONCLUSIVE" else "worse"
-    return FigureChange("verdict", worse if rank > rank_before else "better", before.verdict.verdict, words)
+    return FigureChange("verdict", worse if rank > rank_before else "better", before.verdict.verdict, text)
 
 
-def _same_word(before: GoldenCell, after: GoldenCell) -> FigureChange | None:
-    """Of two verdicts alike, how those that more runs do not undo differ."""
+def _same_verdict(before: GoldenCell, after: GoldenCell) -> FigureChange | None:
+    """Compare two equal verdicts that more runs would not change: DIVERGED and INCOMPARABLE."""
     assert before.verdict and after.verdict  # as the caller has found
     if after.verdict.verdict not in ("DIVERGED", "INCOMPARABLE"):
         return None
@@ -152,11 +150,11 @@ def _same_word(before: GoldenCell, after: GoldenCell) -> FigureChange | None:
         return None
     sizes = f" (off by {was[1]:.3g} before, {now[1]:.3g} now)" if further and was and now else ""
     change: Change = "worse" if further else "changed"
-    return FigureChange("verdict", change, _words(before.verdict), _words(after.verdict) + sizes)
+    return FigureChange("verdict", change, _verdict_text(before.verdict), _verdict_text(after.verdict) + sizes)
 
 
 def _off_by(cell: GoldenCell) -> tuple[str, float] | None:
-    """The metric by which a cell DIVERGED, and how far off it was at most, as far as is known."""
+    """Return the metric by which a cell DIVERGED, and its largest known difference."""
     found = cell.verdict.deviation if cell.verdict else None
     if found is None:
         return None
@@ -165,7 +163,7 @@ def _off_by(cell: GoldenCell) -> tuple[str, float] | None:
     return found.metric, max(sizes) if all(map(math.isfinite, sizes)) else math.inf
 
 
-def _words(verdict: GoldenVerdict) -> str:
+def _verdict_text(verdict: GoldenVerdict) -> str:
     return f"{verdict.verdict}: {verdict.reason}" if verdict.reason else verdict.verdict
 
 
@@ -178,39 +176,41 @@ def _speed(before: GoldenSpeed | None, after: GoldenSpeed | None) -> FigureChang
     if low > high_before:
         return FigureChange("speed", "better", _ratio(before), _ratio(after))
     if not high * before.ratio * (1 - SPEED_LOSS) < low_before * after.ratio:
-        now = f"{_ratio(after)}: intervals this wide cannot tell a loss of {SPEED_LOSS:.0%}"
-        return _untold(before, after, now)
+        now = f"{_ratio(after)}: the intervals are too wide to show a loss of {SPEED_LOSS:.0%}"
+        return _uncomparable(before, after, now)
     return None
 
 
 def _without_interval(before: GoldenSpeed | None, after: GoldenSpeed | None) -> FigureChange | None:
     now = ": ".join(filter(None, (_ratio(after), after.reason))) if after else "no figure"
-    return _untold(before, after, now) if before or after else None
+    return _uncomparable(before, after, now) if before or after else None
 
 
-def _untold(before: GoldenSpeed | None, after: GoldenSpeed | None, now: str) -> FigureChange:
-    """Of two speed-ups that cannot be held against each other."""
+def _uncomparable(before: GoldenSpeed | None, after: GoldenSpeed | None, now: str) -> FigureChange:
+    """Classify two speed-ups that cannot be compared."""
     if before is None:
-        return FigureChange("speed", "not held", "no figure", now)
+        return FigureChange("speed", "not comparable", "no figure", now)
     slower = before.ratio > 1 and after is not None and after.interval is not None and after.interval[1] < 1
-    change: Change = "inconclusive" if _tells(before) or slower else "not held"
-    return FigureChange("speed", change, _ratio(before), now + (", which is slower than eager" if slower else ""))
+    change: Change = "inconclusive" if _is_precise(before) or slower else "not comparable"
+    return FigureChange("speed", change, _ratio(before), now + (", slower than eager" if slower else ""))
 
 
 def unsure_speeds(cells: Sequence[GoldenCell]) -> tuple[str, ...]:
-    """The cells whose speed-up nothing can be held against, with it and what helps: measured again as surely after a loss of
-    ``SPEED_LOSS``, it would not lie below its interval."""
+    """Describe each cell whose speed-up is too uncertain to compare with, and the fix.
+
+    Measured again with the same precision after a loss of ``SPEED_LOSS``, it would still overlap its interval.
+    """
     found = ((cell.label, cell.speed) for cell in cells if cell.speed)
-    return tuple(f"{label}, {_ratio(speed)}; {_helps(speed)}" for label, speed in found if not _tells(speed))
+    return tuple(f"{label}, {_ratio(speed)}; {_speed_fix(speed)}" for label, speed in found if not _is_precise(speed))
 
 
-def _tells(speed: GoldenSpeed) -> bool:
+def _is_precise(speed: GoldenSpeed) -> bool:
     return speed.interval is not None and speed.interval[1] * (1 - SPEED_LOSS) < speed.interval[0]
 
 
-def _helps(speed: GoldenSpeed) -> str:
+def _speed_fix(speed: GoldenSpeed) -> str:
     no_interval = speed.interval is None and speed.pairs > 1
-    return speed.reason if no_interval and speed.reason else "more repeats narrow it"
+    return speed.reason if no_interval and speed.reason else "add repeats to narrow it"
 
 
 def _ratio(speed: GoldenSpeed) -> str:

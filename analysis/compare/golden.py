@@ -1,6 +1,6 @@
-"""What one sweep is held against another by: of report.json the figures that a comparison reads.
+"""The figures of report.json that a comparison reads.
 
-A golden file is a report.json with less in it, small enough to be committed. Either is read by the same function.
+A golden file is a smaller report.json that can be committed. The same function reads both.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ class GoldenMemory:
 
 @dataclass(frozen=True)
 class GoldenSpeed:
-    """Ratio of step times, eager over graphed, and the cell's own interval, whatever other cells there are; None where there
-    are too few pairs for one, or it cannot be told for a ``reason``."""
+    """The ratio of step times, eager over graphed, and the cell's own interval, which no other cell widens.
+
+    The bounds are None with too few pairs, or for a ``reason``.
+    """
 
     ratio: float
     low: float | None
@@ -66,7 +68,7 @@ class GoldenSpeed:
 
 @dataclass(frozen=True)
 class GoldenCell:
-    """A cell that ran or was to run. ``expected`` is "CUDA_OOM in capture", or an outcome alone."""
+    """A cell to run. ``expected`` is an outcome, or one with its phase: "CUDA_OOM in capture"."""
 
     cell_id: str
     label: str
@@ -82,7 +84,7 @@ class GoldenCell:
 
     @property
     def graphed(self) -> bool:
-        """By its id, which begins with what it captures (launch.contract.spec.RunSpec.cell_id)."""
+        """Whether it captures anything: its id begins with that (launch.contract.spec.RunSpec.cell_id)."""
         return not self.cell_id.startswith(f"{CudaGraph().label}-")
 
 
@@ -122,22 +124,25 @@ def read_golden(content: Any) -> Golden:
     """From the content of report.json or of a golden file.
 
     Raises:
-        RecordError: it is neither, of another version, or says what no report says; all of it is named.
+        RecordError: it is neither, of another version, or holds what no report can say, each named.
     """
     golden = _parsed(content)
-    problems = [*_twice(golden), *(f"{cell.cell_id}: {said}" for cell in golden.cells for said in _impossible(cell))]
+    problems = [
+        *_duplicates(golden),
+        *(f"{cell.cell_id}: {said}" for cell in golden.cells for said in _impossible(cell)),
+    ]
     if problems:
         raise RecordError(f"{'; '.join(problems)}: no report says so")
     return golden
 
 
-def _twice(golden: Golden) -> Iterator[str]:
+def _duplicates(golden: Golden) -> Iterator[str]:
     counts = Counter([*(cell.cell_id for cell in golden.cells), *(cell.cell_id for cell in golden.not_run)])
     return (f"{cell_id}: the cell is there {count} times" for cell_id, count in counts.items() if count > 1)
 
 
 def _impossible(cell: GoldenCell) -> Iterator[str]:
-    """What would be held against nothing, were it believed."""
+    """Yield what no report can say, and what would hide a regression."""
     failed_as_expected = cell.outcome == cell.expected.partition(" in ")[0] and cell.outcome not in RESULTS_INTACT
     if cell.graphed and cell.verdict is None and not (failed_as_expected or cell.outcome == "NOT RUN"):
         yield f"verdict is null of a graphed cell that ended {cell.outcome}, expected {cell.expected}"
@@ -147,12 +152,12 @@ def _impossible(cell: GoldenCell) -> Iterator[str]:
         yield from _unbounded(cell.speed)
         figures = {name: getattr(cell.speed, name) for name in ("ratio", "low", "high")}
         yield from (f"speed.{name} is {x}, not a positive finite number" for name, x in figures.items() if x is not None and not 0 < x < math.inf)  # fmt: skip
-        if cell.speed.interval and not _holds(cell.speed.interval, cell.speed.ratio):
+        if cell.speed.interval and not _contains(cell.speed.interval, cell.speed.ratio):
             yield f"speed.ratio {cell.speed.ratio} is not from speed.low {cell.speed.low} to speed.high {cell.speed.high}"
 
 
 def _unbounded(speed: GoldenSpeed) -> Iterator[str]:
-    """Bounds that would be taken for none. Reports once gave one pair its ratio as both, which is none."""
+    """Yield bounds that are no interval. Older reports gave one pair its ratio as both bounds, which is allowed."""
     if speed.pairs < 1:
         yield f"speed.pairs is {speed.pairs}, not a number of pairs"
     elif speed.pairs == 1 and not {speed.low, speed.high} <= {None, speed.ratio}:
@@ -161,8 +166,8 @@ def _unbounded(speed: GoldenSpeed) -> Iterator[str]:
         yield f"speed.low is {speed.low} and speed.high {speed.high}: an interval has both"
 
 
-def _holds(interval: tuple[float, float], ratio: float) -> bool:
-    """But for rounding, where pairs are all alike."""
+def _contains(interval: tuple[float, float], ratio: float) -> bool:
+    """Return whether ``ratio`` lies in ``interval``, within rounding."""
     return interval[0] <= ratio * (1 + _ROUNDING) and ratio <= interval[1] * (1 + _ROUNDING)
 
 
@@ -222,11 +227,11 @@ def _cell(content: Mapping[str, Any]) -> GoldenCell:
         verdict=_verdict(content["verdict"]),
         memory=_memory(content["memory"]),
         speed=_speed(content["speed"]),
-        max_loss_difference=_maybe(content.get("max_loss_difference")),
+        max_loss_difference=_optional_number(content.get("max_loss_difference")),
     )
 
 
-def _maybe(value: float | str | None) -> float | None:
+def _optional_number(value: float | str | None) -> float | None:
     return None if value is None else number(value)
 
 
@@ -254,7 +259,7 @@ def _speed(content: Mapping[str, Any] | None) -> GoldenSpeed | None:
     if content is None:
         return None
     bounds = ("own_low", "own_high") if "own_low" in content else ("low", "high")  # a golden file has no others
-    low, high = (_maybe(content[bound]) for bound in bounds)
+    low, high = (_optional_number(content[bound]) for bound in bounds)
     reason = str(content.get("reason", "")) if low is None and high is None else ""
     return GoldenSpeed(number(content["ratio"]), low, high, int(content["pairs"]), reason)
 

@@ -21,7 +21,7 @@ _ENDINGS: Mapping[Change, Ending] = {
     "worse": "failure",
     "unfinished": "error",
     "inconclusive": "error",
-    "not held": "skipped",
+    "not comparable": "skipped",
 }
 
 

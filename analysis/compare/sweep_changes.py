@@ -1,10 +1,9 @@
-"""What became worse from one sweep to another: cell by cell, by verdict, outcome, speed and memory. Pure.
+"""Compare two sweeps cell by cell: verdict, outcome, speed and memory.
 
-Cells are matched by their ids, which say all that determines them; those left over by their labels, where a label is
-unique on both sides, since another version's fields give the same configuration another id.
+Cells are matched by their ids, which cover everything that determines them. The others are matched by labels that are unique
+on both sides, since the fields of another version give the same configuration another id.
 
-Worse is what analysis/compare/cell_changes.py says of a figure, a cell that has gone, and a new one that does not pass
-by itself.
+Worse are figures by the rules of analysis/compare/cell_changes.py, a cell that is gone, and a new cell that does not pass.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, Literal
 
 import yaml
 
-from analysis.compare.cell_changes import EXITS, MEMORY_TOLERANCE, Change, FigureChange, by_itself, differences, worst
+from analysis.compare.cell_changes import EXITS, MEMORY_TOLERANCE, Change, FigureChange, differences, judge_alone, worst
 from analysis.compare.golden import Golden, GoldenCell
 from analysis.records.provenance import flat
 from analysis.sweep.cell_results import EXIT_PASS
@@ -24,7 +23,7 @@ from analysis.sweep.cell_results import EXIT_PASS
 
 @dataclass(frozen=True)
 class CellComparison:
-    """A cell on both sides, or on one. ``matched`` is how it was found again."""
+    """A cell on one or both sides. ``matched`` is how it was found on the other."""
 
     label: str
     cell_id: str
@@ -33,7 +32,7 @@ class CellComparison:
 
     @property
     def change(self) -> Change | None:
-        """The gravest of its differences."""
+        """The worst of its differences."""
         return worst([difference.change for difference in self.differences])
 
 
@@ -48,7 +47,7 @@ class ProvenanceDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sweeps. ``environment`` and ``recipe`` say where what they ran on, and what they were told, differ."""
+    """Two sweeps, with the differences of their cells, environments and recipes."""
 
     before: str
     after: str
@@ -63,25 +62,27 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """3 a regression; 2 a run without an outcome; 4 only what can no longer be told; 0 nothing worse."""
+        """3 a regression; 2 a run without an outcome; 4 only unknown now; 0 nothing worse."""
         return EXITS[self.change] if self.change else EXIT_PASS
 
 
 def compare_sweeps(before: Golden, after: Golden, memory_tolerance: float = MEMORY_TOLERANCE) -> Comparison:
-    """``after`` held against ``before``. Cells stand in the order of ``before``, then those that appeared."""
+    """Compare ``after`` with ``before``. Cells are in the order of ``before``, then new ones."""
     partners = _matched(before.cells, after.cells)
-    stayed = {partner.cell_id for partner, _ in partners.values()}
+    matched = {partner.cell_id for partner, _ in partners.values()}
     cells = [
-        _stayed(cell, *partners[cell.cell_id], memory_tolerance) if cell.cell_id in partners else _gone(cell, after)
+        _compare_cell(cell, *partners[cell.cell_id], memory_tolerance)
+        if cell.cell_id in partners
+        else _removed(cell, after)
         for cell in before.cells
     ]
-    cells += [_appeared(cell) for cell in after.cells if cell.cell_id not in stayed]
+    cells += [_added(cell) for cell in after.cells if cell.cell_id not in matched]
     return Comparison(
         before.sweep,
         after.sweep,
         tuple(cells),
-        _unlike(_values(before), _values(after)),
-        _unlike(_fields(before.recipe), _fields(after.recipe)),
+        _differences(_values(before), _values(after)),
+        _differences(_fields(before.recipe), _fields(after.recipe)),
         memory_tolerance,
     )
 
@@ -89,7 +90,7 @@ def compare_sweeps(before: Golden, after: Golden, memory_tolerance: float = MEMO
 def _matched(
     before: Sequence[GoldenCell], after: Sequence[GoldenCell]
 ) -> dict[str, tuple[GoldenCell, Literal["id", "label"]]]:
-    """By the id of a cell of ``before``, the same cell of ``after``, and how it was found."""
+    """Return, by the id of a cell of ``before``, the same cell of ``after`` and how it was found."""
     by_id = {cell.cell_id: cell for cell in after}
     found: dict[str, tuple[GoldenCell, Literal["id", "label"]]] = {
         cell.cell_id: (by_id[cell.cell_id], "id") for cell in before if cell.cell_id in by_id
@@ -99,31 +100,33 @@ def _matched(
 
 
 def _by_label(cells: Sequence[GoldenCell], without: Any) -> dict[str, GoldenCell]:
-    """Cells whose label no other one has."""
+    """Return the cells with a unique label."""
     rest = [cell for cell in cells if cell.cell_id not in without]
     counts = Counter(cell.label for cell in rest)
     return {cell.label: cell for cell in rest if counts[cell.label] == 1}
 
 
-def _stayed(before: GoldenCell, after: GoldenCell, matched: Literal["id", "label"], tolerance: float) -> CellComparison:
+def _compare_cell(
+    before: GoldenCell, after: GoldenCell, matched: Literal["id", "label"], tolerance: float
+) -> CellComparison:
     return CellComparison(after.label, after.cell_id, matched, differences(before, after, tolerance))
 
 
-def _gone(cell: GoldenCell, after: Golden) -> CellComparison:
+def _removed(cell: GoldenCell, after: Golden) -> CellComparison:
     now = next((one for one in after.not_run if one.cell_id == cell.cell_id), None) or next(
         (one for one in after.not_run if one.label == cell.label), None
     )
     words = f"{now.state} ({', '.join(now.rules)})" if now else "not there"
-    return CellComparison(cell.label, cell.cell_id, "no", (FigureChange("cell", "worse", _said(cell), words),))
+    return CellComparison(cell.label, cell.cell_id, "no", (FigureChange("cell", "worse", _summary(cell), words),))
 
 
-def _appeared(cell: GoldenCell) -> CellComparison:
-    """There is nothing to hold it against: it is judged as its own report judges it."""
-    difference = FigureChange("cell", by_itself(cell), "not there", _said(cell))
+def _added(cell: GoldenCell) -> CellComparison:
+    """Judge a new cell as its own report does."""
+    difference = FigureChange("cell", judge_alone(cell), "not there", _summary(cell))
     return CellComparison(cell.label, cell.cell_id, "no", (difference,))
 
 
-def _said(cell: GoldenCell) -> str:
+def _summary(cell: GoldenCell) -> str:
     return f"{cell.outcome}, {cell.verdict.verdict}" if cell.verdict else cell.outcome
 
 
@@ -132,10 +135,10 @@ def _said(cell: GoldenCell) -> str:
 _FIRST = ("versions.", "hardware.gpus", "hardware.driver", "code.", "digests.", "data_digest", "choices.", "hardware.")
 
 
-def _unlike(
+def _differences(
     before: Mapping[str, tuple[str, ...]], after: Mapping[str, tuple[str, ...]]
 ) -> tuple[ProvenanceDifference, ...]:
-    """Keys whose values differ, what may change numbers or speed first. How many runs had each value is left aside."""
+    """Return the keys whose values differ, those first that may change numbers or speed. Counts of runs do not matter."""
     keys = sorted(before.keys() | after.keys(), key=lambda key: (_place(key), key))
     pairs = ((key, before.get(key, ("unset",)), after.get(key, ("unset",))) for key in keys)
     return tuple(
@@ -152,7 +155,7 @@ def _place(key: str) -> int:
 
 
 def _fields(recipe: str) -> dict[str, tuple[str, ...]]:
-    """A recipe's fields by their dotted keys; its text as one field where it is no mapping."""
+    """Return the fields of a recipe by their dotted keys; one field with all text where it is no mapping."""
     try:
         content = yaml.safe_load(recipe)
     except yaml.YAMLError:

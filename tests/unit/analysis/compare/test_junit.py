@@ -72,7 +72,7 @@ def test_a_report_is_a_testcase_a_cell(tmp_path: Path) -> None:
 
 
 def test_what_there_is_nothing_to_hold_against_is_skipped_and_fails_nobody() -> None:
-    one = CellComparison("a", "a", "id", (FigureChange("speed", "not held", "1.2x", "1.1x"),))
+    one = CellComparison("a", "a", "id", (FigureChange("speed", "not comparable", "1.2x", "1.1x"),))
     worse = CellComparison("b", "b", "id", (*one.differences, FigureChange("memory", "worse", "1", "2")))
     suite = suite_of(junit_of_comparison(Comparison("then", "now", (one, worse), (), (), 0.05)))
     assert endings(suite) == {"a": ("skipped", "speed"), "b": ("failure", "memory")}
@@ -107,7 +107,7 @@ def test_any_report_is_xml_and_passes_where_it_does(cells: list[GoldenCell], nam
 
 DIFFERENCES = st.builds(
     FigureChange, st.sampled_from(["outcome", "verdict", "speed", "memory"]),
-    st.sampled_from(["worse", "unfinished", "inconclusive", "not held", "changed", "better"]), st.text(max_size=9), st.text(max_size=9),
+    st.sampled_from(["worse", "unfinished", "inconclusive", "not comparable", "changed", "better"]), st.text(max_size=9), st.text(max_size=9),
 )  # fmt: skip
 
 

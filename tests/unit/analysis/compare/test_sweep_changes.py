@@ -253,7 +253,7 @@ def test_every_regression_is_found_and_undone_is_good_news(
     assert comparison.exit_code == exit_code
     assert found(comparison) == {(GRAPHED, aspect): change for aspect, change in aspects.items()}
     back = compare_sweeps(after, golden)
-    assert back.exit_code == 0 and set(found(back).values()) <= {"better", "changed", "not held"}
+    assert back.exit_code == 0 and set(found(back).values()) <= {"better", "changed", "not comparable"}
 
 
 def test_an_eager_cell_counts_as_much(tmp_path: Path, golden: Golden) -> None:
@@ -312,11 +312,11 @@ def test_speed_is_worse_where_the_intervals_lie_apart(
 @pytest.mark.parametrize(
     ("before", "after", "change"),
     [
-        ((1.5, 0.01, 200.0), (1.5, 1.5, 1.5), "not held"),
+        ((1.5, 0.01, 200.0), (1.5, 1.5, 1.5), "not comparable"),
         ((1.5, 1.5, 1.5), (1.5, 0.01, 200.0), "inconclusive"),
         ((1.5, 1.21, 1.86), (1.5, 1.5, 1.5), None),
-        ((1.5, 1.19, 1.89), (1.5, 1.5, 1.5), "not held"),
-        ((1.5, 1.3, 1.73), (1.5, 1.3, 1.73), "not held"),  # each could, and both together cannot
+        ((1.5, 1.19, 1.89), (1.5, 1.5, 1.5), "not comparable"),
+        ((1.5, 1.3, 1.73), (1.5, 1.3, 1.73), "not comparable"),  # each could, and both together cannot
         ((1.5, 1.36, 1.65), (1.5, 1.36, 1.65), None),
         ((1.5, 1.36, 1.65), (1.5, 1.19, 1.89), "inconclusive"),
     ],
@@ -339,12 +339,12 @@ def test_no_speed_is_worse_or_less_sure_than_itself(
     one = with_speed(golden, ratio, ratio * math.exp(-below), ratio * math.exp(above), pairs)
     comparison = compare_sweeps(one, one)
     assert comparison.exit_code == 0
-    assert found(comparison) == ({(GRAPHED, "speed"): "not held"} if unsure_speeds(one.cells) else {})
+    assert found(comparison) == ({(GRAPHED, "speed"): "not comparable"} if unsure_speeds(one.cells) else {})
 
 
 def test_a_speed_that_was_never_told_is_listed_and_one_without_it_now(tmp_path: Path, golden: Golden) -> None:
     untimed = golden_of(write_sweep(tmp_path / "untimed", edit=another_allocation))
-    assert found(compare_sweeps(untimed, golden)) == {(GRAPHED, "speed"): "not held"}
+    assert found(compare_sweeps(untimed, golden)) == {(GRAPHED, "speed"): "not comparable"}
     assert found(compare_sweeps(untimed, untimed)) == {}
 
 
@@ -367,8 +367,8 @@ def test_speeds_are_compared_by_intervals_that_no_other_cell_widens(tmp_path: Pa
     ("speed", "said"),
     [
         ((1.5, 1.36, 1.65), ()),
-        ((1.5, 1.3, 1.73), ("torch_compile, lr 0.001, 1.500x (1.300-1.730 over 2 pairs); more repeats narrow it",)),
-        ((1.5, None, None, 1), ("torch_compile, lr 0.001, 1.500x (1 pair); more repeats narrow it",)),
+        ((1.5, 1.3, 1.73), ("torch_compile, lr 0.001, 1.500x (1.300-1.730 over 2 pairs); add repeats to narrow it",)),
+        ((1.5, None, None, 1), ("torch_compile, lr 0.001, 1.500x (1 pair); add repeats to narrow it",)),
         ((1.5, None, None, 2, "it was hot"), ("torch_compile, lr 0.001, 1.500x (2 pairs); it was hot",)),
     ],
 )

@@ -319,7 +319,7 @@ def lost(run: AttemptRecord) -> None:
     [
         (unchanged, 0, "now against golden.json: nothing is worse (2 of 2 cells as before)"),
         (nan, 3, "now against golden.json: worse (1 worse; 1 of 2 cells as before)"),
-        (lost, 2, "now against golden.json: cannot be told yet (1 without an outcome; 1 of 2 cells as before)"),
+        (lost, 2, "now against golden.json: not known yet (1 without an outcome; 1 of 2 cells as before)"),
     ],
 )
 def test_compare_with_a_golden_file(
@@ -349,7 +349,7 @@ def test_report_names_the_speeds_of_a_golden_file_that_are_too_unsure(
     main(["report", "then", "--golden", "golden.json"])
     said = capsys.readouterr().err
     assert said.startswith("golden.json: cannot detect a speed loss of 20% for torch_compile, lr 0.001, ")
-    assert said.endswith("x (1 pair); more repeats narrow it\n")
+    assert said.endswith("x (1 pair); add repeats to narrow it\n")
 
 
 def test_compare_rejects_an_earlier_sweep_in_which_no_cell_ran(
