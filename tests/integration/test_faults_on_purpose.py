@@ -16,7 +16,7 @@ POINTS: list[dict[str, Any]] = [
     {"fault.kind": "nan", "expect": {"outcome": "NUMERIC", "phase": "measure"}},
     {"fault.kind": "segfault", "expect": {"outcome": "FAILED", "phase": "measure"}},
     {"fault.kind": "host_kill", "expect": {"outcome": "FAILED", "phase": "measure"}},
-    {"fault.kind": "hang", "resources.hang_minutes": 0.3, "expect": {"outcome": "HANG", "phase": "measure"}},
+    {"fault.kind": "hang", "resources.hang_minutes": 1.0, "expect": {"outcome": "HANG", "phase": "measure"}},
     {"fault.kind": "none"},
 ]
 
