@@ -15,6 +15,12 @@ from hypothesis import settings
 # each set of them, and the first process compiles these. AMX is still tried: some virtual machines advertise and forbid it.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
+# Inductor's cache finds code for vector instructions that ATEN_CPU_CAPABILITY then forbids (PyTorch 2.13): it fails to
+# compile. So each capability has a cache of its own.
+INDUCTOR = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+CAPABILITY = os.environ.get("ATEN_CPU_CAPABILITY", "native")
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(INDUCTOR / f"tests-{CAPABILITY}"))
+
 # An example may take long while other tests use the cores.
 settings.register_profile("busy", deadline=None)
 settings.load_profile("busy")
@@ -46,10 +52,5 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def compile_cache() -> Path:
-    """Return Inductor's default cache folder, which all tests share, whatever process and session they run in.
-
-    It also holds the precompiled C++ header of kernels, wherever ``TORCHINDUCTOR_CACHE_DIR`` points.
-    """
-    folder = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    """Return Inductor's cache folder, which all tests share, in all their processes and in later sessions."""
+    return Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])

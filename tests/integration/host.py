@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,8 +61,10 @@ class Host:
         self.store = folder / "store"
         for name in ("tmp", "home"):
             (folder / name).mkdir(parents=True)
-        # Inductor looks for its precompiled header under TMPDIR alone: ten CPU seconds to build.
-        (folder / "tmp" / cache.name).symlink_to(cache)
+        # Inductor looks for its precompiled C++ header here and nowhere else. It takes ten CPU seconds to build.
+        headers = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+        headers.mkdir(exist_ok=True)
+        (folder / "tmp" / headers.name).symlink_to(headers)
         self.environment = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(ROOT),
@@ -71,6 +75,8 @@ class Host:
             "TORCHINDUCTOR_VEC_ISA_OK": os.environ["TORCHINDUCTOR_VEC_ISA_OK"],
             **SECRETS,
         }
+        if "ATEN_CPU_CAPABILITY" in os.environ:
+            self.environment["ATEN_CPU_CAPABILITY"] = os.environ["ATEN_CPU_CAPABILITY"]
 
     def write(self, content: dict[str, Any]) -> str:
         """Write a recipe from its content (JSON is YAML), and return its path."""
