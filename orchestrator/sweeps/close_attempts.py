@@ -26,7 +26,7 @@ def close_dead_attempts(
 ) -> bool:
     """Write the outcomes that ``states`` holds and the disk does not, and those of runs that no job will start any more.
 
-    ``called_off`` is why jobs were taken out of the queue, by job id. Return whether there was anything to write. An
+    ``called_off`` is why waiting jobs were cancelled, by job id. Return whether there was anything to write. An
     outcome that is on disk, or gets there meanwhile, is kept, and so is an attempt that somebody starts.
 
     Raises:
@@ -52,7 +52,7 @@ def _reason_to_give_up(state: RunState, called_off: Mapping[str, str]) -> tuple[
         return None
     job = state.job
     if state.name == "CANCELLED" and job.job_id in called_off:
-        return CANCELLED, f"job {job.job_id} was taken out of the queue: {called_off[job.job_id]}"
+        return CANCELLED, f"job {job.job_id} was cancelled: {called_off[job.job_id]}"
     if state.name != "CANCELLED" and state.launches >= MOST_LAUNCHES:
         message = f"{state.launches} jobs in a row ended before any run began; the last, {job.job_id}, as {job.state}"
         return LAUNCH, message

@@ -151,7 +151,8 @@ def test_a_store_whose_name_sbatch_would_take_for_a_pattern_is_refused(site: Sit
     refused = site.run("sweep", site.write(some("pattern", 1)))
     assert refused.returncode == 1
     assert (
-        re.search(r"/pattern: holds [%\\], which sbatch ", refused.stderr) and "name another folder" in refused.stderr
+        re.search(r"/pattern contains [%\\], which sbatch ", refused.stderr)
+        and "choose another folder" in refused.stderr
     )
     assert set(site.states("pattern").values()) == {"PLANNED"} and site.queue() == {}
 

@@ -124,7 +124,7 @@ def test_a_run_whose_job_waited_for_too_long_says_so(sweep: SweepPaths) -> None:
     assert close_dead_attempts(sweep, {RUN: state}, {"12_3": "it waited for more than 60 minutes (Resources)"})
     written = read_json(sweep.run(RUN).attempt(1).outcome)
     assert written["outcome"] == written["failure_class"] == "CANCELLED"
-    assert written["message"] == "job 12_3 was taken out of the queue: it waited for more than 60 minutes (Resources)"
+    assert written["message"] == "job 12_3 was cancelled: it waited for more than 60 minutes (Resources)"
 
 
 @pytest.mark.parametrize("state", [ended, abandoned])
