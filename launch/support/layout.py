@@ -79,14 +79,14 @@ RULES: tuple[Rule, ...] = (
     ),
     NativeRule(
         "layout.stages", ("parallelism.pp", "parallelism.vpp", "model.num_layers"),
-        "each of the pp * vpp virtual stages needs a layer",
+        "each of the pp * vpp virtual stages needs at least one layer",
         lambda spec: spec.parallelism.pp * spec.parallelism.vpp > max(spec.model.num_layers, 1),
         fix="Lower pp or vpp, or choose a deeper model.",
         source=ARITHMETIC,
     ),
     Rule(
         "layout.interleaving", ("parallelism.schedule", "parallelism.pp", "parallelism.vpp"),
-        "schedule interleaved, vpp above 1 and pp above 1 need each other",
+        "schedule interleaved needs pp and vpp above 1, and vpp above 1 needs schedule interleaved",
         _interleaving_mismatch,
         fix="Set schedule to interleaved with pp and vpp above 1, or to 1f1b with vpp=1 (torch_native has gpipe too).",
         source=f"{MCORE}parallel_state.py:745",
@@ -100,7 +100,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "layout.interleaved_microbatches", ("num_microbatches", "parallelism.pp"),
-        "the interleaved schedule runs micro-batches in groups of pp",
+        "pp must divide the micro-batches of the interleaved schedule",
         _microbatches_indivisible,
         fix="Make global_batch_size / (micro_batch_size * dp) a multiple of pp.",
         source=f"{MCORE}pipeline_parallel/schedules.py:1007",

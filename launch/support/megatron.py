@@ -68,7 +68,7 @@ RULES: tuple[Rule, ...] = (
     MegatronRule(
         "megatron.rope_scaling",
         ("model.rope_scaling", "model.rope_original_max_position", "model.rope_low_freq_factor", "model.rope_high_freq_factor"),
-        "Megatron-Core has the scaling of Llama 3 as constants",
+        "Megatron-Core fixes these values to those of Llama 3",
         lambda spec: _has_other_llama3_scaling(spec.model),
         fix="Set rope_original_max_position=8192, rope_low_freq_factor=1 and rope_high_freq_factor=4, or engine to torch_native.",
         source=f"{MCORE}models/common/embeddings/rotary_pos_embedding.py",
@@ -129,7 +129,7 @@ RULES: tuple[Rule, ...] = (
     ),
     fixed("megatron", "training.compile", "none"),
     MegatronRule(
-        "megatron.attention_backend", ("training.attention_backend",), "the layers are Transformer Engine's",
+        "megatron.attention_backend", ("training.attention_backend",), "megatron's layers use Transformer Engine's attention",
         lambda spec: spec.training.attention_backend not in ("auto", "transformer_engine"),
         fix="Set training.attention_backend=auto.",
     ),

@@ -100,10 +100,10 @@ def fixed(engine: EngineName, field: str, value: object, fix: str = "") -> Rule:
 
 
 def padded_capacity(engine: EngineName) -> Rule:
-    """Return the rule that an engine pads experts to their capacity."""
+    """Return the rule that an engine supports a capacity factor only with padding to it."""
     factor, pad = "model.moe_expert_capacity_factor", "model.moe_pad_expert_input_to_capacity"
     return ONE_ENGINE[engine](
-        f"{engine}.moe_expert_capacity_factor", (factor, pad), f"engine {engine} pads experts to their capacity",
+        f"{engine}.moe_expert_capacity_factor", (factor, pad), f"engine {engine} supports a capacity factor only with padding",
         lambda spec: spec.model.moe_expert_capacity_factor is not None and not spec.model.moe_pad_expert_input_to_capacity,
         fix=f"Set {pad}=true, or {factor}=null (dropless).",
     )  # fmt: skip

@@ -129,7 +129,7 @@ RULES: tuple[Rule, ...] = (
         f"graphs with expandable segments need {REGISTER}=0, or replays read memory that has moved (a job sets it where it is "
         "unset)",
         _registered_segments,
-        fix=f"Set environment.{REGISTER} to \"0\", leave it out, or take expandable_segments:True out.",
+        fix=f"Set environment.{REGISTER} to \"0\", leave it out, or remove expandable_segments:True.",
         source=f"{MCORE}transformer/cuda_graphs.py:1682 (TE), :1413 (local, below sm_100)",
     ),
     NativeRule(

@@ -76,27 +76,27 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "scope.preprocess_without_router", ("cuda_graph.scope",), "moe_preprocess continues the graph of moe_router and needs it",
         lambda spec: "moe_preprocess" in spec.cuda_graph.scope and "moe_router" not in spec.cuda_graph.scope,
-        fix="Add moe_router to cuda_graph.scope, or take moe_preprocess out.",
+        fix="Add moe_router to cuda_graph.scope, or remove moe_preprocess.",
         source=f"{CONFIG}:1747 (local adds moe_router on its own, :1725: name what would run)",
     ),
     Rule(
         "scope.moe_on_dense", ("cuda_graph.scope", "model.num_moe_experts"),
         f"{', '.join(MOE_SCOPES)} need a mixture-of-experts model, and in megatron more than one expert",
         _moe_scope_without_experts,
-        fix="Use attn, mlp or [] on a dense model; take these scopes out where megatron has one expert.",
+        fix="Use attn, mlp or [] on a dense model; remove these scopes where megatron has one expert.",
         source=f"{CONFIG}:1751",
     ),
     Rule(
         "scope.mlp_without_dense_layers", ("cuda_graph.scope", "model.num_moe_experts", "model.moe_layer_freq"),
         "mlp needs at least one dense layer",
         lambda spec: "mlp" in spec.cuda_graph.scope and not spec.model.has_dense_layers,
-        fix="Take mlp out; for mixture-of-experts layers use moe_router with moe_preprocess, or moe.",
+        fix="Remove mlp; for mixture-of-experts layers use moe_router with moe_preprocess, or moe.",
         source=f"{CONFIG}:1756",
     ),
     Rule(
         "scope.mamba", ("cuda_graph.scope",), "mamba needs mamba layers, and no model here has any",
         lambda spec: "mamba" in spec.cuda_graph.scope,
-        fix="Take mamba out of cuda_graph.scope.",
+        fix="Remove mamba from cuda_graph.scope.",
         source=f"{MCORE}transformer/cuda_graphs.py:1645 (matches no layer: nothing would be captured)",
     ),
     MegatronRule(

@@ -1,4 +1,4 @@
-"""Each rule of legality rejects what it should and nothing beside it, and none fails on nonsense."""
+"""Each rule rejects what it should and nothing else, and none fails on nonsense."""
 
 from __future__ import annotations
 
@@ -457,7 +457,7 @@ def test_a_message_names_what_is_at_fault_and_nothing_else() -> None:
         assert ("model.moe_shared_expert_ffn_hidden_size=16" in reason.message) is named
 
 
-WAYS_OUT: Mapping[str, tuple[RunSpec, str, Mapping[str, Any]]] = {
+FIXES: Mapping[str, tuple[RunSpec, str, Mapping[str, Any]]] = {
     "scope.not_taken": (
         graphed("full_iteration", "attn", **M), "use transformer_engine", {"cuda_graph__impl": TE}
     ),
@@ -485,12 +485,12 @@ WAYS_OUT: Mapping[str, tuple[RunSpec, str, Mapping[str, Any]]] = {
         {"parallelism": Parallelism(dp=2)},
     ),
 }  # fmt: skip
-"""A cell, words of what is said of it, and what they ask for."""
+"""A cell, words of its fix, and the changes that they ask for."""
 
 
-@pytest.mark.parametrize("rule", WAYS_OUT)
-def test_a_way_out_leads_to_a_cell_that_its_engine_runs(rule: str) -> None:
-    value, said, changes = WAYS_OUT[rule]
+@pytest.mark.parametrize("rule", FIXES)
+def test_a_fix_leads_to_a_cell_that_its_engine_runs(rule: str) -> None:
+    value, said, changes = FIXES[rule]
     value = changed(value, placement__device="cuda")
     (reason,) = (*violations(value), *unsupported(value))
     assert reason.rule == rule and said in reason.remedy
@@ -498,7 +498,7 @@ def test_a_way_out_leads_to_a_cell_that_its_engine_runs(rule: str) -> None:
     assert (*violations(out), *unsupported(out)) == ()
 
 
-def test_no_way_out_leads_to_what_an_engine_refuses_in_any_case() -> None:
+def test_no_fix_leads_to_what_an_engine_always_refuses() -> None:
     """launch.support refuses local graphs of megatron, which alone has them; they are still among the words there are."""
     assert [rule.id for rule in RULES if re.search(r"\blocal\b", rule.fix)] == ["scope.impl_unknown"]
 
