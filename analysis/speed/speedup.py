@@ -202,7 +202,7 @@ def classify(pairs: Sequence[PairSpeed], family: Family | None = None) -> tuple[
         return own, ""
     low, high = interval_of(ratios_of(pairs)) or (math.nan, math.nan)
     return "INCONCLUSIVE", (
-        f"{own} by itself ({low:.3f} to {high:.3f}), but not sure enough for one of {family.looks} cells timed: more repeats "
+        f"{own} on its own ({low:.3f} to {high:.3f}), but not certain as one of {family.looks} timed cells: more repeats "
         "narrow the interval"
     )
 
@@ -219,13 +219,13 @@ def _word(pairs: Sequence[PairSpeed], family: Family | None = None) -> tuple[Spe
     if drifting and speed_verdict(drifting, steps)[0] != word:
         return "INCONCLUSIVE", (
             f"eager steps changed from repeat to repeat: by their trend the interval is {drifting[0]:.3f} to "
-            f"{drifting[1]:.3f}; more repeats, or fewer cells to a bundle, tell them apart"
+            f"{drifting[1]:.3f}; add repeats, or put fewer cells into a bundle"
         )
     moved = geometric_mean([pair.moved for pair in pairs])
     if speed_verdict((interval[0] * moved, interval[1] * moved), steps)[0] != word:
         return "INCONCLUSIVE", (
-            f"steps that were left out change the word: over all steps, outliers among them, the interval is "
-            f"{interval[0] * moved:.3f} to {interval[1] * moved:.3f}; more steps tell what they are"
+            f"the outliers that were left out change the verdict: over all steps the interval is "
+            f"{interval[0] * moved:.3f} to {interval[1] * moved:.3f}; measure more steps"
         )
     return word, ""
 
@@ -257,7 +257,7 @@ def speed_verdict(interval: Interval, steps: int) -> tuple[SpeedVerdict, str]:
     NEUTRAL where it lies within the band; else FASTER and SLOWER where it clears 1.
     """
     if interval is None:
-        return "INCONCLUSIVE", "one pair cannot tell a speed-up from the minute it ran in: give the sweep repeats"
+        return "INCONCLUSIVE", "one pair cannot separate a speed-up from drift over time: give the sweep repeats"
     if steps < MINIMUM_STEPS:
         return "INCONCLUSIVE", f"a pair has {steps} steady steps, of at least {MINIMUM_STEPS}: give it more steps"
     low, high = interval
@@ -269,5 +269,5 @@ def speed_verdict(interval: Interval, steps: int) -> tuple[SpeedVerdict, str]:
         return "SLOWER", ""
     return (
         "INCONCLUSIVE",
-        f"the interval, {low:.3f} to {high:.3f}, holds 1 and more than 1% around it: more repeats narrow it",
+        f"the interval, {low:.3f} to {high:.3f}, includes 1 and more than 1% around it: more repeats narrow it",
     )

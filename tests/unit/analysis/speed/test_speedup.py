@@ -387,7 +387,7 @@ def test_a_wider_interval_of_a_neutral_cell_makes_it_no_faster() -> None:
     interval = interval_of([1.0070, 1.0079, 1.0073, 1.0078], WIDE)
     assert interval and speed_verdict(interval, 100)[0] == "FASTER"
     assert classify(pairs)[0] == "NEUTRAL"
-    assert classify(pairs, WIDE)[1].startswith("NEUTRAL by itself (1.007 to 1.008), but not sure enough for one of 20")
+    assert classify(pairs, WIDE)[1].startswith("NEUTRAL on its own (1.007 to 1.008), but not certain as one of 20")
 
 
 def apart(run: AttemptRecord) -> None:
@@ -401,7 +401,7 @@ def apart(run: AttemptRecord) -> None:
 def test_what_one_pair_shows_is_said_and_not_claimed(tmp_path: Path) -> None:
     text = summarise(judge_sweep(write_sweep(tmp_path, repeats=1)).results).text
     assert (
-        "No speed-up confirmed yet. Best measured: 1.25x (1 pair), `torch_compile, lr 0.001` (one pair cannot tell a speed-up"
+        "No speed-up confirmed yet. Best measured: 1.25x (1 pair), `torch_compile, lr 0.001` (one pair cannot separate a speed-up"
         in text
     )
     assert "Largest" not in text
@@ -415,7 +415,9 @@ def test_words_of_a_sweep_are_said_of_all_cells_at_once(tmp_path: Path) -> None:
     assert first[0] is not None and first[1] is not None
     assert (first[0].verdict, first[1].verdict) == ("FASTER", "INCONCLUSIVE")
     assert first[1].low is not None and first[1].low < 1, "the printed interval is the one that the word follows from"
-    reason = "FASTER by itself (1.119 to 1.374), but not sure enough for one of 3 cells timed: more repeats narrow the interval"
+    reason = (
+        "FASTER on its own (1.119 to 1.374), but not certain as one of 3 timed cells: more repeats narrow the interval"
+    )
     assert first[1].reason == reason
     assert "Largest confirmed speed-up: 1.24x (1.09-1.41 over 2 pairs), `torch_compile, lr 0.001`." in said[0]
     assert f"No speed-up confirmed yet. Best measured: {first[1].summary}" in said[1]
