@@ -1,4 +1,4 @@
-"""What captures cost: how many graphs, and how long they took."""
+"""The cost of a capture: its graphs and its time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CaptureCost:
 
 
 def capture_cost(attempts: Sequence[Attempt]) -> CaptureCost | None:
-    """By what ranks said last: after the timed steps, else right after the capture. None where none said anything."""
+    """Return the cost by the last statistics of each rank; None where no rank gave any."""
     said = [stats for attempt in attempts for stats in {**attempt.captures, **attempt.proofs}.values()]
     if not said:
         return None

@@ -28,7 +28,7 @@ OfRanks = Sequence[Sequence[StepDigests]]
 
 @dataclass(frozen=True)
 class DigestDifference:
-    """The first place at which two runs gave other bits, in the order of a step.
+    """The first place at which two runs have other bits, in the order of a step.
 
     ``layers`` is one, but several of parameters, which no order is among. ``micro_batch`` is None of those: they are of a
     whole step. ``ranks`` are those on which it is so.
@@ -41,7 +41,7 @@ class DigestDifference:
     ranks: tuple[int, ...]
 
     def place(self, names: Sequence[str]) -> tuple[int, int, int, int]:
-        """Where it stands in the order of all steps. ``names`` are the model's layers."""
+        """Return its rank in the order of all steps. ``names`` are the model's layers."""
         number = names.index(self.layers[0])
         backward = self.what == "gradients"
         of_step = self.micro_batch is None
@@ -49,7 +49,7 @@ class DigestDifference:
 
 
 def first_difference(one: OfRanks, other: OfRanks, names: Sequence[str]) -> DigestDifference | None:
-    """Of two runs of one workload; None where they agree in all steps that both have."""
+    """Return the first difference of two runs of one workload; None where they agree in all steps that both have."""
     for step in range(min(map(len, (*one, *other)))):
         before, after = ([digests[step] for digests in side] for side in (one, other))
         for found in _differences(before, after, names):
@@ -62,7 +62,7 @@ OfStep = Sequence[StepDigests]
 
 
 def _differences(one: OfStep, other: OfStep, names: Sequence[str]) -> Iterator[DigestDifference]:
-    """In the order of the step."""
+    """Yield the differences of one step, in its order."""
     yield from _in_passes(one, other, "outputs", names)
     yield from _in_passes(one, other, "gradients", names[::-1])
     yield from _of_parameters(one, other, "parameter_gradients", names)
@@ -91,7 +91,7 @@ def _of_parameters(one: OfStep, other: OfStep, what: What, names: Sequence[str])
 
 @dataclass(frozen=True)
 class DivergenceLocation:
-    """Where graphed runs first part from eager ones, and eager ones from each other.
+    """The first places where graphed runs differ from eager ones, and eager ones from each other.
 
     ``eager`` is None where all eager repeats agree in all of ``steps``; ``graphed`` holds the same of each graphed repeat
     against the eager one beside it.
@@ -107,7 +107,7 @@ class DivergenceLocation:
 
     @property
     def first(self) -> DigestDifference | None:
-        """The first at which a graphed run parts from its eager twin."""
+        """The first place at which a graphed run differs from its eager baseline."""
         return self._earliest(self.graphed.values())
 
     @property
@@ -119,7 +119,7 @@ class DivergenceLocation:
 
     @property
     def hidden(self) -> bool:
-        """Whether eager runs part from each other before a graphed one does from its twin, or at the same place."""
+        """Whether eager runs differ from each other at this place or before it."""
         if self.eager is None:
             return False
         return self.first is None or self.eager.place(self.names) <= self.first.place(self.names)
@@ -129,7 +129,7 @@ class DivergenceLocation:
 
 
 def locate(eager: Mapping[int, OfRanks], graphed: Mapping[int, OfRanks], spec: RunSpec) -> DivergenceLocation:
-    """By repeat; every graphed one has its eager twin. ``spec`` is the graphed runs'.
+    """Locate the first differences by repeat; every graphed run has its eager baseline. ``spec`` is that of the graphed runs.
 
     Raises:
         RecordError: a rank has other layers in one of the runs than in another.
@@ -149,7 +149,7 @@ def locate(eager: Mapping[int, OfRanks], graphed: Mapping[int, OfRanks], spec: R
 
 
 def _check_ranks(eager: Mapping[int, OfRanks], graphed: Mapping[int, OfRanks]) -> None:
-    """A rank has the same layers in all steps of all runs: others have nothing to be held against."""
+    """Check that a rank has the same layers in all steps of all runs."""
     runs = {f"{side} repeat {n}": run for side, of in (("eager", eager), ("graphed", graphed)) for n, run in of.items()}
     (name, first), *_ = runs.items()
     for (other, run), what in product(runs.items(), ORDER):
@@ -164,7 +164,7 @@ def _check_ranks(eager: Mapping[int, OfRanks], graphed: Mapping[int, OfRanks]) -
 
 
 def load_digests(sweep: SweepPaths, run: Run, spec: RunSpec) -> OfRanks:
-    """Of the attempt to go by.
+    """Read the digests of the attempt of ``run`` that counts.
 
     Raises:
         RecordError: they are damaged, or some are missing: of a run whose results are intact, all steps are there.
@@ -195,7 +195,7 @@ def _check(run_id: str, found: OfRanks, spec: RunSpec) -> None:
 
 
 def _check_step(run_id: str, ranks: Sequence[StepDigests], spec: RunSpec) -> None:
-    """Every layer is on a rank, with a digest for each micro-batch: what nobody recorded would count as equal."""
+    """Check that each layer has a digest for each micro-batch: missing ones would count as equal."""
     names = layer_names(spec.model.num_layers)
     for what in ("outputs", "gradients"):
         rows = [row for digests in ranks for row in getattr(digests, what).items()]

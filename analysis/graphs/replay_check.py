@@ -1,4 +1,4 @@
-"""Did what was captured run? Evidence from every rank, so that "captured but never replayed" cannot pass as success.
+"""Check that captured graphs were replayed, on every rank: "captured but never replayed" must not pass.
 
 An engine counts its own replays; on CUDA the profiler, which knows nothing of engines, must have seen their launches.
 """
@@ -17,19 +17,19 @@ from launch.contract.spec import RunSpec
 
 OF_DENSE_LAYERS = {"mlp"}
 LAUNCHES_OF_A_REPLAY = 2
-"""At most: a graph of the forward pass and one of the backward pass."""
+"""The most graph launches of a replay: one for the forward pass and one for the backward pass."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """One run's proof of replay. ``stats`` is the rank's that says least for it; ``reason`` is empty where proven."""
+    """The proof of replay of one run. ``stats`` is that of the weakest rank; ``reason`` is empty where proven."""
 
     proven: bool
     reason: str
     stats: GraphStats
     ranks: int
     bare_ranks: int = 0
-    """Ranks that captured nothing and need not: no layer of theirs is in the scope."""
+    """Ranks without a layer of the scope, which captured nothing."""
     launches_seen: float | None = None
     """Graph launches per step that the probe saw on the rank of ``stats``, where proven; None on a CPU."""
 
@@ -48,7 +48,7 @@ class Replay:
 
 
 def check_replay(attempt: Attempt, spec: RunSpec) -> Replay:
-    """The proof that ``attempt`` ran from its graphs: every rank must give it, for the implementation asked for."""
+    """Check on every rank that ``attempt`` replayed graphs of the implementation in ``spec``."""
     ranks, bare = spec.parallelism.world_size, _bare_ranks(attempt, spec)
     steps = int((attempt.steps.step > _capture_step(attempt)).sum())
     for rank in range(ranks):
@@ -72,7 +72,7 @@ def _capture_step(attempt: Attempt) -> int:
 
 
 def _doubt(stats: GraphStats, spec: RunSpec, steps: int) -> str:
-    """What speaks against ``stats``, given ``steps`` after the capture: each takes one replay or more."""
+    """Return why ``stats`` do not prove replay in the ``steps`` after the capture, each of at least one replay."""
     if stats.impl != spec.cuda_graph.impl:
         return f"the engine captured with {stats.impl}, not with {spec.cuda_graph.impl}"
     if stats.graphs == 0:
@@ -90,7 +90,7 @@ def _doubt(stats: GraphStats, spec: RunSpec, steps: int) -> str:
 
 
 def _unseen(stats: GraphStats, probe: Probe | None) -> str:
-    """What of ``stats`` the profiler did not see."""
+    """Return why the profiler's probe does not confirm ``stats``."""
     if probe is None:
         return "ended without a probe"
     seen, expected = probe.graph_launches, stats.launches_per_step
@@ -106,8 +106,10 @@ def _unseen(stats: GraphStats, probe: Probe | None) -> str:
 
 
 def _bare_ranks(attempt: Attempt, spec: RunSpec) -> Collection[int]:
-    """Ranks that captured nothing and need not: all ranks of a pipeline stage, where the layers that the scope names
-    may lie in other stages. A rank that says so alone, or of a scope that no stage can be without, is not among them."""
+    """Return the ranks of pipeline stages that captured nothing, where the layers of the scope may lie in other stages.
+
+    All ranks of the stage must agree, and the scope must be one that a stage can lack.
+    """
     if not _stages_may_be_bare(spec):
         return ()
     layout = spec.parallelism
@@ -121,15 +123,18 @@ def _bare_ranks(attempt: Attempt, spec: RunSpec) -> Collection[int]:
 
 
 def _captured_nothing(stats: GraphStats | None, spec: RunSpec) -> bool:
-    """Whether the rank reports no graphs, and nothing else that would contradict it."""
+    """Return whether the rank reports no graphs, and nothing that contradicts this."""
     return stats is not None and stats == GraphStats(
         spec.cuda_graph.impl, stats.effective_scope, stats.mechanism, capture_seconds=stats.capture_seconds
     )
 
 
 def _stages_may_be_bare(spec: RunSpec) -> bool:
-    """Whether a pipeline stage can be without a layer that the scope names. Every ``moe_layer_freq``-th layer has
-    experts and the others are dense, so that a stage which is long enough has both; attention is in every layer."""
+    """Return whether a pipeline stage can lack the layers of the scope.
+
+    Every ``moe_layer_freq``-th layer has experts and the others are dense: a long enough stage has both. Attention is in
+    every layer.
+    """
     scope, model, layout = set(spec.cuda_graph.scope), spec.model, spec.parallelism
     if not scope or not model.is_moe or not model.has_dense_layers:
         return False
@@ -138,5 +143,5 @@ def _stages_may_be_bare(spec: RunSpec) -> bool:
 
 
 def worst(replays: Sequence[Replay]) -> Replay:
-    """The first that is not proven, else the first."""
+    """Return the first replay that is not proven, else the first."""
     return min(replays, key=lambda replay: replay.proven)

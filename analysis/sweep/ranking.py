@@ -30,8 +30,8 @@ from launch.contract.spec import Device, RunSpec
 from launch.contract.spec_ids import LAYOUT_ONLY
 
 ALLOCATION_ALLOWANCE = 0.05
-"""By how much a step may differ from one allocation to another, relative. A workload has one allocation as a rule, so that
-a sweep cannot estimate it: other hosts, clocks, temperatures and neighbours on the network are in it."""
+"""The relative difference of step times that another allocation may cause: other hosts, clocks, temperatures and network
+neighbours. A workload usually has one allocation, so that a sweep cannot estimate it."""
 
 Point = tuple[float, float, int]
 """Step time in milliseconds, peak memory in bytes (infinite where unknown), and ranks."""
@@ -39,7 +39,7 @@ Point = tuple[float, float, int]
 
 @dataclass(frozen=True)
 class Ranked:
-    """A cell that may be taken. ``sets_apart`` is where it differs from others of its task: "pp=2"."""
+    """A cell that users may choose. ``sets_apart`` lists its differences from others of its task: "pp=2"."""
 
     label: str
     sets_apart: tuple[str, ...]
@@ -50,7 +50,7 @@ class Ranked:
     tflops: float
     """Of the model, a rank (analysis/speed/flops.py)."""
     peak: int | None
-    """Bytes, of the rank that needs most."""
+    """Bytes, of the rank with the highest peak."""
     on_front: bool
     told_apart: bool
     """Whether the first cell is faster for certain: cells of one workload by their pairs; others where all of its runs are
@@ -63,7 +63,7 @@ class Ranking:
 
     task_id: str
     name: str
-    """What is trained: model, batch, precision."""
+    """Model, batch and precision."""
     device: Device
     cells: tuple[Ranked, ...]
     left_out: tuple[tuple[str, str], ...]
@@ -76,13 +76,13 @@ class Ranking:
 
     @property
     def most_of_a_rank(self) -> Ranked:
-        """The cell with the most tokens a second and rank."""
+        """The cell with the most tokens per second and rank."""
         return max(self.cells, key=lambda cell: cell.tokens_per_second_per_rank)
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A cell that may be taken, with what its result would have to be asked for again and again."""
+    """A cell that users may choose, with its step time and spec."""
 
     result: CellResult
     step: StepTime
@@ -95,13 +95,13 @@ class _Candidate:
 
 
 def rank(results: Sequence[CellResult]) -> tuple[Ranking, ...]:
-    """A ranking of each task, in the plan's order, of which two cells or more may be taken."""
+    """Rank each task that has two or more eligible cells, in the plan's order."""
     found = (_ranking(task_id, device, cells) for (task_id, device), cells in _tasks(results).items())
     return tuple(ranking for ranking in found if ranking)
 
 
 def diverging_cells(results: Sequence[CellResult]) -> tuple[tuple[CellResult, str], ...]:
-    """Cells that nothing else keeps from being ranked, and that train something else than the first of their task."""
+    """Return otherwise eligible cells whose loss trajectory differs from that of the first cell of their task, with the reason."""
     found = (
         (result, _other_course(result, cells))
         for cells in _tasks(results).values()
@@ -150,7 +150,7 @@ def _ranking(task_id: str, device: Device, results: Sequence[CellResult]) -> Ran
 
 
 def _left_out(result: CellResult) -> str:
-    """Why nobody should take the cell; empty where one may."""
+    """Return why the cell is not ranked; empty where it is."""
     if result.integrity.unsound_records:
         return "records unsound"
     if result.unfinished or any(run.attempt and not run.attempt.outcome.results_intact for run in result.runs):
@@ -166,7 +166,7 @@ def _left_out(result: CellResult) -> str:
 
 
 def _other_course(result: CellResult, task: Sequence[CellResult]) -> str:
-    """Why the cell trains something else than the first of its ``task`` that may be taken; empty where it does not."""
+    """Describe how the loss of the cell differs from that of the first eligible cell of its ``task``; empty where it does not."""
     first = next((other for other in task if other.loss.trajectory and not _left_out(other)), result)
     if not (result.loss.trajectory and first.loss.trajectory):
         return ""
@@ -238,7 +238,7 @@ def _beside(fast: CellResult, slow: CellResult) -> list[PairSpeed]:
 
 
 def _told(spec: RunSpec) -> dict[str, str]:
-    """What may set a cell apart from others of its task."""
+    """Return the settings in which cells of one task may differ."""
     training = {name: getattr(spec.training, name) for name in LAYOUT_ONLY}
     values = {"engine": spec.engine, **vars(spec.parallelism), **training, **spec.environment}
     told = {"graphs": spec.cuda_graph.label, **{name: str(value) for name, value in values.items()}}
@@ -246,7 +246,7 @@ def _told(spec: RunSpec) -> dict[str, str]:
 
 
 def _front(points: Sequence[Point]) -> set[Point]:
-    """The points that no other is at least as good as in everything and better in something."""
+    """Return the Pareto front: points that no other point dominates."""
     front: list[Point] = []
     for point in sorted(set(points)):  # what comes later is no faster, and dominates none before it
         if not any(peak <= point[1] and ranks <= point[2] for _, peak, ranks in front):
