@@ -24,23 +24,20 @@ from orchestrator.bisect.side_sweep import plan_side_sweep, raise_if_rejected
 from orchestrator.errors import input_error
 from orchestrator.rules import violations
 from orchestrator.sweeps.report_process import write_report
+from orchestrator.sweeps.run_ids import find_by_run_id
 from orchestrator.sweeps.store import report_disk_errors
 from orchestrator.targets.slurm_cluster import Target
 
 
 def cell_named(plan: Plan, wanted: str) -> Cell:
-    """The cell of the run that ``wanted`` names by its id, or by the beginning of it; its repeats fail or pass together.
+    """Return the cell whose runs have this id, or this prefix of it.
 
     Raises:
-        InputError: it begins the runs of no cell, or of several.
+        InputError: no cell matches, or several do.
     """
-    runs = plan.cell_of_run()
-    found = {cell.cell_id: cell for run_id, cell in runs.items() if run_id.startswith(wanted)}
-    if len(found) == 1:
-        return next(iter(found.values()))
-    if found:
-        raise input_error("", f"{wanted!r} may be runs of {len(found)} cells", f"write more of it: {', '.join(found)}")
-    raise input_error("", f"no run of {plan.name!r} begins with {wanted!r}", f"python -m orchestrator status {plan.name} lists them")  # fmt: skip
+    cells = plan.cell_of_run()
+    cell_id = find_by_run_id(((run_id, cell.cell_id) for run_id, cell in cells.items()), wanted, repr(plan.name))
+    return next(cell for cell in plan.cells if cell.cell_id == cell_id)
 
 
 def search_of(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target) -> ScopeSearch:

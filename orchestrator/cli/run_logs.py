@@ -14,6 +14,7 @@ from launch.contract.plan import Plan
 from launch.failures.diagnose import RankExit, diagnose
 from launch.failures.evidence import read_evidence
 from orchestrator.errors import InputError, input_error
+from orchestrator.sweeps.run_ids import find_by_run_id
 from orchestrator.sweeps.store import Store, bundles, read_order
 from orchestrator.sweeps.submissions import read_submissions
 
@@ -26,14 +27,9 @@ def find_run(store: Store, name: str) -> RunPaths:
     """
     sweep, _, prefix = name.rpartition("/")
     folders = [store.sweep(name).root / "runs" for name in ([sweep] if sweep else store.names())]
-    found = sorted(path for folder in folders for path in folder.glob("*") if path.name.startswith(prefix))
-    found = [path for path in found if path.name == prefix] or found
-    if not found:
-        raise input_error("", f"no run {name!r} in {store.root}", "python -m orchestrator status SWEEP lists runs")
-    if len(found) > 1:
-        candidates = ", ".join(f"{path.parent.parent.name}/{path.name}" for path in found[:8])
-        raise input_error("", f"{name!r} matches {len(found)} runs", f"write more of it: {candidates}")
-    return RunPaths(found[0])
+    paths = {f"{folder.parent.name}/{path.name}": path for folder in folders for path in sorted(folder.glob("*"))}
+    found = find_by_run_id(((path.name, name) for name, path in paths.items()), prefix, sweep or str(store.root))
+    return RunPaths(paths[found])
 
 
 def find_attempt(run: RunPaths, number: int | None) -> AttemptPaths | None:

@@ -20,6 +20,7 @@ from orchestrator.errors import InputError, Problem, SystemFault
 from orchestrator.slurm.command import poll_interval
 from orchestrator.submit.slurm_queue import poll_jobs
 from orchestrator.sweeps.close_attempts import close_dead_attempts
+from orchestrator.sweeps.run_ids import find_by_run_id
 from orchestrator.sweeps.run_state import live_runs, read_states
 from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
 from orchestrator.sweeps.store import order_lock, report_disk_errors
@@ -40,18 +41,17 @@ def choose(plan: Plan, wanted: Sequence[str]) -> frozenset[str] | None:
     Raises:
         InputError: a prefix matches no run, or several.
     """
-    run_ids = plan.cell_of_run().keys()
-    found = {word: [word] if word in run_ids else [r for r in run_ids if r.startswith(word)] for word in wanted}
-    problems = [
-        Problem("", f"{word!r} may be {len(runs)} runs", f"write more of it: {', '.join(runs[:8])}")
-        if runs
-        else Problem("", f"no run of {plan.name!r} begins with {word!r}", "status lists them")
-        for word, runs in found.items()
-        if len(runs) != 1
-    ]
+    runs = [(run_id, run_id) for run_id in plan.cell_of_run()]
+    chosen: set[str] = set()
+    problems: list[Problem] = []
+    for prefix in wanted:
+        try:
+            chosen.add(find_by_run_id(runs, prefix, repr(plan.name)))
+        except InputError as error:
+            problems += error.problems
     if problems:
         raise InputError(problems)
-    return frozenset(runs[0] for runs in found.values()) or None
+    return frozenset(chosen) or None
 
 
 def cancel(sweep: SweepPaths, plan: Plan, chosen: frozenset[str] | None) -> list[str]:

@@ -110,9 +110,9 @@ def test_a_store_answers(finished: Finished) -> None:
     ("arguments", "said"),
     [
         (["status", "pair"], "did you mean 'pairs'?"),
-        (["logs", "eager"], "matches 2 runs"),
-        (["logs", "no-such-run"], "no run 'no-such-run'"),
-        (["logs", "torch_compile", "--attempt", "2"], "matches 2 runs"),
+        (["logs", "eager"], "matches several runs"),
+        (["logs", "no-such-run"], "begins with 'no-such-run'"),
+        (["logs", "torch_compile", "--attempt", "2"], "matches several runs"),
     ],
 )
 def test_a_wrong_name_is_answered_with_the_right_one(finished: Finished, arguments: list[str], said: str) -> None:

@@ -190,7 +190,7 @@ WRONG = {
     "report nowhere": "no sweep 'nowhere'",
     "cancel nowhere": "no sweep 'nowhere'",
     "resume nowhere": "no sweep 'nowhere'",
-    "logs nowhere": "no run 'nowhere'",
+    "logs nowhere": "begins with 'nowhere'",
     "compare nowhere {tiny}": "no sweep 'nowhere'",
     "compare {tiny} {tiny}": "tiny_moe.yaml: not JSON",
     "bisect nowhere torch": "no sweep 'nowhere'",

@@ -1,0 +1,31 @@
+"""Find a run by its id, or by a prefix of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from orchestrator.errors import input_error
+
+MOST_NAMED = 8
+"""How many matches an error lists."""
+
+
+def find_by_run_id(targets: Iterable[tuple[str, str]], prefix: str, where: str) -> str:
+    """Return the target of the run whose id is ``prefix``, or the only target of the runs whose ids begin with it.
+
+    Args:
+        targets: run ids, each with what it stands for: the run itself, or its cell.
+        where: the sweep or the store that holds the runs, for the error.
+
+    Raises:
+        InputError: no target matches, or several do.
+    """
+    found = [(run_id, target) for run_id, target in targets if run_id.startswith(prefix)]
+    exact = [target for run_id, target in found if run_id == prefix]
+    matches = list(dict.fromkeys(exact or [target for _, target in found]))
+    if not matches:
+        raise input_error("", f"no run of {where} begins with {prefix!r}", "python -m orchestrator status SWEEP lists the runs")  # fmt: skip
+    if len(matches) > 1:
+        candidates = ", ".join(matches[:MOST_NAMED])
+        raise input_error("", f"{prefix!r} matches several runs", f"write more of it: {candidates}")
+    return matches[0]
