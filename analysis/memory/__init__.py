@@ -1,1 +1,1 @@
-"""Memory of a rank: measured peaks, and what weights and optimizer take."""
+"""Memory of a rank: measured peaks, and the size of weights, gradients and optimizer state."""

@@ -1,10 +1,10 @@
-"""Memory by phase, what capture added, and what is left.
+"""Memory by phase, memory added by the capture, and headroom.
 
-On a GPU the figure is what nobody else can use: the allocator's reservation and what lies outside it (graph
-executables, communicators, the context). Peaks of allocated bytes alone mislead under replay, which allocates nothing.
-On a CPU it is the process's resident memory. All figures are bytes; a cell's are the maximum over ranks and repeats.
-Headroom is what the smallest GPU has beyond the peak of training, of a cell whose runs all ended with their results: the
-peak of a phase that ran out of memory is on no record.
+On a GPU the figure is the memory that nobody else can use: the allocator's reservation and the memory outside it (graph
+executables, communicators, the context). Peaks of allocated bytes mislead, because replay allocates nothing. On a CPU it is the
+process's resident memory. All figures are bytes; a cell's are the maximum over ranks and repeats. Headroom is the memory of the
+smallest GPU beyond the peak of training. It needs runs with complete results, because no record holds the peak of a phase that
+ran out of memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KIND_WORDS: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class PhasePeak:
-    """The peak of one phase; what it is made of is None on a CPU."""
+    """The peak of one phase. Its parts are None on a CPU."""
 
     phase: Phase
     peak: int
@@ -38,21 +38,23 @@ class PhasePeak:
 
 @dataclass(frozen=True)
 class CellMemory:
-    """A cell's memory. ``added`` is graphed minus eager at the end of measure, the largest over ranks and pairs;
-    ``headroom`` is None on a CPU, where a run did not end well, and in records that do not have the GPU's memory."""
+    """A cell's memory.
+
+    ``added`` is graphed minus eager at the end of measure, the maximum over ranks and pairs. ``headroom`` is None on a CPU, if a
+    run did not end well, or if the GPU's memory is not recorded.
+    """
 
     kind: Kind
     phases: tuple[PhasePeak, ...]
     added: int | None
     device_total: int | None = None
-    """Of the smallest GPU."""
+    """The memory of the smallest GPU."""
     whole: bool = False
-    """Whether all runs ended with their results."""
+    """Whether all runs ended with complete results."""
 
     @property
     def peak(self) -> int:
-        """The largest of phases; on a GPU of those up to the last timed step, since the profiler of the probe holds
-        device memory of its own from then on."""
+        """The largest peak. On a GPU it excludes the probe and later, whose profiler holds device memory."""
         training = [p.peak for p in self.phases if self.kind == "host" or p.phase not in ("probe", "teardown")]
         return max(training or [phase.peak for phase in self.phases])
 
@@ -62,7 +64,7 @@ class CellMemory:
 
     @property
     def before_capture(self) -> int | None:
-        """The largest peak up to the end of the warm-up."""
+        """The largest peak before the capture."""
         before = [p.peak for p in self.phases if p.phase in ("init", "build", "warmup")]
         return max(before, default=None)
 
@@ -73,7 +75,7 @@ class CellMemory:
 def cell_memory(
     attempts: Sequence[Attempt], pairs: Sequence[tuple[Attempt, Attempt]], device: Device
 ) -> CellMemory | None:
-    """Memory of a cell's ``attempts``; ``pairs`` are (eager, graphed). None where no rank recorded any."""
+    """Return the memory of a cell's ``attempts`` and (eager, graphed) ``pairs``, or None without records."""
     kind: Kind = "device" if device == "cuda" else "host"
     samples: dict[Phase, list[Memory]] = {}
     for attempt in attempts:
@@ -88,7 +90,7 @@ def cell_memory(
 
 
 def _device_total(attempts: Sequence[Attempt]) -> int | None:
-    """Of the smallest GPU that any of ``attempts`` saw; None where one did not record it."""
+    """Return the memory of the smallest GPU of ``attempts``, or None if one did not record it."""
     found = [_totals(attempt.environment.get("hardware")) for attempt in attempts]
     return min((total for totals in found for total in totals), default=None) if all(found) else None
 

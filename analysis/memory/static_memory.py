@@ -1,10 +1,10 @@
-"""What training takes of a rank's memory whatever is captured: weights, gradients and the optimizer's state.
+"""The memory of a rank's weights, gradients and optimizer state, which does not depend on what is captured.
 
-A forecast of what has to fit at least, exact but for buckets' padding and for what a framework adds: activations,
-workspaces, communicators, the context, casts to 8 bits and graph pools come on top, and are measured. Both engines hold
-the same: weights in the precision of training, main gradients, and for AdamW two moments and, beside bfloat16 weights,
-master weights in float32 (Megatron-Core 0.16.1, optimizer/optimizer.py, Float16OptimizerWithFloat16Params; with the
-distributed optimizer a rank has moments and masters of its share alone, optimizer/distrib_optimizer.py).
+This is a lower bound of what must fit, exact except for the padding of buckets. Activations, workspaces, communicators, the
+context, 8-bit casts and graph pools add to it, and are measured. Both engines hold the same: weights in training precision, main
+gradients, AdamW's two moments and, with bf16 weights, fp32 master weights (Megatron-Core 0.16.1, optimizer/optimizer.py,
+Float16OptimizerWithFloat16Params). With the distributed optimizer a rank has only its share of moments and master weights
+(optimizer/distrib_optimizer.py).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from launch.contract.parallel_dims import ParallelDims, layers_of
 from launch.contract.spec import Model, Parallelism, RunSpec
 
 MOMENTS = 2 * 4
-"""Bytes an element: AdamW's, in float32."""
+"""Bytes per element of AdamW's fp32 moments."""
 MASTER = 4
 BYTES = {"fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Elements that a rank holds; those of experts apart, of which other ranks have the copies."""
+    """Numbers of elements on a rank. Expert parameters are separate, because other ranks hold their replicas."""
 
     dense: int = 0
     experts: int = 0
@@ -33,17 +33,17 @@ class Parameters:
 
 
 def state_bytes(spec: RunSpec) -> int:
-    """Of the rank that holds most of the model."""
+    """Return the bytes of the rank with the largest part of the model."""
     return max(bytes_of_stages(spec))
 
 
 def bytes_of_stages(spec: RunSpec) -> list[int]:
-    """Of a rank of each pipeline stage."""
+    """Return the bytes of a rank, by pipeline stage."""
     return [_bytes(spec, held) for held in stages(spec.model, spec.parallelism)]
 
 
 def stages(model: Model, layout: Parallelism) -> list[Parameters]:
-    """What a rank of each pipeline stage holds."""
+    """Return the parameters of a rank, by pipeline stage."""
     virtual = layers_of(model.num_layers, layout.pp, layout.vpp)
     held = [
         sum((_layer(model, layout, number) for part in virtual[stage :: layout.pp] for number in part), Parameters())
@@ -70,7 +70,7 @@ def _bytes(spec: RunSpec, held: Parameters) -> int:
 
 
 def _layer(model: Model, layout: Parallelism, number: int) -> Parameters:
-    """Both norms, attention and the feed-forward."""
+    """Return the parameters of a layer: both norms, attention and the feed-forward."""
     attention = Parameters(2 * model.hidden_size + _attention(model, layout.tp))
     if not model.has_experts(number):
         return attention + Parameters(_gated(model, model.ffn_hidden_size, layout.tp))
@@ -83,7 +83,7 @@ def _layer(model: Model, layout: Parallelism, number: int) -> Parameters:
 
 
 def _attention(model: Model, tp: int) -> int:
-    """Norms of queries and keys, and the bias of the output, are held whole by all tensor-parallel ranks."""
+    """Return the elements of attention. Every tensor-parallel rank holds all of the query and key norms and the output bias."""
     queries = model.num_attention_heads * model.kv_channels
     columns = queries + 2 * model.num_query_groups * model.kv_channels
     split = model.hidden_size * (columns + queries)
@@ -94,6 +94,6 @@ def _attention(model: Model, tp: int) -> int:
 
 
 def _gated(model: Model, width: int, ranks: int) -> int:
-    """The bias of the last matrix is held whole."""
+    """Return the elements of a gated feed-forward. Every rank holds all of the last bias."""
     split = GATED_MATRICES * model.hidden_size * width + (2 * width if model.add_bias_linear else 0)
     return split // ranks + (model.hidden_size if model.add_bias_linear else 0)

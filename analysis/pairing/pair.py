@@ -75,7 +75,7 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
             graphed.repeat, eager, graphed, _without_records(eager, graphed), replay=replay, flaky_attempts=flaky
         )
     assert graphed.attempt is not None  # it has a replay check
-    eager = eager.beside(graphed.attempt)
+    eager = eager.in_allocation_of(graphed.attempt)
     assert eager.attempt is not None  # as before: beside() may choose another attempt, and never none
     before, after = eager.attempt, graphed.attempt
     exact = _judge_pair(before, after, replay, baseline, spec, margins)

@@ -1,1 +1,1 @@
-"""Records of a sweep, loaded into dataclasses."""
+"""Load the records of a sweep into dataclasses."""

@@ -1,6 +1,6 @@
-"""What the ranks of an attempt wrote of themselves: phases with memory and clocks, choices, captures, proof, probes, notes.
+"""Read what the ranks of an attempt recorded: phases with memory and clocks, choices, captures, proof, probes, notes.
 
-What is damaged becomes a sentence in ``problems`` and is left out.
+A damaged record becomes a sentence in ``problems`` and is dropped.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from launch.contract.records.memory import Memory
 
 Found = TypeVar("Found")
 Events = Mapping[int, list[dict[str, Any]]]
-"""By rank."""
+"""Events by rank."""
 
 DAMAGE = (RecordError, OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError)
-"""What reading a damaged record raises: not JSON, unreadable, or JSON of another shape."""
+"""Errors of a damaged record: not JSON, unreadable, or JSON of another shape."""
 MOST_BYTES = 1 << 60
-"""An exbibyte: no host and no GPU holds more."""
+"""An exbibyte. No host or GPU has more."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class PhaseMemory:
 
 
 def describe_error(error: Exception) -> str:
-    """The error in words that hold no path of this machine."""
+    """Describe an error without paths of this machine."""
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     return f"{error} is missing" if isinstance(error, KeyError) else str(error)
@@ -71,7 +71,7 @@ def memory_of(events: Events, problems: list[str]) -> Iterable[PhaseMemory]:
 
 def _phase(name: Any) -> Phase:
     if name not in PHASES:
-        raise ValueError(f"{name!r} is no phase")
+        raise ValueError(f"{name!r} is not a phase")
     return cast(Phase, name)
 
 
@@ -84,7 +84,7 @@ def _checked(memory: Memory) -> Memory:
 
 
 def measured_clocks(events: Events, problems: list[str]) -> dict[int, Clocks]:
-    """Of phase "measure", of each rank whose driver said anything of them."""
+    """Return the clocks of phase "measure", for each rank whose driver reports any."""
     found = {}
     for rank, lines in events.items():
         try:
@@ -97,8 +97,7 @@ def measured_clocks(events: Events, problems: list[str]) -> dict[int, Clocks]:
 
 
 def choices_of(events: Events) -> dict[str, Any]:
-    """What the engine chose where the spec left it open, as all ranks recorded it: part of what a run ran with. Where
-    ranks chose otherwise, all that they chose."""
+    """Return the engine's choices for what the spec leaves open. If ranks differ, the value lists all choices."""
     found: dict[str, set[str]] = {}
     for lines in events.values():
         for event in lines:
@@ -109,14 +108,14 @@ def choices_of(events: Events) -> dict[str, Any]:
 
 
 def notes_of(events: Events) -> tuple[str, ...]:
-    """What ranks remarked, rank by rank."""
+    """Return the notes of all ranks, rank by rank."""
     return tuple(str(event.get("message", "")) for rank in events for event in events[rank] if is_of(event, "note"))
 
 
 def last_of_kind(
     events: Events, kind: str, read: Callable[[Mapping[str, Any]], Found], problems: list[str]
 ) -> dict[int, Found]:
-    """The last event of ``kind`` of each rank that has one, as ``read`` makes it out."""
+    """Return each rank's last event of ``kind``, read by ``read``."""
     found = {}
     for rank, lines in events.items():
         try:

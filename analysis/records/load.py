@@ -1,7 +1,7 @@
-"""From the records of a sweep to frozen dataclasses: what was planned, and what each run left behind.
+"""Load the plan and the runs of a sweep.
 
-Nothing is judged here and nothing is filled in. A record that is damaged or missing becomes a sentence in
-``Attempt.problems``, so that what reads it can refuse the run by name.
+Nothing is judged or filled in here. A damaged or missing record becomes a sentence in ``Attempt.problems``, so that readers can
+refuse the run by name.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from launch.contract.records.probe import Probe, probe_from_json
 from launch.contract.spec import RunSpec, read_spec
 
 LONGEST_CAPTURE = 1e9
-"""Seconds. No capture takes thirty years."""
+"""Seconds: more than thirty years, longer than any capture."""
 
 
 @dataclass(frozen=True)
 class Records:
-    """A whole sweep. ``runs`` are by cell id, in the order of repeats."""
+    """The records of a sweep. ``runs`` maps a cell id to its runs, in the order of repeats."""
 
     plan: Plan
     runs: Mapping[str, tuple[Run, ...]]
 
 
 def load(sweep: SweepPaths) -> Records:
-    """All that the analysis reads of ``sweep``.
+    """Load everything that the analysis reads of ``sweep``.
 
     Raises:
         FileNotFoundError: the folder holds no plan.
@@ -57,7 +57,7 @@ def load(sweep: SweepPaths) -> Records:
 
 
 def load_planned(sweep: SweepPaths, plan: Plan) -> Records:
-    """What the cells of ``plan`` left behind in ``sweep``."""
+    """Load the records of the cells of ``plan``."""
     return Records(plan, {cell.cell_id: _load_cell(sweep, cell) for cell in plan.cells if cell.state == "run"})
 
 
@@ -67,10 +67,10 @@ def _load_cell(sweep: SweepPaths, cell: Cell) -> tuple[Run, ...]:
 
 
 def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:
-    """The run, by its latest attempt that has ended, else by none, nor where an outcome after it cannot be read.
+    """Load a run with the attempt that counts: the latest one that ended.
 
-    What ended for the scheduler's or the user's reasons says nothing, where an attempt before it ended of itself. A NaN
-    or a crash does say something, whatever came before it.
+    An attempt that the scheduler or the user ended gives way to an earlier one that ended on its own. A NaN or a crash always
+    counts. No attempt counts if a later outcome cannot be read.
     """
     attempts = paths.attempts()
     ended: list[tuple[AttemptPaths, Outcome]] = []
@@ -98,11 +98,11 @@ def _unreadable(run_id: str, attempt: AttemptPaths, error: Exception) -> str:
     name = attempt.outcome.name
     why = describe_error(error).removeprefix(f"{name}: ")
     file = f"runs/{run_id}/attempts/{attempt.number}/{name}"
-    return f"{file} cannot be read: {why}; way out: {DAMAGED_OUTCOME_REMEDY}"
+    return f"{file} cannot be read: {why}; fix: {DAMAGED_OUTCOME_REMEDY}"
 
 
 def _may_have_run(paths: AttemptPaths, digests: tuple[tuple[str, str], ...]) -> bool:
-    """Whether the attempt ran what ``digests`` name, as far as its records say."""
+    """Return whether the attempt ran the code, libraries and data of ``digests``, as far as its records show."""
     try:
         return digests_of(dict(read_json(paths.environment))) in (digests, ())
     except DAMAGE:
@@ -124,7 +124,7 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         problems.append(f"environment.json cannot be read: {describe_error(error)}")
     events = read_events(paths, ranks, problems)
     if outcome.results_intact and any(is_of(event, "exception") for lines in events.values() for event in lines):
-        problems.append(f"a rank recorded an exception, though the outcome is {outcome.outcome}")
+        problems.append(f"a rank recorded an exception, but the outcome is {outcome.outcome}")
     recorded = Recorded(
         steps=steps,
         memory=tuple(memory_of(events, problems)),
@@ -140,7 +140,7 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
 
 @lru_cache(maxsize=4096)
 def _shared(environment: str) -> Mapping[str, Any]:
-    """One object for the many runs that ran on and with the same."""
+    """Return one object for the many runs with the same environment."""
     content: dict[str, Any] = json.loads(environment)
     return content
 
@@ -156,13 +156,12 @@ def _check_spec(run: RunPaths, run_id: str, problems: list[str]) -> None:
 
 
 def _graph_stats(event: Mapping[str, Any]) -> GraphStats:
-    # Records from before there were captures on CUDA do not know of launches, and a CPU has none.
-    stats = graph_stats_from_json({"launches_per_step": 0, **event["graphs"]})
+    stats = graph_stats_from_json(event["graphs"])
     seconds = number(stats.capture_seconds)
     if not 0 <= seconds <= LONGEST_CAPTURE:
         raise ValueError(f"capture_seconds is {seconds!r}, not a number of seconds")
     if not all(isinstance(text, str) for text in (stats.impl, stats.mechanism, *stats.effective_scope)):
-        raise TypeError("the implementation, its mechanism or its scope is no text")
+        raise TypeError("the implementation, its mechanism or its scope is not text")
     return replace(stats, capture_seconds=seconds)
 
 

@@ -1,4 +1,4 @@
-"""What runs ran on and with: where two environments differ, and what all runs of a sweep have in common."""
+"""Compare the environments of runs: differences of a pair, and what all runs of a sweep share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MACHINE = ("hardware.gpus", "hardware.cpu", "hardware.driver", "versions.", "digests.code", "settings.")
-"""Keys whose values make step times of two runs another machine's."""
+"""Keys whose values affect step times."""
 
 
 def differences(eager: Mapping[str, Any], graphed: Mapping[str, Any]) -> tuple[str, ...]:
-    """Where two environments differ, each as "key: value (eager), value (graphed)"."""
+    """Return the differences of two environments as "key: value (eager), value (graphed)"."""
     before, after = flat(eager), flat(graphed)
     keys = sorted(before.keys() | after.keys())
     return tuple(
@@ -22,7 +22,7 @@ def differences(eager: Mapping[str, Any], graphed: Mapping[str, Any]) -> tuple[s
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested mappings as one, with dotted keys; lists are joined by commas."""
+    """Flatten nested mappings to dotted keys. Join lists with commas."""
     values: dict[str, str] = {}
     for key, value in content.items():
         if isinstance(value, Mapping):
@@ -33,12 +33,12 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _listed(values: Sequence[object]) -> str:
-    """Equal items once, with their number: "8 x NVIDIA H200"."""
+    """Join items, equal ones once with their number: "8 x NVIDIA H200"."""
     return ", ".join(f"{count} x {item}" if count > 1 else item for item, count in Counter(map(str, values)).items())
 
 
 def provenance(environments: Sequence[Mapping[str, Any]]) -> dict[str, tuple[tuple[str, int], ...]]:
-    """For each key of ``environments``, its values with how many runs had each; "unset" where a run has none."""
+    """Count the values of each key over ``environments``; a missing value is "unset"."""
     runs = Counter(map(id, environments))  # runs of one host share the object
     flattened = {id(environment): flat(environment) for environment in environments}
     counts = {key: Counter[str]() for key in sorted({key for found in flattened.values() for key in found})}

@@ -98,21 +98,21 @@ class FailedAttempt:
 
 @dataclass(frozen=True)
 class Run:
-    """A cell's repeat. ``attempt`` is the one to go by: see analysis.records.load.load_run."""
+    """A cell's repeat. ``attempt`` is the one that counts (analysis.records.load.load_run)."""
 
     run_id: str
     repeat: int
     begun: int
-    """How many attempts were begun, with an outcome or without."""
+    """Attempts that began, with or without an outcome."""
     attempt: Attempt | None
     earlier: tuple[Attempt, ...] = ()
-    """Attempts before it whose results are intact; each may be the partner of a run of its own allocation."""
+    """Earlier attempts with intact results. Each may be the partner of a run in its own allocation."""
     failed: tuple[FailedAttempt, ...] = ()
     damaged: tuple[str, ...] = ()
-    """Outcomes of its attempts that cannot be read, with the way out. Each may be of a failure: beside one none counts."""
+    """Outcomes that cannot be read, with the fix. Each may be a failure, so none of the run's attempts counts."""
 
-    def beside(self, partner: Attempt) -> Run:
-        """This run by the attempt that shared ``partner``'s allocation, where one did and nothing has ended badly since."""
+    def in_allocation_of(self, partner: Attempt) -> Run:
+        """Return this run with the attempt that shared ``partner``'s allocation, unless a later one failed."""
         if self.attempt is None or not self.attempt.outcome.results_intact:
             return self
         shared = [a for a in self.earlier if a.outcome.allocation == partner.outcome.allocation]
@@ -120,18 +120,18 @@ class Run:
             return self
         return replace(self, attempt=shared[-1])
 
-    def let_go(self) -> Run:
-        """This run without what its attempts wrote while they ran."""
+    def without_records(self) -> Run:
+        """Return this run without steps and other records of its attempts."""
         return replace(self, attempt=self.attempt and replace(self.attempt, recorded=None), earlier=())
 
     @property
     def status(self) -> str:
-        """The outcome's name, or why there is none."""
+        """The outcome's name, or the reason for having none."""
         if self.attempt is not None:
             return self.attempt.outcome.outcome
         return "INTERRUPTED" if self.begun else "NOT RUN"
 
 
 def attempts_of(runs: Iterable[Run]) -> list[Attempt]:
-    """The attempts to go by, of the runs that have one."""
+    """Return the attempts that count."""
     return [run.attempt for run in runs if run.attempt is not None]

@@ -1,4 +1,4 @@
-"""The steps of a run: metrics.jsonl as arrays."""
+"""Read the steps of a run, metrics.jsonl, as arrays."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Booleans = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Steps:
-    """A run's metrics in the order in which they were written; every array has shape (steps on disk,).
+    """A run's metrics in the order of writing. Every array has shape (steps,).
 
-    ``loss`` is in nats a token, ``grad_norm`` is before clipping, times are in milliseconds.
+    ``loss`` is in nats per token, ``grad_norm`` is before clipping, and times are in milliseconds.
     """
 
     step: Integers
@@ -44,7 +44,7 @@ class Steps:
 
 
 def read_steps(paths: AttemptPaths) -> Steps:
-    """The whole lines of metrics.jsonl; none where there is no such file.
+    """Read the complete lines of metrics.jsonl; no steps if the file does not exist.
 
     Raises:
         RecordError: a line before the last is not JSON.
@@ -55,7 +55,7 @@ def read_steps(paths: AttemptPaths) -> Steps:
     except FileNotFoundError:
         return no_steps()
     try:
-        # One call of the parser for the whole file is four times as fast as one a line.
+        # Parsing the whole file at once is four times as fast as line by line.
         lines = json.loads(b"[" + whole.replace(b"\n", b",") + b"]")
     except ValueError:
         lines = list(read_json_lines(paths.metrics))
@@ -71,7 +71,7 @@ def read_steps(paths: AttemptPaths) -> Steps:
 
 def _integer(value: Any) -> int:
     if type(value) is not int:
-        raise TypeError(f"{value!r} where an integer belongs")
+        raise TypeError(f"{value!r} is not an integer")
     return value
 
 

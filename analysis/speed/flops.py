@@ -1,15 +1,14 @@
-"""Model floating-point operations of a step, as Megatron counts them, so that figures compare with published ones.
+"""Model floating-point operations of a step, counted as Megatron does, so that figures compare with published ones.
 
-A matrix product of m x n by n x k takes 2mnk operations, and each product of the forward pass has two of its size in the
-backward pass: 6 for every weight that a token meets. Counted are the projections of attention, the gated feed-forward
-(three matrices), of a mixture of experts the top-k experts that a token is sent to and the shared one, and the output
-layer; the embedding, the router, norms and everything elementwise are not. Attention takes 2 products (with keys, with
-values) for each key that a token sees: half the sequence on average under a causal mask, less in a windowed layer.
+A product of m x n by n x k takes 2mnk operations, and each forward product has two of its size in the backward pass: 6 operations
+per weight and token. Counted are the projections of attention, the gated feed-forward (three matrices; with experts the top-k and
+the shared one) and the output layer. The embedding, the router, norms and elementwise operations are not. Attention takes 2
+products (with keys, with values) per key that a token sees: half the sequence on average under a causal mask, less with a window.
 Recomputation and padding of experts do not count: these are operations of the model, not of the hardware.
 
 Sources: Narayanan et al., arXiv:2104.04473, appendix; Megatron-LM, ``num_floating_point_operations`` in
 megatron/training/training.py; windows as in ``calculate_swa_context`` of Megatron-Bridge's flop_utils.py. Documents of a
-packed sequence are counted as one, which is too much for attention.
+packed sequence count as one, which overestimates attention.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ GATED_MATRICES = 3
 
 
 def model_flops(spec: RunSpec) -> float:
-    """Of one optimizer step over the whole global batch, all GPUs together."""
+    """Return the operations of one optimizer step over the global batch, on all GPUs together."""
     return flops_per_token(spec.model, spec.training.sequence_length) * tokens_per_step(spec)
 
 
@@ -33,7 +32,7 @@ def tokens_per_step(spec: RunSpec) -> int:
 
 
 def flops_per_token(model: Model, sequence_length: int) -> float:
-    """Forward and backward."""
+    """Return the operations per token, forward and backward."""
     layers = sum(
         model.hidden_size * (_projections(model) + _feed_forward(model, number))
         + 2 * _queries(model) * _keys_seen(model.window_of_layer(number), sequence_length)
@@ -47,7 +46,7 @@ def _queries(model: Model) -> int:
 
 
 def _projections(model: Model) -> int:
-    """Columns of queries, keys and values, and rows of the output projection."""
+    """Return the columns of queries, keys and values plus the rows of the output projection."""
     return 2 * _queries(model) + 2 * model.num_query_groups * model.kv_channels
 
 
@@ -59,7 +58,7 @@ def _feed_forward(model: Model, number: int) -> int:
 
 
 def _keys_seen(window: int, sequence_length: int) -> float:
-    """The average over a sequence's tokens; ``window`` 0 is none."""
+    """Return the average number of keys per token. ``window`` 0 means none."""
     if not 0 < window < sequence_length:
         return sequence_length / 2
     return window - window * (window - 1) / (2 * sequence_length)

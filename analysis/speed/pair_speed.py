@@ -1,11 +1,10 @@
-"""How much faster one pair is: the ratio of the mean steps of its steady window (analysis/speed/steady_window.py),
-eager over graphed.
+"""The speed-up of one pair: the ratio of mean steps, eager over graphed, in its steady window
+(analysis/speed/steady_window.py).
 
-Runs of a pair that were in different allocations, overlap in time, or trained other numbers of tokens, give no figure.
+A pair has no speed-up if its runs were in different allocations, overlapped in time, or trained different numbers of tokens.
 
-The capture pays off after as many steps as its cost takes: what the graphed run's steps of the capture and of settling
-took beyond eager ones, or what the engine says that the capture took, whichever is more, and settling that the steady
-window found, over the gain a step.
+The break-even step is the cost of the capture over the gain per step. The cost is the larger of two times: what the graphed run's
+capture and settling steps took beyond eager ones, or the engine's own capture time. Settling found by the steady window is added.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from analysis.speed.steady_window import Window, behaviour, window_of
 
 @dataclass(frozen=True)
 class Timed:
-    """What the figures of one pair come from; times are milliseconds. ``tokens`` are a step's, of the global batch."""
+    """The measurements of one pair in milliseconds. ``tokens`` are those of a step of the global batch."""
 
     window: Window
     tokens: float
     capture_steps_ms: Floats
-    """Of the graphed run, from the capture's own step until it had settled."""
+    """The graphed run's steps from the capture until it settled, shape (steps,)."""
     capture_ms: float
-    """What the engine says that the capture took, on the rank that took longest."""
+    """The engine's capture time on the slowest rank."""
     eager_began: float = 0.0
     graphed_began: float = 0.0
     """Seconds since the epoch."""
@@ -39,39 +38,39 @@ class Timed:
 
 @dataclass(frozen=True)
 class PairSpeed:
-    """One pair's figures; times are milliseconds a step. ``reason`` says why there are none; it is empty where there are."""
+    """One pair's figures, in milliseconds per step. ``reason`` says why there are none, or is empty."""
 
     ratio: float | None = None
     steps: int = 0
-    """How many count."""
+    """Number of steps that count."""
     left_out: int = 0
-    """How many were outliers."""
+    """Number of outliers."""
     settling: int = 0
-    """How many were left out at the beginning."""
+    """Number of settling steps."""
     moved: float = 1.0
-    """The ratio over all steps of the window, outliers among them, over ``ratio``."""
+    """The ratio over all steps of the window, outliers included, divided by ``ratio``."""
     off_counts: str = ""
-    """Why steps that are off count all the same (analysis/speed/steady_window.py)."""
+    """Why outliers count after all (analysis/speed/steady_window.py)."""
     eager_ms: float = 0.0
     graphed_ms: float = 0.0
     eager_tokens_per_second: float = 0.0
     graphed_tokens_per_second: float = 0.0
     break_even_steps: int | None = None
-    """None where a step gains nothing."""
+    """None if graphs gain nothing."""
     eager_began: float = 0.0
     graphed_began: float = 0.0
     allocation: str = ""
     reason: str = ""
     timed: Timed | None = None
-    """Until the pairs of the cell are taken together, which gives the figures."""
+    """The measurements, until the pairs of the cell are pooled."""
 
 
 def pair_speed(eager: Attempt, graphed: Attempt) -> PairSpeed:
-    """What the figures of one pair come from, or the reason for which there are none."""
+    """Return the measurements of a pair, or the reason why it has none."""
     if eager.outcome.allocation != graphed.outcome.allocation:
         return PairSpeed(reason="the runs were in different allocations")
     if eager.outcome.started < graphed.outcome.ended and graphed.outcome.started < eager.outcome.ended:
-        return PairSpeed(reason="the eager and the graphed run were under way at the same time")
+        return PairSpeed(reason="the eager and the graphed run overlapped in time")
     if unequal := _unequal_tokens(eager.steps, graphed.steps):
         return PairSpeed(reason=unequal)
     window = window_of(eager.steps, graphed.steps)
@@ -86,17 +85,19 @@ def pair_speed(eager: Attempt, graphed: Attempt) -> PairSpeed:
 
 
 def _unequal_tokens(eager: Steps, graphed: Steps) -> str:
-    """Where two runs trained other numbers of tokens; empty where they did not."""
+    """Return why two runs trained different numbers of tokens, or an empty text."""
     steps, of_eager, of_graphed = np.intersect1d(eager.step, graphed.step, return_indices=True)
     before, after = eager.tokens[of_eager], graphed.tokens[of_graphed]
     if not len(other := np.flatnonzero(before != after)):
         return ""
     at = other[0]
-    return f"the runs trained other numbers of tokens: {before[at]} eager and {after[at]} graphed in step {steps[at]}"
+    return (
+        f"the runs trained different numbers of tokens: {before[at]} eager and {after[at]} graphed in step {steps[at]}"
+    )
 
 
 def pool_pairs(pairs: Sequence[PairSpeed]) -> tuple[PairSpeed, ...]:
-    """The figures of the pairs of one cell: what is an outlier and what behaviour is decided over all of them."""
+    """Compute the figures of a cell's pairs. All of them together decide whether outliers count."""
     off_counts = behaviour([pair.timed.window for pair in pairs if pair.timed])
     return tuple(_figures(pair.timed, off_counts) if pair.timed else pair for pair in pairs)
 
@@ -127,7 +128,7 @@ def _figures(timed: Timed, off_counts: str) -> PairSpeed:
 
 
 def overlaps(first: PairSpeed, second: PairSpeed) -> PairSpeed:
-    """The graphed runs of two pairs of one eager run as a pair: ``second`` against ``first``."""
+    """Return the graphed runs of two pairs with one eager run as a pair: ``second`` against ``first``."""
     return PairSpeed(
         ratio=first.graphed_ms / second.graphed_ms,
         steps=min(first.steps, second.steps),

@@ -1,4 +1,4 @@
-"""The step of a cell in absolute terms: what cells are ranked by that share no allocation, and so have no ratio."""
+"""A cell's absolute step time, which ranks cells of different allocations."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from analysis.speed.steady_window import behaviour, window_of
 
 @dataclass(frozen=True)
 class StepTime:
-    """Milliseconds a step, over ``runs`` that ended with whole records: the median of their means, and the least and the
-    most of them. ``allocations`` are where they ran, sorted."""
+    """Milliseconds per step over ``runs`` with complete records: the median, minimum and maximum of their means.
+
+    ``allocations`` are sorted.
+    """
 
     milliseconds: float
     low: float
@@ -23,7 +25,7 @@ class StepTime:
 
 
 def cell_step_time(attempts: Sequence[Attempt]) -> StepTime | None:
-    """None where no run has measured steps whose times are positive numbers."""
+    """Return a cell's step time, or None if no run has plausible measured steps."""
     means = [(attempt, mean) for attempt in attempts if is_sound(attempt) and (mean := steady_ms(attempt)) is not None]
     if not means:
         return None
@@ -33,13 +35,12 @@ def cell_step_time(attempts: Sequence[Attempt]) -> StepTime | None:
 
 
 def is_sound(attempt: Attempt) -> bool:
-    """Whether it ended with whole records."""
+    """Return whether the attempt ended with complete records."""
     return attempt.outcome.results_intact and not attempt.problems
 
 
 def steady_ms(attempt: Attempt) -> float | None:
-    """The mean of the run's own steady window, by the rule of a pair (analysis/speed/steady_window.py); None where it
-    has none."""
+    """Return the mean of the run's own steady window, by the rule for pairs (analysis/speed/steady_window.py), or None."""
     window = window_of(attempt.steps, attempt.steps)
     if isinstance(window, str):
         return None

@@ -1,1 +1,1 @@
-"""Student's t and intervals from it."""
+"""Student's t and confidence intervals."""

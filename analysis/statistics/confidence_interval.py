@@ -1,17 +1,16 @@
-"""The interval of a cell's speed-up, and how wide it has to be where words are said of many cells at once.
+"""The confidence interval of a cell's speed-up, alone and among the cells of a sweep.
 
-By itself a cell has the two-sided interval of Student's t on the logarithms of its pairs' ratios, at 95%. It misses the truth
-once in twenty times, so that of twenty cells that are not faster one would be called so. Where there are several, two ways to
-be sure share the 5%, and either will do, so that the narrower interval counts:
+Alone, a cell has the two-sided 95% interval of Student's t on the logarithms of its pairs' ratios. It misses the truth once in
+twenty times: of twenty cells that are not faster, one would be called faster. With several cells, two intervals share the 5%.
+Either suffices, so the narrower one counts:
 
-- whatever the noise: Bonferroni's, by the cell's own standard deviation, at ``ALONE``. With the one or two degrees of freedom
-  that repeats leave it is very wide, unless the pairs of the cell hardly differ.
-- by the noise of all: the cell's own at ``TOGETHER``, by its own deviation or that of the cells that share its eager runs (root
-  mean square), whichever is more, since the noise of those runs is in all of them and counts once; but no narrower than
-  Bonferroni's by the deviation of the least steady cell, with the degrees of freedom of all cells. This last would hold if all
-  cells were equally steady. They need not be, which is why no cell counts as steadier than the least steady one.
+- Bonferroni's, from the cell's own standard deviation, at ``ALONE``. With the one or two degrees of freedom of a few repeats it
+  is very wide, unless the pairs hardly differ.
+- The cell's own at ``TOGETHER``, from the larger of two deviations: its own, and that of the cells that share its eager runs (root
+  mean square), because the noise of those runs is in all of them. It is never narrower than Bonferroni's from the deviation of
+  the least steady cell with the degrees of freedom of all cells, because cells need not be equally steady.
 
-docs/speed.md has how often that errs by simulation, and what it costs.
+docs/speed.md has the error rates by simulation, and the cost.
 """
 
 from __future__ import annotations
@@ -26,52 +25,53 @@ from analysis.statistics.student_t import quantile
 
 Interval = tuple[float, float] | None
 ALPHA = 0.05
-"""How often any word of a sweep may be wrongly FASTER or SLOWER."""
+"""The probability that any speed verdict of a sweep is wrongly FASTER or SLOWER."""
 ALONE, TOGETHER = 0.01, 0.04
-"""How it is shared between the two ways."""
+"""The shares of ALPHA of the two intervals."""
 MINIMUM_PAIRS = 2
 
 
 @dataclass(frozen=True)
 class Family:
-    """The cells that a word is said of at once, as one of them sees it. Deviations are standard deviations of the logarithms
-    of a cell's ratios.
+    """The cells of a sweep with a speed verdict, from the view of one. Deviations are those of the logarithms of ratios.
 
-    ``looks`` is how many words are said, ``degrees`` of freedom all cells have together; ``beside`` is the deviation of the
-    cells that share this one's eager runs, ``widest`` that of the least steady cell.
+    ``looks`` is the number of verdicts, and ``degrees`` the degrees of freedom of all cells. ``workload`` is the deviation of the
+    cells that share this cell's eager runs, ``widest`` that of the least steady cell.
     """
 
     looks: int
     degrees: int
-    beside: float
+    workload: float
     widest: float
 
     def half_width(self, deviation: float, pairs: int) -> float:
-        """Of the interval of a cell of so many ``pairs``."""
+        """Return half the width of the interval of a cell with ``pairs`` pairs."""
         if self.looks == 1:
             return _quantile(ALPHA, pairs - 1) * deviation / math.sqrt(pairs)
         alone = _quantile(ALONE / self.looks, pairs - 1) * deviation
-        own = _quantile(TOGETHER, pairs - 1) * max(deviation, self.beside)
+        own = _quantile(TOGETHER, pairs - 1) * max(deviation, self.workload)
         of_all = _quantile(ALPHA / self.looks, self.degrees) * self.widest
         return min(alone, max(own, of_all)) / math.sqrt(pairs)
 
 
 def _quantile(alpha: float, degrees: int) -> float:
-    """That is exceeded in either direction so often."""
+    """Return the quantile that is exceeded in either direction with probability ``alpha``."""
     return quantile(1 - alpha / 2, degrees)
 
 
 def families(cells: Sequence[tuple[str, Sequence[float]]], looks: int | None = None) -> tuple[Family, ...]:
-    """For each of ``cells`` the family that all of them are. A cell is the name of what shares its eager runs, and the ratios
-    of its pairs, of two at least. As many words are said as there are cells, or ``looks``."""
+    """Return the family from the view of each cell.
+
+    A cell is the name of its workload and the ratios of at least two pairs. ``looks`` defaults to the number of cells.
+    """
     sums: dict[str, tuple[float, int]] = {}
     for name, ratios in cells:
         squares, degrees = sums.get(name, (0.0, 0))
         sums[name] = squares + _variance(ratios) * (len(ratios) - 1), degrees + len(ratios) - 1
     widest = math.sqrt(max((_variance(ratios) for _, ratios in cells), default=0.0))
     in_all = sum(degrees for _, degrees in sums.values())
-    beside = {name: math.sqrt(squares / degrees) for name, (squares, degrees) in sums.items()}
-    return tuple(Family(looks or len(cells), in_all, beside[name], widest) for name, _ in cells)
+    shared = {name: math.sqrt(squares / degrees) for name, (squares, degrees) in sums.items()}
+    return tuple(Family(looks or len(cells), in_all, shared[name], widest) for name, _ in cells)
 
 
 def _variance(ratios: Sequence[float]) -> float:
@@ -79,8 +79,10 @@ def _variance(ratios: Sequence[float]) -> float:
 
 
 def interval_of(ratios: Sequence[float], family: Family | None = None) -> Interval:
-    """The two-sided interval of the geometric mean of ``ratios``, positive numbers, for a cell by itself or of a ``family``;
-    None of fewer than two."""
+    """Return the two-sided interval of the geometric mean of positive ``ratios``, or None for fewer than two.
+
+    Without a ``family`` it is the interval of the cell alone.
+    """
     if len(ratios) < MINIMUM_PAIRS:
         return None
     logs = np.log(ratios)

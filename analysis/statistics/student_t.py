@@ -1,8 +1,8 @@
 """Student's t distribution: tail probabilities and quantiles, for intervals over a handful of repeats.
 
 The distribution function is the regularised incomplete beta function at x = v / (v + t^2), with v degrees of freedom
-(Abramowitz and Stegun 26.7.1), here by its continued fraction (NIST Digital Library of Mathematical Functions, 8.17.22)
-after the modified method of Lentz.
+(Abramowitz and Stegun 26.7.1), computed from its continued fraction (NIST Digital Library of Mathematical Functions, 8.17.22)
+by the modified Lentz method.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _ROUNDING = 1e-15
 
 
 def upper_tail(t: float, degrees: float) -> float:
-    """The probability of more than ``t``, a number from 0 on; small ones keep their relative accuracy.
+    """Return the probability of exceeding ``t`` >= 0. Small probabilities keep their relative accuracy.
 
     Raises:
         ValueError: ``degrees`` is not a positive finite number, or ``t`` is NaN or negative.
     """
     _check_degrees(degrees)
     if not t >= 0:
-        raise ValueError(f"t is {t}, not a number from 0 on")
+        raise ValueError(f"t is {t}, not a number of at least 0")
     if math.isinf(t):
         return 0.0
     square = t * t
@@ -32,20 +32,20 @@ def upper_tail(t: float, degrees: float) -> float:
 
 @lru_cache(maxsize=1024)
 def quantile(p: float, degrees: float) -> float:
-    """The t that is exceeded with probability 1 - ``p``; relative error below 1e-9.
+    """Return the t that is exceeded with probability 1 - ``p``, with a relative error below 1e-9.
 
     Raises:
-        ValueError: ``p`` is not between 0 and 1, both excluded, or ``degrees`` is not a positive finite number.
+        ValueError: ``p`` is not strictly between 0 and 1, or ``degrees`` is not a positive finite number.
     """
     if not 0 < p < 1:
-        raise ValueError(f"p is {p}: a quantile is of a probability between 0 and 1")
+        raise ValueError(f"p is {p}, not a probability between 0 and 1")
     if p < 0.5:
         return -_exceeded_with(p, degrees)
     return _exceeded_with(1 - p, degrees)
 
 
 def _exceeded_with(tail: float, degrees: float) -> float:
-    """By bisection: the tail falls all the way from a half at 0."""
+    """Find the t with the probability ``tail`` above it, by bisection: the tail falls from a half at 0."""
     low, high = 0.0, 1.0
     while upper_tail(high, degrees) > tail:
         low, high = high, high * 2
@@ -61,18 +61,18 @@ def _check_degrees(degrees: float) -> None:
 
 
 def _incomplete_beta(x: float, y: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), with ``y`` = 1 - ``x``, which keeps its digits where x is
-    near 1."""
+    """Return the regularised incomplete beta function I_x(a, b). ``y`` = 1 - ``x`` keeps its digits if x is near 1."""
     if x == 0 or y == 0:
         return 0.0 if x == 0 else 1.0
-    if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly, its mirror image does not
+    # Where the fraction converges slowly, its mirror image converges fast.
+    if x > (a + 1) / (a + b + 2):
         return 1 - _incomplete_beta(y, x, b, a)
     log_front = a * math.log(x) + b * math.log(y) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     return math.exp(log_front) / (a * _fraction(x, a, b))
 
 
 def _fraction(x: float, a: float, b: float) -> float:
-    """The denominator 1 + d1/(1 + d2/(1 + ...)) of the continued fraction."""
+    """Return the denominator 1 + d1/(1 + d2/(1 + ...)) of the continued fraction."""
     value = c = 1.0
     d = 0.0
     for term in range(1, _TERMS):

@@ -52,10 +52,13 @@ class CellEvidence:
     loss: CellLoss = field(default_factory=CellLoss)
     integrity: CellIntegrity = field(default_factory=CellIntegrity)
 
-    def let_go(self) -> CellEvidence:
+    def without_records(self) -> CellEvidence:
         """Return this evidence without what the attempts wrote while they ran."""
-        pairs = (replace(p, eager=p.eager and p.eager.let_go(), graphed=p.graphed.let_go()) for p in self.pairs)
-        return replace(self, runs=tuple(run.let_go() for run in self.runs), pairs=tuple(pairs))
+        pairs = (
+            replace(p, eager=p.eager and p.eager.without_records(), graphed=p.graphed.without_records())
+            for p in self.pairs
+        )
+        return replace(self, runs=tuple(run.without_records() for run in self.runs), pairs=tuple(pairs))
 
 
 def collect_evidence(records: Records) -> tuple[CellEvidence, ...]:

@@ -41,7 +41,7 @@ def judge_sweep(sweep: SweepPaths, see: Callable[[Records], None] = lambda recor
         see(records)
         found = collect_evidence(records)
         alike.add((one.cell, one.runs) for one in found)
-        evidence |= {one.cell.cell_id: one.let_go() for one in found}
+        evidence |= {one.cell.cell_id: one.without_records() for one in found}
     return SweepResults(plan, judge_cells([evidence[cell.cell_id] for cell in plan.cells]), alike.tasks)
 
 

@@ -178,7 +178,7 @@ def test_beside_an_outcome_that_cannot_be_read_no_attempt_counts(
     named = f"runs/{cell.run_ids[0]}/attempts/{attempt}/outcome.json cannot be read"
     assert (
         found.text.count(named) == 1
-        and "way out: move its folder away, then resume the sweep to run it again" in found.text
+        and "fix: move its folder away, then resume the sweep to run it again" in found.text
     )
     assert named in write_report(paths).markdown.read_text()
 

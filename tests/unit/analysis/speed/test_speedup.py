@@ -255,10 +255,8 @@ def test_runs_that_overlap_give_no_figure(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, edit=at(lambda repeat, graphed: 2 * repeat + 0.3 * graphed))
     result = compare_cells(load(sweep))[1]
     assert result.speed.speedup is None
-    assert result.pairs[0].speed.reason == "the eager and the graphed run were under way at the same time"
-    said = (
-        "`torch_compile, lr 0.001`: no speed-up, because the eager and the graphed run were under way at the same time."
-    )
+    assert result.pairs[0].speed.reason == "the eager and the graphed run overlapped in time"
+    said = "`torch_compile, lr 0.001`: no speed-up, because the eager and the graphed run overlapped in time."
     assert said in write_report(sweep).markdown.read_text()
 
 
@@ -359,7 +357,7 @@ def pairs_of(ratios: list[float], slower: float = 0.0, moved: float = 1.0) -> li
     ]
 
 
-WIDE = Family(looks=20, degrees=60, beside=0.01, widest=0.01)
+WIDE = Family(looks=20, degrees=60, workload=0.01, widest=0.01)
 
 
 @example(ratios=[1.0070, 1.0079, 1.0073, 1.0078], slower=0.0, moved=1.0, family=WIDE)  # NEUTRAL by itself

@@ -73,5 +73,5 @@ def test_what_has_no_quantile_is_refused(p: float, degrees: float) -> None:
 
 def test_a_statistic_that_is_no_number_is_refused() -> None:
     for statistic in (math.nan, -1.0):
-        with pytest.raises(ValueError, match="not a number from 0 on"):
+        with pytest.raises(ValueError, match="not a number of at least 0"):
             upper_tail(statistic, 3)

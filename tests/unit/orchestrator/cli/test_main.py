@@ -270,7 +270,7 @@ def test_a_damaged_outcome_is_named_once_with_its_fix(
     assert main(["report", "torn"]) == 3
     told = capsys.readouterr().out
     assert told.count(f"runs/{run_id}/attempts/1/outcome.json cannot be read: {why}") == told.count("outcome.json") == 1
-    assert "way out: move its folder away, then resume the sweep to run it again" in told
+    assert "fix: move its folder away, then resume the sweep to run it again" in told
 
 
 @pytest.mark.parametrize(("free", "said"), [(0, 1), (4096, 0)])
