@@ -32,7 +32,7 @@ MODELS: dict[str, Model] = {
     "dense": replace(DENSE, vocab_size=32, num_query_groups=4),
     "tied": replace(DENSE, vocab_size=32, tie_embeddings=True, add_qkv_bias=True),
     "moe": MIXTURE,
-    # Weights that meet the activation's clamps, but do not blow rounding up within three steps.
+    # Weights that meet the activation's clamps, but do not blow rounding up within two steps.
     "gpt_oss": replace(GPT_OSS, vocab_size=32, init_std=1.0),
     "shared": replace(MIXTURE, moe_shared_expert_ffn_hidden_size=12, moe_layer_freq=2),
     "balanced": replace(
@@ -177,7 +177,7 @@ def legal_layouts() -> tuple[Layout, ...]:
 def spec_of(model: str, layers: int, micro_batches: int) -> RunSpec:
     """Return the spec of one process that trains this."""
     training = Training(
-        steps=3,
+        steps=2,
         sequence_length=8,
         micro_batch_size=MICRO_BATCH_SIZE,
         global_batch_size=MICRO_BATCH_SIZE * micro_batches,

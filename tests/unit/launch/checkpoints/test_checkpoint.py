@@ -242,7 +242,7 @@ def headers(draw: st.DrawFn) -> tuple[Any, int]:
     return header, end + draw(st.sampled_from([0, 0, 0, 1, -1]))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=400)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 @given(drawn=headers())
 def test_a_header_is_refused_where_the_library_refuses_it(drawn: tuple[Any, int], tmp_path: Path) -> None:
     header, size = drawn
@@ -513,7 +513,7 @@ JSON = st.recursive(
 ROTARY_KEYS = ["rope_type", "type", "rope_theta", "factor", "attention_factor", "mscale", "mscale_all_dim"]
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(name=st.sampled_from(list(PUBLISHED)), data=st.data())
 def test_whatever_a_configuration_holds_it_is_compared(name: str, data: st.DataObject) -> None:
     keys = [*PUBLISHED[name], "rope_parameters", "partial_rotary_factor", "layer_types", "use_sliding_window"]

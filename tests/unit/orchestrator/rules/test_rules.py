@@ -574,14 +574,14 @@ SPECS = st.builds(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=120)
 @given(SPECS)
 def test_judging_never_fails_and_every_reason_says_all(value: RunSpec) -> None:
     for reason in violations(value):
         assert reason.message and reason.remedy and reason.source
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(SPECS)
 def test_an_eager_twin_violates_nothing_that_its_graphed_cell_does_not(value: RunSpec) -> None:
     twin = dataclasses.replace(value, cuda_graph=CudaGraph(warmup_steps=value.cuda_graph.warmup_steps))
