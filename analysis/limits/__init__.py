@@ -1,1 +1,1 @@
-"""What keeps a step from being faster: the device, a slow rank, lowered clocks."""
+"""What limits a step: the device, a slow rank, lowered clocks."""

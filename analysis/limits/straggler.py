@@ -1,7 +1,7 @@
-"""A rank that others wait for: whose GPU computes longer, or whose host takes longer, than those that do the same work.
+"""Find a rank that others wait for: its GPU computes longer, or its host takes longer, than others with the same work.
 
-The ranks of one pipeline stage do the same work, so that a rank is held against the others of its stage. Where experts are
-spread over ranks, one may be sent more tokens than others, and computes longer for that.
+The ranks of a pipeline stage do the same work, so a rank is compared with the others of its stage. If experts are spread over
+ranks, a rank may receive more tokens and compute longer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from launch.contract.records.probe import Probe
 from launch.contract.spec import Parallelism
 
 NOTICEABLE = 0.05
-"""Share of the step by which a rank must take longer than the median of the others."""
+"""The share of the step by which a straggler exceeds the median of the others."""
 FIGURES: Mapping[Literal["computing", "host"], Callable[[Probe], float | None]] = {
     "computing": lambda probe: probe.computing_ms,
     "host": lambda probe: probe.host_ms,
@@ -27,8 +27,10 @@ FIGURES: Mapping[Literal["computing", "host"], Callable[[Probe], float | None]] 
 
 @dataclass(frozen=True)
 class Straggler:
-    """Milliseconds a step, medians over repeats: the rank's, and the median of the others of its pipeline stage.
-    ``throttled`` says in words whether the clocks of its GPU were lowered."""
+    """A slow rank. Its milliseconds per step and those of the other ranks of its stage are medians.
+
+    ``throttled`` describes whether the clocks of its GPU were lowered.
+    """
 
     rank: int
     what: Literal["computing", "host"]
@@ -38,19 +40,21 @@ class Straggler:
 
 
 def cell_straggler(attempts: Sequence[Attempt], layout: Parallelism, step_ms: float) -> Straggler | None:
-    """The rank that stands out most from ``attempts`` with a probe of every rank; None where none does."""
+    """Return the slowest rank in ``attempts`` with a probe of every rank, or None if no rank stands out."""
     ranks = range(layout.world_size)
     with_probes = [attempt for attempt in attempts if all(rank in attempt.probes for rank in ranks)]
     probed = [attempt.probes for attempt in with_probes]
-    a_stage = layout.world_size // layout.pp  # Megatron's order of ranks: a stage is one stretch of them
-    if not probed or a_stage < 2:
+    # In Megatron's order a stage is a contiguous range of ranks.
+    stage_size = layout.world_size // layout.pp
+    if not probed or stage_size < 2:
         return None
     every = [probe for probes in probed for probe in probes.values()]
     found = [
-        _slowest_of(list(range(first, first + a_stage)), what, probed)
+        _slowest(list(range(first, first + stage_size)), what, probed)
         for what, figure in FIGURES.items()
-        if None not in map(figure, every)  # a host that waits for the device in a step
-        for first in range(0, layout.world_size, a_stage)
+        # None marks a host that waits for the device within a step.
+        if None not in map(figure, every)
+        for first in range(0, layout.world_size, stage_size)
     ]
     worst = max(found, key=lambda straggler: straggler.milliseconds - straggler.others_ms)
     if worst.milliseconds - worst.others_ms <= NOTICEABLE * step_ms:
@@ -58,9 +62,7 @@ def cell_straggler(attempts: Sequence[Attempt], layout: Parallelism, step_ms: fl
     return replace(worst, throttled=find_throttling(with_probes, [worst.rank]).summary)
 
 
-def _slowest_of(
-    stage: list[int], what: Literal["computing", "host"], probed: Sequence[Mapping[int, Probe]]
-) -> Straggler:
+def _slowest(stage: list[int], what: Literal["computing", "host"], probed: Sequence[Mapping[int, Probe]]) -> Straggler:
     figures = {
         rank: [figure for probes in probed if (figure := FIGURES[what](probes[rank])) is not None] for rank in stage
     }

@@ -1,18 +1,17 @@
-"""Whether GPUs ran slower than they can while steps were measured, and when that leaves a speed-up without a word.
+"""Find throttled GPUs, and widen or withdraw the speed verdicts that throttling may explain.
 
-The driver of each rank's GPU counts for how long it lowered the clocks, and why (launch/train/telemetry/gpu_clocks.py).
-Two kinds of reasons:
+The driver of each rank's GPU counts for how long it lowered the clocks, and why (launch/train/telemetry/gpu_clocks.py). There
+are two kinds of reasons:
 
-- What slows a GPU down: heat, a hardware slowdown (to half the clocks or less), a power brake, and a slower GPU that it is to
-  keep step with (sync boost). It is a fault of the machine, and comes and goes. Without it steps would be shorter by its
-  share of their time at most, and the interval is as much wider; up to ``SLOWED``, which is what NEUTRAL allows, it is not.
-- A power cap. It is how a GPU works under full load, the same for all runs while the limit is, and graphs that leave it
-  fewer gaps meet it more: that a graphed run is capped more takes nothing from being FASTER. Where a side was capped for
-  longer by ``CAPPED_APART`` of the time, its steps would be shorter without by that share at most, as long as a cap leaves
-  clocks at half of what they were or more.
+- Slowdowns: heat, a hardware slowdown (to half the clocks or less), a power brake, and waiting for a slower GPU (sync boost).
+  These are faults of a machine that come and go. Without them steps would be shorter by their share of the time at most, and the
+  interval becomes that much wider. Up to ``SLOWED``, which NEUTRAL allows, they are ignored.
+- Power caps. GPUs work at their cap under full load, and graphs that leave fewer gaps meet it more; this does not weaken FASTER.
+  If one side was capped for longer by ``CAPPED_APART`` of the time, its steps would be shorter by that share at most, as long as a
+  cap leaves clocks at half or more.
 
-A word that does not hold for all of the wider interval is taken away. There is none across a change of the power limit, nor
-where a slowdown was seen and not counted. What the driver does not say is not known, and doubts nothing.
+A verdict that does not hold for the whole wider interval becomes INCONCLUSIVE. So does one with a changed power limit, or with a
+slowdown that was seen but not counted. Unknown values change nothing.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from analysis.speed.steady_window import NOTICEABLE
 from launch.contract.records.clocks import ClockReason, Clocks
 
 SLOWED = BAND
-"""Share of the measured time for which a GPU may be slowed down."""
+"""The share of the measured time for which slowdowns are ignored."""
 CAPPED_APART = NOTICEABLE
-"""By how much of the measured time a power cap may differ between the sides, in the mean over pairs."""
+"""The difference of the capped shares of both sides that is ignored, in the mean over pairs."""
 WORDS: Mapping[ClockReason, str] = {
     "power_cap": "power cap",
     "thermal": "heat",
@@ -40,15 +39,17 @@ WORDS: Mapping[ClockReason, str] = {
     "power_brake": "power brake",
 }
 COUNTED: tuple[ClockReason, ...] = ("power_cap", "thermal")
-"""What there has to be a counter of, for the rest of the time to count as unthrottled."""
+"""Reasons that need a counter before the rest of the time counts as unthrottled."""
 
 
 @dataclass(frozen=True)
 class ThrottleEvidence:
-    """Of some runs, all of their ranks. ``most`` is the largest share of a run's measured time that any driver counted, and
-    the rank it is of. ``seen`` is what slowed a GPU down when the window began or ended, and was not counted. ``unknown``
-    says in words what some driver does not say; ``power_limits`` are watts, ``sm_mhz`` the lowest clock at the window's end,
-    with the highest that it could be."""
+    """Throttling over all ranks of some runs.
+
+    ``most`` is the largest counted share of a run's measured time, with its rank. ``seen`` holds slowdowns at the window's start or
+    end that were not counted. ``unknown`` names what some driver does not report. ``power_limits`` are in watts. ``sm_mhz`` is the
+    lowest clock at the window's end, with its maximum.
+    """
 
     most: Mapping[ClockReason, tuple[float, int]]
     seen: tuple[ClockReason, ...]
@@ -58,7 +59,7 @@ class ThrottleEvidence:
 
     @property
     def slowed(self) -> str:
-        """By what GPUs were slowed down; empty where they were not, or it is not known."""
+        """What slowed GPUs down, or an empty text if nothing is known to have."""
         counted = [
             f"{WORDS[reason]} for {_percent(share)} of the measured time on rank {rank}"
             for reason, (share, rank) in self.most.items()
@@ -68,7 +69,7 @@ class ThrottleEvidence:
 
     @property
     def summary(self) -> str:
-        """For a column of a table."""
+        """A summary for a table's column."""
         said = [f"{WORDS[reason]} {_percent(share)}" for reason, (share, _) in self.most.items() if share > SLOWED]
         said += [f"{WORDS[reason]} seen" for reason in self.seen]
         if self.sm_mhz and self.sm_mhz[0] < self.sm_mhz[1] * (1 - NOTICEABLE):
@@ -81,7 +82,7 @@ class ThrottleEvidence:
 
 @dataclass(frozen=True)
 class Throttling:
-    """Of a cell's own runs, and of the eager runs of its pairs where it has any."""
+    """Throttling of a cell's own runs, and of the eager runs of its pairs if it has any."""
 
     own: ThrottleEvidence
     eager: ThrottleEvidence | None = None
@@ -90,8 +91,7 @@ class Throttling:
 def throttling_of(
     attempts: Sequence[Attempt], compared: Sequence[tuple[Attempt, Attempt]], ranks: int
 ) -> Throttling | None:
-    """Of a cell's own ``attempts`` and the pairs of it, (eager, graphed), of so many ranks each; None where no run ended with
-    its results."""
+    """Return the throttling of a cell's ``attempts`` and of its (eager, graphed) pairs, or None without results."""
     own = [attempt for attempt in attempts if attempt.outcome.results_intact]
     eager = [attempt for attempt, _ in compared if attempt.outcome.results_intact]
     sides = [find_throttling(side, range(ranks)) if side else None for side in (own, eager)]
@@ -99,7 +99,7 @@ def throttling_of(
 
 
 def find_throttling(attempts: Sequence[Attempt], ranks: Sequence[int]) -> ThrottleEvidence:
-    """What is known of ``ranks`` of ``attempts``, of at least one."""
+    """Return the throttling of ``ranks`` in at least one of ``attempts``."""
     found = [(attempt.clocks.get(rank), rank) for attempt in attempts for rank in ranks]
     told = [(clocks, rank) for clocks, rank in found if clocks]
     shares = {
@@ -119,7 +119,7 @@ def find_throttling(attempts: Sequence[Attempt], ranks: Sequence[int]) -> Thrott
 
 
 def throttle_bounds(results: Sequence[Pair], ranks: int) -> RatioBounds:
-    """By the pairs of a cell on so many ``ranks`` that have a ratio, of one at least."""
+    """Return how far throttling may have changed the ratio of a cell with at least one timed pair."""
     timed = [(result.eager, result.graphed) for result in results if result.speed.ratio is not None]
     pairs = [
         (eager.attempt, graphed.attempt) for eager, graphed in timed if eager and eager.attempt and graphed.attempt
@@ -148,8 +148,11 @@ def _slowed(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> RatioBounds
 
 
 def _lost(attempts: Sequence[Attempt], side: ThrottleEvidence) -> float:
-    """By which share of their time steps would be shorter at most, had nothing slowed the GPUs of a ``side`` down: of the run
-    with most, summed over ranks, since another one may have been slow at another time. All of it where it was not counted."""
+    """Return the share of their time by which a side's steps would be shorter at most without slowdowns.
+
+    It is that of the worst run, summed over ranks, since each may have been slow at another time. It is all of the time if a
+    slowdown was not counted.
+    """
     if not side.slowed:
         return 0.0
     if side.seen:
@@ -188,8 +191,10 @@ def _capped_apart(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> Ratio
 
 
 def least_beside(fast: Throttling | None, slow: Throttling | None) -> float:
-    """What share of the ratio of two cells' steps is left at least, had the ``slow`` one been throttled no more than the
-    ``fast`` one: nothing under other power limits, 1 where nothing is known against it."""
+    """Return the share of the ratio of two cells' steps that remains at least if both were capped for equally long.
+
+    It is 0 under different power limits, and 1 if nothing is known.
+    """
     if not fast or not slow:
         return 1.0
     if fast.own.power_limits and slow.own.power_limits and fast.own.power_limits != slow.own.power_limits:
@@ -202,22 +207,21 @@ def least_beside(fast: Throttling | None, slow: Throttling | None) -> float:
 
 
 def _capped(attempt: Attempt, ranks: int) -> float | None:
-    """The share of the rank with most; None where a rank's is not known."""
+    """Return the capped share of the worst rank, or None if a rank's is unknown."""
     shares = [_share(clocks, "power_cap") if (clocks := attempt.clocks.get(rank)) else None for rank in range(ranks)]
     known = [share for share in shares if share is not None]
     return max(known) if len(known) == ranks else None
 
 
 def _share(clocks: Clocks, reason: ClockReason) -> float | None:
-    """At most 1: counters and the clock of the host are not read at the same instant."""
+    """Return a reason's share of the time, at most 1: counters and the host's clock are not read at the same instant."""
     if reason not in clocks.throttled or not clocks.seconds:
         return None
     return min(1.0, clocks.throttled[reason] / clocks.seconds)
 
 
 def _seen(clocks: Clocks) -> list[ClockReason]:
-    """What slowed the GPU down by the flags at the window's ends, and is not counted or counted as nothing: nvml.h
-    says up to CUDA 12.9 that heat is not counted."""
+    """Return slowdowns that flags show at the window's ends but counters do not: up to CUDA 12.9 heat is not counted (nvml.h)."""
     return [reason for reason in clocks.active or () if reason != "power_cap" and not clocks.throttled.get(reason)]
 
 

@@ -245,9 +245,9 @@ def one_bad_time(run: AttemptRecord) -> None:
         (change_probe(0, busy_ms=0.0), "the eager run has busy 0 ms"),
         (
             change_probe(0, computing_ms=30.0, busy_ms=31.0),
-            "the eager step is said to take 20.00 ms, and its own probe saw 30.00 ms of computing in it",
+            "the eager step was timed at 20.00 ms, but its own probe saw 30.00 ms of computing in it",
         ),
-        (change_probe(0, busy_ms="NaN"), "no eager run ended with whole records"),
+        (change_probe(0, busy_ms="NaN"), "no eager run ended with complete records"),
         (unmeasured, "the eager run has step nan ms"),
         (endless, "the eager run has step nan ms"),
     ],
@@ -440,7 +440,7 @@ def test_a_step_shorter_than_its_kernels_has_no_speed_and_is_at_no_limit(tmp_pat
     assert (
         torch.speed.speedup.reason
         == torch.speed.bound.reason
-        == ("timing is doubtful: the step is said to take 4.00 ms, and its own probe saw 15.50 ms of computing in it")
+        == ("timing is doubtful: the step was timed at 4.00 ms, but its own probe saw 15.50 ms of computing in it")
     )
     assert (torch.speed.bound.graphed, torch.speed.bound.attained) == (None, None)
     assert "No cell that passes is faster than eager." in report.summary
@@ -485,9 +485,7 @@ def test_an_eager_step_shorter_than_its_kernels_makes_graphs_neither_faster_nor_
     report = write_report(sweep)
     (eager, torch, _) = judge_sweep(sweep).results
     assert torch.speed.speedup is not None and torch.speed.bound is not None and eager.speed.step_time is not None
-    why = (
-        "timing is doubtful: the eager step is said to take 14.00 ms, and its own probe saw 15.50 ms of computing in it"
-    )
+    why = "timing is doubtful: the eager step was timed at 14.00 ms, but its own probe saw 15.50 ms of computing in it"
     assert (torch.speed.speedup.verdict, torch.speed.speedup.low, torch.speed.speedup.high) == (
         "INCONCLUSIVE",
         None,

@@ -221,7 +221,7 @@ def test_a_twin_that_was_slowed_down_accuses_no_graphed_cell(tmp_path: Path) -> 
             None,
             None,
         )
-        assert "its eager twin were slowed down by heat" in limit.reason
+        assert "its eager baseline were slowed down by heat" in limit.reason
         said = summarise(found).text
         assert "cannot be as fast" not in said and "the limit:" not in said
 

@@ -287,7 +287,7 @@ def test_a_damaged_inspection_is_none(tmp_path: Path, field: str) -> None:
 
     advice, text = advice_on(tmp_path, LOOKED, damage)
     assert advice.findings is None and advice.kernels is None
-    assert advice.unmeasured == "no eager run ended with whole records"
+    assert advice.unmeasured == "no eager run ended with complete records"
     assert "What breaks a capture" not in text
 
 
