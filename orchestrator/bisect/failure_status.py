@@ -1,5 +1,4 @@
-"""How a graphed cell stands by its records, for who looks for a failure: it fails so, or otherwise, passes, or neither is
-known."""
+"""Classify how a graphed cell fails, by its records."""
 
 from __future__ import annotations
 
@@ -7,47 +6,56 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from analysis.sweep.cell_results import CellResult, PairResult
+from analysis.sweep.judge_sweep import judge_workload
 from analysis.verdict.verdict import Verdict
 from launch.common.text import one_line
 from launch.contract.outcomes import Outcome
+from launch.contract.paths import SweepPaths
+from launch.contract.plan import Cell, Plan
 from orchestrator.bisect.scope_candidates import Status
+from orchestrator.errors import InputError, input_error
 
-NUMBERS = "DIVERGED"
-"""The failure of who computed something else, to the end (its verdict) or to the first NaN (NUMERIC)."""
+DIVERGED = "DIVERGED"
+"""The failure of a run with other results, whether it ended well (by its verdict) or at the first NaN (NUMERIC)."""
+NO_OUTCOME = "a run has no outcome yet"
+_SEVERITY: Sequence[Status] = ("fails", "fails otherwise", "unclear", "passes")
 
 
 @dataclass(frozen=True)
 class FailureStatus:
-    """How a set stands, and what became of its runs, in words. ``failure`` is what tells its failure from others: NUMBERS,
-    or an outcome and its class; empty where it did not fail."""
+    """Whether a set of captured parts fails, and how its runs ended.
+
+    ``failure`` is DIVERGED, or an outcome with its failure class. It is empty if the set did not fail.
+    """
 
     status: Status
-    words: str
+    description: str
     failure: str = ""
 
 
 def classify_failure(result: CellResult, sought: str | None = None) -> FailureStatus | None:
-    """How a graphed cell stands by its records; None while a run of it, or an eager one beside it, has no outcome.
+    """Return the worst status of the cell's pairs; None while a graphed run or its eager baseline has no outcome.
 
-    Fails: a run failed as is ``sought`` (Stand.failure), or in any way where that is None, of which NUMBERS goes first; a
-    failure of one repeat counts. A run fails that DIVERGED, or ended badly where its eager twin did not, though not for want
-    of a setting or of what the host has. Passes: every run passes. Where an end is sought, and not NUMBERS, it is enough
-    that runs end well and replay is proven.
+    A graphed run fails if it DIVERGED, or if it ended badly where its eager baseline did not and no setting or missing
+    hardware is the cause. It passes if its verdict passes. If ``sought`` is another failure than DIVERGED, a run that ended
+    well passes with an INCONCLUSIVE verdict too.
+
+    Args:
+        sought: the failure (FailureStatus.failure) that counts as "fails"; None if every failure does, DIVERGED first.
     """
-    stands = [_of_pair(pair, sought or NUMBERS) for pair in result.pairs]
-    known = [_as_sought(stand, sought) for stand in stands if stand is not None]
-    if len(known) < len(stands) or not known:
+    pairs = [_classify_pair(pair, sought or DIVERGED) for pair in result.pairs]
+    known = [_compare_to_sought(status, sought) for status in pairs if status is not None]
+    if len(known) < len(pairs) or not known:
         return None
-    order: Sequence[Status] = ("fails", "fails otherwise", "unclear", "passes")
-    return min(known, key=lambda stand: (order.index(stand.status), stand.failure != NUMBERS))
+    return min(known, key=lambda status: (_SEVERITY.index(status.status), status.failure != DIVERGED))
 
 
-def _as_sought(stand: FailureStatus, sought: str | None) -> FailureStatus:
-    other = stand.status == "fails" and sought not in (None, stand.failure)
-    return replace(stand, status="fails otherwise") if other else stand
+def _compare_to_sought(status: FailureStatus, sought: str | None) -> FailureStatus:
+    differs = status.status == "fails" and sought not in (None, status.failure)
+    return replace(status, status="fails otherwise") if differs else status
 
 
-def _of_pair(pair: PairResult, sought: str) -> FailureStatus | None:
+def _classify_pair(pair: PairResult, sought: str) -> FailureStatus | None:
     eager = pair.eager.attempt if pair.eager is not None else None
     graphed = pair.graphed.attempt
     if eager is None or graphed is None:
@@ -56,38 +64,51 @@ def _of_pair(pair: PairResult, sought: str) -> FailureStatus | None:
         return None
     if not eager.outcome.results_intact:
         ended = (
-            f"the eager twin ended {eager.outcome.outcome} in {eager.outcome.phase}: graphs are not what it is about"
+            f"the eager baseline ended {eager.outcome.outcome} in {eager.outcome.phase}, so graphs are not the cause"
         )
         return FailureStatus("unclear", ended)
     if not graphed.outcome.results_intact:
-        return _of_end(graphed.outcome, pair.verdict)
-    verdict, words = pair.verdict, _said(pair.verdict)
-    if verdict.verdict == "DIVERGED":
-        return FailureStatus("fails", words, NUMBERS)
-    ended_well = sought != NUMBERS and verdict.verdict == "INCONCLUSIVE" and not pair.graphed.failed
-    return FailureStatus("passes" if verdict.passes or ended_well else "unclear", words)
+        return _classify_end(graphed.outcome, pair.verdict)
+    verdict, description = pair.verdict, _describe(pair.verdict)
+    if verdict.verdict == DIVERGED:
+        return FailureStatus("fails", description, DIVERGED)
+    ended_well = sought != DIVERGED and verdict.verdict == "INCONCLUSIVE" and not pair.graphed.failed
+    return FailureStatus("passes" if verdict.passes or ended_well else "unclear", description)
 
 
-def _of_end(outcome: Outcome, verdict: Verdict) -> FailureStatus:
-    """Of a graphed run that left no whole curve, beside an eager one that did."""
-    if outcome.outcome == "NUMERIC" and verdict.verdict != "DIVERGED":
-        return FailureStatus("unclear", _said(verdict))  # as where another eager run has the NaN too
-    said = f"{outcome.outcome} in {outcome.phase}"
-    words = f"{said} ({one_line(outcome.message)})" if outcome.message else said
-    return (
-        FailureStatus("unclear", words)
-        if outcome.row.cause == "setup"
-        else FailureStatus("fails", words, _failure(outcome))
-    )
+def _classify_end(outcome: Outcome, verdict: Verdict) -> FailureStatus:
+    """Classify a graphed run without a whole loss curve, whose eager baseline has one."""
+    is_numeric = outcome.outcome == "NUMERIC"
+    # Another eager run may have the NaN too.
+    if is_numeric and verdict.verdict != DIVERGED:
+        return FailureStatus("unclear", _describe(verdict))
+    description = f"{outcome.outcome} in {outcome.phase}"
+    if outcome.message:
+        description += f" ({one_line(outcome.message)})"
+    if outcome.row.cause == "setup":
+        return FailureStatus("unclear", description)
+    failure = DIVERGED if is_numeric else f"{outcome.outcome} ({outcome.failure_class or 'no class'})"
+    return FailureStatus("fails", description, failure)
 
 
-def _said(verdict: Verdict) -> str:
+def _describe(verdict: Verdict) -> str:
     return one_line(f"{verdict.verdict}: {verdict.reason}" if verdict.reason else verdict.verdict)
 
 
-def _failure(outcome: Outcome) -> str:
-    return NUMBERS if outcome.outcome == "NUMERIC" else f"{outcome.outcome} ({outcome.failure_class or 'no class'})"
+def judge_cell(sweep: SweepPaths, plan: Plan, cell: Cell) -> CellResult:
+    """Judge a graphed cell by the records of ``sweep``.
+
+    Raises:
+        InputError: the cell is eager.
+    """
+    if not cell.graphed:
+        raise input_error(cell.cell_id, "is eager: it captures nothing", "name a run of a graphed cell")
+    results = judge_workload(sweep, plan, cell.workload_id)
+    return next(result for result in results if result.cell.cell_id == cell.cell_id)
 
 
-def find_result(results: Sequence[CellResult], cell_id: str) -> CellResult:
-    return next(result for result in results if result.cell.cell_id == cell_id)
+def cause_unknown(plan: Plan, cell: Cell, status: FailureStatus | None, effect: str, fix: str) -> InputError:
+    """Return the error for a cell whose graphs are not known to have ``effect``."""
+    description = status.description if status else NO_OUTCOME
+    message = f"graphs are not known to {effect}: {description}"
+    return input_error(cell.cell_id, message, fix if status else f"resume {plan.name}, then bisect")

@@ -1,170 +1,160 @@
-"""What ``bisect --layers`` says in the end: which layer first computes something else, or why that cannot be told."""
+"""The answer of `bisect --layers`: the first layer that differs, or why none can be named."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from analysis.graphs.layer_divergence import DigestDifference, DivergenceLocation
 from launch.contract.parallel_dims import AXES, ParallelDims
-from launch.contract.plan import Cell, Plan
 from launch.contract.spec import RunSpec
 from orchestrator.bisect.failure_status import FailureStatus
-from orchestrator.bisect.side_sweep import side_sweep_name
+from orchestrator.bisect.search import Answer, Search, join_names
 
 MOST_NAMED = 4
-"""Layers, or ranks, that are named one by one."""
+"""How many layers or ranks a sentence names."""
 
 
 @dataclass(frozen=True)
-class LayerSearch:
-    """What is looked for: where ``cell`` of ``plan``, which computes something else as ``failure`` says, first does so.
-    ``trials`` are its specs with digests, in the order in which they are tried."""
+class LayerSearch(Search):
+    """A search for the first layer that differs. ``trials`` are specs with digests, in the order in which they run."""
 
-    plan: Plan
-    cell: Cell
-    failure: str
     trials: tuple[RunSpec, ...]
 
-    @property
-    def name(self) -> str:
-        """Of the sweep that holds the runs."""
-        return side_sweep_name(self.plan, self.cell, "layers")
+    purpose = "layers"
+    specs = "runs with digested layers"
+    # Digests take time, so a report would show misleading speeds.
+    has_report = False
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of one trial: how it stands, and where its runs part; ``problem`` is why that is not known."""
+    """The result of one trial. ``problem`` is why ``location`` is unknown."""
 
     spec: RunSpec
-    stand: FailureStatus
-    located: DivergenceLocation | None = None
+    status: FailureStatus
+    location: DivergenceLocation | None = None
     problem: str = ""
 
     @property
-    def came_back(self) -> bool:
-        return self.stand.status == "fails"
+    def occurred_again(self) -> bool:
+        return self.status.status == "fails"
 
     @property
-    def named(self) -> DigestDifference | None:
-        """The first difference, where the failure came back and it can be laid to graphs."""
-        return self.located.first if self.came_back and self.located and self.located.attributable else None
+    def is_deterministic(self) -> bool:
+        return self.spec.training.deterministic
 
     @property
-    def mode(self) -> str:
-        return "in deterministic mode" if self.spec.training.deterministic else "without deterministic mode"
-
-    @property
-    def words(self) -> str:
-        return f"{self.mode[0].upper()}{self.mode[1:]} {_came_back(self)} {' '.join(_where(self))}"
-
-
-@dataclass(frozen=True)
-class LayerAnswer:
-    search: LayerSearch
-    findings: tuple[Finding, ...]
-    lost: bool = False
-    """Whether runs were lost before the answer was known."""
-
-    @property
-    def named(self) -> DigestDifference | None:
-        return self.findings[-1].named if self.findings and not self.lost else None
-
-    @property
-    def exit_code(self) -> int:
-        """0 a layer is named; 2 runs were lost; 4 it cannot be told."""
-        return 2 if self.lost else 0 if self.named else 4
+    def first_difference(self) -> DigestDifference | None:
+        """The first difference, if the failure occurred again and the difference can be attributed to graphs."""
+        return self.location.first if self.occurred_again and self.location and self.location.attributable else None
 
     @property
     def text(self) -> str:
-        """What fails, what came of each trial, and the answer. Markdown that a terminal can show."""
-        head = f"{self.search.cell.label} of {self.search.plan.name} fails: {self.search.failure}"
-        return "\n\n".join((head, *(finding.words for finding in self.findings), self.words)) + "\n"
+        mode = "In deterministic mode" if self.is_deterministic else "Without deterministic mode"
+        occurred = "it is unknown whether the failure occurred again"
+        if self.status.status in ("fails", "passes"):
+            occurred = "the failure occurred again" if self.occurred_again else "the failure did not occur again"
+        return f"{mode} {occurred} ({self.status.description}). {' '.join(_describe_location(self))}"
+
+
+@dataclass(frozen=True)
+class LayerAnswer(Answer):
+    search: LayerSearch
+    findings: tuple[Finding, ...]
 
     @property
-    def words(self) -> str:
-        """The answer in a sentence."""
-        if self.lost:
-            return "Runs were lost before the answer was known: the same command takes them up."
-        if self.named:
-            return f"First to differ: {_place(self.named)}{_ranks(self.named, self.findings[-1].spec)}."
-        return f"No layer can be named. {self._why()}"
+    def first_difference(self) -> DigestDifference | None:
+        return self.findings[-1].first_difference if self.findings else None
 
-    def _why(self) -> str:
-        for finding in self.findings:
-            if finding.came_back and finding.problem:
-                return (
-                    f"Digests are not whole: {finding.problem}. Delete the folders of the runs named, and the same command "
-                    "makes them again."
-                )
-        hidden = [finding for finding in self.findings if finding.located and finding.located.hidden]
-        if any(finding.spec.training.deterministic for finding in hidden):
-            return "Eager runs differ by themselves as early, in deterministic mode too."
-        if hidden:
-            gone = any(f.spec.training.deterministic and f.stand.status == "passes" for f in self.findings)
-            where = ", and in deterministic mode, where they do not, the failure does not come back" if gone else ""
-            return f"Eager runs differ by themselves as early{where}."
-        if any(finding.came_back for finding in self.findings):
-            return "What differs is not of what was captured, or was not digested."
-        return "What digesting adds to a step may hide what depends on its timing or its memory."
+    @property
+    def is_found(self) -> bool:
+        return self.first_difference is not None
+
+    @property
+    def evidence(self) -> Sequence[str]:
+        return [finding.text for finding in self.findings]
+
+    @property
+    def sentences(self) -> Sequence[str]:
+        if first := self.first_difference:
+            return [f"First to differ: {_describe_place(first)}{_ranks(first, self.findings[-1].spec)}."]
+        return ["No layer can be named.", _explain_no_layer(self.findings)]
+
+    @property
+    def json_fields(self) -> Mapping[str, Any]:
+        return {
+            "first": _difference_to_json(self.first_difference),
+            "trials": [_finding_to_json(finding) for finding in self.findings],
+        }
 
 
-def _came_back(finding: Finding) -> str:
-    if finding.came_back:
-        return f"the failure came back ({finding.stand.words})."
-    if finding.stand.status == "passes":
-        return f"the failure did not come back ({finding.stand.words})."
-    return f"it is not known whether the failure came back ({finding.stand.words})."
+def _explain_no_layer(findings: Sequence[Finding]) -> str:
+    for finding in findings:
+        if finding.occurred_again and finding.problem:
+            return (
+                f"Digests are incomplete: {finding.problem}. Delete the folders of the runs named, and the same command "
+                "runs them again."
+            )
+    hidden = [finding for finding in findings if finding.location and finding.location.hidden]
+    if any(finding.is_deterministic for finding in hidden):
+        return "Eager runs differ as early, in deterministic mode too."
+    if hidden:
+        passes = any(finding.is_deterministic and finding.status.status == "passes" for finding in findings)
+        deterministic = ". In deterministic mode they agree, but the failure does not occur there" if passes else ""
+        return f"Eager runs differ as early{deterministic}."
+    if any(finding.occurred_again for finding in findings):
+        return "The difference is not in what was captured, or it was not digested."
+    return "Digests add work to a step, which may hide a failure that depends on timing or memory."
 
 
-def _where(finding: Finding) -> list[str]:
-    """Where runs part, and what follows from that."""
-    located = finding.located
-    if located is None:
-        return [f"Where it begins is not known: {finding.problem}."]
-    first, eager = located.first, located.eager
+def _describe_location(finding: Finding) -> list[str]:
+    """Return where the runs of a trial first differ, and what this means."""
+    location = finding.location
+    if location is None:
+        return [f"The first difference is unknown: {finding.problem}."]
+    first, eager = location.first, location.eager
     among_eager = (
-        f"The {located.repeats} eager repeats agree bit for bit in the first {located.steps} steps."
+        f"The {location.repeats} eager repeats agree bit for bit in the first {location.steps} steps."
         if eager is None
-        else f"Two eager repeats part from each other, first in {_place(eager)}."
+        else f"Two eager repeats differ, first in {_describe_place(eager)}."
     )
     if first is None:
-        later = ": what fails begins later" if finding.came_back else ""
-        return [f"Graphed and eager runs agree bit for bit in the first {located.steps} steps{later}.", among_eager]
-    begins = f"Graphed runs part from eager ones first in {_place(first)}{_ranks(first, finding.spec)}."
-    if located.attributable:
-        return [begins, *_meaning(first, located.names), among_eager, *_in_repeats(located)]
-    if located.hidden:
-        return [begins, among_eager, "What differs there or behind it cannot be laid to graphs."]
-    nothing = f"Nothing is captured before step {located.capture_step}: it is no matter of graphs."
-    return [begins, nothing, among_eager]
+        later = "; the failure begins later" if finding.occurred_again else ""
+        return [f"Graphed and eager runs agree bit for bit in the first {location.steps} steps{later}.", among_eager]
+    begins = f"Graphed runs differ from eager runs first in {_describe_place(first)}{_ranks(first, finding.spec)}."
+    if location.attributable:
+        return [begins, _explain(first, location.names), among_eager, _compare_repeats(location)]
+    if location.hidden:
+        return [begins, among_eager, "Differences from there on cannot be attributed to graphs."]
+    early = f"Nothing is captured before step {location.capture_step}, so graphs are not the cause."
+    return [begins, early, among_eager]
 
 
-def _place(found: DigestDifference) -> str:
-    step = f"step {found.step}"
+def _describe_place(found: DigestDifference) -> str:
+    step, layers, micro_batch = f"step {found.step}", _layers(found), f"micro-batch {found.micro_batch}"
     if found.what == "outputs":
-        return f"{step}, the output of {_layers(found)} in the forward pass of micro-batch {found.micro_batch}"
+        return f"{step}, the output of {layers} in the forward pass of {micro_batch}"
     if found.what == "gradients":
-        return f"{step}, the gradient by the output of {_layers(found)} in the backward pass of micro-batch {found.micro_batch}"  # fmt: skip
+        return f"{step}, the gradient of the output of {layers} in the backward pass of {micro_batch}"
     if found.what == "parameter_gradients":
-        return f"{step}, the gradients of the parameters of {_layers(found)}"
-    return f"{step}, the parameters of {_layers(found)} after the update"
+        return f"{step}, the gradients of the parameters of {layers}"
+    return f"{step}, the parameters of {layers} after the update"
 
 
 def _layers(found: DigestDifference) -> str:
-    return _named([_the(layer) for layer in found.layers], "layers")
+    return _join_some([_with_article(layer) for layer in found.layers], "layers")
 
 
-def _the(layer: str) -> str:
+def _with_article(layer: str) -> str:
     return layer if layer.startswith("decoder layer") else f"the {layer}"
 
 
-def _named(names: Sequence[str], noun: str) -> str:
+def _join_some(names: Sequence[str], noun: str) -> str:
     if len(names) > MOST_NAMED:
         return f"{len(names)} {noun} (the first is {names[0]})"
-    *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
+    return join_names(names)
 
 
 def _ranks(found: DigestDifference, spec: RunSpec) -> str:
@@ -175,65 +165,52 @@ def _ranks(found: DigestDifference, spec: RunSpec) -> str:
         return f", on all {world} ranks"
     dims = ParallelDims.of(spec.parallelism)
     axes = [axis for axis in AXES if axis != "expert_dp" and dims.size(axis) > 1]
-    said = [f"rank {rank} ({', '.join(f'{axis} {dims.rank_in(axis, rank)}' for axis in axes)})" for rank in found.ranks]
-    return f", on {_named(said, 'ranks')}"
-
-
-def _meaning(found: DigestDifference, names: Sequence[str]) -> list[str]:
-    """What is at fault where all that comes before agrees."""
-    if found.what == "outputs":
-        return [
-            f"All that comes before agrees, its parameters too: {_layers(found)} computes something else from the same."
-        ]
-    if found.what == "gradients":
-        behind = names[names.index(found.layers[0]) + 1 :]
-        culprit = f"the backward pass of {_the(behind[0])}" if behind else "what the backward pass begins from"
-        return [f"All outputs of the step agree, and so do the gradients behind it: {culprit} computes something else."]
-    if found.what == "parameter_gradients":
-        return ["All outputs of the step and the gradients between layers agree: their sum over micro-batches or ranks, or what a layer adds to it, is something else."]  # fmt: skip
-    return ["All gradients of the step agree: the update computes something else."]
-
-
-def _in_repeats(located: DivergenceLocation) -> list[str]:
-    """Of several graphed repeats, whether all have it."""
-    if set(located.graphed.values()) == {located.first}:
-        return [f"Each of the {len(located.graphed)} graphed repeats has it."]
-    said = [
-        f"graphed repeat {repeat} {f'parts in {_place(found)}' if found else 'agrees'}"
-        for repeat, found in sorted(located.graphed.items())
+    names = [
+        f"rank {rank} ({', '.join(f'{axis} {dims.rank_in(axis, rank)}' for axis in axes)})" for rank in found.ranks
     ]
-    return [f"It comes and goes: {'; '.join(said)}."]
+    return f", on {_join_some(names, 'ranks')}"
 
 
-def answer_to_json(answer: LayerAnswer) -> dict[str, Any]:
-    """The content of layers.json."""
-    search = answer.search
+def _explain(found: DigestDifference, names: Sequence[str]) -> str:
+    """Return what is at fault if everything before ``found`` agrees."""
+    if found.what == "outputs":
+        return f"Everything before agrees, parameters included: {_layers(found)} computes another result from the same input."
+    if found.what == "gradients":
+        later = names[names.index(found.layers[0]) + 1 :]
+        culprit = f"the backward pass of {_with_article(later[0])}" if later else "the start of the backward pass"
+        return f"All outputs of the step and the gradients of later layers agree: {culprit} computes another result."
+    if found.what == "parameter_gradients":
+        return (
+            "All outputs of the step and the gradients between layers agree: the sum over micro-batches or ranks differs, "
+            "or what a layer adds to it."
+        )
+    return "All gradients of the step agree: the update computes another result."
+
+
+def _compare_repeats(location: DivergenceLocation) -> str:
+    """Return whether all graphed repeats differ at the same place."""
+    if set(location.graphed.values()) == {location.first}:
+        return f"Each of the {len(location.graphed)} graphed repeats differs there."
+    repeats = [
+        f"graphed repeat {repeat} {f'differs first in {_describe_place(found)}' if found else 'agrees'}"
+        for repeat, found in sorted(location.graphed.items())
+    ]
+    return f"Graphed repeats do not all differ there: {'; '.join(repeats)}."
+
+
+def _finding_to_json(finding: Finding) -> dict[str, Any]:
+    location = finding.location
     return {
-        "format": 1,
-        "sweep": search.plan.name,
-        "cell_id": search.cell.cell_id,
-        "label": search.cell.label,
-        "failure": search.failure,
-        "exit_code": answer.exit_code,
-        "text": answer.words,
-        "first": answer.named and _difference(answer.named),
-        "trials": [_finding(finding) for finding in answer.findings],
-    }
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    located = finding.located
-    return {
-        "deterministic": finding.spec.training.deterministic,
-        "status": finding.stand.status,
-        "words": finding.words,
+        "deterministic": finding.is_deterministic,
+        "status": finding.status.status,
+        "words": finding.text,
         "problem": finding.problem,
-        "steps": located and located.steps,
-        "eager": located and located.eager and _difference(located.eager),
-        "graphed": located
-        and {str(repeat): found and _difference(found) for repeat, found in sorted(located.graphed.items())},
+        "steps": location and location.steps,
+        "eager": location and _difference_to_json(location.eager),
+        "graphed": location
+        and {str(repeat): _difference_to_json(found) for repeat, found in sorted(location.graphed.items())},
     }
 
 
-def _difference(found: DigestDifference) -> dict[str, Any]:
-    return {**vars(found), "layers": list(found.layers), "ranks": list(found.ranks)}
+def _difference_to_json(found: DigestDifference | None) -> dict[str, Any] | None:
+    return {**vars(found), "layers": list(found.layers), "ranks": list(found.ranks)} if found else None

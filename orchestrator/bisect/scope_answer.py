@@ -1,4 +1,4 @@
-"""What ``bisect`` looks for, and what it says in the end."""
+"""The answer of `bisect`: the smallest captured set that fails."""
 
 from __future__ import annotations
 
@@ -6,194 +6,152 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launch.contract.plan import Cell, Plan, Reason
+from launch.contract.plan import Reason
 from launch.contract.spec import CudaGraph
 from orchestrator.bisect.failure_status import FailureStatus
-from orchestrator.bisect.scope_candidates import Candidate, Conclusion, candidates_of
-from orchestrator.bisect.side_sweep import side_sweep_name
+from orchestrator.bisect.scope_candidates import Candidate, Conclusion, Status, list_candidates
+from orchestrator.bisect.search import Answer, Search, join_names
 
 
 @dataclass(frozen=True)
-class ScopeSearch:
-    """What is looked for: the smallest of ``candidates`` that fails as ``cell`` of ``plan`` did, by its ``failure``.
+class ScopeSearch(Search):
+    """A search for the smallest of ``candidates`` with the failure ``sought`` (FailureStatus.failure).
 
-    ``sought`` is what tells that failure from others (orchestrator.bisect.failure_status.Stand). ``left_out`` are sets
-    that cannot be tried, and why.
+    ``left_out`` holds the sets that cannot be tried, with the reasons.
     """
 
-    plan: Plan
-    cell: Cell
-    failure: str
     sought: str
     candidates: tuple[Candidate, ...]
     left_out: Mapping[CudaGraph, tuple[Reason, ...]]
 
-    @property
-    def name(self) -> str:
-        """Of the sweep that holds the runs."""
-        return side_sweep_name(self.plan, self.cell, "bisect")
-
-    @property
-    def untried(self) -> tuple[Candidate, ...]:
-        """The sets left out."""
-        return tuple(one for one in candidates_of(self.cell.run_spec) if one.graph in self.left_out)
+    purpose = "bisect"
+    specs = "smaller sets"
+    has_report = True
 
 
 @dataclass(frozen=True)
-class ScopeAnswer:
-    """How sets stand, and what follows from it; ``conclusion`` is None where runs were lost."""
-
+class ScopeAnswer(Answer):
     search: ScopeSearch
-    found: Mapping[CudaGraph, FailureStatus]
-    conclusion: Conclusion | None
+    statuses: Mapping[CudaGraph, FailureStatus]
+    conclusion: Conclusion
 
     @property
-    def exit_code(self) -> int:
-        """0 the smallest set that fails is known; 2 runs were lost; 4 it cannot be told."""
-        if self.conclusion is None:
-            return 2
-        return 0 if self.conclusion.smallest and self.certain(self.conclusion.smallest) else 4
+    def is_found(self) -> bool:
+        return self.conclusion.smallest is not None and self.is_certain(self.conclusion.smallest)
 
-    def certain(self, smallest: Candidate) -> bool:
-        """Whether every set of fewer parts was tried, and passes."""
-        return bool(self.conclusion and not self.conclusion.unclear) and not self.untried_below(smallest)
+    def is_certain(self, smallest: Candidate) -> bool:
+        """Return whether every set of fewer parts was tried and passes."""
+        return not self.conclusion.unclear and not self.untried_below(smallest)
 
-    def untried_below(self, smallest: Candidate) -> tuple[Candidate, ...]:
-        return tuple(one for one in self.search.untried if len(one.parts) < len(smallest.parts))
+    def untried_below(self, smallest: Candidate) -> list[Candidate]:
+        sets = list_candidates(self.search.cell.run_spec)
+        return [one for one in sets if one.graph in self.search.left_out and len(one.parts) < len(smallest.parts)]
 
-    @property
-    def fail_otherwise(self) -> tuple[Candidate, ...]:
-        stands = ((one, self.found.get(one.graph)) for one in self.search.candidates)
-        return tuple(one for one, stand in stands if stand and stand.status == "fails otherwise")
+    def has_status(self, one: Candidate, status: Status) -> bool:
+        found = self.statuses.get(one.graph)
+        return found is not None and found.status == status
 
     @property
-    def text(self) -> str:
-        """What fails, a row a set, and the answer. Markdown that a terminal can show."""
-        search = self.search
-        rows = [(one.graph.label, *self._row(self.found.get(one.graph))) for one in search.candidates]
+    def evidence(self) -> Sequence[str]:
+        """A table with a row for each set."""
+        rows = [(one.graph.label, *self._row(self.statuses.get(one.graph))) for one in self.search.candidates]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = ["  ".join(w.ljust(n) for w, n in zip(row, widths, strict=True)).rstrip() for row in rows]
-        left = [
-            f"{g.label:{widths[0]}}  left out  [{found[0].rule}] {found[0].message}"
-            for g, found in search.left_out.items()
+        table = ["  ".join(word.ljust(n) for word, n in zip(row, widths, strict=True)).rstrip() for row in rows]
+        table += [
+            f"{graph.label:{widths[0]}}  left out  [{reasons[0].rule}] {reasons[0].message}"
+            for graph, reasons in self.search.left_out.items()
         ]
-        head = f"{search.cell.label} of {search.plan.name} fails: {search.failure}"
-        return "\n".join((head, "", *(f"    {row}" for row in (*table, *left)), "", self.words)) + "\n"
+        return ["\n".join(f"    {row}" for row in table)]
 
-    def _row(self, stand: FailureStatus | None) -> tuple[str, str]:
-        if stand is None:
-            return ("no outcome yet" if self.conclusion is None else "not tried", "")
-        return (stand.status, stand.words)
+    def _row(self, status: FailureStatus | None) -> tuple[str, str]:
+        if status is None:
+            return ("no outcome yet" if self.missing else "not tried", "")
+        return (status.status, status.description)
 
     @property
-    def words(self) -> str:
-        """The answer in a sentence or two."""
-        if self.conclusion is None:
-            return "Runs were lost before the answer was known: the same command takes them up."
-        sentences = (*_named(self, self.conclusion), *_unclear(self, self.conclusion), *_otherwise(self))
-        return " ".join(sentences)
+    def sentences(self) -> Sequence[str]:
+        smallest = self.conclusion.smallest
+        found = _not_reproduced(self) if smallest is None else _describe_smallest(self, smallest)
+        return [*found, *_describe_unclear(self), *_describe_other_failures(self)]
+
+    @property
+    def json_fields(self) -> Mapping[str, Any]:
+        search, conclusion = self.search, self.conclusion
+        return {
+            "sought": search.sought,
+            "smallest": conclusion.smallest and _graph_to_json(conclusion.smallest),
+            "also": [_graph_to_json(one) for one in conclusion.also],
+            "unclear": [_graph_to_json(one) for one in conclusion.unclear],
+            "sets": [_graph_to_json(one) | _status_to_json(self.statuses.get(one.graph)) for one in search.candidates],
+            "left_out": [
+                {"label": graph.label, "reasons": [vars(reason) for reason in reasons]}
+                for graph, reasons in search.left_out.items()
+            ],
+        }
 
 
-def _named(answer: ScopeAnswer, conclusion: Conclusion) -> list[str]:
-    smallest = conclusion.smallest
-    if smallest is None:
-        return [_not_reproduced(answer, conclusion)]
-    whole = smallest.graph == answer.search.cell.run_spec.cuda_graph
-    untried = answer.untried_below(smallest)
-    passing = [one for one in answer.search.candidates if one.parts < smallest.parts and _passes(answer, one)]
-    sentences = [_smallest(smallest, whole, answer)]
-    sentences += [f"{one.graph.label} was not tried: {_why(answer, one)}." for one in untried]
+def _describe_smallest(answer: ScopeAnswer, smallest: Candidate) -> list[str]:
+    search, also = answer.search, answer.conclusion.also
+    passing = [one for one in search.candidates if one.parts < smallest.parts and answer.has_status(one, "passes")]
+    sentences = [_name_smallest(answer, smallest)]
+    for one in answer.untried_below(smallest):
+        reasons = "; ".join(f"[{reason.rule}] {reason.message}" for reason in search.left_out[one.graph])
+        sentences += [f"{one.graph.label} was not tried: {reasons}."]
     if passing:
-        sentences += [f"{_labels(passing)} {_verb(passing, 'pass', 'es')}."]
+        sentences += [f"{_labels(passing)} {'passes' if len(passing) == 1 else 'pass'}."]
     parts_pass = frozenset().union(*(one.parts for one in passing)) == smallest.parts
-    if len(smallest.parts) > 1 and parts_pass and answer.certain(smallest):
+    if len(smallest.parts) > 1 and parts_pass and answer.is_certain(smallest):
         sentences += ["Each of its parts passes in a smaller set: only their combination fails."]
-    if conclusion.also:
-        sentences += [f"{_labels(conclusion.also)}, as small, {_verb(conclusion.also, 'fail', 's')} too."]
+    if also:
+        sentences += [f"{_labels(also)}, of the same size, {'fails' if len(also) == 1 else 'fail'} too."]
     return sentences
 
 
-def _smallest(smallest: Candidate, whole: bool, answer: ScopeAnswer) -> str:
+def _name_smallest(answer: ScopeAnswer, smallest: Candidate) -> str:
     label = smallest.graph.label
+    is_whole = smallest.graph == answer.search.cell.run_spec.cuda_graph
     if answer.untried_below(smallest):
-        named = f"{label}, the whole set," if whole else label
-        return f"{named} is the smallest set that fails of those that could be tried."
-    if not whole:
+        name = f"{label}, the whole set," if is_whole else label
+        return f"{name} is the smallest set that fails among those that could be tried."
+    if not is_whole:
         return f"{label} is the smallest set that fails."
-    return f"Only the whole set {'fails' if answer.certain(smallest) else 'is known to fail'}, {label}."
+    return f"Only the whole set {'fails' if answer.is_certain(smallest) else 'is known to fail'}: {label}."
 
 
-def _not_reproduced(answer: ScopeAnswer, conclusion: Conclusion) -> str:
-    if not conclusion.unclear:
-        return "Not reproduced: no set fails any more, the whole one included."
-    whole = answer.found.get(answer.search.cell.run_spec.cuda_graph)
+def _not_reproduced(answer: ScopeAnswer) -> list[str]:
+    if not answer.conclusion.unclear:
+        return ["Not reproduced: all sets pass now, including the whole set."]
+    whole = answer.statuses.get(answer.search.cell.run_spec.cuda_graph)
     if whole is not None and whole.status != "unclear":
-        return f"Not reproduced: the whole set {'passes' if whole.status == 'passes' else 'fails otherwise'} now."
-    return "No set is known to fail."
+        return [f"Not reproduced: the whole set {whole.status} now."]
+    return ["No set is known to fail."]
 
 
-def _passes(answer: ScopeAnswer, one: Candidate) -> bool:
-    stand = answer.found.get(one.graph)
-    return stand is not None and stand.status == "passes"
-
-
-def _why(answer: ScopeAnswer, one: Candidate) -> str:
-    return "; ".join(f"[{reason.rule}] {reason.message}" for reason in answer.search.left_out[one.graph])
-
-
-def _verb(subjects: Sequence[Candidate], verb: str, ending: str) -> str:
-    return verb + ending if len(subjects) == 1 else verb
-
-
-def _unclear(answer: ScopeAnswer, conclusion: Conclusion) -> list[str]:
-    otherwise = answer.fail_otherwise
-    unclear = [one for one in conclusion.unclear if one not in otherwise]
+def _describe_unclear(answer: ScopeAnswer) -> list[str]:
+    unclear = [one for one in answer.conclusion.unclear if not answer.has_status(one, "fails otherwise")]
     if not unclear:
         return []
-    doubt = ", so that a smaller set may fail" if conclusion.smallest else ""
-    return [f"What becomes of {_labels(unclear)} is unclear{doubt}."]
+    doubt = ", so a smaller set may fail" if answer.conclusion.smallest else ""
+    return [f"The status of {_labels(unclear)} is unclear{doubt}."]
 
 
-def _otherwise(answer: ScopeAnswer) -> list[str]:
-    """Failures that nobody looked for, each a finding of its own."""
-    found = [f"{one.graph.label} ({answer.found[one.graph].words})" for one in answer.fail_otherwise]
-    if not found:
-        return []
-    return [f"Another failure than {answer.search.sought}, a finding of its own, which hides whether that comes about: {'; '.join(found)}."]  # fmt: skip
+def _describe_other_failures(answer: ScopeAnswer) -> list[str]:
+    found = [
+        f"{one.graph.label} ({answer.statuses[one.graph].description})"
+        for one in answer.search.candidates
+        if answer.has_status(one, "fails otherwise")
+    ]
+    return [f"Another failure occurred, which may hide {answer.search.sought}: {'; '.join(found)}."] if found else []
 
 
 def _labels(sets: Sequence[Candidate]) -> str:
-    *others, last = (one.graph.label for one in sets)
-    return f"{', '.join(others)} and {last}" if others else last
+    return join_names([one.graph.label for one in sets])
 
 
-def answer_to_json(answer: ScopeAnswer) -> dict[str, Any]:
-    """The content of bisect.json."""
-    search, conclusion = answer.search, answer.conclusion
-    return {
-        "format": 1,
-        "sweep": search.plan.name,
-        "cell_id": search.cell.cell_id,
-        "label": search.cell.label,
-        "failure": search.failure,
-        "sought": search.sought,
-        "exit_code": answer.exit_code,
-        "text": answer.words,
-        "smallest": _graph(conclusion.smallest) if conclusion and conclusion.smallest else None,
-        "also": [_graph(one) for one in conclusion.also] if conclusion else [],
-        "unclear": [_graph(one) for one in conclusion.unclear] if conclusion else [],
-        "sets": [{**_graph(one), **_stand(answer.found.get(one.graph))} for one in search.candidates],
-        "left_out": [
-            {"label": graph.label, "reasons": [vars(reason) for reason in reasons]}
-            for graph, reasons in search.left_out.items()
-        ],
-    }
-
-
-def _graph(one: Candidate) -> dict[str, Any]:
+def _graph_to_json(one: Candidate) -> dict[str, Any]:
     graph = one.graph
     return {"label": graph.label, "impl": graph.impl, "scope": graph.scope, "optimizer": graph.optimizer}
 
 
-def _stand(stand: FailureStatus | None) -> dict[str, Any]:
-    return {"status": stand.status if stand else None, "words": stand.words if stand else ""}
+def _status_to_json(status: FailureStatus | None) -> dict[str, Any]:
+    return {"status": status and status.status, "words": status.description if status else ""}

@@ -1,9 +1,7 @@
-"""Which of the smaller sets of what a run captures to try next, and which is the smallest that fails. Pure.
+"""Decide which smaller captured sets to try next, and which is the smallest that fails. Pure.
 
-Sets are tried from the smallest up, all of one size together: they share an eager twin. The first size at which one fails
-ends it, so that no smaller set that was tried fails, whether or not a larger set fails wherever a smaller one does. The
-whole set is the last: that it fails again, and no part of it does, is then known from the same sweep. A size of which
-nothing is clear ends it too, as where the eager twin fails.
+Sets are tried from the smallest up. All sets of one size run together and share an eager baseline. The search ends at the
+first size at which a set fails, or at which no status is clear.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from launch.contract.spec import CudaGraph, RunSpec
 from orchestrator.rules import graph_scope
 
 Status = Literal["fails", "fails otherwise", "passes", "unclear"]
-"""Only "fails" is the failure looked for. Another one hides whether it would have come about."""
+"""Only "fails" is the original failure. Another failure may hide it."""
 
 
 @dataclass(frozen=True)
@@ -31,23 +29,24 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """``smallest`` fails, and no set of fewer parts is known to; None where none is, the whole included, or nothing is
-    clear. ``also`` fail too and have as many parts. Whether ``unclear`` sets, of fewer parts, fail so is not known: those
-    that fail otherwise are among them."""
+    """The result of a search."""
 
-    smallest: Candidate | None
-    also: tuple[Candidate, ...]
-    unclear: tuple[Candidate, ...]
+    smallest: Candidate | None = None
+    """A set that fails, while no set of fewer parts is known to fail."""
+    also: tuple[Candidate, ...] = ()
+    """Other sets of the same size that fail."""
+    unclear: tuple[Candidate, ...] = ()
+    """Smaller sets that neither pass nor fail, including those that fail otherwise."""
 
 
 def next_scopes(
     candidates: Sequence[Candidate], found: Mapping[CudaGraph, Status]
 ) -> tuple[Candidate, ...] | Conclusion:
-    """The sets that must have been tried by the end of the next round, or what follows from those that have been.
+    """Return the sets that must have a status after the next round, or the conclusion.
 
     Args:
-        candidates: the whole set among them.
-        found: how sets stand that have been tried.
+        candidates: all sets, including the whole set.
+        found: the status of each set that was tried.
     """
     tried: tuple[Candidate, ...] = ()
     unclear: tuple[Candidate, ...] = ()
@@ -60,15 +59,17 @@ def next_scopes(
         if failing:
             return Conclusion(failing[0], tuple(failing[1:]), unclear)
         unclear += tuple(candidate for candidate in level if found[candidate.graph] != "passes")
-        beyond = any(candidate.graph in found for candidate in candidates if len(candidate.parts) > size)
-        if all(found[candidate.graph] == "unclear" for candidate in level) and not beyond:
+        larger_tried = any(candidate.graph in found for candidate in candidates if len(candidate.parts) > size)
+        if all(found[candidate.graph] == "unclear" for candidate in level) and not larger_tried:
             break
-    return Conclusion(None, (), unclear)
+    return Conclusion(unclear=unclear)
 
 
-def candidates_of(whole: RunSpec) -> tuple[Candidate, ...]:
-    """Every set of the same implementation that captures strictly less than ``whole`` and means something for the model,
-    in the order of launch.contract.graph_impls.GRAPH_SCOPES, and last the whole. Other rules are not asked."""
+def list_candidates(whole: RunSpec) -> tuple[Candidate, ...]:
+    """Return every set of the same implementation that captures strictly less than ``whole``, then the whole set.
+
+    Sets that mean nothing for the model are left out. No other rule is checked. The order is that of GRAPH_SCOPES.
+    """
     all_parts = whole.captured_parts
     specs = (replace(whole, cuda_graph=graph) for graph in _graphs(whole.cuda_graph))
     smaller = [

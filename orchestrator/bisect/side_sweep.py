@@ -1,40 +1,43 @@
-"""A sweep beside another, in which one of its cells is looked into: what its runs are told."""
+"""The sweep of its own in which `bisect` runs variants of a cell."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
+from launch.common.atomic_files import dumps, write_text
 from launch.contract.outcomes import Expectation
-from launch.contract.plan import Cell, Plan
-from launch.contract.spec import RunSpec
+from launch.contract.paths import SweepPaths
+from launch.contract.plan import Cell, Plan, Reason
+from launch.contract.spec import CudaGraph, RunSpec
+from orchestrator.bisect.search import Answer, Search, answer_to_json
 from orchestrator.errors import input_error
 from orchestrator.plan.planner import make_plan
 from orchestrator.recipe.expand import ResolvedCell
 from orchestrator.recipe.fields import Resources, Tracking
 from orchestrator.recipe.recipe import Recipe
+from orchestrator.sweeps.report_process import write_report
+from orchestrator.sweeps.store import report_disk_errors
 from orchestrator.targets.slurm_cluster import Target
 
 LEAST_REPEATS = 2
-"""Eager repeats without which nothing is known to have DIVERGED."""
+"""One eager run gives no noise floor, so nothing could be DIVERGED."""
+AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
 
 
-def side_sweep_name(plan: Plan, cell: Cell, purpose: str) -> str:
-    """The name of the sweep that looks into ``cell`` of ``plan``. A cell's digest is all that tells it from others of its
-    sweep."""
-    return f"{plan.name}-{purpose}-{cell.cell_id.rpartition('-')[2]}"
+def plan_side_sweep(search: Search, graphed: Sequence[RunSpec], target: Target) -> Plan:
+    """Plan runs of ``graphed`` and of their eager baselines, as the search's cell was run.
 
-
-def plan_side_sweep(name: str, plan: Plan, cell: Cell, specs: Sequence[RunSpec], what: str, target: Target) -> Plan:
-    """The sweep ``name`` of ``specs``, run as ``cell`` of ``plan`` was. The same specs give the same plan.
-
-    Args:
-        what: they are of the cell, for who reads the recipe: "smaller sets".
+    The same specs give the same plan.
     """
+    cell, plan = search.cell, search.plan
     limits = Resources(minutes_per_run=cell.limits.run_seconds / 60, hang_minutes=cell.limits.hang_seconds / 60)
-    cells = [ResolvedCell(spec, _settings(cell, spec), Expectation(), limits) for spec in specs]
+    specs = {run.cell_id: run for spec in graphed for run in (_eager_baseline(spec), spec)}
+    cells = [ResolvedCell(spec, _settings(cell, spec), Expectation(), limits) for spec in specs.values()]
     recipe = Recipe(
-        name=name,
+        name=search.name,
         file=Path(plan.recipe_file),
         base={},
         axes=(),
@@ -42,22 +45,52 @@ def plan_side_sweep(name: str, plan: Plan, cell: Cell, specs: Sequence[RunSpec],
         cluster=plan.cluster,
         equivalence=plan.margins,
         wandb=Tracking(mode="disabled"),
-        text=f"# {what} of {cell.cell_id}, of the sweep that this recipe made\n{plan.recipe}",
+        text=f"# {search.specs} of {cell.cell_id}, of the sweep that this recipe made\n{plan.recipe}",
         presets={},
     )
     return make_plan(recipe, cells, target)
 
 
+def _eager_baseline(spec: RunSpec) -> RunSpec:
+    return replace(spec, cuda_graph=CudaGraph("none", (), spec.cuda_graph.warmup_steps))
+
+
 def _settings(cell: Cell, spec: RunSpec) -> tuple[str, ...]:
-    """Those of ``cell``, and what ``spec`` has besides."""
+    """Return the settings of ``cell``, and those that ``spec`` adds."""
     whole = cell.run_spec
     own = cell.label.removeprefix(whole.cuda_graph.label).removeprefix(", ")
     deterministic = spec.training.deterministic and not whole.training.deterministic
     return (*((own,) if own else ()), *(("deterministic=true",) if deterministic else ()))
 
 
-def raise_if_rejected(plan: Plan) -> None:
-    """Raises InputError where a cell of ``plan`` cannot be run."""
-    for cell in plan.cells:
-        for reason in cell.reasons:
-            raise input_error(f"{cell.label} [{reason.rule}]", reason.message, reason.remedy)
+def run_rounds(read_answer: Callable[[], AnyAnswer], target: Target, execute: Callable[[Plan], None]) -> AnyAnswer:
+    """Execute the missing runs, round by round, until none is missing or a round does not complete them.
+
+    Raises:
+        InputError: a round cannot run on ``target``.
+    """
+    before: tuple[RunSpec, ...] = ()
+    while (answer := read_answer()).missing and answer.missing != before:
+        before = answer.missing
+        plan = plan_side_sweep(answer.search, before, target)
+        for cell in plan.cells:
+            raise_if_rejected(cell.label, cell.reasons)
+        execute(plan)
+    return answer
+
+
+def raise_if_rejected(place: str, reasons: Iterable[Reason]) -> None:
+    """Raise InputError with the first of ``reasons``, if there is any."""
+    for reason in reasons:
+        raise input_error(f"{place} [{reason.rule}]", reason.message, reason.remedy)
+
+
+def write_answer(sweep: SweepPaths, answer: Answer) -> Path:
+    """Write the answer as Markdown and JSON into the report folder of the search's sweep. Return the Markdown file."""
+    path = sweep.report / f"{answer.search.purpose}.md"
+    if answer.search.has_report:
+        write_report(sweep)
+    with report_disk_errors(sweep):
+        write_text(path, answer.text)
+        write_text(path.with_suffix(".json"), dumps(answer_to_json(answer), indent=1) + "\n")
+    return path

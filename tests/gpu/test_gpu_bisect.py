@@ -16,7 +16,7 @@ import pytest
 
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Cell, read_plan
-from orchestrator.bisect.scope_candidates import candidates_of
+from orchestrator.bisect.scope_candidates import list_candidates
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def bisected(folder: Path, preset: str, scope: str, fault: str) -> tuple[dict[st
     done = orchestrator(folder / "store", "bisect", "scopes", cell.run_ids[0], "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
-    assert [one["label"] for one in found["sets"]] == [one.graph.label for one in candidates_of(cell.run_spec)]
+    assert [one["label"] for one in found["sets"]] == [one.graph.label for one in list_candidates(cell.run_spec)]
     (own,) = (path for path in (folder / "store").iterdir() if path.name.startswith("scopes-bisect-"))
     again = orchestrator(folder / "store", "bisect", "scopes", cell.cell_id, "--json")
     assert json.loads(again.stdout) == found and "to start" not in again.stderr, "all of it is on disk"
@@ -65,7 +65,7 @@ def test_numbers_that_part_are_pinned_on_the_smallest_set(tmp_path: Path) -> Non
     found, own = bisected(tmp_path, "tiny_dense", "attn, mlp", "frozen_scalar")
     assert (found["smallest"]["label"], [one["label"] for one in found["also"]]) == ("torch.attn", ["torch.mlp"])
     assert found["failure"].startswith("DIVERGED")
-    assert [one["standing"] for one in found["sets"]] == ["fails", "fails", None]
+    assert [one["status"] for one in found["sets"]] == ["fails", "fails", None]
     assert (own.report / "report.md").is_file() and (own.report / "bisect.md").is_file()
 
 
@@ -73,7 +73,7 @@ def test_a_capture_that_fails_is_pinned_on_the_smallest_set(tmp_path: Path) -> N
     found, _ = bisected(tmp_path, "tiny_moe", "attn, moe_router, moe_preprocess", "item_in_capture")
     assert found["failure"].startswith("CAPTURE_FAILED in capture")
     assert (found["smallest"]["label"], [one["label"] for one in found["also"]]) == ("torch.attn", ["torch.moe_router"])
-    assert [one["standing"] for one in found["sets"]] == ["fails", "fails", None, None, None]
+    assert [one["status"] for one in found["sets"]] == ["fails", "fails", None, None, None]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_numbers_that_part_are_pinned_on_the_first_layer_captured(
     step = cell.run_spec.cuda_graph.warmup_steps + 1
     assert found["first"] == {"step": step, "what": "outputs", "micro_batch": 0, "layers": [layer], "ranks": [0]}
     (trial,) = found["trials"]
-    assert trial["deterministic"] and trial["eager"] is None and trial["standing"] == "fails"
+    assert trial["deterministic"] and trial["eager"] is None and trial["status"] == "fails"
     assert trial["graphed"] == {"0": found["first"], "1": found["first"]}
     again = orchestrator(tmp_path / "store", "bisect", "scopes", cell.cell_id, "--layers", "--json")
     assert json.loads(again.stdout) == found and "to start" not in again.stderr, "all of it is on disk"

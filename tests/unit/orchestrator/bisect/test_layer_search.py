@@ -1,4 +1,4 @@
-"""bisect --layers over written records: what is made again, what can be laid to graphs, and how it is told."""
+"""bisect --layers over written records: its runs, what it attributes to graphs, and its answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from launch.contract.plan import Cell, Margins, Plan, PlannedBundle, plan_to_jso
 from launch.contract.records.layer_digests import StepDigests, hexadecimal, layer_names
 from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training
 from orchestrator.bisect.layer_answer import LayerAnswer, LayerSearch
-from orchestrator.bisect.layer_search import bisect_layers, plan_of, start_layer_search
+from orchestrator.bisect.layer_search import run_search, start_search
+from orchestrator.bisect.side_sweep import plan_side_sweep
 from orchestrator.cli.main import main
 from orchestrator.errors import InputError
 from orchestrator.sweeps.store import write_plan
@@ -45,7 +46,7 @@ PIPELINE = dataclasses.replace(SPEC, parallelism=Parallelism(pp=2, tp=2), placem
 Place = tuple[int, What, int | None, str]
 """Step, what, micro-batch and layer."""
 Differs = Callable[[RunSpec, int], Place | None]
-"""From which place on the digests of a run are others than those of its workload, on which of its ranks."""
+"""Return the place from which a run's digests on a rank differ from those of its workload."""
 
 
 def other_from(place: Place, *, rank: int = 0, graphed: bool = True, repeats: tuple[int, ...] = (0, 1)) -> Differs:
@@ -93,7 +94,7 @@ def digests_of(spec: RunSpec, rank: int, other: Place | None) -> list[StepDigest
     ]  # fmt: skip
 
 
-# --- where runs part ------------------------------------------------------------------------------------------------
+# --- where runs differ ----------------------------------------------------------------------------------------------
 
 SIX = dataclasses.replace(SPEC, digest_steps=6)
 
@@ -118,7 +119,7 @@ def places(draw: st.DrawFn) -> Place:
 
 
 @given(place=places(), rank=st.integers(0, 3))
-def test_the_first_place_at_which_runs_part_is_found(place: Place, rank: int) -> None:
+def test_the_first_difference_is_found(place: Place, rank: int) -> None:
     """On one of four ranks, of which each pair holds some of the layers."""
     spec = dataclasses.replace(PIPELINE, digest_steps=6)
     step, what, micro_batch, layer = place
@@ -130,7 +131,7 @@ def test_the_first_place_at_which_runs_part_is_found(place: Place, rank: int) ->
 
 
 @given(graphed=places(), eager=places())
-def test_only_what_comes_before_eager_runs_part_is_laid_to_graphs(graphed: Place, eager: Place) -> None:
+def test_only_differences_before_those_of_eager_runs_are_attributed(graphed: Place, eager: Place) -> None:
     def differs(spec: RunSpec, rank: int) -> Place | None:
         return graphed if spec.graphed else eager if spec.repeat == 1 else None
 
@@ -146,13 +147,13 @@ def test_only_what_comes_before_eager_runs_part_is_laid_to_graphs(graphed: Place
         assert located.first == truly_first
 
 
-def test_one_eager_run_lays_nothing_to_graphs() -> None:
+def test_one_eager_run_attributes_nothing_to_graphs() -> None:
     eager, graphed = runs(other_from((4, "outputs", 0, "loss")))
     assert locate(eager, graphed, SIX).attributable
     assert not locate({0: eager[0]}, {0: graphed[0]}, SIX).attributable
 
 
-def test_runs_of_other_lengths_are_held_against_each_other_as_far_as_both_go() -> None:
+def test_runs_of_different_lengths_are_compared_over_common_steps() -> None:
     """As where one ended at a NaN."""
     eager, graphed = runs(other_from((5, "outputs", 0, "embedding")))
     assert first_difference(eager[0], [graphed[0][0][:5]], NAMES) is None
@@ -200,7 +201,7 @@ def eager_fails(run: AttemptRecord) -> None:
 
 
 def written(root: Path, spec: RunSpec = SPEC, edit: Edit = off) -> tuple[SweepPaths, Plan, Cell]:
-    """A sweep of ``spec`` and its eager twin, and the cell of the former."""
+    """Write a sweep of ``spec`` and its eager baseline. Return the cell of ``spec``."""
     sweep = SweepPaths(root / ORIGIN)
     eager = dataclasses.replace(spec, cuda_graph=CudaGraph(warmup_steps=WARMUP))
     cells = tuple(written_cell(one, 2) for one in (eager, spec))
@@ -213,7 +214,7 @@ def written(root: Path, spec: RunSpec = SPEC, edit: Edit = off) -> tuple[SweepPa
 
 
 def make_runs(sweep: SweepPaths, plan: Plan, edit: Edit, differs: Differs) -> list[str]:
-    """In the place of runs: their records, of those that were not there."""
+    """Write records in place of runs. Return the runs that had none."""
     made = []
     for run_id, cell in plan.cell_of_run().items():
         spec = dataclasses.replace(cell.run_spec, repeat=cell.run_ids.index(run_id))
@@ -243,7 +244,7 @@ class Trial:
     rounds: list[int] = dataclasses.field(default_factory=list)
 
     def search(self) -> tuple[LayerSearch, SweepPaths]:
-        search = start_layer_search(*written(self.root, self.spec), self.target)
+        search = start_search(*written(self.root, self.spec), self.target)
         return search, SweepPaths(self.root / search.name)
 
     def answer(self) -> LayerAnswer:
@@ -253,7 +254,7 @@ class Trial:
             write_json(sweep.plan, plan_to_json(plan))
             self.rounds.append(len(make_runs(sweep, plan, self.edit, self.differs)))
 
-        answer = bisect_layers(sweep, search, self.target, make)
+        answer = run_search(sweep, search, self.target, make)
         assert answer.text.isprintable() or "\n" in answer.text
         return answer
 
@@ -262,7 +263,7 @@ def test_the_steps_up_to_the_failure_are_digested_first_in_deterministic_mode(tm
     search, _ = Trial(tmp_path, alike).search()
     assert [one.digest_steps for one in search.trials] == [DIVERGES_AT + 1 + 2] * 2
     assert [one.training.deterministic for one in search.trials] == [True, False]
-    plan = plan_of(search, search.trials, GPUS)
+    plan = plan_side_sweep(search, search.trials, GPUS)
     assert [(c.label, len(c.run_ids)) for c in plan.cells] == [
         (f"{label}, lr 0.0003{mode}", 2) for mode in (", deterministic=true", "") for label in ("eager", "torch.attn")
     ]
@@ -278,22 +279,22 @@ def test_the_steps_up_to_the_failure_are_digested_first_in_deterministic_mode(tm
 PLACES: list[tuple[Place, str, str]] = [
     ((4, "outputs", 1, "decoder layer 2"),
      "First to differ: step 4, the output of decoder layer 2 in the forward pass of micro-batch 1.",
-     "All that comes before agrees, its parameters too: decoder layer 2 computes something else from the same."),
+     "Everything before agrees, parameters included: decoder layer 2 computes another result from the same input."),
     ((5, "outputs", 0, "embedding"),
      "First to differ: step 5, the output of the embedding in the forward pass of micro-batch 0.",
-     "the embedding computes something else from the same."),
+     "the embedding computes another result from the same input."),
     ((4, "gradients", 0, "decoder layer 1"),
-     "First to differ: step 4, the gradient by the output of decoder layer 1 in the backward pass of micro-batch 0.",
-     "the backward pass of decoder layer 2 computes something else."),
+     "First to differ: step 4, the gradient of the output of decoder layer 1 in the backward pass of micro-batch 0.",
+     "the backward pass of decoder layer 2 computes another result."),
     ((4, "gradients", 0, "decoder layer 2"),
-     "First to differ: step 4, the gradient by the output of decoder layer 2 in the backward pass of micro-batch 0.",
-     "the backward pass of the final norm computes something else."),
+     "First to differ: step 4, the gradient of the output of decoder layer 2 in the backward pass of micro-batch 0.",
+     "the backward pass of the final norm computes another result."),
     ((4, "parameter_gradients", None, "decoder layer 0"),
      "First to differ: step 4, the gradients of the parameters of decoder layer 0.",
      "All outputs of the step and the gradients between layers agree"),
     ((4, "parameters", None, "all"),
      "First to differ: step 4, the parameters of 6 layers (the first is the embedding) after the update.",
-     "All gradients of the step agree: the update computes something else."),
+     "All gradients of the step agree: the update computes another result."),
 ]  # fmt: skip
 
 
@@ -301,42 +302,42 @@ PLACES: list[tuple[Place, str, str]] = [
 def test_the_first_place_is_named_with_what_it_means(tmp_path: Path, place: Place, words: str, meaning: str) -> None:
     trial = Trial(tmp_path, other_from(place))
     answer = trial.answer()
-    assert (answer.words, answer.exit_code) == (words, 0)
+    assert (answer.summary, answer.exit_code) == (words, 0)
     assert meaning in answer.text and "The 2 eager repeats agree bit for bit in the first 23 steps." in answer.text
-    assert "In deterministic mode the failure came back (DIVERGED: " in answer.text
-    assert "Each of the 2 graphed repeats has it." in answer.text
+    assert "In deterministic mode the failure occurred again (DIVERGED: " in answer.text
+    assert "Each of the 2 graphed repeats differs there." in answer.text
     assert trial.rounds == [4], "deterministic mode is enough"
 
 
-def test_ranks_are_named_by_where_they_stand(tmp_path: Path) -> None:
+def test_ranks_are_named_with_their_coordinates(tmp_path: Path) -> None:
     """tp 2, pp 2: decoder layer 1 and behind it is on the second stage."""
     differs = other_from((4, "outputs", 1, "decoder layer 1"), rank=3)
     answer = Trial(tmp_path, differs, spec=PIPELINE).answer()
-    assert answer.words.endswith("of micro-batch 1, on rank 3 (tp 1, pp 1).")
+    assert answer.summary.endswith("of micro-batch 1, on rank 3 (tp 1, pp 1).")
 
 
-def test_what_comes_in_one_repeat_alone_is_said_to_come_and_go(tmp_path: Path) -> None:
+def test_a_difference_in_one_repeat_is_reported(tmp_path: Path) -> None:
     answer = Trial(tmp_path, other_from((7, "outputs", 0, "loss"), repeats=(1,))).answer()
     assert answer.exit_code == 0
     assert (
-        "It comes and goes: graphed repeat 0 agrees; graphed repeat 1 parts in step 7, the output of the loss"
+        "Graphed repeats do not all differ there: graphed repeat 0 agrees; graphed repeat 1 differs first in step 7, the output of the loss"
         in answer.text
     )
 
 
-def test_what_hides_in_deterministic_mode_is_looked_for_as_it_was_run(tmp_path: Path) -> None:
+def test_a_failure_hidden_by_deterministic_mode_is_sought_without_it(tmp_path: Path) -> None:
     def differs(spec: RunSpec, rank: int) -> Place | None:
         return None if spec.training.deterministic else other_from((4, "outputs", 0, "decoder layer 0"))(spec, rank)
 
     trial = Trial(tmp_path, differs, only_without_deterministic_mode)
     answer = trial.answer()
     assert (answer.exit_code, trial.rounds) == (0, [4, 4])
-    assert "In deterministic mode the failure did not come back (BITWISE)." in answer.text
+    assert "In deterministic mode the failure did not occur again (BITWISE)." in answer.text
     assert "Graphed and eager runs agree bit for bit in the first 23 steps." in answer.text
-    assert "Without deterministic mode the failure came back" in answer.text
+    assert "Without deterministic mode the failure occurred again" in answer.text
 
 
-def test_eager_runs_that_part_as_early_leave_nothing_to_name(tmp_path: Path) -> None:
+def test_eager_runs_that_differ_as_early_leave_nothing_to_name(tmp_path: Path) -> None:
     def differs(spec: RunSpec, rank: int) -> Place | None:
         if spec.training.deterministic:
             return None
@@ -345,30 +346,30 @@ def test_eager_runs_that_part_as_early_leave_nothing_to_name(tmp_path: Path) -> 
         return (4, "outputs", 0, "decoder layer 0")
 
     answer = Trial(tmp_path, differs, only_without_deterministic_mode).answer()
-    assert (answer.named, answer.exit_code) == (None, 4)
-    assert answer.words == (
-        "No layer can be named. Eager runs differ by themselves as early, and in deterministic mode, where they do not, "
-        "the failure does not come back."
+    assert (answer.first_difference, answer.exit_code) == (None, 4)
+    assert answer.summary == (
+        "No layer can be named. Eager runs differ as early. In deterministic mode they agree, but the failure does "
+        "not occur there."
     )
     assert (
-        "Two eager repeats part from each other, first in step 1, the gradient by the output of decoder layer 0 in the "
-        "backward pass of micro-batch 1. What differs there or behind it cannot be laid to graphs." in answer.text
+        "Two eager repeats differ, first in step 1, the gradient of the output of decoder layer 0 in the "
+        "backward pass of micro-batch 1. Differences from there on cannot be attributed to graphs." in answer.text
     )
 
 
-def test_eager_runs_that_part_in_deterministic_mode_are_said_to(tmp_path: Path) -> None:
+def test_eager_runs_that_differ_in_deterministic_mode_are_reported(tmp_path: Path) -> None:
     answer = Trial(tmp_path, other_from((4, "outputs", 0, "loss"), graphed=False, repeats=(1,))).answer()
-    assert (answer.exit_code, answer.words) == (
-        4, "No layer can be named. Eager runs differ by themselves as early, in deterministic mode too."
+    assert (answer.exit_code, answer.summary) == (
+        4, "No layer can be named. Eager runs differ as early, in deterministic mode too."
     )  # fmt: skip
 
 
-def test_a_failure_that_digests_hide_is_said_not_to_have_come_back(tmp_path: Path) -> None:
+def test_a_failure_that_digests_hide_does_not_occur_again(tmp_path: Path) -> None:
     trial = Trial(tmp_path, alike, unchanged)
     answer = trial.answer()
     assert (answer.exit_code, trial.rounds) == (4, [4, 4])
-    assert answer.words.startswith("No layer can be named. What digesting adds to a step may hide")
-    assert answer.text.count("the failure did not come back (BITWISE)") == 2
+    assert answer.summary.startswith("No layer can be named. Digests add work to a step, which may hide")
+    assert answer.text.count("the failure did not occur again (BITWISE)") == 2
 
 
 def test_bits_that_differ_in_deterministic_mode_are_not_the_failure_that_is_sought(tmp_path: Path) -> None:
@@ -376,11 +377,11 @@ def test_bits_that_differ_in_deterministic_mode_are_not_the_failure_that_is_soug
     trial = Trial(tmp_path, other_from((4, "outputs", 0, "decoder layer 0")), near_in_deterministic_mode)
     answer = trial.answer()
     assert (answer.exit_code, trial.rounds) == (4, [4, 4])
-    assert "In deterministic mode it is not known whether the failure came back" in answer.text
-    assert "within the margins that the run looked into was judged by" in answer.text
+    assert "In deterministic mode it is unknown whether the failure occurred again" in answer.text
+    assert "within the margins of the original run" in answer.text
 
 
-def test_what_was_run_in_deterministic_mode_is_sought_to_the_bit(tmp_path: Path) -> None:
+def test_a_deterministic_run_is_compared_bit_for_bit(tmp_path: Path) -> None:
     known = dataclasses.replace(SPEC, training=dataclasses.replace(SPEC.training, deterministic=True))
     answer = Trial(tmp_path, other_from((20, "outputs", 0, "loss")), near_in_deterministic_mode, known).answer()
     assert answer.exit_code == 0
@@ -388,28 +389,28 @@ def test_what_was_run_in_deterministic_mode_is_sought_to_the_bit(tmp_path: Path)
 
 def test_bits_that_differ_without_the_failure_are_no_answer(tmp_path: Path) -> None:
     answer = Trial(tmp_path, other_from((4, "outputs", 0, "loss")), unchanged).answer()
-    assert answer.exit_code == 4 and "Graphed runs part from eager ones first in step 4" in answer.text
+    assert answer.exit_code == 4 and "Graphed runs differ from eager runs first in step 4" in answer.text
 
 
-def test_what_begins_before_the_capture_or_behind_the_digests_is_not_laid_to_a_layer(tmp_path: Path) -> None:
+def test_a_difference_before_the_capture_or_after_the_digests_names_no_layer(tmp_path: Path) -> None:
     early = Trial(tmp_path / "early", other_from((1, "outputs", 0, "decoder layer 0"))).answer()
     assert early.exit_code == 4
-    assert "Nothing is captured before step 3: it is no matter of graphs." in early.text
+    assert "Nothing is captured before step 3, so graphs are not the cause." in early.text
     late = Trial(tmp_path / "late", alike).answer()
     assert late.exit_code == 4
-    assert "agree bit for bit in the first 23 steps: what fails begins later." in late.text
+    assert "agree bit for bit in the first 23 steps; the failure begins later." in late.text
 
 
-def test_a_mode_in_which_the_eager_twin_fails_is_followed_by_the_other(tmp_path: Path) -> None:
+def test_the_second_trial_runs_if_the_eager_baseline_of_the_first_fails(tmp_path: Path) -> None:
     answer = Trial(tmp_path, other_from((4, "outputs", 0, "loss")), eager_fails).answer()
     assert answer.exit_code == 0
     assert (
-        "In deterministic mode it is not known whether the failure came back (the eager twin ended FAILED"
+        "In deterministic mode it is unknown whether the failure occurred again (the eager baseline ended FAILED"
         in answer.text
     )
 
 
-def test_digests_that_are_not_whole_are_no_evidence(tmp_path: Path) -> None:
+def test_incomplete_digests_are_no_evidence(tmp_path: Path) -> None:
     trial = Trial(tmp_path, other_from((4, "outputs", 0, "loss")))
     search, sweep = trial.search()
     for number, torn in enumerate((
@@ -420,18 +421,20 @@ def test_digests_that_are_not_whole_are_no_evidence(tmp_path: Path) -> None:
         lambda lines: [{**lines[0], "parameters": {**lines[0]["parameters"], "embedding": "0" * 16}}, *lines[1:]],
         lambda lines: [{**lines[0], "gradients": {k: v[:1] for k, v in lines[0]["gradients"].items()}}, *lines[1:]],
     )):  # fmt: skip
-        plan = plan_of(search, search.trials[:1], GPUS)
+        plan = plan_side_sweep(search, search.trials[:1], GPUS)
         if not number:
             make_runs(sweep, plan, off, trial.differs)
         path = sweep.run(plan.cells[-1].run_ids[1]).attempt(1).digests(0)
         whole = path.read_text()
         path.write_text("".join(json.dumps(line) + "\n" for line in torn(list(map(json.loads, whole.splitlines())))))
-        answer = bisect_layers(sweep, search, GPUS, lambda plan: None)
-        assert (answer.named, answer.exit_code) == (None, 4)
-        assert f"Where it begins is not known: {plan.cells[-1].run_ids[1]}: " in answer.text
-        assert answer.words.startswith(f"No layer can be named. Digests are not whole: {plan.cells[-1].run_ids[1]}: ")
+        answer = run_search(sweep, search, GPUS, lambda plan: None)
+        assert (answer.first_difference, answer.exit_code) == (None, 4)
+        assert f"The first difference is unknown: {plan.cells[-1].run_ids[1]}: " in answer.text
+        assert answer.summary.startswith(
+            f"No layer can be named. Digests are incomplete: {plan.cells[-1].run_ids[1]}: "
+        )
         path.write_text(whole)
-    assert bisect_layers(sweep, search, GPUS, lambda plan: None).exit_code == 0
+    assert run_search(sweep, search, GPUS, lambda plan: None).exit_code == 0
 
 
 def test_an_eager_repeat_whose_digests_end_early_is_no_evidence_that_eager_runs_agree(tmp_path: Path) -> None:
@@ -442,14 +445,14 @@ def test_an_eager_repeat_whose_digests_end_early_is_no_evidence_that_eager_runs_
 
     trial = Trial(tmp_path, differs)
     search, sweep = trial.search()
-    plan = plan_of(search, search.trials[:1], GPUS)
+    plan = plan_side_sweep(search, search.trials[:1], GPUS)
     make_runs(sweep, plan, off, trial.differs)
     torn = plan.cells[0].run_ids[1]
     path = sweep.run(torn).attempt(1).digests(0)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
-    answer = bisect_layers(sweep, search, GPUS, lambda plan: None)
-    assert (answer.named, answer.exit_code) == (None, 4)
-    assert f"{torn}: digests are of 3 steps, and 23 were to be digested" in answer.words
+    answer = run_search(sweep, search, GPUS, lambda plan: None)
+    assert (answer.first_difference, answer.exit_code) == (None, 4)
+    assert f"{torn}: digests are of 3 steps, and 23 were to be digested" in answer.summary
 
 
 @pytest.mark.parametrize("side", [0, -1])
@@ -457,44 +460,44 @@ def test_an_eager_repeat_whose_digests_end_early_is_no_evidence_that_eager_runs_
 def test_a_layer_that_one_rank_of_two_lacks_is_no_evidence(tmp_path: Path, what: str, side: int) -> None:
     trial = Trial(tmp_path, other_from((4, "outputs", 0, "decoder layer 2"), rank=3), spec=PIPELINE)
     search, sweep = trial.search()
-    plan = plan_of(search, search.trials[:1], GPUS)
+    plan = plan_side_sweep(search, search.trials[:1], GPUS)
     make_runs(sweep, plan, off, trial.differs)
     path = sweep.run(plan.cells[side].run_ids[1]).attempt(1).digests(1)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     del lines[7][what]["embedding"]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    answer = bisect_layers(sweep, search, GPUS, lambda plan: None)
-    assert (answer.named, answer.exit_code) == (None, 4)
+    answer = run_search(sweep, search, GPUS, lambda plan: None)
+    assert (answer.first_difference, answer.exit_code) == (None, 4)
     said = f"rank 1 has {what} of other layers in a step of {'graphed' if side else 'eager'} repeat 1"
-    assert said in answer.words
+    assert said in answer.summary
 
 
-def test_what_was_captured_in_the_first_step_is_laid_to_graphs_from_there_on() -> None:
+def test_a_capture_in_the_first_step_is_attributed_from_there_on() -> None:
     """Warm-up of local graphs is passes, not steps."""
     local = dataclasses.replace(SIX, cuda_graph=CudaGraph("local", (), WARMUP))
     assert locate(*runs(other_from((1, "outputs", 0, "loss")), local), local).attributable
 
 
-def test_a_run_without_outcome_is_taken_up_first(tmp_path: Path) -> None:
+def test_a_run_without_outcome_must_be_resumed_first(tmp_path: Path) -> None:
     sweep, plan, cell = written(tmp_path)
     sweep.run(cell.run_ids[0]).attempt(1).outcome.unlink()
     with pytest.raises(InputError, match="has no outcome") as error:
-        start_layer_search(sweep, plan, cell, GPUS)
+        start_search(sweep, plan, cell, GPUS)
     assert f"resume {ORIGIN}" in str(error.value)
 
 
-def test_runs_that_were_lost_are_taken_up(tmp_path: Path) -> None:
+def test_lost_runs_are_resumed(tmp_path: Path) -> None:
     trial = Trial(tmp_path, other_from((4, "outputs", 0, "loss")))
     search, sweep = trial.search()
-    plan = plan_of(search, search.trials[:1], GPUS)
+    plan = plan_side_sweep(search, search.trials[:1], GPUS)
     make_runs(sweep, plan, off, trial.differs)
     attempt = sweep.run(plan.cells[-1].run_ids[1]).attempt(1)
     attempt.outcome.unlink()
     attempt.digests(0).unlink()
-    lost = bisect_layers(sweep, search, GPUS, lambda plan: None)
-    assert (lost.exit_code, lost.words) == (
+    lost = run_search(sweep, search, GPUS, lambda plan: None)
+    assert (lost.exit_code, lost.summary) == (
         2,
-        "Runs were lost before the answer was known: the same command takes them up.",
+        "Runs were lost before the answer was known. The same command resumes them.",
     )
     assert trial.answer().exit_code == 0 and trial.rounds == [1]
 
@@ -502,32 +505,32 @@ def test_runs_that_were_lost_are_taken_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "edit", "message"),
     [
-        (SPEC, unchanged, "is not known to compute something else for its graphs: BITWISE"),
+        (SPEC, unchanged, "graphs are not known to change its results: BITWISE"),
         (dataclasses.replace(SPEC, cuda_graph=CudaGraph("torch_compile")), off, r"\[torch_native.digest_steps\]: digest_steps=23"),
     ],
 )  # fmt: skip
-def test_what_has_no_first_layer_is_refused(tmp_path: Path, spec: RunSpec, edit: Edit, message: str) -> None:
+def test_a_cell_without_a_first_layer_is_rejected(tmp_path: Path, spec: RunSpec, edit: Edit, message: str) -> None:
     sweep, plan, cell = written(tmp_path, spec, edit)
     with pytest.raises(InputError, match=message):
-        start_layer_search(sweep, plan, cell, GPUS)
+        start_search(sweep, plan, cell, GPUS)
     with pytest.raises(InputError, match="is eager"):
-        start_layer_search(sweep, plan, plan.cells[0], GPUS)
+        start_search(sweep, plan, plan.cells[0], GPUS)
 
 
-def test_a_capture_that_fails_computes_nothing(tmp_path: Path) -> None:
+def test_a_failed_capture_has_no_first_layer(tmp_path: Path) -> None:
     def no_capture(run: AttemptRecord) -> None:
         if run.spec.graphed:
             del run.metrics[3:]
             run.outcome = ended("CAPTURE_FAILED", "capture")
 
-    with pytest.raises(InputError, match="is not known to compute something else for its graphs: CAPTURE_FAILED"):
-        start_layer_search(*written(tmp_path, edit=no_capture), GPUS)
+    with pytest.raises(InputError, match="graphs are not known to change its results: CAPTURE_FAILED"):
+        start_search(*written(tmp_path, edit=no_capture), GPUS)
 
 
-def test_the_verb_plans_its_own_sweep_and_tells_the_answer(
+def test_the_verb_runs_a_side_sweep_and_prints_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All but the runs themselves: these are records written in their place, since no graph can be captured here."""
+    """Records are written in place of the runs, since a CPU captures no graph."""
     _, _, cell = written(tmp_path)
     rounds = []
 

@@ -1,4 +1,4 @@
-"""Bisecting a set of captured parts: what is decided of any family of failing sets, and the verb over written records."""
+"""Bisecting captured sets: decisions for any family of failing sets, and the verb over written records."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from launch.contract.outcomes import Outcome
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Cell, Margins, Plan, PlannedBundle, Reason, plan_to_json
 from launch.contract.spec import CudaGraph, Fault, Model, Placement, RunSpec, Training
-from orchestrator.bisect.scope_answer import ScopeAnswer, ScopeSearch, answer_to_json
-from orchestrator.bisect.scope_candidates import Candidate, Conclusion, Status, candidates_of, next_scopes
-from orchestrator.bisect.scope_search import bisect, cell_named, plan_round, search_of, stands, write_answer
+from orchestrator.bisect.scope_answer import ScopeAnswer, ScopeSearch
+from orchestrator.bisect.scope_candidates import Candidate, Conclusion, Status, list_candidates, next_scopes
+from orchestrator.bisect.scope_search import find_cell, read_answer, run_search, start_search
+from orchestrator.bisect.search import answer_to_json
+from orchestrator.bisect.side_sweep import plan_side_sweep, write_answer
 from orchestrator.cli.main import main
 from orchestrator.errors import InputError
 from orchestrator.sweeps.store import write_plan
@@ -54,7 +56,7 @@ SPECS = [
 
 
 def labels(spec: RunSpec) -> list[str]:
-    return [one.graph.label.removeprefix(f"{spec.cuda_graph.impl}.") for one in candidates_of(spec)]
+    return [one.graph.label.removeprefix(f"{spec.cuda_graph.impl}.") for one in list_candidates(spec)]
 
 
 def test_smaller_sets_are_those_that_mean_something() -> None:
@@ -69,7 +71,7 @@ def test_smaller_sets_are_those_that_mean_something() -> None:
         spec_of(DENSE, "full_iteration"),
         spec_of(DENSE, "torch_compile"),
     ):
-        (one,) = candidates_of(alone)
+        (one,) = list_candidates(alone)
         assert one.graph == alone.cuda_graph
 
 
@@ -90,9 +92,9 @@ def search_through(candidates: tuple[Candidate, ...], family: Family) -> tuple[C
 
 
 @given(data=st.data(), spec=st.sampled_from(SPECS))
-def test_the_named_set_fails_and_no_smaller_one_that_was_tried(data: st.DataObject, spec: RunSpec) -> None:
-    """Over arbitrary families: nothing is concluded of a set from another."""
-    candidates = candidates_of(spec)
+def test_the_named_set_fails_and_no_smaller_set_does(data: st.DataObject, spec: RunSpec) -> None:
+    """For arbitrary families: nothing is concluded about one set from another."""
+    candidates = list_candidates(spec)
     status: st.SearchStrategy[Status] = st.sampled_from(["fails", "fails otherwise", "passes", "unclear"])
     truth = {one.graph: data.draw(status, label=one.graph.label) for one in candidates}
     conclusion, found = search_through(candidates, lambda one: truth[one.graph])
@@ -117,7 +119,7 @@ def test_the_named_set_fails_and_no_smaller_one_that_was_tried(data: st.DataObje
 
 @given(culprits=st.sets(st.sampled_from(["attention", "router", "preprocessing"]), min_size=1))
 def test_a_combination_is_named_as_the_parts_that_fail_together(culprits: set[str]) -> None:
-    candidates = candidates_of(SPECS[0])
+    candidates = list_candidates(SPECS[0])
     conclusion, _ = search_through(candidates, lambda one: "fails" if culprits <= one.parts else "passes")
     assert conclusion.smallest is not None
     assert conclusion.smallest.parts == culprits | ({"router"} if "preprocessing" in culprits else set())
@@ -185,7 +187,7 @@ def ended(outcome: Any, phase: Any) -> Outcome:
 
 
 def written(root: Path, spec: RunSpec, edit: Edit, repeats: int = 2) -> tuple[SweepPaths, Plan, Cell]:
-    """A sweep of ``spec`` and its eager twin, and the cell of the former."""
+    """Write a sweep of ``spec`` and its eager baseline. Return the cell of ``spec``."""
     sweep = SweepPaths(root / ORIGIN)
     eager = dataclasses.replace(spec, cuda_graph=CudaGraph(warmup_steps=spec.cuda_graph.warmup_steps))
     cells = tuple(written_cell(one, repeats) for one in (eager, spec))
@@ -198,7 +200,7 @@ def written(root: Path, spec: RunSpec, edit: Edit, repeats: int = 2) -> tuple[Sw
 
 
 def make_runs(sweep: SweepPaths, plan: Plan, edit: Edit) -> list[str]:
-    """In the place of runs: their records. The runs that were not there, in order."""
+    """Write records in place of runs. Return the runs that had none, in order."""
     made = []
     for run_id, cell in plan.cell_of_run().items():
         if not sweep.run(run_id).root.exists():
@@ -219,11 +221,11 @@ class Trial:
     spec: RunSpec = SPECS[0]
     rounds: list[list[str]] = dataclasses.field(default_factory=list)
     later: Edit | None = None
-    """How runs of the bisection end, where otherwise than those of the sweep."""
+    """The edit of the bisection's runs, if it differs from that of the sweep."""
 
     def search(self) -> tuple[ScopeSearch, SweepPaths]:
         sweep, plan, cell = written(self.root, self.spec, self.edit)
-        search = search_of(sweep, plan, cell, GPUS)
+        search = start_search(sweep, plan, cell, GPUS)
         return search, SweepPaths(self.root / search.name)
 
     def answer(self) -> ScopeAnswer:
@@ -235,12 +237,17 @@ class Trial:
             made = make_runs(sweep, plan, self.later or self.edit)
             self.rounds.append(list(dict.fromkeys(cells[run_id].run_spec.cuda_graph.label for run_id in made)))
 
-        return bisect(sweep, search, GPUS, make)
+        return run_search(sweep, search, GPUS, make)
+
+
+def plan_sets(search: ScopeSearch, sets: tuple[Candidate, ...]) -> Plan:
+    specs = [dataclasses.replace(search.cell.run_spec, cuda_graph=one.graph) for one in sets]
+    return plan_side_sweep(search, specs, GPUS)
 
 
 def smallest(answer: ScopeAnswer) -> str | None:
-    conclusion = answer.conclusion
-    return conclusion.smallest.graph.label if conclusion and conclusion.smallest else None
+    smallest = answer.conclusion.smallest
+    return smallest.graph.label if smallest else None
 
 
 TE = "transformer_engine"
@@ -266,38 +273,38 @@ def test_the_smallest_set_that_fails_is_named(tmp_path: Path, edit: Edit, named:
     assert named in answer.text
 
 
-def test_a_combination_is_said_to_be_one(tmp_path: Path) -> None:
+def test_a_failing_combination_is_reported(tmp_path: Path) -> None:
     answer = Trial(tmp_path / "a", no_capture("attn", "moe_router")).answer()
-    assert answer.words == (
+    assert answer.summary == (
         f"{TE}.attn.moe_router is the smallest set that fails. {TE}.attn and {TE}.moe_router pass. "
         "Each of its parts passes in a smaller set: only their combination fails."
     )
     whole = Trial(tmp_path / "b", nan(*WHOLE)).answer()
-    assert whole.words.startswith(f"Only the whole set fails, {TE}.attn.moe_router.moe_preprocess.")
-    assert "only their combination fails" in whole.words
+    assert whole.summary.startswith(f"Only the whole set fails: {TE}.attn.moe_router.moe_preprocess.")
+    assert "only their combination fails" in whole.summary
     step = Trial(tmp_path / "d", no_capture("moe_router", "moe_preprocess")).answer()
-    assert step.words == f"{TE}.moe_router.moe_preprocess is the smallest set that fails. {TE}.moe_router passes."
+    assert step.summary == f"{TE}.moe_router.moe_preprocess is the smallest set that fails. {TE}.moe_router passes."
     both = Trial(tmp_path / "c", nan()).answer()
-    assert both.words == f"{TE}.attn is the smallest set that fails. {TE}.moe_router, as small, fails too."
+    assert both.summary == f"{TE}.attn is the smallest set that fails. {TE}.moe_router, of the same size, fails too."
 
 
-def test_a_failure_that_comes_about_no_more_is_not_pinned_on_anything(tmp_path: Path) -> None:
+def test_a_failure_that_does_not_occur_again_is_not_reproduced(tmp_path: Path) -> None:
     answer = Trial(tmp_path, nan("attn"), later=lambda run: None).answer()
     assert (smallest(answer), answer.exit_code) == (None, 4)
-    assert "Not reproduced: no set fails any more, the whole one included." in answer.text
-    assert {stand.status for stand in answer.found.values()} == {"passes"} and len(answer.found) == 5
+    assert "Not reproduced: all sets pass now, including the whole set." in answer.text
+    assert {status.status for status in answer.statuses.values()} == {"passes"} and len(answer.statuses) == 5
 
 
-def test_a_set_of_which_nothing_is_proven_leaves_a_doubt(tmp_path: Path) -> None:
+def test_a_set_without_proof_of_replay_is_unclear(tmp_path: Path) -> None:
     answer = Trial(tmp_path, unproven).answer()
     assert (smallest(answer), answer.exit_code) == (f"{TE}.attn.moe_router.moe_preprocess", 4)
-    assert f"What becomes of {TE}.attn is unclear" in answer.words
+    assert f"The status of {TE}.attn is unclear" in answer.summary
 
 
-def test_an_eager_twin_that_fails_too_makes_nothing_clear(tmp_path: Path) -> None:
+def test_a_failing_eager_baseline_makes_all_sets_unclear(tmp_path: Path) -> None:
     answer = Trial(tmp_path, nan("attn"), later=eager_too).answer()
-    assert answer.exit_code == 4 and [stand.status for stand in answer.found.values()] == ["unclear", "unclear"]
-    assert answer.words.startswith("No set is known to fail.") and "reproduced" not in answer.words
+    assert answer.exit_code == 4 and [status.status for status in answer.statuses.values()] == ["unclear", "unclear"]
+    assert answer.summary.startswith("No set is known to fail.") and "reproduced" not in answer.summary
 
 
 def ends(outcome: Any, *scopes: tuple[str, ...]) -> Edit:
@@ -310,19 +317,19 @@ def ends(outcome: Any, *scopes: tuple[str, ...]) -> Edit:
 
 
 @pytest.mark.parametrize("outcome", ["CUDA_OOM", "TIMEOUT", "HANG", "FAILED"])
-def test_another_failure_than_the_one_looked_for_is_no_culprit(tmp_path: Path, outcome: str) -> None:
+def test_a_set_that_fails_otherwise_is_not_named(tmp_path: Path, outcome: str) -> None:
     """DIVERGED is looked for; a smaller set ends otherwise, and all others, the whole included, pass."""
     answer = Trial(tmp_path / "gone", off("attn"), later=ends(outcome, ("attn",))).answer()
     assert (smallest(answer), answer.exit_code) == (None, 4)
-    assert answer.words == (
-        "Not reproduced: the whole set passes now. Another failure than DIVERGED, a finding of its own, which hides "
-        f"whether that comes about: {TE}.attn ({outcome} in capture (said so))."
+    assert answer.summary == (
+        "Not reproduced: the whole set passes now. Another failure occurred, which may hide DIVERGED: "
+        f"{TE}.attn ({outcome} in capture (said so))."
     )
-    assert [stand.status for stand in answer.found.values()] == ["fails otherwise", *["passes"] * 4]
+    assert [status.status for status in answer.statuses.values()] == ["fails otherwise", *["passes"] * 4]
 
     every = Trial(tmp_path / "every", off("attn"), later=ends(outcome, ("attn",), ("moe_router",), WHOLE)).answer()
     assert (smallest(every), every.exit_code) == (None, 4)
-    assert every.words.startswith("Not reproduced: the whole set fails otherwise now. Another failure than DIVERGED")
+    assert every.summary.startswith("Not reproduced: the whole set fails otherwise now. Another failure occurred")
 
 
 def test_a_smaller_set_that_fails_otherwise_leaves_a_doubt_and_one_as_small_does_not(tmp_path: Path) -> None:
@@ -332,7 +339,7 @@ def test_a_smaller_set_that_fails_otherwise_leaves_a_doubt_and_one_as_small_does
 
     found = Trial(tmp_path / "a", off(*WHOLE), later=also_hangs).answer()
     assert (smallest(found), found.exit_code) == (f"{TE}.moe_router.moe_preprocess", 4)
-    assert "is unclear" not in found.words and f"{TE}.attn (HANG in capture (said so))." in found.words
+    assert "is unclear" not in found.summary and f"{TE}.attn (HANG in capture (said so))." in found.summary
 
     def beside(run: AttemptRecord) -> None:
         off("moe_router")(run)
@@ -340,10 +347,10 @@ def test_a_smaller_set_that_fails_otherwise_leaves_a_doubt_and_one_as_small_does
 
     level = Trial(tmp_path / "b", off(*WHOLE), later=beside).answer()
     assert (smallest(level), level.exit_code) == (f"{TE}.moe_router", 0)
-    assert "as small" not in level.words and "Another failure" in level.words
+    assert "same size" not in level.summary and "Another failure" in level.summary
 
 
-def test_an_end_is_looked_for_by_its_class(tmp_path: Path) -> None:
+def test_an_outcome_is_sought_with_its_failure_class(tmp_path: Path) -> None:
     def of_class(name: str, *scopes: tuple[str, ...]) -> Edit:
         def edit(run: AttemptRecord) -> None:
             ends("CAPTURE_FAILED", *scopes)(run)
@@ -358,7 +365,7 @@ def test_an_end_is_looked_for_by_its_class(tmp_path: Path) -> None:
 
     answer = Trial(tmp_path, of_class("UNJOINED", WHOLE), later=later).answer()
     assert (answer.search.sought, smallest(answer)) == ("CAPTURE_FAILED (UNJOINED)", f"{TE}.moe_router")
-    assert [stand.status for stand in answer.found.values()] == ["fails otherwise", "fails"]
+    assert [status.status for status in answer.statuses.values()] == ["fails otherwise", "fails"]
 
 
 def test_a_nan_that_an_eager_run_may_have_too_is_not_pinned_on_a_set(tmp_path: Path) -> None:
@@ -371,7 +378,7 @@ def test_a_nan_that_an_eager_run_may_have_too_is_not_pinned_on_a_set(tmp_path: P
 
     answer = Trial(tmp_path, nan("attn"), later=torn).answer()
     assert (smallest(answer), answer.exit_code) == (None, 4)
-    assert {stand.status for stand in answer.found.values()} == {"unclear"}
+    assert {status.status for status in answer.statuses.values()} == {"unclear"}
 
 
 def test_the_report_names_the_way_to_the_smallest_set(tmp_path: Path) -> None:
@@ -393,44 +400,44 @@ def test_a_set_that_could_not_be_tried_is_not_said_to_pass(tmp_path: Path) -> No
     def make(plan: Plan) -> None:
         make_runs(sweep, plan, trial.edit)
 
-    answer = bisect(sweep, search, GPUS, make)
+    answer = run_search(sweep, search, GPUS, make)
     assert (smallest(answer), answer.exit_code) == (f"{TE}.{'.'.join(WHOLE)}", 4)
-    assert answer.words.startswith(
-        f"{TE}.attn.moe_router.moe_preprocess, the whole set, is the smallest set that fails of those that could be tried. "
+    assert answer.summary.startswith(
+        f"{TE}.attn.moe_router.moe_preprocess, the whole set, is the smallest set that fails among those that could be tried. "
         f"{TE}.attn was not tried: [te.alone] cannot capture attn alone."
     )
-    assert "only their combination" not in answer.words
+    assert "only their combination" not in answer.summary
 
 
-def test_it_goes_on_from_what_is_on_disk(tmp_path: Path) -> None:
+def test_it_continues_with_what_is_on_disk(tmp_path: Path) -> None:
     """Ended after the first round, and in the midst of the second."""
     trial = Trial(tmp_path, no_capture("attn", "moe_router"))
     search, sweep = trial.search()
     first, second = search.candidates[:2], search.candidates[:4]
     assert next_scopes(search.candidates, {}) == first
-    make_runs(sweep, plan_round(search, first, GPUS), trial.edit)
+    make_runs(sweep, plan_sets(search, first), trial.edit)
     trial.answer()
     assert trial.rounds == [[f"{TE}.attn.moe_router", f"{TE}.moe_router.moe_preprocess"]]
 
     late = Trial(tmp_path / "late", trial.edit)
     search, sweep = late.search()
-    make_runs(sweep, plan_round(search, second, GPUS), late.edit)
+    make_runs(sweep, plan_sets(search, second), late.edit)
     for repeat in (0, 1):
-        run_id = plan_round(search, second, GPUS).cells[-1].run_ids[repeat]
+        run_id = plan_sets(search, second).cells[-1].run_ids[repeat]
         sweep.run(run_id).attempt(1).outcome.unlink()
-    assert len(stands(sweep, search, GPUS)) == 3
+    assert len(read_answer(sweep, search, GPUS).statuses) == 3
     assert late.answer().exit_code == 2, "made anew by nobody here: an attempt without an outcome stays one"
     assert late.rounds == [[]]
 
 
-def test_a_run_of_its_infrastructure_is_no_result(tmp_path: Path) -> None:
+def test_a_node_failure_is_a_lost_run(tmp_path: Path) -> None:
     def node_fails(run: AttemptRecord) -> None:
         if run.spec.graphed:
             run.outcome = ended("NODE_FAIL", "measure")
 
     answer = Trial(tmp_path, nan("attn"), later=node_fails).answer()
-    assert (answer.conclusion, answer.exit_code, answer.found) == (None, 2, {})
-    assert "takes them up" in answer.text
+    assert (answer.exit_code, answer.statuses) == (2, {})
+    assert "resumes them" in answer.text
 
 
 def test_what_has_been_found_is_written_beside_the_report(tmp_path: Path) -> None:
@@ -454,10 +461,10 @@ def test_a_set_that_cannot_run_here_is_refused_by_its_rule(tmp_path: Path) -> No
     fp32 = dataclasses.replace(spec_of(MOE, "torch"), training=Training(steps=120, precision="fp32"))
     sweep, plan, cell = written(tmp_path / "fp32", fp32, nan("attn"))
     with pytest.raises(InputError, match=r"\[capture.native_fp32_experts\]"):
-        search_of(sweep, plan, cell, GPUS)
+        start_search(sweep, plan, cell, GPUS)
     sweep, plan, cell = written(tmp_path / "no_gpu", SPECS[0], nan("attn"))
     with pytest.raises(InputError, match=r"no smaller set to try: \[host.gpus\] the run needs 1 GPU"):
-        search_of(sweep, plan, cell, Host((), frozenset(), True))
+        start_search(sweep, plan, cell, Host((), frozenset(), True))
 
 
 # --- what there is no smaller set of --------------------------------------------------------------------------------
@@ -473,39 +480,41 @@ def test_a_set_that_cannot_run_here_is_refused_by_its_rule(tmp_path: Path) -> No
             "no smaller set to try: cuda_graph.impl=full_iteration takes no scope",
         ),
         (spec_of(DENSE, "torch", ("attn",)), nan(), "no smaller set to try: no scope captures less than torch.attn"),
-        (SPECS[0], eager_too, "the eager twin ended CUDA_OOM in measure"),
-        (SPECS[0], refused, "is not known to fail for its graphs: ENVIRONMENT in build (said so)"),
-        (SPECS[0], lambda run: None, "is not known to fail for its graphs: BITWISE"),
+        (SPECS[0], eager_too, "the eager baseline ended CUDA_OOM in measure"),
+        (SPECS[0], refused, "graphs are not known to cause its failure: ENVIRONMENT in build (said so)"),
+        (SPECS[0], lambda run: None, "graphs are not known to cause its failure: BITWISE"),
         (SPECS[0], unproven, None),
     ],
 )
-def test_what_cannot_be_bisected_is_refused(tmp_path: Path, spec: RunSpec, edit: Edit, message: str | None) -> None:
+def test_a_cell_that_cannot_be_bisected_is_rejected(
+    tmp_path: Path, spec: RunSpec, edit: Edit, message: str | None
+) -> None:
     sweep, plan, cell = written(tmp_path, spec, edit)
     if message is None:
-        assert search_of(sweep, plan, cell, GPUS)
+        assert start_search(sweep, plan, cell, GPUS)
         return
     with pytest.raises(InputError) as refused:
-        search_of(sweep, plan, cell, GPUS)
+        start_search(sweep, plan, cell, GPUS)
     assert message in str(refused.value) and len(refused.value.problems) == 1
     with pytest.raises(InputError, match="is eager"):
-        search_of(sweep, plan, plan.cells[0], GPUS)
+        start_search(sweep, plan, plan.cells[0], GPUS)
 
 
-def test_a_run_without_outcome_is_taken_up_first(tmp_path: Path) -> None:
+def test_a_run_without_outcome_must_be_resumed_first(tmp_path: Path) -> None:
     sweep, plan, cell = written(tmp_path, SPECS[0], nan("attn"))
     sweep.run(cell.run_ids[0]).attempt(1).outcome.unlink()
     with pytest.raises(InputError, match=rf"a run has no outcome yet\s+resume {plan.name}"):
-        search_of(sweep, plan, cell, GPUS)
+        start_search(sweep, plan, cell, GPUS)
 
 
-def test_a_run_is_named_by_enough_of_its_beginning(tmp_path: Path) -> None:
+def test_a_run_is_found_by_a_prefix_of_its_id(tmp_path: Path) -> None:
     _, plan, cell = written(tmp_path, SPECS[0], nan())
     for name in (*cell.run_ids, cell.cell_id, cell.cell_id[:5]):
-        assert cell_named(plan, name) is cell
+        assert find_cell(plan, name) is cell
     with pytest.raises(InputError, match="no run of 'origin' begins with 'x'"):
-        cell_named(plan, "x")
+        find_cell(plan, "x")
     with pytest.raises(InputError, match="'' matches several runs"):
-        cell_named(plan, "")
+        find_cell(plan, "")
 
 
 def test_a_nan_on_purpose_that_eager_has_too_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -521,17 +530,17 @@ def test_a_nan_on_purpose_that_eager_has_too_is_one_message(tmp_path: Path, caps
     assert error.startswith(
         f"error: {cell.cell_id}: there is no smaller set to try: cuda_graph.impl=torch_compile takes no scope"
     )
-    assert "the eager twin ended NUMERIC in measure: graphs are not what it is about" in error
+    assert "the eager baseline ended NUMERIC in measure, so graphs are not the cause" in error
     assert [path.name for path in tmp_path.iterdir()] == [ORIGIN], "nothing is planned"
 
 
 # --- the verb -------------------------------------------------------------------------------------------------------
 
 
-def test_the_verb_plans_its_own_sweep_and_tells_the_answer(
+def test_the_verb_runs_a_side_sweep_and_prints_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All but the runs themselves: these are records written in their place, since no graph can be captured here."""
+    """Records are written in place of the runs, since a CPU captures no graph."""
     _, _, cell = written(tmp_path, SPECS[3], off("mlp"))
     policies = []
 

@@ -1,0 +1,97 @@
+"""What both searches of `bisect` share: the failing cell that they examine, and the answer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from launch.contract.plan import Cell, Plan
+from launch.contract.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search for the cause of a failure. ``failure`` describes how ``cell`` of ``plan`` fails."""
+
+    plan: Plan
+    cell: Cell
+    failure: str
+
+    purpose: ClassVar[str]
+    """A word in the names of the search's sweep and of its answer's files."""
+    specs: ClassVar[str]
+    """What the search runs, for readers of the recipe."""
+    has_report: ClassVar[bool]
+    """Whether the search's sweep gets a report."""
+
+    @property
+    def name(self) -> str:
+        """The name of the search's own sweep. Only its digest distinguishes a cell from others of its sweep."""
+        return f"{self.plan.name}-{self.purpose}-{self.cell.cell_id.rpartition('-')[2]}"
+
+
+@dataclass(frozen=True)
+class Answer(ABC):
+    """What the records of a search show. ``missing`` must have outcomes before the search can go on or end."""
+
+    search: Search
+    missing: tuple[RunSpec, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0 if the cause is found, 2 if runs were lost, 4 if the cause is unknown."""
+        return 2 if self.missing else 0 if self.is_found else 4
+
+    @property
+    def text(self) -> str:
+        """The failure, the evidence and the conclusion, as Markdown that reads well in a terminal."""
+        head = f"{self.search.cell.label} of {self.search.plan.name} fails: {self.search.failure}"
+        return "\n\n".join((head, *self.evidence, self.summary)) + "\n"
+
+    @property
+    def summary(self) -> str:
+        if self.missing:
+            return "Runs were lost before the answer was known. The same command resumes them."
+        return " ".join(self.sentences)
+
+    @property
+    @abstractmethod
+    def is_found(self) -> bool: ...
+
+    @property
+    @abstractmethod
+    def evidence(self) -> Sequence[str]:
+        """Paragraphs."""
+
+    @property
+    @abstractmethod
+    def sentences(self) -> Sequence[str]:
+        """The conclusion, where no run is missing."""
+
+    @property
+    @abstractmethod
+    def json_fields(self) -> Mapping[str, Any]:
+        """The fields that only this kind of answer has."""
+
+
+def answer_to_json(answer: Answer) -> dict[str, Any]:
+    """Return the content of bisect.json or layers.json."""
+    search = answer.search
+    return {
+        "format": 1,
+        "sweep": search.plan.name,
+        "cell_id": search.cell.cell_id,
+        "label": search.cell.label,
+        "failure": search.failure,
+        "exit_code": answer.exit_code,
+        "text": answer.summary,
+        **answer.json_fields,
+    }
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return "a, b and c"."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
