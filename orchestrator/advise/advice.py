@@ -1,12 +1,12 @@
-"""Whether graphs can help a workload, what would keep it from being captured, and what to sweep: from its eager run.
+"""Decide from an eager run whether graphs can help, what would break a capture, and what to sweep. Pure.
 
-Where the bounds come from: CUDA Graphs for PyTorch, workflow 1 (profile and decide whether graphs help). A device that works
-for more than 95% of a step has little to gain, one that works for less than 80% of it, in many short kernels, has much.
+The bounds are those of CUDA Graphs for PyTorch, workflow 1: above 95% device utilisation there is little to gain, below 80%
+with many short kernels there is much.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -20,16 +20,16 @@ from launch.contract.spec import CudaGraph
 
 Worth = Literal["much", "some", "little", "unknown"]
 IDLE_ENOUGH = 0.2
-"""The share of a step in which the device is idle, from which on graphs are worth much; up to NEAR they are worth little."""
+"""From this idle share of a step on, graphs are worth much. Below NEAR they are worth little."""
 SHORT_US = 50.0
-"""A kernel that is shorter is likely to have waited for its launch."""
+"""Shorter kernels have probably waited for their launch."""
 _PART_SIZES: Mapping[str, int] = {"attention": 4, "mlp": 2}
-"""How much of a layer a part is, in an order that is good enough to begin with; 1 where nothing is said."""
+"""Rough sizes of a layer's parts, to order scopes; other parts count 1."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A graph configuration, and why it cannot work with this workload; no reason where it can."""
+    """A graph configuration, and the reasons why it cannot work with this workload."""
 
     graph: CudaGraph
     reasons: tuple[Reason, ...] = ()
@@ -37,7 +37,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A reason, and the labels of the graph configurations that it holds for."""
+    """A reason, and the labels of the graph configurations that it rejects."""
 
     reason: Reason
     labels: tuple[str, ...]
@@ -45,10 +45,12 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Advice:
-    """What is said of one workload. ``unmeasured`` says why there is no ``step``; it is empty where there is one.
+    """The advice on one workload.
 
-    ``findings`` are those of all ranks, each line once; None where nobody looked. ``unplaced_waits`` is how often a step the
-    host waits for the device on no line that PyTorch told of.
+    Args:
+        unmeasured: why there is no ``step``; empty if there is one, and on a CPU.
+        findings: those of all ranks, each line once; None if a rank was not inspected.
+        unplaced_waits: how often per step the host waits for the device without a line that PyTorch reports.
     """
 
     cell: Cell
@@ -67,8 +69,7 @@ class Advice:
 
     @property
     def worth(self) -> Worth:
-        """What graphs are worth here, by how idle the device is, of several the one busy for least, and whether the host is
-        the reason."""
+        """Whether graphs can help, by the idle share of the least busy device and by whether the host causes it."""
         if self.step is None:
             return "unknown"
         if self.step.launch_bound >= IDLE_ENOUGH and self.host_is_slow:
@@ -78,20 +79,22 @@ class Advice:
 
     @property
     def waits_for_hosts(self) -> bool:
-        """Whether a device may be busy with waiting for another rank whose host is late."""
+        """Whether a device may be busy only because it waits for another rank's late host."""
         return self.step is not None and self.step.communicates and self.host_is_slow
 
     @property
     def host_is_slow(self) -> bool:
-        """Whether the host takes a good part of a step to enqueue it. One that waits for the device inside does not run
-        ahead of it: the device then waits for the host."""
+        """Whether the host needs a large part of a step to enqueue it.
+
+        A host that waits for the device within a step counts as slow, since it cannot run ahead.
+        """
         if self.step is None or self.step.host_ms is None:
             return self.step is not None
         return self.step.host_ms >= HOST_PART * self.step.step_ms
 
     @property
-    def breaking(self) -> tuple[Finding, ...]:
-        """What a capture fails at, or freezes. The default generator is registered by every capture."""
+    def capture_blockers(self) -> tuple[Finding, ...]:
+        """Lines at which a capture fails, or whose result it freezes. Every capture registers the default generator."""
         return tuple(found for found in self.findings or () if found.kind != "default generator")
 
     @property
@@ -100,67 +103,67 @@ class Advice:
 
 
 def advise(records: Records, candidates: Mapping[str, Sequence[Candidate]]) -> tuple[Advice, ...]:
-    """What to say of each eager cell of ``records``, in the plan's order; ``candidates`` are by cell id."""
+    """Advise on each eager cell of ``records``, in the plan's order. ``candidates`` has the cell ids as keys."""
     return tuple(
-        _advice(cell, records.runs.get(cell.cell_id, ()), candidates[cell.cell_id])
+        _advise_cell(cell, records.runs.get(cell.cell_id, ()), candidates[cell.cell_id])
         for cell in records.plan.cells
         if not cell.graphed
     )
 
 
-def _advice(cell: Cell, runs: Sequence[Run], candidates: Sequence[Candidate]) -> Advice:
+def _advise_cell(cell: Cell, runs: Sequence[Run], candidates: Sequence[Candidate]) -> Advice:
     attempt = runs[0].attempt if runs else None
-    step = _unrun(cell, runs, attempt) or _step(cell, attempt)
+    step = _explain_unmeasured(cell, runs, attempt) or _read_step(cell, attempt)
     inspections = attempt.inspections if attempt else {}
     advice = Advice(
         cell,
         step if isinstance(step, EagerStep) else None,
         step if isinstance(step, str) else "",
-        _kernels(inspections.values()),
-        _findings(inspections, cell.run_spec.parallelism.world_size),
+        max((one.kernels for one in inspections.values() if one.kernels), key=lambda found: found.number, default=None),
+        _merge_findings(inspections, cell.run_spec.parallelism.world_size),
         max(map(_unplaced_waits, inspections.values()), default=0.0),
         max((one.recompilations for one in inspections.values()), default=0),
         (),
-        _rejected(candidates),
+        _group_rejections(candidates),
     )
-    return replace(advice, points=points_of(candidates, cell, bool(advice.breaking or advice.unplaced_waits)))
+    return replace(advice, points=sort_points(candidates, cell, bool(advice.capture_blockers or advice.unplaced_waits)))
 
 
 # --- what was measured ----------------------------------------------------------------------------------------------
 
 
-def _unrun(cell: Cell, runs: Sequence[Run], attempt: Attempt | None) -> str:
-    """Why nothing was measured; empty where the run left all that it was to leave."""
+def _explain_unmeasured(cell: Cell, runs: Sequence[Run], attempt: Attempt | None) -> str:
+    """Return why nothing was measured; empty if the run left complete results."""
     if cell.state != "run":
-        return "; ".join(f"{reason.message} (way out: {reason.remedy.rstrip('.')})" for reason in cell.reasons)
-    if damaged := [said for run in runs for said in run.damaged]:
+        return "; ".join(f"{reason.message}{_format_fix(reason.remedy)}" for reason in cell.reasons)
+    if damaged := [text for run in runs for text in run.damaged]:
         return f"an outcome of its run is damaged: {'; '.join(damaged)}"
     if attempt is None:
-        return "its run has no outcome: it was interrupted, or goes on"
+        return "its run has no outcome: it was interrupted, or it is still running"
     outcome = attempt.outcome
     if outcome.results_intact:
         return ""
     message = " ".join(outcome.message.split()).rstrip(".")
-    said = (f"its run ended {outcome.outcome} in {outcome.phase}", message)
-    way_out = f" (way out: {outcome.remedy.rstrip('.')})" if outcome.remedy else ""
-    return ": ".join(text for text in said if text) + way_out
+    ended = f"its run ended {outcome.outcome} in {outcome.phase}"
+    return (f"{ended}: {message}" if message else ended) + _format_fix(outcome.remedy)
 
 
-def _step(cell: Cell, attempt: Attempt | None) -> EagerStep | str:
-    """Empty on a CPU, where there is no device beside the host."""
+def _format_fix(fix: str) -> str:
+    return f" (fix: {fix.rstrip('.')})" if fix else ""
+
+
+def _read_step(cell: Cell, attempt: Attempt | None) -> EagerStep | str:
+    """Return the eager step, or why it is unknown; empty on a CPU, which has no device besides the host."""
     if attempt is None or cell.spec["placement"]["device"] == "cpu":
         return ""
     return eager_step([attempt], cell.run_spec.parallelism.world_size)
 
 
-def _kernels(inspections: Iterable[Inspection]) -> Kernels | None:
-    """Of the rank that runs most of them."""
-    found = [one.kernels for one in inspections if one.kernels is not None]
-    return max(found, key=lambda kernels: kernels.number, default=None)
+def _merge_findings(inspections: Mapping[int, Inspection], ranks: int) -> tuple[Finding, ...] | None:
+    """Return the findings of all ranks by kind, each line once with its largest count.
 
-
-def _findings(inspections: Mapping[int, Inspection], ranks: int) -> tuple[Finding, ...] | None:
-    """Those of all ranks, by kind: each line once, with the most that a rank counted. None where a rank did not look."""
+    Return None if a rank was not inspected.
+    """
     if set(inspections) != set(range(ranks)):
         return None
     merged: dict[tuple[str, str, int], Finding] = {}
@@ -172,7 +175,7 @@ def _findings(inspections: Mapping[int, Inspection], ranks: int) -> tuple[Findin
 
 
 def _unplaced_waits(inspection: Inspection) -> float:
-    """What the driver was asked for beyond what PyTorch told of; never less than nothing."""
+    """Return how many waits of the driver PyTorch did not report."""
     placed = sum(found.count for found in inspection.findings if found.kind == "synchronisation")
     return max(0.0, inspection.waits - placed)
 
@@ -180,16 +183,18 @@ def _unplaced_waits(inspection: Inspection) -> float:
 # --- what to sweep --------------------------------------------------------------------------------------------------
 
 
-def points_of(candidates: Sequence[Candidate], cell: Cell, breaks: bool) -> tuple[CudaGraph, ...]:
-    """What can work, the most promising first: what captures most of a step, unless something in it ``breaks`` a capture
-    that the rules do not know of; then what captures parts comes first."""
+def sort_points(candidates: Sequence[Candidate], cell: Cell, breaks: bool) -> tuple[CudaGraph, ...]:
+    """Return the graph configurations that can work, those that capture most first.
+
+    If something ``breaks`` a capture that the rules accept, whole steps come last.
+    """
     pipelined = cell.spec["parallelism"]["pp"] > 1
 
-    def promise(graph: CudaGraph) -> tuple[Any, ...]:
+    def sort_key(graph: CudaGraph) -> tuple[Any, ...]:
         whole = graph.implementation.takes_whole_model
         parts = frozenset().union(*(SCOPE_PARTS[name] for name in graph.scope))
         covered = sum(_PART_SIZES.get(part, 1) for part in parts)
-        # Transformer Engine shares memory between micro-batches in flight, of which only a pipeline has several.
+        # Transformer Engine shares memory between micro-batches in flight; only a pipeline has several.
         first_impl = "transformer_engine" if pipelined else "torch"
         return (
             whole if breaks else not whole,
@@ -202,11 +207,11 @@ def points_of(candidates: Sequence[Candidate], cell: Cell, breaks: bool) -> tupl
             graph.scope,
         )
 
-    return tuple(sorted((one.graph for one in candidates if not one.reasons), key=promise))
+    return tuple(sorted((one.graph for one in candidates if not one.reasons), key=sort_key))
 
 
-def _rejected(candidates: Sequence[Candidate]) -> tuple[Rejected, ...]:
-    """By rule and way out, with the first message of each."""
+def _group_rejections(candidates: Sequence[Candidate]) -> tuple[Rejected, ...]:
+    """Group rejections by rule and fix, with the first message of each."""
     reasons: dict[tuple[str, str], Reason] = {}
     labels: dict[tuple[str, str], list[str]] = {}
     for candidate in candidates:
@@ -221,7 +226,7 @@ def _rejected(candidates: Sequence[Candidate]) -> tuple[Rejected, ...]:
 
 
 def advice_to_json(name: str, advice: Sequence[Advice]) -> dict[str, Any]:
-    """{"sweep": name, "workloads": [one object a workload]}; times are milliseconds a step, shares are of a step."""
+    """Return {"sweep": name, "workloads": [one object per workload]}. Times are milliseconds, shares are of a step."""
     return {"sweep": name, "workloads": [_to_json(one) for one in advice]}
 
 
@@ -244,14 +249,14 @@ def _to_json(advice: Advice) -> dict[str, Any]:
         "findings": None if advice.findings is None else [asdict(found) for found in advice.findings],
         "unplaced_waits": advice.unplaced_waits,
         "recompilations": advice.recompilations,
-        "points": [point(graph) for graph in advice.points],
+        "points": [recipe_point(graph) for graph in advice.points],
         "rejected": [{**asdict(one.reason), "labels": list(one.labels)} for one in advice.rejected],
     }  # fmt: skip
 
 
-def point(graph: CudaGraph) -> dict[str, Any]:
-    """``graph`` as a point of a recipe's sweep."""
-    written: dict[str, Any] = {"cuda_graph.impl": graph.impl}
+def recipe_point(graph: CudaGraph) -> dict[str, Any]:
+    """Return ``graph`` as a point of a recipe's sweep."""
+    fields: dict[str, Any] = {"cuda_graph.impl": graph.impl}
     if graph.implementation.takes_scope:
-        written["cuda_graph.scope"] = list(graph.scope)
-    return written | ({"cuda_graph.optimizer": True} if graph.optimizer else {})
+        fields["cuda_graph.scope"] = list(graph.scope)
+    return fields | ({"cuda_graph.optimizer": True} if graph.optimizer else {})

@@ -1,18 +1,22 @@
-"""Advice on a recipe: its eager cells alone, run briefly and looked at closely, and what could be swept beside them."""
+"""The sweep behind `advise`: short, inspected eager runs of a recipe, and the graph configurations to judge."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
-from typing import TYPE_CHECKING
+from itertools import combinations, product
 
+from analysis.records.load import load
+from analysis.sweep.cell_results import exit_code
+from analysis.sweep.judge_cells import compare_cells
 from launch.common.atomic_files import dumps, write_text
 from launch.contract.graph_impls import GRAPH_IMPLS, GRAPH_SCOPES
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason
 from launch.contract.spec import CudaGraph, RunSpec
 from launch.support import known_faults, unsupported
+from orchestrator.advise.advice import Candidate, advice_to_json, advise
+from orchestrator.advise.render import render
 from orchestrator.output.report import print_document
 from orchestrator.recipe.expand import ResolvedCell
 from orchestrator.recipe.fields import Tracking
@@ -21,37 +25,33 @@ from orchestrator.rules import graph_scope, violations
 from orchestrator.rules.training import CAPTURE_STEPS, SETTLE_STEPS
 from orchestrator.sweeps.store import report_disk_errors
 
-if TYPE_CHECKING:
-    from orchestrator.advise.advice import Candidate
-
 MEASURED_STEPS = 20
 
 
 def advice_recipe(recipe: Recipe) -> Recipe:
-    """``recipe`` as a sweep of its own beside it: one repeat, told to nobody else."""
+    """Return ``recipe`` as a sweep of its own, with one repeat and without tracking."""
     return replace(recipe, name=f"{recipe.name}-advice", repeats=1, wandb=Tracking(mode="disabled"))
 
 
-def eager_alone(cells: Sequence[ResolvedCell]) -> tuple[ResolvedCell, ...]:
-    """The eager cell of each workload, cut short and told to look closely. Workloads that differ in steps alone are one."""
-    briefly = (
-        replace(cell, spec=_briefly(cell.spec), is_added_baseline=False) for cell in cells if not cell.spec.graphed
+def inspected_eager_cells(cells: Sequence[ResolvedCell]) -> tuple[ResolvedCell, ...]:
+    """Return the eager cell of each workload, shortened and inspected. Workloads that differ only in steps are one."""
+    short = (
+        replace(cell, spec=_shorten(cell.spec), is_added_baseline=False) for cell in cells if not cell.spec.graphed
     )
-    return tuple({cell.spec.cell_id: cell for cell in briefly}.values())
+    return tuple({cell.spec.cell_id: cell for cell in short}.values())
 
 
-def _briefly(spec: RunSpec) -> RunSpec:
-    enough = spec.cuda_graph.warmup_steps + CAPTURE_STEPS + SETTLE_STEPS + MEASURED_STEPS
-    steps = min(spec.training.steps, enough)
+def _shorten(spec: RunSpec) -> RunSpec:
+    steps = min(spec.training.steps, spec.cuda_graph.warmup_steps + CAPTURE_STEPS + SETTLE_STEPS + MEASURED_STEPS)
     warmup = min(spec.training.learning_rate_warmup_steps, steps)
     return replace(spec, training=replace(spec.training, steps=steps, learning_rate_warmup_steps=warmup), inspect=True)
 
 
-def candidates(eager: RunSpec) -> tuple[Candidate, ...]:
-    """Every graph configuration that means something for the model and the engine of ``eager``, with the reasons for which
-    it cannot work. What keeps the eager run itself from working is none of them."""
-    from orchestrator.advise.advice import Candidate
+def list_candidates(eager: RunSpec) -> tuple[Candidate, ...]:
+    """Return every graph configuration that means something for the model and engine of ``eager``.
 
+    Each has the reasons why it cannot work, except those that hold for the eager run too.
+    """
     own = set(_reasons(eager))
     specs = (replace(eager, cuda_graph=graph) for graph in _graphs(eager.cuda_graph.warmup_steps))
     return tuple(
@@ -62,11 +62,10 @@ def candidates(eager: RunSpec) -> tuple[Candidate, ...]:
 
 
 def _graphs(warmup_steps: int) -> Iterator[CudaGraph]:
-    for impl in (impl for impl in GRAPH_IMPLS if impl != "none"):
-        for size in range(len(GRAPH_SCOPES) + 1):
-            for parts in combinations(GRAPH_SCOPES, size):
-                for optimizer in (False, True):
-                    yield CudaGraph(impl, parts, warmup_steps, optimizer)
+    scopes = [parts for size in range(len(GRAPH_SCOPES) + 1) for parts in combinations(GRAPH_SCOPES, size)]
+    for impl, parts, optimizer in product(GRAPH_IMPLS, scopes, (False, True)):
+        if impl != "none":
+            yield CudaGraph(impl, parts, warmup_steps, optimizer)
 
 
 def _reasons(spec: RunSpec) -> tuple[Reason, ...]:
@@ -74,18 +73,12 @@ def _reasons(spec: RunSpec) -> tuple[Reason, ...]:
 
 
 def write_advice(sweep: SweepPaths) -> int:
-    """Write <sweep>/report/advice.md and advice.json from the records, and show the first; the value is the exit code.
+    """Write <sweep>/report/advice.md and advice.json from the records, and print the former. Return the exit code.
 
     The same records give the same bytes.
     """
-    from analysis.records.load import load
-    from analysis.sweep.cell_results import exit_code
-    from analysis.sweep.judge_cells import compare_cells
-    from orchestrator.advise.advice import advice_to_json, advise
-    from orchestrator.advise.render import render
-
     records = load(sweep)
-    eager = {cell.cell_id: candidates(cell.run_spec) for cell in records.plan.cells}
+    eager = {cell.cell_id: list_candidates(cell.run_spec) for cell in records.plan.cells}
     advice = advise(records, eager)
     with report_disk_errors(sweep):
         write_text(sweep.report / "advice.md", render(records.plan, advice))

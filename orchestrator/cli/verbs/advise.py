@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from orchestrator.advise.eager_sweep import advice_recipe, eager_alone, write_advice
+from orchestrator.advise.eager_sweep import advice_recipe, inspected_eager_cells, write_advice
 from orchestrator.cli.arguments import Parser, add_planning, redirect_messages
 from orchestrator.cli.planning import load_cells, plan_cells
 from orchestrator.output.plan import print_plan_summary
@@ -21,7 +21,7 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     with redirect_messages(arguments):
         recipe, cells, target, executor = load_cells(arguments)
-        plan = plan_cells(arguments, advice_recipe(recipe), eager_alone(cells), target)
+        plan = plan_cells(arguments, advice_recipe(recipe), inspected_eager_cells(cells), target)
         print_plan_summary(plan)
         paths = Store(arguments.store).sweep(plan.name)
         code = run_sweep(paths, plan, target, "new", executor, wait=True, conclude=write_advice)

@@ -1,4 +1,4 @@
-"""What is advised, from the records of an eager run: pure, and the same bytes from the same records."""
+"""Advice from the records of an eager run: the same records give the same bytes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from launch.contract.records.inspection import (
     inspection_from_json,
 )
 from launch.contract.spec import CudaGraph, Device
-from orchestrator.advise.advice import Advice, Candidate, advice_to_json, advise, points_of
-from orchestrator.advise.render import NOT_INSPECTED, NOTHING_BREAKS, ON_CPU, WAYS_OUT, render
+from orchestrator.advise.advice import Advice, Candidate, advice_to_json, advise, sort_points
+from orchestrator.advise.render import FIXES, NOT_INSPECTED, NOTHING_BREAKS, ON_CPU, render
 from tests.records import EAGER_PROBE, STARTED, AttemptRecord, Extra, workload_spec, write_sweep, written_cell
 from tests.unit.analysis.graphs.test_replay_check import change_probe
 
@@ -100,13 +100,13 @@ LOOKED = inspected(Inspection((), KERNELS))
         ({"busy_ms": 8.0, "computing_ms": 8.0}, "much", "Graphs can help."),
         ({"busy_ms": 18.0, "computing_ms": 17.5}, "some", "Graphs may help a little."),
         ({"busy_ms": 20.0, "computing_ms": 19.5}, "little", "Graphs will not help much."),
-        ({"busy_ms": 8.0, "computing_ms": 8.0, "host_ms": 3.0}, "some", "waits for something else than the host"),
+        ({"busy_ms": 8.0, "computing_ms": 8.0, "host_ms": 3.0}, "some", "does not wait for the host"),
         (
             {"busy_ms": 8.0, "computing_ms": 8.0, "host_ms": None},
             "much",
-            "how long it takes to enqueue one is not known",
+            "the time to enqueue a step is unknown",
         ),
-        ({"busy_ms": 20.4, "computing_ms": 19.9}, "little", "there is nothing to win"),
+        ({"busy_ms": 20.4, "computing_ms": 19.9}, "little", "there is nothing to gain"),
         ({"busy_ms": 30.0, "computing_ms": 19.9}, "little", "Graphs will not help much."),
         (
             {"busy_ms": 30.0, "computing_ms": 12.0},
@@ -116,25 +116,25 @@ LOOKED = inspected(Inspection((), KERNELS))
         (
             {"busy_ms": 14.0, "computing_ms": 12.0, "host_ms": 3.0},
             "some",
-            "**Graphs may help a little.** In a step of 20.34 ms the device that is busy for least is idle for 31%",
+            "**Graphs may help a little.** In a step of 20.34 ms the least busy device is idle for 31%",
         ),
-        ({"busy_ms": 14.0, "computing_ms": 12.0}, "much", "wait for what others compute or for their hosts"),
+        ({"busy_ms": 14.0, "computing_ms": 12.0}, "much", "or wait for computation on other ranks or for their hosts"),
         (
             {"busy_ms": 20.4, "computing_ms": 5.0, "host_ms": 4.0},
             "little",
-            "wait for what others compute, which graphs do not end. The slowest host takes 4.00 ms",
+            "wait for computation on other ranks. Graphs do not shorten that. The slowest host takes 4.00 ms",
         ),
         ({"busy_ms": 20.4, "computing_ms": 5.0, "host_ms": None}, "some", "or for their hosts"),
         (
             {"busy_ms": 30.0, "computing_ms": 20.4},
             "little",
-            "computes throughout a step of 20.34 ms: there is nothing to win",
+            "computes throughout a step of 20.34 ms: there is nothing to gain",
         ),
         ({"busy_ms": 30.0, "computing_ms": 30.0}, "unknown", "Timing is doubtful"),
-        ({"busy_ms": 0.0, "computing_ms": 0.0}, "unknown", "**Not measured.** No time is zero"),
+        ({"busy_ms": 0.0, "computing_ms": 0.0}, "unknown", "**Not measured.** Times must be positive"),
     ],
 )
-def test_worth_is_told_by_the_idle_device_and_the_host(
+def test_worth_depends_on_the_idle_device_and_the_host(
     tmp_path: Path, figures: dict[str, float | None], worth: str, said: str
 ) -> None:
     advice, text = advice_on(tmp_path, LOOKED, probed(**figures))
@@ -142,14 +142,14 @@ def test_worth_is_told_by_the_idle_device_and_the_host(
     assert said in text
 
 
-def test_figures_are_said(tmp_path: Path) -> None:
+def test_the_figures_are_printed(tmp_path: Path) -> None:
     advice, text = advice_on(tmp_path, LOOKED)
     step = advice.step
     assert step is not None and step.busy_ms == pytest.approx(16.0)
     assert f"idle for {step.launch_bound:.0%} of a step of {step.step_ms:.2f} ms" in text
     assert f"at most {step.step_ms / 16:.2f}x as fast. " in text
     assert "The host takes 19.00 ms" in text
-    assert "1,200 kernels a step, 97% of them under 50 us; their median is 7.5 us" in text
+    assert "1,200 kernels per step, 97% of them under 50 us; their median is 7.5 us" in text
     assert "| `gemm` | 96 | 4.250 ms |" in text
     assert "torch_compile runs other kernels" in text
 
@@ -161,11 +161,11 @@ TP2_PP2_EP2 = ((496.3, 133.1, 375.4), (212.61, 132.2, 342.1), (498.1, 154.15, 33
 @pytest.mark.parametrize(
     ("step_ms", "ranks", "worth", "said"),
     [
-        (189.99, EP4, "some", "at most 1.54x as fast, less by what"),
-        (401.63, TP2_PP2_EP2, "much", "at most 2.61x as fast, less by what"),
+        (189.99, EP4, "some", "at most 1.54x as fast; only a graphed run"),
+        (401.63, TP2_PP2_EP2, "much", "at most 2.61x as fast; only a graphed run"),
     ],
 )
-def test_ranks_that_wait_for_each_others_hosts_are_not_said_to_be_busy(
+def test_ranks_that_wait_for_each_others_hosts_do_not_count_as_busy(
     tmp_path: Path, step_ms: float, ranks: Sequence[tuple[float, float, float]], worth: str, said: str
 ) -> None:
     """Busy, computing and host's times of four GPUs (docs/results/qwen3_8l_parallel), whose graphed steps were 1.35 and 2.24
@@ -179,10 +179,10 @@ def test_ranks_that_wait_for_each_others_hosts_are_not_said_to_be_busy(
 
     advice, text = advice_on(tmp_path, LOOKED, of_ranks, ranks=4)
     assert advice.worth == worth
-    assert said in text and "nothing to win" not in text
+    assert said in text and "nothing to gain" not in text
 
 
-def test_a_cpu_is_told_in_one_line_that_it_has_no_graphs(tmp_path: Path) -> None:
+def test_on_a_cpu_one_line_says_that_it_has_no_graphs(tmp_path: Path) -> None:
     advice, text = advice_on(tmp_path, inspected(Inspection(())), device="cpu")
     assert advice.worth == "unknown" and advice.unmeasured == ""
     assert text.splitlines()[4] == ON_CPU
@@ -207,13 +207,13 @@ def damaged(run: AttemptRecord) -> None:
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (failed, "Its run ended CUDA_OOM in warmup: no memory (way out: a smaller batch)."),
-        (unfinished, "Its run has no outcome: it was interrupted, or goes on."),
+        (failed, "Its run ended CUDA_OOM in warmup: no memory (fix: a smaller batch)."),
+        (unfinished, "Its run has no outcome: it was interrupted, or it is still running."),
         (damaged, "An outcome of its run is damaged: runs/eager-"),
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_did_not_run_is_not_measured_and_says_why(
+def test_a_run_without_results_is_unmeasured_with_the_reason(
     tmp_path: Path, device: Device, edit: Callable[[AttemptRecord], None], said: str
 ) -> None:
     advice, text = advice_on(tmp_path, edit, device=device)
@@ -226,7 +226,7 @@ def test_a_cell_that_cannot_run_here_is_advised_by_the_rules_alone(tmp_path: Pat
     spec = dataclasses.replace(workload_spec(7, "none", 30, device="cuda"))
     extra = Extra(spec, (Reason("host.gpus", "8 GPUs are needed", "Go elsewhere."),), "not_runnable")
     advice, text = advice_on(tmp_path, LOOKED, extra=[extra])
-    assert advice.unmeasured == "8 GPUs are needed (way out: Go elsewhere)"
+    assert advice.unmeasured == "8 GPUs are needed (fix: Go elsewhere)"
     assert len(advice.points) == len(GRAPHS)
     assert "**Not measured.** 8 GPUs are needed" in text
 
@@ -234,32 +234,32 @@ def test_a_cell_that_cannot_run_here_is_advised_by_the_rules_alone(tmp_path: Pat
 # --- what breaks a capture ------------------------------------------------------------------------------------------
 
 
-def test_each_kind_is_told_with_its_line_and_its_way_out(tmp_path: Path) -> None:
+def test_each_kind_is_printed_with_its_line_and_its_fix(tmp_path: Path) -> None:
     found = [dataclasses.replace(WAIT, kind=kind, line=place) for place, kind in enumerate(KINDS, 1)]
     advice, text = advice_on(tmp_path, inspected(Inspection(tuple(found), KERNELS, waits=4.0)))
-    assert {one.kind for one in advice.breaking} == set(KINDS) - {"default generator"}
+    assert {one.kind for one in advice.capture_blockers} == set(KINDS) - {"default generator"}
     rows = [line for line in text.splitlines() if line.startswith("| `launch/dispatcher.py:")]
     assert len(rows) == len(KINDS) - 1
-    for row, one in zip(rows, advice.breaking, strict=True):
+    for row, one in zip(rows, advice.capture_blockers, strict=True):
         assert f"`launch/dispatcher.py:{one.line}` in `Dispatcher.send`: `n = counts.tolist()`" in row
-        assert row.endswith(f"| 4 | {WAYS_OUT[one.kind]} |")
+        assert row.endswith(f"| 4 | {FIXES[one.kind]} |")
 
 
 def test_a_clean_step_says_so(tmp_path: Path) -> None:
     advice, text = advice_on(tmp_path, inspected(Inspection((DEFAULT,), KERNELS)))
-    assert advice.breaking == () and not advice.has_waits
+    assert advice.capture_blockers == () and not advice.has_waits
     assert NOTHING_BREAKS in text
-    assert "which a capture registers by itself: `launch/model.py:7`." in text
+    assert "which a capture registers: `launch/model.py:7`." in text
 
 
 def test_waits_that_no_line_explains_are_not_clean(tmp_path: Path) -> None:
     advice, text = advice_on(tmp_path, inspected(Inspection((WAIT,), KERNELS, waits=6.0)))
     assert advice.unplaced_waits == 2.0
-    assert "asked to wait 2 times a step more" in text and NOTHING_BREAKS not in text
-    assert "this time says little of launches" in text
+    assert "waited 2 times per step more" in text and NOTHING_BREAKS not in text
+    assert "this time says little about launches" in text
 
 
-def test_lines_of_several_ranks_are_told_once(tmp_path: Path) -> None:
+def test_lines_of_several_ranks_are_printed_once(tmp_path: Path) -> None:
     more = dataclasses.replace(SHAPE, count=6.0, detail="(4,), then (2,)")
     found = inspected(Inspection((SHAPE, WAIT), waits=4.0), Inspection((more,), KERNELS))
     advice, _ = advice_on(tmp_path, found, ranks=2)
@@ -268,7 +268,7 @@ def test_lines_of_several_ranks_are_told_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("edits", [[], [inspected(Inspection((), KERNELS))]])
-def test_a_rank_that_did_not_look_leaves_all_unknown(tmp_path: Path, edits: list[Callable[..., None]]) -> None:
+def test_a_rank_without_inspection_leaves_findings_unknown(tmp_path: Path, edits: list[Callable[..., None]]) -> None:
     advice, text = advice_on(tmp_path, *edits, ranks=2)
     assert advice.findings is None
     assert NOT_INSPECTED in text and NOTHING_BREAKS not in text
@@ -314,15 +314,15 @@ def test_whole_steps_come_last_where_a_line_breaks_a_capture(tmp_path: Path, ins
     assert "whole steps come last" in text
 
 
-def test_what_cannot_work_is_told_by_its_reason(tmp_path: Path) -> None:
+def test_rejected_configurations_are_printed_with_their_reason(tmp_path: Path) -> None:
     rejected = [Candidate(graph, (SYNC,) if graph.impl == "torch" else ()) for graph in GRAPHS]
     advice, text = advice_on(tmp_path, LOOKED, candidates=rejected)
     assert {graph.impl for graph in advice.points} == {"torch_compile", "transformer_engine", "full_iteration"}
-    line = "- `torch`, `torch.attn`, `torch.attn.moe_router`: the dispatcher reads sizes. Way out: use allgather [capture.sync]."
+    line = "- `torch`, `torch.attn`, `torch.attn.moe_router`: the dispatcher reads sizes. Fix: use allgather [capture.sync]."
     assert line in text.splitlines()
 
 
-def test_where_nothing_can_work_nothing_is_to_be_swept(tmp_path: Path) -> None:
+def test_if_nothing_can_work_there_is_nothing_to_sweep(tmp_path: Path) -> None:
     _, text = advice_on(tmp_path, LOOKED, candidates=[Candidate(graph, (SYNC,)) for graph in GRAPHS])
     assert "sweep:" not in text and "No implementation and scope can work" in text
     assert "`torch_compile`, `torch`, `torch.attn`, `torch.attn.moe_router` and 3 more: the dispatcher" in text
@@ -333,9 +333,9 @@ def test_points_are_what_works_in_an_order_of_its_own(order: list[Candidate], re
     cell = written_cell(workload_spec(0, "none", 30, device="cuda"), 1)
     given_order = [Candidate(one.graph, (SYNC,) if one.graph in rejected else ()) for one in order]
     for breaks in (False, True):
-        points = points_of(given_order, cell, breaks)
+        points = sort_points(given_order, cell, breaks)
         assert set(points) == set(GRAPHS) - rejected
-        assert points == points_of(sorted(given_order, key=lambda one: one.graph.label), cell, breaks)
+        assert points == sort_points(sorted(given_order, key=lambda one: one.graph.label), cell, breaks)
 
 
 # --- records --------------------------------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
     found = inspected(Inspection((WAIT, SHAPE), KERNELS, waits=4.0, recompilations=3))
     texts = {advice_on(tmp_path / name, found)[1] for name in ("one", "other")}
     assert len(texts) == 1
-    assert "3 functions were compiled anew" in texts.pop()
+    assert "3 functions were recompiled" in texts.pop()
 
 
 def test_the_json_holds_what_the_text_says(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What advice runs, and which graph configurations it puts forward: the rules' word, and nothing that a sweep would refuse."""
+"""The runs of advise, and the graph configurations that it recommends: only those that a sweep would accept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from analysis.records.load import Records
 from launch.contract.plan import Plan
 from launch.contract.spec import Model, Parallelism, Placement, RunSpec, Training
 from orchestrator.advise.advice import advise
-from orchestrator.advise.eager_sweep import MEASURED_STEPS, advice_recipe, candidates, eager_alone
+from orchestrator.advise.eager_sweep import MEASURED_STEPS, advice_recipe, inspected_eager_cells, list_candidates
 from orchestrator.advise.render import render
 from orchestrator.plan.planner import make_plan
 from orchestrator.recipe.expand import expand, filter_cells
@@ -31,17 +31,17 @@ BATCH = Training(precision="bf16", global_batch_size=8)
 def plan_of(name: str, *overrides: str, only: tuple[str, ...] = ()) -> Plan:
     recipe = load(RECIPES / f"{name}.yaml", overrides)
     cells = filter_cells(expand(recipe, GPUS.device), only)
-    return make_plan(advice_recipe(recipe), eager_alone(cells), GPUS)
+    return make_plan(advice_recipe(recipe), inspected_eager_cells(cells), GPUS)
 
 
 def works(spec: RunSpec) -> set[str]:
-    return {one.graph.label for one in candidates(spec) if not one.reasons}
+    return {one.graph.label for one in list_candidates(spec) if not one.reasons}
 
 
 # --- what is run ----------------------------------------------------------------------------------------------------
 
 
-def test_eager_cells_are_run_once_briefly_and_looked_at() -> None:
+def test_eager_cells_are_run_once_shortened_and_inspected() -> None:
     plan = plan_of("qwen3_8l")
     assert plan.name == "qwen3_8l-advice" and plan.tracking is None
     assert [cell.label for cell in plan.cells] == ["eager, compile=none", "eager, compile=elementwise"]
@@ -62,11 +62,11 @@ def test_a_shorter_recipe_and_its_warm_up_stay_legal() -> None:
         assert cell.run_spec.training.steps == cell.run_spec.training.learning_rate_warmup_steps == expected
 
 
-def test_workloads_that_differ_in_steps_alone_are_one() -> None:
+def test_workloads_that_differ_only_in_steps_are_one() -> None:
     assert len(plan_of("launch_bound", "sweep.grid.training.steps=[100,200]", only=PLAIN).cells) == 1
 
 
-def test_cells_are_picked_as_in_a_sweep() -> None:
+def test_cells_are_filtered_as_in_a_sweep() -> None:
     plan = plan_of("qwen3_8l", only=("training.compile=none", "cuda_graph.impl=torch"))
     assert [cell.label for cell in plan.cells] == ["eager, compile=none"]
 
@@ -95,7 +95,7 @@ def test_an_eager_cell_stays_where_none_of_its_graphs_can_work() -> None:
     ],
     ids=["dense", "alltoall", "allgather"],
 )  # fmt: skip
-def test_what_works_is_what_the_rules_accept(spec: RunSpec, expected: set[str]) -> None:
+def test_the_configurations_that_work_are_those_the_rules_accept(spec: RunSpec, expected: set[str]) -> None:
     spec = replace(spec, placement=Placement(device="cuda", ranks_per_node=spec.parallelism.world_size))
     found = works(spec)
     assert {label for label in found if label.startswith(("torch.", "full")) or label == "torch"} - expected <= {
@@ -111,33 +111,33 @@ def test_the_dispatcher_that_waits_is_the_reason_given() -> None:
     spec = RunSpec(
         training=BATCH, model=MOE, parallelism=Parallelism(ep=2, dp=2), placement=Placement("cuda", ranks_per_node=2)
     )
-    reasons = {one.graph.label: [reason.rule for reason in one.reasons] for one in candidates(spec)}
+    reasons = {one.graph.label: [reason.rule for reason in one.reasons] for one in list_candidates(spec)}
     assert reasons["full_iteration"] == reasons["torch"] == ["capture.native_expert_sync"]
 
 
-def test_what_means_nothing_for_a_model_is_not_spoken_of() -> None:
-    labels = {one.graph.label for one in candidates(RunSpec(placement=Placement("cuda")))}
+def test_configurations_that_mean_nothing_for_a_model_are_omitted() -> None:
+    labels = {one.graph.label for one in list_candidates(RunSpec(placement=Placement("cuda")))}
     assert not [label for label in labels if "moe" in label or "mamba" in label or "local" in label]
 
 
-def test_what_keeps_the_eager_run_from_working_is_not_held_against_graphs() -> None:
+def test_reasons_against_the_eager_run_do_not_reject_graphs() -> None:
     spec = RunSpec(training=BATCH, placement=Placement("cuda"))
     assert {"torch", "full_iteration", "torch.attn"} <= works(spec)
     narrow = replace(spec, training=replace(BATCH, steps=1))
     assert violations(narrow) and works(narrow) == works(spec)
 
 
-def test_what_is_known_to_be_wrong_is_not_advised() -> None:
+def test_known_wrong_results_are_not_advised() -> None:
     """launch.support lets it run in deterministic mode, for its verdict."""
     training = replace(BATCH, deterministic=True)
     spec = RunSpec(engine="megatron", training=training, placement=Placement("cuda"))
-    reasons = {one.graph.label: [reason.rule for reason in one.reasons] for one in candidates(spec)}
+    reasons = {one.graph.label: [reason.rule for reason in one.reasons] for one in list_candidates(spec)}
     assert reasons["local"] == ["megatron.local_inputs"] and "full_iteration" in works(spec)
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_block_can_be_pasted_and_swept(path: Path, tmp_path: Path) -> None:
-    """In the place of the recipe's own sweep: each point is a cell, and none is rejected that its eager twin is not."""
+    """In the place of the recipe's own sweep: each point is a cell, and none is rejected unless its eager baseline is."""
     content = yaml.safe_load(path.read_text())
     if (
         path.stem == "tiny_parallel"
@@ -146,8 +146,8 @@ def test_the_block_can_be_pasted_and_swept(path: Path, tmp_path: Path) -> None:
     pasted = tmp_path / path.name
     pasted.write_text(yaml.safe_dump(content))
     recipe = load(pasted, ["sweep=null"])
-    plan = make_plan(advice_recipe(recipe), eager_alone(expand(recipe, GPUS.device)), GPUS)
-    (advice,) = advise(Records(plan, {}), {cell.cell_id: candidates(cell.run_spec) for cell in plan.cells})
+    plan = make_plan(advice_recipe(recipe), inspected_eager_cells(expand(recipe, GPUS.device)), GPUS)
+    (advice,) = advise(Records(plan, {}), {cell.cell_id: list_candidates(cell.run_spec) for cell in plan.cells})
     block = re.search(r"```yaml\n(.*?)```", render(plan, [advice]), re.DOTALL)
     assert block is not None
     content.pop("sweep", None)
