@@ -1,6 +1,6 @@
-"""Rung 0 of a verdict: is every step there, once, in order and finite, on both sides?
+"""Rung 0 of a verdict: check that both sides have every step once, in order and finite.
 
-Curves come by the names that messages use: "eager run", or a file.
+The keys of ``Curves`` are the names that messages use, such as "eager run" or a file name.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ _TRAIN = "make eager training stable first: lower the learning rate, or change t
 
 @dataclass(frozen=True)
 class IncompleteCurve:
-    """Why curves cannot be compared. ``deviation`` is where a graphed number is not finite and all eager ones are: that is
-    DIVERGED."""
+    """Why curves cannot be compared.
+
+    ``deviation`` is set if a graphed number is not finite where all eager ones are: the verdict is then DIVERGED.
+    """
 
     reason: str
     fix: str
@@ -35,7 +37,7 @@ def check_complete(
 ) -> IncompleteCurve | None:
     """Return why the curves cannot be compared from ``expected[first]`` on, or None.
 
-    A number after the capture that only eager runs have finite comes first: a run that stopped at its NaN lacks steps, too.
+    Check first for a number that is not finite in graphed runs alone: a run that stopped at its NaN lacks steps, too.
     """
     curves = {**eager, **graphed}
     shared = shared_steps(list(curves.values()), expected)
@@ -51,18 +53,18 @@ def check_complete(
 
 
 def incomplete(steps: Steps, expected: Integers, name: str) -> str:
-    """Describe how the numbers of ``steps`` differ from the ``expected`` ones; empty where they are equal."""
+    """Describe how the step numbers of ``steps`` differ from the ``expected`` ones; return "" if they are equal."""
     if np.array_equal(steps.step, expected):
         return ""
-    found = steps.step.tolist()
-    missing = sorted(set(expected.tolist()) - set(found))
-    unexpected = sorted(set(found) - set(expected.tolist()))
-    twice = sorted(step for step, count in Counter(found).items() if count > 1)
+    recorded = steps.step.tolist()
+    missing = sorted(set(expected.tolist()) - set(recorded))
+    unexpected = sorted(set(recorded) - set(expected.tolist()))
+    duplicates = sorted(step for step, count in Counter(recorded).items() if count > 1)
     parts = [f"{_listed(missing)} missing of {len(expected)}" if missing else ""]
     parts += [f"{_listed(unexpected)} not expected (steps are {_span(expected)})" if unexpected else ""]
-    parts += [f"{_listed(twice)} recorded more than once" if twice else ""]
-    said = "; ".join(part for part in parts if part) or "steps are out of order"
-    return f"{name}: {said}"
+    parts += [f"{_listed(duplicates)} recorded more than once" if duplicates else ""]
+    description = "; ".join(part for part in parts if part) or "steps are out of order"
+    return f"{name}: {description}"
 
 
 def _listed(steps: list[int]) -> str:
@@ -75,13 +77,14 @@ def _span(expected: Integers) -> str:
 
 
 def shared_steps(curves: Sequence[Steps], expected: Integers) -> int:
-    """Count the leading steps that all ``curves`` have at the same place."""
+    """Count the leading ``expected`` steps that all ``curves`` have, in place."""
     length = min(len(expected), *(len(steps) for steps in curves))
     in_place = np.all([steps.step[:length] == expected[:length] for steps in curves], axis=0)
     return length if in_place.all() else int(np.argmin(in_place))
 
 
 def finite_steps(steps: Steps, metrics: Sequence[Metric] = METRICS) -> Booleans:
+    """Return at which steps all ``metrics`` are finite, shape (steps,)."""
     finite: Booleans = np.all([np.isfinite(steps.of(metric)) for metric in metrics], axis=0)
     return finite
 
@@ -89,11 +92,11 @@ def finite_steps(steps: Steps, metrics: Sequence[Metric] = METRICS) -> Booleans:
 def _one_sided(
     eager: Curves, graphed: Curves, expected: Integers, first: int, shared: int, metrics: Sequence[Metric]
 ) -> IncompleteCurve | None:
-    """Find the first number after the capture that is not finite in a graphed run, and finite in all eager ones.
+    """Find the first number after the capture that is not finite in a graphed run, and finite in all eager runs.
 
-    Where an eager run is not finite either, graphs need not be the cause.
+    If an eager run is not finite either, graphs need not be the cause.
     """
-    found = []
+    deviations = []
     for metric in metrics:
         before, after = (
             np.stack([np.isfinite(steps.of(metric)[first:shared]) for steps in side.values()])
@@ -101,34 +104,34 @@ def _one_sided(
         )
         differs = ~after.all(axis=0) & before.all(axis=0)
         if differs.any():
-            found.append((first + int(np.argmax(differs)), metric))
-    if not found:
+            deviations.append((first + int(np.argmax(differs)), metric))
+    if not deviations:
         return None
-    at, metric = min(found, key=lambda item: item[0])
+    at, metric = min(deviations, key=lambda item: item[0])
     values = [_value_at(side, metric, at) for side in (graphed, eager)]
     reason = f"first at step {expected[at]}: the {METRIC_NAMES[metric]} is {values[0]} graphed and {values[1]} eager"
     return IncompleteCurve(reason, "", Deviation(int(expected[at]), metric, float("inf")))
 
 
 def eager_fault(eager: Sequence[Steps]) -> IncompleteCurve | None:
-    """Return a fault where an eager run has a number that is not finite: graphs need not be the cause of others."""
+    """Return a fault if a number of an eager run is not finite: graphs need not be the cause then."""
     for steps in eager:
         finite = finite_steps(steps)
         if not finite.all():
             at = int(steps.step[np.argmin(finite)])
-            said = f"the loss or gradient norm of an eager run is not finite at step {at}, so there is nothing to compare with"
-            return IncompleteCurve(said, _TRAIN)
+            reason = f"the loss or gradient norm of an eager run is not finite at step {at}, so there is nothing to compare with"
+            return IncompleteCurve(reason, _TRAIN)
     return None
 
 
 def _value_at(side: Curves, metric: Metric, at: int) -> str:
-    """Return the first value that is not finite at place ``at``, else that of the first run."""
+    """Format the first value at index ``at`` that is not finite, else the value of the first run."""
     values = [float(steps.of(metric)[at]) for steps in side.values()]
     return f"{next((value for value in values if not np.isfinite(value)), values[0]):.9g}"
 
 
 def _ended_together(curves: Sequence[Steps], shared: int, metrics: Sequence[Metric]) -> bool:
-    """Return whether all runs end at the same step with a number that is not finite: then no step is missing."""
+    """Return whether all runs end at the same step with a number that is not finite, so that no step is missing."""
     return all(len(steps) == shared and not finite_steps(steps, metrics)[-1] for steps in curves)
 
 

@@ -1,6 +1,6 @@
-"""How far graphed runs are from eager ones, and eager ones from each other: measurements only, no rule.
+"""Measure the differences between graphed and eager curves, and among eager curves. This module decides nothing.
 
-Differences are infinite wherever a side is not finite, so that no comparison with a margin can let one through.
+A difference is infinite where either side is not finite, so it fails every comparison with a margin.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ METRIC_NAMES: dict[Metric, str] = {"loss": "loss", "grad_norm": "gradient norm"}
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """How far eager repeats are from each other: the largest difference, over the compared steps, of one of them from
-    the mean of the others, as a graphed run is held against the mean of all.
+    """The noise floor: the largest difference, over all compared steps, between one eager repeat and the mean of the others.
 
-    ``loss`` is absolute (nats), ``grad_norm`` relative to the mean of all.
+    ``loss`` is absolute (nats), ``grad_norm`` is relative to the mean of all repeats.
     """
 
     repeats: int
@@ -36,7 +35,7 @@ class NoiseFloor:
 
 @dataclass(frozen=True)
 class Estimate:
-    """``value`` with the half width of the interval that analysis.verdict.equivalence_test gives it."""
+    """A point estimate and the half width of its confidence interval (analysis.verdict.equivalence_test)."""
 
     value: float
     half_width: float
@@ -44,9 +43,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class MetricTests:
-    """What rungs 3 and 4 found for one metric. ``mean`` is the mean difference of the window, and ``p`` how likely so
-    small a one would be if the true one were at the margin. ``rise`` is how far the line fitted to the differences rises
-    over the window; it ``leaves`` where that would take it out of the margin. ``late`` is a blow-up at the end."""
+    """The test results of rungs 3 and 4 for one metric.
+
+    ``mean`` is the mean difference over the window. ``p`` is the p-value of the equivalence test: the probability of a mean
+    this small if the true mean difference were at the margin. ``rise`` is the rise over the window of the line fitted to the
+    differences. ``leaves`` is whether this line will leave the margin, ``late`` whether the curve blows up at the end.
+    """
 
     metric: Metric
     mean: Estimate
@@ -58,8 +60,11 @@ class MetricTests:
 
 @dataclass(frozen=True)
 class CurveEvidence:
-    """What a verdict stands on. Differences are from the mean of the eager runs at each step, and infinite where a side
-    is not finite; of several graphed runs the largest counts."""
+    """The measurements behind a verdict.
+
+    Each difference is the largest over all graphed runs, relative to the mean of the eager runs at the same step. It is
+    infinite where either side is not finite.
+    """
 
     first_step: int
     last_step: int
@@ -72,21 +77,23 @@ class CurveEvidence:
     """Relative to the eager gradient norm."""
     max_grad_norm_step: int
     bitwise_prefix: int
-    """Leading steps after the capture whose loss and gradient norm each graphed run has equal to the bit with an eager one."""
+    """Leading steps after the capture at which every graphed run equals some eager run bit for bit in loss and gradient norm."""
     eager_prefix: int
-    """Leading steps that all eager runs have equal to the bit; all steps where there is one run."""
+    """Leading steps at which all eager runs are equal bit for bit. With one run, this is all steps."""
     noise_floor: NoiseFloor | None
     tested: tuple[MetricTests, ...] = ()
-    """By metric; empty where a rung before them decided, or the window is too short for them."""
+    """Tests by metric. Empty if an earlier rung decided, there is no noise floor, or the window is too short."""
 
     @property
     def bitwise(self) -> bool:
-        """Whether every graphed run equals every eager one at every step. Equal to one of several that differ is what chance
-        makes, too."""
+        """Return whether every graphed run equals every eager run at every step.
+
+        If eager runs differ, equality with one of them can be chance and does not count.
+        """
         return self.bitwise_prefix == self.eager_prefix == self.steps
 
     def largest(self, metric: Metric) -> tuple[float, int]:
-        """The largest difference and its step."""
+        """Return the largest difference of ``metric`` and its step."""
         if metric == "loss":
             return self.max_loss_difference, self.max_loss_step
         return self.max_grad_norm_difference, self.max_grad_norm_step
@@ -94,7 +101,7 @@ class CurveEvidence:
 
 @dataclass(frozen=True)
 class Deviation:
-    """Where and by how much a graphed run first left its eager twin."""
+    """The first step at which a graphed run deviates from the eager baseline, and by how much."""
 
     step: int
     metric: Metric
@@ -103,10 +110,10 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Sample:
-    """One metric after the capture, every run as it stands from the mean of the eager runs at each step.
+    """The differences of one metric after the capture: each run minus the mean of the eager runs at the same step.
 
-    ``eager`` has shape (eager runs, steps), ``graphed`` (graphed runs, steps); losses in nats, gradient norms relative
-    to that mean.
+    ``eager`` has shape (eager runs, steps), ``graphed`` has shape (graphed runs, steps). Losses are in nats. Gradient norms
+    are relative to the eager mean.
     """
 
     metric: Metric
@@ -115,49 +122,56 @@ class Sample:
 
     @cached_property
     def largest(self) -> Floats:
-        """The largest difference of any graphed run: shape (steps,)."""
+        """Return the largest absolute difference of any graphed run at each step, shape (steps,)."""
         largest: Floats = np.abs(self.graphed).max(axis=0)
         return largest
 
 
 def sample_of(metric: Metric, eager: Sequence[Steps], graphed: Sequence[Steps], window: slice) -> Sample:
-    """Of curves that agree in their steps up to the end of ``window``."""
+    """Return the differences of ``metric`` in ``window``.
+
+    All curves must have the same step numbers up to the end of ``window``.
+    """
     before, after = (np.stack([steps.of(metric)[window] for steps in side]) for side in (eager, graphed))
     with np.errstate(invalid="ignore", over="ignore"):
-        mean = before[0] + (before - before[0]).mean(axis=0)  # exact where runs are equal to the bit
-        # Each run's share first: the sum of norms may overflow where their mean does not.
+        # This form of the mean is exact where runs are equal bit for bit.
+        mean = before[0] + (before - before[0]).mean(axis=0)
+        # Divide before summing: the sum of norms can overflow where their mean does not.
         scale = np.ones_like(mean) if metric == "loss" else (np.abs(before) / len(before)).sum(axis=0)
         return Sample(metric, _relative(before - mean, scale), _relative(after - mean, scale))
 
 
 def noise_floor(repeats: Sequence[Steps], window: slice) -> NoiseFloor | None:
-    """How far complete eager ``repeats`` of one workload are apart in ``window``; None for fewer than two."""
+    """Return the noise floor of complete eager ``repeats`` of one workload in ``window``; None for fewer than two."""
     return _noise_floor([sample_of(metric, repeats, repeats, window) for metric in METRICS])
 
 
 def _noise_floor(samples: Sequence[Sample]) -> NoiseFloor | None:
-    """Of samples in the order of ``METRICS``."""
+    """Return the noise floor of ``samples``, which are in the order of ``METRICS``."""
     runs = len(samples[0].eager)
     if runs < 2:
         return None
-    # The mean of the others lies as much further off as they are fewer than all.
+    # Samples are relative to the mean of all runs. The factor makes them relative to the mean of the other runs.
     return NoiseFloor(runs, *(float(np.abs(sample.eager).max()) * runs / (runs - 1) for sample in samples))
 
 
 def _relative(difference: Floats, scale: Floats) -> Floats:
-    """``difference`` over ``scale``; no difference is 0 even over 0, and what is not finite is infinite."""
+    """Return ``difference / scale``, shape (runs, steps). ``scale`` has shape (steps,).
+
+    Return 0 for a difference of 0 even where the scale is 0, and infinity where the quotient or the scale is not finite.
+    """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         quotient = np.where(difference == 0, 0.0, difference / scale)
     return np.where(np.isfinite(quotient) & np.isfinite(scale), quotient, np.inf)
 
 
 def bitwise_equal(a: Floats, b: Floats) -> Booleans:
-    """Element by element, whether two arrays hold the same bits."""
+    """Return, element by element, whether two float64 arrays hold the same bits."""
     return np.equal(np.ascontiguousarray(a).view(np.int64), np.ascontiguousarray(b).view(np.int64))
 
 
 def bitwise_prefix(eager: Sequence[Steps], graphed: Sequence[Steps], window: slice, metrics: Sequence[Metric]) -> int:
-    """How many leading steps of ``window`` every graphed run has equal to the bit with an eager one."""
+    """Count the leading steps of ``window`` at which every graphed run equals some eager run bit for bit."""
     return min(max(_equal_steps(one, other, window, metrics) for other in eager) for one in graphed)
 
 
@@ -168,7 +182,7 @@ def _equal_steps(one: Steps, other: Steps, window: slice, metrics: Sequence[Metr
 
 @dataclass(frozen=True)
 class Differences:
-    """Curves from the capture on: the samples by metric, and what they show."""
+    """The differences after the capture: samples by metric, and the evidence measured on them."""
 
     samples: Mapping[Metric, Sample]
     evidence: CurveEvidence
@@ -177,14 +191,17 @@ class Differences:
 def measure_differences(
     eager: Sequence[Steps], graphed: Sequence[Steps], window: slice, metrics: Sequence[Metric] = METRICS
 ) -> Differences:
-    """Of curves that agree in their steps up to the end of ``window``, which is not empty."""
+    """Measure the differences between ``graphed`` and ``eager`` curves in ``window``, which must not be empty.
+
+    All curves must have the same step numbers up to the end of ``window``.
+    """
     steps = eager[0].step[window]
     samples = {metric: sample_of(metric, eager, graphed, window) for metric in METRICS}
-    found: dict[str, Any] = {}
+    maxima: dict[str, Any] = {}
     for metric, sample in samples.items():
         largest = sample.largest
         at = int(np.argmax(largest))
-        found |= {f"max_{metric}_difference": float(largest[at]), f"max_{metric}_step": int(steps[at])}
+        maxima |= {f"max_{metric}_difference": float(largest[at]), f"max_{metric}_step": int(steps[at])}
     evidence = CurveEvidence(
         first_step=int(steps[0]),
         last_step=int(steps[-1]),
@@ -194,12 +211,12 @@ def measure_differences(
         bitwise_prefix=bitwise_prefix(eager, graphed, window, metrics),
         eager_prefix=bitwise_prefix(eager[:1], eager, window, metrics),
         noise_floor=_noise_floor(list(samples.values())),
-        **found,
+        **maxima,
     )
     return Differences(samples, evidence)
 
 
 def told_apart(a: float, b: float) -> tuple[str, str]:
-    """Two numbers in nine digits, or in as many as tell any two apart where nine do not."""
+    """Format two numbers with 9 significant digits, or with 17 if they look equal with 9."""
     digits = 9 if f"{a:.9g}" != f"{b:.9g}" else 17
     return f"{a:.{digits}g}", f"{b:.{digits}g}"

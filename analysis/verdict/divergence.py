@@ -1,9 +1,9 @@
-"""When a difference is shown to be beyond its margin, and is no noise. What is merely likely is not shown.
+"""Find the steps whose difference certainly exceeds its margin and is not noise.
 
-Noise has spikes that two eager runs need not have had, but no two runs have them at the same step: a step counts where it
-is beyond the margin by some floors in every graphed run, or by many in one. A mean counts where its interval lies beyond.
-A floor that is itself beyond the margin is often made of spikes; no single step proves anything then, and many in every
-graphed run do.
+Noise has spikes that the eager runs may not show, but two runs rarely have them at the same step. A step counts if it
+exceeds the margin by some noise floors in every graphed run, or by many in one. A mean difference counts if its confidence
+interval lies outside the margin. A noise floor above the margin often comes from spikes. Then a single step proves nothing,
+and every graphed run must exceed the margin at many steps.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from analysis.records.steps import Booleans
 from analysis.verdict.curve_difference import Estimate, Sample
 
 SURE, SURE_ALONE = 3.0, 10.0
-"""How many floors beyond the margin a step is no noise in every graphed run (two at least), and in one alone."""
+"""Noise floors above the margin from which a step is not noise: in every one of two or more graphed runs, and in one run."""
 LASTING = 10
-"""Where the floor is beyond the margin, one in so many steps has to be beyond, and so many at least."""
+"""If the noise floor exceeds the margin, one in so many steps must exceed it too, and at least so many steps."""
 
 
 def exceeds_margin_surely(sample: Sample, margin: float, floor: float, mean: Estimate | None) -> Booleans:
-    """The steps that are shown to be beyond ``margin``: shape (steps,). ``mean`` is the mean difference, where there is one.
+    """Return which steps certainly exceed ``margin``, shape (steps,). ``mean`` is the mean difference, if it was tested.
 
-    A mean that is shown to be beyond gives the steps that are, however little.
+    If only the mean certainly exceeds the margin, return all steps that exceed it, however little.
     """
     size = np.abs(sample.graphed)
     alone: Booleans = size > margin + SURE_ALONE * floor
@@ -30,7 +30,7 @@ def exceeds_margin_surely(sample: Sample, margin: float, floor: float, mean: Est
     if not floor <= margin:
         many = surely.sum(axis=1) >= max(LASTING, surely.shape[1] // LASTING)
         return np.asarray(surely.any(axis=0) & many.all())
-    shown = np.asarray(surely.all(axis=0) | alone.any(axis=0))
-    if not shown.any() and mean is not None and abs(mean.value) - mean.half_width > margin:
+    steps = np.asarray(surely.all(axis=0) | alone.any(axis=0))
+    if not steps.any() and mean is not None and abs(mean.value) - mean.half_width > margin:
         return np.asarray(sample.largest > margin)
-    return shown
+    return steps

@@ -1,25 +1,25 @@
-"""Do graphed runs compute what eager ones compute? A ladder of rules over curves, keyed by step, pure.
+"""Judge whether graphed runs compute what eager runs compute, by a ladder of pure rules over curves by step.
 
-Rung 0, analysis.verdict.completeness: every step is there, once, in order and finite, on both sides, else INCOMPARABLE.
-A number after the capture that all eager runs have finite and a graphed one has not is DIVERGED. (What runs have to
-share beside their steps, and that what was captured ran, is analysis.pairing.pair's to say.)
-Rung 1: every graphed run equals every eager one to the bit after the capture: BITWISE. Where eager runs differ among each
-other, equality with one of them shows little, and the ladder goes on.
-Rung 2, the floor: how far an eager run is from the others at most. It never widens a margin. Without two of them, or
-with a floor beyond the margin, a verdict is INCONCLUSIVE at best.
-Rung 3: every graphed run is within the margin of the mean of the eager runs at every step, since a mean hides alternating
-signs and single bad steps, and the mean over the window is shown to be within it by two one-sided tests
-(analysis.verdict.equivalence_test).
-Rung 4, analysis.verdict.drift: the line fitted to the differences is not on its way out of the margin, and the last
-steps do not blow up.
-EQUIVALENT is what passes all of them over ``MINIMUM_STEPS`` steps or more, where eager trained: its loss moved by more than
-the margin, and it had gradients.
+Rung 0 (analysis.verdict.completeness): both sides have every step once, in order and finite, else INCOMPARABLE. A number
+    after the capture that is finite in all eager runs, but not in a graphed run, is DIVERGED. analysis.pairing.pair checks
+    the settings of both runs and the proof of replay.
+Rung 1: after the capture, every graphed run equals every eager run bit for bit: BITWISE. If eager runs differ among
+    themselves, equality with one of them proves little, and the ladder goes on.
+Rung 2, the noise floor: the largest difference of an eager run from the others. It never widens a margin. With fewer than
+    two eager runs, or a noise floor above the margin, the verdict is INCONCLUSIVE at best.
+Rung 3: every graphed run is within the margin of the eager mean at every step, because a mean over steps hides
+    alternating signs and single bad steps. The mean over the window is within the margin by two one-sided tests
+    (analysis.verdict.equivalence_test).
+Rung 4 (analysis.verdict.drift): the line fitted to the differences will not leave the margin, and the last steps do not
+    blow up.
 
-DIVERGED has to be shown (analysis.verdict.divergence). What is neither shown to be within nor beyond is INCONCLUSIVE.
+EQUIVALENT passes all rungs over ``MINIMUM_STEPS`` steps or more. The eager runs must also train: their loss moves by more
+than the margin, and their gradients are not all 0. DIVERGED needs proof (analysis.verdict.divergence). Everything
+in between is INCONCLUSIVE.
 
-Every gate is written so that NaN fails it. The length comes from a known failure: Megatron-LM issue 5966 (TE graphs over
-attention) leaves the eager curve at step 81 and is NaN at 91, so that a check over 50 steps passes it. docs/verdicts.md
-has how often the rules err, by simulation.
+Every condition fails on NaN. The minimum length comes from a known failure: Megatron-LM issue 5966 (TE graphs over
+attention) leaves the eager curve at step 81 and is NaN at step 91, so a check over 50 steps passes it. docs/verdicts.md has
+the error rates of these rules, by simulation.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from launch.contract.plan import Margins
 
 
 def first_compared(phases: Sequence[str]) -> int | None:
-    """The place after the last capture of a graphed run with these ``phases``, by step; None where it has none."""
+    """Return the index after the last capture step, from the phase of each step; None without a capture."""
     captures = [place for place, phase in enumerate(phases) if phase == "capture"]
     return captures[-1] + 1 if captures else None
 
@@ -59,9 +59,9 @@ def first_compared(phases: Sequence[str]) -> int | None:
 def judge_exact(
     eager: Curves, graphed: Curves, expected: Integers, first: int, metrics: Sequence[Metric] = METRICS
 ) -> Verdict | None:
-    """The verdict of rungs 0 and 1, which need no repeats; None where they leave it open.
+    """Return the verdict of rungs 0 and 1, which need no repeats; None if they do not decide.
 
-    The window is from the ``first``-th of the ``expected`` steps on.
+    The window starts at ``expected[first]``. ``expected`` has shape (steps,).
     """
     found = _begin(eager, graphed, expected, first, metrics)
     return found if isinstance(found, Verdict) else None
@@ -75,7 +75,10 @@ def judge_curves(
     margins: Margins,
     metrics: Sequence[Metric] = METRICS,
 ) -> Verdict:
-    """The verdict on all graphed runs of one configuration against all eager ones of its workload, the whole ladder."""
+    """Judge all graphed runs of one configuration against all eager runs of its workload, by the whole ladder.
+
+    The window starts at ``expected[first]``. ``expected`` has shape (steps,).
+    """
     found = _begin(eager, graphed, expected, first, metrics)
     if isinstance(found, Verdict):
         return found
@@ -96,7 +99,7 @@ def judge_curves(
 def _begin(
     eager: Curves, graphed: Curves, expected: Integers, first: int, metrics: Sequence[Metric]
 ) -> Verdict | Differences:
-    """Rungs 0 and 1, and what was measured where they leave the verdict open."""
+    """Apply rungs 0 and 1: return their verdict, or the measured differences if they do not decide."""
     before, after = tuple(eager.values()), tuple(graphed.values())
     fault = check_complete(eager, graphed, expected, first, metrics)
     if fault and fault.deviation:
@@ -113,7 +116,7 @@ def _begin(
 
 
 def _tested(found: Differences, samples: Sequence[Sample], margins: Margins) -> tuple[MetricTests, ...]:
-    """What rungs 3 and 4 test, where there is a floor and the window is long enough for them."""
+    """Run the tests of rungs 3 and 4, if there is a noise floor and the window is long enough."""
     floor = found.evidence.noise_floor
     if floor is None or found.evidence.steps < MINIMUM_STEPS:
         return ()
@@ -122,7 +125,7 @@ def _tested(found: Differences, samples: Sequence[Sample], margins: Margins) -> 
 
 
 def _is_finite(sample: Sample) -> bool:
-    """A gradient norm of 0 leaves no relative difference to average."""
+    """Return whether all differences are finite. With a gradient norm of 0 there is no relative difference."""
     return bool(np.isfinite(sample.eager).all() and np.isfinite(sample.graphed).all())
 
 

@@ -1,4 +1,4 @@
-"""The steps before a capture. A graphed run is eager there, so that a difference there has another cause than graphs."""
+"""Check the steps before the capture. A graphed run is eager there, so graphs cannot cause a difference."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 
 SURE = 3
-"""A difference before the capture counts beyond the margin plus this many noise floors."""
+"""A difference before the capture counts if it exceeds the margin plus this many noise floors."""
 
 
 def check_capture_step(graphed: Steps, capture_step: int) -> Verdict | None:
-    """Return INCOMPARABLE where ``graphed`` did not capture once, in ``capture_step``.
+    """Return INCOMPARABLE unless ``graphed`` captured exactly once, in ``capture_step``.
 
-    Else a record could move the start of the comparison, and nobody would judge the steps before it. All engines capture in
-    launch.contract.spec.CudaGraph.capture_step.
+    Without this check, a damaged record could move the start of the comparison and hide the steps before it. All engines
+    capture in launch.contract.spec.CudaGraph.capture_step.
     """
     at = int(np.argmax(graphed.phase == "capture"))
     before, after = graphed.phase[:at], graphed.phase[at + 1 :]
     if not ((before == "warmup").all() and np.isin(after, ("settle", "measure")).all()):
         reason = "the graphed run's phases are out of order: warm-up, one capture, then steps that replay"
         return Verdict("INCOMPARABLE", reason, "run the pair again: its records are damaged")
-    found = int(graphed.step[at])
-    if found == capture_step:
+    step = int(graphed.step[at])
+    if step == capture_step:
         return None
     reason = (
-        f"the graphed run captured in step {found}, but its spec asks for step {capture_step} (cuda_graph): "
+        f"the graphed run captured in step {step}, but its spec asks for step {capture_step} (cuda_graph): "
         "its records are damaged, or its engine captured at the wrong time"
     )
     return Verdict("INCOMPARABLE", reason, "run the pair again")
@@ -39,9 +39,9 @@ def check_capture_step(graphed: Steps, capture_step: int) -> Verdict | None:
 def check_agreement(
     eager: Sequence[Steps], graphed: Steps, capture_step: int, margins: Margins, equal: bool
 ) -> Verdict | None:
-    """Return INCOMPARABLE where ``graphed`` differs from the ``eager`` runs before its capture by more than margin and noise.
+    """Return INCOMPARABLE if ``graphed`` differs from the ``eager`` runs before its capture by more than margin and noise.
 
-    ``equal`` is whether it equals eager bit for bit after the capture: then there is no noise.
+    ``equal`` is whether both are equal bit for bit after the capture: then there is no noise.
     """
     if capture_step == 0:
         return None
@@ -49,9 +49,9 @@ def check_agreement(
     floor = noise_floor(eager, window)
     if floor is None and not equal:
         return None
-    found = measure_differences(eager, [graphed], window).evidence
+    evidence = measure_differences(eager, [graphed], window).evidence
     for metric in METRICS:
-        size, step = found.largest(metric)
+        size, step = evidence.largest(metric)
         noise = floor.of(metric) if floor else 0.0
         if not size <= margins.of(metric) + SURE * noise:
             reason = (

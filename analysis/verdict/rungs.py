@@ -1,5 +1,7 @@
-"""The rungs of analysis.verdict.ladder for sound curves that are not equal bit for bit. Each returns its verdict, or None
-where it leaves the verdict open."""
+"""The rungs of analysis.verdict.ladder for complete curves that differ in some bit.
+
+Each rung returns its verdict, or None if it does not decide.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from analysis.verdict.verdict import REPEAT, Verdict
 from launch.contract.plan import Margins
 
 MINIMUM_STEPS = 100
-"""Steps after the capture that EQUIVALENT needs."""
+"""The least steps after the capture for EQUIVALENT."""
 
 SMALLER = "capture a smaller scope until the curves agree, and look at the first step that differs"
 _SECOND = "set repeats to 2 or more: a second eager run measures the noise floor"
@@ -36,7 +38,10 @@ _LONGER = "train for twice as many steps: a drift will leave the margin, noise w
 
 @dataclass(frozen=True)
 class ComparisonWindow:
-    """Sound curves after the capture, and what was measured of them. ``samples`` are in the order of the metrics."""
+    """Complete curves and their measurements after the capture. ``samples`` are in the order of the metrics.
+
+    ``expected`` has shape (steps,) and includes the steps before the capture; the window starts at ``expected[first]``.
+    """
 
     eager: Curves
     graphed: Curves
@@ -48,17 +53,17 @@ class ComparisonWindow:
 
 
 def diverged(window: ComparisonWindow) -> Verdict | None:
-    """Return DIVERGED at the first step that shows it."""
+    """Return DIVERGED at the first step that certainly exceeds its margin."""
     floor = window.evidence.noise_floor
     if floor is None:
         return None
-    found, means = [], {tested.metric: tested.mean for tested in window.evidence.tested}
+    deviations, means = [], {tested.metric: tested.mean for tested in window.evidence.tested}
     for sample in window.samples:
         metric = sample.metric
         places = exceeds_margin_surely(sample, window.margins.of(metric), floor.of(metric), means.get(metric))
         if places.any():
-            found.append((int(np.argmax(places)), sample))
-    return _diverged(window, *min(found, key=lambda item: item[0])) if found else None
+            deviations.append((int(np.argmax(places)), sample))
+    return _diverged(window, *min(deviations, key=lambda item: item[0])) if deviations else None
 
 
 def _diverged(window: ComparisonWindow, place: int, sample: Sample) -> Verdict:
@@ -79,7 +84,7 @@ def _inconclusive(window: ComparisonWindow, reason: str, fix: str) -> Verdict:
 
 
 def _of_several(window: ComparisonWindow) -> str:
-    """Name the eager runs that graphed runs equal bit for bit where eager runs differ; empty where there are none."""
+    """Name the eager runs that graphed runs equal bit for bit, if eager runs differ; return "" if there are none."""
     if window.evidence.eager_prefix == window.evidence.steps:
         return ""
     equal = [
@@ -104,11 +109,13 @@ def _largest(window: ComparisonWindow) -> Iterator[tuple[Metric, float, int, flo
 
 
 def missing_floor(window: ComparisonWindow) -> Verdict | None:
-    """Rung 2: return INCONCLUSIVE without a noise floor, or with one beyond the margin."""
+    """Rung 2: return INCONCLUSIVE without a noise floor, or with one above the margin."""
     floor = window.evidence.noise_floor
     if floor is None:
-        seen = next((f"{_difference(*found)}, and " for found in _largest(window)), "")
-        return _inconclusive(window, f"{seen}the noise floor is unknown: it takes two complete eager repeats", _SECOND)
+        excess = next((f"{_difference(*largest)}, and " for largest in _largest(window)), "")
+        return _inconclusive(
+            window, f"{excess}the noise floor is unknown: it takes two complete eager repeats", _SECOND
+        )
     for sample in window.samples:
         widest, margin = floor.of(sample.metric), window.margins.of(sample.metric)
         if not widest <= margin:
@@ -125,14 +132,15 @@ def _difference(metric: Metric, size: float, step: int, margin: float) -> str:
 
 
 def exceeds_margin(window: ComparisonWindow) -> Verdict | None:
-    """Rung 3 by step: return INCONCLUSIVE where a difference exceeds the margin and may be noise."""
-    for found in _largest(window):
-        reason = f"{_difference(*found)}, but may be noise"
+    """Rung 3, step by step: return INCONCLUSIVE if a difference exceeds the margin and may be noise."""
+    for largest in _largest(window):
+        reason = f"{_difference(*largest)}, but may be noise"
         return _inconclusive(window, reason, _SEPARATE)
     return None
 
 
 def too_short(window: ComparisonWindow) -> Verdict | None:
+    """Return INCONCLUSIVE if the window has fewer than ``MINIMUM_STEPS`` steps."""
     if window.evidence.steps >= MINIMUM_STEPS:
         return None
     reason = (
@@ -143,7 +151,7 @@ def too_short(window: ComparisonWindow) -> Verdict | None:
 
 
 def not_equivalent(window: ComparisonWindow) -> Verdict | None:
-    """Rungs 3 and 4 over the window: return INCONCLUSIVE where equivalence is not shown."""
+    """Rungs 3 and 4 over the window: return INCONCLUSIVE unless the tests confirm equivalence."""
     if len(window.evidence.tested) < len(window.samples):
         return _inconclusive(window, "a gradient norm is 0, so there is no relative difference", _SEPARATE)
     for tested in window.evidence.tested:
@@ -166,15 +174,15 @@ def not_equivalent(window: ComparisonWindow) -> Verdict | None:
 
 
 def loss_unchanged(window: ComparisonWindow) -> Verdict | None:
-    """Return INCONCLUSIVE where the loss moves by less than its margin, which is absolute: anything would pass."""
-    still = describe_untrained(tuple(window.eager.values()), window.first, _metrics(window), window.margins.loss)
-    return _inconclusive(window, f"within the margins, but {still}", _MOVE) if still else None
+    """Return INCONCLUSIVE if the loss moves by less than its margin. The margin is absolute, so any curve would pass."""
+    problem = describe_untrained(tuple(window.eager.values()), window.first, _metrics(window), window.margins.loss)
+    return _inconclusive(window, f"within the margins, but {problem}", _MOVE) if problem else None
 
 
 def describe_untrained(eager: Sequence[Steps], first: int, metrics: Sequence[Metric], margin: float) -> str:
-    """Describe how eager did not train from the ``first``-th step on; empty where it did.
+    """Describe why the eager runs did not train from index ``first`` on; return "" if they did.
 
-    Its mean loss moves by ``margin`` at most, or all its gradient norms are 0.
+    They did not train if their mean loss moves by ``margin`` at most, or all their gradient norms are 0.
     """
     losses = np.mean([steps.loss[first:] for steps in eager], axis=0)
     moved = float(np.ptp(losses))
