@@ -6,6 +6,7 @@ with many short kernels there is much.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -98,6 +99,10 @@ class Advice:
         return tuple(found for found in self.findings or () if found.kind != "default generator")
 
     @property
+    def is_breaking(self) -> bool:
+        return bool(self.capture_blockers) or self.unplaced_waits > 0
+
+    @property
     def has_waits(self) -> bool:
         return self.unplaced_waits > 0 or any(found.kind == "synchronisation" for found in self.findings or ())
 
@@ -126,7 +131,7 @@ def _advise_cell(cell: Cell, runs: Sequence[Run], candidates: Sequence[Candidate
         (),
         _group_rejections(candidates),
     )
-    return replace(advice, points=sort_points(candidates, cell, bool(advice.capture_blockers or advice.unplaced_waits)))
+    return replace(advice, points=sort_points(candidates, cell, advice.is_breaking))
 
 
 # --- what was measured ----------------------------------------------------------------------------------------------
@@ -212,14 +217,11 @@ def sort_points(candidates: Sequence[Candidate], cell: Cell, breaks: bool) -> tu
 
 def _group_rejections(candidates: Sequence[Candidate]) -> tuple[Rejected, ...]:
     """Group rejections by rule and fix, with the first message of each."""
-    reasons: dict[tuple[str, str], Reason] = {}
-    labels: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, str], list[tuple[Reason, str]]] = defaultdict(list)
     for candidate in candidates:
         for reason in candidate.reasons:
-            key = (reason.rule, reason.remedy)
-            reasons.setdefault(key, reason)
-            labels.setdefault(key, []).append(candidate.graph.label)
-    return tuple(Rejected(reason, tuple(labels[key])) for key, reason in reasons.items())
+            groups[reason.rule, reason.remedy].append((reason, candidate.graph.label))
+    return tuple(Rejected(group[0][0], tuple(label for _, label in group)) for group in groups.values())
 
 
 # --- for programs ---------------------------------------------------------------------------------------------------

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+
+import yaml
 
 from analysis.limits.speedup_bound import EagerStep
 from analysis.report.sections.tables import table
@@ -41,12 +46,7 @@ FIXES: Mapping[FindingKind, str] = {
     "default generator": "none needed: a capture registers it",
 }
 NOTHING_BREAKS = (
-    "Nothing was found: no line made the host wait, shapes and operators stayed the same from step to step, and no "
-    "generator unknown to a capture was used."
-)
-NOTHING_BREAKS_ON_CPU = (
-    "Nothing was found: shapes and operators stayed the same from step to step, and no generator unknown to a capture "
-    "was used."
+    "shapes and operators stayed the same from step to step, and no generator unknown to a capture was used."
 )
 NOT_INSPECTED = "Unknown: the run on disk was not inspected. Delete its folder and run advise again."
 
@@ -133,8 +133,7 @@ def _kernels(kernels: Kernels) -> list[str]:
 
 
 def _histogram(kernels: Kernels) -> str:
-    lower = (0.0, *BOUNDS_US)
-    names = [f"{low:g} to {high:g} us" for low, high in zip(lower, BOUNDS_US, strict=False)]
+    names = [f"{low:g} to {high:g} us" for low, high in pairwise((0.0, *BOUNDS_US))]
     names.append(f"{BOUNDS_US[-1]:g} us and more")
     return ", ".join(f"{count:,.0f} of {name}" for count, name in zip(kernels.counts, names, strict=True) if count)
 
@@ -154,7 +153,8 @@ def _capture_blockers(advice: Advice) -> list[str]:
             "and libraries may wait themselves."
         )
     if len(blocks) == 1:
-        blocks.append(NOTHING_BREAKS_ON_CPU if advice.on_cpu else NOTHING_BREAKS)
+        waits = "" if advice.on_cpu else "no line made the host wait, "
+        blocks.append(f"Nothing was found: {waits}{NOTHING_BREAKS}")
     known = [found for found in advice.findings if found.kind == "default generator"]
     if known:
         lines = ", ".join(_where(found) for found in known)
@@ -180,30 +180,16 @@ def _sweep(advice: Advice) -> list[str]:
     if not advice.points:
         return [*blocks, "No implementation and scope can work with this workload, for the reasons below."]
     how = "Replace the recipe's `cuda_graph` and the axes over it with this block. The largest captures come first"
-    if (advice.capture_blockers or advice.unplaced_waits > 0) and any(
-        graph.implementation.takes_whole_model for graph in advice.points
-    ):
+    if advice.is_breaking and any(graph.implementation.takes_whole_model for graph in advice.points):
         how += ", but whole steps come last, since they contain every line above"
-    points = (
-        ", ".join(f"{key}: {_yaml(value)}" for key, value in recipe_point(graph).items()) for graph in advice.points
-    )
-    lines = "\n".join(f"    - {{{point}}}" for point in points)
-    return [*blocks, f"{how}:", f"```yaml\nsweep:\n  points:\n{lines}\n```"]
-
-
-def _yaml(value: object) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(value)}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    as_line = partial(yaml.safe_dump, default_flow_style=True, sort_keys=False, width=math.inf)
+    lines = "".join(f"    - {as_line(recipe_point(graph))}" for graph in advice.points)
+    return [*blocks, f"{how}:", f"```yaml\nsweep:\n  points:\n{lines}```"]
 
 
 def _rejections(advice: Advice) -> list[str]:
-    if not advice.rejected:
-        return []
-    return [
-        "Left out because they cannot work here or are known to compute wrongly:",
-        "\n".join(map(_rejection, advice.rejected)),
-    ]
+    heading = "Left out because they cannot work here or are known to compute wrongly:"
+    return [heading, "\n".join(map(_rejection, advice.rejected))] if advice.rejected else []
 
 
 def _rejection(rejected: Rejected) -> str:

@@ -6,7 +6,6 @@ failure does not occur there, the second trial runs the cell as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from analysis.graphs.layer_divergence import DivergenceLocation, load_digests, locate
@@ -18,7 +17,7 @@ from launch.contract.plan import Cell, Margins, Plan
 from launch.contract.spec import RunSpec
 from orchestrator.bisect.failure_status import DIVERGED, cause_unknown, classify_failure, judge_cell
 from orchestrator.bisect.layer_answer import Finding, LayerAnswer, LayerSearch
-from orchestrator.bisect.side_sweep import plan_side_sweep, raise_if_rejected, run_rounds
+from orchestrator.bisect.side_sweep import plan_side_sweep, raise_if_rejected
 from orchestrator.rules import violations
 from orchestrator.targets.slurm_cluster import Target
 
@@ -51,15 +50,6 @@ def _steps_to_digest(result: CellResult, spec: RunSpec) -> int:
     failed = [pair.verdict for pair in result.pairs if pair.verdict.verdict == DIVERGED]
     steps = [v.deviation.step if v.deviation else spec.training.steps for v in failed]
     return min(max(steps) + 1 + STEPS_PAST, spec.training.steps)
-
-
-def run_search(sweep: SweepPaths, search: LayerSearch, target: Target, execute: Callable[[Plan], None]) -> LayerAnswer:
-    """Run the trials until the failure occurs again or runs were lost. ``execute`` runs a plan in ``sweep``.
-
-    Raises:
-        InputError: a trial cannot run on ``target``.
-    """
-    return run_rounds(lambda: read_answer(sweep, search, target), target, execute)
 
 
 def read_answer(sweep: SweepPaths, search: LayerSearch, target: Target) -> LayerAnswer:

@@ -54,19 +54,12 @@ class ScopeAnswer(Answer):
     @property
     def evidence(self) -> Sequence[str]:
         """A table with a row for each set."""
-        rows = [(one.graph.label, *self._row(self.statuses.get(one.graph))) for one in self.search.candidates]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = ["  ".join(word.ljust(n) for word, n in zip(row, widths, strict=True)).rstrip() for row in rows]
-        table += [
-            f"{graph.label:{widths[0]}}  left out  [{reasons[0].rule}] {reasons[0].message}"
-            for graph, reasons in self.search.left_out.items()
-        ]
-        return ["\n".join(f"    {row}" for row in table)]
-
-    def _row(self, status: FailureStatus | None) -> tuple[str, str]:
-        if status is None:
-            return ("no outcome yet" if self.missing else "not tried", "")
-        return (status.status, status.description)
+        without = ("no outcome yet" if self.missing else "not tried", "")
+        found = {graph: (status.status, status.description) for graph, status in self.statuses.items()}
+        rows = [(one.graph.label, *found.get(one.graph, without)) for one in self.search.candidates]
+        rows += [(graph.label, "left out", _format_reason(why[0])) for graph, why in self.search.left_out.items()]
+        label, status = (max(map(len, column)) for column in list(zip(*rows, strict=True))[:2])
+        return ["\n".join(f"    {row[0]:{label}}  {row[1]:{status}}  {row[2]}".rstrip() for row in rows)]
 
     @property
     def sentences(self) -> Sequence[str]:
@@ -95,7 +88,7 @@ def _describe_smallest(answer: ScopeAnswer, smallest: Candidate) -> list[str]:
     passing = [one for one in search.candidates if one.parts < smallest.parts and answer.has_status(one, "passes")]
     sentences = [_name_smallest(answer, smallest)]
     for one in answer.untried_below(smallest):
-        reasons = "; ".join(f"[{reason.rule}] {reason.message}" for reason in search.left_out[one.graph])
+        reasons = "; ".join(map(_format_reason, search.left_out[one.graph]))
         sentences += [f"{one.graph.label} was not tried: {reasons}."]
     if passing:
         sentences += [f"{_labels(passing)} {'passes' if len(passing) == 1 else 'pass'}."]
@@ -142,6 +135,10 @@ def _describe_other_failures(answer: ScopeAnswer) -> list[str]:
         if answer.has_status(one, "fails otherwise")
     ]
     return [f"Another failure occurred, which may hide {answer.search.sought}: {'; '.join(found)}."] if found else []
+
+
+def _format_reason(reason: Reason) -> str:
+    return f"[{reason.rule}] {reason.message}"
 
 
 def _labels(sets: Sequence[Candidate]) -> str:

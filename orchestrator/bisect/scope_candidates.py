@@ -71,15 +71,11 @@ def list_candidates(whole: RunSpec) -> tuple[Candidate, ...]:
     Sets that mean nothing for the model are left out. No other rule is checked. The order is that of GRAPH_SCOPES.
     """
     all_parts = whole.captured_parts
-    specs = (replace(whole, cuda_graph=graph) for graph in _graphs(whole.cuda_graph))
+    scopes = (parts for size in range(len(GRAPH_SCOPES) + 1) for parts in combinations(GRAPH_SCOPES, size))
+    specs = (replace(whole, cuda_graph=replace(whole.cuda_graph, scope=parts, optimizer=False)) for parts in scopes)
     smaller = [
         Candidate(spec.cuda_graph, spec.captured_parts)
         for spec in specs
         if spec.captured_parts < all_parts and not any(rule.judge(spec) for rule in graph_scope.RULES)
     ]
     return (*smaller, Candidate(whole.cuda_graph, all_parts))
-
-
-def _graphs(whole: CudaGraph) -> list[CudaGraph]:
-    scopes = [parts for size in range(len(GRAPH_SCOPES) + 1) for parts in combinations(GRAPH_SCOPES, size)]
-    return [replace(whole, scope=parts, optimizer=False) for parts in scopes]

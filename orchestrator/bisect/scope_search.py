@@ -5,7 +5,7 @@ That sweep holds the whole state, so the same command continues with what is on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from analysis.sweep.cell_evidence import CellEvidence
@@ -17,7 +17,7 @@ from launch.contract.spec import CudaGraph, RunSpec
 from orchestrator.bisect.failure_status import NO_OUTCOME, FailureStatus, cause_unknown, classify_failure, judge_cell
 from orchestrator.bisect.scope_answer import ScopeAnswer, ScopeSearch
 from orchestrator.bisect.scope_candidates import Candidate, Conclusion, list_candidates, next_scopes
-from orchestrator.bisect.side_sweep import plan_side_sweep, raise_if_rejected, run_rounds
+from orchestrator.bisect.side_sweep import plan_side_sweep, raise_if_rejected
 from orchestrator.errors import input_error
 from orchestrator.rules import violations
 from orchestrator.sweeps.run_ids import find_by_run_id
@@ -73,15 +73,6 @@ def _explain_no_candidates(whole: RunSpec, left_out: Mapping[CudaGraph, tuple[Re
     if not graph.implementation.takes_scope:
         return f"cuda_graph.impl={graph.impl} takes no scope"
     return f"no scope captures less than {graph.label}"
-
-
-def run_search(sweep: SweepPaths, search: ScopeSearch, target: Target, execute: Callable[[Plan], None]) -> ScopeAnswer:
-    """Run smaller sets until the answer is known or runs were lost. ``execute`` runs a plan in ``sweep``.
-
-    Raises:
-        InputError: a round cannot run on ``target``.
-    """
-    return run_rounds(lambda: read_answer(sweep, search, target), target, execute)
 
 
 def read_answer(sweep: SweepPaths, search: ScopeSearch, target: Target) -> ScopeAnswer:

@@ -24,6 +24,7 @@ from orchestrator.targets.slurm_cluster import Target
 
 LEAST_REPEATS = 2
 """One eager run gives no noise floor, so nothing could be DIVERGED."""
+AnySearch = TypeVar("AnySearch", bound=Search)
 AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
 
 
@@ -63,16 +64,27 @@ def _settings(cell: Cell, spec: RunSpec) -> tuple[str, ...]:
     return (*((own,) if own else ()), *(("deterministic=true",) if deterministic else ()))
 
 
-def run_rounds(read_answer: Callable[[], AnyAnswer], target: Target, execute: Callable[[Plan], None]) -> AnyAnswer:
-    """Execute the missing runs, round by round, until none is missing or a round does not complete them.
+def run_search(
+    read_answer: Callable[[SweepPaths, AnySearch, Target], AnyAnswer],
+    sweep: SweepPaths,
+    search: AnySearch,
+    target: Target,
+    execute: Callable[[Plan], None],
+) -> AnyAnswer:
+    """Execute the missing runs, round by round, until none is missing or a round leaves them without outcomes.
+
+    Args:
+        read_answer: returns what the records of ``sweep`` show.
+        sweep: the search's own.
+        execute: runs a plan in ``sweep``.
 
     Raises:
         InputError: a round cannot run on ``target``.
     """
     before: tuple[RunSpec, ...] = ()
-    while (answer := read_answer()).missing and answer.missing != before:
+    while (answer := read_answer(sweep, search, target)).missing and answer.missing != before:
         before = answer.missing
-        plan = plan_side_sweep(answer.search, before, target)
+        plan = plan_side_sweep(search, before, target)
         for cell in plan.cells:
             raise_if_rejected(cell.label, cell.reasons)
         execute(plan)

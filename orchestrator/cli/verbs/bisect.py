@@ -8,7 +8,7 @@ from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from orchestrator.bisect import layer_search, scope_search
 from orchestrator.bisect.search import Answer, Search
-from orchestrator.bisect.side_sweep import write_answer
+from orchestrator.bisect.side_sweep import run_search, write_answer
 from orchestrator.cli.arguments import Parser, add_budget, add_json, add_target, redirect_messages
 from orchestrator.cli.planning import check_plan, find_target
 from orchestrator.output.plan import print_plan_summary
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             print_plan_summary(plan)
             run_sweep.carry_out(paths, plan, target, "unfinished", executor, wait=True)
 
-        answer: Answer = kind.run_search(paths, search, target, execute)
+        answer: Answer = run_search(kind.read_answer, paths, search, target, execute)
         path = write_answer(paths, answer)
         print_document(path, "answer")
         if search.has_report:

@@ -21,8 +21,8 @@ from launch.contract.plan import Cell, Margins, Plan, PlannedBundle, plan_to_jso
 from launch.contract.records.layer_digests import StepDigests, hexadecimal, layer_names
 from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training
 from orchestrator.bisect.layer_answer import LayerAnswer, LayerSearch
-from orchestrator.bisect.layer_search import run_search, start_search
-from orchestrator.bisect.side_sweep import plan_side_sweep
+from orchestrator.bisect.layer_search import read_answer, start_search
+from orchestrator.bisect.side_sweep import plan_side_sweep, run_search
 from orchestrator.cli.main import main
 from orchestrator.errors import InputError
 from orchestrator.sweeps.store import write_plan
@@ -254,7 +254,7 @@ class Trial:
             write_json(sweep.plan, plan_to_json(plan))
             self.rounds.append(len(make_runs(sweep, plan, self.edit, self.differs)))
 
-        answer = run_search(sweep, search, self.target, make)
+        answer = run_search(read_answer, sweep, search, self.target, make)
         assert answer.text.isprintable() or "\n" in answer.text
         return answer
 
@@ -427,14 +427,14 @@ def test_incomplete_digests_are_no_evidence(tmp_path: Path) -> None:
         path = sweep.run(plan.cells[-1].run_ids[1]).attempt(1).digests(0)
         whole = path.read_text()
         path.write_text("".join(json.dumps(line) + "\n" for line in torn(list(map(json.loads, whole.splitlines())))))
-        answer = run_search(sweep, search, GPUS, lambda plan: None)
+        answer = run_search(read_answer, sweep, search, GPUS, lambda plan: None)
         assert (answer.first_difference, answer.exit_code) == (None, 4)
         assert f"The first difference is unknown: {plan.cells[-1].run_ids[1]}: " in answer.text
         assert answer.summary.startswith(
             f"No layer can be named. Digests are incomplete: {plan.cells[-1].run_ids[1]}: "
         )
         path.write_text(whole)
-    assert run_search(sweep, search, GPUS, lambda plan: None).exit_code == 0
+    assert run_search(read_answer, sweep, search, GPUS, lambda plan: None).exit_code == 0
 
 
 def test_an_eager_repeat_whose_digests_end_early_is_no_evidence_that_eager_runs_agree(tmp_path: Path) -> None:
@@ -450,7 +450,7 @@ def test_an_eager_repeat_whose_digests_end_early_is_no_evidence_that_eager_runs_
     torn = plan.cells[0].run_ids[1]
     path = sweep.run(torn).attempt(1).digests(0)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
-    answer = run_search(sweep, search, GPUS, lambda plan: None)
+    answer = run_search(read_answer, sweep, search, GPUS, lambda plan: None)
     assert (answer.first_difference, answer.exit_code) == (None, 4)
     assert f"{torn}: digests are of 3 steps, and 23 were to be digested" in answer.summary
 
@@ -466,7 +466,7 @@ def test_a_layer_that_one_rank_of_two_lacks_is_no_evidence(tmp_path: Path, what:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     del lines[7][what]["embedding"]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    answer = run_search(sweep, search, GPUS, lambda plan: None)
+    answer = run_search(read_answer, sweep, search, GPUS, lambda plan: None)
     assert (answer.first_difference, answer.exit_code) == (None, 4)
     said = f"rank 1 has {what} of other layers in a step of {'graphed' if side else 'eager'} repeat 1"
     assert said in answer.summary
@@ -494,7 +494,7 @@ def test_lost_runs_are_resumed(tmp_path: Path) -> None:
     attempt = sweep.run(plan.cells[-1].run_ids[1]).attempt(1)
     attempt.outcome.unlink()
     attempt.digests(0).unlink()
-    lost = run_search(sweep, search, GPUS, lambda plan: None)
+    lost = run_search(read_answer, sweep, search, GPUS, lambda plan: None)
     assert (lost.exit_code, lost.summary) == (
         2,
         "Runs were lost before the answer was known. The same command resumes them.",

@@ -21,9 +21,9 @@ from launch.contract.plan import Cell, Margins, Plan, PlannedBundle, Reason, pla
 from launch.contract.spec import CudaGraph, Fault, Model, Placement, RunSpec, Training
 from orchestrator.bisect.scope_answer import ScopeAnswer, ScopeSearch
 from orchestrator.bisect.scope_candidates import Candidate, Conclusion, Status, list_candidates, next_scopes
-from orchestrator.bisect.scope_search import find_cell, read_answer, run_search, start_search
+from orchestrator.bisect.scope_search import find_cell, read_answer, start_search
 from orchestrator.bisect.search import answer_to_json
-from orchestrator.bisect.side_sweep import plan_side_sweep, write_answer
+from orchestrator.bisect.side_sweep import plan_side_sweep, run_search, write_answer
 from orchestrator.cli.main import main
 from orchestrator.errors import InputError
 from orchestrator.sweeps.store import write_plan
@@ -237,7 +237,7 @@ class Trial:
             made = make_runs(sweep, plan, self.later or self.edit)
             self.rounds.append(list(dict.fromkeys(cells[run_id].run_spec.cuda_graph.label for run_id in made)))
 
-        return run_search(sweep, search, GPUS, make)
+        return run_search(read_answer, sweep, search, GPUS, make)
 
 
 def plan_sets(search: ScopeSearch, sets: tuple[Candidate, ...]) -> Plan:
@@ -400,7 +400,7 @@ def test_a_set_that_could_not_be_tried_is_not_said_to_pass(tmp_path: Path) -> No
     def make(plan: Plan) -> None:
         make_runs(sweep, plan, trial.edit)
 
-    answer = run_search(sweep, search, GPUS, make)
+    answer = run_search(read_answer, sweep, search, GPUS, make)
     assert (smallest(answer), answer.exit_code) == (f"{TE}.{'.'.join(WHOLE)}", 4)
     assert answer.summary.startswith(
         f"{TE}.attn.moe_router.moe_preprocess, the whole set, is the smallest set that fails among those that could be tried. "
