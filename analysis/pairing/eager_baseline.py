@@ -1,4 +1,4 @@
-"""The eager runs of a workload: the baseline of all its graphed cells."""
+"""Collect the eager runs of a workload: the eager baseline of all its graphed cells."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from analysis.verdict.curve_difference import NoiseFloor, noise_floor
 from launch.contract.plan import Cell
 
 Digests = tuple[tuple[str, str], ...]
-"""What must agree before two runs may be compared (analysis.records.run.Attempt.digests)."""
+"""Digests that two runs must share to be comparable, as (name, digest) (analysis.records.run.Attempt.digests)."""
 
 
 @dataclass(frozen=True)
 class EagerBaseline:
-    """The eager runs of a workload. ``repeats`` are the steps of complete runs, by digests and repeat."""
+    """The eager runs of a workload. ``repeats`` maps digests and repeat to the steps of complete runs."""
 
     runs: tuple[Run, ...]
     repeats: Mapping[Digests, Mapping[int, Steps]]
 
     @property
     def noise_floor(self) -> NoiseFloor | None:
-        """The noise floor over whole runs, the largest of any digests; None without two complete repeats of the same digests."""
-        found = (noise_floor(tuple(repeats.values()), slice(None)) for repeats in self.repeats.values())
-        return max((floor for floor in found if floor), key=lambda floor: (floor.loss, floor.grad_norm), default=None)
+        """Return the noise floor over whole runs, or None without two complete repeats with the same digests.
+
+        If runs have different digests, return the largest noise floor of any of them.
+        """
+        floors = (noise_floor(tuple(repeats.values()), slice(None)) for repeats in self.repeats.values())
+        return max((floor for floor in floors if floor), key=lambda floor: (floor.loss, floor.grad_norm), default=None)
 
 
 def eager_side(runs: tuple[Run, ...], cell: Cell) -> EagerBaseline:

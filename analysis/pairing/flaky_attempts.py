@@ -1,7 +1,7 @@
-"""Earlier attempts of a run that contradict the last one: a success does not hide an earlier failure.
+"""Find earlier attempts of a run that contradict the last one: a success must not hide an earlier failure.
 
-Races look like failures that come and go. Attempts that infrastructure or the user ended do not count, nor do attempts with
-other code, libraries or data, which may have been the cause.
+Race conditions cause intermittent failures. Attempts ended by infrastructure or the user do not count. Attempts with
+different code, libraries or data do not count either, since that difference may be the cause.
 """
 
 from __future__ import annotations
@@ -15,44 +15,48 @@ from launch.contract.plan import Margins
 
 
 def attempts_with_other_bits(run: Run, than: Attempt, margins: Margins | None = None) -> tuple[Attempt, ...]:
-    """Return the complete attempts of ``run`` with the digests of ``than`` whose curves differ from its in any bit.
+    """Return the complete attempts of ``run`` with the digests of ``than``, but curves that differ from its in some bit.
 
-    With ``margins``, leave out those that differ by more than twice these.
+    With ``margins``, exclude attempts that differ by more than twice a margin.
     """
     others = [attempt for attempt in (*run.earlier, run.attempt) if attempt and attempt is not than]
-    unlike = (other for other in others if _apart(other, than, Margins(0.0, 0.0)))
-    return tuple(other for other in unlike if margins is None or not _apart(other, than, margins))
+    unequal = (other for other in others if _describe_difference(other, than, Margins(0.0, 0.0)))
+    return tuple(other for other in unequal if margins is None or not _describe_difference(other, than, margins))
 
 
 def contradictions(run: Run, margins: Margins) -> tuple[str, ...]:
-    """Describe the earlier attempts of ``run`` that ended otherwise than the last one, or with another curve."""
+    """Describe the earlier attempts of ``run`` with a different outcome, or a different curve, than the last attempt."""
     latest = run.attempt
     if latest is None:
         return ()
-    said = {
+    descriptions = {
         failed.number: f"ended {failed.outcome.outcome} in {failed.outcome.phase}, attempt {latest.number} {latest.outcome.outcome}"
         for failed in run.failed
         if failed.outcome.outcome != latest.outcome.outcome
     }
     for earlier in run.earlier:
-        apart = _apart(earlier, latest, margins)
-        if apart:
-            said[earlier.number] = f"ended {earlier.outcome.outcome}, but {apart} attempt {latest.number}"
-    return tuple(f"attempt {number} {said[number]}" for number in sorted(said))
+        difference = _describe_difference(earlier, latest, margins)
+        if difference:
+            descriptions[earlier.number] = f"ended {earlier.outcome.outcome}, but {difference} attempt {latest.number}"
+    return tuple(f"attempt {number} {descriptions[number]}" for number in sorted(descriptions))
 
 
-def _apart(earlier: Attempt, latest: Attempt, margins: Margins) -> str:
-    """Describe how two complete attempts differ by more than twice a margin: by less, both may be within it of eager."""
+def _describe_difference(earlier: Attempt, latest: Attempt, margins: Margins) -> str:
+    """Describe how two complete attempts differ by more than twice a margin; return "" if they do not.
+
+    If they differ by less, both may be within one margin of the eager baseline.
+    """
     intact = earlier.outcome.results_intact and latest.outcome.results_intact
     if not intact or earlier.problems or latest.problems or earlier.digests != latest.digests:
         return ""
     if not np.array_equal(earlier.steps.step, latest.steps.step):
         return ""
-    found = (_largest(metric, earlier.steps, latest.steps, margins) for metric in METRICS)
-    return next((words for words in found if words), "")
+    descriptions = (_largest(metric, earlier.steps, latest.steps, margins) for metric in METRICS)
+    return next((description for description in descriptions if description), "")
 
 
 def _largest(metric: Metric, earlier: Steps, latest: Steps, margins: Margins) -> str | None:
+    """Describe the largest difference of ``metric``, or return None if it is at most twice the margin."""
     before, after = earlier.of(metric), latest.of(metric)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         difference = np.abs(before - after) / (1.0 if metric == "loss" else np.abs(after))
@@ -60,5 +64,5 @@ def _largest(metric: Metric, earlier: Steps, latest: Steps, margins: Margins) ->
     at = int(np.argmax(difference)) if len(difference) else 0
     if not len(difference) or difference[at] <= 2 * margins.of(metric):
         return None
-    first, then = told_apart(float(before[at]), float(after[at]))
-    return f"its {METRIC_NAMES[metric]} at step {latest.step[at]} is {first}, and {then} in"
+    values = told_apart(float(before[at]), float(after[at]))
+    return f"its {METRIC_NAMES[metric]} at step {latest.step[at]} is {values[0]}, and {values[1]} in"

@@ -1,7 +1,7 @@
 """Judge all graphed runs of a cell against the eager runs of its workload.
 
-A pair that equals its own eager run bit for bit passes only where eager runs equal each other. Where all runs are equal, the
-earlier attempts that gave other bits are judged with them. No pair passes whose earlier attempts contradict it
+A pair that equals its own eager run bit for bit passes only if the eager runs equal each other. If all runs are equal,
+earlier attempts with different bits are judged with them. A pair does not pass if its earlier attempts contradict it
 (analysis.pairing.flaky_attempts).
 """
 
@@ -32,8 +32,8 @@ Curves = Mapping[str, Steps]
 class _Group:
     """The curves of comparable pairs with the same code, libraries and data, judged together.
 
-    ``some_differ`` is whether not all pairs equal their eager run, so that a pair which equals all eager runs keeps its
-    own verdict.
+    ``some_differ`` is whether some pair differs from its eager run. A pair that equals all eager runs then keeps its own
+    verdict.
     """
 
     eager: Curves
@@ -44,7 +44,10 @@ class _Group:
 def judge_pairs(
     pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins
 ) -> tuple[tuple[Verdict, ...], Verdict | None]:
-    """Judge each pair, and the cell by the worst; the cell has no verdict without pairs. ``margins`` suit its spec."""
+    """Return the verdict on each pair, and the worst as the verdict on the cell; None for a cell without pairs.
+
+    ``margins`` are those of ``margins_for`` the cell's spec.
+    """
     groups: dict[Digests, _Group] = {}
     for digests in dict.fromkeys(pair.attempts[1].digests for pair in pairs if pair.comparable):
         group = [pair for pair in pairs if pair.comparable and pair.attempts[1].digests == digests]
@@ -55,12 +58,12 @@ def judge_pairs(
     together = [
         groups[digests].verdict for digests in dict.fromkeys(p.attempts[1].digests for p, own, _ in judged if not own)
     ]
-    found = [*flaky, *alone, *together]
-    return tuple(verdict for _, _, verdict in judged), worst(found) if found else None
+    verdicts = [*flaky, *alone, *together]
+    return tuple(verdict for _, _, verdict in judged), worst(verdicts) if verdicts else None
 
 
 def _judge_pair(pair: Pair, groups: Mapping[Digests, _Group]) -> tuple[Verdict | None, Verdict]:
-    """Return what the pair decides by itself, if anything, and its verdict with its own evidence."""
+    """Return the verdict that the pair decides alone, if any, and its final verdict with its own evidence."""
     if pair.exact and not pair.comparable:
         return pair.exact, pair.exact
     group = groups[pair.attempts[1].digests]
@@ -74,11 +77,12 @@ def _judge_pair(pair: Pair, groups: Mapping[Digests, _Group]) -> tuple[Verdict |
 
 
 def _name_repeat(pair: Pair, verdict: Verdict) -> Verdict:
-    """Return ``verdict`` on a pair for its cell, with the repeat in its reason."""
+    """Return ``verdict`` with the repeat of ``pair`` in its reason, for the verdict on the cell."""
     return replace(verdict, reason=f"repeat {pair.repeat}: {verdict.reason}") if verdict.reason else verdict
 
 
 def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins) -> _Group:
+    """Judge comparable ``pairs`` with the same digests together."""
     eager = _eager_curves(pairs, baseline.repeats.get(pairs[0].attempts[1].digests, {}))
     others = _other_attempts(pairs, baseline, margins)
     verdict = _judge_together(eager, pairs, margins, others)
@@ -86,24 +90,24 @@ def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margin
 
 
 def _eager_curves(pairs: Sequence[Pair], complete: Mapping[int, Steps]) -> Curves:
-    """Return the eager run of each pair, and the ``complete`` eager runs of other repeats."""
-    found = {**complete, **{pair.repeat: pair.attempts[0].steps for pair in pairs}}
-    return {f"eager repeat {repeat}": steps for repeat, steps in sorted(found.items())}
+    """Return the curve of each pair's eager run, and the ``complete`` eager curves of other repeats."""
+    curves = {**complete, **{pair.repeat: pair.attempts[0].steps for pair in pairs}}
+    return {f"eager repeat {repeat}": steps for repeat, steps in sorted(curves.items())}
 
 
 def _other_attempts(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins) -> tuple[Curves, Curves]:
-    """Return the curves of other attempts of the eager runs, and of the graphed runs of ``pairs``, that have other bits.
+    """Return the curves of other attempts, eager and graphed, that differ in some bit from the attempts of ``pairs``.
 
-    Graphed attempts that are further off than ``margins`` allow are left to analysis.pairing.flaky_attempts.
+    Graphed attempts that differ by more than ``margins`` allow are judged by analysis.pairing.flaky_attempts instead.
     """
     digests = pairs[0].attempts[1].digests
-    counted = {run.repeat: run.attempt for run in baseline.runs if run.attempt and run.attempt.digests == digests}
-    counted |= {pair.repeat: pair.attempts[0] for pair in pairs}
+    references = {run.repeat: run.attempt for run in baseline.runs if run.attempt and run.attempt.digests == digests}
+    references |= {pair.repeat: pair.attempts[0] for pair in pairs}
     eager = {
         f"eager repeat {run.repeat}, attempt {other.number}": other.steps
         for run in baseline.runs
-        if run.repeat in counted
-        for other in attempts_with_other_bits(run, counted[run.repeat])
+        if run.repeat in references
+        for other in attempts_with_other_bits(run, references[run.repeat])
     }
     graphed = {
         f"graphed repeat {pair.repeat}, attempt {other.number}": other.steps
@@ -114,23 +118,23 @@ def _other_attempts(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Mar
 
 
 def _judge_together(eager: Curves, pairs: Sequence[Pair], margins: Margins, others: tuple[Curves, Curves]) -> Verdict:
-    """Judge the curves of ``pairs``; where all are equal to the bit, together with the ``others`` (eager, graphed).
+    """Judge the curves of ``pairs``. If all are equal bit for bit, judge them with the ``others`` (eager, graphed), too.
 
-    What those attempts alone show comes and goes.
+    A difference that only those attempts show is intermittent, so it makes the verdict INCONCLUSIVE at worst.
     """
     graphed = {f"graphed repeat {pair.repeat}": pair.attempts[1].steps for pair in pairs}
     expected, first = np.arange(max(map(len, graphed.values()))), max(pair.first_compared for pair in pairs)
     verdict = ladder.judge_curves(eager, graphed, expected, first, margins)
     if verdict.verdict != "BITWISE" or not any(others):
         return verdict
-    found = ladder.judge_curves({**eager, **others[0]}, {**graphed, **others[1]}, expected, first, margins)
-    if found.verdict == "BITWISE":
+    joint = ladder.judge_curves({**eager, **others[0]}, {**graphed, **others[1]}, expected, first, margins)
+    if joint.verdict == "BITWISE":
         return verdict
     reason = f"equal bit for bit except {', '.join([*others[0], *others[1]])}"
-    reason += f": {found.reason}" if found.reason else ""
-    if found.verdict in ("EQUIVALENT", "INCONCLUSIVE"):
-        return replace(found, reason=reason)
-    return Verdict("INCONCLUSIVE", reason, _HOW_OFTEN, found.evidence)
+    reason += f": {joint.reason}" if joint.reason else ""
+    if joint.verdict in ("EQUIVALENT", "INCONCLUSIVE"):
+        return replace(joint, reason=reason)
+    return Verdict("INCONCLUSIVE", reason, _HOW_OFTEN, joint.evidence)
 
 
 def _measure(pair: Pair, eager: Curves) -> CurveEvidence:

@@ -1,7 +1,7 @@
-"""A graphed run and the eager run of its own repeat, which shared its allocation: may they be compared?
+"""Pair a graphed run with the eager run of the same repeat and allocation, and check that they are comparable.
 
-A pair decides three things by itself: why it cannot be compared, a number that only the eager run has finite, and equality
-to the bit. All repeats together decide the rest (analysis.pairing.judge_pairs).
+A pair alone decides three things: why it is not comparable, a number that is finite in the eager run only, and equality bit
+for bit. All repeats together decide the rest (analysis.pairing.judge_pairs).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from launch.contract.plan import Margins
 from launch.contract.spec import RunSpec
 
 REQUIRED_DIGESTS = ("code", "data", "libraries")
-"""What must be recorded and equal on both sides."""
+"""Digests that both runs must record, with equal values."""
 _IDENTITY = ("versions.", "code.", "data_digest", "digests.")
 _RESUME = "run `python -m orchestrator resume --unfinished` on the sweep"
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A graphed run and the eager run of the same repeat, where there is one.
+    """A graphed run and the eager run of the same repeat, if there is one.
 
-    ``exact`` is what the pair decides by itself: INCOMPARABLE, UNFINISHED, DIVERGED at a number that is not finite, or
-    BITWISE. None leaves it to all repeats together. ``differences`` are those of the two environments, as
+    ``exact`` is the verdict that the pair decides alone: INCOMPARABLE, UNFINISHED, DIVERGED at a number that is not finite,
+    or BITWISE. With None, all repeats decide together. ``differences`` lists those of the two environments, such as
     "settings.NCCL_ALGO: Ring (eager), Tree (graphed)".
     """
 
@@ -47,7 +47,7 @@ class Pair:
     replay: Replay | None = None
     differences: tuple[str, ...] = ()
     flaky_attempts: tuple[str, ...] = ()
-    """Earlier attempts of the graphed run that came to something else."""
+    """Descriptions of earlier attempts of the graphed run that contradict the last one."""
 
     @property
     def comparable(self) -> bool:
@@ -55,13 +55,13 @@ class Pair:
 
     @property
     def attempts(self) -> tuple[Attempt, Attempt]:
-        """The eager and the graphed attempt of a pair whose curves were read."""
+        """Return the eager and the graphed attempt. Both must exist."""
         assert self.eager and self.eager.attempt and self.graphed.attempt
         return self.eager.attempt, self.graphed.attempt
 
     @property
     def first_compared(self) -> int:
-        """The index of the first step after the capture."""
+        """Return the index of the first step after the capture; 0 without a capture."""
         return ladder.first_compared(self.attempts[1].steps.phase.tolist()) or 0
 
 
@@ -74,9 +74,11 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
         return Pair(
             graphed.repeat, eager, graphed, _without_records(eager, graphed), replay=replay, flaky_attempts=flaky
         )
-    assert graphed.attempt is not None  # it has a replay check
+    # The replay check exists only for a graphed attempt.
+    assert graphed.attempt is not None
     eager = eager.in_allocation_of(graphed.attempt)
-    assert eager.attempt is not None  # as before: beside() may choose another attempt, and never none
+    # in_allocation_of() may choose another attempt, but always returns one.
+    assert eager.attempt is not None
     before, after = eager.attempt, graphed.attempt
     exact = _judge_pair(before, after, replay, baseline, spec, margins)
     return Pair(
@@ -92,7 +94,7 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
 
 
 def margins_for(spec: RunSpec, margins: Margins) -> Margins:
-    """Return ``margins``, or none where ``spec`` asks for determinism, and so for equality to the bit."""
+    """Return ``margins``, or margins of 0 if ``spec`` asks for deterministic training, and so for bitwise equality."""
     return Margins(loss=0.0, grad_norm=0.0) if spec.training.deterministic else margins
 
 
@@ -105,7 +107,7 @@ def _pair_speed(eager: Attempt, graphed: Attempt, exact: Verdict | None, spec: R
 
 
 def _without_records(eager: Run | None, graphed: Run) -> Verdict:
-    """The verdict on a pair that lacks a run, or a readable outcome of one."""
+    """Return the verdict on a pair that lacks a run, or a readable outcome of one."""
     if eager is None:
         reason = f"the sweep ran no eager run of this workload for repeat {graphed.repeat}"
         return Verdict("INCOMPARABLE", reason, "plan the sweep again: planning adds the eager baseline")
@@ -123,31 +125,31 @@ def _without_records(eager: Run | None, graphed: Run) -> Verdict:
 def _judge_pair(
     eager: Attempt, graphed: Attempt, replay: Replay, baseline: EagerBaseline, spec: RunSpec, margins: Margins
 ) -> Verdict | None:
-    """Judge two attempts by their records and their curves; None leaves the verdict to all repeats together."""
+    """Judge two attempts by their records and curves; return None if only all repeats together can decide."""
     if excluded := _exclude(eager, graphed):
         return excluded
-    found = _compare_curves(eager.steps, graphed.steps, spec)
+    exact = _compare_curves(eager.steps, graphed.steps, spec)
     stopped = [
         (name, attempt) for name, attempt in (("eager", eager), ("graphed", graphed)) if not _ended_well(attempt)
     ]
-    diverged = found is not None and found.verdict == "DIVERGED"
-    # A run that stopped at its first NaN cannot prove replay; its curve up to there is evidence enough.
+    diverged = exact is not None and exact.verdict == "DIVERGED"
+    # A run that stopped at its first NaN cannot prove replay, but its curve up to there is sufficient evidence.
     if stopped and not diverged:
         return _ended_early(*stopped[0])
-    if found and found.verdict == "INCOMPARABLE":
-        return found
+    if exact and exact.verdict == "INCOMPARABLE":
+        return exact
     if not stopped and not replay.proven:
         fix = "find out in the log of the graphed run why steps ran eagerly, or were captured again"
-        evidence = (found.evidence, found.deviation) if found else (None, None)
+        evidence = (exact.evidence, exact.deviation) if exact else (None, None)
         return Verdict("INCOMPARABLE", f"replay {replay.summary}", fix, *evidence)
     if diverged:
-        alike = [a.steps for a in (eager, *attempts_of(baseline.runs)) if a.digests == graphed.digests]
-        fault = eager_fault(alike)
-        return Verdict("INCOMPARABLE", fault.reason, fault.fix) if fault else found
+        comparable = [a.steps for a in (eager, *attempts_of(baseline.runs)) if a.digests == graphed.digests]
+        fault = eager_fault(comparable)
+        return Verdict("INCOMPARABLE", fault.reason, fault.fix) if fault else exact
     complete = baseline.repeats.get(graphed.digests, {}).values()
     others = [steps for steps in complete if steps is not eager.steps]
-    capture_step, equal = spec.cuda_graph.capture_step, found is not None
-    return check_agreement([eager.steps, *others], graphed.steps, capture_step, margins, equal) or found
+    capture_step, equal = spec.cuda_graph.capture_step, exact is not None
+    return check_agreement([eager.steps, *others], graphed.steps, capture_step, margins, equal) or exact
 
 
 def _ended_well(attempt: Attempt) -> bool:
@@ -155,7 +157,7 @@ def _ended_well(attempt: Attempt) -> bool:
 
 
 def _exclude(eager: Attempt, graphed: Attempt) -> Verdict | None:
-    """Return why the records of a pair do not let it be compared, whatever its curves are."""
+    """Return INCOMPARABLE if the records of a pair rule out a comparison, whatever its curves are."""
     sides = (("eager", eager), ("graphed", graphed))
     for side, attempt in sides:
         if not _ended_well(attempt) and attempt.outcome.outcome != "NUMERIC":
@@ -178,6 +180,7 @@ def _ended_early(side: str, attempt: Attempt) -> Verdict:
 
 
 def _compare_digests(eager: Attempt, graphed: Attempt) -> Verdict | None:
+    """Return INCOMPARABLE if a required digest is missing, or any digest differs."""
     before, after = dict(eager.digests), dict(graphed.digests)
     missing = [name for name in REQUIRED_DIGESTS if name not in before or name not in after]
     if missing:
@@ -185,16 +188,16 @@ def _compare_digests(eager: Attempt, graphed: Attempt) -> Verdict | None:
     differing = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
     if not differing:
         return None
-    seen = [d for d in differences(eager.environment, graphed.environment) if d.startswith(_IDENTITY)]
+    identities = [d for d in differences(eager.environment, graphed.environment) if d.startswith(_IDENTITY)]
     return Verdict(
         "INCOMPARABLE",
-        f"the runs differ in {', '.join(differing)}: {'; '.join(seen)}",
+        f"the runs differ in {', '.join(differing)}: {'; '.join(identities)}",
         "run both again in one bundle, with the same code, libraries and data",
     )
 
 
 def _compare_curves(eager: Steps, graphed: Steps, spec: RunSpec) -> Verdict | None:
-    """Judge two curves of ``spec`` by the rungs that need no repeats."""
+    """Judge two curves by the rungs that need no repeats; return None if those do not decide."""
     first = ladder.first_compared(graphed.phase.tolist())
     if first is None:
         return Verdict("INCOMPARABLE", "the graphed run recorded no capture step", "look at its failure, or its log")

@@ -1,4 +1,4 @@
-"""All evidence of a cell, collected from its records and those of its eager baseline: nothing is decided here."""
+"""Collect all evidence of a cell from its own records and those of its eager baseline."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ from launch.contract.spec import RunSpec
 
 @dataclass(frozen=True)
 class CellEvidence:
-    """What is known of one cell without the other cells of its sweep.
+    """The evidence of one cell, without the other cells of its sweep.
 
-    ``verdict`` and ``pair_verdicts`` are by the cell's own curves; analysis.sweep.judge_sweep decides over all cells.
-    ``speed`` has no speed-up yet: ``throttle_bounds`` and ``speed_doubt`` go into it, with the pairs.
+    ``verdict`` and ``pair_verdicts`` rest on the cell's own curves; analysis.sweep.judge_cells corrects them over all cells.
+    ``speed`` has no speed-up yet. analysis.sweep.judge_cells derives it from the pairs, ``throttle_bounds`` and
+    ``speed_doubt``.
     """
 
     cell: Cell
@@ -53,7 +54,7 @@ class CellEvidence:
     integrity: CellIntegrity = field(default_factory=CellIntegrity)
 
     def without_records(self) -> CellEvidence:
-        """Return this evidence without what the attempts wrote while they ran."""
+        """Return this evidence without the records that the attempts wrote during their run, to free memory."""
         pairs = (
             replace(p, eager=p.eager and p.eager.without_records(), graphed=p.graphed.without_records())
             for p in self.pairs
@@ -62,7 +63,7 @@ class CellEvidence:
 
 
 def collect_evidence(records: Records) -> tuple[CellEvidence, ...]:
-    """Return the evidence of each cell of the plan, in its order; rejected and not runnable cells have none."""
+    """Return the evidence of each cell, in the plan's order. Cells that the plan does not run have none."""
     eager = {
         cell.workload_id: eager_side(records.runs[cell.cell_id], cell)
         for cell in records.plan.cells
@@ -136,7 +137,7 @@ def _pool_speeds(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
 
 
 def _speed(spec: RunSpec, attempts: Sequence[Attempt], compared: Sequence[tuple[Attempt, Attempt]] = ()) -> CellSpeed:
-    """Measure the speed of a cell's own ``attempts``; ``compared`` are its pairs, (eager, graphed)."""
+    """Measure the speed of a cell's own ``attempts``. ``compared`` has its pairs, as (eager, graphed)."""
     step_time, layout = cell_step_time(attempts), spec.parallelism
     if spec.placement.device != "cuda":
         return CellSpeed(step_time)
@@ -148,17 +149,18 @@ def _speed(spec: RunSpec, attempts: Sequence[Attempt], compared: Sequence[tuple[
 
 
 def _integrity(runs: Sequence[Run], flaky: Sequence[tuple[int, Sequence[str]]], steps: int) -> CellIntegrity:
-    """Collect what speaks against ``runs`` of so many ``steps``; ``flaky`` are earlier attempts by repeat."""
-    ended = ((run, run.attempt) for run in runs if run.attempt is not None and run.attempt.outcome.results_intact)
+    """Collect the problems of ``runs`` with ``steps`` planned steps. ``flaky`` has descriptions by repeat."""
+    successful = ((run, run.attempt) for run in runs if run.attempt is not None and run.attempt.outcome.results_intact)
     unsound = (
         *(reason for run in runs for reason in run.damaged),
-        *(f"{run.run_id}: {reason}" for run, attempt in ended for reason in _unsound_records(attempt, steps)),
+        *(f"{run.run_id}: {reason}" for run, attempt in successful for reason in _unsound_records(attempt, steps)),
     )
-    return CellIntegrity(unsound, tuple(f"repeat {repeat}: {said}" for repeat, each in flaky for said in each))
+    descriptions = tuple(f"repeat {repeat}: {description}" for repeat, each in flaky for description in each)
+    return CellIntegrity(unsound, descriptions)
 
 
 def _unsound_records(attempt: Attempt, steps: int) -> tuple[str, ...]:
-    """Return why ``attempt`` is not what a completed run of ``steps`` steps leaves behind."""
+    """Return the defects in the records of a completed ``attempt`` with ``steps`` planned steps."""
     gap = incomplete(attempt.steps, np.arange(steps), "run")
     finite = bool(finite_steps(attempt.steps).all())
     return (

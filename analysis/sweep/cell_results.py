@@ -34,7 +34,7 @@ class PairResult(Pair):
 
 @dataclass(frozen=True)
 class CellSpeed:
-    """How long a cell's step takes, and how far it is from eager. Throttling, straggler and bound are measured on GPUs."""
+    """A cell's step time and its speed-up over eager. Only GPU cells have throttling, straggler and upper bound."""
 
     step_time: StepTime | None = None
     speedup: Speed | None = None
@@ -42,12 +42,12 @@ class CellSpeed:
     throttling: Throttling | None = None
     straggler: Straggler | None = None
     timing_doubt: str = ""
-    """Why the step cannot have been as short as timed."""
+    """Why the step cannot be as short as its measured time."""
 
 
 @dataclass(frozen=True)
 class CellGraphs:
-    """The worst proof of replay over repeats, and what the capture cost."""
+    """The weakest proof of replay over all repeats, and the cost of the capture."""
 
     replay: Replay | None = None
     capture_cost: CaptureCost | None = None
@@ -55,7 +55,7 @@ class CellGraphs:
 
 @dataclass(frozen=True)
 class CellLoss:
-    """The trajectory of the first run with complete records, and how far the repeats of an eager cell differ."""
+    """The loss trajectory of the first run with complete records, and the noise floor of an eager cell."""
 
     trajectory: LossTrajectory | None = None
     noise_floor: NoiseFloor | None = None
@@ -63,10 +63,10 @@ class CellLoss:
 
 @dataclass(frozen=True)
 class CellIntegrity:
-    """What speaks against a cell's records: a cell with unsound records does not pass.
+    """Problems with a cell's records. A cell with unsound records does not pass.
 
-    ``unsound_records`` are damaged outcomes and flaws of runs that ended well, ``flaky_attempts`` earlier attempts with
-    another result.
+    ``unsound_records`` lists damaged outcomes, and defects in the records of runs that ended well. ``flaky_attempts`` lists
+    earlier attempts with a different result.
     """
 
     unsound_records: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class CellIntegrity:
 
 @dataclass(frozen=True)
 class CellResult:
-    """What came of one cell. ``verdict`` is None for an eager cell and for one that failed as expected."""
+    """The result of one cell. ``verdict`` is None for an eager cell, and for one that failed as expected."""
 
     cell: Cell
     runs: tuple[Run, ...]
@@ -97,7 +97,7 @@ class CellResult:
 
     @property
     def outcome(self) -> str:
-        """The outcome of all runs, or of each kind how many: "COMPLETED x1, CUDA_OOM x1"."""
+        """Return the outcome of all runs; if they differ, count each: "COMPLETED x1, CUDA_OOM x1"."""
         counts = Counter(run.status for run in self.runs)
         if len(counts) <= 1:
             return next(iter(counts), "NOT RUN")
@@ -105,31 +105,31 @@ class CellResult:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a run of a cell that was to run has no outcome."""
+        """Return whether the plan runs this cell and some run has no outcome yet."""
         return self.cell.state == "run" and (not self.runs or any(run.attempt is None for run in self.runs))
 
     @property
     def unexpected(self) -> bool:
-        """Whether a run ended otherwise than the recipe expects of the cell."""
+        """Return whether the outcome of some run differs from the one that the recipe expects."""
         return any(run.attempt and not run.attempt.outcome.matches(self.cell.expect) for run in self.runs)
 
     @property
     def max_loss_difference(self) -> float | None:
-        """From the mean of the eager runs that a graphed run was judged with, of the repeat that is furthest from it."""
+        """Return the largest loss difference of any repeat from the mean of its eager runs, in nats; None if unknown."""
         verdicts = [*([self.verdict] if self.verdict else []), *(pair.verdict for pair in self.pairs)]
         return max((v.evidence.max_loss_difference for v in verdicts if v.evidence), default=None)
 
 
 def exit_code(results: Sequence[CellResult]) -> int:
-    """0 all as it should be; 3 a failure that more runs will not undo; 2 runs without an outcome; 4 inconclusive.
+    """Return 0 for a pass, 3 for a failure that more runs cannot change, 2 for runs without an outcome, 4 for inconclusive.
 
-    Cells that were rejected, or cannot run on this host, are no failure.
+    Cells that are rejected, or cannot run on this host, do not count as failures.
     """
-    words = {result.verdict.verdict for result in results if result.verdict}
-    if words & {"DIVERGED", "INCOMPARABLE"} or any(
+    verdicts = {result.verdict.verdict for result in results if result.verdict}
+    if verdicts & {"DIVERGED", "INCOMPARABLE"} or any(
         result.unexpected or result.integrity.unsound_records for result in results
     ):
         return EXIT_FAILED
-    if "UNFINISHED" in words or any(result.unfinished for result in results):
+    if "UNFINISHED" in verdicts or any(result.unfinished for result in results):
         return EXIT_UNFINISHED
-    return EXIT_INCONCLUSIVE if words - set(PASSES) else EXIT_PASS
+    return EXIT_INCONCLUSIVE if verdicts - set(PASSES) else EXIT_PASS

@@ -1,4 +1,4 @@
-"""What went wrong in a sweep, by kind: what is rejected before a GPU is spent, and how runs failed."""
+"""Group the failures of a sweep by kind: rejections before any GPU is used, and failures of runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from launch.contract.outcomes import Outcome
 
 @dataclass(frozen=True)
 class FailureMode:
-    """One kind of failure. ``name`` is a rule's id or a failure class; ``ending`` is "CUDA_OOM in capture", or "rejected".
+    """One kind of failure. ``name`` is a rule's id or a failure class.
 
-    ``graphed`` and ``eager`` are labels of the cells that it befell; ``message`` is that of the first.
+    ``ending`` is such as "CUDA_OOM in capture" or "rejected by a rule". ``graphed`` and ``eager`` are the labels of the
+    affected cells. ``message`` and ``remedy`` are those of the first.
     """
 
     name: str
@@ -25,7 +26,7 @@ class FailureMode:
 
 
 def failure_modes(results: Sequence[CellResult]) -> tuple[FailureMode, ...]:
-    """Failures of runs, the most frequent first, then rejections; each in the plan's order where they are as frequent."""
+    """Return failures of runs, the most frequent first, then rejections. Keep the plan's order among equals."""
     failed: dict[tuple[str, str], list[tuple[CellResult, str, str]]] = {}
     rejected: dict[tuple[str, str], list[tuple[CellResult, str, str]]] = {}
     for result in results:
@@ -38,15 +39,15 @@ def failure_modes(results: Sequence[CellResult]) -> tuple[FailureMode, ...]:
 
 
 def _failures(result: CellResult) -> list[tuple[tuple[str, str], Outcome]]:
-    """One a kind: a cell that fails in the same way in each repeat has failed in one way."""
-    found: dict[tuple[str, str], Outcome] = {}
+    """Return one outcome of each kind, so that a cell that fails alike in several repeats counts once."""
+    outcomes: dict[tuple[str, str], Outcome] = {}
     for run in result.runs:
         if run.attempt is not None and not run.attempt.outcome.results_intact:
             outcome = run.attempt.outcome
-            found.setdefault(
+            outcomes.setdefault(
                 (outcome.failure_class or outcome.outcome, f"{outcome.outcome} in {outcome.phase}"), outcome
             )
-    return list(found.items())
+    return list(outcomes.items())
 
 
 def _mode(key: tuple[str, str], found: Sequence[tuple[CellResult, str, str]]) -> FailureMode:

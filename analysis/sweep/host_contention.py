@@ -1,4 +1,4 @@
-"""Runs of other allocations that were under way on the same host: where a step waits for the host, they slow it down."""
+"""Measure contention: runs of other allocations on the same host at the same time. They slow down host-bound steps."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from analysis.sweep.cell_results import CellResult
 
 @dataclass(frozen=True)
 class HostContention:
-    """The share of the time of timed runs, from 0 to 1, in which a run of another allocation of the sweep was under way on the
-    host of rank 0."""
+    """How much other allocations of the sweep overlap with the timed runs on the host of rank 0.
+
+    Each number is a share of the time of these runs, from 0 to 1.
+    """
 
     eager: float
     graphed: float
 
 
 def neighbours_of(results: Sequence[CellResult]) -> HostContention | None:
-    """Of the cells that have a speed and their eager twins; None where no timed run had a neighbour."""
+    """Return the contention of cells with a speed-up and of their eager baselines.
+
+    Return None if no timed run shared its host with another allocation.
+    """
     hosts = _Hosts(attempt for result in results for attempt in attempts_of(result.runs))
     timed = {result.cell.workload_id for result in results if result.speed.speedup}
     sides: tuple[list[Attempt], list[Attempt]] = ([], [])
@@ -32,39 +37,40 @@ def neighbours_of(results: Sequence[CellResult]) -> HostContention | None:
 
 
 class _Hosts:
-    """What ran on each host, by when it began."""
+    """The attempts on each host, by start time."""
 
     def __init__(self, attempts: Iterable[Attempt]) -> None:
-        self._on: dict[str, list[Attempt]] = {}
+        self._attempts: dict[str, list[Attempt]] = {}
         self._longest = 0.0
-        for attempt in sorted(attempts, key=_began):
+        for attempt in sorted(attempts, key=_start):
             self._longest = max(self._longest, attempt.outcome.ended - attempt.outcome.started)
             for host in _hosts_of(attempt):
-                self._on.setdefault(host, []).append(attempt)
+                self._attempts.setdefault(host, []).append(attempt)
 
-    def seconds_beside(self, attempt: Attempt) -> float:
-        """Of ``attempt``'s time that with at least one neighbour."""
-        began, ended = attempt.outcome.started, attempt.outcome.ended
-        covered, until = 0.0, began
-        for other in sorted(self._near(attempt), key=_began):
+    def shared_seconds(self, attempt: Attempt) -> float:
+        """Return how many seconds of ``attempt`` overlap with at least one attempt of another allocation."""
+        end = attempt.outcome.ended
+        total, until = 0.0, attempt.outcome.started
+        for other in sorted(self._candidates(attempt), key=_start):
             if other.outcome.allocation != attempt.outcome.allocation:
-                first, last = max(until, other.outcome.started), min(ended, other.outcome.ended)
-                covered, until = covered + max(0.0, last - first), max(until, last)
-        return covered
+                first, last = max(until, other.outcome.started), min(end, other.outcome.ended)
+                total, until = total + max(0.0, last - first), max(until, last)
+        return total
 
-    def _near(self, attempt: Attempt) -> Iterable[Attempt]:
+    def _candidates(self, attempt: Attempt) -> Iterable[Attempt]:
+        """Yield the attempts on the same host that can overlap with ``attempt``."""
         for host in _hosts_of(attempt):
-            found = self._on[host]
-            first = bisect_left(found, attempt.outcome.started - self._longest, key=_began)
-            yield from found[first : bisect_right(found, attempt.outcome.ended, key=_began)]
+            attempts = self._attempts[host]
+            first = bisect_left(attempts, attempt.outcome.started - self._longest, key=_start)
+            yield from attempts[first : bisect_right(attempts, attempt.outcome.ended, key=_start)]
 
 
 def _share(timed: Sequence[Attempt], hosts: _Hosts) -> float:
-    whole = sum(attempt.outcome.ended - attempt.outcome.started for attempt in timed)
-    return sum(map(hosts.seconds_beside, timed)) / whole if whole > 0 else 0.0
+    total = sum(attempt.outcome.ended - attempt.outcome.started for attempt in timed)
+    return sum(map(hosts.shared_seconds, timed)) / total if total > 0 else 0.0
 
 
-def _began(attempt: Attempt) -> float:
+def _start(attempt: Attempt) -> float:
     return attempt.outcome.started
 
 

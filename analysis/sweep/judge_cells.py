@@ -1,4 +1,4 @@
-"""The decision on every cell, once the evidence of all of them is collected."""
+"""Judge every cell, once the evidence of all cells is collected."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from analysis.verdict.verdict import Verdict, judge_family
 
 
 def judge_cells(evidence: Sequence[CellEvidence]) -> tuple[CellResult, ...]:
-    """Decide on the cells of a sweep. Their verdicts count as one family, and the speeds of those that pass as another:
-    the more cells are tested, the surer each has to be."""
+    """Judge the cells of a sweep, with a correction for multiple tests.
+
+    The verdicts form one family of tests, the speed-ups of passing cells another. With more tests, each needs stronger
+    evidence.
+    """
     decided = iter(judge_family([cell.verdict for cell in evidence if cell.verdict]))
     verdicts = [next(decided) if cell.verdict else None for cell in evidence]
     speedups = _speedups(evidence, verdicts)
@@ -23,11 +26,12 @@ def judge_cells(evidence: Sequence[CellEvidence]) -> tuple[CellResult, ...]:
 
 
 def compare_cells(records: Records) -> tuple[CellResult, ...]:
-    """Decide on each cell of the plan by itself, in the plan's order."""
+    """Judge each cell of the plan on its own, in the plan's order, without correction for multiple tests."""
     return tuple(judge_cells([cell])[0] for cell in collect_evidence(records))
 
 
 def _speedups(evidence: Sequence[CellEvidence], verdicts: Sequence[Verdict | None]) -> list[Speed | None]:
+    """Return the speed-up of each cell. Those of passing cells are corrected as one family of tests."""
     own = [_speedup(cell) for cell in evidence]
     timed = [
         place
@@ -35,8 +39,10 @@ def _speedups(evidence: Sequence[CellEvidence], verdicts: Sequence[Verdict | Non
         if speed and speed.tells and verdict and verdict.passes
     ]
     ratios = [ratios_of([pair.speed for pair in evidence[place].pairs]) for place in timed]
-    found = families([(evidence[place].cell.workload_id, each) for place, each in zip(timed, ratios, strict=True)])
-    of_family = {place: _speedup(evidence[place], family) for place, family in zip(timed, found, strict=True)}
+    corrections = families(
+        [(evidence[place].cell.workload_id, each) for place, each in zip(timed, ratios, strict=True)]
+    )
+    of_family = {place: _speedup(evidence[place], family) for place, family in zip(timed, corrections, strict=True)}
     return [of_family.get(place, speed) for place, speed in enumerate(own)]
 
 
@@ -66,7 +72,10 @@ def _result(cell: CellEvidence, verdict: Verdict | None, speedup: Speed | None) 
 
 
 def _pair_verdict(own: Verdict, alone: Verdict | None, final: Verdict | None) -> Verdict:
-    """Return a pair's ``own`` verdict, or what the family makes of an EQUIVALENT: ``final`` instead of ``alone``."""
+    """Return a pair's ``own`` verdict; for an EQUIVALENT, return the cell's ``final`` one if the family changed it.
+
+    ``alone`` is the cell's verdict before the correction for multiple tests.
+    """
     if final is None or final is alone or own.verdict != "EQUIVALENT":
         return own
     return replace(final, evidence=own.evidence)

@@ -1,4 +1,4 @@
-"""A sweep judged workload by workload, so that the steps of one workload are in memory and not those of all."""
+"""Judge a sweep workload by workload, so that only the steps of one workload are in memory."""
 
 from __future__ import annotations
 
@@ -17,47 +17,48 @@ from launch.contract.plan import Cell, Plan, read_plan
 
 @dataclass(frozen=True)
 class SweepResults:
-    """What came of a sweep: a result for each cell of the plan, in its order. Their attempts' steps have been let go."""
+    """The results of a sweep: one for each cell, in the plan's order. Their attempts no longer hold steps."""
 
     plan: Plan
     results: tuple[CellResult, ...]
     trained: tuple[tuple[Trained, ...], ...]
-    """Of each task that more than one eager cell has run, these cells in the plan's order."""
+    """The eager cells of each task that more than one eager cell has run."""
 
 
 def judge_sweep(sweep: SweepPaths, see: Callable[[Records], None] = lambda records: None) -> SweepResults:
-    """Judge ``sweep`` from its records; ``see`` is shown the whole records of each workload before they go. Labels of cells
-    come out as every form of the report can show them.
+    """Judge ``sweep`` from its records. Call ``see`` with the records of each workload before their steps are dropped.
+
+    Cell labels in the results are safe for every format of the report.
 
     Raises:
         FileNotFoundError: the folder holds no plan.
-        RecordError: its plan is not JSON.
+        RecordError: the plan is not JSON.
     """
-    read, alike = read_plan(sweep), TaskComparison()
-    plan = replace(read, cells=tuple(replace(cell, label=code_name(cell.label)) for cell in read.cells))
+    recorded, tasks = read_plan(sweep), TaskComparison()
+    plan = replace(recorded, cells=tuple(replace(cell, label=code_name(cell.label)) for cell in recorded.cells))
     evidence: dict[str, CellEvidence] = {}
     for cells in _workloads(plan.cells):
         records = load_planned(sweep, replace(plan, cells=cells))
         see(records)
-        found = collect_evidence(records)
-        alike.add((one.cell, one.runs) for one in found)
-        evidence |= {one.cell.cell_id: one.without_records() for one in found}
-    return SweepResults(plan, judge_cells([evidence[cell.cell_id] for cell in plan.cells]), alike.tasks)
+        collected = collect_evidence(records)
+        tasks.add((one.cell, one.runs) for one in collected)
+        evidence |= {one.cell.cell_id: one.without_records() for one in collected}
+    return SweepResults(plan, judge_cells([evidence[cell.cell_id] for cell in plan.cells]), tasks.tasks)
 
 
 def collect_workload(sweep: SweepPaths, plan: Plan, workload_id: str) -> tuple[CellEvidence, ...]:
-    """Return the evidence of one workload, with all that its attempts wrote."""
+    """Return the evidence of each cell of one workload, with all records of its attempts."""
     cells = tuple(cell for cell in plan.cells if cell.workload_id == workload_id)
     return collect_evidence(load_planned(sweep, replace(plan, cells=cells)))
 
 
 def judge_workload(sweep: SweepPaths, plan: Plan, workload_id: str) -> tuple[CellResult, ...]:
-    """Decide on each cell of one workload by itself."""
+    """Judge each cell of one workload on its own, without correction for multiple tests."""
     return tuple(judge_cells([cell])[0] for cell in collect_workload(sweep, plan, workload_id))
 
 
 def _workloads(cells: Iterable[Cell]) -> Iterator[tuple[Cell, ...]]:
-    """The cells of each workload, those of one task one after another, else in the plan's order."""
+    """Group cells by workload, in the plan's order, with the workloads of one task next to each other."""
     tasks: dict[str, dict[str, list[Cell]]] = {}
     for cell in cells:
         tasks.setdefault(cell.task_id, {}).setdefault(cell.workload_id, []).append(cell)

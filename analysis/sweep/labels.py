@@ -1,4 +1,4 @@
-"""A cell's model, layout and machine in a few words, as people write them beside a measurement."""
+"""Describe a cell's model, layout and machine in a few words, as people label a measurement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEGREES = ("tp", "pp", "vpp", "ep", "etp", "cp", "dp")
 
 
 def model_words(model: Model) -> str:
-    """The preset's name, else the sizes that say most."""
+    """Return the preset's name, else the main sizes of the model."""
     if model.preset:
         return model.preset
     experts = f", {model.num_moe_experts} experts" if model.is_moe else ""
@@ -19,7 +19,7 @@ def model_words(model: Model) -> str:
 
 
 def layout_words(layout: Parallelism) -> str:
-    """Degrees above 1: "TP2 PP2 EP4"; empty on one rank."""
+    """Return the parallel degrees above 1, as in "TP2 PP2 EP4"; empty on one rank."""
     degrees = ((name, getattr(layout, name)) for name in DEGREES)
     return " ".join(f"{name.upper()}{degree}" for name, degree in degrees if degree > 1)
 
@@ -31,19 +31,19 @@ def batch_words(spec: RunSpec) -> str:
 
 
 def precision_words(training: Training) -> str:
-    """What numbers are, and what they are multiplied in where that is less: "bf16, fp8 (delayed)"."""
+    """Return the precision, and the FP8 recipe of matrix products if there is one: "bf16, fp8 (delayed)"."""
     return training.precision if training.fp8 == "none" else f"{training.precision}, fp8 ({training.fp8})"
 
 
 def task_words(spec: RunSpec) -> str:
-    """What a task is to whoever knows the sweep; its digest holds more."""
+    """Return the model, batch and precision of a task. Its digest covers more settings."""
     training = spec.training
     batch = f"GBS={training.global_batch_size}, {training.sequence_length} tokens, {precision_words(training)}"
     return f"{model_words(spec.model)}, {batch}"
 
 
 def machine_words(result: CellResult) -> str:
-    """How many ranks on how many nodes, and of which GPU: "16 x NVIDIA H100, 2 nodes"."""
+    """Return the number of ranks, the GPU and the number of nodes: "16 x NVIDIA H100, 2 nodes"."""
     spec = result.spec
     ranks, nodes = spec.parallelism.world_size, spec.placement.nodes
     where = f", {nodes} nodes" if nodes > 1 else ""
@@ -53,9 +53,9 @@ def machine_words(result: CellResult) -> str:
 
 
 def _gpu(result: CellResult) -> str:
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for attempt in attempts_of(result.runs):
         hardware = attempt.environment.get("hardware")
         gpus = hardware.get("gpus") if isinstance(hardware, dict) else None
-        found |= dict.fromkeys(map(str, gpus)) if isinstance(gpus, list) else {}
-    return " or ".join(sorted(found)) or "GPU"
+        names |= dict.fromkeys(map(str, gpus)) if isinstance(gpus, list) else {}
+    return " or ".join(sorted(names)) or "GPU"

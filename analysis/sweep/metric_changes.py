@@ -1,7 +1,7 @@
-"""What to expect of graphs: for each metric and graph configuration, how it changed from eager to graphed.
+"""Measure how each graph configuration changes each metric, relative to the eager baseline.
 
-Of graphed cells that have a speed and whose loss passes or is INCONCLUSIVE: what computes something else is no evidence.
-Running out of memory counts over all graphed cells that ended.
+Only graphed cells with a speed-up and a verdict that passes or is INCONCLUSIVE count: a cell with wrong results is no
+evidence. Out-of-memory errors count over all graphed cells that ended.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ ChangedMetric = Literal["step time", "model TFLOP/s/GPU", "memory before capture
 
 @dataclass(frozen=True)
 class CellChange:
-    """One cell's: milliseconds a step, 10^12 operations a second, or bytes. ``sure`` is False of a speed that is
-    INCONCLUSIVE."""
+    """The change of a metric in one cell, in ms per step, TFLOP/s per GPU, or bytes.
+
+    ``sure`` is False if the metric is a speed and the speed verdict is INCONCLUSIVE.
+    """
 
     label: str
     eager: float
@@ -35,7 +37,7 @@ class CellChange:
 
 @dataclass(frozen=True)
 class MetricChange:
-    """How ``metric`` changed in the cells of one graph configuration; at least one."""
+    """The changes of ``metric`` in the cells of one graph configuration, at least one."""
 
     metric: ChangedMetric
     graphs: str
@@ -43,14 +45,14 @@ class MetricChange:
 
     @property
     def span(self) -> tuple[float, float] | None:
-        """The least and the most of the relative changes that are sure; None where none is."""
+        """Return the smallest and the largest relative change that is sure; None if there is none."""
         sure = [change.relative for change in self.changes if change.sure]
         return (min(sure), max(sure)) if sure else None
 
 
 @dataclass(frozen=True)
 class MemoryRisk:
-    """Of the cells of one graph configuration whose eager twin fits: how many, and which ran out of memory."""
+    """Cells of one graph configuration whose eager baseline fits: their number, and which ran out of memory."""
 
     graphs: str
     fitting: int
@@ -58,30 +60,31 @@ class MemoryRisk:
 
 
 def metric_changes(results: Sequence[CellResult]) -> tuple[MetricChange, ...]:
-    """Metric by metric, graph configurations in the plan's order."""
-    twins = _twins(results)
-    found: dict[tuple[ChangedMetric, str], list[CellChange]] = {}
+    """Return the changes by metric, and for each metric by graph configuration, in the plan's order."""
+    baselines = _baselines(results)
+    changes: dict[tuple[ChangedMetric, str], list[CellChange]] = {}
     for result in results:
-        twin = twins.get(result.cell.workload_id)
-        if twin is not None and _is_evidence(result):
-            for metric, change in _changes(twin, result).items():
-                found.setdefault((metric, result.spec.cuda_graph.label), []).append(change)
+        baseline = baselines.get(result.cell.workload_id)
+        if baseline is not None and _is_evidence(result):
+            for metric, change in _changes(baseline, result).items():
+                changes.setdefault((metric, result.spec.cuda_graph.label), []).append(change)
     order: tuple[ChangedMetric, ...] = ("step time", "model TFLOP/s/GPU", "memory before capture", "peak memory")
     return tuple(
-        MetricChange(metric, graphs, tuple(changes))
-        for wanted in order
-        for (metric, graphs), changes in found.items()
-        if metric == wanted
+        MetricChange(metric, graphs, tuple(cells))
+        for next_metric in order
+        for (metric, graphs), cells in changes.items()
+        if metric == next_metric
     )
 
 
 def memory_risks(results: Sequence[CellResult]) -> tuple[MemoryRisk, ...]:
-    twins = _twins(results)
+    """Return the risk of running out of memory by graph configuration, in the plan's order."""
+    baselines = _baselines(results)
     fitting: dict[str, list[CellResult]] = {}
     for result in results:
-        twin = twins.get(result.cell.workload_id)
+        baseline = baselines.get(result.cell.workload_id)
         ended = result.cell.state == "run" and not result.unfinished
-        if result.cell.graphed and ended and twin is not None and state_of(twin) == FITS:
+        if result.cell.graphed and ended and baseline is not None and state_of(baseline) == FITS:
             fitting.setdefault(result.spec.cuda_graph.label, []).append(result)
     return tuple(
         MemoryRisk(graphs, len(cells), tuple(c.cell.label for c in cells if state_of(c) in OUT_OF_MEMORY))
@@ -89,7 +92,7 @@ def memory_risks(results: Sequence[CellResult]) -> tuple[MemoryRisk, ...]:
     )
 
 
-def _twins(results: Sequence[CellResult]) -> dict[str, CellResult]:
+def _baselines(results: Sequence[CellResult]) -> dict[str, CellResult]:
     return {r.cell.workload_id: r for r in results if r.cell.state == "run" and not r.cell.graphed}
 
 

@@ -1,12 +1,11 @@
-"""Which cell of a task to take: layouts, dispatchers, engines and graph configurations, fastest first.
+"""Rank the cells of a task, fastest first: layouts, dispatchers, engines and graph configurations.
 
-Cells of one task compute the same thing. They need not share an allocation, so that nothing here is a paired comparison:
-the order is that of absolute step times, and it says nothing where two cells are no further apart than two allocations
-may be. Ranked are eager cells that ended well and graphed cells that pass, and of them those that train what the task's
-first cell trains (analysis/sweep/loss_trajectory.py); the others are named with the reason.
+Cells of one task compute the same model. They need not share an allocation, so the order is that of absolute step times. Two
+cells of different workloads are statistically tied unless they differ by more than two allocations may. The ranking has eager
+cells that ended well and graphed cells that pass, if they train the same model as the task's first cell
+(analysis/sweep/loss_trajectory.py). It lists the other cells with the reason.
 
-On the Pareto front is a cell where no other is at least as good in step time, peak memory a rank and number of ranks, and
-better in one of them.
+The Pareto front has each cell that no other cell dominates in step time, peak memory per rank and number of ranks.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Point = tuple[float, float, int]
 
 @dataclass(frozen=True)
 class Ranked:
-    """A cell that users may choose. ``sets_apart`` lists its differences from others of its task: "pp=2"."""
+    """A cell that users may choose. ``sets_apart`` lists the settings in which it differs from others: "pp=2"."""
 
     label: str
     sets_apart: tuple[str, ...]
@@ -48,18 +47,25 @@ class Ranked:
     nodes: int
     tokens_per_second_per_rank: float
     tflops: float
-    """Of the model, a rank (analysis/speed/flops.py)."""
+    """Model TFLOP/s per rank (analysis/speed/flops.py)."""
     peak: int | None
-    """Bytes, of the rank with the highest peak."""
+    """Peak memory in bytes of the rank with the highest peak; None if unknown."""
     on_front: bool
     told_apart: bool
-    """Whether the first cell is faster for certain: cells of one workload by their pairs; others where all of its runs are
-    faster than all of this cell's, of two each or more, by more than the allowance for their allocations."""
+    """Whether the first cell is certainly faster; otherwise both are statistically tied.
+
+    Cells of one workload are compared by their pairs. Other cells need two runs each, and every run of the first cell must
+    be faster than every run of this one by more than ``ALLOCATION_ALLOWANCE``.
+    """
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """One task, fastest first. ``left_out`` are labels with the reason; ``machines`` is where ranked runs differ."""
+    """The ranking of one task, fastest first.
+
+    ``left_out`` has the label and the reason of each cell that is not ranked. ``machines`` names the fields of the
+    environment in which the ranked runs differ.
+    """
 
     task_id: str
     name: str
@@ -76,7 +82,7 @@ class Ranking:
 
     @property
     def most_of_a_rank(self) -> Ranked:
-        """The cell with the most tokens per second and rank."""
+        """Return the cell with the most tokens per second per rank."""
         return max(self.cells, key=lambda cell: cell.tokens_per_second_per_rank)
 
 
@@ -101,14 +107,14 @@ def rank(results: Sequence[CellResult]) -> tuple[Ranking, ...]:
 
 
 def diverging_cells(results: Sequence[CellResult]) -> tuple[tuple[CellResult, str], ...]:
-    """Return otherwise eligible cells whose loss trajectory differs from that of the first cell of their task, with the reason."""
-    found = (
-        (result, _other_course(result, cells))
+    """Return otherwise eligible cells whose loss trajectory differs from the first cell of their task, with the reason."""
+    reasons = (
+        (result, _loss_divergence(result, cells))
         for cells in _tasks(results).values()
         for result in cells
-        if not _left_out(result)
+        if not _exclusion(result)
     )
-    return tuple((result, why) for result, why in found if why)
+    return tuple((result, reason) for result, reason in reasons if reason)
 
 
 def _tasks(results: Sequence[CellResult]) -> dict[tuple[str, Device], list[CellResult]]:
@@ -120,37 +126,38 @@ def _tasks(results: Sequence[CellResult]) -> dict[tuple[str, Device], list[CellR
 
 
 def _ranking(task_id: str, device: Device, results: Sequence[CellResult]) -> Ranking | None:
-    why = [_left_out(result) or _other_course(result, results) for result in results]
-    taken = [
+    reasons = [_exclusion(result) or _loss_divergence(result, results) for result in results]
+    candidates = [
         _Candidate(result, result.speed.step_time, result.spec)
-        for result, reason in zip(results, why, strict=True)
+        for result, reason in zip(results, reasons, strict=True)
         if result.speed.step_time and not reason
     ]
-    if len(taken) < 2:
+    if len(candidates) < 2:
         return None
-    taken.sort(key=lambda candidate: candidate.step.milliseconds)
-    told = [_told(candidate.spec) for candidate in taken]
-    vary = [key for key in dict.fromkeys(key for each in told for key in each) if len({e.get(key) for e in told}) > 1]
-    front = _front([candidate.point for candidate in taken])
-    slower = _slower_beside(taken[0].result, [candidate.result for candidate in taken[1:]])
+    candidates.sort(key=lambda candidate: candidate.step.milliseconds)
+    settings = [_settings(candidate.spec) for candidate in candidates]
+    keys = dict.fromkeys(key for each in settings for key in each)
+    varying = [key for key in keys if len({each.get(key) for each in settings}) > 1]
+    front = _front([candidate.point for candidate in candidates])
+    slower = _slower_cells(candidates[0].result, [candidate.result for candidate in candidates[1:]])
     cells = tuple(
-        _ranked(candidate, tuple(f"{key}={each[key]}" for key in vary if key in each), front, slower, taken[0])
-        for candidate, each in zip(taken, told, strict=True)
+        _ranked(candidate, tuple(f"{key}={each[key]}" for key in varying if key in each), front, slower, candidates[0])
+        for candidate, each in zip(candidates, settings, strict=True)
     )
-    environments = {id(a.environment): a.environment for c in taken for a in attempts_of(c.result.runs)}
+    environments = {id(a.environment): a.environment for c in candidates for a in attempts_of(c.result.runs)}
     return Ranking(
         task_id,
-        task_words(taken[0].spec),
+        task_words(candidates[0].spec),
         device,
         cells,
-        tuple((result.cell.label, reason) for result, reason in zip(results, why, strict=True) if reason),
-        len({allocation for candidate in taken for allocation in candidate.step.allocations}),
+        tuple((result.cell.label, reason) for result, reason in zip(results, reasons, strict=True) if reason),
+        len({allocation for candidate in candidates for allocation in candidate.step.allocations}),
         differing_fields(list(environments.values())),
     )
 
 
-def _left_out(result: CellResult) -> str:
-    """Return why the cell is not ranked; empty where it is."""
+def _exclusion(result: CellResult) -> str:
+    """Return why the cell is not eligible for the ranking; "" if it is."""
     if result.integrity.unsound_records:
         return "records unsound"
     if result.unfinished or any(run.attempt and not run.attempt.outcome.results_intact for run in result.runs):
@@ -165,13 +172,13 @@ def _left_out(result: CellResult) -> str:
     return "" if speed.step_time else "no step was timed"
 
 
-def _other_course(result: CellResult, task: Sequence[CellResult]) -> str:
-    """Describe how the loss of the cell differs from that of the first eligible cell of its ``task``; empty where it does not."""
-    first = next((other for other in task if other.loss.trajectory and not _left_out(other)), result)
+def _loss_divergence(result: CellResult, task: Sequence[CellResult]) -> str:
+    """Describe how the loss differs from that of the first eligible cell of the ``task``; return "" if it does not."""
+    first = next((other for other in task if other.loss.trajectory and not _exclusion(other)), result)
     if not (result.loss.trajectory and first.loss.trajectory):
         return ""
-    apart = describe_divergence(result.loss.trajectory, first.loss.trajectory)
-    return f"trains something else than {first.cell.label}: {apart}" if apart else ""
+    difference = describe_divergence(result.loss.trajectory, first.loss.trajectory)
+    return f"trains something else than {first.cell.label}: {difference}" if difference else ""
 
 
 def _ranked(
@@ -189,13 +196,16 @@ def _ranked(
         tflops=model_flops(spec) / ranks / step.milliseconds / 1e9,
         peak=candidate.result.memory.peak if candidate.result.memory else None,
         on_front=candidate.point in front,
-        told_apart=_told_apart(first, candidate, slower),
+        told_apart=_certainly_faster(first, candidate, slower),
     )
 
 
-def _told_apart(first: _Candidate, other: _Candidate, slower: set[str]) -> bool:
-    """Whether the first cell is faster for certain: cells of one workload by their pairs, others by absolute times. ``slower``
-    are graphed cells that are by the first one's pairs."""
+def _certainly_faster(first: _Candidate, other: _Candidate, slower: set[str]) -> bool:
+    """Return whether ``first`` is certainly faster than ``other``.
+
+    Compare cells of one workload by their pairs, others by absolute step times. ``slower`` has the ids of graphed cells that
+    are slower than ``first`` by their pairs.
+    """
     fast, slow = first.result, other.result
     if fast.cell.workload_id == slow.cell.workload_id and fast.cell.graphed != slow.cell.graphed:
         speed = fast.speed.speedup or slow.speed.speedup
@@ -203,52 +213,61 @@ def _told_apart(first: _Candidate, other: _Candidate, slower: set[str]) -> bool:
     if fast.cell.workload_id == slow.cell.workload_id:
         return slow.cell.cell_id in slower
     least = least_beside(fast.speed.throttling, slow.speed.throttling)
-    apart = other.step.low * least > first.step.high * (1 + ALLOCATION_ALLOWANCE)
-    return min(first.step.runs, other.step.runs) > 1 and apart
+    separated = other.step.low * least > first.step.high * (1 + ALLOCATION_ALLOWANCE)
+    return min(first.step.runs, other.step.runs) > 1 and separated
 
 
-def _slower_beside(fast: CellResult, others: Sequence[CellResult]) -> set[str]:
-    """Which graphed cells of its workload a graphed one is faster than, by the runs that share a repeat and its eager run.
-    Any two of them might have been held against each other, and all of these words count as one family."""
-    beside_it = [other for other in others if other.cell.workload_id == fast.cell.workload_id]
+def _slower_cells(fast: CellResult, others: Sequence[CellResult]) -> set[str]:
+    """Return the ids of graphed cells of the same workload that are slower than the graphed cell ``fast``.
+
+    Compare runs of the same repeat and allocation. Any two of these cells could be compared, so all pairwise comparisons form
+    one family of tests.
+    """
+    neighbours = [other for other in others if other.cell.workload_id == fast.cell.workload_id]
     pairs = {
-        other.cell.cell_id: _beside(fast, other) for other in beside_it if other.cell.graphed and fast.cell.graphed
+        other.cell.cell_id: _pair_by_repeat(fast, other)
+        for other in neighbours
+        if other.cell.graphed and fast.cell.graphed
     }
-    tested = {cell_id: found for cell_id, found in pairs.items() if len(found) >= MINIMUM_PAIRS}
-    words = len(tested) * (len(tested) + 1) // 2
-    found = families([(fast.cell.cell_id, ratios_of(each)) for each in tested.values()], words)
-    least = {other.cell.cell_id: least_beside(fast.speed.throttling, other.speed.throttling) for other in beside_it}
+    tested = {cell_id: each for cell_id, each in pairs.items() if len(each) >= MINIMUM_PAIRS}
+    comparisons = len(tested) * (len(tested) + 1) // 2
+    corrections = families([(fast.cell.cell_id, ratios_of(each)) for each in tested.values()], comparisons)
+    least = {other.cell.cell_id: least_beside(fast.speed.throttling, other.speed.throttling) for other in neighbours}
     return {
         cell_id
-        for (cell_id, each), family in zip(tested.items(), found, strict=True)
+        for (cell_id, each), family in zip(tested.items(), corrections, strict=True)
         if _faster(each, family, least[cell_id])
     }
 
 
 def _faster(pairs: Sequence[PairSpeed], family: Family, least: float) -> bool:
-    """Though the ratios be only ``least`` times what was measured."""
+    """Return whether the ratios are certainly above 1, even if throttling reduces them to ``least`` times their value."""
     interval = interval_of(ratios_of(pairs), family)
     return classify(pairs, family)[0] == "FASTER" and interval is not None and interval[0] * least > 1
 
 
-def _beside(fast: CellResult, slow: CellResult) -> list[PairSpeed]:
-    quick, dull = ({pair.repeat: pair.speed for pair in cell.pairs if pair.speed.ratio} for cell in (fast, slow))
-    both = sorted(repeat for repeat in quick if repeat in dull and quick[repeat].allocation == dull[repeat].allocation)
-    return [overlaps(dull[repeat], quick[repeat]) for repeat in both]
+def _pair_by_repeat(fast: CellResult, slow: CellResult) -> list[PairSpeed]:
+    """Return the speed of ``fast`` relative to ``slow`` for each repeat that both ran in the same allocation."""
+    faster, slower = ({pair.repeat: pair.speed for pair in cell.pairs if pair.speed.ratio} for cell in (fast, slow))
+    repeats = sorted(
+        repeat for repeat in faster if repeat in slower and faster[repeat].allocation == slower[repeat].allocation
+    )
+    return [overlaps(slower[repeat], faster[repeat]) for repeat in repeats]
 
 
-def _told(spec: RunSpec) -> dict[str, str]:
+def _settings(spec: RunSpec) -> dict[str, str]:
     """Return the settings in which cells of one task may differ."""
     training = {name: getattr(spec.training, name) for name in LAYOUT_ONLY}
     values = {"engine": spec.engine, **vars(spec.parallelism), **training, **spec.environment}
-    told = {"graphs": spec.cuda_graph.label, **{name: str(value) for name, value in values.items()}}
-    return told | {"warmup_steps": str(spec.cuda_graph.warmup_steps)}
+    settings = {"graphs": spec.cuda_graph.label, **{name: str(value) for name, value in values.items()}}
+    return settings | {"warmup_steps": str(spec.cuda_graph.warmup_steps)}
 
 
 def _front(points: Sequence[Point]) -> set[Point]:
     """Return the Pareto front: points that no other point dominates."""
     front: list[Point] = []
-    for point in sorted(set(points)):  # what comes later is no faster, and dominates none before it
+    # Points are in order of step time, so a later point never dominates an earlier one.
+    for point in sorted(set(points)):
         if not any(peak <= point[1] and ranks <= point[2] for _, peak, ranks in front):
             front.append(point)
     return set(front)

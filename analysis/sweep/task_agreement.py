@@ -1,6 +1,6 @@
-"""Eager cells of one task beside each other: layouts, engines and ways to run a step that should train the same.
+"""Compare the eager cells of one task: layouts, engines and dispatchers that should train the same model.
 
-No verdict is drawn: sums in another order round otherwise, and how far that may go is not calibrated across workloads.
+There is no verdict. A different order of sums rounds differently, and no margin is calibrated across workloads.
 """
 
 from __future__ import annotations
@@ -17,30 +17,32 @@ from launch.contract.plan import Cell
 
 @dataclass(frozen=True)
 class Trained:
-    """One eager cell's first run. Differences are from the first cell of the task, over ``steps`` that both have."""
+    """The first run of an eager cell. Differences are from the task's first cell, over the ``steps`` that both have."""
 
     label: str
     first_loss: float
     last_loss: float
     steps: int
     loss_difference: float
-    """The largest, in nats."""
+    """The largest difference, in nats."""
     loss_step: int
-    """Where it is."""
+    """The step of the largest loss difference."""
     grad_norm_difference: float
-    """The largest, relative to the first cell's."""
+    """The largest difference, relative to the gradient norm of the first cell."""
 
 
 class TaskComparison:
-    """Of each task the eager cells, each beside the first: results are added task by task, so that the steps of one cell
-    are held and not those of all."""
+    """Compare the eager cells of each task with its first one.
+
+    Callers add results task by task, so that only the steps of one cell stay in memory.
+    """
 
     def __init__(self) -> None:
         self._tasks: dict[str, list[Trained]] = {}
         self._first: tuple[str, Steps] = "", no_steps()
 
     def add(self, cells: Iterable[tuple[Cell, Sequence[Run]]]) -> None:
-        """Take in ``cells`` with their runs, whose attempts have not been let go."""
+        """Add ``cells`` with their runs, whose attempts must still hold their steps."""
         for cell, runs in cells:
             attempt = next((run.attempt for run in runs if run.attempt), None)
             if not cell.graphed and attempt is not None and len(attempt.steps):
@@ -54,15 +56,16 @@ class TaskComparison:
 
     @property
     def tasks(self) -> tuple[tuple[Trained, ...], ...]:
-        """Of each task that more than one eager cell has run, these cells in the order of their coming."""
+        """Return the eager cells of each task that more than one eager cell has run, in the order of ``add``."""
         return tuple(tuple(cells) for cells in self._tasks.values() if len(cells) > 1)
 
 
-def _trained(label: str, found: Steps, first: Steps) -> Trained | None:
-    _, own, other = np.intersect1d(found.step, first.step, return_indices=True)
+def _trained(label: str, recorded: Steps, first: Steps) -> Trained | None:
+    """Compare the ``recorded`` steps of a cell with the ``first`` cell's; return None without a common step."""
+    _, own, other = np.intersect1d(recorded.step, first.step, return_indices=True)
     if not own.size:
         return None
-    steps, reference = found.take(own), first.take(other)
+    steps, reference = recorded.take(own), first.take(other)
     with np.errstate(invalid="ignore", divide="ignore"):
         losses = np.abs(steps.loss - reference.loss)
         norms = np.abs(steps.grad_norm - reference.grad_norm) / np.abs(reference.grad_norm)
