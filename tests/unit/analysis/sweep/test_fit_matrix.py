@@ -68,7 +68,7 @@ def test_what_has_not_ended_does_not_fit_yet(tmp_path: Path) -> None:
 def test_the_report_has_the_matrix_and_the_phases(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch", "full_iteration"), edit=one_is_too_large)
     text = write_report(sweep).markdown.read_text().split("## Memory")[1].split("\n## ")[0]
-    assert "| eager twin / graphed cell | fits | OOM at capture |" in text
+    assert "| eager baseline / graphed cell | fits | OOM at capture |" in text
     assert "| fits | 1: `torch, lr 0.001` | 1: `full_iteration, lr 0.001` |" in text
     row = next(line for line in text.splitlines() if line.startswith("| `torch"))
     assert row.split(" | ")[1:] == [
