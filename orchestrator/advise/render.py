@@ -114,7 +114,7 @@ def _caveats(advice: Advice, step: EagerStep) -> list[str]:
     same_kernels = advice.cell.spec["training"]["compile"] == "whole"
     if any(graph.implementation.compiles for graph in advice.points) and not same_kernels:
         caveats.append(
-            "torch_compile runs other kernels, so this bound does not hold for it. With training.compile=whole its eager "
+            "torch_compile runs other kernels, so the upper bound does not hold for it. With training.compile=whole its eager "
             "baseline runs the same kernels."
         )
     if advice.recompilations:
@@ -149,8 +149,8 @@ def _capture_blockers(advice: Advice) -> list[str]:
         blocks.append(table(("where", "what", "per step", "fix"), map(_finding_row, advice.capture_blockers)))
     if advice.unplaced_waits > 0:
         blocks.append(
-            f"The host waited {advice.unplaced_waits:g} times per step more than PyTorch reports lines for: events, streams "
-            "and libraries may wait themselves."
+            f"The host waited {advice.unplaced_waits:g} times per step more than PyTorch reports lines for. Events, streams or "
+            "libraries may cause such waits."
         )
     if len(blocks) == 1:
         waits = "" if advice.on_cpu else "no line made the host wait, "

@@ -1,4 +1,4 @@
-"""On a GPU: the lines of a step that no capture can hold are found, and a step that has none is told apart."""
+"""On a GPU: find the lines of a step that break a capture, and none in a clean step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MICRO_BATCHES = 3
 
 
 def inspected(spec: RunSpec, hook: Callable[..., Any] | None = None) -> Inspection:
-    """After three steps, two are looked at."""
+    """Inspect two steps after three others."""
     device = torch.device("cuda", 0)
     engine = build(spec, RankPlace(0, 1, device))
     if hook is not None:
@@ -104,7 +104,7 @@ def test_a_hook_is_found_with_its_line(hook: Callable[..., Any], kinds: set[str]
         assert finding.line == first + 1 and finding.code
         assert finding.count >= MICRO_BATCHES or finding.kind == "shape"  # two steps may have drawn as many tokens
     if kinds == {"synchronisation"}:
-        assert found.waits <= MICRO_BATCHES, "what the driver was asked for is what PyTorch told of"
+        assert found.waits <= MICRO_BATCHES, "PyTorch reports every wait of the driver"
 
 
 def test_a_wait_that_pytorch_tells_nothing_of_is_counted() -> None:
@@ -128,7 +128,7 @@ resources: {device: cuda, minutes_per_run: 8, hang_minutes: 4}
 
 
 def advised(folder: Path, *overrides: str) -> dict[str, Any]:
-    """What the verb says of the one workload, with all of its steps looked at by every rank."""
+    """Return the advice on the only workload, with every step inspected by every rank."""
     (folder / "gpu_advise.yaml").write_text(RECIPE)
     command = [sys.executable, "-m", "orchestrator", "advise", str(folder / "gpu_advise.yaml"), *overrides]
     options = ["--executor", "local", "--store", str(folder / "sweeps"), "--json"]

@@ -16,13 +16,13 @@ MOE = {
 
 def routed(**fields: Any) -> dict[str, Any]:
     """A mixture of experts whose dispatcher sizes what it receives by what the router has chosen. Its tokens are not those of
-    a Python's own text, of which two steps may by chance be sized alike."""
+    the Python text corpus, in which two steps may by chance have equal sizes."""
     written = recipe("routed", steps=500, graphed=True, wandb={"mode": "offline"}, **fields)
     data = {"kind": "synthetic"}
     return {**written, "model": MOE, "data": data, "parallelism": {"dp": 2, "ep": 2, "dispatcher": "alltoall"}}
 
 
-def test_a_recipe_is_advised_on_and_taken_up_again(host: Host) -> None:
+def test_a_second_advise_reuses_the_runs_on_disk(host: Host) -> None:
     path = host.write(routed(cuda_graph={"impl": "full_iteration"}))
     first = host.run("advise", path, "--executor", "local", seconds=600)
     assert first.returncode == 0 and first.stderr == "", first.stderr
@@ -32,7 +32,7 @@ def test_a_recipe_is_advised_on_and_taken_up_again(host: Host) -> None:
     sweep = host.sweep("routed-advice")
     text = (sweep.report / "advice.md").read_bytes()
     assert text.decode() in first.stdout
-    assert not sweep.tracking.exists(), "it is told to nobody"
+    assert not sweep.tracking.exists(), "nothing is tracked"
 
     again = host.run("advise", path, "--executor", "local", "--json")
     assert again.returncode == 0 and "1 on disk" in again.stderr

@@ -95,7 +95,7 @@ LOOKED = inspected(Inspection((), KERNELS))
 
 
 @pytest.mark.parametrize(
-    ("figures", "worth", "said"),
+    ("figures", "worth", "expected"),
     [
         ({"busy_ms": 8.0, "computing_ms": 8.0}, "much", "Graphs can help."),
         ({"busy_ms": 18.0, "computing_ms": 17.5}, "some", "Graphs may help a little."),
@@ -135,11 +135,11 @@ LOOKED = inspected(Inspection((), KERNELS))
     ],
 )
 def test_worth_depends_on_the_idle_device_and_the_host(
-    tmp_path: Path, figures: dict[str, float | None], worth: str, said: str
+    tmp_path: Path, figures: dict[str, float | None], worth: str, expected: str
 ) -> None:
     advice, text = advice_on(tmp_path, LOOKED, probed(**figures))
     assert advice.worth == worth
-    assert said in text
+    assert expected in text
 
 
 def test_the_figures_are_printed(tmp_path: Path) -> None:
@@ -159,14 +159,14 @@ TP2_PP2_EP2 = ((496.3, 133.1, 375.4), (212.61, 132.2, 342.1), (498.1, 154.15, 33
 
 
 @pytest.mark.parametrize(
-    ("step_ms", "ranks", "worth", "said"),
+    ("step_ms", "ranks", "worth", "expected"),
     [
         (189.99, EP4, "some", "at most 1.54x as fast; only a graphed run"),
         (401.63, TP2_PP2_EP2, "much", "at most 2.61x as fast; only a graphed run"),
     ],
 )
 def test_ranks_that_wait_for_each_others_hosts_do_not_count_as_busy(
-    tmp_path: Path, step_ms: float, ranks: Sequence[tuple[float, float, float]], worth: str, said: str
+    tmp_path: Path, step_ms: float, ranks: Sequence[tuple[float, float, float]], worth: str, expected: str
 ) -> None:
     """Busy, computing and host's times of four GPUs (docs/results/qwen3_8l_parallel), whose graphed steps were 1.35 and 2.24
     times as fast: most of a rank's busy time was waiting for another's host, and more than the step when traced."""
@@ -179,7 +179,7 @@ def test_ranks_that_wait_for_each_others_hosts_do_not_count_as_busy(
 
     advice, text = advice_on(tmp_path, LOOKED, of_ranks, ranks=4)
     assert advice.worth == worth
-    assert said in text and "nothing to gain" not in text
+    assert expected in text and "nothing to gain" not in text
 
 
 def test_on_a_cpu_one_line_says_that_it_has_no_graphs(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def damaged(run: AttemptRecord) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("edit", "expected"),
     [
         (failed, "Its run ended CUDA_OOM in warmup: no memory (fix: a smaller batch)."),
         (unfinished, "Its run has no outcome: it was interrupted, or it is still running."),
@@ -214,11 +214,11 @@ def damaged(run: AttemptRecord) -> None:
 )
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_run_without_results_is_unmeasured_with_the_reason(
-    tmp_path: Path, device: Device, edit: Callable[[AttemptRecord], None], said: str
+    tmp_path: Path, device: Device, edit: Callable[[AttemptRecord], None], expected: str
 ) -> None:
     advice, text = advice_on(tmp_path, edit, device=device)
     assert (advice.worth, advice.findings) == ("unknown", None)
-    assert said in text
+    assert expected in text
     assert "What breaks a capture" not in text and "cuda_graph.impl: torch_compile" in text
 
 

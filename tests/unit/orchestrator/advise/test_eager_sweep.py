@@ -141,7 +141,7 @@ def test_the_block_can_be_pasted_and_swept(path: Path, tmp_path: Path) -> None:
     content = yaml.safe_load(path.read_text())
     if (
         path.stem == "tiny_parallel"
-    ):  # to the bit and on a CPU, where torch_compile is all there is, and its twin compiled
+    ):  # bitwise and on a CPU, where only torch_compile can be swept, with a compiled baseline
         content["training"]["compile"] = "whole"
     pasted = tmp_path / path.name
     pasted.write_text(yaml.safe_dump(content))

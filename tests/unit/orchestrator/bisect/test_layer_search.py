@@ -120,7 +120,7 @@ def places(draw: st.DrawFn) -> Place:
 
 @given(place=places(), rank=st.integers(0, 3))
 def test_the_first_difference_is_found(place: Place, rank: int) -> None:
-    """On one of four ranks, of which each pair holds some of the layers."""
+    """On one of four ranks; each pair of ranks holds some of the layers."""
     spec = dataclasses.replace(PIPELINE, digest_steps=6)
     step, what, micro_batch, layer = place
     holds = (rank < 2) == (layer in NAMES[:2])
@@ -138,7 +138,7 @@ def test_only_differences_before_those_of_eager_runs_are_attributed(graphed: Pla
     one, other = runs(differs)
     located = locate(one, other, SIX)
     assert located.eager is not None and located.first is not None
-    # Repeat 0 parts where it does; repeat 1 has an eager twin that is another as well.
+    # Repeat 0 has only the graphed difference; the eager baseline of repeat 1 differs too.
     truly_first = locate({0: one[0]}, {0: other[0]}, SIX).first
     assert truly_first is not None
     before = truly_first.place(NAMES) < located.eager.place(NAMES)
@@ -267,7 +267,7 @@ def test_the_steps_up_to_the_failure_are_digested_first_in_deterministic_mode(tm
     assert [(c.label, len(c.run_ids)) for c in plan.cells] == [
         (f"{label}, lr 0.0003{mode}", 2) for mode in (", deterministic=true", "") for label in ("eager", "torch.attn")
     ]
-    assert len(plan.bundles) == 2, "each trial beside eager runs of its own"
+    assert len(plan.bundles) == 2, "each trial has its own eager runs"
     known = dataclasses.replace(
         SPEC, training=dataclasses.replace(SPEC.training, deterministic=True, steps=DIVERGES_AT + 1)
     )
@@ -373,7 +373,7 @@ def test_a_failure_that_digests_hide_does_not_occur_again(tmp_path: Path) -> Non
 
 
 def test_bits_that_differ_in_deterministic_mode_are_not_the_failure_that_is_sought(tmp_path: Path) -> None:
-    """There any other bit is DIVERGED; the run looked into was off by half a nat."""
+    """There any differing bit is DIVERGED; the original run was off by half a nat."""
     trial = Trial(tmp_path, other_from((4, "outputs", 0, "decoder layer 0")), near_in_deterministic_mode)
     answer = trial.answer()
     assert (answer.exit_code, trial.rounds) == (4, [4, 4])
@@ -468,8 +468,8 @@ def test_a_layer_that_one_rank_of_two_lacks_is_no_evidence(tmp_path: Path, what:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     answer = run_search(read_answer, sweep, search, GPUS, lambda plan: None)
     assert (answer.first_difference, answer.exit_code) == (None, 4)
-    said = f"rank 1 has {what} of other layers in a step of {'graphed' if side else 'eager'} repeat 1"
-    assert said in answer.summary
+    expected = f"rank 1 has {what} of other layers in a step of {'graphed' if side else 'eager'} repeat 1"
+    assert expected in answer.summary
 
 
 def test_a_capture_in_the_first_step_is_attributed_from_there_on() -> None:

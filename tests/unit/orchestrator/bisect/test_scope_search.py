@@ -102,7 +102,9 @@ def test_the_named_set_fails_and_no_smaller_set_does(data: st.DataObject, spec: 
     tried = [one for one in candidates if one.graph in found]
     if smallest is None:
         assert "fails" not in found.values()
-        assert {one.graph for one in conclusion.unclear} == {g for g, stands in found.items() if stands != "passes"}
+        assert {one.graph for one in conclusion.unclear} == {
+            graph for graph, status in found.items() if status != "passes"
+        }
         size = max(len(one.parts) for one in tried)
         assert tried == [one for one in candidates if len(one.parts) <= size]
         if len(tried) < len(candidates):
@@ -318,7 +320,7 @@ def ends(outcome: Any, *scopes: tuple[str, ...]) -> Edit:
 
 @pytest.mark.parametrize("outcome", ["CUDA_OOM", "TIMEOUT", "HANG", "FAILED"])
 def test_a_set_that_fails_otherwise_is_not_named(tmp_path: Path, outcome: str) -> None:
-    """DIVERGED is looked for; a smaller set ends otherwise, and all others, the whole included, pass."""
+    """DIVERGED is sought. A smaller set fails otherwise, and all others pass, including the whole set."""
     answer = Trial(tmp_path / "gone", off("attn"), later=ends(outcome, ("attn",))).answer()
     assert (smallest(answer), answer.exit_code) == (None, 4)
     assert answer.summary == (
@@ -341,11 +343,11 @@ def test_a_smaller_set_that_fails_otherwise_leaves_a_doubt_and_one_as_small_does
     assert (smallest(found), found.exit_code) == (f"{TE}.moe_router.moe_preprocess", 4)
     assert "is unclear" not in found.summary and f"{TE}.attn (HANG in capture (said so))." in found.summary
 
-    def beside(run: AttemptRecord) -> None:
+    def router_fails(run: AttemptRecord) -> None:
         off("moe_router")(run)
         ends("HANG", ("attn",))(run)
 
-    level = Trial(tmp_path / "b", off(*WHOLE), later=beside).answer()
+    level = Trial(tmp_path / "b", off(*WHOLE), later=router_fails).answer()
     assert (smallest(level), level.exit_code) == (f"{TE}.moe_router", 0)
     assert "same size" not in level.summary and "Another failure" in level.summary
 
@@ -369,7 +371,7 @@ def test_an_outcome_is_sought_with_its_failure_class(tmp_path: Path) -> None:
 
 
 def test_a_nan_that_an_eager_run_may_have_too_is_not_pinned_on_a_set(tmp_path: Path) -> None:
-    """NUMERIC is the failure looked for only where the curves say DIVERGED."""
+    """NUMERIC counts as the sought failure only if the verdict is DIVERGED."""
 
     def torn(run: AttemptRecord) -> None:
         nan()(run)
