@@ -40,14 +40,14 @@ def number(value: float | str) -> float:
     return float(value)
 
 
-def amount(value: Any) -> float:
+def amount(value: Any, name: str = "a figure") -> float:
     """Return ``value`` if it is a finite number of at least 0.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is something else. The message has the field's ``name``.
     """
     if type(value) not in (int, float) or not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{value!r} is not a number of at least 0")
+        raise ValueError(f"{name} is {value!r}, not a number of at least 0")
     return float(value)
 
 

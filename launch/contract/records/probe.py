@@ -33,5 +33,5 @@ def probe_from_json(content: Mapping[str, Any]) -> Probe:
     """
     for name, value in content.items():
         if (name, value) != ("host_ms", None):
-            amount(value)
+            amount(value, name)
     return Probe(**content)

@@ -231,14 +231,3 @@ def test_no_launch_count_passes_below_what_was_expected(tmp_path: Path) -> None:
 def _seen(attempt: Attempt, probe: Probe) -> Attempt:
     assert attempt.recorded is not None
     return dataclasses.replace(attempt, recorded=dataclasses.replace(attempt.recorded, probes={0: probe}))
-
-
-def test_records_that_know_of_no_launches_are_read(tmp_path: Path) -> None:
-    def older(run: AttemptRecord) -> None:
-        for event in run.events[0]:
-            event.get("graphs", {}).pop("launches_per_step", None)
-
-    result = compare_cells(load(write_sweep(tmp_path, edit=older)))[1]
-    assert result.graphs.replay is not None and result.graphs.replay.stats == GraphStats(
-        "torch_compile", (), "compiled without CUDA graphs (CPU)", 4, 464, 464, 0, 2.5
-    )
