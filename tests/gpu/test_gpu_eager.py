@@ -134,6 +134,7 @@ def test_eager_cells_run_from_recipe_to_report(tmp_path: Path) -> None:
         assert environment["hardware"]["gpus"] and environment["hardware"]["driver"]
 
 
+@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
 def test_sizes_of_blocks_are_tried_without_copies_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all the memory that was ever in use still is; Inductor would time those copies beside the kernel."""
     from torch._inductor import config

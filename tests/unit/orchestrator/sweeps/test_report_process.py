@@ -28,6 +28,6 @@ def test_the_value_is_the_exit_code_of_the_report(tmp_path: Path) -> None:
 def test_a_report_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, steps=20)
     sweep.report.write_text("in the way")
-    with pytest.raises(SystemFault, match=r"report: cannot be written \(.*\); make room") as raised:
+    with pytest.raises(SystemFault, match=r"report: cannot be written \(.*\); free space") as raised:
         write_report(sweep)
     assert "\n" not in str(raised.value)
