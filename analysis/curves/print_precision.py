@@ -1,4 +1,4 @@
-"""How finely curves were printed. Digits that a file leaves out hide small differences, and create others.
+"""The precision of printed loss curves. Digits that a file leaves out hide small differences, and create others.
 
 A printed number is off by up to half the unit of its last digit, a difference of two by up to a whole unit. Where a unit
 is no small part of the margin, no difference within the margin counts. A difference that exceeds the margin by two units

@@ -1,9 +1,8 @@
-"""Where runs first give other bits, layer by layer, and whether that can be laid to what was captured. By their digests
-(launch/contract/records/layer_digests.py) alone, which tell that bits differ and not by how much.
+"""Find the first layer whose bits differ between runs, and whether the capture caused it, from layer digests alone.
 
-What a step computes has an order: outputs, from the first layer to the last; then gradients by them, from the last to the
-first; then the gradients of parameters; then what the update makes of the parameters. Where all that comes before a place
-agrees, weights and inputs included, it is what is computed there that differs.
+Digests (launch/contract/records/layer_digests.py) show that bits differ, not by how much. A step computes in this order: outputs
+from the first layer to the last, their gradients from the last layer to the first, gradients of parameters, updated parameters.
+If everything before a place agrees, weights and inputs included, the computation at that place differs.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class DivergenceLocation:
     """The first places where graphed runs differ from eager ones, and eager ones from each other.
 
     ``eager`` is None where all eager repeats agree in all of ``steps``; ``graphed`` holds the same of each graphed repeat
-    against the eager one beside it.
+    against the eager run of the same repeat.
     """
 
     names: tuple[str, ...]
@@ -112,8 +111,8 @@ class DivergenceLocation:
 
     @property
     def attributable(self) -> bool:
-        """Whether ``first`` can be laid to graphs: what was captured had begun to run, two eager runs or more were held
-        against each other, and they agree there and in all that comes before."""
+        """Whether ``first`` is attributable to graphs: the capture was done, and at least two eager runs agree there and
+        everywhere before."""
         first = self.first
         return first is not None and first.step >= self.capture_step and self.repeats > 1 and not self.hidden
 

@@ -181,10 +181,10 @@ def _bound_of_launches(graphed: GraphedStep) -> Bound:
     return "host in part" if graphed.host_ms > HOST_PART * graphed.step_ms else "gaps"
 
 
-def cell_limit(pairs: Sequence[Pair], ranks: int, twin_slowed: str = "") -> SpeedupBound:
+def cell_limit(pairs: Sequence[Pair], ranks: int, baseline_slowed: str = "") -> SpeedupBound:
     """Return the upper bound of a graphed cell on ``ranks`` GPUs, from its pairs with a speed-up, else from their eager runs.
 
-    ``twin_slowed`` says what slowed the baseline's GPUs down; such a baseline gives no bound.
+    ``baseline_slowed`` says what slowed the baseline's GPUs down; such a baseline gives no bound.
     """
     timed = [pair for pair in pairs if pair.speed.ratio is not None]
     step_ms = geometric_mean([pair.speed.eager_ms for pair in timed]) if timed else None
@@ -192,13 +192,13 @@ def cell_limit(pairs: Sequence[Pair], ranks: int, twin_slowed: str = "") -> Spee
     eager = _timed_eager(attempts, ranks, step_ms)
     too_short = "" if isinstance(eager, str) else eager.doubt
     graphed = graphed_step(timed, ranks) if timed else _untimed(pairs)
-    known = None if isinstance(eager, str) or too_short or twin_slowed else eager
+    known = None if isinstance(eager, str) or too_short or baseline_slowed else eager
     if isinstance(graphed, GraphedStep) and (doubt := doubt_of(graphed, known)):
         return SpeedupBound(known, reason=doubt, doubt=doubt, eager_doubt=too_short)
     if isinstance(eager, str) or too_short:
         return SpeedupBound(reason=too_short or str(eager), eager_doubt=too_short)
-    if twin_slowed:
-        return SpeedupBound(reason=f"the GPUs of its eager baseline were slowed down by {twin_slowed}")
+    if baseline_slowed:
+        return SpeedupBound(reason=f"the GPUs of its eager baseline were slowed down by {baseline_slowed}")
     return SpeedupBound(eager, reason=graphed) if isinstance(graphed, str) else SpeedupBound(eager, graphed)
 
 
@@ -222,8 +222,8 @@ def doubt_of(graphed: GraphedStep, eager: EagerStep | None) -> str:
     doubt = _too_short("the step", graphed.step_ms, "its own probe", graphed.computing_ms)
     if doubt or eager is None or _other_kernels(graphed, eager):
         return doubt
-    twin = "the probe of its eager baseline"
-    return _too_short("the step", graphed.step_ms, twin, eager.computing_ms, QUICKER_IN_A_GRAPH)
+    probe_name = "the probe of its eager baseline"
+    return _too_short("the step", graphed.step_ms, probe_name, eager.computing_ms, QUICKER_IN_A_GRAPH)
 
 
 def _too_short(step: str, step_ms: float, who: str, computing_ms: float, allowance: float = NEAR) -> str:
@@ -239,7 +239,7 @@ def _other_kernels(graphed: GraphedStep, eager: EagerStep) -> bool:
     A difference in number alone may be the same work, because a graph counts fills and copies as kernels.
     """
     pairs = ((graphed.kernels, eager.kernels), (graphed.computing_ms, eager.computing_ms))
-    return all(abs(own - twins) > NEAR * twins for own, twins in pairs)
+    return all(abs(own - baseline) > NEAR * baseline for own, baseline in pairs)
 
 
 def eager_step(attempts: Sequence[Attempt], ranks: int, step_ms: float | None = None) -> EagerStep | str:

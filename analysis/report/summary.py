@@ -1,4 +1,4 @@
-"""What came of a sweep in a few sentences: counts by verdict, the worst news first."""
+"""The result of a sweep in a few sentences: counts by verdict, the worst news first."""
 
 from __future__ import annotations
 

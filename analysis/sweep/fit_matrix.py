@@ -14,7 +14,7 @@ from analysis.records.run import Run
 from analysis.sweep.cell_results import CellResult
 from launch.contract.records.events import Phase
 
-FITS, NOT_ENDED, NO_TWIN = "fits", "not ended", "no eager run"
+FITS, NOT_ENDED, NO_BASELINE = "fits", "not ended", "no eager run"
 EAGER_OOM, BEFORE, AT_CAPTURE, AT_REPLAY, HOST_OOM = (
     "OOM", "OOM before capture", "OOM at capture", "OOM at replay", "host OOM",
 )  # fmt: skip
@@ -39,7 +39,7 @@ def outcome_matrix(results: Sequence[CellResult]) -> OutcomeMatrix:
     labels: dict[tuple[str, str], tuple[str, ...]] = {}
     for result in ran:
         if result.cell.graphed:
-            key = eager.get(result.cell.workload_id, NO_TWIN), state_of(result)
+            key = eager.get(result.cell.workload_id, NO_BASELINE), state_of(result)
             labels[key] = (*labels.get(key, ()), result.cell.label)
     return OutcomeMatrix(_ordered(before for before, _ in labels), _ordered(after for _, after in labels), labels)
 

@@ -78,4 +78,4 @@ GRAPH_IMPLS: Mapping[GraphImpl, GraphImplementation] = {
 }  # fmt: skip
 
 UNKNOWN = GraphImplementation((), "nothing", "unknown")
-"""Stands for a name that no row has, so that a recipe with a typing error can be judged as a whole."""
+"""The row for an unknown name, so that a recipe with a typing error can be judged as a whole."""

@@ -1,4 +1,4 @@
-"""RunSpec: everything a run is told, as frozen dataclasses in plain Python.
+"""RunSpec: all settings of a run, as frozen dataclasses in plain Python.
 
 This module is a contract. The orchestrator writes a RunSpec, the job reads it, the analysis compares two of
 them; none of that may import torch. Fields carry the field's own names: the model section speaks Megatron-Core's

@@ -1,6 +1,6 @@
 """Print a cell as flags of Megatron-LM, or as flags and overrides of Megatron Bridge. Pure.
 
-A note says what the target cannot express. No setting is left out without one.
+A note says what the target cannot express. Every omitted setting has a note.
 """
 
 from __future__ import annotations

@@ -11,6 +11,11 @@ from orchestrator.submit.cancel import cancel, choose
 from orchestrator.sweeps.store import Store, read_plan
 
 EXAMPLE = "cancel tiny_moe eager-1a2b3c4d5e-r0"
+EXIT_CODES = """exit codes:
+  0  the runs are cancelled, or had ended
+  1  the input is wrong
+  2  the system failed
+"""
 
 
 def add_arguments(parser: Parser) -> None:

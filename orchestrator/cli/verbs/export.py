@@ -28,7 +28,7 @@ def add_arguments(parser: Parser) -> None:
         "--release",
         choices=("0.16", "main"),
         default="0.16",
-        help="megatron-core release whose spelling of graph settings is used (default: 0.16)",
+        help="spell graph settings as this megatron-core release does (default: 0.16)",
     )
 
 

@@ -11,6 +11,11 @@ from orchestrator.cli.run_logs import find_run, read_log
 from orchestrator.sweeps.store import Store, read_plan
 
 EXAMPLE = "logs torch_compile-1a2b3c4d5e-r0"
+EXIT_CODES = """exit codes:
+  0  the log is printed
+  1  the input is wrong
+  2  the system failed
+"""
 
 
 def add_arguments(parser: Parser) -> None:

@@ -16,6 +16,11 @@ from orchestrator.sweeps.store import Store
 from orchestrator.targets.slurm_cluster import Cluster
 
 EXAMPLE = "plan recipes/gpt_oss_20b.yaml --only cuda_graph.impl=transformer_engine"
+EXIT_CODES = """exit codes:
+  0  the plan is printed, whatever it rejects
+  1  the input is wrong
+  2  the system failed
+"""
 
 
 def add_arguments(parser: Parser) -> None:

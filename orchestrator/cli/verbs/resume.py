@@ -20,7 +20,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--unfinished",
         action="store_true",
-        help="start what never began, was interrupted, cancelled or lost to infrastructure (default)",
+        help="run what never began, was interrupted or cancelled, or failed because of infrastructure (default)",
     )
     parser.add_argument("--failed", action="store_true", help="also retry the runs whose outcome was unexpected")
     add_target(parser)

@@ -41,7 +41,7 @@ class FullIteration(MegatronCapture):
         torch.cuda.synchronize()
         begun = time.perf_counter()
         loss = self._schedule.run(batch)
-        # Without waiting for the device: the first replay, which follows the capture, has only been enqueued.
+        # Do not wait for the device: the first replay follows the capture and is only enqueued here.
         self._capture_seconds = time.perf_counter() - begun
         if self.is_captured:
             self.graphs = self.replays_per_step = 1

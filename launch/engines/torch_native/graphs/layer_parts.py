@@ -74,7 +74,7 @@ def _route(experts: MixtureOfExperts, normed: torch.Tensor, prepared: bool) -> A
 
 
 def assemble_layer(layer: Layer, calls: Mapping[str, Callable[..., Any]]) -> RunLayer:
-    """Return ``layer`` with each of ``calls`` in place of the part of its name."""
+    """Return ``layer`` with each named part replaced by the callable of that name."""
 
     def run(x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, RoutingStats | None]:
         if "layer" in calls:
