@@ -13,10 +13,10 @@ from typing import Any
 from launch.checkpoints.config_check import config_mismatches
 from launch.checkpoints.digest import digest_of, digest_of_all
 from launch.checkpoints.parameter_map import MXFP4_BLOCK, Entry, Expected, architecture_of, shape_mismatches, table
-from launch.checkpoints.problem import COPY_AGAIN, CheckpointProblem, shortened, unreadable
 from launch.checkpoints.safetensors_header import Tensor, read_object
-from launch.checkpoints.shards import Files, read_files
+from launch.checkpoints.shards import COPY_AGAIN, Files, problem, read_files, shortened, unreadable
 from launch.contract.errors import CheckpointError
+from launch.contract.plan import Reason
 from launch.contract.spec import Model
 
 FLOATING = ("F64", "F32", "F16", "BF16")
@@ -53,7 +53,7 @@ class Checkpoint:
     def not_finite(self, names: Sequence[str], precision: str) -> CheckpointError:
         """Return the error for tensors that hold NaN or infinity when read in ``precision``."""
         found = f"NaN or infinite numbers, read in {precision}, in {shortened(names)}"
-        return checkpoint_error(self.path, [CheckpointProblem(found, f"{COPY_AGAIN}, or name another checkpoint")])
+        return checkpoint_error(self.path, [problem(found, f"{COPY_AGAIN}, or name another checkpoint")])
 
 
 def open_checkpoint(model: Model) -> Checkpoint:
@@ -63,16 +63,14 @@ def open_checkpoint(model: Model) -> Checkpoint:
         CheckpointError: it cannot be read, or it belongs to another model. The message lists every problem.
     """
     if "\0" in model.weights:
-        raise checkpoint_error(
-            model.weights, [CheckpointProblem("a path cannot hold a NUL character", "correct the path")]
-        )
+        raise checkpoint_error(model.weights, [problem("a path cannot hold a NUL character", "correct the path")])
     if unfit := shape_mismatches(model):
-        problem = CheckpointProblem(
+        unsupported = problem(
             f"a checkpoint of this model needs the layout of {architecture_of(model).name}, "
             f"which does not support: {'; '.join(unfit)}",
             "set these fields, or model.weights=random",
         )
-        raise checkpoint_error(model.weights, [problem])
+        raise checkpoint_error(model.weights, [unsupported])
     path = Path(model.weights)
     files = read_files(path)
     packed = any(name.endswith("_blocks") for name in files.tensors)
@@ -84,41 +82,39 @@ def open_checkpoint(model: Model) -> Checkpoint:
         *_tie_problems(model, files),
         *config_problems,
     ]
-    problems += [CheckpointProblem(text, FIT) for text in config_mismatches(model, config or {})]
+    problems += [problem(text, FIT) for text in config_mismatches(model, config or {})]
     if problems:
         raise checkpoint_error(model.weights, problems)
     return Checkpoint(model.weights, entries, files.tensors, has_config=config is not None)
 
 
-def checkpoint_error(path: str, problems: Sequence[CheckpointProblem]) -> CheckpointError:
-    found = "; ".join(problem.found for problem in problems)
-    remedies = "; ".join(dict.fromkeys(problem.remedy for problem in problems))
+def checkpoint_error(path: str, problems: Sequence[Reason]) -> CheckpointError:
+    found = "; ".join(reason.message for reason in problems)
+    remedies = "; ".join(dict.fromkeys(reason.remedy for reason in problems))
     return CheckpointError(f"model.weights={path!r}: {found}; {remedies}")
 
 
-def _tensor_problems(
-    model: Model, entries: tuple[Entry, ...], files: Files, packed: bool
-) -> Iterator[CheckpointProblem]:
+def _tensor_problems(model: Model, entries: tuple[Entry, ...], files: Files, packed: bool) -> Iterator[Reason]:
     if files.problems and not files.tensors:
         # Nothing could be read. Calling all tensors missing would hide the cause.
         return
     expected = {tensor.name: tensor for entry in entries for tensor in entry.tensors}
     missing = [name for name in expected if name not in files.tensors and name not in files.unread]
     if missing:
-        yield CheckpointProblem(f"missing tensors ({len(missing)}): {shortened(missing)}", FIT)
+        yield problem(f"missing tensors ({len(missing)}): {shortened(missing)}", FIT)
     surplus = [name for name in files.tensors if name not in expected and not _ignored(name, model)]
     if surplus:
-        yield CheckpointProblem(f"surplus tensors ({len(surplus)}): {shortened(surplus)}", FIT)
+        yield problem(f"surplus tensors ({len(surplus)}): {shortened(surplus)}", FIT)
     wrong = [
         f"{name} is {_describe(files.tensors[name])}, not {_describe_expected(tensor)}"
         for name, tensor in expected.items()
         if name in files.tensors and not _fits(tensor, files.tensors[name])
     ]
     if wrong:
-        yield CheckpointProblem(f"tensors of another shape or type ({len(wrong)}): {shortened(wrong)}", FIT)
+        yield problem(f"tensors of another shape or type ({len(wrong)}): {shortened(wrong)}", FIT)
     if packed and (model.hidden_size % MXFP4_BLOCK or model.moe_ffn_hidden_size % MXFP4_BLOCK):
         sizes = f"model.hidden_size={model.hidden_size} and model.moe_ffn_hidden_size={model.moe_ffn_hidden_size}"
-        yield CheckpointProblem(f"experts in MXFP4 come in blocks of {MXFP4_BLOCK}, but {sizes}", FIT)
+        yield problem(f"experts in MXFP4 come in blocks of {MXFP4_BLOCK}, but {sizes}", FIT)
 
 
 def _ignored(name: str, model: Model) -> bool:
@@ -126,7 +122,7 @@ def _ignored(name: str, model: Model) -> bool:
     return name.endswith("rotary_emb.inv_freq") or (model.tie_embeddings and name == HEAD)
 
 
-def _tie_problems(model: Model, files: Files) -> Iterator[CheckpointProblem]:
+def _tie_problems(model: Model, files: Files) -> Iterator[Reason]:
     head, embedding = files.tensors.get(HEAD), files.tensors.get(EMBEDDING)
     if not model.tie_embeddings or head is None or embedding is None:
         return
@@ -136,7 +132,7 @@ def _tie_problems(model: Model, files: Files) -> Iterator[CheckpointProblem]:
         yield unreadable(Path(error.filename or head.file).name, error)
         return
     if not same:
-        yield CheckpointProblem(
+        yield problem(
             f"model.tie_embeddings=true, but {HEAD} differs from {EMBEDDING}", "set model.tie_embeddings=false"
         )
 
@@ -153,7 +149,7 @@ def _describe_expected(expected: Expected) -> str:
     return f"{list(expected.shape)} {'U8' if expected.packed else 'floating-point'}"
 
 
-def _read_config(path: Path) -> tuple[dict[str, Any] | None, tuple[CheckpointProblem, ...]]:
+def _read_config(path: Path) -> tuple[dict[str, Any] | None, tuple[Reason, ...]]:
     """Read a checkpoint's config.json: None if it is missing or cannot be read."""
     file = (path if path.is_dir() else path.parent) / "config.json"
     try:

@@ -6,12 +6,14 @@ The library checks the file. It does not tell where a tensor's bytes begin, whic
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+
+from launch.common.atomic_files import parse_json
+from launch.common.regular_file import open_regular, read_regular
 
 LENGTH_BYTES = 8
 
@@ -34,10 +36,7 @@ def read_object(path: Path) -> dict[str, Any]:
         ValueError: the file does not hold a JSON object.
         OSError: the file cannot be read.
     """
-    try:
-        value = json.loads(path.read_bytes().decode("utf-8"))
-    except RecursionError as error:
-        raise ValueError("its JSON is nested too deeply") from error
+    value = parse_json(read_regular(path))
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
@@ -50,15 +49,15 @@ def read_header(path: Path) -> dict[str, Tensor]:
         ValueError: the safetensors library refuses the file.
         OSError: the file cannot be read.
     """
-    # Opened here first: the library reports a folder as an unknown device.
-    with open(path, "rb") as file:
+    # Opened here first: the library reports a folder as an unknown device, and waits for the writer of a FIFO.
+    with open_regular(path) as file:
         try:
             with safe_open(path, framework="np"):
                 pass
         except SafetensorError as error:
             raise ValueError(str(error).removeprefix("Error while deserializing header: ")) from error
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-        content = json.loads(file.read(length))
+        content = parse_json(file.read(length))
     content.pop("__metadata__", None)
     first = LENGTH_BYTES + length
     return {name: _tensor(path, first, **described) for name, described in content.items()}

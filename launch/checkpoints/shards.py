@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from launch.checkpoints.problem import COPY_AGAIN, CheckpointProblem, shortened, unreadable
 from launch.checkpoints.safetensors_header import Tensor, read_header, read_object
+from launch.contract.plan import Reason
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 REWRITE = "rewrite the checkpoint with save_pretrained"
+COPY_AGAIN = "copy or download it again"
+SHOWN = 8
+"""Items that a message lists before it counts the rest."""
+
+problem = partial(Reason, "checkpoint")
+"""Makes the reason why a checkpoint cannot be used, of a message and its fix."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +27,7 @@ class Files:
     """Everything that could be read. ``unread`` are tensors in files that could not be read, by the index."""
 
     tensors: Mapping[str, Tensor]
-    problems: tuple[CheckpointProblem, ...] = ()
+    problems: tuple[Reason, ...] = ()
     unread: frozenset[str] = frozenset()
 
 
@@ -28,71 +36,84 @@ def read_files(path: Path) -> Files:
 
     As in transformers, model.safetensors takes precedence over the index.
     """
+    if not path.is_dir():
+        return _read_headers(path.parent, {path.name})
     try:
-        names = {file.name for file in path.iterdir()} if path.is_dir() else None
+        names = set(os.listdir(path))
     except OSError as error:
         return Files({}, (unreadable("the folder", error),))
-    if names is None:
-        return _read_single(path)
     if SINGLE in names:
-        return _read_single(path / SINGLE)
-    if INDEX in names:
-        return _read_shards(path)
-    remedy = f"pickled .bin files are not read: {REWRITE}"
-    return Files({}, (CheckpointProblem(f"the folder holds neither {SINGLE} nor {INDEX}", remedy),))
-
-
-def _read_single(path: Path) -> Files:
+        return _read_headers(path, {SINGLE})
+    if INDEX not in names:
+        found = f"the folder holds neither {SINGLE} nor {INDEX}"
+        return Files({}, (problem(found, f"pickled .bin files are not read: {REWRITE}"),))
     try:
-        return Files(read_header(path))
-    except FileNotFoundError:
-        remedy = f"name a folder that holds {SINGLE} or {INDEX}, or a .safetensors file"
-        return Files({}, (CheckpointProblem(f"{path.name} is not there", remedy),))
-    except (OSError, ValueError) as error:
-        return Files({}, (unreadable(path.name, error),))
-
-
-def _read_shards(folder: Path) -> Files:
-    try:
-        shards = _weight_map(folder / INDEX)
+        shards = _weight_map(path / INDEX)
     except (OSError, ValueError) as error:
         return Files({}, (unreadable(INDEX, error),))
+    return _read_headers(path, set(shards.values()), shards)
+
+
+def _read_headers(folder: Path, files: Set[str], shards: Mapping[str, str] | None = None) -> Files:
+    """Read the headers of ``files``. ``shards`` is the index, from tensors to files; None where there is none."""
     tensors: dict[str, Tensor] = {}
     holders: dict[str, list[str]] = {}
-    broken: dict[str, CheckpointProblem] = {}
-    for shard in sorted(set(shards.values())):
+    broken: dict[str, Reason] = {}
+    for file in sorted(files):
         try:
-            header = read_header(folder / shard)
+            header = read_header(folder / file)
         except FileNotFoundError:
-            broken[shard] = CheckpointProblem(f"{shard}, which {INDEX} names, is not there", COPY_AGAIN)
+            broken[file] = _missing(file, indexed=shards is not None)
         except (OSError, ValueError) as error:
-            broken[shard] = unreadable(shard, error)
+            broken[file] = unreadable(file, error)
         else:
             tensors |= header
             for name in header:
-                holders.setdefault(name, []).append(shard)
-    unread = frozenset(name for name, shard in shards.items() if shard in broken)
-    return Files(tensors, (*broken.values(), *_misplaced(shards, holders)), unread)
+                holders.setdefault(name, []).append(file)
+    index = shards or {}
+    unread = frozenset(name for name, file in index.items() if file in broken)
+    return Files(tensors, (*broken.values(), *_misplaced(index, holders)), unread)
+
+
+def _missing(file: str, *, indexed: bool) -> Reason:
+    if indexed:
+        return problem(f"{file}, which {INDEX} names, is not there", COPY_AGAIN)
+    return problem(f"{file} is not there", f"name a folder that holds {SINGLE} or {INDEX}, or a .safetensors file")
+
+
+def unreadable(name: str, error: OSError | ValueError) -> Reason:
+    """Return the problem of a file or folder without the paths in ``error``, which may be private."""
+    if isinstance(error, OSError):
+        fix = "give the job's user the right to read it, or name another path"
+        return problem(f"{name} cannot be read ({error.strerror})", fix)
+    return problem(f"{name} is damaged ({error})", COPY_AGAIN)
+
+
+def shortened(items: Collection[str]) -> str:
+    """Return the first of ``items``, and how many more there are: "a, b and 2 more"."""
+    shown = ", ".join(list(items)[:SHOWN])
+    return f"{shown} and {len(items) - SHOWN} more" if len(items) > SHOWN else shown
 
 
 def _weight_map(path: Path) -> dict[str, str]:
     shards = read_object(path).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
         raise ValueError("its weight_map does not map names to files")
+    astray = [shard for shard in shards.values() if shard != Path(shard).name or shard in ("", "..")]
+    if astray:
+        raise ValueError(f"its weight_map names {astray[0]!r}, which is not a file of its folder")
     return shards
 
 
-def _misplaced(shards: Mapping[str, str], holders: Mapping[str, list[str]]) -> Iterator[CheckpointProblem]:
+def _misplaced(shards: Mapping[str, str], holders: Mapping[str, list[str]]) -> Iterator[Reason]:
     """Yield tensors whose file is ambiguous."""
     twice = [f"{name} in {' and '.join(files)}" for name, files in holders.items() if len(files) > 1]
     if twice:
-        yield CheckpointProblem(f"tensors in more than one file ({len(twice)}): {shortened(twice)}", REWRITE)
+        yield problem(f"tensors in more than one file ({len(twice)}): {shortened(twice)}", REWRITE)
     astray = [
         f"{name} in {files[0]}, not {shards[name]}"
         for name, files in holders.items()
         if len(files) == 1 and shards.get(name, files[0]) != files[0]
     ]
     if astray:
-        yield CheckpointProblem(
-            f"tensors in another file than {INDEX} says ({len(astray)}): {shortened(astray)}", REWRITE
-        )
+        yield problem(f"tensors in another file than {INDEX} says ({len(astray)}): {shortened(astray)}", REWRITE)

@@ -13,8 +13,9 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
+
+from launch.common.regular_file import read_regular
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a write without room: on the disk, in a quota, or within the shell's limit (ulimit -f)."""
@@ -24,15 +25,26 @@ class RecordError(Exception):
     """A record on disk is not what it should be. The message names the file and the place in it."""
 
 
+def members(record: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by name, as they are."""
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+_PLAIN = {str, int, bool, type(None)}
+
+
 def encode(value: Any) -> Any:
-    """Replace every non-finite float in ``value`` by the string "NaN", "Infinity" or "-Infinity"."""
+    """Return ``value`` as JSON has it: dataclasses as objects, and floats that are not finite as the strings "NaN", "Infinity"
+    and "-Infinity"."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [encode(item) for item in value]
-    return value
+    return encode(members(value)) if hasattr(value, "__dataclass_fields__") else value
 
 
 def number(value: float | str) -> float:
@@ -76,7 +88,8 @@ def write_bytes(path: Path, content: bytes, *, sync: bool = True) -> None:
 def atomic_open(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a file that replaces ``path`` when the block ends without an error. Use it for content too large for memory."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    # Processes of several hosts, or of several containers, may have one pid.
+    staged = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
         with open(staged, "wb") as file:
             yield file
@@ -134,6 +147,18 @@ def sync_file_system(folder: Path) -> None:
         os.close(descriptor)
 
 
+def parse_json(content: bytes) -> Any:
+    """Return the JSON value in ``content``.
+
+    Raises:
+        ValueError: it is not JSON, or is nested too deeply to be a record.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def read_json(path: Path) -> Any:
     """Read the JSON value in ``path``.
 
@@ -142,7 +167,7 @@ def read_json(path: Path) -> Any:
         RecordError: it does not hold JSON.
     """
     try:
-        return json.loads(path.read_bytes())
+        return parse_json(read_regular(path))
     except ValueError as error:
         raise RecordError(f"{path.name}: not JSON ({error})") from error
 
@@ -154,13 +179,13 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
         RecordError: a line before the last is not JSON.
     """
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except FileNotFoundError:
         return
     whole, _, _torn = content.rpartition(b"\n")
     for index, line in enumerate(whole.split(b"\n") if whole else ()):
         try:
-            yield json.loads(line)
+            yield parse_json(line)
         except ValueError as error:
             raise RecordError(f"{path.name}: line {index + 1} is not JSON ({error})") from error
 
@@ -175,7 +200,7 @@ class JsonLines:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "ab", buffering=0)
 
-    def write(self, value: Mapping[str, Any]) -> None:
+    def write(self, value: Any) -> None:
         line = (dumps(value) + "\n").encode()
         written = self._file.write(line)
         if written != len(line):
@@ -186,7 +211,5 @@ class JsonLines:
     def __enter__(self) -> JsonLines:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()

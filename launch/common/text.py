@@ -30,11 +30,17 @@ def one_line(text: str) -> str:
 
 def escape_invisible(text: str) -> str:
     """Escape control characters and lone surrogates as Python does. Tabs and newlines stay."""
+    if text.translate(_KEPT).isprintable():
+        # As nearly always, and `status` prints a megabyte.
+        return text
     return "".join(c.encode("unicode_escape").decode() if _is_hidden(c) else c for c in text)
 
 
+_KEPT = {ord(character): " " for character in "\t\n"}
+
+
 def _is_hidden(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\t\n"
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and ord(character) not in _KEPT
 
 
 def code_name(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,21 +43,6 @@ class BundleOrder:
     tracking: Mapping[str, Any] | None = None
     """Settings of launch.supervise.wandb_tracker; None is no tracking."""
     step: Step | None = None
-    """How ranks start under Slurm; None starts them on this host, under torchrun's agent."""
+    """How ranks start under Slurm; None starts them on this host."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """The cluster profile's variables for every rank. The run's own spec overrides them."""
-
-
-def order_to_json(order: BundleOrder) -> dict[str, Any]:
-    return dataclasses.asdict(order)
-
-
-def order_from_json(content: Mapping[str, Any]) -> BundleOrder:
-    schedule = tuple((str(run_id), int(attempt)) for run_id, attempt in content["schedule"])
-    step = content["step"] and Step(**content["step"] | {"arguments": tuple(content["step"]["arguments"])})
-    return BundleOrder(**dict(content) | {
-        "schedule": schedule,
-        "limits": Limits(**content["limits"]),
-        "slot_names": tuple(content["slot_names"]),
-        "step": step,
-    })  # fmt: skip

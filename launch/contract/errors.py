@@ -13,11 +13,13 @@ OrchestratorError
 
 from __future__ import annotations
 
+from launch.contract.exit_codes import ExitCode
+
 
 class OrchestratorError(Exception):
     """Base of the errors that are reported by their message alone. A job's message names the field, its value and the fix."""
 
-    exit_code = 2
+    exit_code = ExitCode.UNFINISHED
     """Of a command that the error ends."""
 
 

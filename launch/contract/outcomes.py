@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from launch.common.atomic_files import RecordError, read_json
+from launch.common.atomic_files import RecordError, amount, members, read_json
+from launch.common.typed_json import from_json
 from launch.contract.paths import AttemptPaths
-from launch.contract.records.events import PHASES, Phase
+from launch.contract.records.events import Phase
+from launch.contract.records.identity import identity_of, without_identity
 
 OutcomeName = Literal[
     "COMPLETED", "CUDA_OOM", "HOST_OOM", "CAPTURE_FAILED", "NUMERIC", "HANG", "TEARDOWN_HANG", "CONFIG", "ENVIRONMENT",
@@ -68,6 +69,19 @@ class Expectation:
     outcome: OutcomeName = "COMPLETED"
     phase: Phase | None = None
 
+    @property
+    def text(self) -> str:
+        return f"{self.outcome} in {self.phase}" if self.phase else self.outcome
+
+
+def _check_time(value: Any, name: str) -> None:
+    """Check that ``value`` is in seconds since the epoch, in a year of at most four digits."""
+    if amount(value, name) >= 253_402_300_800:
+        raise ValueError(f"{name} is {value!r}, which is after the year 9999")
+
+
+Time = Annotated[float, _check_time]
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -76,8 +90,8 @@ class Outcome:
     outcome: OutcomeName
     phase: Phase
     allocation: str
-    started: float
-    ended: float
+    started: Time
+    ended: Time
     rank: int | None = None
     failure_class: str = ""
     message: str = ""
@@ -121,31 +135,9 @@ class Outcome:
         return self.outcome == expected.outcome and expected.phase in (None, self.phase)
 
 
-def outcome_from_json(content: Mapping[str, Any]) -> Outcome:
-    """Return the outcome in ``content``.
-
-    Raises:
-        TypeError: a field is missing, unknown or of another type.
-    """
-    outcome = Outcome(**content)
-    texts = ("allocation", "failure_class", "message", "remedy", "node")
-    sound = {
-        "outcome": outcome.outcome in OUTCOMES,
-        "phase": outcome.phase in PHASES,
-        "infrastructure": type(outcome.infrastructure) is bool,
-        **{name: type(getattr(outcome, name)) is str for name in texts},
-        **{name: _is_time(getattr(outcome, name)) for name in ("started", "ended")},
-        **{name: type(getattr(outcome, name)) in (int, NoneType) for name in ("rank", "exit_code")},
-    }
-    for name, is_sound in sound.items():
-        if not is_sound:
-            raise TypeError(f"{name} of an outcome is {getattr(outcome, name)!r}")
-    return outcome
-
-
-def _is_time(value: object) -> bool:
-    """Whether it is in seconds since the epoch, in a year of at most four digits."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 253_402_300_800
+def outcome_to_json(attempt: AttemptPaths, outcome: Outcome) -> dict[str, Any]:
+    """Return the content of the outcome.json of ``attempt``."""
+    return identity_of(attempt) | members(outcome)
 
 
 DAMAGED_OUTCOME_REMEDY = "move its folder away, then resume the sweep to run it again"
@@ -156,11 +148,13 @@ def read_outcome(attempt: AttemptPaths) -> Outcome | None:
     """Return how the attempt ended, None where it has not.
 
     Raises:
-        RecordError: the record is damaged.
+        RecordError: the record is damaged, or of another attempt.
     """
     try:
-        return outcome_from_json(read_json(attempt.outcome))
+        return from_json(Outcome, without_identity(attempt, read_json(attempt.outcome)))
     except FileNotFoundError:
         return None
-    except TypeError as error:
+    except ValueError as error:
+        raise RecordError(f"{attempt.outcome.name}: {error}") from error
+    except (TypeError, AttributeError) as error:
         raise RecordError(f"{attempt.outcome.name}: not an outcome of this version ({error})") from error

@@ -10,6 +10,7 @@ A sweep is a folder. Each file in it has one writer:
     <sweep>/bundles/<bundle>/allocations.jsonl supervisor        a line for each supervisor that took the bundle
     <sweep>/submissions/<token>.json        orchestrator      bundles submitted by one sbatch, and the job's id
     <sweep>/order.lock                      orchestrator      held while a command plans or cancels
+    <sweep>/report.lock                     write_report      held while a report is written
     <sweep>/queue.lock                      local_queue       held while this host's queue lives
     <sweep>/queue.log, submitit/            orchestrator      for people only
     <sweep>/report/                         write_report      derived from the rest at any time: report.md, report.html,
@@ -23,7 +24,6 @@ A sweep is a folder. Each file in it has one writer:
                                                               spec asks for them (launch/contract/records/layer_digests.py)
         environment.json                    rank 0            versions, code, hardware, digests
         exits/rank<r>.json                  slurm_rank        how that rank's process ended (under Slurm)
-        ranks.json                          torchrun_agent    exit codes of failed ranks, the first one first
         outcome.json                        supervisor        how it ended; without one it has not ended. Where Slurm
                                                               ended the supervisor, the orchestrator writes it
         logs/                               launcher and ranks, for people only
@@ -35,30 +35,30 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.common.atomic_files import RecordError
+
 
 @dataclass(frozen=True)
-class AttemptPaths:
+class Folder:
     root: Path
 
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.jsonl"
 
-    @property
-    def outcome(self) -> Path:
-        return self.root / "outcome.json"
+class Entry:
+    """A file or folder of a fixed name in a :class:`Folder`; as an attribute, its path."""
 
-    @property
-    def environment(self) -> Path:
-        return self.root / "environment.json"
+    def __init__(self, name: str) -> None:
+        self._name = name
 
-    @property
-    def exits(self) -> Path:
-        return self.root / "ranks.json"
+    def __get__(self, folder: Folder, owner: type[Folder]) -> Path:
+        return folder.root / self._name
 
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
+
+class AttemptPaths(Folder):
+    metrics = Entry("metrics.jsonl")
+    outcome = Entry("outcome.json")
+    environment = Entry("environment.json")
+    rank_exits = Entry("exits")
+    logs = Entry("logs")
 
     @property
     def spec(self) -> Path:
@@ -69,8 +69,8 @@ class AttemptPaths:
         return int(self.root.name)
 
     @property
-    def rank_exits(self) -> Path:
-        return self.root / "exits"
+    def run_id(self) -> str:
+        return self.root.parent.parent.name
 
     def events(self, rank: int) -> Path:
         return self.root / "events" / f"rank{rank}.jsonl"
@@ -85,13 +85,8 @@ class AttemptPaths:
         return self.logs / f"rank{rank}.log"
 
 
-@dataclass(frozen=True)
-class RunPaths:
-    root: Path
-
-    @property
-    def spec(self) -> Path:
-        return self.root / "spec.json"
+class RunPaths(Folder):
+    spec = Entry("spec.json")
 
     def attempt(self, number: int) -> AttemptPaths:
         return AttemptPaths(self.root.joinpath("attempts", str(number)))
@@ -99,7 +94,7 @@ class RunPaths:
     def attempt_numbers(self) -> list[int]:
         """Return the numbers of all attempts that were started, in order."""
         try:
-            return sorted(int(name) for name in os.listdir(self.root / "attempts") if name.isdigit())
+            return sorted(int(name) for name in os.listdir(f"{self.root}/attempts") if name.isdigit())
         except FileNotFoundError:
             return []
 
@@ -108,65 +103,46 @@ class RunPaths:
         return [self.attempt(number) for number in self.attempt_numbers()]
 
 
-@dataclass(frozen=True)
-class BundlePaths:
-    root: Path
-
-    @property
-    def order(self) -> Path:
-        return self.root / "bundle.json"
-
-    @property
-    def log(self) -> Path:
-        return self.root / "supervisor.log"
-
-    @property
-    def cancel(self) -> Path:
-        return self.root / "cancel"
-
-    @property
-    def lock(self) -> Path:
-        return self.root / "lock"
-
-    @property
-    def allocations(self) -> Path:
-        return self.root / "allocations.jsonl"
+class BundlePaths(Folder):
+    order = Entry("bundle.json")
+    log = Entry("supervisor.log")
+    cancel = Entry("cancel")
+    lock = Entry("lock")
+    allocations = Entry("allocations.jsonl")
 
     @property
     def sweep(self) -> SweepPaths:
         return SweepPaths(self.root.parent.parent)
 
 
-@dataclass(frozen=True)
-class SweepPaths:
-    root: Path
-
-    @property
-    def plan(self) -> Path:
-        return self.root / "plan.json"
-
-    @property
-    def queue_lock(self) -> Path:
-        return self.root / "queue.lock"
-
-    @property
-    def order_lock(self) -> Path:
-        return self.root / "order.lock"
-
-    @property
-    def submissions(self) -> Path:
-        return self.root / "submissions"
-
-    @property
-    def report(self) -> Path:
-        return self.root / "report"
-
-    @property
-    def tracking(self) -> Path:
-        return self.root / "tracking"
+class SweepPaths(Folder):
+    plan = Entry("plan.json")
+    queue_lock = Entry("queue.lock")
+    order_lock = Entry("order.lock")
+    report_lock = Entry("report.lock")
+    submissions = Entry("submissions")
+    report = Entry("report")
+    tracking = Entry("tracking")
+    bundles = Entry("bundles")
 
     def run(self, run_id: str) -> RunPaths:
-        return RunPaths(self.root.joinpath("runs", run_id))
+        return RunPaths(_child(self.root / "runs", run_id))
 
     def bundle(self, bundle_id: str) -> BundlePaths:
-        return BundlePaths(self.root.joinpath("bundles", bundle_id))
+        return BundlePaths(_child(self.bundles, bundle_id))
+
+
+def is_folder_name(name: str) -> bool:
+    """Return whether ``name`` names a folder in another one, and leads nowhere else."""
+    return name not in ("", ".", "..") and not {"/", "\0"} & set(name)
+
+
+def _child(folder: Path, name: str) -> Path:
+    """Return ``folder``/``name``. Names come from records, which may be damaged, or written to mislead.
+
+    Raises:
+        RecordError: it would lie elsewhere.
+    """
+    if not is_folder_name(name):
+        raise RecordError(f"{name!r} is no name of a folder in {folder.name}")
+    return folder / name

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from launch.common.atomic_files import read_json
+from launch.common.atomic_files import RecordError, read_json
+from launch.common.text import count, first_names
+from launch.common.typed_json import Amount, from_json
 from launch.contract.outcomes import Expectation
-from launch.contract.paths import SweepPaths
+from launch.contract.paths import SweepPaths, is_folder_name
 from launch.contract.spec import RunSpec, spec_from_json
 
 CellState = Literal["run", "rejected", "not_runnable"]
@@ -34,8 +36,8 @@ class Reason:
 class Margins:
     """The largest differences that count as equal: loss in nats, gradient norm relative to the eager value."""
 
-    loss: float = 1e-3
-    grad_norm: float = 1e-2
+    loss: Amount = 1e-3
+    grad_norm: Amount = 1e-2
 
     def of(self, metric: Literal["loss", "grad_norm"]) -> float:
         return self.loss if metric == "loss" else self.grad_norm
@@ -66,6 +68,17 @@ class Cell:
     expect: Expectation
     run_ids: tuple[str, ...]
     limits: Limits = Limits()
+    perturbed: bool = False
+    """Whether the last run is the perturbed one of an eager cell, and not a repeat (RunSpec.perturbed)."""
+
+    @property
+    def repeat_ids(self) -> tuple[str, ...]:
+        """The runs that repeat the cell."""
+        return self.run_ids[: len(self.run_ids) - self.perturbed]
+
+    def spec_of(self, number: int) -> Mapping[str, Any]:
+        """Return the spec of run ``number`` as JSON."""
+        return {**self.spec, "repeat": number, "perturbed": number >= len(self.repeat_ids)}
 
     @property
     def run_spec(self) -> RunSpec:
@@ -115,35 +128,34 @@ class Plan:
         return {run_id: cell for cell in self.cells for run_id in cell.run_ids}
 
 
-def plan_to_json(plan: Plan) -> dict[str, Any]:
-    content = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)}
-    content["margins"] = dataclasses.asdict(plan.margins)
-    content["cells"] = [_shallow(cell) | {
-        "reasons": [dataclasses.asdict(reason) for reason in cell.reasons],
-        "expect": dataclasses.asdict(cell.expect),
-        "limits": dataclasses.asdict(cell.limits),
-    } for cell in plan.cells]  # fmt: skip
-    content["bundles"] = [_shallow(bundle) for bundle in plan.bundles]
-    return content
+def plan_from_json(content: object) -> Plan:
+    """Return the plan in ``content``.
+
+    Raises:
+        TypeError, ValueError: it has another shape.
+        RecordError: an id leads out of the store, or a run is not in one cell and one bundle.
+    """
+    plan = from_json(Plan, content)
+    if faults := [*_id_faults(plan), *_run_faults(plan.cells, plan.bundles)]:
+        raise RecordError(first_names(faults))
+    return plan
 
 
-def plan_from_json(content: Mapping[str, Any]) -> Plan:
-    cells = tuple(
-        Cell(**cell | {
-            "reasons": tuple(Reason(**reason) for reason in cell["reasons"]),
-            "expect": Expectation(**cell["expect"]),
-            "run_ids": tuple(cell["run_ids"]),
-            "limits": Limits(**cell["limits"]),
-        })
-        for cell in content["cells"]
-    )  # fmt: skip
-    bundles = tuple(PlannedBundle(**bundle | {"run_ids": tuple(bundle["run_ids"])}) for bundle in content["bundles"])
-    margins, only = Margins(**content["margins"]), tuple(content.get("only", ()))
-    return Plan(**dict(content) | {"margins": margins, "cells": cells, "bundles": bundles, "only": only})
+def _id_faults(plan: Plan) -> Iterator[str]:
+    names = {name for cell in plan.cells for name in (cell.cell_id, cell.workload_id, cell.task_id)}
+    names |= {name for bundle in plan.bundles for name in (bundle.bundle_id, *bundle.run_ids)}
+    for name in sorted({plan.name, *names}):
+        if not is_folder_name(name):
+            yield f"{name!r} is no name of a folder"
 
 
-def _shallow(value: Any) -> dict[str, Any]:
-    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+def _run_faults(cells: Iterable[Cell], bundles: Iterable[PlannedBundle]) -> Iterator[str]:
+    in_cells = Counter(run_id for cell in cells for run_id in cell.run_ids)
+    in_bundles = Counter(run_id for bundle in bundles for run_id in bundle.run_ids)
+    for run_id in sorted(in_cells.keys() | in_bundles.keys()):
+        counts = (in_cells[run_id], in_bundles[run_id])
+        if counts != (1, 1):
+            yield f"run {run_id!r} is in {count('cell', counts[0])} and {count('bundle', counts[1])}"
 
 
 def read_plan(sweep: SweepPaths) -> Plan:

@@ -14,15 +14,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args, get_type_hints
 
-from launch.common.atomic_files import read_json
+from launch.common.atomic_files import members, read_json
 from launch.contract import spec_ids
 from launch.contract.graph_impls import GRAPH_IMPLS, SCOPE_PARTS, UNKNOWN, GraphImplementation
 
 Device = Literal["cpu", "cuda"]
 EngineName = Literal["torch_native", "megatron"]
 GraphImpl = Literal["none", "torch_compile", "torch", "transformer_engine", "local", "full_iteration"]
+Axis = Literal["tp", "cp", "dp", "pp", "etp", "ep", "expert_dp"]
+AXES: tuple[Axis, ...] = get_args(Axis)
 FaultKind = Literal[
     "none", "exception", "nan", "hang", "segfault", "host_kill",
     "item_in_capture", "background_thread", "unjoined_stream", "legacy_stream", "unregistered_generator",
@@ -115,7 +117,13 @@ class Model:
 
 @dataclass(frozen=True)
 class Parallelism:
-    """Degrees of each kind of parallelism; ``tp * cp * pp * dp`` ranks in all."""
+    """Degrees of each kind of parallelism; ``tp * cp * pp * dp`` ranks in all, and ``etp * ep`` divides ``tp * cp * dp``.
+
+    Ranks are in Megatron-Core's order tp-cp-ep-dp-pp (parallel_state.RankGenerator): neighbours share a tensor-parallel
+    group, and a pipeline stage is a contiguous range of ranks. Within a stage, experts have their own grid in the order
+    etp-ep-expert_dp: neighbours share an expert-tensor-parallel group, ranks of an expert-parallel group hold different
+    experts, and ranks with the same part of the same experts form an expert-data-parallel group.
+    """
 
     tp: int = 1
     pp: int = 1
@@ -135,7 +143,39 @@ class Parallelism:
 
     @property
     def world_size(self) -> int:
-        return self.tp * self.cp * self.pp * self.dp
+        return self.stage_size * self.pp
+
+    @property
+    def stage_size(self) -> int:
+        """The number of ranks of a pipeline stage."""
+        return self.tp * self.cp * self.dp
+
+    @property
+    def expert_dp(self) -> int:
+        return self.stage_size // (self.etp * self.ep)
+
+    def size(self, axis: Axis) -> int:
+        degree: int = getattr(self, axis)
+        return degree
+
+    def rank_in(self, axis: Axis, rank: int) -> int:
+        """Return the position of ``rank`` in its group along ``axis``."""
+        return rank // self._stride(axis) % self.size(axis)
+
+    def group(self, axis: Axis, rank: int) -> tuple[int, ...]:
+        """Return the ranks of ``rank``'s group along ``axis``, in order."""
+        stride = self._stride(axis)
+        first = rank - self.rank_in(axis, rank) * stride
+        return tuple(first + i * stride for i in range(self.size(axis)))
+
+    def groups(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
+        """Return all groups along ``axis``. Every rank is in exactly one."""
+        return tuple(dict.fromkeys(self.group(axis, rank) for rank in range(self.world_size)))
+
+    def _stride(self, axis: Axis) -> int:
+        """Return the distance between neighbouring ranks of a group."""
+        experts = {"etp": 1, "ep": self.etp, "expert_dp": self.etp * self.ep}
+        return {"tp": 1, "cp": self.tp, "dp": self.tp * self.cp, "pp": self.stage_size, **experts}[axis]
 
 
 @dataclass(frozen=True)
@@ -252,6 +292,9 @@ class RunSpec:
     fault: Fault = field(default_factory=Fault)
     environment: Mapping[str, str] = field(default_factory=dict)
     repeat: int = 0
+    perturbed: bool = False
+    """Whether the output of the first layer is moved by one unit in the last place in step ``first_compared``. Such an eager run
+    shows how far a harmless difference of kernels grows. No digest holds it."""
     inspect: bool = False
     """Whether steps after the timed ones are looked at closely (launch/train/inspection/capture_blockers.py). No digest
     holds it, since it changes nothing that a run computes."""
@@ -259,6 +302,11 @@ class RunSpec:
     """In how many of its first steps each layer's outputs and gradients are digested
     (launch/contract/records/layer_digests.py). Such a run is for diagnosis, and its speed is nobody's: every digest holds it
     where it is set."""
+
+    @property
+    def first_compared(self) -> int:
+        """The first step after the capture, also of eager runs."""
+        return self.cuda_graph.capture_step + 1
 
     @property
     def num_microbatches(self) -> int:
@@ -305,28 +353,21 @@ class RunSpec:
 
     @property
     def run_id(self) -> str:
-        """Readable in squeue and in a tracker, unique by its digest: ``torch_compile-1a2b3c4d5e-r0``."""
-        return f"{self.cell_id}-r{self.repeat}"
+        return spec_ids.run_id(self.cell_id, self.repeat, perturbed=self.perturbed)
 
     @cached_property
     def task_id(self) -> str:
         return spec_ids.task_id(self)
 
 
-SECTIONS: Mapping[str, type] = {
-    "model": Model,
-    "parallelism": Parallelism,
-    "training": Training,
-    "data": Data,
-    "cuda_graph": CudaGraph,
-    "placement": Placement,
-    "fault": Fault,
+SECTIONS: Mapping[str, Any] = {
+    name: cls for name, cls in get_type_hints(RunSpec).items() if dataclasses.is_dataclass(cls)
 }
 
 
 def spec_to_json(spec: RunSpec) -> dict[str, Any]:
     """Return ``spec`` as plain JSON values, one mapping a section."""
-    content = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+    content = members(spec)
     for name in SECTIONS:
         content[name] = dict(vars(content[name]))
     content["cuda_graph"]["scope"] = list(spec.cuda_graph.scope)

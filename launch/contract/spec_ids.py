@@ -26,6 +26,14 @@ LAYOUT_ONLY = (
 micro-batch."""
 
 
+def run_id(cell_id: str, repeat: int, *, perturbed: bool = False) -> str:
+    """Return the id of a cell's repeat, readable in squeue and in a tracker: ``torch_compile-1a2b3c4d5e-r0``.
+
+    That of its perturbed run is ``eager-1a2b3c4d5e-perturbed``.
+    """
+    return f"{cell_id}-perturbed" if perturbed else f"{cell_id}-r{repeat}"
+
+
 def cell_digest(spec: RunSpec) -> str:
     return _digest_of(_identity(spec))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from launch.common.regular_file import read_regular
 from launch.contract.errors import DataError
 
 
@@ -27,7 +28,7 @@ def read_bytes(name: str, path: Path) -> bytes:
         DataError: it cannot be read.
     """
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except OSError as error:
         raise unreadable(name, path, error) from error
     except ValueError as error:

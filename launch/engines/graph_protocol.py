@@ -93,7 +93,7 @@ class GraphedStep(ABC):
         self._settings = spec.cuda_graph
         self._microbatches = spec.num_microbatches
         self._forward_backward = forward_backward
-        self._is_captured = False
+        self._captured_batch: torch.Tensor | None = None
         self._expected_replays = 0
         self._capture_seconds = 0.0
         self.graphs = 0
@@ -110,16 +110,13 @@ class GraphedStep(ABC):
             CaptureError: the capture failed.
         """
 
-    @abstractmethod
     def replay(self, batch: torch.Tensor) -> StepOutput:
-        """Run a step from the graphs.
+        """Run a step from the graphs, which the forward and backward passes contain.
 
         Args:
             batch: int64 (microbatches, microbatch size, sequence + 1).
-
-        Raises:
-            ReplayError: ``batch`` differs from the captured one in shape, dtype or device.
         """
+        return StepOutput(self._forward_backward(batch))
 
     @abstractmethod
     def close(self) -> None:
@@ -130,15 +127,20 @@ class GraphedStep(ABC):
 
         Args:
             batch: int64 (microbatches, microbatch size, sequence + 1).
+
+        Raises:
+            ReplayError: ``batch`` differs from the captured one in shape, dtype or device.
         """
         if step < self.capture_step:
             return StepOutput(self._forward_backward(batch)), "warmup"
-        if self._is_captured:
+        if self._captured_batch is not None:
+            # A replay would read what fits of another batch, or Dynamo would compile again, and the run would end well.
+            check_input("the batch", self._captured_batch, batch)
             output = self.replay(batch)
             self._expected_replays += self.replays_per_step
             return output, "steady"
         output = self.capture(batch)
-        self._is_captured = True
+        self._captured_batch = batch
         if self.replays_capture_step:
             self._expected_replays += self.replays_per_step
         return output, "capture"

@@ -5,7 +5,7 @@ The loop owns phases, timing and records. An engine owns the model and its graph
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -83,14 +83,14 @@ class Engine(Protocol):
             launch.contract.errors.CaptureError: the capture failed.
         """
 
+    def parameters(self) -> Iterable[torch.Tensor]:
+        """Return this rank's parameters, as the forward pass reads them."""
+
     def graph_stats(self) -> GraphStats:
         """Return the evidence of capture and replay so far."""
 
     def close(self) -> None:
         """Release graphs. They hold communicators, so that process groups must outlive them."""
-
-
-Build = Callable[[RunSpec, RankPlace], Engine]
 
 
 def check_supported(spec: RunSpec) -> None:

@@ -253,7 +253,7 @@ def _from_exit(evidence: Evidence) -> Diagnosis:
 
 
 def _unlikeliness(rank_exit: RankExit, ranks_with_exceptions: Set[int]) -> int:
-    """Return how unlikely the exit is the cause: torchrun ends the ranks that are left by SIGTERM, and a rank whose exception
+    """Return how unlikely the exit is the cause: srun ends the ranks that are left by SIGTERM, and a rank whose exception
     did not count raised it because another rank had gone."""
     if rank_exit.code == -signal.SIGTERM:
         return 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from launch.contract.spec import Model, RunSpec
+from launch.contract.spec import Model, Parallelism, RunSpec
 from launch.megatron_config.graph_config import Release, graph_settings
 
 Layers = Literal["transformer_engine", "local"]
@@ -39,7 +39,7 @@ def transformer_settings(
         **_attention(model),
         **_activation(model),
         **(_experts(spec) if model.is_moe else {}),
-        **_parallelism(spec),
+        **_parallelism(spec.parallelism),
         **_precision(spec),
         **_recomputation(spec),
         **_fusions(spec, layers),
@@ -167,8 +167,8 @@ def softmax_over_all_experts(model: Model) -> bool:
     return model.moe_router_order == "softmax_then_topk" and not model.moe_router_normalize_topk
 
 
-def _parallelism(spec: RunSpec) -> dict[str, Any]:
-    layout = spec.parallelism
+def parallel_sizes(layout: Parallelism) -> dict[str, int | None]:
+    """Return the degrees of ``layout``, as TransformerConfig and ``initialize_model_parallel`` name them."""
     return {
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
@@ -176,6 +176,12 @@ def _parallelism(spec: RunSpec) -> dict[str, Any]:
         "context_parallel_size": layout.cp,
         "expert_model_parallel_size": layout.ep,
         "expert_tensor_parallel_size": layout.etp,
+    }
+
+
+def _parallelism(layout: Parallelism) -> dict[str, Any]:
+    return {
+        **parallel_sizes(layout),
         "sequence_parallel": layout.sequence_parallel,
         "overlap_moe_expert_parallel_comm": layout.overlap_moe_expert_parallel_comm,
         "delay_wgrad_compute": layout.delay_wgrad_compute,
@@ -197,13 +203,12 @@ def _precision(spec: RunSpec) -> dict[str, Any]:
 
 def _recomputation(spec: RunSpec) -> dict[str, Any]:
     granularity = None if spec.training.recompute == "none" else spec.training.recompute
-    by_layer = {"recompute_method": "uniform", "recompute_num_layers": 1} if granularity == "full" else {}
+    method, layers = ("uniform", 1) if granularity == "full" else (None, None)
     modules = {"recompute_modules": ["core_attn"]} if granularity == "selective" else {}
     return {
         "recompute_granularity": granularity,
-        "recompute_method": None,
-        "recompute_num_layers": None,
-        **by_layer,
+        "recompute_method": method,
+        "recompute_num_layers": layers,
         **modules,
     }
 

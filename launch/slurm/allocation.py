@@ -24,6 +24,7 @@ CONTROLLER_SECONDS = 600.0
 RETURN_SECONDS = 10.0
 """How long nodes take to report to a restarted slurmctld. Before that it starts no step, and srun retries only after a
 minute."""
+LOOPBACK = "127.0.0.1"
 PORTS = (10000, 32768)
 """The range of ports for ranks, below those that the kernel gives to outgoing connections by default."""
 
@@ -59,8 +60,13 @@ class Allocation:
         return Allocation(job, tuple(names.split()), int(environment.get("SLURM_RESTART_COUNT", 0)))
 
     def address(self) -> str:
-        """Return the first node's address for other nodes: its name where that resolves, else the address that Slurm uses."""
+        """Return the first node's address for its ranks, and for other nodes if there are any.
+
+        To them it is the node's name where that resolves, else the address that Slurm uses.
+        """
         first = self.nodes[0]
+        if len(self.nodes) == 1:
+            return LOOPBACK
         try:
             socket.getaddrinfo(first, None)
             return first

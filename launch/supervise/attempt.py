@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Protocol
 
 from launch.common.atomic_files import FULL, write_json
-from launch.contract.outcomes import Outcome
+from launch.contract.outcomes import Outcome, outcome_to_json
 from launch.contract.paths import AttemptPaths
 from launch.contract.plan import Limits
 from launch.failures.diagnose import Diagnosis, EndedBy, Evidence, RankExit, diagnose
@@ -29,7 +29,7 @@ class Ranks(Protocol):
     (launch/supervise/slurm_step.py)."""
 
     def poll(self) -> int | None:
-        """Return the exit code of the process that started them, or minus its signal; None while they run."""
+        """Return the exit code of the first rank that failed or of srun, or minus its signal; None while they run."""
 
     def exits(self) -> tuple[RankExit, ...]:
         """Return the ranks that failed, the first one first."""
@@ -77,7 +77,7 @@ def run_attempt(
 
     if evidence.ended_by == "job" and evidence.job_state:
         # At once: Slurm leaves only seconds.
-        write_json(attempt.outcome, asdict(outcome(evidence)))
+        write_json(attempt.outcome, outcome_to_json(attempt, outcome(evidence)))
     if evidence.ended_by == "hang":
         ranks.print_stacks()
     ranks.end()
@@ -99,7 +99,7 @@ def _write_when_disk_has_space(
     deadline, ended = time.monotonic() + ROOM_SECONDS, time.time()
     while True:
         try:
-            write_json(attempt.outcome, asdict(replace(outcome(evidence), ended=ended)))
+            write_json(attempt.outcome, outcome_to_json(attempt, replace(outcome(evidence), ended=ended)))
             return
         except OSError as error:
             if error.errno not in FULL or end_request() is not None or time.monotonic() > deadline:

@@ -1,18 +1,23 @@
 """A host's slots: its GPUs, or its CPU cores.
 
-A slot is a locked file in the host's temporary folder, so that two sweeps of one user never share a GPU. A slot whose
-holder died is free at once.
+A slot is a locked file in a folder of the user on this host, so that two sweeps of one user never share a GPU, unless they share
+neither XDG_RUNTIME_DIR nor TMPDIR. A slot whose holder died is free at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from launch.common.file_lock import Lock
+from launch.common.file_lock import Lock, holder
+from launch.contract.errors import EnvironmentFault
+from launch.contract.paths import BundlePaths
 
 POLL_SECONDS = 0.2
 
@@ -25,8 +30,7 @@ class Slots:
         self._locks = locks
 
     def release(self) -> None:
-        for lock in self._locks:
-            lock.release()
+        _release(self._locks)
 
 
 def acquire(names: Sequence[str], count: int, give_up: Callable[[], bool]) -> Slots | None:
@@ -49,21 +53,92 @@ def acquire(names: Sequence[str], count: int, give_up: Callable[[], bool]) -> Sl
 
 
 def _try_acquire(names: Sequence[str], count: int) -> Slots | None:
-    folder = Path(tempfile.gettempdir()) / f"orchestrator-slots-{os.getuid()}"
+    folders = slot_folders()
     # One bundle at a time takes slots, so that two waiting bundles never hold half of what each needs.
-    entry = Lock.try_acquire(folder / "door")
+    entry = _try_lock(folders, "door")
     if entry is None:
         return None
-    held: list[tuple[str, Lock]] = []
-    try:
-        for name in names:
-            lock = Lock.try_acquire(folder / name)
-            if lock is not None:
-                held.append((name, lock))
-            if len(held) == count:
-                return Slots(tuple(name for name, _ in held), [lock for _, lock in held])
-    finally:
-        entry.release()
-    for _, lock in held:
-        lock.release()
+    held: dict[str, list[Lock]] = {}
+    for name in names:
+        locks = _try_lock(folders, name) if len(held) < count else None
+        if locks is not None:
+            held[name] = locks
+    slots = Slots(tuple(held), [lock for locks in held.values() for lock in locks])
+    _release(entry)
+    if len(held) == count:
+        return slots
+    slots.release()
     return None
+
+
+def _try_lock(folders: Sequence[Path], name: str) -> list[Lock] | None:
+    """Return the locks of that name in all folders; None where another process holds one of them."""
+    locks: list[Lock] = []
+    for folder in folders:
+        lock = Lock.try_acquire(folder / name)
+        if lock is None:
+            _release(locks)
+            return None
+        locks.append(lock)
+    return locks
+
+
+def _release(locks: Sequence[Lock]) -> None:
+    for lock in locks:
+        lock.release()
+
+
+def slot_folders() -> list[Path]:
+    """Return the folders of this user's slots, which are created. A slot is held in all of them.
+
+    One alone is not enough: that of the login (XDG_RUNTIME_DIR) goes when the user logs out, and some sessions have none.
+    In the temporary folder another user may have taken the name.
+
+    Raises:
+        EnvironmentFault: none of them is this user's own.
+    """
+    places = [os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()]
+    folders = [Path(place) / f"orchestrator-slots-{os.getuid()}" for place in places if place and Path(place).is_dir()]
+    private = [folder for folder in folders if _is_private(folder)]
+    if not private:
+        raise EnvironmentFault(
+            f"{folders[-1]} is a link, or belongs to another user, and this host's slots need a folder of your own: remove "
+            "it, or set TMPDIR to a folder of yours"
+        )
+    return private
+
+
+def _is_private(folder: Path) -> bool:
+    """Return whether ``folder`` is this user's own, and no link. Let nobody else into it."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        return False
+    if status.st_mode & 0o077:
+        folder.chmod(0o700)
+    return True
+
+
+@dataclass(frozen=True)
+class HeldSlot:
+    """A slot, and the supervisor that holds it."""
+
+    name: str
+    pid: int
+    since: float
+    """In seconds since the epoch."""
+    bundle: BundlePaths
+
+
+def held_slots(names: Sequence[str]) -> Iterator[HeldSlot]:
+    """Yield those of the slots ``names`` that a supervisor holds."""
+    for name in names:
+        for path in (folder / name for folder in slot_folders()):
+            owner = holder(path)
+            # Its last argument is the bundle. It may end meanwhile.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                words = os.fsdecode(Path(f"/proc/{owner.pid}/cmdline").read_bytes()).split("\0") if owner else []
+                if owner and "launch.supervise.supervisor" in words:
+                    yield HeldSlot(name, owner.pid, path.stat().st_mtime, BundlePaths(Path(words[-2])))
+                    break

@@ -1,19 +1,22 @@
-"""The ranks of one attempt on this host, under torchrun's agent (launch.train.torchrun_agent)."""
+"""The ranks of one attempt on this host, each a process of launch.train.worker.
+
+torchrun's elastic agent would do so too. It imports torch, which takes seconds, before it starts the first rank.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 
-from launch.common.atomic_files import read_json
 from launch.contract.paths import AttemptPaths
 from launch.contract.spec import RunSpec
 from launch.failures.diagnose import Diagnosis, Evidence, RankExit
-from launch.failures.evidence import read_all_events
+from launch.slurm.allocation import LOOPBACK, free_port
 from launch.supervise.child_process import start
 from launch.supervise.oom_kills import oom_kills
 from launch.supervise.rank_environment import rank_variables
@@ -25,44 +28,58 @@ STACKS_SECONDS = 1.0
 
 
 class LocalRanks:
-    """Ranks on the host of this process."""
+    """Ranks on the host of this process. Each leads a process group."""
 
-    def __init__(self, attempt: AttemptPaths, variables: Mapping[str, str]) -> None:
-        self._attempt = attempt
+    def __init__(self, attempt: AttemptPaths, spec: RunSpec, variables: Mapping[str, str]) -> None:
+        count = str(spec.placement.ranks_per_node)
+        shared = {
+            **variables, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count,
+            "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port()),
+        }  # fmt: skip
+        log = attempt.logs / "launcher.log"
         self._killed_before = oom_kills()
-        self._ranks = start(
-            "launch.train.torchrun_agent", (str(attempt.root),), variables, attempt.logs / "launcher.log"
-        )
+        self._failures: list[RankExit] = []
+        self._ranks = [
+            start("launch.train.worker", (str(attempt.root),), {**shared, "RANK": rank, "LOCAL_RANK": rank}, log)
+            for rank in map(str, range(int(count)))
+        ]
 
     def poll(self) -> int | None:
-        return self._ranks.poll()
+        codes = [rank.poll() for rank in self._ranks]
+        known = {failure.rank for failure in self._failures}
+        self._failures += [RankExit(rank, code) for rank, code in enumerate(codes) if code and rank not in known]
+        if self._failures:
+            return self._failures[0].code
+        return None if None in codes else 0
 
     def exits(self) -> tuple[RankExit, ...]:
         oom_killed = oom_kills() > self._killed_before
-        try:
-            rows = read_json(self._attempt.exits)
-        except FileNotFoundError:
-            return ()
-        return tuple(RankExit(row["rank"], row["code"], oom_killed=oom_killed) for row in rows)
+        return tuple(replace(failure, oom_killed=oom_killed) for failure in self._failures)
 
     def print_stacks(self) -> None:
         """Send SIGUSR1: each rank's faulthandler writes all stacks to the rank's log."""
-        for lines in read_all_events(self._attempt).values():
-            pid = lines[0].get("pid") if lines else None
-            if pid is not None and _parent(pid) == self._ranks.pid:
-                os.kill(pid, signal.SIGUSR1)
-                # A stopped process cannot print.
-                os.kill(pid, signal.SIGCONT)
+        for rank in self._ranks:
+            rank.send_signal(signal.SIGUSR1)
+            # A stopped process cannot print.
+            rank.send_signal(signal.SIGCONT)
         time.sleep(STACKS_SECONDS)
 
     def end(self) -> None:
-        self._ranks.terminate()
-        try:
-            self._ranks.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            # Its ranks end with it (launch.common.parent_death).
-            self._ranks.kill()
-            self._ranks.wait()
+        """End the ranks, and the processes that they started, such as compilers."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        self._send(signal.SIGTERM)
+        for rank in self._ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                rank.wait(max(0.0, deadline - time.monotonic()))
+        self._send(signal.SIGKILL)
+        for rank in self._ranks:
+            rank.wait()
+
+    def _send(self, number: signal.Signals) -> None:
+        """Send a signal to the process groups of all ranks that run."""
+        for rank in self._ranks:
+            if rank.poll() is None:
+                os.killpg(rank.pid, number)
 
     def ask_scheduler(self, evidence: Evidence) -> Evidence:
         """Return ``evidence`` as it is: there is no scheduler here."""
@@ -77,10 +94,3 @@ def local_variables(spec: RunSpec, cluster: Mapping[str, str], slot_names: tuple
     """Return the ranks' environment. Of the host's GPUs they see those of the bundle's slots."""
     devices = ",".join(slot_names) if spec.placement.device == "cuda" else ""
     return rank_variables(spec, cluster, {"CUDA_VISIBLE_DEVICES": devices})
-
-
-def _parent(pid: int) -> int | None:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (FileNotFoundError, ProcessLookupError):
-        return None

@@ -23,7 +23,7 @@ from launch.supervise.oom_kills import oom_kills
 
 def main(arguments: list[str]) -> int:
     """Run the rank. Return its exit code, 128 + n where signal n ended it."""
-    # submitit's notice of preemption; the rank inherits that it is ignored.
+    # Slurm's notice before the job's end; the rank inherits that it is ignored.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     # The request for stacks is for the rank.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

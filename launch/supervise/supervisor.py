@@ -11,14 +11,15 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
 from launch.common.atomic_files import JsonLines, RecordError, read_json, read_json_lines, write_json
 from launch.common.file_lock import Lock, holder, this_process
-from launch.contract.bundle import BundleOrder, order_from_json
+from launch.common.typed_json import from_json
+from launch.contract.bundle import BundleOrder
 from launch.contract.cancellation import read_cancellation
+from launch.contract.outcomes import outcome_to_json
 from launch.contract.paths import AttemptPaths, BundlePaths
 from launch.contract.spec import RunSpec, read_spec
 from launch.failures.diagnose import EndedBy, diagnose_job_end, without_spec
@@ -33,6 +34,8 @@ from launch.supervise.slurm_step import StepRanks, step_variables
 
 GATHER_SECONDS = 30.0
 """How long trackers may still deliver after the bundle's last run has ended."""
+ORDER_SECONDS = 60.0
+"""How long a file of the login node may take to appear on a node: an NFS client remembers for as long that it was missing."""
 LOCK_SECONDS = 120.0
 """How long a job waits for the bundle's lock: a file system may keep the lock of a dead node for a while."""
 
@@ -51,8 +54,6 @@ class Supervisor:
         """Run every ordered attempt that was not started, until asked to end."""
         signal.signal(signal.SIGTERM, self._end)
         signal.signal(signal.SIGINT, self._end)
-        # submitit's notice of preemption: the orchestrator retries attempts itself.
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         held = host_slots.acquire(self._order.slot_names, self._order.slots, self._all_cancelled)
         if held is None:
             return
@@ -81,7 +82,8 @@ class Supervisor:
             spec = read_spec(attempt.spec)
         except (OSError, RecordError, KeyError, TypeError, ValueError) as error:
             now = time.time()
-            write_json(attempt.outcome, asdict(make_outcome(without_spec(error), allocation, now, now)))
+            outcome = make_outcome(without_spec(error), allocation, now, now)
+            write_json(attempt.outcome, outcome_to_json(attempt, outcome))
             return
         ranks, variables = self._start(spec, attempt, slot_names)
         if self._order.tracking is not None:
@@ -96,7 +98,7 @@ class Supervisor:
             variables = step_variables(spec, order.environment, self._job)
             return StepRanks(attempt, order.step, self._job, variables), variables
         variables = local_variables(spec, order.environment, slot_names)
-        return LocalRanks(attempt, variables), variables
+        return LocalRanks(attempt, spec, variables), variables
 
     def _record_allocation(self) -> int:
         """Record this supervision and return its number. Attempts that share it ran on the same devices, minutes apart."""
@@ -104,7 +106,7 @@ class Supervisor:
         job, nodes = (self._job.job, self._job.nodes) if self._job is not None else ("", ())
         with JsonLines(self._bundle.allocations) as lines:
             line = {"allocation": number, "time": time.time(), "job": job, "nodes": nodes}
-            lines.write({**line, **asdict(this_process())})
+            lines.write({**line, **vars(this_process())})
         return number
 
     def _close_requeued(self, allocation: str) -> None:
@@ -114,7 +116,8 @@ class Supervisor:
                 events = read_all_events(attempt)
                 started = min((lines[0]["time"] for lines in events.values() if lines), default=time.time())
                 diagnosis = diagnose_job_end("REQUEUED", last_phases(events).get(0, "init"))
-                write_json(attempt.outcome, asdict(make_outcome(diagnosis, allocation, started, time.time())))
+                outcome = make_outcome(diagnosis, allocation, started, time.time())
+                write_json(attempt.outcome, outcome_to_json(attempt, outcome))
 
     def _all_cancelled(self) -> bool:
         return all(self._end_request(run_id) is not None for run_id, _ in self._order.schedule)
@@ -134,10 +137,13 @@ def supervise(folder: str) -> None:
     """Supervise the bundle in ``folder`` unless a living process does.
 
     Raises:
-        SystemExit: the bundle needs a Slurm job, and this is none; or another process has held its lock for two minutes.
+        SystemExit: nothing is ordered; the bundle needs a Slurm job, and this is none; or another process has held its
+            lock for two minutes.
     """
+    # Slurm's notice before the job's end, which would end this process: the orchestrator retries attempts itself.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     bundle = BundlePaths(Path(folder).absolute())
-    order = order_from_json(read_json(bundle.order))
+    order = _await_order(bundle)
     job = Allocation.here() if order.step is not None else None
     if order.step is not None and job is None:
         raise SystemExit(
@@ -154,6 +160,17 @@ def supervise(folder: str) -> None:
         time.sleep(1.0)
     Supervisor(bundle, order, job).run()
     lock.release()
+
+
+def _await_order(bundle: BundlePaths) -> BundleOrder:
+    deadline = time.monotonic() + ORDER_SECONDS
+    while True:
+        try:
+            return from_json(BundleOrder, read_json(bundle.order))
+        except FileNotFoundError:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{bundle.order}: not there for {ORDER_SECONDS:g} s; resume the sweep") from None
+        time.sleep(1.0)
 
 
 if __name__ == "__main__":

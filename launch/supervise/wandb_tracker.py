@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from launch.common.atomic_files import parse_json
 from launch.common.redact import redact
 from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, SweepPaths
@@ -143,7 +144,7 @@ class Tail:
             return
         self._offset += len(whole + newline)
         for line in whole.splitlines():
-            yield step_from_json(json.loads(line))
+            yield step_from_json(parse_json(line))
 
 
 def _supervisor_ended(timeout: float) -> bool:

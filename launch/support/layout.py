@@ -40,7 +40,19 @@ def _microbatches_indivisible(spec: RunSpec) -> bool:
     return not divides(layout.pp, spec.num_microbatches)
 
 
+def _experts_unplaceable(spec: RunSpec) -> bool:
+    layout = spec.parallelism
+    return not divides(layout.etp * layout.ep * layout.pp, layout.world_size)
+
+
 RULES: tuple[Rule, ...] = (
+    Rule(
+        "layout.expert_world", ("parallelism.etp", "parallelism.ep", "parallelism.pp", "parallelism.world_size"),
+        "etp * ep * pp must divide the number of ranks",
+        _experts_unplaceable,
+        fix="Lower ep or etp, or add nodes, until etp * ep * pp divides the ranks.",
+        source=f"{MCORE}parallel_state.py:792",
+    ),
     Rule(
         "model.kv_channels", ("model.kv_channels",), "kv_channels must be even, since rotary positions turn pairs of channels",
         lambda spec: not divides(2, spec.model.kv_channels),

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,6 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from launch.contract.records.graph_stats import GraphStats
-from launch.contract.spec import Fault
 from launch.engines.protocol import Engine, StepResult
 
 FREED_BYTES = 1 << 26
@@ -31,22 +30,34 @@ MOST_BYTES, LEAST_BYTES = 1 << 38, 1 << 9
 """The first allocation that tries to take all memory, and PyTorch's smallest block."""
 
 
-class FaultyEngine:
-    """An engine with ``fault``. ``number`` is the current step, and ``batch`` the engine's input in it."""
+Inject = Callable[["FaultyEngine"], None]
 
-    def __init__(self, engine: Engine, fault: Fault, device: torch.device) -> None:
+
+class FaultyEngine:
+    """An engine with a fault. ``number`` is the current step, and ``batch`` the engine's input in it.
+
+    Args:
+        inject: prepares the fault, which is due in ``step``.
+    """
+
+    def __init__(self, engine: Engine, inject: Inject, step: int, device: torch.device) -> None:
         self.device = device
         self.number = 0
         self.batch = torch.empty(0)
         self.held: list[torch.Tensor] = []
         self._engine = engine
-        self._step = fault.step
+        self._step = step
         self._in_step: Callable[[], object] = lambda: None
-        KINDS[fault.kind](self)
+        inject(self)
 
     def in_step(self, act: Callable[[], object]) -> None:
         """Call ``act`` when the fault's step begins."""
         self._in_step = act
+
+    @property
+    def is_due(self) -> bool:
+        """Whether this is the fault's step."""
+        return self.number == self._step
 
     @property
     def capture_step(self) -> int | None:
@@ -58,11 +69,14 @@ class FaultyEngine:
 
     def step(self, batch: torch.Tensor) -> StepResult:
         self.batch = batch
-        if self.number == self._step:
+        if self.is_due:
             self._in_step()
         result = self._engine.step(self.batch)
         self.number += 1
         return result
+
+    def parameters(self) -> Iterable[torch.Tensor]:
+        return self._engine.parameters()
 
     def graph_stats(self) -> GraphStats:
         return self._engine.graph_stats()
@@ -239,7 +253,7 @@ def missing_attention_backend(run: FaultyEngine) -> None:
     sys.modules["transformer_engine"] = None  # type: ignore[assignment]
 
 
-KINDS: dict[str, Callable[[FaultyEngine], None]] = {
+KINDS: dict[str, Inject] = {
     kind.__name__: kind
     for kind in (
         exception, nan, hang, segfault, host_kill,

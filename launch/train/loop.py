@@ -11,13 +11,13 @@ from __future__ import annotations
 import torch
 
 from launch.contract.errors import CaptureError
-from launch.contract.parallel_dims import ParallelDims
 from launch.contract.records.events import Phase
 from launch.contract.spec import RunSpec
 from launch.engines.protocol import Engine, RankPlace, StepKind
 from launch.train.data_loader import TokenSource, batch
 from launch.train.inspection.capture_blockers import INSPECTED_STEPS, inspect
 from launch.train.telemetry.event_log import Recorder
+from launch.train.telemetry.parameter_digest import digest_parameters
 from launch.train.telemetry.profiler import PROBED_STEPS, probe
 from launch.train.telemetry.step_metrics import Metrics, PendingStep, StepTimer
 
@@ -35,7 +35,7 @@ def train(
         CaptureError: the engine captured in another step than it declared, or failed to capture.
     """
     tokens = spec.training.global_batch_size * spec.training.sequence_length
-    dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", mesh.rank)
+    dp_rank = spec.parallelism.rank_in("dp", mesh.rank)
     capture_step = engine.capture_step
     last_unsettled = spec.cuda_graph.warmup_steps - 1 if capture_step is None else capture_step
 
@@ -47,6 +47,8 @@ def train(
         if phase != recorder.phase:
             metrics.flush()
         recorder.enter(phase, step)
+        if step == last_unsettled + 1:
+            recorder.write("parameters", digest=digest_parameters(engine.parameters()))
         tensors = tokens_of(step)
         timer = StepTimer(mesh.device)
         timer.begin()
@@ -56,16 +58,17 @@ def train(
         metrics.add(PendingStep(step, result.loss, result.grad_norm, timer, tokens, phase, result.digests))
         if phase == "capture":
             metrics.flush()
-            recorder.capture(engine.graph_stats())
+            recorder.write("capture", graphs=engine.graph_stats())
     metrics.flush()
     recorder.enter("probe", spec.training.steps)
-    recorder.proof(engine.graph_stats())
+    recorder.write("parameters", digest=digest_parameters(engine.parameters()))
+    recorder.write("proof", graphs=engine.graph_stats())
     if mesh.device.type == "cuda":
         probed = range(spec.training.steps, spec.training.steps + PROBED_STEPS)
-        recorder.probe(probe(engine.step, [tokens_of(step) for step in probed]))
+        recorder.write("probe", probe=probe(engine.step, [tokens_of(step) for step in probed]))
     if spec.inspect:
         further = range(spec.training.steps, spec.training.steps + INSPECTED_STEPS)
-        recorder.inspection(inspect(engine.step, [tokens_of(step) for step in further]))
+        recorder.write("inspection", inspection=inspect(engine.step, [tokens_of(step) for step in further]))
     recorder.enter("teardown", spec.training.steps)
 
 

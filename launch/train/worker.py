@@ -1,6 +1,6 @@
 """One rank of one run: ``python -m launch.train.worker ATTEMPT_FOLDER``.
 
-launch.train.torchrun_agent or launch.supervise.slurm_rank starts it.
+launch.supervise.local_ranks or launch.supervise.slurm_rank starts it.
 """
 
 from __future__ import annotations
@@ -9,23 +9,30 @@ import faulthandler
 import importlib
 import os
 import signal
+import socket
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from launch.checkpoints.checkpoint import open_checkpoint
 from launch.common.atomic_files import write_json
 from launch.common.parent_death import die_with_parent
+from launch.common.redact import print_exception
 from launch.contract.errors import EnvironmentFault
 from launch.contract.paths import AttemptPaths
+from launch.contract.records.identity import identity_of
 from launch.contract.spec import EngineName, Model, RunSpec, read_spec
-from launch.engines.protocol import Build, RankPlace
+from launch.engines.protocol import Engine, RankPlace
+from launch.slurm.allocation import LOOPBACK
 from launch.support import known_faults
 from launch.train.data_loader import open_source
-from launch.train.fault_injection import FaultyEngine
+from launch.train.fault_injection import KINDS, FaultyEngine
 from launch.train.loop import train
+from launch.train.perturbation import perturb
 from launch.train.telemetry.event_log import Recorder
 from launch.train.telemetry.provenance import describe
 from launch.train.telemetry.step_metrics import Metrics
@@ -35,12 +42,15 @@ ENGINES: dict[EngineName, str] = {
     "megatron": "launch.engines.megatron.build",
 }
 """The module of each engine's ``build``, imported only when a run needs it."""
+MEET_WITHIN = timedelta(minutes=30)
+"""How long a rank waits for the others: torch's own limit for its stores."""
 
 
 def main(arguments: list[str]) -> None:
     attempt = AttemptPaths(Path(arguments[0]))
     rank = int(os.environ["RANK"])
     _redirect_output(attempt.log(rank))
+    sys.excepthook = print_exception
     spec = read_spec(attempt.spec)
     mesh = RankPlace(rank, int(os.environ["WORLD_SIZE"]), _device(spec))
     recorder = Recorder(attempt, rank, mesh.device)
@@ -56,15 +66,21 @@ def run(spec: RunSpec, mesh: RankPlace, attempt: AttemptPaths, recorder: Recorde
     _set_up(spec, mesh)
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
     if mesh.rank == 0:
-        write_json(attempt.environment, describe(mesh.device, source.digest, _weights_digest(spec.model, recorder)))
+        environment = describe(mesh.device, source.digest, _weights_digest(spec.model, recorder))
+        write_json(attempt.environment, identity_of(attempt) | environment)
     recorder.enter("build")
-    engine = _build_of(spec.engine)(spec, mesh)
+    engine: Engine = importlib.import_module(ENGINES[spec.engine]).build(spec, mesh)
     if spec.fault.is_set:
         recorder.note(f"injected fault: fault.kind={spec.fault.kind}, fault.step={spec.fault.step}")
-        engine = FaultyEngine(engine, spec.fault, mesh.device)
+        engine = FaultyEngine(engine, KINDS[spec.fault.kind], spec.fault.step, mesh.device)
+    if spec.perturbed:
+        recorder.note(
+            f"perturbed: the first layer's output is moved by one unit in the last place in step {spec.first_compared}"
+        )
+        engine = FaultyEngine(engine, perturb, spec.first_compared, mesh.device)
     for fault in known_faults(spec):
         recorder.note(fault.text)
-    recorder.choices(engine.choices)
+    recorder.write("choices", choices=engine.choices)
     train(spec, mesh, source, engine, recorder, Metrics(attempt, mesh.rank))
     engine.close()
     if dist.is_initialized():
@@ -118,7 +134,22 @@ def _set_up(spec: RunSpec, mesh: RankPlace) -> None:
         check_devices(int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count())
         torch.cuda.set_device(mesh.device)
     if mesh.world_size > 1:
-        dist.init_process_group("nccl" if mesh.device.type == "cuda" else "gloo")
+        backend = "nccl" if mesh.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=_loopback_store(mesh), rank=mesh.rank, world_size=mesh.world_size)
+
+
+def _loopback_store(mesh: RankPlace) -> TCPStore | None:
+    """Return the store in which the ranks of one host meet, None where they are on several hosts.
+
+    A store that torch opens by itself listens on all interfaces, and obeys whoever reaches it.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if host != LOOPBACK:
+        return None
+    if mesh.rank > 0:
+        return TCPStore(host, port, mesh.world_size, timeout=MEET_WITHIN)
+    listener = socket.create_server((host, port)).detach()
+    return TCPStore(host, port, mesh.world_size, is_master=True, timeout=MEET_WITHIN, master_listen_fd=listener)
 
 
 def check_devices(ranks: int, visible: int) -> None:
@@ -131,11 +162,6 @@ def check_devices(ranks: int, visible: int) -> None:
         raise EnvironmentFault(
             f"{ranks} ranks run on this node, and each sees {visible} GPUs: it must see {ranks}, or only its own"
         )
-
-
-def _build_of(engine: EngineName) -> Build:
-    build: Build = importlib.import_module(ENGINES[engine]).build
-    return build
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """The events that a rank records during a run: events/rank<r>.jsonl.
 
 Every event has time (seconds since the epoch), kind, phase and step. The kinds are "enter" (a phase begins; the first also
-has the rank's pid), "phase" (a phase ended: memory, clocks, seconds), "choices" (what the engine chose), "capture" and "proof"
-(GraphStats), "probe" (Probe), "inspection" (Inspection), "note" (message) and "exception" (type, message, traceback).
+has the rank's pid and the identity of launch.contract.records.identity), "phase" (a phase ended: memory, clocks, seconds), "choices" (what the engine chose), "capture" and "proof"
+(GraphStats), "parameters" (digest: of the rank's parameters before the first step after the capture, and after the last step),
+"probe" (Probe), "inspection" (Inspection), "note" (message) and "exception" (type, message, traceback).
 """
 
 from __future__ import annotations

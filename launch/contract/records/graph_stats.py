@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from launch.common.typed_json import Amount
 
 
 @dataclass(frozen=True)
@@ -24,22 +24,10 @@ class GraphStats:
     expected_replays: int = 0
     recompilations: int = 0
     """How often torch_compile, or ``training.compile: whole`` in an eager run, recompiled the model."""
-    capture_seconds: float = 0.0
+    capture_seconds: Amount = 0.0
     launches_per_step: int = 0
     """CUDA graph launches per step if everything captured runs from graphs; 0 without graphs."""
 
     @property
     def proven(self) -> bool:
         return self.graphs > 0 and self.replays == self.expected_replays > 0 and self.recompilations == 0
-
-
-def graph_stats_from_json(content: Mapping[str, Any]) -> GraphStats:
-    """Read the counts from an event.
-
-    Raises:
-        TypeError: a count is not a whole number, or a field is missing or unknown.
-    """
-    for name in ("graphs", "replays", "expected_replays", "recompilations", "launches_per_step"):
-        if type(content[name]) is not int:
-            raise TypeError(f"{name} is {content[name]!r}, not a whole number")
-    return GraphStats(**dict(content) | {"effective_scope": tuple(content["effective_scope"])})

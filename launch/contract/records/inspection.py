@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from launch.common.atomic_files import amount
+from launch.common.typed_json import Amount, Count
 
 FindingKind = Literal[
     "synchronisation", "shape", "operators", "generator", "host generator", "default generator",
@@ -29,10 +28,10 @@ class Finding:
 
     kind: FindingKind
     file: str
-    line: int
+    line: Count
     function: str
     code: str
-    count: float
+    count: Amount
     detail: str = ""
 
 
@@ -41,8 +40,8 @@ class KernelTime:
     """All kernels of one name: their number and their total milliseconds per step."""
 
     name: str
-    count: float
-    milliseconds: float
+    count: Amount
+    milliseconds: Amount
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,13 @@ class Kernels:
     are the kernel names with the largest total time.
     """
 
-    counts: tuple[float, ...]
-    median_us: float
+    counts: tuple[Amount, ...]
+    median_us: Amount
     longest: tuple[KernelTime, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.counts) != len(BOUNDS_US) + 1:
+            raise ValueError(f"kernels are counted in {len(self.counts)} lengths, not in {len(BOUNDS_US) + 1}")
 
     @property
     def number(self) -> float:
@@ -76,38 +79,5 @@ class Inspection:
 
     findings: tuple[Finding, ...]
     kernels: Kernels | None = None
-    waits: float = 0.0
-    recompilations: int = 0
-
-
-def inspection_from_json(content: Mapping[str, Any]) -> Inspection:
-    """Read an inspection from an event.
-
-    Raises:
-        KeyError, TypeError, ValueError: a field is missing, unknown or of another type.
-    """
-    kernels = content["kernels"]
-    return Inspection(
-        tuple(_finding(one) for one in content["findings"]),
-        None if kernels is None else _kernels(kernels),
-        amount(content["waits"]),
-        int(amount(content["recompilations"])),
-    )
-
-
-def _finding(content: Mapping[str, Any]) -> Finding:
-    found = Finding(**content)
-    if found.kind not in KINDS:
-        raise ValueError(f"{found.kind!r} is not a kind of finding")
-    amount(found.line), amount(found.count)
-    return found
-
-
-def _kernels(content: Mapping[str, Any]) -> Kernels:
-    counts = tuple(map(amount, content["counts"]))
-    if len(counts) != len(BOUNDS_US) + 1:
-        raise ValueError(f"kernels are counted in {len(counts)} lengths, not in {len(BOUNDS_US) + 1}")
-    longest = tuple(KernelTime(**one) for one in content["longest"])
-    for one in longest:
-        amount(one.count), amount(one.milliseconds)
-    return Kernels(counts, amount(content["median_us"]), longest)
+    waits: Amount = 0.0
+    recompilations: Count = 0

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from launch.common.atomic_files import read_json_lines
+from launch.common.typed_json import from_json
 from launch.contract.paths import AttemptPaths
 
 EMBEDDING, FINAL_NORM, HEAD, LOSS = "embedding", "final norm", "output layer", "loss"
@@ -24,6 +25,18 @@ def layer_names(num_layers: int) -> tuple[str, ...]:
     return (EMBEDDING, *map(layer_name, range(num_layers)), FINAL_NORM, HEAD, LOSS)
 
 
+MISSING = "0" * 16
+"""The value of a digest that was never written. A real digest has it once in 2 ** 64."""
+
+
+def _check_digest(digest: Any, name: str) -> None:
+    if not isinstance(digest, str) or len(digest) != len(MISSING) or digest == MISSING:
+        raise ValueError(f"{digest!r} in {name} is not a digest")
+
+
+Digest = Annotated[str, _check_digest]
+
+
 @dataclass(frozen=True)
 class StepDigests:
     """The digests of one rank's layers in a step, by layer name, each sixteen hexadecimal digits.
@@ -34,14 +47,10 @@ class StepDigests:
     """
 
     step: int
-    outputs: Mapping[str, tuple[str, ...]]
-    gradients: Mapping[str, tuple[str, ...]]
-    parameter_gradients: Mapping[str, str]
-    parameters: Mapping[str, str]
-
-
-MISSING = "0" * 16
-"""The value of a digest that was never written. A real digest has it once in 2 ** 64."""
+    outputs: Mapping[str, tuple[Digest, ...]]
+    gradients: Mapping[str, tuple[Digest, ...]]
+    parameter_gradients: Mapping[str, Digest]
+    parameters: Mapping[str, Digest]
 
 
 def hexadecimal(digest: int) -> str:
@@ -57,31 +66,4 @@ def read_digests(attempt: AttemptPaths, rank: int) -> Iterator[StepDigests]:
         TypeError, ValueError: a line has another shape, or one of its digests was never written.
     """
     for line in read_json_lines(attempt.digests(rank)):
-        yield _from_json(line)
-
-
-def _from_json(content: Mapping[str, Any]) -> StepDigests:
-    found = StepDigests(**content)
-    if type(found.step) is not int:
-        raise TypeError(f"step is {found.step!r}, not a whole number")
-    return StepDigests(
-        found.step,
-        _by_microbatch(found.outputs),
-        _by_microbatch(found.gradients),
-        _by_layer(found.parameter_gradients),
-        _by_layer(found.parameters),
-    )
-
-
-def _by_microbatch(content: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    return {layer: tuple(map(_check_digest, digests)) for layer, digests in content.items()}
-
-
-def _by_layer(content: Mapping[str, Any]) -> dict[str, str]:
-    return {layer: _check_digest(digest) for layer, digest in content.items()}
-
-
-def _check_digest(digest: Any) -> str:
-    if not isinstance(digest, str) or len(digest) != len(MISSING) or digest == MISSING:
-        raise ValueError(f"{digest!r} is not a digest")
-    return digest
+        yield from_json(StepDigests, line)

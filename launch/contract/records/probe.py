@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from launch.common.atomic_files import amount
+from launch.common.typed_json import Amount
 
 
 @dataclass(frozen=True)
@@ -18,20 +16,8 @@ class Probe:
     None if the host waits for the device within a step.
     """
 
-    graph_launches: float
-    kernels: float
-    busy_ms: float
-    computing_ms: float
-    host_ms: float | None
-
-
-def probe_from_json(content: Mapping[str, Any]) -> Probe:
-    """Read a probe from an event.
-
-    Raises:
-        TypeError, ValueError: a figure is not a number of at least 0, or a field is missing or unknown.
-    """
-    for name, value in content.items():
-        if (name, value) != ("host_ms", None):
-            amount(value, name)
-    return Probe(**content)
+    graph_launches: Amount
+    kernels: Amount
+    busy_ms: Amount
+    computing_ms: Amount
+    host_ms: Amount | None

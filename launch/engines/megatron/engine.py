@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from launch.engines.megatron.weight_map import draw_weights
 from launch.engines.protocol import RankPlace, StepResult
 from launch.engines.torch_native.parallel.process_groups import Group
 from launch.megatron_config.determinism import settle_determinism
-from launch.megatron_config.transformer_config import Layers, optimizer_settings
+from launch.megatron_config.transformer_config import Layers, optimizer_settings, parallel_sizes
 from launch.support.expandable_segments import disable_nccl_graph_register
 
 
@@ -91,6 +91,9 @@ class MegatronEngine:
         self._step += 1
         return StepResult(loss, torch.tensor(norm, dtype=torch.float32, device=self._device), kind)
 
+    def parameters(self) -> Iterator[torch.Tensor]:
+        return (parameter for chunk in self.chunks for parameter in chunk.parameters())
+
     def graph_stats(self) -> GraphStats:
         return self._runner.stats()
 
@@ -102,22 +105,13 @@ class MegatronEngine:
 
 
 def _initialize_parallel_state(spec: RunSpec, mesh: RankPlace) -> None:
-    """Create Megatron's process groups. Its order of ranks is that of launch.contract.parallel_dims."""
+    """Create Megatron's process groups. Its order of ranks is that of launch.contract.spec.Parallelism."""
     # Megatron needs groups for a single rank too.
     if not dist.is_initialized():
         backend = "nccl" if mesh.device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    layout = spec.parallelism
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tp,
-        pipeline_model_parallel_size=layout.pp,
-        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
-        context_parallel_size=layout.cp,
-        expert_model_parallel_size=layout.ep,
-        expert_tensor_parallel_size=layout.etp,
-        # Only Megatron's checkpoints need them.
-        create_gloo_process_groups=False,
-    )
+    # Only Megatron's checkpoints need groups of gloo.
+    parallel_state.initialize_model_parallel(**parallel_sizes(spec.parallelism), create_gloo_process_groups=False)
 
 
 def _build_chunks(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from launch.contract.errors import CompileError
-from launch.contract.parallel_dims import ParallelDims, layers_of
+from launch.contract.pipeline_stages import layers_of
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
 from launch.engines.determinism import use_deterministic_algorithms
@@ -41,7 +41,7 @@ class TorchNativeEngine:
     def __init__(self, spec: RunSpec, mesh: RankPlace, dtype: torch.dtype | None = None) -> None:
         self._step = 0
         self._environment = disable_nccl_graph_register(os.environ, spec.graphed) if mesh.device.type == "cuda" else {}
-        self.mesh = make_mesh(mesh, ParallelDims.of(spec.parallelism))
+        self.mesh = make_mesh(mesh, spec.parallelism)
         dtype = dtype or PRECISIONS[spec.training.precision]
         self.chunks = _build_chunks(spec, self.mesh, dtype)
         shape = _activation_shape(spec)
@@ -98,6 +98,9 @@ class TorchNativeEngine:
         digests = self._digester.collect() if self._digester and self._step < self._digest_steps else None
         self._step += 1
         return StepResult(loss.float(), norm.float(), kind, digests)
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        return (parameter for chunk in self.chunks for parameter in chunk.parameters())
 
     def graph_stats(self) -> GraphStats:
         return self._runner.stats()

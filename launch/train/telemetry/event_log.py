@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -16,9 +14,7 @@ from launch.common.redact import redact
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.clocks import Clocks
 from launch.contract.records.events import Phase
-from launch.contract.records.graph_stats import GraphStats
-from launch.contract.records.inspection import Inspection
-from launch.contract.records.probe import Probe
+from launch.contract.records.identity import identity_of
 from launch.train.telemetry import memory
 from launch.train.telemetry.gpu_clocks import PhaseClocks
 
@@ -34,7 +30,7 @@ class Recorder:
         self._clocks: PhaseClocks | None = None
         self.phase: Phase = "init"
         self.step: int | None = None
-        self._write("enter", pid=os.getpid())
+        self.write("enter", pid=os.getpid(), **identity_of(attempt))
 
     def enter(self, phase: Phase, step: int | None = None) -> None:
         """End the current phase, record its memory and clocks, and begin ``phase``. Do nothing if it is the current one."""
@@ -43,15 +39,14 @@ class Recorder:
             return
         self.leave()
         self.phase = phase
-        self._write("enter")
+        self.write("enter")
 
     def leave(self) -> None:
         """End the current phase: write its memory, the clocks of its GPU and its duration."""
-        clocks = self._turn_clocks()
-        self._write(
+        self.write(
             "phase",
-            memory=asdict(memory.sample(self._device)),
-            clocks=clocks and asdict(clocks),
+            memory=memory.sample(self._device),
+            clocks=self._turn_clocks(),
             seconds=time.monotonic() - self._entered,
         )
         if self._peaks_reset and not memory.reset_peaks(self._device):
@@ -69,32 +64,17 @@ class Recorder:
                 self.note(f"GPU throttling is unknown: {self._clocks.unknown}")
         return None
 
-    def choices(self, choices: Mapping[str, str]) -> None:
-        """Record the engine's choices for what the spec leaves open."""
-        self._write("choices", choices=dict(choices))
-
-    def capture(self, stats: GraphStats) -> None:
-        self._write("capture", graphs=asdict(stats))
-
-    def proof(self, stats: GraphStats) -> None:
-        self._write("proof", graphs=asdict(stats))
-
-    def probe(self, probe: Probe) -> None:
-        self._write("probe", probe=asdict(probe))
-
-    def inspection(self, inspection: Inspection) -> None:
-        self._write("inspection", inspection=asdict(inspection))
-
     def note(self, message: str) -> None:
-        self._write("note", message=redact(message))
+        self.write("note", message=redact(message))
 
     def exception(self, error: BaseException) -> None:
         """Record ``error`` with its phase. The trace holds no private path."""
         trace = "".join(traceback.format_exception(error))
         cause = broken_by(error)
-        self._write("exception", type=type(cause).__name__, message=redact(str(cause)), traceback=redact(trace))
+        self.write("exception", type=type(cause).__name__, message=redact(str(cause)), traceback=redact(trace))
 
-    def _write(self, kind: str, **content: Any) -> None:
+    def write(self, kind: str, **content: Any) -> None:
+        """Write an event of ``kind``, whose content may hold records."""
         self._lines.write({"time": time.time(), "kind": kind, "phase": self.phase, "step": self.step, **content})
 
 

@@ -68,7 +68,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
     """Run git without locks. A killed rank would leave its lock in the user's checkout."""
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

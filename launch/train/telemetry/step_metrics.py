@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
@@ -92,10 +92,10 @@ class Metrics:
             pending.step, float(pending.loss), float(pending.grad_norm), time_ms, pending.tokens, pending.phase
         )
         if self._lines:
-            self._lines.write(asdict(metrics))
+            self._lines.write(metrics)
         if pending.digests is not None:
             self._digest_lines = self._digest_lines or JsonLines(self._digests)
-            self._digest_lines.write(asdict(_read_back(pending.step, pending.digests)))
+            self._digest_lines.write(_read_back(pending.step, pending.digests))
         for name, value in (("loss", metrics.loss), ("grad_norm", metrics.grad_norm)):
             if not math.isfinite(value):
                 raise NumericError(f"{name} is {value} at step {metrics.step} (phase {metrics.phase})")

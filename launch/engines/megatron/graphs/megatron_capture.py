@@ -9,7 +9,7 @@ import torch
 
 from launch.contract.errors import CaptureError
 from launch.contract.spec import RunSpec
-from launch.engines.graph_protocol import GraphedStep, StepOutput, check_input
+from launch.engines.graph_protocol import GraphedStep, StepOutput
 from launch.engines.megatron.schedule import Schedule
 
 
@@ -21,7 +21,6 @@ class MegatronCapture(GraphedStep):
     def __init__(self, spec: RunSpec, schedule: Schedule, optimizer: Any) -> None:
         super().__init__(spec, schedule.run)
         self._schedule = schedule
-        self._batch: torch.Tensor | None = None
 
     @property
     @abstractmethod
@@ -41,11 +40,4 @@ class MegatronCapture(GraphedStep):
             raise CaptureError(f"{label} refused to capture in step {self.capture_step}: {error}") from error
         if not self.is_captured:
             raise CaptureError(f"{label} captured nothing in step {self.capture_step}")
-        self._batch = batch
         return StepOutput(loss)
-
-    def replay(self, batch: torch.Tensor) -> StepOutput:
-        assert self._batch is not None
-        # Megatron-Core would copy what fits of another batch into its static buffers.
-        check_input("the batch", self._batch, batch)
-        return StepOutput(self._forward_backward(batch))

@@ -71,9 +71,6 @@ class _LayerCallables(GraphedStep):
         self.replays_per_step = sum(len(in_flight[0]) for in_flight in self._callables) * self._microbatches
         return self.replay(batch)
 
-    def replay(self, batch: torch.Tensor) -> StepOutput:
-        return StepOutput(self._forward_backward(batch))
-
     def close(self) -> None:
         self._callables = []
         self._train_step.graphed = lambda chunk, microbatch: {}

@@ -11,7 +11,7 @@ import torch
 from launch.contract.errors import CaptureError
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
-from launch.engines.graph_protocol import GraphedStep, StepOutput, check_input
+from launch.engines.graph_protocol import GraphedStep, StepOutput
 from launch.engines.torch_native.compiled_model import CompiledModel, compile_errors_as
 from launch.engines.torch_native.decoder import Losses, ObserveOutput
 from launch.engines.torch_native.train_step import TrainStep
@@ -31,7 +31,6 @@ class Compiled(GraphedStep):
         self._on_cuda = spec.placement.device == "cuda"
         how = {"mode": "reduce-overhead"} if self._on_cuda else {"backend": self._backend}
         self._model = CompiledModel(train_step.chunks[0], **how)
-        self._batch: torch.Tensor | None = None
         self.launches_per_replay = 2 if self._on_cuda else 0
         self.mechanism = (
             "compiled by Inductor, in CUDA graphs (reduce-overhead)"
@@ -40,7 +39,6 @@ class Compiled(GraphedStep):
         )
 
     def capture(self, batch: torch.Tensor) -> StepOutput:
-        self._batch = batch
         self.replays_per_step = self._microbatches
         before = _seconds_compiling()
         self._train_step.model = self._run_compiled
@@ -48,12 +46,6 @@ class Compiled(GraphedStep):
             loss = self._forward_backward(batch)
         self._capture_seconds = _seconds_compiling() - before
         return StepOutput(loss)
-
-    def replay(self, batch: torch.Tensor) -> StepOutput:
-        assert self._batch is not None
-        # Dynamo would compile again for another shape, and the run would end well without proof.
-        check_input("the batch", self._batch, batch)
-        return StepOutput(self._forward_backward(batch))
 
     def stats(self) -> GraphStats:
         return replace(super().stats(), graphs=self._model.compilations, recompilations=self._model.recompilations)

@@ -36,18 +36,6 @@ class Positions(NamedTuple):
     """Masks for flex_attention, by window size."""
 
 
-def choose_backend(choice: str, device: str, windowed_or_sinks: bool, packed: bool) -> Backend:
-    """Return the backend of a layer for ``choice``, ``training.attention_backend``.
-
-    launch.support has checked that an explicit choice supports the layer.
-    """
-    if choice != "auto":
-        return cast(Backend, choice)
-    if not (windowed_or_sinks or packed):
-        return "sdpa"
-    return "plain" if device == "cpu" else "flex"
-
-
 def block_masks(
     windows: set[int], length: int, documents: torch.Tensor | None, device: torch.device
 ) -> Mapping[int, BlockMask]:
@@ -56,9 +44,8 @@ def block_masks(
     Args:
         documents: int64 (batch, sequence) for packed sequences.
     """
-    if documents is None:
-        return {window: _causal_block_mask(window, length, device) for window in windows}
-    return {window: _document_block_mask(window, documents) for window in windows}
+    make = _cached_block_mask if documents is None else _make_block_mask
+    return {window: make(window, length, documents, device) for window in windows}
 
 
 class CoreAttention:
@@ -72,8 +59,12 @@ class CoreAttention:
         self._tp = tp
 
     def backend(self, device: torch.device) -> Backend:
-        extras = bool(self.window) or self._model.attention_sinks
-        return choose_backend(self._choice, device.type, extras, self._packed)
+        """Return the backend on ``device``. launch.support has checked that an explicit choice supports the layer."""
+        if self._choice != "auto":
+            return cast(Backend, self._choice)
+        if not (self.window or self._model.attention_sinks or self._packed):
+            return "sdpa"
+        return "plain" if device.type == "cpu" else "flex"
 
     def __call__(
         self,
@@ -107,7 +98,24 @@ class CoreAttention:
 
     @cached_property
     def _transformer_engine(self) -> Any:
-        return _dot_product_attention(self._model, self.window, self._tp)
+        model, window, tp = self._model, self.window, self._tp
+        setting = "training.attention_backend='transformer_engine'"
+        fix = "install it, or set training.attention_backend=auto"
+        module = import_package("transformer_engine.pytorch", "transformer-engine", setting, fix)
+        attention = module.DotProductAttention(
+            num_attention_heads=model.num_attention_heads // tp,
+            kv_channels=model.kv_channels,
+            num_gqa_groups=model.num_query_groups // tp,
+            qkv_format="bshd",
+            attn_mask_type="causal",
+            # Positions before and after a query's own.
+            window_size=(window - 1, 0) if window else (-1, 0),
+            softmax_type="learnable" if model.attention_sinks else "vanilla",
+        )
+        if model.attention_sinks:
+            # Its own parameter. Each call sets this layer's sinks instead.
+            del attention.softmax_offset
+        return attention
 
 
 def plain_attention(
@@ -196,39 +204,14 @@ def _compiled_block_mask() -> Any:
     return torch.compile(create_block_mask, dynamic=False)
 
 
-@lru_cache(maxsize=8)
-def _causal_block_mask(window: int, length: int, device: torch.device) -> BlockMask:
-    def visible(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return (query >= key) & (query - key < window) if window else query >= key
-
-    return cast(BlockMask, _compiled_block_mask()(visible, None, None, length, length, device=str(device)))
-
-
-def _document_block_mask(window: int, documents: torch.Tensor) -> BlockMask:
+def _make_block_mask(window: int, length: int, documents: torch.Tensor | None, device: torch.device) -> BlockMask:
     def visible(batch: torch.Tensor, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         past = (query >= key) & (query - key < window) if window else query >= key
-        return past & (documents[batch, query] == documents[batch, key])
+        return past if documents is None else past & (documents[batch, query] == documents[batch, key])
 
-    size, length = documents.shape
-    make = _compiled_block_mask()
-    return cast(BlockMask, make(visible, size, None, length, length, device=str(documents.device)))
+    size = None if documents is None else len(documents)
+    return cast(BlockMask, _compiled_block_mask()(visible, size, None, length, length, device=str(device)))
 
 
-def _dot_product_attention(model: Model, window: int, tp: int) -> Any:
-    setting = "training.attention_backend='transformer_engine'"
-    fix = "install it, or set training.attention_backend=auto"
-    module = import_package("transformer_engine.pytorch", "transformer-engine", setting, fix)
-    attention = module.DotProductAttention(
-        num_attention_heads=model.num_attention_heads // tp,
-        kv_channels=model.kv_channels,
-        num_gqa_groups=model.num_query_groups // tp,
-        qkv_format="bshd",
-        attn_mask_type="causal",
-        # Positions before and after a query's own.
-        window_size=(window - 1, 0) if window else (-1, 0),
-        softmax_type="learnable" if model.attention_sinks else "vanilla",
-    )
-    if model.attention_sinks:
-        # Its own parameter. Each call sets this layer's sinks instead.
-        del attention.softmax_offset
-    return attention
+_cached_block_mask = lru_cache(maxsize=8)(_make_block_mask)
+"""For masks without documents, which do not depend on the tokens."""

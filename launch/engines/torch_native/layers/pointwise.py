@@ -6,10 +6,6 @@ float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, cast
-
 import torch
 from torch import nn
 
@@ -89,23 +85,18 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-@dataclass(frozen=True)
 class Elementwise:
-    """The functions of this module, eager or compiled."""
+    """The functions of this module, eager. An instance may have compiled ones instead."""
 
-    rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rms_norm
-    add_and_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]] = (
-        add_and_norm
-    )
-    norm_and_rotate: Callable[[torch.Tensor, torch.Tensor | None, float, Rotary], torch.Tensor] = norm_and_rotate
-    swiglu: Callable[[torch.Tensor], torch.Tensor] = swiglu
-    clamped_quick_gelu_glu: Callable[[torch.Tensor], torch.Tensor] = clamped_quick_gelu_glu
-    weighted_swiglu: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = weighted_swiglu
-    weighted_clamped_quick_gelu_glu: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
-        weighted_clamped_quick_gelu_glu
-    )
-    gather_sum: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = gather_sum
-    cross_entropy: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = cross_entropy
+    rms_norm = staticmethod(rms_norm)
+    add_and_norm = staticmethod(add_and_norm)
+    norm_and_rotate = staticmethod(norm_and_rotate)
+    swiglu = staticmethod(swiglu)
+    clamped_quick_gelu_glu = staticmethod(clamped_quick_gelu_glu)
+    weighted_swiglu = staticmethod(weighted_swiglu)
+    weighted_clamped_quick_gelu_glu = staticmethod(weighted_clamped_quick_gelu_glu)
+    gather_sum = staticmethod(gather_sum)
+    cross_entropy = staticmethod(cross_entropy)
 
 
 ROW_FUNCTIONS = ("weighted_swiglu", "weighted_clamped_quick_gelu_glu", "gather_sum")
@@ -117,10 +108,9 @@ def compiled() -> Elementwise:
 
     The first call of a function imports Inductor.
     """
-    functions: dict[str, Any] = {
-        field.name: torch.compile(
-            cast(Any, field.default), fullgraph=True, dynamic=None if field.name in ROW_FUNCTIONS else False
-        )
-        for field in fields(Elementwise)
-    }
-    return Elementwise(**functions)
+    elementwise = Elementwise()
+    for name, function in vars(Elementwise).items():
+        if isinstance(function, staticmethod):
+            dynamic = None if name in ROW_FUNCTIONS else False
+            setattr(elementwise, name, torch.compile(function.__func__, fullgraph=True, dynamic=dynamic))
+    return elementwise

@@ -111,36 +111,34 @@ class TokenPermuter(NamedTuple):
 
     def permute(self, tokens: torch.Tensor) -> torch.Tensor:
         """(T, width) -> (R, width)."""
-        return self._gather(_Permute, tokens, self.permutation.tokens, self.permutation.rows)
+        return self._move(tokens, self.permutation.tokens, self.permutation.rows, sums=False)
 
     def permute_weights(self, weights: torch.Tensor) -> torch.Tensor:
         """(T, topk) -> (R,)."""
-        return self._gather(_Permute, weights.flatten(), self.permutation.choices, self.permutation.rows.view(-1, 1))
+        return self._move(weights.flatten(), self.permutation.choices, self.permutation.rows.view(-1, 1), sums=False)
 
     def unpermute(self, rows: torch.Tensor) -> torch.Tensor:
         """(R, width) -> (T, width): sum the rows of each token."""
-        return self._gather(_Unpermute, rows, self.permutation.tokens, self.permutation.rows)
+        return self._move(rows, self.permutation.tokens, self.permutation.rows, sums=True)
 
-    def take(self, x: torch.Tensor, taken: torch.Tensor) -> torch.Tensor:
-        """(n, width), indices (m,) -> (m, width)."""
-        return self._extended(x)[taken]
+    def compute(self, x: torch.Tensor, taken: torch.Tensor, places: torch.Tensor, sums: bool) -> torch.Tensor:
+        """Select the rows of ``x`` that ``taken`` names, or sum those that each group of ``places`` names.
 
-    def gather_sum(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """(n, width), indices (groups, size) -> (groups, width)."""
-        return self.elementwise.gather_sum(self._extended(x), places)
-
-    def _extended(self, x: torch.Tensor) -> torch.Tensor:
+        Args:
+            x: (n, width).
+            taken: indices (m,): the row of each result without ``sums``.
+            places: indices (groups, size): the rows of each result with ``sums``.
+        """
         # One row of zeros, to which indices behind the last row refer.
-        return torch.cat((x, x.new_zeros(1, *x.shape[1:]))) if self.permutation.holes else x
+        extended = torch.cat((x, x.new_zeros(1, *x.shape[1:]))) if self.permutation.holes else x
+        return self.elementwise.gather_sum(extended, places) if sums else extended[taken]
 
-    def _gather(
-        self, function: type[torch.autograd.Function], x: torch.Tensor, taken: torch.Tensor, places: torch.Tensor
-    ) -> torch.Tensor:
-        return cast(torch.Tensor, cast(Any, function).apply(x, taken, places, self))
+    def _move(self, x: torch.Tensor, taken: torch.Tensor, places: torch.Tensor, sums: bool) -> torch.Tensor:
+        return cast(torch.Tensor, cast(Any, _Move).apply(x, taken, places, self, sums))
 
 
-class _Permute(torch.autograd.Function):
-    """Select rows of ``x`` by index.
+class _Move(torch.autograd.Function):
+    """Select rows of ``x`` by index, or ``sums`` of them. Each is the gradient of the other.
 
     The gradient of PyTorch's indexing adds rows up slowly, and in no fixed order. Here ``places`` names the rows to which
     each row of ``x`` went, and the gradient gathers them.
@@ -148,30 +146,12 @@ class _Permute(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, taken: torch.Tensor, places: torch.Tensor, permuter: TokenPermuter
+        ctx: Any, x: torch.Tensor, taken: torch.Tensor, places: torch.Tensor, permuter: TokenPermuter, sums: bool
     ) -> torch.Tensor:
-        ctx.save_for_backward(places)
-        ctx.permuter = permuter
-        return permuter.take(x, taken)
+        ctx.save_for_backward(taken, places)
+        ctx.permuter, ctx.sums = permuter, sums
+        return permuter.compute(x, taken, places, sums)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        (places,) = ctx.saved_tensors
-        return ctx.permuter.gather_sum(gradients[0], places), None, None, None
-
-
-class _Unpermute(torch.autograd.Function):
-    """Sum the rows that each group of ``places`` names: the transpose of :class:`_Permute`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, taken: torch.Tensor, places: torch.Tensor, permuter: TokenPermuter
-    ) -> torch.Tensor:
-        ctx.save_for_backward(taken)
-        ctx.permuter = permuter
-        return permuter.gather_sum(x, places)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        (taken,) = ctx.saved_tensors
-        return ctx.permuter.take(gradients[0], taken), None, None, None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return ctx.permuter.compute(gradients[0], *ctx.saved_tensors, not ctx.sums), None, None, None, None

@@ -37,8 +37,14 @@ class LocalDispatcher:
     group: Group
 
     def preprocess(self, routing: Routing) -> ExpertPermutation:
-        """Return the permutation, which is known before tokens move. The host reads nothing."""
-        return self._own_permutation(routing)
+        """Return the permutation of this rank's tokens over all experts, which is known before they move.
+
+        The host reads nothing.
+        """
+        capacity = expert_capacity(self.model, len(routing.experts))
+        if capacity is None:
+            return dropless_permutation(routing.experts, routing.tokens_per_expert)
+        return padded_permutation(routing.weights, routing.experts, routing.tokens_per_expert, capacity)
 
     def __call__(
         self, tokens: torch.Tensor, routing: Routing, permutation: ExpertPermutation, experts: Experts
@@ -51,13 +57,6 @@ class LocalDispatcher:
         permuter = TokenPermuter(permutation, self.elementwise)
         rows = experts(permuter.permute(tokens), permuter.permute_weights(routing.weights), permutation)
         return permuter.unpermute(rows)
-
-    def _own_permutation(self, routing: Routing) -> ExpertPermutation:
-        """Return the permutation of this rank's tokens over all experts."""
-        capacity = expert_capacity(self.model, len(routing.experts))
-        if capacity is None:
-            return dropless_permutation(routing.experts, routing.tokens_per_expert)
-        return padded_permutation(routing.weights, routing.experts, routing.tokens_per_expert, capacity)
 
 
 class AllGatherDispatcher(LocalDispatcher):
@@ -86,7 +85,7 @@ class AllGatherDispatcher(LocalDispatcher):
         """Return int64 (T, k): the experts of each token, and E where the expert dropped it."""
         if self.model.moe_expert_capacity_factor is None:
             return routing.experts
-        permutation = self._own_permutation(routing)
+        permutation = super().preprocess(routing)
         return torch.where(permutation.rows < len(permutation.choices), routing.experts, self.model.num_moe_experts)
 
 

@@ -60,20 +60,18 @@ class _AdamW:
     def __init__(self, main: FlatParameters, training: Training) -> None:
         self._main = main
         self._training = training
-        self._rate = torch.zeros((), device=main.weights.device)
         # Without a conversion one piece can hold all.
         most = len(main.weights) if main.gradients.dtype == main.weights.dtype else CONVERTED_ELEMENTS
         self._pieces = [
-            _Piece(slices, self._rate, training, training.weight_decay if decays else 0.0)
+            _Piece(slices, training, training.weight_decay if decays else 0.0)
             for decays in (True, False)
             for slices in _pack(_slices(main, decays, most), most)
         ]
 
     def step(self, scale: torch.Tensor | None, rate: torch.Tensor) -> None:
-        """Update master and compute weights with gradients times ``scale``, shape (). A collective call."""
-        self._rate.copy_(rate)
+        """Update master and compute weights with gradients times ``scale``. Both have shape (). A collective call."""
         for piece in self._pieces:
-            piece.step(scale)
+            piece.step(scale, rate)
         self._main.write_compute_weights()
 
 
@@ -86,14 +84,13 @@ class _Piece:
     """
 
     slices: list[Slice]
-    rate: torch.Tensor
     training: Training
     weight_decay: float
     _moments: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False, default_factory=list)
     _steps: list[torch.Tensor] = field(init=False, default_factory=list)
 
     @torch.no_grad()
-    def step(self, scale: torch.Tensor | None) -> None:
+    def step(self, scale: torch.Tensor | None, rate: torch.Tensor) -> None:
         weights = [weights for weights, _ in self.slices]
         # The kernel needs gradients in the precision of the weights.
         gradients = [gradients.to(weights.dtype) for weights, gradients in self.slices]
@@ -105,7 +102,7 @@ class _Piece:
             self._steps = [torch.zeros((), dtype=torch.float32, device=each.device) for each in weights]
         adamw(
             weights, gradients, [first for first, _ in self._moments], [second for _, second in self._moments], [],
-            self._steps, fused=True, capturable=self.rate.is_cuda, amsgrad=False, maximize=False, lr=self.rate,
+            self._steps, fused=True, capturable=rate.is_cuda, amsgrad=False, maximize=False, lr=rate,
             beta1=self.training.adam_beta1, beta2=self.training.adam_beta2, eps=self.training.adam_epsilon,
             weight_decay=self.weight_decay,
         )  # fmt: skip

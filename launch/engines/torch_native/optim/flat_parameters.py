@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from launch.contract.parallel_dims import ParallelDims
+from launch.contract.spec import Parallelism
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.parallel.buckets import (
     BUCKET_ELEMENTS,
@@ -82,7 +82,7 @@ class FlatParameters:
         # The order of the backward pass.
         named = list(reversed(list(module.named_parameters())))
         first = named[0][1]
-        self.mesh = mesh or make_mesh(RankPlace(0, 1, first.device), ParallelDims())
+        self.mesh = mesh or make_mesh(RankPlace(0, 1, first.device), Parallelism())
         kinds = [
             classify_parameter(name, parameter, shardings[name] if shardings else WHOLE, self.mesh, tied.get(name))
             for name, parameter in named

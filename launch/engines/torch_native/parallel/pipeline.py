@@ -20,12 +20,12 @@ from launch.engines.torch_native.parallel.pipeline_schedule import (
 )
 from launch.engines.torch_native.parallel.process_groups import ParallelMesh
 
-Forward = Callable[[int, int, torch.Tensor | None], torch.Tensor | None]
-"""(chunk, microbatch, activation) -> activation for the next virtual stage. The argument is None in the first virtual stage,
-the result in the last. The argument is a new tensor outside of any autograd graph."""
-Backward = Callable[[int, int, torch.Tensor | None], torch.Tensor | None]
-"""(chunk, microbatch, gradient of the output) -> gradient of the input activation. The argument is None in the last virtual
-stage, the result in the first."""
+Pass = Callable[[int, int, torch.Tensor | None], torch.Tensor | None]
+"""A forward pass: (chunk, microbatch, activation) -> activation for the next virtual stage. The argument is None in the first
+virtual stage, the result in the last. The argument is a new tensor outside of any autograd graph.
+
+A backward pass: (chunk, microbatch, gradient of the output) -> gradient of the input activation. The argument is None in the
+last virtual stage, the result in the first."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ class Pipeline:
             for edge in edges(pipeline, chunks):
                 self._connect(edge, mesh.world.rank)
 
-    def run(self, forward: Forward, backward: Backward) -> None:
+    def run(self, forward: Pass, backward: Pass) -> None:
         """Run one step: every microbatch through this rank's virtual stages, forward and backward."""
-        calls: dict[Kind, Forward | Backward] = {"forward": forward, "backward": backward}
+        calls: dict[Kind, Pass] = {"forward": forward, "backward": backward}
         next_receive = self._receive(self.actions[0])
         for action, following in zip(self.actions, (*self.actions[1:], None), strict=True):
             # The receive for the following action is posted before this action runs: the transfer overlaps it.

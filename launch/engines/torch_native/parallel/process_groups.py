@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from launch.contract.parallel_dims import Axis, ParallelDims
+from launch.contract.spec import Axis, Parallelism
 from launch.engines.protocol import RankPlace
 
 DENSE_AXES: tuple[Axis, ...] = ("tp", "dp", "pp")
@@ -29,7 +29,7 @@ class ParallelMesh:
     """All groups of this rank. Experts have groups of their own: ``ep`` and ``expert_dp``."""
 
     device: torch.device
-    dims: ParallelDims
+    dims: Parallelism
     world: Group
     tp: Group
     dp: Group
@@ -38,7 +38,7 @@ class ParallelMesh:
     expert_dp: Group
 
 
-def make_mesh(place: RankPlace, dims: ParallelDims) -> ParallelMesh:
+def make_mesh(place: RankPlace, dims: Parallelism) -> ParallelMesh:
     """Create the groups. A collective call: every rank creates the same groups in the same order."""
     alone = dict.fromkeys((*DENSE_AXES, *EXPERT_AXES), Group())
     if place.world_size == 1:

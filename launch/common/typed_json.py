@@ -1,0 +1,95 @@
+"""Read frozen dataclasses from JSON, by the types of their fields.
+
+A record with other fields than its class, or with a value of another type, is damaged or of another version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from launch.common.atomic_files import amount
+
+Amount = Annotated[float, amount]
+"""A finite number of at least 0. The function of an ``Annotated`` type takes a value and its name, and raises ValueError."""
+Count = Annotated[int, amount]
+
+_TYPE_NAMES = {
+    float: "a number", int: "a whole number", str: "text", bool: "true or false", list: "a list", dict: "an object",
+}  # fmt: skip
+
+Record = TypeVar("Record")
+Read = Callable[[Any, str], Any]
+"""(value, its name in messages) -> the value as a field holds it."""
+
+
+def from_json(cls: type[Record], content: object) -> Record:
+    """Return the ``cls`` in ``content``.
+
+    Raises:
+        TypeError: a field is missing, unknown or of another type. The message has its name.
+        ValueError: a list has another length, or the function of an ``Annotated`` type refuses a value.
+    """
+    record: Record = _reader(cast(Any, cls))(content, "")
+    return record
+
+
+@cache
+def _reader(kind: Any) -> Read:
+    origin, parts = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        return _record_reader(kind)
+    if origin is Annotated:
+        return _checked_reader(_reader(parts[0]), parts[1])
+    if origin in (Union, UnionType):
+        known = _reader(parts[0])
+        return lambda value, name: None if value is None else known(value, name)
+    if origin is tuple and parts[-1] is Ellipsis:
+        item = _reader(parts[0])
+        return lambda value, name: tuple(item(one, name) for one in _check(value, name, list))
+    if origin is tuple:
+        items = list(map(_reader, parts))
+        return lambda value, name: tuple(
+            read(one, name) for read, one in zip(items, _check(value, name, list), strict=True)
+        )
+    if origin is Mapping:
+        of_key, of_value = map(_reader, parts)
+        return lambda value, name: {of_key(k, name): of_value(v, name) for k, v in _check(value, name, dict).items()}
+    if origin is Literal:
+        return lambda value, name: _check(value, name, str, choices=parts)
+    if kind is Any:
+        return lambda value, name: value
+    types = (float, int) if kind is float else (kind,)
+    return lambda value, name: value if type(value) in types else _check(value, name, *types)
+
+
+def _checked_reader(read: Read, check: Read) -> Read:
+    def read_checked(value: Any, name: str) -> Any:
+        check(value, name)
+        return read(value, name)
+
+    return read_checked
+
+
+def _record_reader(cls: Any) -> Read:
+    hints = get_type_hints(cls, include_extras=True)
+    readers = {name: _reader(hints[name]) for name in cls.__dataclass_fields__}
+
+    def read(content: Any, name: str) -> Any:
+        if _check(content, name, dict).keys() != readers.keys():
+            wrong = sorted(map(str, content.keys() ^ readers.keys()))
+            raise TypeError(f"{name or 'the record'} has other fields than in this version: {', '.join(wrong)}")
+        prefix = f"{name}." if name else ""
+        return cls(**{field: read_field(content[field], prefix + field) for field, read_field in readers.items()})
+
+    return read
+
+
+def _check(value: Any, name: str, *types: type, choices: tuple[Any, ...] = ()) -> Any:
+    if type(value) not in types or (choices and value not in choices):
+        expected = f"one of {', '.join(choices)}" if choices else _TYPE_NAMES[types[0]]
+        raise TypeError(f"{name or 'the record'} is {value!r}, not {expected}")
+    return value

@@ -1,0 +1,27 @@
+"""The layers of each pipeline stage."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+
+def layers_of(num_layers: int, stages: int, chunks: int) -> tuple[range, ...]:
+    """Return the layers of each virtual stage.
+
+    If the layers are not divisible, the virtual stages before the last get one more each. The last computes the head and the
+    loss. The first has the embedding and, with 1F1B, the most micro-batches in flight, so it is the last of the others to get
+    one. Consecutive virtual stages are on different ranks, so no rank gets a second extra layer before all others but the last
+    have one.
+
+    Raises:
+        ValueError: fewer layers than virtual stages.
+    """
+    parts = stages * chunks
+    if num_layers < parts:
+        raise ValueError(
+            f"num_layers={num_layers} leaves some of pp={stages} * vpp={chunks} = {parts} virtual stages without a "
+            f"layer: lower pp or vpp until their product is {num_layers} or less"
+        )
+    share, extra = divmod(num_layers, parts)
+    ends = [(part + 1) * share + max(0, min(part - (parts - 2 - extra), extra)) for part in range(parts)]
+    return tuple(range(start, end) for start, end in pairwise([0, *ends]))

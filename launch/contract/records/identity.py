@@ -1,0 +1,29 @@
+"""Whose a record is: outcome, environment and first event name their run and attempt, so that a copy from elsewhere is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launch.contract.paths import AttemptPaths
+
+
+def identity_of(attempt: AttemptPaths) -> dict[str, Any]:
+    """Return the fields that each of these records of ``attempt`` has."""
+    return {"run_id": attempt.run_id, "attempt": attempt.number}
+
+
+def without_identity(attempt: AttemptPaths, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``content`` without the fields of its identity.
+
+    Raises:
+        TypeError: it does not say of which attempt it is.
+        ValueError: it is of another attempt.
+    """
+    expected = identity_of(attempt)
+    found = {name: content.get(name) for name in expected}
+    if None in found.values():
+        raise TypeError("it does not name its run and attempt")
+    if found != expected:
+        raise ValueError(f"it is of attempt {found['attempt']} of run {found['run_id']}")
+    return {name: value for name, value in content.items() if name not in expected}

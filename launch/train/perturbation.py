@@ -1,0 +1,42 @@
+"""Perturb an eager run by the smallest error that another kernel could make, to see how far it grows.
+
+Exact eager runs equal each other, so they say nothing of harmless differences: a compiled kernel may round otherwise. A perturbed
+run does.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from launch.train.fault_injection import FaultyEngine
+
+
+def perturb(run: FaultyEngine) -> None:
+    """Move each output of the first layer by one unit in the last place, in the step that is due.
+
+    Later stages of a pipeline have no first layer.
+    """
+
+    def find(model: nn.Module, inputs: Any) -> None:
+        handle.remove()
+        for name, module in model.named_modules():
+            # Megatron-Core counts the layers of a stage from 0, but their ``layer_number`` from 1 in the whole model.
+            if name.endswith("layers.0") and getattr(module, "layer_number", 1) == 1:
+                module.register_forward_hook(move)
+
+    def move(layer: nn.Module, inputs: Any, outputs: Any) -> Any:
+        return (_next_after(outputs[0]), *outputs[1:]) if run.is_due else outputs
+
+    handle = register_module_forward_pre_hook(find)
+
+
+def _next_after(values: torch.Tensor) -> torch.Tensor:
+    """Return the next larger number of each value, with the gradient of the value."""
+    with torch.no_grad():
+        unit = torch.nextafter(values, torch.full_like(values, math.inf)) - values
+    return values + unit

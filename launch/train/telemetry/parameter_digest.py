@@ -1,0 +1,29 @@
+"""A digest of a rank's parameters, which shows whether the optimizer has changed any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+CHUNK_ELEMENTS = 2**20
+"""Elements to weigh at once, which bounds the temporary memory to a few times their size in int64."""
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SPREAD = 0x9E3779B97F4A7C15 - 2**64
+"""An odd constant (SplitMix64's), as a signed integer."""
+
+
+def digest_parameters(parameters: Iterable[torch.Tensor]) -> str:
+    """Return a sum over the bits of all elements, each weighed by its place, modulo 2 ** 64, in hexadecimal digits.
+
+    One changed element always changes it, and so do two: updates of opposite sign do not cancel. The host waits for the
+    device once.
+    """
+    sums, place = [], 1
+    for parameter in parameters:
+        flat = parameter.detach().reshape(-1)
+        for piece in flat.view(_INTEGERS[flat.element_size()]).split(CHUNK_ELEMENTS):
+            weights = torch.arange(place, place + len(piece), device=piece.device).mul_(_SPREAD)
+            sums.append(weights.mul_(piece).sum())
+            place += len(piece)
+    return f"{int(torch.stack(sums).sum()) % 2**64:016x}" if sums else ""
