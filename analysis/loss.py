@@ -8,6 +8,7 @@ The files hold steps and metrics alone, so the user must know that the runs shar
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import sys
@@ -17,28 +18,38 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.curves.curve_files import CurveError, CurveFiles, read_curves
+from analysis.curves.curve import CurveError
+from analysis.curves.curve_files import CurveFiles, constant_norm, read_curves
 from analysis.curves.print_precision import (
     differences_below_precision,
     drop_below_precision,
     insufficient_precision,
     widen_margins,
 )
-from analysis.records.steps import Metric
+from analysis.records.steps import Integers, Metric
 from analysis.verdict.curve_difference import METRIC_NAMES, CurveEvidence
+from analysis.verdict.growth import Growth
 from analysis.verdict.ladder import judge_curves
 from analysis.verdict.verdict import Verdict, VerdictName
+from launch.common.command_line import Parser
+from launch.contract.exit_codes import LOSS, ExitCode, help_lines
 from launch.contract.plan import Margins
 
-_UNCHECKED = "provenance unchecked: the files do not show whether the runs share workload, data, code and libraries"
-EXIT_CODES: Mapping[VerdictName, int] = {
-    "BITWISE": 0,
-    "EQUIVALENT": 0,
-    "INCOMPARABLE": 1,
-    "DIVERGED": 3,
-    "INCONCLUSIVE": 4,
+_UNCHECKED = (
+    "provenance unchecked, replay unproven: the files do not show whether the runs share workload, data, code and libraries, "
+    "or whether graphs were replayed"
+)
+_COPY = "the same numbers as {}; a copy proves nothing"
+_ANOTHER = "add an eager run with other numbers, or a perturbed one (--perturbed)"
+_CONSTANT = "a norm that is clipped, printed too coarsely or not computed shows nothing"
+_LEAVE_OUT = "record the norm before it is clipped, with nine digits (%.9g), or leave the column out of all files"
+_EXIT_CODES: Mapping[VerdictName, ExitCode] = {
+    "BITWISE": ExitCode.PASS,
+    "EQUIVALENT": ExitCode.PASS,
+    "INCOMPARABLE": ExitCode.FAILED,
+    "DIVERGED": ExitCode.FAILED,
+    "INCONCLUSIVE": ExitCode.INCONCLUSIVE,
 }
-NOT_WRITTEN = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,16 +57,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     margins = Margins(loss=options.loss_margin, grad_norm=options.grad_norm_margin)
     evidence: list[str] = []
     try:
-        files = read_curves(options.eager, options.graphed)
+        files = read_curves(options.eager, options.graphed, options.perturbed)
         verdict = _judge(files, options.capture_step, margins)
     except CurveError as error:
         verdict = Verdict("INCOMPARABLE", str(error))
     else:
-        evidence = _evidence_lines(verdict.evidence, files, margins) if verdict.evidence else []
-        evidence += [f"{copy}: the same bytes as {original}; a copy proves nothing" for copy, original in files.copies]
+        evidence = ["", *_column_lines(files)]
+        evidence += _evidence_lines(verdict.evidence, files, margins) if verdict.evidence else []
+        evidence += [f"{copy}: {_COPY.format(original)}" for copy, original in files.copies.items()]
     answer = [verdict.verdict, verdict.reason, f"Fix: {verdict.fix}." if verdict.fix else ""]
     text = "\n".join([*filter(None, answer), *evidence, "", _UNCHECKED]) + "\n"
-    return EXIT_CODES[verdict.verdict] if _print(text) else NOT_WRITTEN
+    return _EXIT_CODES[verdict.verdict] if _print(text) else ExitCode.UNFINISHED
 
 
 def _print(text: str) -> bool:
@@ -74,32 +86,49 @@ def _print(text: str) -> bool:
 def _judge(files: CurveFiles, capture_step: int | None, margins: Margins) -> Verdict:
     steps = files.steps
     first = 0 if capture_step is None else int(np.searchsorted(steps, capture_step, side="right"))
-    verdict = judge_curves(files.eager, files.graphed, steps, first, margins, files.metrics)
+    verdict = _judge_printed(files, steps, first, margins)
+    # A perturbed run with numbers of its own shows the noise that equal eager runs do not.
+    if verdict.verdict == "EQUIVALENT" and files.copies and files.perturbed.keys() <= files.copies.keys():
+        verdict = _judge_printed(files.drop_copies(), steps, first, margins)
+        verdict = verdict if verdict.passes else replace(verdict, fix=_ANOTHER)
+    constant = constant_norm(files, first) if verdict.verdict not in ("DIVERGED", "INCOMPARABLE") else ""
+    return Verdict("INCOMPARABLE", f"{constant}: {_CONSTANT}", _LEAVE_OUT, verdict.evidence) if constant else verdict
+
+
+def _judge_printed(files: CurveFiles, steps: Integers, first: int, margins: Margins) -> Verdict:
+    """Judge the curves with regard to the digits that they are printed with."""
+    verdict = judge_curves(*files.sides, steps, first, margins, files.metrics, files.perturbed_steps)
     coarse = insufficient_precision(files, first, margins) if verdict.verdict != "INCOMPARABLE" else {}
     if not coarse:
         return verdict
     sure = drop_below_precision(files, coarse)
-    surely = judge_curves(sure.eager, sure.graphed, steps, first, widen_margins(margins, coarse), files.metrics)
+    wide = widen_margins(margins, coarse)
+    surely = judge_curves(*sure.sides, steps, first, wide, files.metrics, sure.perturbed_steps)
     if verdict.verdict == surely.verdict == "DIVERGED":
         same = verdict.deviation and surely.deviation and verdict.deviation.step == surely.deviation.step
         return verdict if same else replace(surely, evidence=verdict.evidence)
     return differences_below_precision(verdict, coarse, margins)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m analysis.loss",
-        description="Compare graphed loss curves with eager ones. Files are CSV or JSON lines with step, loss and optionally "
+        description="Compare graphed loss curves with eager ones. Files are CSV or JSON lines with step, loss and optionally\n"
         "grad_norm. Several files of one side are repeats of one configuration. docs/verdicts.md has the rules.",
-        epilog="Exit codes: 0 BITWISE or EQUIVALENT, 3 DIVERGED, 4 INCONCLUSIVE, 1 INCOMPARABLE, 2 wrong usage or the output "
-        "cannot be written.",
+        epilog=help_lines(LOSS),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--eager", nargs="+", type=Path, required=True, metavar="FILE", help="two or more give a noise floor"
     )
     parser.add_argument("--graphed", nargs="+", type=Path, required=True, metavar="FILE")
     parser.add_argument(
-        "--capture-step", type=int, metavar="K", help="compare the steps after K; by default all steps are compared"
+        "--perturbed", nargs=1, type=Path, default=(), metavar="FILE",
+        help="an eager run whose first layer's output was moved by one unit in the last place after the capture: DIVERGED "
+        "needs more than its difference",
+    )  # fmt: skip
+    parser.add_argument(
+        "--capture-step", type=_step, metavar="K", help="compare the steps after K; by default all steps are compared"
     )
     parser.add_argument(
         "--loss-margin", type=_margin, default=Margins.loss, metavar="NATS", help="absolute (default: %(default)s)"
@@ -111,18 +140,34 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _step(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise argparse.ArgumentTypeError(f"a step is a whole number, 0 or larger, not {text}")
+    return int(text)
+
+
 def _margin(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"a margin is a finite number, 0 or larger, not {text}")
-    return value
+    with contextlib.suppress(ValueError):
+        if 0 <= (value := float(text)) < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"a margin is a finite number, 0 or larger, not {text}")
+
+
+def _column_lines(files: CurveFiles) -> list[str]:
+    """Say which columns were read, by file where files differ."""
+    readers: dict[tuple[str, ...], list[str]] = {}
+    for name, curve in files.curves.items():
+        readers.setdefault(curve.columns, []).append(name)
+    return [
+        f"columns        {', '.join(columns)}" + (f" ({', '.join(names)})" if len(readers) > 1 else "")
+        for columns, names in readers.items()
+    ]
 
 
 def _evidence_lines(evidence: CurveEvidence, files: CurveFiles, margins: Margins) -> list[str]:
     runs = f"{evidence.eager_runs} eager, {evidence.graphed_runs} graphed"
     eager_differ = evidence.eager_prefix < evidence.steps
     lines = [
-        "",
         f"window         steps {evidence.first_step} to {evidence.last_step} ({evidence.steps}); {runs}",
         f"1 bitwise      the first {evidence.bitwise_prefix} of {evidence.steps} steps"
         + (f"; eager runs among themselves {evidence.eager_prefix}" if eager_differ else ""),
@@ -145,9 +190,15 @@ def _metric_lines(evidence: CurveEvidence, metric: Metric, margin: float) -> lis
             lines += [
                 f"3 mean         {tested.mean.value:.3g} +- {tested.mean.half_width:.3g} (p {tested.p:.2g})",
                 f"4 drift        {tested.rise.value:.3g} +- {tested.rise.half_width:.3g} over the window",
-                f"4 late         {'a blow-up' if tested.late else 'no blow-up'}",
+                f"4 growth       {_growth(tested.growth)}",
             ]
     return lines
+
+
+def _growth(growth: Growth | None) -> str:
+    if growth is None:
+        return "none at the end of the window"
+    return f"median {growth.before:.3g}, {growth.after:.3g} in the last {growth.steps} steps (leaves the margin)"
 
 
 if __name__ == "__main__":

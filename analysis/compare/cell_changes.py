@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from analysis.compare.golden import GoldenCell, GoldenMemory, GoldenSpeed, GoldenVerdict
-from analysis.sweep.cell_results import EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_PASS, EXIT_UNFINISHED
 from analysis.verdict.verdict import VERDICTS
 from launch.common.text import count
+from launch.contract.exit_codes import ExitCode
 from launch.contract.outcomes import RESULTS_INTACT
 
 MEMORY_TOLERANCE = 0.05
@@ -37,13 +37,13 @@ Aspect = Literal["cell", "outcome", "verdict", "speed", "memory"]
 Change = Literal["worse", "unfinished", "inconclusive", "not comparable", "changed", "better"]
 """What a difference means: a regression, a run without an outcome, known before and unknown now, never known, neutral, or an
 improvement."""
-EXITS: Mapping[Change, int] = {
-    "worse": EXIT_FAILED,
-    "unfinished": EXIT_UNFINISHED,
-    "inconclusive": EXIT_INCONCLUSIVE,
-    "not comparable": EXIT_PASS,
-    "changed": EXIT_PASS,
-    "better": EXIT_PASS,
+EXITS: Mapping[Change, ExitCode] = {
+    "worse": ExitCode.FAILED,
+    "unfinished": ExitCode.UNFINISHED,
+    "inconclusive": ExitCode.INCONCLUSIVE,
+    "not comparable": ExitCode.PASS,
+    "changed": ExitCode.PASS,
+    "better": ExitCode.PASS,
 }
 """By importance; the first one that occurs gives the exit code of the command."""
 
@@ -56,6 +56,15 @@ class FigureChange:
     change: Change
     before: str
     after: str
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What is wrong with a cell, if anything. ``kind`` is a word to group by, ``reason`` says why."""
+
+    change: Change
+    kind: str = ""
+    reason: str = ""
 
 
 def worst(changes: Sequence[Change]) -> Change | None:
@@ -73,14 +82,18 @@ def differences(before: GoldenCell, after: GoldenCell, memory_tolerance: float) 
     return tuple(one for one in found if one)
 
 
-def judge_alone(cell: GoldenCell) -> Change:
+def judge_alone(cell: GoldenCell) -> Judgement:
     """Judge a cell that has no counterpart, as its own report does."""
-    word = cell.verdict.verdict if cell.verdict else None
-    if word in ("DIVERGED", "INCOMPARABLE") or cell.unexpected or cell.unsound_records:
-        return "worse"
+    word, reason = (cell.verdict.verdict, cell.verdict.reason) if cell.verdict else ("", "")
+    if cell.unexpected:
+        return Judgement("worse", cell.outcome, f"ended {cell.outcome}, expected {cell.expect.text}")
+    if cell.unsound_records:
+        return Judgement("worse", "unsound records", "; ".join(cell.unsound_records))
+    if word in ("DIVERGED", "INCOMPARABLE"):
+        return Judgement("worse", word, reason)
     if cell.unfinished or word == "UNFINISHED":
-        return "unfinished"
-    return "inconclusive" if word == "INCONCLUSIVE" else "changed"
+        return Judgement("unfinished", "UNFINISHED", reason or f"a run has no outcome: {cell.outcome}")
+    return Judgement("inconclusive", word, reason) if word == "INCONCLUSIVE" else Judgement("changed")
 
 
 def _outcome(before: GoldenCell, after: GoldenCell) -> FigureChange | None:
@@ -103,12 +116,17 @@ def _badness(cell: GoldenCell) -> tuple[float, float, float, bool, bool]:
     """Return the shares of runs that ended otherwise than expected, without results, and not COMPLETED; then two flags."""
     runs = _runs(cell.outcome)
     ended = {name: count for name, count in runs.items() if name not in ("NOT RUN", "INTERRUPTED")}
-    expected = cell.expected.partition(" in ")[0]
 
     def share(*well: str) -> float:
         return sum(count for name, count in ended.items() if name not in well) / sum(runs.values())
 
-    return share(expected), share(*RESULTS_INTACT), share("COMPLETED"), cell.unexpected, bool(cell.unsound_records)
+    return (
+        share(cell.expect.outcome),
+        share(*RESULTS_INTACT),
+        share("COMPLETED"),
+        cell.unexpected,
+        bool(cell.unsound_records),
+    )
 
 
 def _runs(outcome: str) -> dict[str, int]:
@@ -118,7 +136,7 @@ def _runs(outcome: str) -> dict[str, int]:
 
 
 def _ended(cell: GoldenCell) -> str:
-    notes = [f"expected {cell.expected}"] if cell.unexpected else []
+    notes = [f"expected {cell.expect.text}"] if cell.unexpected else []
     notes += [f"unsound records: {cell.unsound_records[0]}"] if cell.unsound_records else []
     return f"{cell.outcome} ({'; '.join(notes)})" if notes else cell.outcome
 
@@ -129,7 +147,7 @@ def _verdict(before: GoldenCell, after: GoldenCell) -> FigureChange | None:
         return None
     text = _verdict_text(after.verdict)
     if before.verdict is None:
-        return FigureChange("verdict", judge_alone(after), "no verdict", text)
+        return FigureChange("verdict", judge_alone(after).change, "no verdict", text)
     rank, rank_before = VERDICTS.index(after.verdict.verdict), VERDICTS.index(before.verdict.verdict)
     if after.verdict.verdict == "UNFINISHED":
         return FigureChange("verdict", "unfinished", before.verdict.verdict, text)

@@ -1,4 +1,4 @@
-"""JUnit XML of a report, or of a comparison: a testcase a cell. The same input gives the same bytes: no time, no host.
+"""JUnit XML of a report, or of a comparison: a testcase a cell. Times are those of the runs, so the same input gives the same bytes.
 
 A test that failed is one whose answer is bad; a test in error is one that gave none (a run without an outcome, a
 verdict that is INCONCLUSIVE). A cell that was rejected or could not run is skipped, and in a comparison one that there was
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from analysis.compare.cell_changes import Change
+from analysis.compare.cell_changes import Change, judge_alone
 from analysis.compare.golden import Golden, GoldenCell, GoldenNotRun
 from analysis.compare.sweep_changes import CellComparison, Comparison
 
@@ -33,11 +33,18 @@ class Case:
     ending: Ending | None = None
     kind: str = ""
     message: str = ""
+    seconds: float = 0.0
 
 
-def junit_of_report(golden: Golden) -> bytes:
-    """A cell passes where the report's exit code holds nothing against it."""
-    cases = [*map(_case_of_cell, golden.cells), *map(_case_not_run, golden.not_run)]
+def junit_of_report(golden: Golden, *, allow_empty: bool = False) -> bytes:
+    """A cell passes where the report's exit code holds nothing against it.
+
+    If no graphed cell has a verdict, one more testcase is in error, unless ``allow_empty``.
+    """
+    cases = [replace(_case_of_cell(cell), seconds=cell.seconds) for cell in golden.cells]
+    cases += map(_case_not_run, golden.not_run)
+    if golden.summary.unvalidated and not allow_empty:
+        cases.append(Case("graphed cells", "error", "nothing validated", golden.summary.unvalidated))
     properties = {key: ", ".join(value for value, _ in values) for key, values in golden.provenance.items()}
     return _as_xml(golden.sweep, cases, properties)
 
@@ -46,24 +53,17 @@ def junit_of_comparison(comparison: Comparison) -> bytes:
     """A cell passes where nothing of it is worse than before."""
     properties = {unlike.key: f"{unlike.before} -> {unlike.after}" for unlike in comparison.environment}
     name = f"{comparison.after} against {comparison.before}"
-    return _as_xml(name, [_case_of_comparison(cell) for cell in comparison.cells], properties)
+    cases = [replace(_case_of_comparison(cell), seconds=cell.seconds) for cell in comparison.cells]
+    return _as_xml(name, cases, properties)
 
 
 def _case_of_cell(cell: GoldenCell) -> Case:
-    word, reason = (cell.verdict.verdict, cell.verdict.reason) if cell.verdict else ("", "")
-    if cell.unexpected:
-        return Case(cell.label, "failure", cell.outcome, f"ended {cell.outcome}, expected {cell.expected}")
-    if cell.unsound_records:
-        return Case(cell.label, "failure", "unsound records", "; ".join(cell.unsound_records))
-    if word in ("DIVERGED", "INCOMPARABLE"):
-        return Case(cell.label, "failure", word, reason)
-    if cell.unfinished:
-        return Case(cell.label, "error", "UNFINISHED", reason or f"a run has no outcome: {cell.outcome}")
-    return Case(cell.label, "error", word, reason) if word in ("UNFINISHED", "INCONCLUSIVE") else Case(cell.label)
+    found = judge_alone(cell)
+    return Case(cell.label, _ENDINGS.get(found.change), found.kind, found.reason)
 
 
 def _case_not_run(cell: GoldenNotRun) -> Case:
-    return Case(cell.label, "skipped", cell.state, ", ".join(cell.rules))
+    return Case(cell.label, "skipped", cell.state, cell.rules)
 
 
 def _case_of_comparison(cell: CellComparison) -> Case:
@@ -83,6 +83,7 @@ def _as_xml(name: str, cases: Sequence[Case], properties: Mapping[str, str]) -> 
         "failures": str(endings.count("failure")),
         "errors": str(endings.count("error")),
         "skipped": str(endings.count("skipped")),
+        "time": f"{sum(case.seconds for case in cases):.3f}",
     }
     root = ElementTree.Element("testsuites", counts)
     suite = ElementTree.SubElement(root, "testsuite", {"name": _legal(name), **counts})
@@ -91,7 +92,8 @@ def _as_xml(name: str, cases: Sequence[Case], properties: Mapping[str, str]) -> 
         for key, value in properties.items():
             ElementTree.SubElement(listed, "property", {"name": _legal(key), "value": _legal(value)})
     for case in cases:
-        element = ElementTree.SubElement(suite, "testcase", {"classname": _legal(name), "name": _legal(case.name)})
+        identity = {"classname": _legal(name), "name": _legal(case.name), "time": f"{case.seconds:.3f}"}
+        element = ElementTree.SubElement(suite, "testcase", identity)
         if case.ending:
             said = {"message": _legal(case.message), "type": _legal(case.kind)}
             ElementTree.SubElement(element, case.ending, said)

@@ -18,7 +18,8 @@ import yaml
 from analysis.compare.cell_changes import EXITS, MEMORY_TOLERANCE, Change, FigureChange, differences, judge_alone, worst
 from analysis.compare.golden import Golden, GoldenCell
 from analysis.records.provenance import flat
-from analysis.sweep.cell_results import EXIT_PASS
+from analysis.report.json_report import to_json
+from launch.contract.exit_codes import ExitCode
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class CellComparison:
     cell_id: str
     matched: Literal["id", "label", "no"]
     differences: tuple[FigureChange, ...]
+    seconds: float = 0.0
+    """How long the runs of the later sweep took."""
 
     @property
     def change(self) -> Change | None:
@@ -63,7 +66,7 @@ class Comparison:
     @property
     def exit_code(self) -> int:
         """3 a regression; 2 a run without an outcome; 4 only unknown now; 0 nothing worse."""
-        return EXITS[self.change] if self.change else EXIT_PASS
+        return EXITS[self.change] if self.change else ExitCode.PASS
 
 
 def compare_sweeps(before: Golden, after: Golden, memory_tolerance: float = MEMORY_TOLERANCE) -> Comparison:
@@ -109,21 +112,21 @@ def _by_label(cells: Sequence[GoldenCell], without: Any) -> dict[str, GoldenCell
 def _compare_cell(
     before: GoldenCell, after: GoldenCell, matched: Literal["id", "label"], tolerance: float
 ) -> CellComparison:
-    return CellComparison(after.label, after.cell_id, matched, differences(before, after, tolerance))
+    return CellComparison(after.label, after.cell_id, matched, differences(before, after, tolerance), after.seconds)
 
 
 def _removed(cell: GoldenCell, after: Golden) -> CellComparison:
     now = next((one for one in after.not_run if one.cell_id == cell.cell_id), None) or next(
         (one for one in after.not_run if one.label == cell.label), None
     )
-    words = f"{now.state} ({', '.join(now.rules)})" if now else "not there"
+    words = f"{now.state} ({now.rules})" if now else "not there"
     return CellComparison(cell.label, cell.cell_id, "no", (FigureChange("cell", "worse", _summary(cell), words),))
 
 
 def _added(cell: GoldenCell) -> CellComparison:
     """Judge a new cell as its own report does."""
-    difference = FigureChange("cell", judge_alone(cell), "not there", _summary(cell))
-    return CellComparison(cell.label, cell.cell_id, "no", (difference,))
+    difference = FigureChange("cell", judge_alone(cell).change, "not there", _summary(cell))
+    return CellComparison(cell.label, cell.cell_id, "no", (difference,), cell.seconds)
 
 
 def _summary(cell: GoldenCell) -> str:
@@ -166,17 +169,5 @@ def _fields(recipe: str) -> dict[str, tuple[str, ...]]:
 
 def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
     """What ``compare --json`` prints."""
-    return {
-        "before": comparison.before,
-        "after": comparison.after,
-        "exit_code": comparison.exit_code,
-        "change": comparison.change,
-        "memory_tolerance": comparison.memory_tolerance,
-        "cells": [
-            {"label": cell.label, "cell_id": cell.cell_id, "matched": cell.matched, "change": cell.change}
-            | {"differences": [dict(vars(difference)) for difference in cell.differences]}
-            for cell in comparison.cells
-        ],
-        "environment": [dict(vars(unlike)) for unlike in comparison.environment],
-        "recipe": [dict(vars(unlike)) for unlike in comparison.recipe],
-    }
+    cells = [{**to_json(cell), "change": cell.change} for cell in comparison.cells]
+    return {**to_json(comparison), "exit_code": comparison.exit_code, "change": comparison.change, "cells": cells}

@@ -1,7 +1,7 @@
-"""The precision of printed loss curves. Digits that a file leaves out hide small differences, and create others.
+"""The precision of recorded loss curves. Digits that a file leaves out hide small differences, and create others.
 
-A printed number is off by up to half the unit of its last digit, a difference of two by up to a whole unit. Where a unit
-is no small part of the margin, no difference within the margin counts. A difference that exceeds the margin by two units
+A number is off by up to half its unit (analysis.curves.resolution), a difference of two by up to a whole unit. Where a unit is
+no small part of the margin, no difference within the margin counts. A difference that exceeds the margin by two units
 more does.
 """
 
@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from analysis.curves.curve import Curve
 from analysis.curves.curve_files import CurveFiles
-from analysis.records.steps import Floats, Metric, Steps
+from analysis.curves.resolution import resolution
+from analysis.records.steps import Floats, Metric
 from analysis.verdict.curve_difference import METRIC_NAMES
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
@@ -26,10 +28,12 @@ _QUANTILE = 0.8
 """The unit of a column is this quantile of its steps' units. In full precision without trailing zeros, one number in ten
 looks coarser."""
 
+_MORE_DIGITS = "record it in float32, and print nine digits (%.9g)"
+
 
 @dataclass(frozen=True)
 class PrintPrecision:
-    """How ``file`` prints a metric: ``unit`` is that of the column, ``widest`` the largest of any step. Both are in the
+    """How finely ``file`` records a metric: ``unit`` is that of the column, ``widest`` the largest of any step. Both are in the
     metric's own measure of differences: gradient norms relative to eager."""
 
     unit: float
@@ -45,11 +49,11 @@ def insufficient_precision(files: CurveFiles, first: int, margins: Margins) -> d
 
 
 def _coarsest(files: CurveFiles, metric: Metric, first: int) -> PrintPrecision:
-    curves = {**files.eager, **files.graphed}
-    window = slice(first, min(map(len, curves.values())))
-    units = {name: _units(files, name, metric)[window] for name in curves}
+    window = slice(first, min(len(curve.steps) for curve in files.curves.values()))
+    units = {name: _units(curve, metric)[window] for name, curve in files.curves.items()}
     if metric == "grad_norm":
-        sizes = [np.maximum(np.abs(steps.grad_norm[window]), units[name]) for name, steps in files.eager.items()]
+        norms = {name: np.abs(steps.grad_norm[window]) for name, steps in files.sides[0].items()}
+        sizes = [np.maximum(norm, units[name]) for name, norm in norms.items()]
         with np.errstate(all="ignore"):
             units = {name: np.nan_to_num(unit / np.mean(sizes, axis=0), nan=0.0) for name, unit in units.items()}
     of_column = {name: float(np.sort(unit)[int(_QUANTILE * (len(unit) - 1))]) for name, unit in units.items()}
@@ -57,10 +61,10 @@ def _coarsest(files: CurveFiles, metric: Metric, first: int) -> PrintPrecision:
     return PrintPrecision(of_column[name], max(float(unit.max()) for unit in units.values()), name)
 
 
-def _units(files: CurveFiles, name: str, metric: Metric) -> Floats:
+def _units(curve: Curve, metric: Metric) -> Floats:
     """Return the units of a file's numbers, shape (steps,); 0 where a number has full precision."""
-    unit, steps = files.units[name][metric], {**files.eager, **files.graphed}[name]
-    return np.where(unit > _FULL_PRECISION * np.abs(steps.of(metric)), unit, 0.0)
+    unit = resolution(curve.steps.of(metric), curve.units[metric])
+    return np.where(unit > _FULL_PRECISION * np.abs(curve.steps.of(metric)), unit, 0.0)
 
 
 def widen_margins(margins: Margins, coarse: Mapping[Metric, PrintPrecision]) -> Margins:
@@ -73,26 +77,23 @@ def drop_below_precision(files: CurveFiles, coarse: Mapping[Metric, PrintPrecisi
     if "grad_norm" not in coarse:
         return files
 
-    def raise_norms(side: Mapping[str, Steps]) -> dict[str, Steps]:
-        units = {name: _units(files, name, "grad_norm") for name in side}
-        return {
-            name: replace(steps, grad_norm=np.maximum(steps.grad_norm, units[name])) for name, steps in side.items()
-        }
+    def raise_norms(curve: Curve) -> Curve:
+        norms = np.maximum(curve.steps.grad_norm, _units(curve, "grad_norm"))
+        return replace(curve, steps=replace(curve.steps, grad_norm=norms))
 
-    return replace(files, eager=raise_norms(files.eager), graphed=raise_norms(files.graphed))
+    eager, graphed, perturbed = (
+        {name: raise_norms(curve) for name, curve in side.items()}
+        for side in (files.eager, files.graphed, files.perturbed)
+    )
+    return replace(files, eager=eager, graphed=graphed, perturbed=perturbed)
 
 
 def differences_below_precision(verdict: Verdict, coarse: Mapping[Metric, PrintPrecision], margins: Margins) -> Verdict:
-    """Return INCONCLUSIVE with the evidence of ``verdict``: metrics are printed too coarsely."""
+    """Return INCONCLUSIVE with the evidence of ``verdict``: metrics are recorded too coarsely."""
     metric, precision = next(iter(coarse.items()))
     relative = " of it" if metric == "grad_norm" else ""
     reason = (
-        f"the {METRIC_NAMES[metric]} is printed to {precision.unit:.2g}{relative} ({precision.file}), and its margin is "
+        f"the {METRIC_NAMES[metric]} is recorded in units of {precision.unit:.3g}{relative} ({precision.file}), and its margin is "
         f"{margins.of(metric):g}{relative}: a difference within the margin does not show"
     )
-    if relative and precision.unit >= 1:
-        reason = f"the gradient norm is printed as 0 ({precision.file}), so no difference shows"
-    remedy = "print more digits, for instance nine (%.9g)"
-    if relative:
-        remedy += "; if the norm is really 0, nothing is trained"
-    return Verdict("INCONCLUSIVE", reason, remedy, verdict.evidence)
+    return Verdict("INCONCLUSIVE", reason, _MORE_DIGITS, verdict.evidence)

@@ -107,7 +107,7 @@ class DivergenceLocation:
     @property
     def first(self) -> DigestDifference | None:
         """The first place at which a graphed run differs from its eager baseline."""
-        return self._earliest(self.graphed.values())
+        return _earliest(self.graphed.values(), self.names)
 
     @property
     def attributable(self) -> bool:
@@ -123,8 +123,9 @@ class DivergenceLocation:
             return False
         return self.first is None or self.eager.place(self.names) <= self.first.place(self.names)
 
-    def _earliest(self, found: Iterable[DigestDifference | None]) -> DigestDifference | None:
-        return min((one for one in found if one), key=lambda one: one.place(self.names), default=None)
+
+def _earliest(found: Iterable[DigestDifference | None], names: Sequence[str]) -> DigestDifference | None:
+    return min((one for one in found if one), key=lambda one: one.place(names), default=None)
 
 
 def locate(eager: Mapping[int, OfRanks], graphed: Mapping[int, OfRanks], spec: RunSpec) -> DivergenceLocation:
@@ -136,13 +137,12 @@ def locate(eager: Mapping[int, OfRanks], graphed: Mapping[int, OfRanks], spec: R
     _check_ranks(eager, graphed)
     names = layer_names(spec.model.num_layers)
     first, *others = eager.values()
-    parted = [first_difference(first, other, names) for other in others]
     return DivergenceLocation(
         names,
         spec.cuda_graph.capture_step,
         min(len(digests) for run in (*eager.values(), *graphed.values()) for digests in run),
         len(eager),
-        min((one for one in parted if one), key=lambda one: one.place(names), default=None),
+        _earliest((first_difference(first, other, names) for other in others), names),
         {repeat: first_difference(eager[repeat], run, names) for repeat, run in graphed.items()},
     )
 
@@ -196,10 +196,10 @@ def _check(run_id: str, found: OfRanks, spec: RunSpec) -> None:
 def _check_step(run_id: str, ranks: Sequence[StepDigests], spec: RunSpec) -> None:
     """Check that each layer has a digest for each micro-batch: missing ones would count as equal."""
     names = layer_names(spec.model.num_layers)
-    for what in ("outputs", "gradients"):
+    for what in ORDER:
         rows = [row for digests in ranks for row in getattr(digests, what).items()]
-        if {layer for layer, _ in rows} != set(names) or {len(row) for _, row in rows} != {spec.num_microbatches}:
-            raise RecordError(f"{run_id}: {what} of step {ranks[0].step} lack a layer or a micro-batch")
-    for what in ("parameter_gradients", "parameters"):
-        if {layer for digests in ranks for layer in getattr(digests, what)} != set(names[:-1]):
+        in_passes = what in ("outputs", "gradients")
+        if {layer for layer, _ in rows} != set(names if in_passes else names[:-1]):
             raise RecordError(f"{run_id}: {what} of step {ranks[0].step} lack a layer")
+        if in_passes and {len(row) for _, row in rows} != {spec.num_microbatches}:
+            raise RecordError(f"{run_id}: {what} of step {ranks[0].step} lack a micro-batch")

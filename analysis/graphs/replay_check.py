@@ -113,10 +113,9 @@ def _bare_ranks(attempt: Attempt, spec: RunSpec) -> Collection[int]:
     if not _stages_may_be_bare(spec):
         return ()
     layout = spec.parallelism
-    a_stage = layout.world_size // layout.pp  # Megatron's order of ranks: a stage is one stretch of them
     bare: list[int] = []
-    for first in range(0, layout.world_size, a_stage):
-        stage = range(first, first + a_stage)
+    for first in range(0, layout.world_size, layout.stage_size):
+        stage = range(first, first + layout.stage_size)
         if all(_captured_nothing(attempt.proofs.get(rank), spec) for rank in stage):
             bare += stage
     return bare if len(bare) < layout.world_size else ()

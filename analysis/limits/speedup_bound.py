@@ -39,11 +39,10 @@ HOST_SHARE, HOST_PART = 0.9, 0.5
 
 
 @dataclass(frozen=True)
-class EagerStep:
-    """A step of the eager baseline. Times are positive, and ``kernels`` is a count.
+class ProbedStep:
+    """A timed step with the figures of its own probe. Times are positive. ``kernels``, a count, includes those in graphs.
 
-    ``busy_ms`` is that of the least busy rank. ``communicates`` says whether communication takes more than ``NEAR`` of a rank's busy
-    time. ``host_ms`` is None if the host waits for the device within a step.
+    ``busy_ms`` is that of the least busy rank. ``host_ms`` is None if the host waits for the device within a step.
     """
 
     step_ms: float
@@ -51,6 +50,12 @@ class EagerStep:
     computing_ms: float
     host_ms: float | None
     kernels: float
+
+
+@dataclass(frozen=True)
+class EagerStep(ProbedStep):
+    """A step of the eager baseline. ``communicates``: communication takes more than ``NEAR`` of a rank's busy time."""
+
     communicates: bool = False
 
     @property
@@ -80,18 +85,10 @@ class EagerStep:
 
 
 @dataclass(frozen=True)
-class GraphedStep:
-    """A step of a graphed cell. Its time is positive. Counts of kernels, including those in graphs, and of graph launches are the
-    maximum over ranks."""
+class GraphedStep(ProbedStep):
+    """A step of a graphed cell. Tracing may disturb its probe: ``busy_ms`` and ``computing_ms`` check the step and are no bound."""
 
-    step_ms: float
-    host_ms: float | None
-    kernels: float
     graph_launches: float
-    computing_ms: float
-    busy_ms: float
-    """The busy time of the least busy rank. This and ``computing_ms`` come from its own probe, which tracing may disturb. They
-    check the step and are no bound."""
 
 
 @dataclass(frozen=True)
@@ -255,14 +252,9 @@ def _timed_eager(attempts: Sequence[Attempt], ranks: int, step_ms: float | None)
         return "no eager run ended with complete records"
     if missing := _without_probe(sound, ranks):
         return f"rank {missing[0]} of the eager run ended without a probe"
-    found = EagerStep(
-        step_ms=step_ms or _mean([measured_ms(attempt) for attempt in sound]),
-        busy_ms=_mean([_least_busy_ms(attempt) for attempt in sound]),
-        computing_ms=_slowest_ms(sound, lambda probe: probe.computing_ms),
-        host_ms=_slowest_host(sound),
-        kernels=_most(sound, lambda probe: probe.kernels),
-        communicates=any(_communicates(probe) for attempt in sound for probe in attempt.probes.values()),
-    )
+    communicates = any(_communicates(probe) for attempt in sound for probe in attempt.probes.values())
+    mean_ms = step_ms or _mean([measured_ms(attempt) for attempt in sound])
+    found = EagerStep(mean_ms, *_figures(sound), communicates)
     return _implausible(found) or found
 
 
@@ -271,15 +263,19 @@ def graphed_step(pairs: Sequence[Pair], ranks: int) -> GraphedStep | str:
     attempts = [pair.graphed.attempt for pair in pairs if pair.graphed.attempt]
     if missing := _without_probe(attempts, ranks):
         return f"rank {missing[0]} of the graphed run ended without a probe"
-    found = GraphedStep(
-        step_ms=geometric_mean([pair.speed.graphed_ms for pair in pairs]),
-        host_ms=_slowest_host(attempts),
-        kernels=_most(attempts, lambda probe: probe.kernels),
-        graph_launches=_most(attempts, lambda probe: probe.graph_launches),
-        computing_ms=_slowest_ms(attempts, lambda probe: probe.computing_ms),
-        busy_ms=_mean([_least_busy_ms(attempt) for attempt in attempts]),
-    )
+    launches = _most(attempts, lambda probe: probe.graph_launches)
+    found = GraphedStep(geometric_mean([pair.speed.graphed_ms for pair in pairs]), *_figures(attempts), launches)
     return found if found.busy_ms > 0 else "a rank of the graphed run saw no kernel in its probe"
+
+
+def _figures(attempts: Sequence[Attempt]) -> tuple[float, float, float | None, float]:
+    """Return ``busy_ms``, ``computing_ms``, ``host_ms`` and ``kernels`` of a step of ``attempts``."""
+    return (
+        _mean([_least_busy_ms(attempt) for attempt in attempts]),
+        _slowest_ms(attempts, lambda probe: probe.computing_ms),
+        _slowest_host(attempts),
+        _most(attempts, lambda probe: probe.kernels),
+    )
 
 
 def measured_ms(attempt: Attempt) -> float:

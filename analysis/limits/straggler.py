@@ -44,8 +44,7 @@ def cell_straggler(attempts: Sequence[Attempt], layout: Parallelism, step_ms: fl
     ranks = range(layout.world_size)
     with_probes = [attempt for attempt in attempts if all(rank in attempt.probes for rank in ranks)]
     probed = [attempt.probes for attempt in with_probes]
-    # In Megatron's order a stage is a contiguous range of ranks.
-    stage_size = layout.world_size // layout.pp
+    stage_size = layout.stage_size
     if not probed or stage_size < 2:
         return None
     every = [probe for probes in probed for probe in probes.values()]

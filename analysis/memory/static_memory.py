@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from analysis.speed.flops import GATED_MATRICES
-from launch.contract.parallel_dims import ParallelDims, layers_of
+from launch.contract.pipeline_stages import layers_of
 from launch.contract.spec import Model, Parallelism, RunSpec
 
 MOMENTS = 2 * 4
@@ -61,8 +61,7 @@ def _bytes(spec: RunSpec, held: Parameters) -> int:
     weight = BYTES[training.precision]
     gradient = max(weight, BYTES[training.gradient_precision])
     own = MOMENTS + (MASTER if training.precision == "bf16" else 0)
-    dims = ParallelDims.of(layout)
-    shares = (dims.cp * dims.dp, dims.expert_dp) if layout.distributed_optimizer else (1, 1)
+    shares = (layout.cp * layout.dp, layout.expert_dp) if layout.distributed_optimizer else (1, 1)
     return sum(
         elements * (weight + gradient) + elements * own // share
         for elements, share in zip((held.dense, held.experts), shares, strict=True)

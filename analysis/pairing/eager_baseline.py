@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from analysis.records.run import Run, attempts_of
+from analysis.records.run import Digests, Run, attempts_of
 from analysis.records.steps import Steps
 from analysis.verdict.completeness import incomplete
 from analysis.verdict.curve_difference import NoiseFloor, noise_floor
 from launch.contract.plan import Cell
 
-Digests = tuple[tuple[str, str], ...]
-"""Digests that two runs must share to be comparable, as (name, digest) (analysis.records.run.Attempt.digests)."""
-
 
 @dataclass(frozen=True)
 class EagerBaseline:
-    """The eager runs of a workload. ``repeats`` maps digests and repeat to the steps of complete runs."""
+    """The eager runs of a workload.
+
+    ``repeats`` maps digests and repeat to the steps of complete runs, ``perturbed`` digests to those of the perturbed run.
+    """
 
     runs: tuple[Run, ...]
+    """The repeats, complete or not."""
     repeats: Mapping[Digests, Mapping[int, Steps]]
+    perturbed: Mapping[Digests, Steps] = field(default_factory=dict)
 
     @property
     def noise_floor(self) -> NoiseFloor | None:
-        """Return the noise floor over whole runs, or None without two complete repeats with the same digests.
+        """Return the noise floor over whole runs, or None without two complete runs with the same digests.
 
         If runs have different digests, return the largest noise floor of any of them.
         """
-        floors = (noise_floor(tuple(repeats.values()), slice(None)) for repeats in self.repeats.values())
+        floors = (
+            noise_floor(tuple(repeats.values()), slice(None), self.perturbed.get(digests))
+            for digests, repeats in self.repeats.items()
+        )
         return max((floor for floor in floors if floor), key=lambda floor: (floor.loss, floor.grad_norm), default=None)
 
 
@@ -38,9 +43,14 @@ def eager_side(runs: tuple[Run, ...], cell: Cell) -> EagerBaseline:
     """Collect the ``runs`` of the eager ``cell`` of a workload."""
     expected = np.arange(cell.run_spec.training.steps)
     complete: dict[Digests, dict[int, Steps]] = {}
+    perturbed: dict[Digests, Steps] = {}
     for run in runs:
         for attempt in attempts_of([run]):
             whole = not incomplete(attempt.steps, expected, "eager run")
-            if attempt.outcome.results_intact and not attempt.problems and whole:
+            if not (attempt.outcome.results_intact and not attempt.problems and whole):
+                continue
+            if run.perturbed:
+                perturbed[attempt.digests] = attempt.steps
+            else:
                 complete.setdefault(attempt.digests, {})[run.repeat] = attempt.steps
-    return EagerBaseline(runs, complete)
+    return EagerBaseline(tuple(run for run in runs if not run.perturbed), complete, perturbed)

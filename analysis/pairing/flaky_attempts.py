@@ -1,68 +1,109 @@
-"""Find earlier attempts of a run that contradict the last one: a success must not hide an earlier failure.
+"""Find attempts that contradict the one that counts: a success must not hide a failure, however its attempt ended.
 
-Race conditions cause intermittent failures. Attempts ended by infrastructure or the user do not count. Attempts with
-different code, libraries or data do not count either, since that difference may be the cause.
+Race conditions cause intermittent failures. A user cancels an attempt that diverges, and a node may fail under one, so every
+attempt with steps after the capture is compared. Attempts with other code, libraries or data are only named, since that
+difference may be the cause.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from analysis.records.run import Attempt, Run
+from analysis.records.run import Attempt, Digests, PartialAttempt, Run
 from analysis.records.steps import Metric, Steps
-from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, bitwise_equal, told_apart
+from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, bitwise_equal, format_unequal, sample_of
+from analysis.verdict.ladder import first_compared
 from launch.contract.plan import Margins
 
+OtherAttempt = Attempt | PartialAttempt
+"""An attempt beside the one that counts."""
 
-def attempts_with_other_bits(run: Run, than: Attempt, margins: Margins | None = None) -> tuple[Attempt, ...]:
-    """Return the complete attempts of ``run`` with the digests of ``than``, but curves that differ from its in some bit.
 
-    With ``margins``, exclude attempts that differ by more than twice a margin.
+def contradictions(run: Run, eager: Sequence[Steps], margins: Margins, first: int | None = None) -> dict[int, str]:
+    """Describe, by number, the attempts of ``run`` with another outcome than the one that counts, or whose curve deviates.
+
+    ``eager``, ``margins`` and ``first`` are those of :func:`deviations`.
     """
-    others = [attempt for attempt in (*run.earlier, run.attempt) if attempt and attempt is not than]
-    unequal = (other for other in others if _describe_difference(other, than, Margins(0.0, 0.0)))
-    return tuple(other for other in unequal if margins is None or not _describe_difference(other, than, margins))
-
-
-def contradictions(run: Run, margins: Margins) -> tuple[str, ...]:
-    """Describe the earlier attempts of ``run`` with a different outcome, or a different curve, than the last attempt."""
     latest = run.attempt
     if latest is None:
-        return ()
-    descriptions = {
-        failed.number: f"ended {failed.outcome.outcome} in {failed.outcome.phase}, attempt {latest.number} {latest.outcome.outcome}"
-        for failed in run.failed
-        if failed.outcome.outcome != latest.outcome.outcome
+        return {}
+    others = {
+        number: f"attempt {number} ended {outcome.outcome} in {outcome.phase}, attempt {latest.number} {latest.outcome.outcome}"
+        for number, outcome in run.failed.items()
+        if outcome.outcome != latest.outcome.outcome
     }
-    for earlier in run.earlier:
-        difference = _describe_difference(earlier, latest, margins)
-        if difference:
-            descriptions[earlier.number] = f"ended {earlier.outcome.outcome}, but {difference} attempt {latest.number}"
-    return tuple(f"attempt {number} {descriptions[number]}" for number in sorted(descriptions))
+    others |= deviations(comparable_attempts(run, latest, latest.digests), eager, margins, first)
+    return {number: others[number] for number in sorted(others)}
 
 
-def _describe_difference(earlier: Attempt, latest: Attempt, margins: Margins) -> str:
-    """Describe how two complete attempts differ by more than twice a margin; return "" if they do not.
+def comparable_attempts(run: Run, than: Attempt | None, digests: Digests) -> list[OtherAttempt]:
+    """Return the attempts of ``run``, except ``than``, with sound records of the code, libraries and data of ``digests``."""
+    sound = (other for other in _others(run, than) if not other.problems and _is_in_order(other.steps))
+    return [other for other in sound if other.digests in (digests, ())]
 
-    If they differ by less, both may be within one margin of the eager baseline.
+
+def deviations(
+    others: Sequence[OtherAttempt], eager: Sequence[Steps], margins: Margins, first: int | None = None
+) -> dict[int, str]:
+    """Describe, by number, each of ``others`` whose curve leaves ``margins`` around the mean of the complete ``eager`` curves.
+
+    Curves are compared from index ``first`` on; None is the first step after each attempt's own capture.
     """
-    intact = earlier.outcome.results_intact and latest.outcome.results_intact
-    if not intact or earlier.problems or latest.problems or earlier.digests != latest.digests:
+    found = {other.number: _deviation(other.steps, eager, margins, first) for other in others}
+    endings = {other.number: other.ending for other in others}
+    return {n: f"attempt {n} {endings[n]}, but {deviation}" for n, deviation in found.items() if deviation}
+
+
+def has_other_bits(steps: Steps, than: Steps, first: int) -> bool:
+    """Return whether two curves differ in some bit from index ``first`` to the end of the shorter one."""
+    window = slice(first, min(len(steps), len(than)))
+    return not all(bitwise_equal(steps.of(metric)[window], than.of(metric)[window]).all() for metric in METRICS)
+
+
+def uncompared_attempts(run: Run) -> list[str]:
+    """Describe the attempts of ``run`` that cannot be compared: of other code, libraries or data, or with damaged records."""
+    if run.attempt is None:
+        return []
+    reasons = ((other, _reason(other, run.attempt.digests)) for other in _others(run, run.attempt))
+    return [f"attempt {other.number} {other.ending} and is not compared: {why}" for other, why in reasons if why]
+
+
+def _reason(other: OtherAttempt, digests: Digests) -> str:
+    if other.problems:
+        return "; ".join(other.problems)
+    if not len(other.steps) or other.digests == ():
         return ""
-    if not np.array_equal(earlier.steps.step, latest.steps.step):
+    names = sorted({name for name, _ in {*other.digests} ^ {*digests}})
+    if names:
+        return f"it ran with other {', '.join(names)}"
+    return "" if _is_in_order(other.steps) else "its steps are not in order"
+
+
+def _others(run: Run, than: Attempt | None) -> list[OtherAttempt]:
+    whole = (one for one in (*run.earlier, run.attempt) if one and one is not than)
+    return sorted((*whole, *run.partial), key=lambda one: one.number)
+
+
+def _is_in_order(steps: Steps) -> bool:
+    return np.array_equal(steps.step, np.arange(len(steps)))
+
+
+def _deviation(steps: Steps, eager: Sequence[Steps], margins: Margins, first: int | None) -> str:
+    """Describe the largest difference of ``steps`` from the mean of ``eager``; return "" if none exceeds its margin."""
+    begin = first_compared(steps.phase.tolist()) if first is None else first
+    end = min(len(curve) for curve in (steps, *eager)) if eager else 0
+    if begin is None or begin >= end:
         return ""
-    descriptions = (_largest(metric, earlier.steps, latest.steps, margins) for metric in METRICS)
+    descriptions = (_largest(metric, steps, eager, slice(begin, end), margins) for metric in METRICS)
     return next((description for description in descriptions if description), "")
 
 
-def _largest(metric: Metric, earlier: Steps, latest: Steps, margins: Margins) -> str | None:
-    """Describe the largest difference of ``metric``, or return None if it is at most twice the margin."""
-    before, after = earlier.of(metric), latest.of(metric)
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        difference = np.abs(before - after) / (1.0 if metric == "loss" else np.abs(after))
-    difference = np.where(bitwise_equal(before, after), 0.0, np.where(np.isfinite(difference), difference, np.inf))
-    at = int(np.argmax(difference)) if len(difference) else 0
-    if not len(difference) or difference[at] <= 2 * margins.of(metric):
-        return None
-    values = told_apart(float(before[at]), float(after[at]))
-    return f"its {METRIC_NAMES[metric]} at step {latest.step[at]} is {values[0]}, and {values[1]} in"
+def _largest(metric: Metric, steps: Steps, eager: Sequence[Steps], window: slice, margins: Margins) -> str:
+    difference = sample_of(metric, eager, [steps], window).largest
+    at = int(np.argmax(difference))
+    if difference[at] <= margins.of(metric):
+        return ""
+    values = format_unequal(*(float(curve.of(metric)[window][at]) for curve in (steps, eager[0])))
+    return f"its {METRIC_NAMES[metric]} at step {steps.step[window][at]} is {values[0]}, and {values[1]} eager"

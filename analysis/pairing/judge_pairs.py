@@ -1,20 +1,22 @@
 """Judge all graphed runs of a cell against the eager runs of its workload.
 
 A pair that equals its own eager run bit for bit passes only if the eager runs equal each other. If all runs are equal,
-earlier attempts with different bits are judged with them. A pair does not pass if its earlier attempts contradict it
-(analysis.pairing.flaky_attempts).
+attempts with different bits are judged with them. A pair does not pass if another attempt of its graphed run, or of an eager
+run, contradicts it (analysis.pairing.flaky_attempts).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.pairing.eager_baseline import Digests, EagerBaseline
-from analysis.pairing.flaky_attempts import attempts_with_other_bits
+from analysis.pairing.eager_baseline import EagerBaseline
+from analysis.pairing.flaky_attempts import OtherAttempt, comparable_attempts, deviations, has_other_bits
 from analysis.pairing.pair import Pair
+from analysis.pairing.parameter_updates import both_update
+from analysis.records.run import Digests
 from analysis.records.steps import Steps
 from analysis.verdict import ladder
 from analysis.verdict.curve_difference import CurveEvidence, measure_differences
@@ -37,8 +39,26 @@ class _Group:
     """
 
     eager: Curves
+    perturbed: Steps | None
     verdict: Verdict
     some_differ: bool
+
+
+@dataclass(frozen=True)
+class _OtherAttempts:
+    """Comparable attempts beside those that count.
+
+    ``eager`` and ``graphed`` are curves that differ in some bit, but by no more than the margins. ``deviating`` describes the
+    eager attempts that differ by more.
+    """
+
+    eager: Curves
+    graphed: Curves
+    deviating: tuple[str, ...]
+
+    @property
+    def exist(self) -> bool:
+        return any((self.eager, self.graphed, self.deviating))
 
 
 def judge_pairs(
@@ -53,12 +73,11 @@ def judge_pairs(
         group = [pair for pair in pairs if pair.comparable and pair.attempts[1].digests == digests]
         groups[digests] = _judge_group(group, baseline, margins)
     judged = [(pair, *_judge_pair(pair, groups)) for pair in pairs]
-    flaky = [_name_repeat(pair, verdict) for pair, _, verdict in judged if verdict.fix == _HOW_OFTEN]
     alone = [_name_repeat(pair, own) for pair, own, _ in judged if own]
     together = [
         groups[digests].verdict for digests in dict.fromkeys(p.attempts[1].digests for p, own, _ in judged if not own)
     ]
-    verdicts = [*flaky, *alone, *together]
+    verdicts = [*alone, *together]
     return tuple(verdict for _, _, verdict in judged), worst(verdicts) if verdicts else None
 
 
@@ -67,13 +86,17 @@ def _judge_pair(pair: Pair, groups: Mapping[Digests, _Group]) -> tuple[Verdict |
     if pair.exact and not pair.comparable:
         return pair.exact, pair.exact
     group = groups[pair.attempts[1].digests]
-    evidence = _measure(pair, group.eager)
+    evidence = _measure(pair, group)
     own = pair.exact if group.some_differ and evidence.bitwise else None
     verdict = own or group.verdict
     if verdict.passes and pair.flaky_attempts:
-        reason = f"{'; '.join(pair.flaky_attempts)}: the result is not reproducible"
-        return own, Verdict("INCONCLUSIVE", reason, _HOW_OFTEN, evidence)
+        flaky = _not_reproducible(pair.flaky_attempts.values(), evidence)
+        return flaky, flaky
     return own, replace(verdict, evidence=evidence)
+
+
+def _not_reproducible(descriptions: Iterable[str], evidence: CurveEvidence | None) -> Verdict:
+    return Verdict("INCONCLUSIVE", f"{'; '.join(descriptions)}: the result is not reproducible", _HOW_OFTEN, evidence)
 
 
 def _name_repeat(pair: Pair, verdict: Verdict) -> Verdict:
@@ -83,10 +106,11 @@ def _name_repeat(pair: Pair, verdict: Verdict) -> Verdict:
 
 def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins) -> _Group:
     """Judge comparable ``pairs`` with the same digests together."""
-    eager = _eager_curves(pairs, baseline.repeats.get(pairs[0].attempts[1].digests, {}))
-    others = _other_attempts(pairs, baseline, margins)
-    verdict = _judge_together(eager, pairs, margins, others)
-    return _Group(eager, verdict, not any(others) and any(pair.exact is None for pair in pairs))
+    digests = pairs[0].attempts[1].digests
+    eager, perturbed = _eager_curves(pairs, baseline.repeats.get(digests, {})), baseline.perturbed.get(digests)
+    others = _other_attempts(pairs, baseline, tuple(eager.values()), margins)
+    verdict = _judge_together(eager, pairs, margins, others, perturbed)
+    return _Group(eager, perturbed, verdict, not others.exist and any(pair.exact is None for pair in pairs))
 
 
 def _eager_curves(pairs: Sequence[Pair], complete: Mapping[int, Steps]) -> Curves:
@@ -95,49 +119,71 @@ def _eager_curves(pairs: Sequence[Pair], complete: Mapping[int, Steps]) -> Curve
     return {f"eager repeat {repeat}": steps for repeat, steps in sorted(curves.items())}
 
 
-def _other_attempts(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins) -> tuple[Curves, Curves]:
-    """Return the curves of other attempts, eager and graphed, that differ in some bit from the attempts of ``pairs``.
+def _other_attempts(
+    pairs: Sequence[Pair], baseline: EagerBaseline, curves: Sequence[Steps], margins: Margins
+) -> _OtherAttempts:
+    """Compare the attempts beside those of ``pairs`` with the eager ``curves``. Flaky graphed ones are left to their pair."""
+    digests, first = pairs[0].attempts[1].digests, _first_compared(pairs)
+    used = {run.repeat: run.attempt for run in baseline.runs} | {pair.repeat: pair.attempts[0] for pair in pairs}
+    unequal: tuple[dict[str, Steps], dict[str, Steps]] = ({}, {})
+    deviating = []
+    for run in baseline.runs:
+        others = comparable_attempts(run, used[run.repeat], digests)
+        flaky = deviations(others, curves, margins, first)
+        deviating += [f"eager repeat {run.repeat}: {description}" for description in flaky.values()]
+        unequal[0].update(_unequal_curves(f"eager repeat {run.repeat}", others, flaky, curves[0], first))
+    for pair in pairs:
+        others, name = comparable_attempts(pair.graphed, pair.attempts[1], digests), f"graphed repeat {pair.repeat}"
+        unequal[1].update(_unequal_curves(name, others, pair.flaky_attempts, curves[0], first))
+    return _OtherAttempts(*unequal, tuple(deviating))
 
-    Graphed attempts that differ by more than ``margins`` allow are judged by analysis.pairing.flaky_attempts instead.
-    """
-    digests = pairs[0].attempts[1].digests
-    references = {run.repeat: run.attempt for run in baseline.runs if run.attempt and run.attempt.digests == digests}
-    references |= {pair.repeat: pair.attempts[0] for pair in pairs}
-    eager = {
-        f"eager repeat {run.repeat}, attempt {other.number}": other.steps
-        for run in baseline.runs
-        if run.repeat in references
-        for other in attempts_with_other_bits(run, references[run.repeat])
+
+def _unequal_curves(
+    side: str, others: Sequence[OtherAttempt], flaky: Mapping[int, str], than: Steps, first: int
+) -> Curves:
+    """Return the curves of ``others``, without ``flaky`` ones, that differ from ``than`` in some bit from ``first`` on."""
+    return {
+        f"{side}, attempt {other.number}": other.steps
+        for other in others
+        if other.number not in flaky and has_other_bits(other.steps, than, first)
     }
-    graphed = {
-        f"graphed repeat {pair.repeat}, attempt {other.number}": other.steps
-        for pair in pairs
-        for other in attempts_with_other_bits(pair.graphed, pair.attempts[1], margins)
-    }
-    return eager, graphed
 
 
-def _judge_together(eager: Curves, pairs: Sequence[Pair], margins: Margins, others: tuple[Curves, Curves]) -> Verdict:
-    """Judge the curves of ``pairs``. If all are equal bit for bit, judge them with the ``others`` (eager, graphed), too.
+def _judge_together(
+    eager: Curves, pairs: Sequence[Pair], margins: Margins, others: _OtherAttempts, perturbed: Steps | None
+) -> Verdict:
+    """Judge the curves of ``pairs``. If all are equal bit for bit, judge them with the unequal ``others``, too.
 
-    A difference that only those attempts show is intermittent, so it makes the verdict INCONCLUSIVE at worst.
+    A difference that only other attempts show is intermittent, so it makes the verdict INCONCLUSIVE at worst.
     """
     graphed = {f"graphed repeat {pair.repeat}": pair.attempts[1].steps for pair in pairs}
-    expected, first = np.arange(max(map(len, graphed.values()))), max(pair.first_compared for pair in pairs)
-    verdict = ladder.judge_curves(eager, graphed, expected, first, margins)
-    if verdict.verdict != "BITWISE" or not any(others):
+    expected = np.arange(max(map(len, graphed.values())))
+    first, learnt = _first_compared(pairs), all(both_update(*pair.attempts) for pair in pairs)
+    verdict = ladder.judge_curves(eager, graphed, expected, first, margins, perturbed=perturbed, learnt=learnt)
+    if verdict.passes and others.deviating:
+        return _not_reproducible(others.deviating, verdict.evidence)
+    unequal = {**others.eager, **others.graphed}
+    if verdict.verdict != "BITWISE" or not unequal:
         return verdict
-    joint = ladder.judge_curves({**eager, **others[0]}, {**graphed, **others[1]}, expected, first, margins)
-    if joint.verdict == "BITWISE":
-        return verdict
-    reason = f"equal bit for bit except {', '.join([*others[0], *others[1]])}"
-    reason += f": {joint.reason}" if joint.reason else ""
-    if joint.verdict in ("EQUIVALENT", "INCONCLUSIVE"):
+    # A partial curve shortens the comparison.
+    shared = slice(min(len(steps) for steps in (*graphed.values(), *unequal.values())))
+    before, after = (
+        {name: steps.take(shared) for name, steps in side.items()}
+        for side in ({**eager, **others.eager}, {**graphed, **others.graphed})
+    )
+    moved = perturbed.take(shared) if perturbed else None
+    joint = ladder.judge_curves(before, after, expected[shared], first, margins, perturbed=moved, learnt=learnt)
+    reason = f"equal bit for bit except {', '.join(unequal)}{f': {joint.reason}' if joint.reason else ''}"
+    if joint.verdict == "EQUIVALENT":
         return replace(joint, reason=reason)
     return Verdict("INCONCLUSIVE", reason, _HOW_OFTEN, joint.evidence)
 
 
-def _measure(pair: Pair, eager: Curves) -> CurveEvidence:
-    """Measure the graphed run of ``pair`` against all ``eager`` ones."""
-    window = slice(pair.first_compared, None)
-    return measure_differences(tuple(eager.values()), [pair.attempts[1].steps], window).evidence
+def _first_compared(pairs: Sequence[Pair]) -> int:
+    return max(pair.first_compared for pair in pairs)
+
+
+def _measure(pair: Pair, group: _Group) -> CurveEvidence:
+    """Measure the graphed run of ``pair`` against all eager ones of its ``group``."""
+    window, eager = slice(pair.first_compared, None), tuple(group.eager.values())
+    return measure_differences(eager, [pair.attempts[1].steps], window, perturbed=group.perturbed).evidence

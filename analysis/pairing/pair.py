@@ -6,6 +6,7 @@ for bit. All repeats together decide the rest (analysis.pairing.judge_pairs).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from analysis.graphs.replay_check import Replay, check_replay
 from analysis.pairing.eager_baseline import EagerBaseline
 from analysis.pairing.flaky_attempts import contradictions
+from analysis.pairing.parameter_updates import check_updates
 from analysis.records.provenance import differences
 from analysis.records.run import Attempt, Run, attempts_of
 from analysis.records.steps import Steps
@@ -46,8 +48,8 @@ class Pair:
     speed: PairSpeed = field(default_factory=PairSpeed)
     replay: Replay | None = None
     differences: tuple[str, ...] = ()
-    flaky_attempts: tuple[str, ...] = ()
-    """Descriptions of earlier attempts of the graphed run that contradict the last one."""
+    flaky_attempts: Mapping[int, str] = field(default_factory=dict)
+    """Descriptions, by number, of attempts of the graphed run that contradict the one that counts."""
 
     @property
     def comparable(self) -> bool:
@@ -69,8 +71,8 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
     """Collect the evidence of a graphed run and the eager run of the same repeat."""
     eager = next((run for run in baseline.runs if run.repeat == graphed.repeat), None)
     replay = check_replay(graphed.attempt, spec) if graphed.attempt else None
-    flaky = contradictions(graphed, margins_for(spec, margins))
     if eager is None or eager.damaged or graphed.damaged or replay is None or eager.attempt is None:
+        flaky = contradictions(graphed, (), margins)
         return Pair(
             graphed.repeat, eager, graphed, _without_records(eager, graphed), replay=replay, flaky_attempts=flaky
         )
@@ -80,7 +82,8 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
     # in_allocation_of() may choose another attempt, but always returns one.
     assert eager.attempt is not None
     before, after = eager.attempt, graphed.attempt
-    exact = _judge_pair(before, after, replay, baseline, spec, margins)
+    exact = _judge_pair(before, after, replay, baseline, spec, margins_for(spec, margins))
+    curves = {**baseline.repeats.get(after.digests, {}), eager.repeat: before.steps}
     return Pair(
         graphed.repeat,
         eager,
@@ -89,7 +92,7 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
         _pair_speed(before, after, exact, spec),
         replay,
         differences(before.environment, after.environment),
-        flaky,
+        contradictions(graphed, tuple(curves.values()), margins_for(spec, margins)),
     )
 
 
@@ -146,6 +149,8 @@ def _judge_pair(
         comparable = [a.steps for a in (eager, *attempts_of(baseline.runs)) if a.digests == graphed.digests]
         fault = eager_fault(comparable)
         return Verdict("INCOMPARABLE", fault.reason, fault.fix) if fault else exact
+    if stuck := check_updates(eager, graphed):
+        return stuck
     complete = baseline.repeats.get(graphed.digests, {}).values()
     others = [steps for steps in complete if steps is not eager.steps]
     capture_step, equal = spec.cuda_graph.capture_step, exact is not None
@@ -171,7 +176,21 @@ def _exclude(eager: Attempt, graphed: Attempt) -> Verdict | None:
         return Verdict(
             "INCOMPARABLE", "the eager run launched CUDA graphs", "check its settings: it is not an eager run"
         )
+    if unequal := _unequal_tokens(eager.steps, graphed.steps):
+        return Verdict("INCOMPARABLE", unequal, "run the pair again: both runs must train on the same batches")
     return _compare_digests(eager, graphed)
+
+
+def _unequal_tokens(eager: Steps, graphed: Steps) -> str:
+    """Return why two runs trained different numbers of tokens, or an empty text."""
+    steps, of_eager, of_graphed = np.intersect1d(eager.step, graphed.step, return_indices=True)
+    before, after = eager.tokens[of_eager], graphed.tokens[of_graphed]
+    if not len(other := np.flatnonzero(before != after)):
+        return ""
+    at = other[0]
+    return (
+        f"the runs trained different numbers of tokens: {before[at]} eager and {after[at]} graphed in step {steps[at]}"
+    )
 
 
 def _ended_early(side: str, attempt: Attempt) -> Verdict:

@@ -5,14 +5,16 @@ A damaged record becomes a sentence in ``problems`` and is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from launch.common.atomic_files import RecordError, read_json_lines
+from launch.common.typed_json import from_json
 from launch.contract.paths import AttemptPaths
-from launch.contract.records.clocks import Clocks, clocks_from_json
+from launch.contract.records.clocks import Clocks
 from launch.contract.records.events import PHASES, Phase
+from launch.contract.records.identity import without_identity
 from launch.contract.records.memory import Memory
 
 Found = TypeVar("Found")
@@ -51,22 +53,37 @@ def read_events(paths: AttemptPaths, ranks: int, problems: list[str]) -> Events:
 
 def _read_rank(paths: AttemptPaths, rank: int, problems: list[str]) -> list[dict[str, Any]]:
     try:
-        return [dict(event) for event in read_json_lines(paths.events(rank))]
+        events = [dict(event) for event in read_json_lines(paths.events(rank))]
+        without_identity(paths, events[0] if events else {})
+        return events
     except DAMAGE as error:
         problems.append(f"events of rank {rank} cannot be read: {describe_error(error)}")
         return []
 
 
-def memory_of(events: Events, problems: list[str]) -> Iterable[PhaseMemory]:
+def _read_by_rank(
+    events: Events, name: str, read: Callable[[Mapping[str, Any]], Found | None], problems: list[str]
+) -> dict[int, list[Found]]:
+    """Return what ``read`` finds in the events of each rank; it returns None for events of other kinds."""
+    found: dict[int, list[Found]] = {}
     for rank, lines in events.items():
         try:
-            yield from [
-                PhaseMemory(rank, _phase(e["phase"]), _checked(Memory(**e["memory"])))
-                for e in lines
-                if is_of(e, "phase")
-            ]
+            found[rank] = [value for value in map(read, lines) if value is not None]
         except DAMAGE as error:
-            problems.append(f"memory of rank {rank} cannot be read: {describe_error(error)}")
+            problems.append(f"{name} of rank {rank} cannot be read: {describe_error(error)}")
+    return found
+
+
+def _last_by_rank(found: Mapping[int, Sequence[Found]]) -> dict[int, Found]:
+    return {rank: values[-1] for rank, values in found.items() if values}
+
+
+def memory_of(events: Events, problems: list[str]) -> tuple[PhaseMemory, ...]:
+    def read(event: Mapping[str, Any]) -> tuple[Phase, Memory] | None:
+        return (_phase(event["phase"]), _checked(Memory(**event["memory"]))) if is_of(event, "phase") else None
+
+    found = _read_by_rank(events, "memory", read, problems)
+    return tuple(PhaseMemory(rank, *each) for rank, values in found.items() for each in values)
 
 
 def _phase(name: Any) -> Phase:
@@ -85,15 +102,12 @@ def _checked(memory: Memory) -> Memory:
 
 def measured_clocks(events: Events, problems: list[str]) -> dict[int, Clocks]:
     """Return the clocks of phase "measure", for each rank whose driver reports any."""
-    found = {}
-    for rank, lines in events.items():
-        try:
-            for event in lines:
-                if is_of(event, "phase") and event["phase"] == "measure" and event.get("clocks"):
-                    found[rank] = clocks_from_json(event["clocks"])
-        except DAMAGE as error:
-            problems.append(f"clocks of rank {rank} cannot be read: {describe_error(error)}")
-    return found
+
+    def read(event: Mapping[str, Any]) -> Clocks | None:
+        measured = is_of(event, "phase") and event["phase"] == "measure" and event.get("clocks")
+        return from_json(Clocks, event["clocks"]) if measured else None
+
+    return _last_by_rank(_read_by_rank(events, "clocks", read, problems))
 
 
 def choices_of(events: Events) -> dict[str, Any]:
@@ -112,16 +126,15 @@ def notes_of(events: Events) -> tuple[str, ...]:
     return tuple(str(event.get("message", "")) for rank in events for event in events[rank] if is_of(event, "note"))
 
 
+def parameter_updates(events: Events) -> dict[int, bool]:
+    """Return for each rank that recorded two digests of its parameters whether they differ."""
+    digests = {rank: [e.get("digest") for e in lines if is_of(e, "parameters")] for rank, lines in events.items()}
+    return {rank: found[0] != found[-1] for rank, found in digests.items() if len(found) > 1}
+
+
 def last_of_kind(
     events: Events, kind: str, read: Callable[[Mapping[str, Any]], Found], problems: list[str]
 ) -> dict[int, Found]:
     """Return each rank's last event of ``kind``, read by ``read``."""
-    found = {}
-    for rank, lines in events.items():
-        try:
-            for event in lines:
-                if is_of(event, kind):
-                    found[rank] = read(event)
-        except DAMAGE as error:
-            problems.append(f"{kind} of rank {rank} cannot be read: {describe_error(error)}")
-    return found
+    found = _read_by_rank(events, kind, lambda event: read(event) if is_of(event, kind) else None, problems)
+    return _last_by_rank(found)

@@ -7,11 +7,12 @@ refuse the run by name.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from analysis.records.copies import name_copies
 from analysis.records.events import (
     DAMAGE,
     choices_of,
@@ -21,17 +22,20 @@ from analysis.records.events import (
     measured_clocks,
     memory_of,
     notes_of,
+    parameter_updates,
     read_events,
 )
-from analysis.records.run import Attempt, FailedAttempt, Recorded, Run, digests_of
-from analysis.records.steps import no_steps, read_steps
-from launch.common.atomic_files import dumps, number, read_json
+from analysis.records.run import Attempt, PartialAttempt, Recorded, Run, digests_of
+from analysis.records.steps import Steps, no_steps, read_steps
+from launch.common.atomic_files import dumps, read_json
+from launch.common.typed_json import from_json
 from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY, Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, RunPaths, SweepPaths
 from launch.contract.plan import Cell, Plan, read_plan
-from launch.contract.records.graph_stats import GraphStats, graph_stats_from_json
-from launch.contract.records.inspection import Inspection, inspection_from_json
-from launch.contract.records.probe import Probe, probe_from_json
+from launch.contract.records.graph_stats import GraphStats
+from launch.contract.records.identity import without_identity
+from launch.contract.records.inspection import Inspection
+from launch.contract.records.probe import Probe
 from launch.contract.spec import RunSpec, read_spec
 
 LONGEST_CAPTURE = 1e9
@@ -58,12 +62,14 @@ def load(sweep: SweepPaths) -> Records:
 
 def load_planned(sweep: SweepPaths, plan: Plan) -> Records:
     """Load the records of the cells of ``plan``."""
-    return Records(plan, {cell.cell_id: _load_cell(sweep, cell) for cell in plan.cells if cell.state == "run"})
+    runs = {cell.cell_id: _load_cell(sweep, cell) for cell in plan.cells if cell.state == "run"}
+    return Records(plan, name_copies(runs))
 
 
 def _load_cell(sweep: SweepPaths, cell: Cell) -> tuple[Run, ...]:
     spec = cell.run_spec
-    return tuple(load_run(sweep.run(run_id), run_id, repeat, spec) for repeat, run_id in enumerate(cell.run_ids))
+    runs = (load_run(sweep.run(run_id), run_id, repeat, spec) for repeat, run_id in enumerate(cell.run_ids))
+    return tuple(replace(run, perturbed=run.run_id not in cell.repeat_ids) for run in runs)
 
 
 def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:
@@ -72,26 +78,35 @@ def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:
     An attempt that the scheduler or the user ended gives way to an earlier one that ended on its own. A NaN or a crash always
     counts. No attempt counts if a later outcome cannot be read.
     """
-    attempts = paths.attempts()
-    ended: list[tuple[AttemptPaths, Outcome]] = []
+    attempts = {attempt.number: attempt for attempt in paths.attempts()}
+    ended, unreadable = _read_outcomes(run_id, attempts.values())
+    damaged = tuple(unreadable.values())
+    chosen = max(ended, key=lambda number: (ended[number].is_informative, number), default=0)
+    if chosen == 0 or chosen < max(unreadable, default=0):
+        return Run(run_id, repeat, len(attempts), None, damaged=damaged)
+    whole = {
+        number: _load_attempt(attempts[number], outcome, paths, run_id, spec)
+        for number, outcome in ended.items()
+        if number == chosen or (number < chosen and outcome.results_intact)
+    }
+    others = (attempts[number] for number in attempts if number not in {*whole, *unreadable})
+    partial = tuple(_load_partial(attempt, ended.get(attempt.number)) for attempt in others)
+    latest = whole.pop(chosen)
+    return Run(run_id, repeat, len(attempts), latest, tuple(whole.values()), partial, damaged)
+
+
+def _read_outcomes(run_id: str, attempts: Iterable[AttemptPaths]) -> tuple[dict[int, Outcome], dict[int, str]]:
+    """Return the outcomes of ``attempts``, and why the others cannot be read; both by number."""
+    ended: dict[int, Outcome] = {}
     unreadable: dict[int, str] = {}
     for attempt in attempts:
         try:
             outcome = read_outcome(attempt)
         except DAMAGE as error:
             unreadable[attempt.number] = _unreadable(run_id, attempt, error)
-            continue
-        if outcome is not None:
-            ended.append((attempt, outcome))
-    damaged = tuple(unreadable.values())
-    chosen = max(ended, key=lambda item: (item[1].is_informative, item[0].number), default=None)
-    if chosen is None or chosen[0].number < max(unreadable, default=0):
-        return Run(run_id, repeat, len(attempts), None, damaged=damaged)
-    before = [item for item in ended if item[0].number < chosen[0].number and item[1].results_intact]
-    loaded = [_load_attempt(*item, paths, run_id, spec.parallelism.world_size) for item in (*before, chosen)]
-    failed = (item for item in ended if item[0].number < chosen[0].number and item[1].is_own_failure)
-    alike = (FailedAttempt(a.number, outcome) for a, outcome in failed if _may_have_run(a, loaded[-1].digests))
-    return Run(run_id, repeat, len(attempts), loaded[-1], tuple(loaded[:-1]), tuple(alike), damaged)
+        else:
+            ended |= {attempt.number: outcome} if outcome else {}
+    return ended, unreadable
 
 
 def _unreadable(run_id: str, attempt: AttemptPaths, error: Exception) -> str:
@@ -101,41 +116,51 @@ def _unreadable(run_id: str, attempt: AttemptPaths, error: Exception) -> str:
     return f"{file} cannot be read: {why}; fix: {DAMAGED_OUTCOME_REMEDY}"
 
 
-def _may_have_run(paths: AttemptPaths, digests: tuple[tuple[str, str], ...]) -> bool:
-    """Return whether the attempt ran the code, libraries and data of ``digests``, as far as its records show."""
-    try:
-        return digests_of(dict(read_json(paths.environment))) in (digests, ())
-    except DAMAGE:
-        return True
-
-
-def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: str, ranks: int) -> Attempt:
+def _load_partial(paths: AttemptPaths, outcome: Outcome | None) -> PartialAttempt:
     problems: list[str] = []
-    _check_spec(run, run_id, problems)
-    steps = no_steps()
-    try:
-        steps = read_steps(paths)
-    except DAMAGE as error:
-        problems.append(f"metrics.jsonl cannot be read: {describe_error(error)}")
-    environment: Mapping[str, Any] = {}
-    try:
-        environment = dict(read_json(paths.environment))
-    except DAMAGE as error:
-        problems.append(f"environment.json cannot be read: {describe_error(error)}")
-    events = read_events(paths, ranks, problems)
+    steps, environment = _read_steps(paths, problems), {}
+    # An attempt may end before it describes its environment.
+    if paths.environment.exists():
+        environment = _read_environment(paths, problems)
+    return PartialAttempt(paths.number, outcome, digests_of(environment), tuple(problems), steps)
+
+
+def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: str, spec: RunSpec) -> Attempt:
+    problems: list[str] = []
+    _check_spec(run, run_id, spec, problems)
+    steps, environment = _read_steps(paths, problems), _read_environment(paths, problems)
+    events = read_events(paths, spec.parallelism.world_size, problems)
     if outcome.results_intact and any(is_of(event, "exception") for lines in events.values() for event in lines):
         problems.append(f"a rank recorded an exception, but the outcome is {outcome.outcome}")
     recorded = Recorded(
+        pid=next((str(event.get("pid")) for event in events[0]), ""),
         steps=steps,
-        memory=tuple(memory_of(events, problems)),
+        memory=memory_of(events, problems),
         captures=last_of_kind(events, "capture", _graph_stats, problems),
         proofs=last_of_kind(events, "proof", _graph_stats, problems),
         probes=last_of_kind(events, "probe", _probe, problems),
+        updates=parameter_updates(events),
         inspections=last_of_kind(events, "inspection", _inspection, problems),
         clocks=measured_clocks(events, problems),
     )
-    environment = _shared(dumps({**environment, **choices_of(events)}))
-    return Attempt(paths.number, outcome, environment, notes_of(events), tuple(problems), recorded)
+    shared = _shared(dumps({**environment, **choices_of(events)}))
+    return Attempt(paths.number, outcome, shared, notes_of(events), tuple(problems), recorded)
+
+
+def _read_steps(paths: AttemptPaths, problems: list[str]) -> Steps:
+    try:
+        return read_steps(paths)
+    except DAMAGE as error:
+        problems.append(f"metrics.jsonl cannot be read: {describe_error(error)}")
+        return no_steps()
+
+
+def _read_environment(paths: AttemptPaths, problems: list[str]) -> dict[str, Any]:
+    try:
+        return without_identity(paths, read_json(paths.environment))
+    except DAMAGE as error:
+        problems.append(f"environment.json cannot be read: {describe_error(error)}")
+        return {}
 
 
 @lru_cache(maxsize=4096)
@@ -145,7 +170,8 @@ def _shared(environment: str) -> Mapping[str, Any]:
     return content
 
 
-def _check_spec(run: RunPaths, run_id: str, problems: list[str]) -> None:
+def _check_spec(run: RunPaths, run_id: str, planned: RunSpec, problems: list[str]) -> None:
+    """Add a problem where the run's own spec, or the one that the plan has for its cell, is that of another run."""
     try:
         found = read_spec(run.spec).run_id
     except DAMAGE as error:
@@ -153,21 +179,20 @@ def _check_spec(run: RunPaths, run_id: str, problems: list[str]) -> None:
         return
     if found != run_id:
         problems.append(f"spec.json is of run {found}, not of {run_id}")
+    if not run_id.startswith(f"{planned.cell_id}-"):
+        problems.append(f"plan.json gives {run_id} the spec of cell {planned.cell_id}")
 
 
 def _graph_stats(event: Mapping[str, Any]) -> GraphStats:
-    stats = graph_stats_from_json(event["graphs"])
-    seconds = number(stats.capture_seconds)
-    if not 0 <= seconds <= LONGEST_CAPTURE:
-        raise ValueError(f"capture_seconds is {seconds!r}, not a number of seconds")
-    if not all(isinstance(text, str) for text in (stats.impl, stats.mechanism, *stats.effective_scope)):
-        raise TypeError("the implementation, its mechanism or its scope is not text")
-    return replace(stats, capture_seconds=seconds)
+    stats = from_json(GraphStats, event["graphs"])
+    if stats.capture_seconds > LONGEST_CAPTURE:
+        raise ValueError(f"capture_seconds is {stats.capture_seconds!r}, not a number of seconds")
+    return stats
 
 
 def _probe(event: Mapping[str, Any]) -> Probe:
-    return probe_from_json(event["probe"])
+    return from_json(Probe, event["probe"])
 
 
 def _inspection(event: Mapping[str, Any]) -> Inspection:
-    return inspection_from_json(event["inspection"])
+    return from_json(Inspection, event["inspection"])

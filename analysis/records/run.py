@@ -15,11 +15,18 @@ from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.inspection import Inspection
 from launch.contract.records.probe import Probe
 
+Digests = tuple[tuple[str, str], ...]
+"""What must agree before two runs may be compared, as (name, digest): code, libraries, data and a checkpoint."""
+
+TIMED_STEPS = 10
+"""Steps whose times never all repeat to the bit: a GPU's clock has half a microsecond."""
+
 
 @dataclass(frozen=True)
 class Recorded:
-    """What an attempt wrote while it ran. All but the steps and the memory are by rank."""
+    """What an attempt wrote while it ran. The mappings are by rank. ``pid`` is the process of rank 0."""
 
+    pid: str
     steps: Steps
     memory: tuple[PhaseMemory, ...]
     captures: Mapping[int, GraphStats]
@@ -27,6 +34,7 @@ class Recorded:
     probes: Mapping[int, Probe]
     inspections: Mapping[int, Inspection]
     clocks: Mapping[int, Clocks]
+    updates: Mapping[int, bool]
 
 
 @dataclass(frozen=True)
@@ -71,17 +79,33 @@ class Attempt:
         return self._recorded.clocks
 
     @property
+    def updates(self) -> Mapping[int, bool]:
+        """Return for each rank whether its parameters changed after the capture; ranks that did not record it are left out."""
+        return self._recorded.updates
+
+    @property
+    def fingerprint(self) -> tuple[object, ...]:
+        """Return what no two attempts share: the bytes of their steps, and of few steps also their start and process."""
+        arrays = (self.steps.loss, self.steps.grad_norm, self.steps.step_time_ms)
+        few = () if len(self.steps) >= TIMED_STEPS else (self.outcome.started, self._recorded.pid)
+        return (*few, *(array.tobytes() for array in arrays))
+
+    @property
     def _recorded(self) -> Recorded:
         assert self.recorded is not None, "this attempt has been judged and let go"
         return self.recorded
 
+    @property
+    def ending(self) -> str:
+        return f"ended {self.outcome.outcome}"
+
     @cached_property
-    def digests(self) -> tuple[tuple[str, str], ...]:
-        """What must agree before two runs may be compared: code, libraries, data and a checkpoint. Missing ones are left out."""
+    def digests(self) -> Digests:
+        """Return the digests that the attempt recorded; missing ones are left out."""
         return digests_of(self.environment)
 
 
-def digests_of(environment: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+def digests_of(environment: Mapping[str, Any]) -> Digests:
     """:attr:`Attempt.digests`, of the content of its environment.json."""
     digests = environment.get("digests")
     content = {**(digests if isinstance(digests, dict) else {}), "data": environment.get("data_digest")}
@@ -89,11 +113,27 @@ def digests_of(environment: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 @dataclass(frozen=True)
-class FailedAttempt:
-    """An attempt that failed by itself before the one to go by, and on the same code, libraries and data."""
+class PartialAttempt:
+    """An attempt beside the one that counts, without intact results.
+
+    ``outcome`` is None if it has none. ``digests`` is empty if they are unknown: it may have run any code. ``curve`` is None
+    once it has been judged.
+    """
 
     number: int
-    outcome: Outcome
+    outcome: Outcome | None
+    digests: Digests
+    problems: tuple[str, ...]
+    curve: Steps | None
+
+    @property
+    def steps(self) -> Steps:
+        assert self.curve is not None, "this attempt has been judged and let go"
+        return self.curve
+
+    @property
+    def ending(self) -> str:
+        return f"ended {self.outcome.outcome} in {self.outcome.phase}" if self.outcome else "has no outcome"
 
 
 @dataclass(frozen=True)
@@ -107,9 +147,25 @@ class Run:
     attempt: Attempt | None
     earlier: tuple[Attempt, ...] = ()
     """Earlier attempts with intact results. Each may be the partner of a run in its own allocation."""
-    failed: tuple[FailedAttempt, ...] = ()
+    partial: tuple[PartialAttempt, ...] = ()
+    """All other attempts, before and after the one that counts."""
     damaged: tuple[str, ...] = ()
     """Outcomes that cannot be read, with the fix. Each may be a failure, so none of the run's attempts counts."""
+    perturbed: bool = False
+    """Whether it is the perturbed run of its cell, and not a repeat."""
+
+    @property
+    def failed(self) -> Mapping[int, Outcome]:
+        """Return the outcomes of attempts before the one that counts that failed by themselves, by attempt number.
+
+        Attempts with other code, libraries or data are left out.
+        """
+        return {
+            one.number: one.outcome
+            for one in self.partial
+            if self.attempt and one.number < self.attempt.number and one.digests in (self.attempt.digests, ())
+            if one.outcome and one.outcome.is_own_failure
+        }
 
     def in_allocation_of(self, partner: Attempt) -> Run:
         """Return this run with the attempt that shared ``partner``'s allocation, unless a later one failed."""
@@ -122,7 +178,8 @@ class Run:
 
     def without_records(self) -> Run:
         """Return this run without steps and other records of its attempts."""
-        return replace(self, attempt=self.attempt and replace(self.attempt, recorded=None), earlier=())
+        partial = tuple(replace(one, curve=None) for one in self.partial)
+        return replace(self, attempt=self.attempt and replace(self.attempt, recorded=None), earlier=(), partial=partial)
 
     @property
     def status(self) -> str:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from analysis.report.write_report import write_report
-from launch.common.atomic_files import RecordError
+from launch.common.atomic_files import FULL, RecordError
 from launch.contract.paths import SweepPaths
 
 
@@ -18,9 +18,15 @@ def main(arguments: list[str]) -> int:
     try:
         write_report(SweepPaths(Path(arguments[0])))
     except (OSError, RecordError) as error:
-        sys.stderr.write(f"{error.strerror if isinstance(error, OSError) else error}\n")
+        sys.stderr.write(f"{_describe(error)}\n")
         return 1
     return 0
+
+
+def _describe(error: OSError | RecordError) -> str:
+    if isinstance(error, RecordError):
+        return str(error)
+    return f"{error.strerror}; free space there" if error.errno in FULL else str(error.strerror)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from analysis.memory.peaks import KIND_WORDS
+from analysis.records.run import Digests
 from analysis.records.steps import Floats, Integers, Metric, Steps
 from analysis.speed.steady_window import is_plausible
 from analysis.sweep.cell_results import CellResult
@@ -102,6 +103,7 @@ def charts_of(results: Sequence[CellResult], margins: Margins) -> dict[Kind, Cha
 
     ``results`` holds the eager cell and at most :data:`MAXIMUM_CELLS` graphed ones, with their steps.
     """
+    results = _of_one_version(results)
     graphed = [result.cell.cell_id for result in results if result.cell.graphed][:MAXIMUM_CELLS]
     colours = {result.cell.cell_id: EAGER for result in results if not result.cell.graphed}
     colours |= {cell_id: colour for colour, cell_id in enumerate(graphed, start=1)}
@@ -115,9 +117,32 @@ def charts_of(results: Sequence[CellResult], margins: Margins) -> dict[Kind, Cha
     return {kind: chart for kind, chart in charts.items() if chart is not None}
 
 
+def drawn_repeats(results: Sequence[CellResult]) -> Sequence[int]:
+    """Return the repeats of one version of code, libraries and data: the most that share one, or else the last."""
+    versions: dict[int, set[Digests]] = {}
+    for run in (run for result in results for run in result.runs if run.attempt):
+        versions.setdefault(run.repeat, set()).add(run.attempt.digests if run.attempt else ())
+    repeats: dict[frozenset[Digests], list[int]] = {}
+    for repeat, version in sorted(versions.items()):
+        repeats.setdefault(frozenset(version), []).append(repeat)
+    return max(repeats.values(), key=lambda alike: (len(alike), alike[-1]), default=[])
+
+
+def _of_one_version(results: Sequence[CellResult]) -> list[CellResult]:
+    kept = drawn_repeats(results)
+    return [
+        replace(
+            result,
+            runs=tuple(run for run in result.runs if run.repeat in kept),
+            pairs=tuple(pair for pair in result.pairs if pair.repeat in kept),
+        )
+        for result in results
+    ]
+
+
 def _steps(result: CellResult) -> list[tuple[int, Steps]]:
     """Return each repeat with its steps, without runs that left none."""
-    ended = ((run.repeat, run.attempt.steps) for run in result.runs if run.attempt is not None)
+    ended = ((run.repeat, run.attempt.steps) for run in result.runs if run.attempt is not None and not run.perturbed)
     return [(repeat, steps) for repeat, steps in ended if len(steps)]
 
 

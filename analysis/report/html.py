@@ -105,10 +105,8 @@ def _data(chart: Chart) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Return dataclasses, tuples and arrays as plain values. Numbers have nine digits, which hold any float32, and are None
     where they are not finite."""
-    if is_dataclass(value):
-        return {name: _plain(each) for name, each in vars(value).items()}
-    if isinstance(value, (tuple, np.ndarray)):
-        return [_plain(each) for each in (value.tolist() if isinstance(value, np.ndarray) else value)]
     if isinstance(value, float):
         return float(f"{value:.9g}") if math.isfinite(value) else None
-    return value
+    if isinstance(value, (tuple, np.ndarray)):
+        return [_plain(each) for each in (value.tolist() if isinstance(value, np.ndarray) else value)]
+    return {name: _plain(each) for name, each in vars(value).items()} if is_dataclass(value) else value

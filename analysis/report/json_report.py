@@ -2,12 +2,14 @@
 
     {"format": 2, "sweep": name, "recipe_file": name,
      "exit_code": 0 | 2 | 3 | 4,
-     "summary": {"text", "verdicts": {verdict: cells}, "cells": {state: cells}, "unexpected": cells, "unfinished_runs"},
+     "summary": {"text", "verdicts": {verdict: cells}, "cells": {state: cells}, "unexpected": cells, "unfinished_runs",
+                 "unvalidated": why no graphed cell has a verdict},
      "margins": {"loss": nats, "grad_norm": relative},
      "cells": [one object per cell of the plan that ran or was to run, in the plan's order:
         {"cell_id", "label", "workload_id", "task_id", "impl", "scope", "effective_scope", "device",
          "expect": {"outcome", "phase"}, "outcome", "unexpected", "unsound_records": [text], "flaky_attempts": [text],
-         "unfinished",
+         "uncompared_attempts": [text],
+         "unfinished", "seconds": how long the attempts that count ran,
          "verdict": null | VERDICT, "max_loss_difference", "noise_floor": null | FLOOR,
          "memory": null | {"kind": "device" | "host", "peak", "added", "device_total", "headroom", "whole",
                            "phases": [...]}   (bytes),
@@ -24,7 +26,7 @@
          "capture_cost": null | {"graphs", "seconds"},
          "speedup_bound": {"reason",
                    "eager": null | {"step_ms", "busy_ms", "computing_ms", "host_ms": null | ms, "kernels", "communicates"},
-                   "graphed": null | {"step_ms", "host_ms": null | ms, "kernels", "graph_launches", "computing_ms", "busy_ms"},
+                   "graphed": null | {"step_ms", "busy_ms", "computing_ms", "host_ms": null | ms, "kernels", "graph_launches"},
                    "doubt", "eager_doubt", "launch_bound", "not_computing", "upper_bound", "upper_bound_computing",
                    "times_busy", "times_computing", "attained", "attained_computing",
                    "bound": null | analysis.limits.speedup_bound.Bound};
@@ -43,7 +45,7 @@
                   where eager and graphed are null for times and rates of a CPU,
      "memory_risks": [{"graphs", "fitting", "out_of_memory": [label]}],
      "failure_modes": [{"name", "ending", "message", "fix", "graphed": [label], "eager": [label]}],
-     "plots": {"drawn": {workload: [files]}, "left_out_workloads": [...], "left_out_cells": [...]},
+     "plots": {"drawn": {workload: [files]}, "undrawn": {file: reason}, "left_out_workloads": [...], "left_out_cells": [...]},
      "notes": {message: runs}, "provenance": {key: [[value, runs], ...]}, "recipe": YAML}
 
 VERDICT is {"verdict", "reason", "fix", "evidence": null | {...}, "deviation": null | {"step", "metric", "size"}} with the
@@ -103,6 +105,7 @@ def report_to_json(report: ReportData) -> dict[str, Any]:
         **_tables(results),
         "plots": {
             "drawn": report.plots,
+            "undrawn": report.undrawn,
             "left_out_workloads": report.selection.left_out_workloads,
             "left_out_cells": report.selection.left_out_cells,
         },
@@ -159,6 +162,7 @@ def _cell(result: CellResult) -> dict[str, Any]:
         "unexpected": result.unexpected,
         **to_json(result.integrity),
         "unfinished": result.unfinished,
+        "seconds": result.seconds,
         "verdict": to_json(result.verdict),
         "max_loss_difference": result.max_loss_difference,
         "noise_floor": to_json(result.loss.noise_floor),
@@ -190,7 +194,7 @@ def _speed(result: CellResult) -> Any:
     if not result.on_gpu:
         content = _without(content, *CPU_MEANINGLESS)
     # A cell that computes something else is neither faster nor slower.
-    return content if result.verdict and result.verdict.passes else {**content, "verdict": None}
+    return content if result.passes else {**content, "verdict": None}
 
 
 def _replay(replay: Replay | None, on_gpu: bool) -> Any:

@@ -18,6 +18,8 @@ class ReportData:
     selection: Selection
     plots: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Files by workload, relative to the report."""
+    undrawn: Mapping[str, str] = field(default_factory=dict)
+    """Why a plot cannot be drawn, by its file."""
 
     @property
     def ran(self) -> list[CellResult]:

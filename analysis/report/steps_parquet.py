@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
@@ -31,20 +32,21 @@ ROWS = 1 << 14
 def steps_writer(file: BinaryIO) -> Iterator[Callable[[Records], None]]:
     """Give a function that appends the steps of records to steps.parquet: a row per step of each run's attempt that counts.
     The same records in the same order give the same bytes."""
-    tables: list[pd.DataFrame] = []
+    group: list[tuple[dict[str, Any], Steps]] = []
 
     def write_group(least_rows: int) -> None:
-        count = sum(map(len, tables))
-        if count >= least_rows:
-            rows = pd.concat(tables, ignore_index=True)
-            # Column by column, since a DataFrame's NaN would become a missing value.
-            columns = {name: rows[name].to_numpy() for name in SCHEMA.names}
-            writer.write_table(pa.Table.from_pydict(columns, SCHEMA), row_group_size=count)
-            tables.clear()
+        if sum(len(steps) for _, steps in group) >= least_rows:
+            table = _table(group)
+            writer.write_table(table, row_group_size=len(table))
+            group.clear()
 
     def append(records: Records) -> None:
         runs = ((cell, run) for cell in records.plan.cells for run in records.runs.get(cell.cell_id, ()))
-        tables.extend(_steps_of(cell, run, run.attempt) for cell, run in runs if run.attempt and len(run.attempt.steps))
+        group.extend(
+            (_origin(cell, run, run.attempt), run.attempt.steps)
+            for cell, run in runs
+            if run.attempt and len(run.attempt.steps)
+        )
         write_group(ROWS)
 
     with parquet.ParquetWriter(file, SCHEMA) as writer:
@@ -52,8 +54,21 @@ def steps_writer(file: BinaryIO) -> Iterator[Callable[[Records], None]]:
         write_group(1)
 
 
-def _steps_of(cell: Cell, run: Run, attempt: Attempt) -> pd.DataFrame:
-    origin = {
+def _table(group: Sequence[tuple[dict[str, Any], Steps]]) -> pa.Table:
+    """Return the steps of all runs in ``group``, each row with the origin of its run."""
+    of_row = np.repeat(np.arange(len(group)), [len(steps) for _, steps in group])
+    origins = pd.DataFrame([origin for origin, _ in group])
+    columns = {name: pa.array(origins[name], SCHEMA.field(name).type).take(of_row) for name in origins}
+    # Not through a DataFrame, whose NaN would become a missing value.
+    for name in STEP_COLUMNS:
+        columns[name] = pa.array(np.concatenate([getattr(steps, name) for _, steps in group]))
+    return pa.Table.from_pydict(
+        {name: column.cast(SCHEMA.field(name).type) for name, column in columns.items()}, SCHEMA
+    )
+
+
+def _origin(cell: Cell, run: Run, attempt: Attempt) -> dict[str, Any]:
+    return {
         "run_id": run.run_id,
         "cell": cell.label,
         "workload_id": cell.workload_id,
@@ -61,4 +76,3 @@ def _steps_of(cell: Cell, run: Run, attempt: Attempt) -> pd.DataFrame:
         "repeat": run.repeat,
         "attempt": attempt.number,
     }
-    return pd.DataFrame(origin | {name: getattr(attempt.steps, name) for name in STEP_COLUMNS})

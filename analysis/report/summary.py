@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from analysis.limits.speedup_bound import NEAR, Bound
@@ -11,6 +11,7 @@ from analysis.sweep.cell_results import CellResult, exit_code
 from analysis.sweep.ranking import diverging_cells, rank
 from analysis.verdict.verdict import VERDICTS, VerdictName
 from launch.common.text import count, first_names, one_line
+from launch.contract.exit_codes import ExitCode
 from launch.contract.outcomes import RESULTS_INTACT
 
 MAXIMUM_NAMES = 3
@@ -22,6 +23,7 @@ BOTTLENECKS: dict[Bound, str] = {
     "host in part": "in part the host",
     "gaps": "the time between kernels",
 }
+Detail = Callable[[CellResult], str]
 CPU_NOTE = "These are CPU times, which show nothing about CUDA graphs."
 
 
@@ -34,11 +36,14 @@ class Summary:
     """How many cells ran, were rejected, or cannot run on this host: keys are launch.contract.plan.CellState."""
     unexpected: int
     unfinished_runs: int
-    exit_code: int
+    unvalidated: str
+    """Why nothing was validated; empty if a graphed cell ran."""
+    exit_code: ExitCode
     text: str
 
 
 def summarise(results: Sequence[CellResult]) -> Summary:
+    unvalidated = _describe_unvalidated(results)
     verdicts = Counter(result.verdict.verdict for result in results if result.verdict)
     cells = Counter(str(result.cell.state) for result in results)
     return Summary(
@@ -46,25 +51,23 @@ def summarise(results: Sequence[CellResult]) -> Summary:
         cells={state: cells[state] for state in ("run", "rejected", "not_runnable")},
         unexpected=sum(result.unexpected for result in results),
         unfinished_runs=sum(run.attempt is None for result in results for run in result.runs),
-        exit_code=exit_code(results),
+        unvalidated=unvalidated,
+        exit_code=exit_code(results) or (ExitCode.INCONCLUSIVE if unvalidated else ExitCode.PASS),
         text=one_line(" ".join(filter(None, _sentences(results)))),
     )
 
 
 def _sentences(results: Sequence[CellResult]) -> Iterator[str]:
     ran = [result for result in results if result.cell.state == "run"]
+    if unvalidated := _describe_unvalidated(results):
+        yield f"**Nothing was validated**: {unvalidated}."
     if not ran:
         yield f"No cell ran: {count('cell', len(results))} rejected or not runnable on this host."
         return
-    yield from (_failing(ran, word) for word in ("DIVERGED", "INCOMPARABLE"))
-    yield _unexpected(ran)
-    yield _unsound(ran)
-    yield _flaky(ran)
-    yield from (_failing(ran, word) for word in ("UNFINISHED", "INCONCLUSIVE"))
+    yield from (_bad_news(ran, *problem) for problem in PROBLEMS)
     yield _passing(ran)
     yield _expected_failures(ran)
-    yield from (_doubtful(ran, graphed) for graphed in (False, True))
-    yield _slowed(ran)
+    yield from (_bad_news(ran, *doubt) for doubt in DOUBTS)
     yield _speed(ran)
     yield _not_ranked(ran)
     yield _fastest(ran)
@@ -74,42 +77,64 @@ def _sentences(results: Sequence[CellResult]) -> Iterator[str]:
         yield CPU_NOTE
 
 
-def _bad_news(noun: str, predicate: str, cells: Iterable[tuple[CellResult, str]]) -> str:
-    """Return "**2 cells PREDICATE**: `a` detail; `b` detail.", or nothing without cells."""
-    names = [f"`{result.cell.label}` {detail}" for result, detail in cells]
+def _describe_unvalidated(results: Sequence[CellResult]) -> str:
+    """Describe why no graphed cell has a verdict; return "" if one has, or failed as the recipe expects."""
+    graphed = [result for result in results if result.cell.graphed]
+    if any(result.validated for result in graphed):
+        return ""
+    reasons = (", ".join(f"{why.rule}: {why.message}" for why in result.cell.reasons[:1]) for result in graphed)
+    names = [f"`{result.cell.label}` ({reason})" for result, reason in zip(graphed, reasons, strict=True)]
+    said = f"no graphed cell could run. Not validated: {first_names(names, MAXIMUM_NAMES)}"
+    return said if graphed else "the plan has no graphed cell"
+
+
+def _bad_news(ran: Sequence[CellResult], noun: str, predicate: str, detail: Detail) -> str:
+    """Return "**2 cells PREDICATE**: `a` (detail); `b` (detail).", or nothing if no cell has a detail."""
+    names = [f"`{result.cell.label}` ({text})" for result in ran if (text := detail(result))]
     return f"**{count(noun, len(names))} {predicate}**: {first_names(names, MAXIMUM_NAMES)}." if names else ""
 
 
-def _failing(ran: Sequence[CellResult], word: VerdictName) -> str:
-    verdicts = [(result, result.verdict) for result in ran if result.verdict and result.verdict.verdict == word]
-    return _bad_news("graphed cell", word, [(result, f"({verdict.reason})") for result, verdict in verdicts])
+def _reason_of(word: VerdictName) -> Detail:
+    return lambda result: result.verdict.reason if result.verdict and result.verdict.verdict == word else ""
 
 
-def _unexpected(ran: Sequence[CellResult]) -> str:
-    cells = [(result, f"ended {result.outcome}, expected {_expected(result)}") for result in ran if result.unexpected]
-    return _bad_news("cell", "did not end as expected", cells)
+def _flaky(result: CellResult) -> str:
+    known = result.verdict.reason if result.verdict else ""
+    return next((why for why in result.integrity.flaky_attempts[:1] if why not in known), "")
 
 
-def _expected(result: CellResult) -> str:
-    expect = result.cell.expect
-    return f"{expect.outcome} in {expect.phase}" if expect.phase else expect.outcome
+def _slowed(result: CellResult) -> str:
+    throttling = result.speed.throttling
+    return f"by {throttling.own.slowed}" if throttling and throttling.own.slowed else ""
 
 
-def _unsound(ran: Sequence[CellResult]) -> str:
-    unsound = [(result, result.integrity.unsound_records) for result in ran]
-    return _bad_news("cell", "left unsound records", [(result, f"({why[0]})") for result, why in unsound if why])
-
-
-def _flaky(ran: Sequence[CellResult]) -> str:
-    flaky = [(result, why) for result in ran for why in result.integrity.flaky_attempts[:1]]
-    cells = [(r, f"({why})") for r, why in flaky if not (r.verdict and why in r.verdict.reason)]
-    return _bad_news("cell", "ended differently in an earlier attempt", cells)
+PROBLEMS: tuple[tuple[str, str, Detail], ...] = (
+    ("graphed cell", "DIVERGED", _reason_of("DIVERGED")),
+    ("graphed cell", "INCOMPARABLE", _reason_of("INCOMPARABLE")),
+    (
+        "cell",
+        "did not end as expected",
+        lambda r: f"ended {r.outcome}, expected {r.cell.expect.text}" if r.unexpected else "",
+    ),
+    ("cell", "left unsound records", lambda r: next(iter(r.integrity.unsound_records), "")),
+    ("cell", "ended differently in another attempt", _flaky),
+    ("cell", "left an attempt that is not compared", lambda r: next(iter(r.integrity.uncompared_attempts), "")),
+    ("graphed cell", "UNFINISHED", _reason_of("UNFINISHED")),
+    ("graphed cell", "INCONCLUSIVE", _reason_of("INCONCLUSIVE")),
+)
+"""What keeps cells from passing, the worst first: the noun, the predicate, and what to say of a cell, or nothing."""
+# A graphed cell that does not pass has no speed to doubt. A slow eager cell makes its graphed cells look fast.
+DOUBTS: tuple[tuple[str, str, Detail], ...] = (
+    ("eager cell", "cannot be as fast as timed", lambda r: "" if r.cell.graphed else r.speed.timing_doubt),
+    ("graphed cell", "cannot be as fast as timed", lambda r: r.speed.timing_doubt if r.passes else ""),
+    ("cell", "ran on GPUs that were slowed down", _slowed),
+)
 
 
 def _passing(ran: Sequence[CellResult]) -> str:
     graphed = [result for result in ran if result.cell.graphed]
     if not graphed:
-        return "No graphed cell ran, so there is nothing to compare."
+        return ""
     counts = Counter(result.verdict.verdict for result in graphed if result.verdict and result.verdict.passes)
     parts = ", ".join(f"{counts[word]} {word}" for word in VERDICTS if counts[word])
     verb = "passes" if len(graphed) == 1 else "pass"
@@ -121,22 +146,9 @@ def _expected_failures(ran: Sequence[CellResult]) -> str:
     return f"{count('cell', len(met))} failed as expected." if met else ""
 
 
-def _doubtful(ran: Sequence[CellResult], graphed: bool) -> str:
-    doubtful = [(r, r.speed.timing_doubt) for r in ran if r.speed.timing_doubt and r.cell.graphed == graphed]
-    # A graphed cell that does not pass has no speed to doubt.
-    cells = [(r, f"({doubt})") for r, doubt in doubtful if (r.verdict.passes if r.verdict else not graphed)]
-    return _bad_news("graphed cell" if graphed else "eager cell", "cannot be as fast as timed", cells)
-
-
-def _slowed(ran: Sequence[CellResult]) -> str:
-    # Eager cells count too: a slow one makes its graphed cells look fast.
-    throttled = [(r, r.speed.throttling.own.slowed) for r in ran if r.speed.throttling]
-    return _bad_news("cell", "ran on GPUs that were slowed down", [(r, f"(by {by})") for r, by in throttled if by])
-
-
 def _speed(ran: Sequence[CellResult]) -> str:
     """Return the largest speed-up of the cells that pass. Their verdicts hold all at once, so one may be picked."""
-    passing = [result for result in ran if result.verdict and result.verdict.passes]
+    passing = [result for result in ran if result.passes]
     certain = [result for result in passing if not result.speed.timing_doubt]
     timed = [(result.speed.speedup, result.cell.label) for result in certain if result.speed.speedup]
     faster = [(speed, label) for speed, label in timed if speed.verdict == "FASTER"]
@@ -152,8 +164,8 @@ def _speed(ran: Sequence[CellResult]) -> str:
 
 def _not_ranked(ran: Sequence[CellResult]) -> str:
     # A graphed cell that passes trains what its eager baseline does.
-    cells = [(result, f"({why})") for result, why in diverging_cells(ran) if not result.cell.graphed]
-    return _bad_news("eager cell", "left out of the ranking", cells)
+    reasons = {result.cell.cell_id: why for result, why in diverging_cells(ran) if not result.cell.graphed}
+    return _bad_news(ran, "eager cell", "left out of the ranking", lambda r: reasons.get(r.cell.cell_id, ""))
 
 
 def _fastest(ran: Sequence[CellResult]) -> str:
@@ -171,7 +183,7 @@ def _fastest(ran: Sequence[CellResult]) -> str:
 def _nearest(ran: Sequence[CellResult]) -> str:
     """Compare the best passing cell with its baseline's computing time, which no graph of the same kernels can beat. Kernels
     that communicate also wait, so their time is no bound."""
-    bounds = [(r.speed.bound, r.cell.label) for r in ran if r.verdict and r.verdict.passes and not _either_slowed(r)]
+    bounds = [(r.speed.bound, r.cell.label) for r in ran if r.passes and not _either_slowed(r)]
     cells = [
         (bound.times_computing, label, bound.bound)
         for bound, label in bounds

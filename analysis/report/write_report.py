@@ -22,7 +22,13 @@ from analysis.report.steps_parquet import steps_writer
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_sweep import judge_sweep, judge_workload
 from launch.common.atomic_files import atomic_open, iter_json_object, write_bytes, write_json, write_text
+from launch.common.file_lock import Lock
 from launch.contract.paths import SweepPaths
+from launch.contract.plan import read_plan
+from launch.contract.records.digest import digest_records
+
+LOCK_SECONDS = 1800.0
+"""How long a report waits for another process that writes one of the same sweep."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +48,29 @@ def write_report(sweep: SweepPaths) -> Report:
     Raises:
         FileNotFoundError: the folder holds no plan.
         RecordError: its plan is not JSON.
+        TimeoutError: another process has been writing the report for too long.
     """
+    with Lock.acquire(sweep.report_lock, LOCK_SECONDS):
+        return _write_files(sweep)
+
+
+def _write_files(sweep: SweepPaths) -> Report:
     folder = sweep.report
+    # What changes from here on makes this report stale.
+    records = digest_records(sweep, read_plan(sweep).cell_of_run())
     with atomic_open(folder / "steps.parquet") as file, steps_writer(file) as write_steps:
         data = report_data(judge_sweep(sweep, write_steps))
     charts = _charts(sweep, data)
-    data = replace(data, plots={workload: list(files) for workload, files in charts.items()})
-    drawn = {file: chart for files in charts.values() for file, chart in files.items()}
+    undrawn = _write_plots(folder, {file: chart for files in charts.values() for file, chart in files.items()})
+    plots = {workload: [file for file in files if file not in undrawn] for workload, files in charts.items()}
+    data = replace(data, plots=plots, undrawn=undrawn)
+    drawn = {file: charts[workload][file] for workload, files in plots.items() for file in files}
     text = render_markdown(data)
     write_text(folder / "report.md", text)
     write_text(folder / "report.html", page(text, drawn))
     with atomic_open(folder / "report.json") as file:
         file.writelines(piece.encode() for piece in iter_json_object(report_to_json(data)))
-    _write_plots(folder, drawn)
-    write_json(folder / "summary.json", summary_to_json(data))
+    write_json(folder / "summary.json", summary_to_json(data) | {"records": records})
     summary = data.summary
     return Report(data.sweep.results, summary.exit_code, summary.text, folder / "report.md", folder / "report.json")
 
@@ -71,15 +86,26 @@ def _charts(sweep: SweepPaths, data: ReportData) -> dict[str, dict[str, Chart]]:
     return charts
 
 
-def _write_plots(folder: Path, charts: Mapping[str, Chart]) -> None:
-    """Draw ``charts`` one at a time, and delete the plots of an earlier report."""
+def _write_plots(folder: Path, charts: Mapping[str, Chart]) -> dict[str, str]:
+    """Draw ``charts`` one at a time, and delete other plots. Return why charts could not be drawn, by file."""
     # Imported late: matplotlib takes memory that the judging needs.
     from analysis.report.plots import draw
 
+    undrawn: dict[str, str] = {}
+    # The collector need not look at what was judged, a picture at a time.
+    gc.freeze()
     for file, chart in charts.items():
-        write_bytes(folder / file, draw(chart))
+        try:
+            picture = draw(chart)
+        # What matplotlib raises of numbers that no picture can hold, such as a loss of 1e308.
+        except (ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
+            undrawn[file] = f"{type(error).__name__}: {error}"
+        else:
+            write_bytes(folder / file, picture)
         # A figure refers to itself, so only the collector frees it.
         gc.collect()
+    gc.unfreeze()
     for path in sorted((folder / "plots").glob("*.png")):
-        if f"plots/{path.name}" not in charts:
+        if f"plots/{path.name}" not in charts.keys() - undrawn.keys():
             path.unlink()
+    return undrawn

@@ -1,7 +1,7 @@
 """The speed-up of one pair: the ratio of mean steps, eager over graphed, in its steady window
 (analysis/speed/steady_window.py).
 
-A pair has no speed-up if its runs were in different allocations, overlapped in time, or trained different numbers of tokens.
+A pair has no speed-up if its runs were in different allocations or overlapped in time.
 
 The break-even step is the cost of the capture over the gain per step. The cost is the larger of two times: what the graphed run's
 capture and settling steps took beyond eager ones, or the engine's own capture time. Settling found by the steady window is added.
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.records.run import Attempt
-from analysis.records.steps import Floats, Steps
+from analysis.records.steps import Floats
 from analysis.speed.steady_window import Window, behaviour, window_of
+from analysis.speed.trend import NO_TREND, Trend, trend_of
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class PairSpeed:
     """Number of settling steps."""
     moved: float = 1.0
     """The ratio over all steps of the window, outliers included, divided by ``ratio``."""
+    trend: Trend = NO_TREND
     off_counts: str = ""
     """Why outliers count after all (analysis/speed/steady_window.py)."""
     eager_ms: float = 0.0
@@ -71,8 +73,6 @@ def pair_speed(eager: Attempt, graphed: Attempt) -> PairSpeed:
         return PairSpeed(reason="the runs were in different allocations")
     if eager.outcome.started < graphed.outcome.ended and graphed.outcome.started < eager.outcome.ended:
         return PairSpeed(reason="the eager and the graphed run overlapped in time")
-    if unequal := _unequal_tokens(eager.steps, graphed.steps):
-        return PairSpeed(reason=unequal)
     window = window_of(eager.steps, graphed.steps)
     if isinstance(window, str):
         return PairSpeed(reason=window)
@@ -82,18 +82,6 @@ def pair_speed(eager: Attempt, graphed: Attempt) -> PairSpeed:
     began = eager.outcome.started, graphed.outcome.started
     capture_steps_ms, capture_ms = graphed.steps.step_time_ms[of_capture], max(said, default=0.0)
     return PairSpeed(timed=Timed(window, tokens, capture_steps_ms, capture_ms, *began, eager.outcome.allocation))
-
-
-def _unequal_tokens(eager: Steps, graphed: Steps) -> str:
-    """Return why two runs trained different numbers of tokens, or an empty text."""
-    steps, of_eager, of_graphed = np.intersect1d(eager.step, graphed.step, return_indices=True)
-    before, after = eager.tokens[of_eager], graphed.tokens[of_graphed]
-    if not len(other := np.flatnonzero(before != after)):
-        return ""
-    at = other[0]
-    return (
-        f"the runs trained different numbers of tokens: {before[at]} eager and {after[at]} graphed in step {steps[at]}"
-    )
 
 
 def pool_pairs(pairs: Sequence[PairSpeed]) -> tuple[PairSpeed, ...]:
@@ -115,6 +103,7 @@ def _figures(timed: Timed, off_counts: str) -> PairSpeed:
         left_out=int((~kept).sum()),
         settling=window.settling,
         moved=float(window.eager_ms.mean() / window.graphed_ms.mean()) / (eager_ms / graphed_ms),
+        trend=trend_of(window.eager_ms[kept], window.graphed_ms[kept]),
         off_counts=off_counts,
         eager_ms=eager_ms,
         graphed_ms=graphed_ms,
@@ -133,6 +122,7 @@ def overlaps(first: PairSpeed, second: PairSpeed) -> PairSpeed:
         ratio=first.graphed_ms / second.graphed_ms,
         steps=min(first.steps, second.steps),
         moved=second.moved / first.moved,
+        trend=second.trend.minus(first.trend),
         eager_ms=first.graphed_ms,
         graphed_ms=second.graphed_ms,
         eager_began=first.graphed_began,

@@ -1,17 +1,17 @@
-"""How much faster: the ratio of step times, eager over graphed, pair by pair within one allocation.
+"""The speed-up of a cell: the ratio of step times, eager over graphed, pair by pair within one allocation.
 
-A pair's figure is analysis/speed/pair_speed.py's. The cell's is the geometric mean of its pairs' ratios, with an
-interval from their logarithms (analysis/statistics/confidence_interval.py): ratios are multiplicative, and a repeat,
-not a step, is what varies independently. One pair gives no interval and no word, since it cannot tell a speed-up from
-the minute it ran in.
+analysis/speed/pair_speed.py computes the figure of a pair. The cell's figure is the geometric mean of its pairs' ratios, with an
+interval from their logarithms (analysis/speed/confidence_interval.py). Ratios are multiplicative, and repeats vary
+independently, while steps do not. One pair gives no interval: it cannot separate a speed-up from the minute it ran in.
 
-Pairs do not rule out a machine that changes steadily: every graphed run comes after its eager one. A word therefore has to
-hold as well for ratios to what the eager runs would have taken at the time of the graphed one, by the straight line through
-the logarithms of their steps over the times at which they began.
+An interval cannot see an effect that all pairs share. A verdict must therefore hold in three other cases too:
 
-Nor may what is left out change a word: it has to hold for the interval moved to the mean over all steps of the window,
-outliers among them. Repeats that do not alternate give no word. All cells of a sweep that have a word count as one family:
-the chance that any of them is wrongly FASTER or SLOWER is 5%.
+- Eager times follow their trend from repeat to repeat, and each pair is compared at the time of its graphed run.
+- The outliers that were left out count.
+- The trend within the steady windows goes on for three more windows (analysis/speed/trend.py).
+
+Repeats that do not alternate give no verdict. All cells of a sweep with a verdict form one family: the chance that any of them is
+wrongly FASTER or SLOWER is 5%.
 """
 
 from __future__ import annotations
@@ -24,28 +24,30 @@ from typing import Literal
 
 import numpy as np
 
+from analysis.speed.confidence_interval import Family, Interval, interval_of
 from analysis.speed.flops import model_flops
 from analysis.speed.pair_speed import PairSpeed
-from analysis.statistics.confidence_interval import Family, Interval, interval_of
+from analysis.speed.trend import HORIZON, extrapolate
 from launch.contract.spec import RunSpec
 
 SpeedVerdict = Literal["FASTER", "SLOWER", "NEUTRAL", "INCONCLUSIVE"]
 BAND = 0.01
 """A ratio whose whole interval lies within 1 -+ BAND is neutral."""
 MINIMUM_STEPS = 20
-"""Steady steps that each pair needs for a word."""
+"""Steady steps that each pair needs for a verdict."""
 
 MOST_DRIFT = 1.0
-"""The logarithm by which a trend may change a step within a pair: beyond it the line is drawn too far from its points."""
+"""The most by which drift may change the logarithm of a step time within a pair. Beyond it the line is too far from its points."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """A cell's speed-up over its pairs. ``low`` and ``high`` bound the interval that the word follows from, ``own_low`` and
-    ``own_high`` the cell's by itself; None with one pair. ``reason`` says why the word is INCONCLUSIVE, ``off_counts`` why
-    steps that are off count; both are empty where there is nothing to say.
+    """A cell's speed-up over its pairs.
 
-    Times are geometric means over pairs, so that their ratio is ``ratio``. Operations are the model's, a GPU
+    ``low`` and ``high`` bound the interval that decides the verdict, ``own_low`` and ``own_high`` that of the cell alone. They are
+    None with one pair. ``reason`` says why the verdict is INCONCLUSIVE, ``off_counts`` why outliers count, or is empty.
+
+    Times are geometric means over pairs, so that their ratio is ``ratio``. Operations are the model's, per GPU
     (analysis/speed/flops.py).
     """
 
@@ -57,14 +59,14 @@ class Speed:
     own_high: float | None
     pairs: int
     steps: int
-    """Steady steps of the pair that has fewest."""
+    """Number of steady steps in the pair with the fewest."""
     left_out: int
-    """Outliers, over all pairs."""
+    """Number of outliers in all pairs."""
     settling: int
-    """Steps left out at the beginning of the window, of the pair that has most."""
+    """Number of settling steps in the pair with the most."""
     off_counts: str
     break_even_steps: int | None
-    """Of the pair that takes longest; None where a pair gains nothing."""
+    """The largest of all pairs, or None if a pair gains nothing."""
     reason: str
     eager_ms: float
     graphed_ms: float
@@ -83,15 +85,14 @@ class Speed:
         return "-" if self.low is None or self.high is None else f"{self.low:.2f}-{self.high:.2f}"
 
     @property
-    def tells(self) -> bool:
-        """Whether there is enough for a word; what there is may leave it INCONCLUSIVE."""
+    def has_enough_data(self) -> bool:
+        """Return whether the pairs and steps suffice for a verdict, which may still be INCONCLUSIVE."""
         return self.low is not None and self.steps >= MINIMUM_STEPS
 
 
 @dataclass(frozen=True)
 class RatioBounds:
-    """The true ratio is from ``least`` to ``most`` times the measured one, for a ``reason``; empty where nothing is known
-    against it."""
+    """The true ratio is ``least`` to ``most`` times the measured one. ``reason`` says why, or is empty without bounds."""
 
     least: float = 1.0
     most: float = 1.0
@@ -112,7 +113,7 @@ class Decision:
 
 
 def decide(timed: Sequence[PairSpeed], bounds: RatioBounds, doubt: str, family: Family | None = None) -> Decision:
-    """Decide on pairs that have a ratio. Where the step cannot have been so short (``doubt``), the ratio is all there is."""
+    """Decide on pairs that have a ratio. ``doubt`` says why the measured step cannot be right, and leaves no interval."""
     if doubt:
         return Decision("INCONCLUSIVE", doubt, None, None)
     ratios, steps = ratios_of(timed), min(pair.steps for pair in timed)
@@ -120,15 +121,17 @@ def decide(timed: Sequence[PairSpeed], bounds: RatioBounds, doubt: str, family: 
 
 
 def bounded(decision: Decision, bounds: RatioBounds, steps: int) -> Decision:
-    """Return the decision that holds for all ratios within ``bounds``, with intervals as much wider. Bounds that bound
-    nothing leave no interval."""
-    word, reason, interval, own = decision.verdict, decision.reason, decision.interval, decision.own
+    """Return the decision that holds for all ratios within ``bounds``, with wider intervals. Infinite bounds leave none."""
+    verdict, reason, interval, own = decision.verdict, decision.reason, decision.interval, decision.own
     if not bounds.reason or interval is None or own is None:
         return decision
     wide, own_wide = ((low * bounds.least, high * bounds.most) for low, high in (interval, own))
-    if not (bounds.least > 0 and bounds.most < math.inf) or word not in ("INCONCLUSIVE", speed_verdict(wide, steps)[0]):
+    if not (bounds.least > 0 and bounds.most < math.inf) or verdict not in (
+        "INCONCLUSIVE",
+        speed_verdict(wide, steps)[0],
+    ):
         return Decision("INCONCLUSIVE", bounds.reason, None, None)
-    return Decision(word, f"{reason}; and {bounds.reason}" if reason else "", wide, own_wide)
+    return Decision(verdict, f"{reason}; and {bounds.reason}" if reason else "", wide, own_wide)
 
 
 def cell_speed(
@@ -138,8 +141,10 @@ def cell_speed(
     bounds: RatioBounds = NO_BOUNDS,
     doubt: str = "",
 ) -> Speed | None:
-    """The figure of a cell of ``spec`` over those of its ``pairs``, taken together, that have a ratio; None of none. The word
-    and the interval are the cell's by itself, or as one of ``family``."""
+    """Return the speed-up of a cell over its pairs that have a ratio, or None if none has.
+
+    The verdict and the interval are those of the cell alone, or of the cell as one of ``family``.
+    """
     timed = [pair for pair in pairs if pair.ratio is not None]
     if not timed:
         return None
@@ -150,7 +155,7 @@ def cell_speed(
     eager_ms, graphed_ms = (
         geometric_mean(times) for times in ([p.eager_ms for p in timed], [p.graphed_ms for p in timed])
     )
-    flops = model_flops(spec) / spec.parallelism.world_size / 1e9  # over milliseconds: in units of 10^12 a second
+    flops = model_flops(spec) / spec.parallelism.world_size / 1e9  # per millisecond, in teraflops per second
     return Speed(
         verdict=decision.verdict,
         ratio=geometric_mean(ratios_of(timed)),
@@ -175,12 +180,13 @@ def cell_speed(
 
 
 def ratios_of(pairs: Sequence[PairSpeed]) -> list[float]:
-    """Of those that have one."""
+    """Return the ratios of the pairs that have one."""
     return [pair.eager_ms / pair.graphed_ms for pair in pairs if pair.ratio is not None]
 
 
 def drift_corrected(pairs: Sequence[PairSpeed]) -> list[float]:
-    """The ratios of ``pairs`` if eager steps took what they take by their trend at the time of the graphed run."""
+    """Return the ratios with eager times at the time of the graphed runs, by a straight line through the logarithms of eager
+    times over the times at which the runs began."""
     began, steps = np.array([pair.eager_began for pair in pairs]), np.log([pair.eager_ms for pair in pairs])
     since = began - began.mean()
     slope = float(since @ steps) / float(since @ since) if since.any() else 0.0
@@ -190,15 +196,17 @@ def drift_corrected(pairs: Sequence[PairSpeed]) -> list[float]:
 
 
 def classify(pairs: Sequence[PairSpeed], family: Family | None = None) -> tuple[SpeedVerdict, str]:
-    """The word of ``pairs`` that have a ratio, and why it is INCONCLUSIVE: a cell's own, which a ``family`` may take away. Its
-    wider interval gives none, though it may leave the band of NEUTRAL."""
-    own, reason = _word(pairs)
+    """Return the verdict of pairs that have a ratio, and why it is INCONCLUSIVE.
+
+    A ``family`` may take the cell's own verdict away. Its wider interval gives none, though it may leave the band of NEUTRAL.
+    """
+    own, reason = _classify(pairs, None)
     if family is None:
         return own, reason
-    word, why = _word(pairs, family)
+    verdict, why = _classify(pairs, family)
     if own == "INCONCLUSIVE":
         return own, why or reason
-    if word == own:
+    if verdict == own:
         return own, ""
     low, high = interval_of(ratios_of(pairs)) or (math.nan, math.nan)
     return "INCONCLUSIVE", (
@@ -207,31 +215,47 @@ def classify(pairs: Sequence[PairSpeed], family: Family | None = None) -> tuple[
     )
 
 
-def _word(pairs: Sequence[PairSpeed], family: Family | None = None) -> tuple[SpeedVerdict, str]:
-    """By the interval of ``family``, or by the cell's own."""
+def _classify(pairs: Sequence[PairSpeed], family: Family | None) -> tuple[SpeedVerdict, str]:
+    """Return the verdict by the interval of ``family``, or by that of the cell alone, and why it is INCONCLUSIVE."""
     interval, steps = interval_of(ratios_of(pairs), family), min(pair.steps for pair in pairs)
-    word, reason = speed_verdict(interval, steps)
-    if interval is None or word == "INCONCLUSIVE":
-        return word, reason
+    verdict, reason = speed_verdict(interval, steps)
+    if interval is None or verdict == "INCONCLUSIVE":
+        return verdict, reason
     if out_of_turn := not_alternating(pairs):
         return "INCONCLUSIVE", out_of_turn
-    drifting = interval_of(drift_corrected(pairs), family)
-    if drifting and speed_verdict(drifting, steps)[0] != word:
-        return "INCONCLUSIVE", (
-            f"eager steps changed from repeat to repeat: by their trend the interval is {drifting[0]:.3f} to "
-            f"{drifting[1]:.3f}; add repeats, or put fewer cells into a bundle"
-        )
-    moved = geometric_mean([pair.moved for pair in pairs])
-    if speed_verdict((interval[0] * moved, interval[1] * moved), steps)[0] != word:
-        return "INCONCLUSIVE", (
-            f"the outliers that were left out change the verdict: over all steps the interval is "
-            f"{interval[0] * moved:.3f} to {interval[1] * moved:.3f}; measure more steps"
-        )
-    return word, ""
+    for other, why in _other_intervals(pairs, interval, family):
+        if other and speed_verdict(other, steps)[0] != verdict:
+            return "INCONCLUSIVE", why.format(f"{other[0]:.3f} to {other[1]:.3f}")
+    return verdict, ""
+
+
+def _other_intervals(
+    pairs: Sequence[PairSpeed], interval: tuple[float, float], family: Family | None
+) -> tuple[tuple[Interval, str], ...]:
+    """Return the intervals for which the verdict must hold too, and what to say if it does not."""
+    low, high = interval
+    outliers = geometric_mean([pair.moved for pair in pairs])
+    trend = extrapolate([pair.trend for pair in pairs])
+    return (
+        (
+            interval_of(drift_corrected(pairs), family),
+            "eager steps changed from repeat to repeat: by their trend the interval is {}; add repeats, or put fewer cells into a "
+            "bundle",
+        ),
+        (
+            (low * outliers, high * outliers),
+            "the outliers that were left out change the verdict: over all steps the interval is {}; measure more steps",
+        ),
+        (
+            (low * trend, high * trend),
+            f"the speed-up changes along the measured steps: if that goes on for {HORIZON} times as many steps, the interval is {{}}; "
+            "measure more steps",
+        ),
+    )
 
 
 def not_alternating(pairs: Sequence[PairSpeed]) -> str:
-    """Which runs came between those of a pair in one allocation; empty where each pair's came one after the other."""
+    """Return why repeats of one allocation did not alternate, or an empty text."""
     spans: dict[str, list[tuple[float, float]]] = {}
     for pair in pairs:
         first, last = sorted((pair.eager_began, pair.graphed_began))
@@ -246,15 +270,15 @@ def not_alternating(pairs: Sequence[PairSpeed]) -> str:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of positive numbers; of equal ones that number, to the bit."""
+    """Return the geometric mean of positive numbers. The mean of equal numbers equals them to the bit."""
     first = values[0]
     return float(first * np.exp(np.mean(np.log(np.divide(values, first)))))
 
 
 def speed_verdict(interval: Interval, steps: int) -> tuple[SpeedVerdict, str]:
-    """The word of an interval over pairs of at least ``steps`` steady steps each, and why it is INCONCLUSIVE.
+    """Return the verdict of an interval over pairs of at least ``steps`` steady steps each, and why it is INCONCLUSIVE.
 
-    NEUTRAL where it lies within the band; else FASTER and SLOWER where it clears 1.
+    An interval within the band is NEUTRAL. Any other that excludes 1 is FASTER or SLOWER.
     """
     if interval is None:
         return "INCONCLUSIVE", "one pair cannot separate a speed-up from drift over time: give the sweep repeats"

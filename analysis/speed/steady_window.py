@@ -13,8 +13,7 @@ which no step of another phase interrupts. Of those, in this order:
    probability below ``CHANCE`` (sign test over all pairs of the cell). Behaviour counts in full, or a graphed run that
    takes twice as long every tenth step would look as fast as its better steps.
 
-What is left out as an outlier must not change the word: analysis/speed/speedup.py asks for it over all steps of the
-window as well. Settling is paid for once, and counts in what a capture costs.
+Outliers must not change the verdict: analysis/speed/speedup.py checks it over all steps of the window too. Settling is paid for once, and counts in what a capture costs.
 
 The figure of a run is the mean of its window, not the median: what trains pays for every step, and a median hides a
 second mode.

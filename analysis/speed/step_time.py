@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analysis.records.run import Attempt
+from analysis.speed.speedup import geometric_mean
 from analysis.speed.steady_window import behaviour, window_of
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Milliseconds per step over ``runs`` with complete records: the median, minimum and maximum of their means.
+    """Milliseconds per step over ``runs`` with complete records: the geometric mean, minimum and maximum of their means.
 
     ``allocations`` are sorted.
     """
@@ -31,7 +31,7 @@ def cell_step_time(attempts: Sequence[Attempt]) -> StepTime | None:
         return None
     times = [mean for _, mean in means]
     allocations = tuple(sorted({attempt.outcome.allocation for attempt, _ in means}))
-    return StepTime(statistics.median(times), min(times), max(times), len(times), allocations)
+    return StepTime(geometric_mean(times), min(times), max(times), len(times), allocations)
 
 
 def is_sound(attempt: Attempt) -> bool:

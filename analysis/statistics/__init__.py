@@ -1,1 +1,1 @@
-"""Student's t and confidence intervals."""
+"""Student's t and standard errors."""

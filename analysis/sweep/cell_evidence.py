@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,9 +12,9 @@ from analysis.graphs.replay_check import worst
 from analysis.limits.speedup_bound import cell_limit, eager_doubt
 from analysis.limits.straggler import cell_straggler
 from analysis.limits.throttling import throttle_bounds, throttling_of
-from analysis.memory.peaks import CellMemory, cell_memory
+from analysis.memory.peaks import cell_memory
 from analysis.pairing.eager_baseline import EagerBaseline, eager_side
-from analysis.pairing.flaky_attempts import contradictions
+from analysis.pairing.flaky_attempts import contradictions, uncompared_attempts
 from analysis.pairing.judge_pairs import judge_pairs
 from analysis.pairing.pair import Pair, collect_pair, margins_for
 from analysis.records.load import Records
@@ -22,10 +22,9 @@ from analysis.records.run import Attempt, Run, attempts_of
 from analysis.speed.pair_speed import pool_pairs
 from analysis.speed.speedup import RatioBounds
 from analysis.speed.step_time import cell_step_time
-from analysis.sweep.cell_results import CellGraphs, CellIntegrity, CellLoss, CellSpeed
+from analysis.sweep.cell_results import CellGraphs, CellIntegrity, CellLoss, CellResult, CellSpeed, PairResult
 from analysis.sweep.loss_trajectory import loss_trajectory
 from analysis.verdict.completeness import finite_steps, incomplete
-from analysis.verdict.verdict import Verdict
 from launch.contract.outcomes import RESULTS_INTACT
 from launch.contract.plan import Cell, Margins
 from launch.contract.spec import RunSpec
@@ -35,31 +34,22 @@ from launch.contract.spec import RunSpec
 class CellEvidence:
     """The evidence of one cell, without the other cells of its sweep.
 
-    ``verdict`` and ``pair_verdicts`` rest on the cell's own curves; analysis.sweep.judge_cells corrects them over all cells.
-    ``speed`` has no speed-up yet. analysis.sweep.judge_cells derives it from the pairs, ``throttle_bounds`` and
-    ``speed_doubt``.
+    The verdicts of ``result`` rest on the cell's own curves, and it has no speed-up yet. analysis.sweep.judge_cells corrects the
+    verdicts over all cells, and derives the speed-up from the pairs, ``throttle_bounds`` and ``speed_doubt``.
     """
 
-    cell: Cell
-    runs: tuple[Run, ...] = ()
-    pairs: tuple[Pair, ...] = ()
-    pair_verdicts: tuple[Verdict, ...] = ()
-    verdict: Verdict | None = None
-    speed: CellSpeed = field(default_factory=CellSpeed)
+    result: CellResult
     throttle_bounds: RatioBounds = field(default_factory=RatioBounds)
     speed_doubt: str = ""
-    memory: CellMemory | None = None
-    graphs: CellGraphs = field(default_factory=CellGraphs)
-    loss: CellLoss = field(default_factory=CellLoss)
-    integrity: CellIntegrity = field(default_factory=CellIntegrity)
 
     def without_records(self) -> CellEvidence:
         """Return this evidence without the records that the attempts wrote during their run, to free memory."""
         pairs = (
             replace(p, eager=p.eager and p.eager.without_records(), graphed=p.graphed.without_records())
-            for p in self.pairs
+            for p in self.result.pairs
         )
-        return replace(self, runs=tuple(run.without_records() for run in self.runs), pairs=tuple(pairs))
+        runs = tuple(run.without_records() for run in self.result.runs)
+        return replace(self, result=replace(self.result, runs=runs, pairs=tuple(pairs)))
 
 
 def collect_evidence(records: Records) -> tuple[CellEvidence, ...]:
@@ -74,7 +64,7 @@ def collect_evidence(records: Records) -> tuple[CellEvidence, ...]:
 
 def _cell(cell: Cell, records: Records, baseline: EagerBaseline | None) -> CellEvidence:
     if cell.state != "run":
-        return CellEvidence(cell)
+        return CellEvidence(CellResult(cell, ()))
     runs, margins = records.runs[cell.cell_id], records.plan.margins
     if cell.graphed:
         return _graphed_cell(cell, runs, baseline or EagerBaseline((), {}), margins)
@@ -82,12 +72,13 @@ def _cell(cell: Cell, records: Records, baseline: EagerBaseline | None) -> CellE
 
 
 def _eager_cell(cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline | None, margins: Margins) -> CellEvidence:
-    spec, attempts = cell.run_spec, attempts_of(runs)
-    flaky = [(run.repeat, contradictions(run, margins_for(spec, margins))) for run in runs]
+    spec, repeats = cell.run_spec, [run for run in runs if not run.perturbed]
+    attempts = attempts_of(repeats)
+    flaky = {run.repeat: _eager_contradictions(run, baseline, margins_for(spec, margins)) for run in repeats}
     speed = _speed(spec, attempts)
     if spec.placement.device == "cuda":
         speed = replace(speed, timing_doubt=eager_doubt(attempts, spec.parallelism.world_size))
-    return CellEvidence(
+    result = CellResult(
         cell,
         runs,
         speed=speed,
@@ -95,35 +86,35 @@ def _eager_cell(cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline | Non
         loss=CellLoss(loss_trajectory(attempts), baseline.noise_floor if baseline else None),
         integrity=_integrity(runs, flaky, spec.training.steps),
     )
+    return CellEvidence(result)
 
 
 def _graphed_cell(cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline, margins: Margins) -> CellEvidence:
     spec, attempts = cell.run_spec, attempts_of(runs)
-    pairs = _pool_speeds([collect_pair(run, baseline, spec, margins) for run in runs])
-    verdicts, verdict = judge_pairs(pairs, baseline, margins_for(spec, margins))
+    collected = _pool_speeds([collect_pair(run, baseline, spec, margins) for run in runs])
+    verdicts, verdict = judge_pairs(collected, baseline, margins_for(spec, margins))
+    pairs = tuple(PairResult(**vars(pair), verdict=own) for pair, own in zip(collected, verdicts, strict=True))
     compared = [
         (pair.eager.attempt, pair.graphed.attempt)
-        for pair, own in zip(pairs, verdicts, strict=True)
-        if own.verdict != "INCOMPARABLE" and pair.eager and pair.eager.attempt and pair.graphed.attempt
+        for pair in pairs
+        if pair.verdict.verdict != "INCOMPARABLE" and pair.eager and pair.eager.attempt and pair.graphed.attempt
     ]
     speed, ranks = _speed(spec, attempts, compared), spec.parallelism.world_size
     slowed = speed.throttling.eager.slowed if speed.throttling and speed.throttling.eager else ""
     bound = cell_limit(pairs, ranks, slowed) if spec.placement.device == "cuda" else None
     proofs = [pair.replay for pair in pairs if pair.replay]
-    return CellEvidence(
+    result = CellResult(
         cell,
         runs,
         pairs,
-        verdicts,
         None if _failed_as_expected(cell, runs) else verdict,
         replace(speed, bound=bound, timing_doubt=bound.doubt if bound else ""),
-        throttle_bounds(pairs, ranks),
-        (bound.doubt or bound.eager_doubt) if bound else "",
         cell_memory(attempts, compared, spec.placement.device),
         CellGraphs(worst(proofs) if proofs else None, capture_cost(attempts)),
         CellLoss(loss_trajectory(attempts)),
-        _integrity(runs, [(pair.repeat, pair.flaky_attempts) for pair in pairs], spec.training.steps),
+        _integrity(runs, {pair.repeat: pair.flaky_attempts for pair in pairs}, spec.training.steps),
     )
+    return CellEvidence(result, throttle_bounds(pairs, ranks), (bound.doubt or bound.eager_doubt) if bound else "")
 
 
 def _failed_as_expected(cell: Cell, runs: Sequence[Run]) -> bool:
@@ -148,15 +139,21 @@ def _speed(spec: RunSpec, attempts: Sequence[Attempt], compared: Sequence[tuple[
     )
 
 
-def _integrity(runs: Sequence[Run], flaky: Sequence[tuple[int, Sequence[str]]], steps: int) -> CellIntegrity:
-    """Collect the problems of ``runs`` with ``steps`` planned steps. ``flaky`` has descriptions by repeat."""
+def _eager_contradictions(run: Run, baseline: EagerBaseline | None, margins: Margins) -> Mapping[int, str]:
+    repeats = baseline.repeats.get(run.attempt.digests, {}) if baseline and run.attempt else {}
+    return contradictions(run, tuple(repeats.values()), margins, first=0)
+
+
+def _integrity(runs: Sequence[Run], flaky: Mapping[int, Mapping[int, str]], steps: int) -> CellIntegrity:
+    """Collect the problems of ``runs`` with ``steps`` planned steps. ``flaky`` has descriptions by repeat and attempt."""
     successful = ((run, run.attempt) for run in runs if run.attempt is not None and run.attempt.outcome.results_intact)
     unsound = (
         *(reason for run in runs for reason in run.damaged),
         *(f"{run.run_id}: {reason}" for run, attempt in successful for reason in _unsound_records(attempt, steps)),
     )
-    descriptions = tuple(f"repeat {repeat}: {description}" for repeat, each in flaky for description in each)
-    return CellIntegrity(unsound, descriptions)
+    descriptions = (f"repeat {repeat}: {text}" for repeat, each in flaky.items() for text in each.values())
+    uncompared = (f"repeat {run.repeat}: {text}" for run in runs for text in uncompared_attempts(run))
+    return CellIntegrity(unsound, tuple(descriptions), tuple(uncompared))
 
 
 def _unsound_records(attempt: Attempt, steps: int) -> tuple[str, ...]:

@@ -19,10 +19,9 @@ from analysis.speed.step_time import StepTime
 from analysis.sweep.loss_trajectory import LossTrajectory
 from analysis.verdict.curve_difference import NoiseFloor
 from analysis.verdict.verdict import PASSES, Verdict
+from launch.contract.exit_codes import ExitCode
 from launch.contract.plan import Cell
 from launch.contract.spec import RunSpec
-
-EXIT_PASS, EXIT_UNFINISHED, EXIT_FAILED, EXIT_INCONCLUSIVE = 0, 2, 3, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +65,12 @@ class CellIntegrity:
     """Problems with a cell's records. A cell with unsound records does not pass.
 
     ``unsound_records`` lists damaged outcomes, and defects in the records of runs that ended well. ``flaky_attempts`` lists
-    earlier attempts with a different result.
+    other attempts with a different result, ``uncompared_attempts`` those with other code, libraries or data, or damaged records.
     """
 
     unsound_records: tuple[str, ...] = ()
     flaky_attempts: tuple[str, ...] = ()
+    uncompared_attempts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,18 @@ class CellResult:
         return ", ".join(f"{status} x{count}" for status, count in sorted(counts.items()))
 
     @property
+    def seconds(self) -> float:
+        """Return how long the attempts that count ran, all repeats together."""
+        return sum(
+            max(run.attempt.outcome.ended - run.attempt.outcome.started, 0.0) for run in self.runs if run.attempt
+        )
+
+    @property
+    def validated(self) -> bool:
+        """Return whether it is a graphed cell with a verdict, or one that failed as the recipe expects."""
+        return self.cell.graphed and self.cell.state == "run"
+
+    @property
     def unfinished(self) -> bool:
         """Return whether the plan runs this cell and some run has no outcome yet."""
         return self.cell.state == "run" and (not self.runs or any(run.attempt is None for run in self.runs))
@@ -114,13 +126,27 @@ class CellResult:
         return any(run.attempt and not run.attempt.outcome.matches(self.cell.expect) for run in self.runs)
 
     @property
+    def passes(self) -> bool:
+        return self.verdict is not None and self.verdict.passes
+
+    @property
+    def name_with_verdict(self) -> str:
+        """Return the label as markdown, with a verdict that does not pass."""
+        return f"`{self.cell.label}`" + ("" if self.passes or not self.verdict else f" (**{self.verdict.verdict}**)")
+
+    @property
+    def compared_steps(self) -> int:
+        """Return the number of compared steps in the repeat with the fewest, or 0."""
+        return min((pair.verdict.evidence.steps for pair in self.pairs if pair.verdict.evidence), default=0)
+
+    @property
     def max_loss_difference(self) -> float | None:
         """Return the largest loss difference of any repeat from the mean of its eager runs, in nats; None if unknown."""
         verdicts = [*([self.verdict] if self.verdict else []), *(pair.verdict for pair in self.pairs)]
         return max((v.evidence.max_loss_difference for v in verdicts if v.evidence), default=None)
 
 
-def exit_code(results: Sequence[CellResult]) -> int:
+def exit_code(results: Sequence[CellResult]) -> ExitCode:
     """Return 0 for a pass, 3 for a failure that more runs cannot change, 2 for runs without an outcome, 4 for inconclusive.
 
     Cells that are rejected, or cannot run on this host, do not count as failures.
@@ -129,7 +155,7 @@ def exit_code(results: Sequence[CellResult]) -> int:
     if verdicts & {"DIVERGED", "INCOMPARABLE"} or any(
         result.unexpected or result.integrity.unsound_records for result in results
     ):
-        return EXIT_FAILED
+        return ExitCode.FAILED
     if "UNFINISHED" in verdicts or any(result.unfinished for result in results):
-        return EXIT_UNFINISHED
-    return EXIT_INCONCLUSIVE if verdicts - set(PASSES) else EXIT_PASS
+        return ExitCode.UNFINISHED
+    return ExitCode.INCONCLUSIVE if verdicts - set(PASSES) else ExitCode.PASS

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from analysis.records.load import Records
+from analysis.speed.confidence_interval import Family, families
 from analysis.speed.speedup import Speed, cell_speed, ratios_of
-from analysis.statistics.confidence_interval import Family, families
 from analysis.sweep.cell_evidence import CellEvidence, collect_evidence
-from analysis.sweep.cell_results import CellResult, PairResult
-from analysis.verdict.verdict import Verdict, judge_family
+from analysis.sweep.cell_results import CellResult
+from analysis.verdict.family import judge_family
+from analysis.verdict.verdict import Verdict
+
+_SEVERAL_VERSIONS = "its repeats ran different code, libraries or data: run all of them again with one version"
 
 
 def judge_cells(evidence: Sequence[CellEvidence]) -> tuple[CellResult, ...]:
@@ -19,8 +22,9 @@ def judge_cells(evidence: Sequence[CellEvidence]) -> tuple[CellResult, ...]:
     The verdicts form one family of tests, the speed-ups of passing cells another. With more tests, each needs stronger
     evidence.
     """
-    decided = iter(judge_family([cell.verdict for cell in evidence if cell.verdict]))
-    verdicts = [next(decided) if cell.verdict else None for cell in evidence]
+    alone = [cell.result.verdict for cell in evidence]
+    decided = iter(judge_family([verdict for verdict in alone if verdict]))
+    verdicts = [verdict and next(decided) for verdict in alone]
     speedups = _speedups(evidence, verdicts)
     return tuple(map(_result, evidence, verdicts, speedups))
 
@@ -36,39 +40,28 @@ def _speedups(evidence: Sequence[CellEvidence], verdicts: Sequence[Verdict | Non
     timed = [
         place
         for place, (speed, verdict) in enumerate(zip(own, verdicts, strict=True))
-        if speed and speed.tells and verdict and verdict.passes
+        if speed and speed.has_enough_data and verdict and verdict.passes
     ]
-    ratios = [ratios_of([pair.speed for pair in evidence[place].pairs]) for place in timed]
-    corrections = families(
-        [(evidence[place].cell.workload_id, each) for place, each in zip(timed, ratios, strict=True)]
-    )
+    cells = [evidence[place].result for place in timed]
+    corrections = families([(cell.cell.workload_id, ratios_of([pair.speed for pair in cell.pairs])) for cell in cells])
     of_family = {place: _speedup(evidence[place], family) for place, family in zip(timed, corrections, strict=True)}
     return [of_family.get(place, speed) for place, speed in enumerate(own)]
 
 
 def _speedup(cell: CellEvidence, family: Family | None = None) -> Speed | None:
-    if not cell.pairs:
+    pairs = cell.result.pairs
+    if not pairs:
         return None
-    speeds = [pair.speed for pair in cell.pairs]
-    return cell_speed(speeds, cell.cell.run_spec, family, cell.throttle_bounds, cell.speed_doubt)
+    speeds = [pair.speed for pair in pairs]
+    versions = {pair.attempts[1].digests for pair in pairs if pair.speed.ratio is not None}
+    doubt = cell.speed_doubt or (_SEVERAL_VERSIONS if len(versions) > 1 else "")
+    return cell_speed(speeds, cell.result.spec, family, cell.throttle_bounds, doubt)
 
 
 def _result(cell: CellEvidence, verdict: Verdict | None, speedup: Speed | None) -> CellResult:
-    pairs = (
-        PairResult(**vars(pair), verdict=_pair_verdict(own, cell.verdict, verdict))
-        for pair, own in zip(cell.pairs, cell.pair_verdicts, strict=True)
-    )
-    return CellResult(
-        cell.cell,
-        cell.runs,
-        tuple(pairs),
-        verdict,
-        replace(cell.speed, speedup=speedup),
-        cell.memory,
-        cell.graphs,
-        cell.loss,
-        cell.integrity,
-    )
+    result = cell.result
+    pairs = (replace(pair, verdict=_pair_verdict(pair.verdict, result.verdict, verdict)) for pair in result.pairs)
+    return replace(result, pairs=tuple(pairs), verdict=verdict, speed=replace(result.speed, speedup=speedup))
 
 
 def _pair_verdict(own: Verdict, alone: Verdict | None, final: Verdict | None) -> Verdict:

@@ -41,8 +41,8 @@ def judge_sweep(sweep: SweepPaths, see: Callable[[Records], None] = lambda recor
         records = load_planned(sweep, replace(plan, cells=cells))
         see(records)
         collected = collect_evidence(records)
-        tasks.add((one.cell, one.runs) for one in collected)
-        evidence |= {one.cell.cell_id: one.without_records() for one in collected}
+        tasks.add((one.result.cell, one.result.runs) for one in collected)
+        evidence |= {one.result.cell.cell_id: one.without_records() for one in collected}
     return SweepResults(plan, judge_cells([evidence[cell.cell_id] for cell in plan.cells]), tasks.tasks)
 
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from analysis.limits.throttling import least_beside
 from analysis.records.provenance import differing_fields
 from analysis.records.run import attempts_of
+from analysis.speed.confidence_interval import MINIMUM_PAIRS, Family, families, interval_of
 from analysis.speed.flops import model_flops, tokens_per_step
 from analysis.speed.pair_speed import PairSpeed, overlaps
 from analysis.speed.speedup import classify, ratios_of
 from analysis.speed.step_time import StepTime
-from analysis.statistics.confidence_interval import MINIMUM_PAIRS, Family, families, interval_of
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.labels import task_words
 from analysis.sweep.loss_trajectory import describe_divergence
@@ -162,7 +162,7 @@ def _exclusion(result: CellResult) -> str:
         return "records unsound"
     if result.unfinished or any(run.attempt and not run.attempt.outcome.results_intact for run in result.runs):
         return result.outcome
-    if result.cell.graphed and not (result.verdict and result.verdict.passes):
+    if result.cell.graphed and not result.passes:
         return result.verdict.verdict if result.verdict else "no verdict"
     speed = result.speed
     if speed.timing_doubt:

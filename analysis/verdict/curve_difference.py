@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from analysis.records.steps import Booleans, Floats, Metric, Steps
+from analysis.verdict.growth import Growth
 
 METRICS: tuple[Metric, ...] = ("loss", "grad_norm")
 METRIC_NAMES: dict[Metric, str] = {"loss": "loss", "grad_norm": "gradient norm"}
@@ -22,12 +23,22 @@ METRIC_NAMES: dict[Metric, str] = {"loss": "loss", "grad_norm": "gradient norm"}
 class NoiseFloor:
     """The noise floor: the largest difference, over all compared steps, between one eager repeat and the mean of the others.
 
-    ``loss`` is absolute (nats), ``grad_norm`` is relative to the mean of all repeats.
+    A perturbed run counts too: its difference from the mean of the repeats. ``loss`` is absolute (nats), ``grad_norm`` is
+    relative to the mean of all repeats.
     """
 
     repeats: int
     loss: float
     grad_norm: float
+    perturbed: bool = False
+    """Whether there is a perturbed run."""
+
+    @property
+    def source(self) -> str:
+        """Name the runs whose differences it measures."""
+        if self.perturbed:
+            return "eager repeats and the perturbed run" if self.repeats > 1 else "the eager and the perturbed run"
+        return "eager repeats"
 
     def of(self, metric: Metric) -> float:
         return self.loss if metric == "loss" else self.grad_norm
@@ -47,7 +58,7 @@ class MetricTests:
 
     ``mean`` is the mean difference over the window. ``p`` is the p-value of the equivalence test: the probability of a mean
     this small if the true mean difference were at the margin. ``rise`` is the rise over the window of the line fitted to the
-    differences. ``leaves`` is whether this line will leave the margin, ``late`` whether the curve blows up at the end.
+    differences. ``leaves`` is whether this line will leave the margin. ``growth`` is growth at the end of the window that will.
     """
 
     metric: Metric
@@ -55,7 +66,7 @@ class MetricTests:
     p: float
     rise: Estimate
     leaves: bool
-    late: bool
+    growth: Growth | None
 
 
 @dataclass(frozen=True)
@@ -112,13 +123,30 @@ class Deviation:
 class Sample:
     """The differences of one metric after the capture: each run minus the mean of the eager runs at the same step.
 
-    ``eager`` has shape (eager runs, steps), ``graphed`` has shape (graphed runs, steps). Losses are in nats. Gradient norms
-    are relative to the eager mean.
+    ``eager`` has shape (eager runs, steps), ``graphed`` has shape (graphed runs, steps), ``perturbed`` has shape (0 or 1,
+    steps). Losses are in nats. Gradient norms are relative to the eager mean.
     """
 
     metric: Metric
     eager: Floats
     graphed: Floats
+    perturbed: Floats
+
+    @property
+    def eager_distances(self) -> Floats:
+        """Return each eager run minus the mean of the others, and the perturbed run minus the mean of all, shape (runs, steps).
+
+        It has no rows if there is one eager run alone.
+        """
+        # ``eager`` is relative to the mean of all runs.
+        runs = len(self.eager)
+        distances = self.eager * (runs / (runs - 1)) if runs > 1 else self.eager[:0]
+        return np.concatenate((distances, self.perturbed))
+
+    @property
+    def is_finite(self) -> bool:
+        """Return whether all differences are finite. With a gradient norm of 0 there is no relative difference."""
+        return all(np.isfinite(side).all() for side in (self.eager, self.graphed, self.perturbed))
 
     @cached_property
     def largest(self) -> Floats:
@@ -127,32 +155,39 @@ class Sample:
         return largest
 
 
-def sample_of(metric: Metric, eager: Sequence[Steps], graphed: Sequence[Steps], window: slice) -> Sample:
+def sample_of(
+    metric: Metric, eager: Sequence[Steps], graphed: Sequence[Steps], window: slice, perturbed: Steps | None = None
+) -> Sample:
     """Return the differences of ``metric`` in ``window``.
 
     All curves must have the same step numbers up to the end of ``window``.
     """
     before, after = (np.stack([steps.of(metric)[window] for steps in side]) for side in (eager, graphed))
+    moved = perturbed.of(metric)[window][None] if perturbed else before[:0]
     with np.errstate(invalid="ignore", over="ignore"):
         # This form of the mean is exact where runs are equal bit for bit.
         mean = before[0] + (before - before[0]).mean(axis=0)
         # Divide before summing: the sum of norms can overflow where their mean does not.
         scale = np.ones_like(mean) if metric == "loss" else (np.abs(before) / len(before)).sum(axis=0)
-        return Sample(metric, _relative(before - mean, scale), _relative(after - mean, scale))
+        return Sample(
+            metric, *(_relative(side - mean, scale) for side in (before, after, moved.reshape(-1, len(mean))))
+        )
 
 
-def noise_floor(repeats: Sequence[Steps], window: slice) -> NoiseFloor | None:
-    """Return the noise floor of complete eager ``repeats`` of one workload in ``window``; None for fewer than two."""
-    return _noise_floor([sample_of(metric, repeats, repeats, window) for metric in METRICS])
+def noise_floor(repeats: Sequence[Steps], window: slice, perturbed: Steps | None = None) -> NoiseFloor | None:
+    """Return the noise floor of complete eager ``repeats`` of one workload in ``window``, and of its ``perturbed`` run.
+
+    Return None for a single run.
+    """
+    return _noise_floor([sample_of(metric, repeats, repeats, window, perturbed) for metric in METRICS])
 
 
 def _noise_floor(samples: Sequence[Sample]) -> NoiseFloor | None:
     """Return the noise floor of ``samples``, which are in the order of ``METRICS``."""
-    runs = len(samples[0].eager)
-    if runs < 2:
+    if not len(samples[0].eager_distances):
         return None
-    # Samples are relative to the mean of all runs. The factor makes them relative to the mean of the other runs.
-    return NoiseFloor(runs, *(float(np.abs(sample.eager).max()) * runs / (runs - 1) for sample in samples))
+    loss, grad_norm = (float(np.abs(sample.eager_distances).max()) for sample in samples)
+    return NoiseFloor(len(samples[0].eager), loss, grad_norm, perturbed=len(samples[0].perturbed) > 0)
 
 
 def _relative(difference: Floats, scale: Floats) -> Floats:
@@ -189,14 +224,18 @@ class Differences:
 
 
 def measure_differences(
-    eager: Sequence[Steps], graphed: Sequence[Steps], window: slice, metrics: Sequence[Metric] = METRICS
+    eager: Sequence[Steps],
+    graphed: Sequence[Steps],
+    window: slice,
+    metrics: Sequence[Metric] = METRICS,
+    perturbed: Steps | None = None,
 ) -> Differences:
     """Measure the differences between ``graphed`` and ``eager`` curves in ``window``, which must not be empty.
 
     All curves must have the same step numbers up to the end of ``window``.
     """
     steps = eager[0].step[window]
-    samples = {metric: sample_of(metric, eager, graphed, window) for metric in METRICS}
+    samples = {metric: sample_of(metric, eager, graphed, window, perturbed) for metric in METRICS}
     maxima: dict[str, Any] = {}
     for metric, sample in samples.items():
         largest = sample.largest
@@ -216,7 +255,7 @@ def measure_differences(
     return Differences(samples, evidence)
 
 
-def told_apart(a: float, b: float) -> tuple[str, str]:
+def format_unequal(a: float, b: float) -> tuple[str, str]:
     """Format two numbers with 9 significant digits, or with 17 if they look equal with 9."""
     digits = 9 if f"{a:.9g}" != f"{b:.9g}" else 17
     return f"{a:.{digits}g}", f"{b:.{digits}g}"

@@ -4,8 +4,8 @@ The estimate d is the difference between the mean graphed and the mean eager cur
 error s and margin M, both one-sided tests reject at level alpha if (M - |d|) / s exceeds Student's t quantile (Schuirmann
 1987, doi:10.1007/BF01068419). The standard error is estimated in two ways, and the tests must reject with both:
 
-- Between repeats: each run's mean is one observation. The pooled variance of the two groups gives the standard error of the
-  difference of their means. This is valid for any dependence between steps, but wide with few repeats.
+- Between repeats: each run's mean is one observation. Welch's form gives the standard error of the difference of the group
+  means. This is valid for any dependence between steps, but wide with few repeats.
 - Along the steps: the differences are an autoregressive process of order one, AR(1). Its n steps are worth
   n (1 - r) / (1 + r) independent observations. This detects noise in a graphed run even if there is only one such run.
 """
@@ -13,14 +13,12 @@ error s and margin M, both one-sided tests reject at level alpha if (M - |d|) / 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from analysis.records.steps import Floats
-from analysis.statistics.student_t import quantile, upper_tail
+from analysis.statistics.standard_error import StandardError, Variance, welch
 from analysis.verdict.curve_difference import Estimate, Sample
 
 ALPHA = 0.05
@@ -29,36 +27,13 @@ _ROUNDING = 1e-12
 """Rounding error of the residuals of a line fit, relative to the largest difference."""
 
 
-@dataclass(frozen=True)
-class StandardError:
-    """The standard error of a weighted sum, and the degrees of freedom of its estimate (1 or more)."""
-
-    size: float
-    degrees: float
-
-    @property
-    def half_width(self) -> float:
-        """Return the half width of the two-sided confidence interval at level 1 - 2 ``ALPHA``."""
-        return quantile(1 - ALPHA, self.degrees) * self.size
-
-    def p(self, distance: float) -> float:
-        """Return the one-sided p-value of an estimate at ``distance`` inside the margin.
-
-        The null hypothesis is that the true value is at the margin. Return 1 at or outside the margin, and where a number is
-        not finite.
-        """
-        if not (math.isfinite(distance) and math.isfinite(self.size)) or distance <= 0:
-            return 1.0
-        return upper_tail(distance / self.size, self.degrees) if self.size > 0 else 0.0
-
-
 def estimate_of(sample: Sample, weights: Floats) -> Estimate:
     """Estimate the weighted sum of the difference over the steps, with its confidence interval.
 
     ``weights`` has shape (steps,). The sample needs two or more eager runs.
     """
     value, errors = _weighted_sum(sample, weights)
-    return Estimate(value, max(error.half_width for error in errors))
+    return Estimate(value, max(error.exceeded_with(ALPHA) for error in errors))
 
 
 def mean_within(sample: Sample, margin: float) -> tuple[Estimate, float]:
@@ -68,7 +43,7 @@ def mean_within(sample: Sample, margin: float) -> tuple[Estimate, float]:
     """
     steps = sample.graphed.shape[1]
     value, errors = _weighted_sum(sample, np.full(steps, 1 / steps))
-    mean = Estimate(value, max(error.half_width for error in errors))
+    mean = Estimate(value, max(error.exceeded_with(ALPHA) for error in errors))
     return mean, max(error.p(margin - abs(value)) for error in errors)
 
 
@@ -79,11 +54,22 @@ def _weighted_sum(sample: Sample, weights: Floats) -> tuple[float, tuple[Standar
 
 
 def _between_repeats(sample: Sample, weights: Floats) -> StandardError:
-    """Return the standard error of the difference of two group means, from their pooled variance."""
-    groups = [side @ weights for side in (sample.eager, sample.graphed)]
-    degrees = sum(len(group) - 1 for group in groups)
-    spread = math.hypot(*np.concatenate([group - group.mean() for group in groups]))
-    return StandardError(spread * math.sqrt(sum(1 / len(group) for group in groups) / degrees), degrees)
+    """Return the standard error of the difference of two group means, by Welch's form.
+
+    A single graphed run is taken to vary as the eager runs do.
+    """
+    eager, graphed = (_variance_of_runs(side @ weights) for side in (sample.eager, sample.graphed))
+    of_eager, of_graphed = 1 / len(sample.eager), 1 / len(sample.graphed)
+    assert eager is not None, "the sample has two or more eager runs"
+    if graphed is None:
+        return welch(eager * (of_eager + of_graphed))
+    return welch(eager * of_eager, graphed * of_graphed)
+
+
+def _variance_of_runs(values: Floats) -> Variance | None:
+    """Return the variance of ``values``, shape (runs,), or None for a single run."""
+    degrees, spread = len(values) - 1, math.hypot(*(values - values.mean()))
+    return Variance(spread * spread / degrees, degrees) if degrees else None
 
 
 def _along_steps(difference: Floats, weights: Floats) -> StandardError:
@@ -108,7 +94,7 @@ def _along_steps(difference: Floats, weights: Floats) -> StandardError:
     r = min(max((steps * lag_one + 2) / (steps - 4), 0.0), 1 - 1 / steps)
     absorbed = sum(_variance_factor(part, r) for part in line) / steps
     variance = squares / steps / (1 - min(absorbed, 0.5))
-    degrees = max(1.0, math.floor(10 * (steps * (1 - r**2) / (1 + r**2) - 2)) / 10)
+    degrees = max(1.0, steps * (1 - r**2) / (1 + r**2) - 2)
     return StandardError(largest * math.sqrt(variance * _variance_factor(weights, r)), degrees)
 
 
@@ -132,18 +118,3 @@ def _lagged_products(weights: bytes) -> Floats:
     spectrum = np.fft.rfft(values, 2 * len(values))
     products: Floats = np.fft.irfft(spectrum * spectrum.conj())[: len(values)]
     return products
-
-
-def holm(p_values: Sequence[float]) -> tuple[bool, ...]:
-    """Return which of several tests reject with Holm's correction (Holm 1979, jstor.org/stable/4615733).
-
-    The family-wise error rate stays at alpha. The smallest of m p-values must be at most alpha / m, the next at most
-    alpha / (m - 1), and so on.
-    """
-    holds = [False] * len(p_values)
-    ascending = sorted(range(len(p_values)), key=lambda place: p_values[place] if p_values[place] <= 1 else math.inf)
-    for rank, place in enumerate(ascending):
-        if not p_values[place] <= ALPHA / (len(p_values) - rank):
-            break
-        holds[place] = True
-    return tuple(holds)

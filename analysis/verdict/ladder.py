@@ -5,16 +5,17 @@ Rung 0 (analysis.verdict.completeness): both sides have every step once, in orde
     the settings of both runs and the proof of replay.
 Rung 1: after the capture, every graphed run equals every eager run bit for bit: BITWISE. If eager runs differ among
     themselves, equality with one of them proves little, and the ladder goes on.
-Rung 2, the noise floor: the largest difference of an eager run from the others. It never widens a margin. With fewer than
+Rung 2, the noise floor: the largest difference of an eager run, or of the perturbed one, from the others. It never widens a margin. With fewer than
     two eager runs, or a noise floor above the margin, the verdict is INCONCLUSIVE at best.
 Rung 3: every graphed run is within the margin of the eager mean at every step, because a mean over steps hides
     alternating signs and single bad steps. The mean over the window is within the margin by two one-sided tests
-    (analysis.verdict.equivalence_test).
-Rung 4 (analysis.verdict.drift): the line fitted to the differences will not leave the margin, and the last steps do not
-    blow up.
+    (analysis.verdict.equivalence_test). Noise hides no difference of 1.25 margins at a step (analysis.verdict.step_test).
+Rung 4: the line fitted to the differences will not leave the margin (analysis.verdict.drift), nor will differences that
+    grow at the end of the window (analysis.verdict.growth).
 
 EQUIVALENT passes all rungs over ``MINIMUM_STEPS`` steps or more. The eager runs must also train: their loss moves by more
-than the margin, and their gradients are not all 0. DIVERGED needs proof (analysis.verdict.divergence). Everything
+than the margin, and their gradients are not all 0. Unless digests of parameters show it, the loss must also fall or rise by
+more than the margin beyond what batches explain. DIVERGED needs proof (analysis.verdict.divergence). Everything
 in between is INCONCLUSIVE.
 
 Every condition fails on NaN. The minimum length comes from a known failure: Megatron-LM issue 5966 (TE graphs over
@@ -27,13 +28,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from analysis.records.steps import Integers, Metric
+from analysis.records.steps import Integers, Metric, Steps
 from analysis.verdict.completeness import Curves, check_complete
-from analysis.verdict.curve_difference import METRICS, Differences, MetricTests, NoiseFloor, Sample, measure_differences
-from analysis.verdict.drift import blows_up, leaves_margin, rise_of_line
+from analysis.verdict.curve_difference import METRICS, Differences, MetricTests, Sample, measure_differences
+from analysis.verdict.drift import leaves_margin, rise_of_line
 from analysis.verdict.equivalence_test import estimate_of, mean_within
+from analysis.verdict.growth import late_growth
 from analysis.verdict.rungs import (
     MINIMUM_STEPS,
     SMALLER,
@@ -41,6 +41,7 @@ from analysis.verdict.rungs import (
     describe_untrained,
     diverged,
     exceeds_margin,
+    hides_difference,
     loss_unchanged,
     missing_floor,
     not_equivalent,
@@ -48,6 +49,8 @@ from analysis.verdict.rungs import (
 )
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
+
+_SINGLE = "shown on a single graphed run, so repeats of it may differ more"
 
 
 def first_compared(phases: Sequence[str]) -> int | None:
@@ -74,30 +77,41 @@ def judge_curves(
     first: int,
     margins: Margins,
     metrics: Sequence[Metric] = METRICS,
+    perturbed: Steps | None = None,
+    *,
+    learnt: bool = False,
 ) -> Verdict:
     """Judge all graphed runs of one configuration against all eager runs of its workload, by the whole ladder.
 
-    The window starts at ``expected[first]``. ``expected`` has shape (steps,).
+    A complete ``perturbed`` eager run shows how far harmless differences grow, and counts for the noise floor.
+    The window starts at ``expected[first]``. ``expected`` has shape (steps,). ``learnt`` is whether all runs are known to
+    change their parameters. Otherwise the eager loss must show it.
     """
-    found = _begin(eager, graphed, expected, first, metrics)
+    found = _begin(eager, graphed, expected, first, metrics, perturbed)
     if isinstance(found, Verdict):
         return found
     samples = tuple(found.samples[metric] for metric in metrics)
     evidence = replace(found.evidence, tested=_tested(found, samples, margins))
-    window = ComparisonWindow(eager, graphed, expected, first, margins, samples, evidence)
+    window = ComparisonWindow(eager, graphed, expected, first, margins, samples, evidence, learnt)
     return (
         diverged(window)
         or missing_floor(window)
         or exceeds_margin(window)
         or too_short(window)
         or not_equivalent(window)
+        or hides_difference(window)
         or loss_unchanged(window)
-        or Verdict("EQUIVALENT", evidence=evidence)
+        or Verdict("EQUIVALENT", _SINGLE if len(graphed) == 1 else "", evidence=evidence)
     )
 
 
 def _begin(
-    eager: Curves, graphed: Curves, expected: Integers, first: int, metrics: Sequence[Metric]
+    eager: Curves,
+    graphed: Curves,
+    expected: Integers,
+    first: int,
+    metrics: Sequence[Metric],
+    perturbed: Steps | None = None,
 ) -> Verdict | Differences:
     """Apply rungs 0 and 1: return their verdict, or the measured differences if they do not decide."""
     before, after = tuple(eager.values()), tuple(graphed.values())
@@ -108,7 +122,7 @@ def _begin(
         return Verdict("DIVERGED", fault.reason, SMALLER, evidence, fault.deviation)
     if fault:
         return Verdict("INCOMPARABLE", fault.reason, fault.fix)
-    found = measure_differences(before, after, slice(first, None), metrics)
+    found = measure_differences(before, after, slice(first, None), metrics, perturbed)
     if not found.evidence.bitwise:
         return found
     still = describe_untrained(before, first, metrics, 0.0)
@@ -116,21 +130,14 @@ def _begin(
 
 
 def _tested(found: Differences, samples: Sequence[Sample], margins: Margins) -> tuple[MetricTests, ...]:
-    """Run the tests of rungs 3 and 4, if there is a noise floor and the window is long enough."""
-    floor = found.evidence.noise_floor
-    if floor is None or found.evidence.steps < MINIMUM_STEPS:
+    """Run the tests of rungs 3 and 4, if there are two eager repeats and the window is long enough."""
+    if found.evidence.eager_runs < 2 or found.evidence.steps < MINIMUM_STEPS:
         return ()
-    finite = [sample for sample in samples if _is_finite(sample)]
-    return tuple(_test(sample, margins.of(sample.metric), floor) for sample in finite)
+    return tuple(_test(sample, margins.of(sample.metric)) for sample in samples if sample.is_finite)
 
 
-def _is_finite(sample: Sample) -> bool:
-    """Return whether all differences are finite. With a gradient norm of 0 there is no relative difference."""
-    return bool(np.isfinite(sample.eager).all() and np.isfinite(sample.graphed).all())
-
-
-def _test(sample: Sample, margin: float, floor: NoiseFloor) -> MetricTests:
+def _test(sample: Sample, margin: float) -> MetricTests:
     mean, p = mean_within(sample, margin)
     rise = estimate_of(sample, rise_of_line(sample.graphed.shape[1]))
-    late = blows_up(sample, margin, floor.of(sample.metric))
-    return MetricTests(sample.metric, mean, p, rise, leaves=leaves_margin(mean, rise, margin), late=late)
+    growth = late_growth(sample.graphed, sample.eager_distances, margin)
+    return MetricTests(sample.metric, mean, p, rise, leaves_margin(mean, rise, margin), growth)

@@ -8,11 +8,9 @@ import numpy as np
 
 from analysis.records.steps import Steps
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, measure_differences, noise_floor
+from analysis.verdict.divergence import SURE
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
-
-SURE = 3
-"""A difference before the capture counts if it exceeds the margin plus this many noise floors."""
 
 
 def check_capture_step(graphed: Steps, capture_step: int) -> Verdict | None:

@@ -10,11 +10,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.records.steps import Integers, Metric, Steps
+from analysis.records.steps import Floats, Integers, Metric, Steps
+from analysis.statistics.standard_error import Variance, welch
 from analysis.verdict.completeness import Curves
-from analysis.verdict.curve_difference import METRIC_NAMES, CurveEvidence, Deviation, Sample, bitwise_prefix, told_apart
+from analysis.verdict.curve_difference import (
+    METRIC_NAMES,
+    CurveEvidence,
+    Deviation,
+    NoiseFloor,
+    Sample,
+    bitwise_prefix,
+    format_unequal,
+)
 from analysis.verdict.divergence import exceeds_margin_surely
 from analysis.verdict.equivalence_test import ALPHA
+from analysis.verdict.noise_scale import noise_scale
+from analysis.verdict.step_test import find_hidden, spike_limit
 from analysis.verdict.verdict import REPEAT, Verdict
 from launch.contract.plan import Margins
 
@@ -32,8 +43,8 @@ _NOT_DETERMINISTIC = (
     "(training.deterministic: false)"
 )
 _SEPARATE = "use deterministic mode (training.deterministic: true) to remove the noise, else a lower learning rate"
-_MOVE = "make the loss fall (learning rate, data, loss scale), or set a margin that suits such losses"
-_LONGER = "train for twice as many steps: a drift will leave the margin, noise will not"
+_MOVE = "make the loss fall (learning rate, data, loss scale, more steps), or set a margin that suits such losses"
+_LONGER = "train for twice as many steps: what grows will leave the margin, noise will not"
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,7 @@ class ComparisonWindow:
     margins: Margins
     samples: tuple[Sample, ...]
     evidence: CurveEvidence
+    learnt: bool
 
 
 def diverged(window: ComparisonWindow) -> Verdict | None:
@@ -73,7 +85,7 @@ def _diverged(window: ComparisonWindow, place: int, sample: Sample) -> Verdict:
     eager = float(np.sum([steps.of(metric)[at] / len(window.eager) for steps in window.eager.values()]))
     graphed = float(window.graphed[run].of(metric)[at])
     step = int(window.expected[at])
-    values = told_apart(graphed, eager)
+    values = format_unequal(graphed, eager)
     reason = f"first at step {step}: the {METRIC_NAMES[metric]} is {values[0]} graphed and {values[1]} eager, "
     reason += f"a difference of {size:.3g}{' of it' if metric == 'grad_norm' else ''} ({run})"
     return Verdict("DIVERGED", reason, SMALLER, window.evidence, Deviation(step, metric, size))
@@ -109,22 +121,32 @@ def _largest(window: ComparisonWindow) -> Iterator[tuple[Metric, float, int, flo
 
 
 def missing_floor(window: ComparisonWindow) -> Verdict | None:
-    """Rung 2: return INCONCLUSIVE without a noise floor, or with one above the margin."""
+    """Rung 2: return INCONCLUSIVE without a noise floor of two eager repeats, or with one above the margin."""
     floor = window.evidence.noise_floor
-    if floor is None:
+    if floor is None or floor.repeats < 2:
         excess = next((f"{_difference(*largest)}, and " for largest in _largest(window)), "")
         return _inconclusive(
             window, f"{excess}the noise floor is unknown: it takes two complete eager repeats", _SECOND
         )
+    return _large_floor(window, floor, spikes=True)
+
+
+def _large_floor(window: ComparisonWindow, floor: NoiseFloor, *, spikes: bool) -> Verdict | None:
+    """Return INCONCLUSIVE if the noise ``floor`` is above the margin; with ``spikes`` only if its spikes are."""
     for sample in window.samples:
         widest, margin = floor.of(sample.metric), window.margins.of(sample.metric)
-        if not widest <= margin:
+        if not (widest <= margin or (spikes and _no_spike(sample, widest, margin))):
             reason = (
-                f"eager repeats differ among themselves: their {METRIC_NAMES[sample.metric]} by up to {widest:.3g}, "
+                f"{floor.source} differ among themselves: their {METRIC_NAMES[sample.metric]} by up to {widest:.3g}, "
             )
             reason += f"and the margin is {margin:g}"
             return _inconclusive(window, reason, _REPRODUCE if margin > 0 else _NOT_DETERMINISTIC)
     return None
+
+
+def _no_spike(sample: Sample, size: float, margin: float) -> bool:
+    """Return whether the noise of passing steps explains an eager difference of ``size``, beyond the margin."""
+    return sample.is_finite and size <= spike_limit(sample, noise_scale(sample), margin)
 
 
 def _difference(metric: Metric, size: float, step: int, margin: float) -> str:
@@ -133,9 +155,25 @@ def _difference(metric: Metric, size: float, step: int, margin: float) -> str:
 
 def exceeds_margin(window: ComparisonWindow) -> Verdict | None:
     """Rung 3, step by step: return INCONCLUSIVE if a difference exceeds the margin and may be noise."""
+    floor = window.evidence.noise_floor
     for largest in _largest(window):
         reason = f"{_difference(*largest)}, but may be noise"
-        return _inconclusive(window, reason, _SEPARATE)
+        larger = _large_floor(window, floor, spikes=False) if floor else None
+        return larger or _inconclusive(window, reason, _SEPARATE)
+    return None
+
+
+def hides_difference(window: ComparisonWindow) -> Verdict | None:
+    """Rung 3, step by step: return INCONCLUSIVE if noise may hide a true difference beyond the margin."""
+    for sample in window.samples:
+        margin, scale = window.margins.of(sample.metric), noise_scale(sample)
+        if hidden := find_hidden(sample, scale, margin):
+            reason = (
+                f"the {METRIC_NAMES[sample.metric]} difference of {hidden.size:.3g} at step "
+                f"{window.expected[window.first + hidden.place]} is within the margin of {margin:g}, but with noise of "
+                f"{hidden.noise:.3g} ({scale.source}) a step may hide a difference beyond it: the limit is then {hidden.limit:.3g}"
+            )
+            return _inconclusive(window, reason, _SEPARATE)
     return None
 
 
@@ -166,17 +204,41 @@ def not_equivalent(window: ComparisonWindow) -> Verdict | None:
             return _inconclusive(
                 window, f"{reason}over the window, and will soon leave the margin of {margin:g}", _LONGER
             )
-        if tested.late:
-            size, step = window.evidence.largest(tested.metric)
-            reason = f"the {name} blows up at the end of the window: the difference of {size:.3g} at step {step} is within the "
-            return _inconclusive(window, f"{reason}margin of {margin:g}, but far above all earlier ones", _LONGER)
+        if growth := tested.growth:
+            reason = (
+                f"the {name} difference grows at the end of the window: its median rose from {growth.before:.3g} to "
+                f"{growth.after:.3g} over the last {growth.steps} steps, and will soon leave the margin of {margin:g}"
+            )
+            return _inconclusive(window, reason, _LONGER)
     return None
 
 
 def loss_unchanged(window: ComparisonWindow) -> Verdict | None:
-    """Return INCONCLUSIVE if the loss moves by less than its margin. The margin is absolute, so any curve would pass."""
-    problem = describe_untrained(tuple(window.eager.values()), window.first, _metrics(window), window.margins.loss)
+    """Return INCONCLUSIVE if the eager loss does not show learning by more than its margin: any curve would then pass."""
+    eager, margin = tuple(window.eager.values()), window.margins.loss
+    problem = describe_untrained(eager, window.first, _metrics(window), margin)
+    if not problem and not window.learnt:
+        problem = _describe_no_trend(np.mean([steps.loss[window.first :] for steps in eager], axis=0), margin)
     return _inconclusive(window, f"within the margins, but {problem}", _MOVE) if problem else None
+
+
+def _describe_no_trend(losses: Floats, margin: float) -> str:
+    """Describe why ``losses``, shape (steps,), do not show learning of more than ``margin``; return "" if they do.
+
+    Losses vary from batch to batch. Compare the means of the last and the first third, with the variance of neighbours, which
+    hardly differ by learning.
+    """
+    third = len(losses) // 3
+    with np.errstate(over="ignore"):
+        change = float(losses[-third:].mean() - losses[:third].mean())
+        of_neighbours = Variance(float(np.square(np.diff(losses)).mean()) / 2, len(losses) / 2)
+    half_width = welch(of_neighbours * (2 / third)).exceeded_with(ALPHA)
+    if abs(change) - half_width > margin:
+        return ""
+    return (
+        f"the eager loss changes by {change:.3g} +- {half_width:.3g} from the first third of the window to the last: beside the "
+        f"variation between batches, learning of more than the margin of {margin:g} does not show"
+    )
 
 
 def describe_untrained(eager: Sequence[Steps], first: int, metrics: Sequence[Metric], margin: float) -> str:

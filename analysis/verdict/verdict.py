@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from analysis.verdict.curve_difference import CurveEvidence, Deviation
-from analysis.verdict.equivalence_test import holm
 
 VerdictName = Literal["BITWISE", "EQUIVALENT", "INCONCLUSIVE", "UNFINISHED", "INCOMPARABLE", "DIVERGED"]
 VERDICTS: tuple[VerdictName, ...] = ("BITWISE", "EQUIVALENT", "INCONCLUSIVE", "UNFINISHED", "INCOMPARABLE", "DIVERGED")
@@ -39,21 +38,5 @@ class Verdict:
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the worst of several verdicts, the first of equals."""
-    return max(verdicts, key=lambda verdict: VERDICTS.index(verdict.verdict))
-
-
-def judge_family(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
-    """Return the verdicts of all cells of a sweep, whose tests count as one family: the chance of any wrong EQUIVALENT
-    is alpha."""
-    tested = [place for place, verdict in enumerate(verdicts) if verdict.evidence and verdict.evidence.tested]
-    holds = dict(zip(tested, holm([verdicts[place].p for place in tested]), strict=True))
-    return tuple(
-        verdict if verdict.verdict != "EQUIVALENT" or holds[place] else _uncertain(verdict, len(tested))
-        for place, verdict in enumerate(verdicts)
-    )
-
-
-def _uncertain(verdict: Verdict, tests: int) -> Verdict:
-    reason = f"within the margins on its own (p {verdict.p:.2g}), but not certain enough among {tests} tested cells"
-    return Verdict("INCONCLUSIVE", reason, REPEAT, verdict.evidence)
+    """Return the worst of several verdicts; of several EQUIVALENT ones the least certain, else the first."""
+    return max(verdicts, key=lambda verdict: (VERDICTS.index(verdict.verdict), verdict.p))

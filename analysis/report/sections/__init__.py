@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from analysis.report.report_data import ReportData
 from analysis.report.sections import (
-    captures,
     cells,
     evidence,
     expected_changes,
@@ -34,7 +33,6 @@ SECTIONS: tuple[Section, ...] = (
     ranking.render,
     speed.render,
     speedup_bound.render,
-    captures.render,
     memory.render,
     measured_results.render,
     expected_changes.render,

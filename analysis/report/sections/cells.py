@@ -11,7 +11,7 @@ from launch.common.text import count, size
 from launch.contract.plan import Margins
 
 HEADER = ("cell", "implementation (effective scope)", "outcome", "loss verdict", "largest loss difference",
-          "peak memory (added)", "step time, eager / graphed", "replay check")  # fmt: skip
+          "peak memory", "speed-up", "replay check")  # fmt: skip
 
 
 def render(report: ReportData) -> list[str]:
@@ -21,7 +21,7 @@ def render(report: ReportData) -> list[str]:
     kinds = sorted({KIND_WORDS[result.memory.kind] for result in report.shown if result.memory})
     selected = f"The sweep ran only cells with {escape(' and '.join(only))} (--only), and their eager baselines."
     left_out = f"The tables show {shown:,} of {ran:,} cells, worst news first. report.json has all cells."
-    memory = f"Memory is {' or '.join(kinds)}. The added memory is graphed minus eager at the end of phase measure."
+    memory = f"Memory is {' or '.join(kinds)}: the largest peak of any phase, rank and repeat."
     return [
         "## Cells",
         *([selected] if only else []),
@@ -35,8 +35,8 @@ def render(report: ReportData) -> list[str]:
 def _rules(margins: Margins) -> str:
     return (
         "A graphed cell passes as BITWISE or as EQUIVALENT. BITWISE: after the capture, all its runs equal all eager runs "
-        f"bit for bit. EQUIVALENT: over {MINIMUM_STEPS} steps or more, each step and eager's own noise are within the "
-        "margins, a test shows that the mean is too, and no difference grows. The margins are "
+        f"of the same code, libraries and data bit for bit. EQUIVALENT: over {MINIMUM_STEPS} steps or more, each step and eager's "
+        "own noise are within the margins, a test shows that the mean is too, and no difference grows. The margins are "
         f"{margins.loss:g} nats for the loss and {margins.grad_norm:.2%} of eager's gradient norm. A cell with missing, "
         "non-finite or unproven data does not pass. For an eager cell, the difference is that between its own repeats."
     )
@@ -50,7 +50,7 @@ def _row(result: CellResult) -> list[str]:
         _outcome(result),
         _verdict(result),
         _difference(result),
-        _memory(result),
+        size(result.memory.peak) if result.memory else "-",
         _speed(result),
         replay.summary if replay else "-",
     ]
@@ -79,39 +79,29 @@ def _ending(result: CellResult) -> str:
     if unsound:
         return f"**{result.outcome}** (records unsound: {unsound[0]})"
     if result.unexpected:
-        phase = f" in {expect.phase}" if expect.phase else ""
-        return f"**{result.outcome}** (unexpected; expected {expect.outcome}{phase})"
+        return f"**{result.outcome}** (unexpected; expected {expect.text})"
     return result.outcome if expect.outcome == "COMPLETED" else f"{result.outcome} (as expected)"
 
 
 def _verdict(result: CellResult) -> str:
     if result.verdict is None:
         return "-" if result.cell.graphed else "reference"
-    if not result.verdict.passes:
+    if not result.passes:
         return f"**{result.verdict.verdict}**"
     # Equality needs no minimum of steps, so a low number of them is shown.
-    steps = min((pair.verdict.evidence.steps for pair in result.pairs if pair.verdict.evidence), default=0)
+    steps = result.compared_steps
     return result.verdict.verdict + (f" over {count('step', steps)} only" if steps < MINIMUM_STEPS else "")
 
 
 def _difference(result: CellResult) -> str:
-    floor, runs = result.loss.noise_floor, len(result.runs)
+    floor, runs = result.loss.noise_floor, len(result.cell.repeat_ids)
     if floor is not None:
-        return f"{figure(floor.loss)} over {floor.repeats}{f' of {runs}' if floor.repeats < runs else ''} repeats"
+        of_all = f" of {runs}" if floor.repeats < runs else ""
+        return f"{figure(floor.loss)} over {floor.repeats}{of_all} repeats{' and a perturbed run' * floor.perturbed}"
     return "-" if result.max_loss_difference is None else figure(result.max_loss_difference)
-
-
-def _memory(result: CellResult) -> str:
-    if result.memory is None:
-        return "-"
-    added = result.memory.added
-    return size(result.memory.peak) + (f" ({'+' if added >= 0 else ''}{size(added)})" if added is not None else "")
 
 
 def _speed(result: CellResult) -> str:
     speedup = result.speed.speedup
-    if speedup is None:
-        return "-"
     # A cell that computes something else is neither faster nor slower.
-    passes = result.verdict is not None and result.verdict.passes
-    return f"{speedup.summary} {speedup.verdict}" if passes else speedup.summary
+    return f"{speedup.summary} {speedup.verdict if result.passes else ''}" if speedup else "-"

@@ -16,13 +16,13 @@ from launch.common.text import count
 PAIR_HEADER = ("cell", "repeat", "attempts, eager / graphed", "verdict", "steps compared", "largest loss difference",
                "largest gradient norm difference", "equal bit for bit", "step time")  # fmt: skip
 LADDER_HEADER = ("cell", "verdict", "runs, eager / graphed", "metric", "equal bit for bit", "noise floor",
-                 "largest difference", "mean difference", "drift", "late")  # fmt: skip
+                 "largest difference", "mean difference", "drift", "growth")  # fmt: skip
 LADDER_NOTE = (
     "Gradient norms are relative to eager's. The noise floor is the largest distance of an eager run from the mean of the "
     "other eager runs. The largest difference is that of a graphed run from the mean of the eager runs. The mean difference "
     "has its interval and p, the probability of so small a mean if the true one were at the margin. Drift is the rise of a "
-    "line fitted to the differences over the window. Late shows whether the last tenth of the steps blows up "
-    "(docs/verdicts.md). Only runs of the same code, libraries and data are judged together."
+    "line fitted to the differences over the window. Growth shows whether differences that grow at its end will leave the "
+    "margin (docs/verdicts.md). Only runs of the same code, libraries and data are judged together."
 )
 
 
@@ -132,7 +132,7 @@ def _rung_row(result: CellResult, evidence: CurveEvidence, metric: Metric) -> li
     if tested:
         mean = f"{_estimate(tested.mean)} (p {tested.p:.1g})"
         drift = _estimate(tested.rise) + " (leaves the margin)" * tested.leaves
-        tests = [mean, drift, "blow-up" if tested.late else "no"]
+        tests = [mean, drift, "leaves the margin" if tested.growth else "no"]
     runs = f" of {len(result.runs)} each" if evidence.graphed_runs < len(result.runs) else ""
     return [
         f"`{result.cell.label}`",

@@ -16,7 +16,7 @@ def render(report: ReportData) -> list[str]:
     lines = []
     for result in report.shown:
         for run in result.runs:
-            lines += [_outcome(result, run, failed.number, failed.outcome) for failed in run.failed]
+            lines += [_outcome(result, run, number, outcome) for number, outcome in run.failed.items()]
             lines += [_failure(result, run)] if run.status != "COMPLETED" else []
     return ["## Failures", "\n".join(lines)] if lines else []
 

@@ -10,7 +10,10 @@ from launch.common.text import count, size
 
 HEADER = ("cell", "model", "layout, batch", "machine", "step time", "throughput", "loss", "captured",
           "memory before capture", "peak memory", "ended")  # fmt: skip
-NOTE = "Each row compares a graphed cell with its eager baseline, eager first. Throughput counts the model's operations per GPU."
+NOTE = (
+    "Each row compares a graphed cell with its eager baseline, eager first. Throughput counts the model's operations per GPU. "
+    "Graphs and seconds of a capture are the largest of ranks and repeats; with torch_compile they include the compilation."
+)
 
 
 def render(report: ReportData) -> list[str]:
@@ -55,9 +58,8 @@ def _loss(result: CellResult) -> str:
     verdict, largest = result.verdict, result.max_loss_difference
     if verdict is None or largest is None:
         return verdict.verdict if verdict else "-"
-    steps = min((pair.verdict.evidence.steps for pair in result.pairs if pair.verdict.evidence), default=0)
     apart = f"up to {figure(largest)} apart" if verdict.verdict == "DIVERGED" else f"within {figure(largest)}"
-    return f"{verdict.verdict}, {apart} over {count('step', steps)}"
+    return f"{verdict.verdict}, {apart} over {count('step', result.compared_steps)}"
 
 
 def _captured(result: CellResult) -> str:

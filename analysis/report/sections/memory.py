@@ -15,8 +15,9 @@ from launch.contract.records.events import Phase
 
 PHASES: tuple[Phase, ...] = ("build", "warmup", "capture", "settle", "measure")
 NOTE = (
-    "Figures are the largest of ranks and repeats, in {kind}, at the peak of each phase. Above eager is graphed minus eager "
-    "at the end of phase measure."
+    "Figures are the largest of ranks and repeats, in {kind}, at the peak of each phase. Held above eager is what a "
+    "graphed run holds more than its eager run at the end of phase measure, the most of any rank and repeat: unlike a peak, it "
+    "leaves out what was given back before."
 )
 NOTE_GPU = (
     "Static memory is the weights, gradients and optimizer state of the fullest rank, computed from the recipe; all else comes "
@@ -49,7 +50,7 @@ def _peaks(shown: Sequence[CellResult]) -> list[str]:
         return []
     on_gpu = any(result.on_gpu for result, _ in cells)
     forecast, own = (["static"], ["graph pool", "outside", "headroom"]) if on_gpu else ([], [])
-    header = ["cell", "ended", *forecast, *PHASES, "above eager", *own]
+    header = ["cell", "ended", *forecast, *PHASES, "held above eager", *own]
     note = NOTE.format(kind=" or ".join(sorted({KIND_WORDS[memory.kind] for _, memory in cells})))
     rows = [_row(result, memory, on_gpu) for result, memory in cells]
     return [table(header, rows), f"{note} {NOTE_GPU}" if on_gpu else note]

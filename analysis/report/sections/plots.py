@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from analysis.report.charts import drawn_repeats
 from analysis.report.report_data import ReportData
+from analysis.report.sections.tables import escape
 from analysis.report.selection import MAXIMUM_WORKLOADS, workload_label
+from analysis.sweep.cell_results import CellResult
 
 TITLES = {
     "loss": "Loss and its difference",
@@ -22,13 +25,26 @@ def render(report: ReportData) -> list[str]:
     blocks = ["## Plots"]
     for workload, results in selection.drawn.items():
         blocks.append(f"### `{workload_label(results)}` (workload {workload})")
+        blocks += _other_versions(results)
         blocks += [f"![{TITLES[_kind(file)]}]({file})" for file in report.plots[workload]]
+    blocks += [
+        f"{TITLES[_kind(file)]}: {file} cannot be drawn ({escape(why)})." for file, why in report.undrawn.items()
+    ]
     if selection.left_out_workloads:
         names = _names(selection.left_out_workloads)
         blocks.append(f"Plots show at most {MAXIMUM_WORKLOADS} workloads, worst news first. They leave out {names}.")
     if selection.left_out_cells:
         blocks.append(f"The plots of a workload leave out these cells: {_names(selection.left_out_cells)}.")
     return blocks
+
+
+def _other_versions(results: Sequence[CellResult]) -> list[str]:
+    drawn = drawn_repeats(results)
+    others = sorted({run.repeat for result in results for run in result.runs if run.attempt} - set(drawn))
+    if not others:
+        return []
+    left_out = f"repeat{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
+    return [f"The plots leave out {left_out}, of other code, libraries or data than repeat {drawn[0]}."]
 
 
 def _kind(file: str) -> str:

@@ -11,7 +11,8 @@ MAXIMUM_TASKS = 6
 MAXIMUM_CELLS = 20
 NOTE = (
     "Cells of one task compute the same. The ranking holds eager cells that ended well and graphed cells that pass, ordered by "
-    "absolute step time: the median over runs of the mean of their steady window, with the smallest and the largest. Only "
+    "absolute step time: the geometric mean over runs of the mean of their steady window, with the smallest and the largest. It "
+    "differs from the time in a speed-up only where one run of a pair has outliers that the other has not, or has no pair. Only "
     "eager and graphed runs of one workload share an allocation, so a ratio between rows is no paired speed-up. Cells of one "
     "workload are compared by their pairs. Other cells are statistically tied unless all runs of one are faster than all runs "
     f"of the other by more than {ALLOCATION_ALLOWANCE:.0%}, with two runs each; allocations may differ by so much. A cell that is "

@@ -8,9 +8,9 @@ from analysis.limits.throttling import CAPPED_APART, SLOWED
 from analysis.records.provenance import differing_fields
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import cell_text, table
+from analysis.speed.confidence_interval import ALPHA
 from analysis.speed.speedup import BAND, MINIMUM_STEPS, Speed
 from analysis.speed.steady_window import FENCE, NOTICEABLE, RARE
-from analysis.statistics.confidence_interval import ALPHA
 from analysis.sweep.cell_results import CellResult, PairResult
 from analysis.sweep.host_contention import HostContention, neighbours_of
 from launch.common.text import count
@@ -25,7 +25,7 @@ NOTE = (
     f"{MINIMUM_STEPS} steady steps. The window holds the steps that both runs measured, without those that settle. Outliers are "
     f"further from their run's median than {FENCE:g} robust standard deviations and {NOTICEABLE:.0%}. Both sides leave them out, "
     f"unless they are more than {RARE:.0%} of a run or on one side only: then they are how the run behaves, and all steps count. "
-    "A verdict must also hold with the outliers."
+    "A verdict must also hold with the outliers, for drift between repeats and for the trend within the window."
 )
 NOTE_GPU = (
     "Operations are the model's, forward and backward, counted as Megatron does: 6 for each weight that a token uses (of the "
@@ -61,11 +61,10 @@ def render(report: ReportData) -> list[str]:
 
 
 def _row(result: CellResult, speed: Speed) -> list[str]:
-    passes = result.verdict is not None and result.verdict.passes
     return [
-        f"`{result.cell.label}`" + ("" if passes or result.verdict is None else f" (**{result.verdict.verdict}**)"),
+        result.name_with_verdict,
         speed.summary,
-        speed.verdict if passes else "-",
+        speed.verdict if result.passes else "-",
         _steps(speed),
         _break_even(speed),
     ]
@@ -129,11 +128,10 @@ def _contention(neighbours: HostContention) -> str:
 
 def _remarks(result: CellResult) -> Iterator[str]:
     name, speed = f"- `{result.cell.label}`", result.speed.speedup
-    passes = result.verdict is not None and result.verdict.passes
     untimed = next((pair.speed.reason for pair in result.pairs if pair.speed.reason), "")
-    if passes and not speed and untimed:
+    if result.passes and not speed and untimed:
         yield f"{name}: no speed-up, because {untimed}."
-    if passes and speed and speed.reason:
+    if result.passes and speed and speed.reason:
         yield f"{name}: INCONCLUSIVE, because {speed.reason}."
     if speed and speed.off_counts:
         yield f"{name}: no step is left out as an outlier, because {speed.off_counts}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from analysis.limits.speedup_bound import NEAR, EagerStep, GraphedStep, SpeedupBound, classify_bound
+from analysis.limits.speedup_bound import NEAR, EagerStep, GraphedStep, ProbedStep, SpeedupBound, classify_bound
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import table
 from analysis.speed.speedup import BAND
@@ -35,9 +35,8 @@ def render(report: ReportData) -> list[str]:
 
 
 def _row(result: CellResult, bound: SpeedupBound) -> list[str]:
-    verdict = "" if result.verdict is None or result.verdict.passes else f" (**{result.verdict.verdict}**)"
     return [
-        f"`{result.cell.label}`{verdict}",
+        result.name_with_verdict,
         *_eager(bound.eager),
         f"{_kernels(bound.eager)} / {_kernels(bound.graphed)}",
         *_graphed(bound),
@@ -45,7 +44,7 @@ def _row(result: CellResult, bound: SpeedupBound) -> list[str]:
     ]
 
 
-def _kernels(step: EagerStep | GraphedStep | None) -> str:
+def _kernels(step: ProbedStep | None) -> str:
     return "-" if step is None else f"{step.kernels:.0f}"
 
 

@@ -1,0 +1,228 @@
+"""A loss curve of any framework, read from CSV or JSON lines.
+
+A file has a step, a loss and optionally a gradient norm, under the names that programs give them. Other columns are ignored.
+A file that begins with a brace holds JSON lines, as metrics.jsonl does. NaN and the infinities are numbers here; the ladder
+judges them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from analysis.records.steps import Floats, Metric, Steps
+from analysis.verdict.curve_difference import METRICS
+
+Column = Literal["step", "loss", "grad_norm"]
+NAMES: Mapping[Column, tuple[str, ...]] = {
+    "step": ("step", "iteration", "globalstep", "trainerglobalstep"),
+    "loss": ("loss", "lmloss", "reducedtrainloss", "lossmetricsglobalavgloss"),
+    "grad_norm": ("gradnorm", "gradientnorm", "gradientsnorm", "globalgradnorm", "totalnorm", "norm", "gnorm"),
+}
+"""The usual names of each column, as :func:`_letters` spells them."""
+_MAXIMUM_NAMES = 8
+"""How many columns an error names."""
+Rows = Sequence[tuple[str, Mapping[str, Any]]]
+"""The place of each line, as errors name it, and its values by column."""
+
+
+class CurveError(Exception):
+    """A file is no curve, or files do not go together. The message names the file, and the line where there is one."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The curve of one file. Without gradient norms these are NaN.
+
+    ``units`` are those of the last printed digits, 0.01 for 2.50: by metric that the file has, shape (steps,).
+    """
+
+    steps: Steps
+    units: Mapping[Metric, Floats]
+    columns: tuple[str, ...]
+    """The names of the columns that were read."""
+
+
+def read_curve(path: Path) -> Curve:
+    """Return the curve in ``path``, in the order of its lines. A metric that any line has, all lines have.
+
+    Raises:
+        CurveError: the file cannot be read, or holds no curve.
+    """
+    text = _read_text(path)
+    if re.match(r"\s*\[\s*[{\[\]]", text):
+        raise CurveError(f"{path}: a JSON array; write an object a line (JSON lines)")
+    if re.match(r"\s*(\x1b)?\[", text):
+        raise CurveError(f"{path}: looks like a log; write its steps, losses and gradient norms as CSV or JSON lines")
+    rows = list((_json_rows if text.lstrip().startswith("{") else _csv_rows)(path, text))
+    if not rows:
+        raise CurveError(f"{path}: no step")
+    columns = _find_columns(str(path), list(dict.fromkeys(name for _, row in rows for name in row)))
+    _check_every_row(rows, columns)
+    steps = np.array([_step(at, row, columns["step"]) for at, row in rows], dtype=np.int64)
+    found = {metric: columns[metric] for metric in METRICS if metric in columns}
+    values = {metric: np.array([_metric(at, row, metric, name) for at, row in rows]) for metric, name in found.items()}
+    units = {metric: np.array([_unit(row[name]) for _, row in rows]) for metric, name in found.items()}
+    none = np.full(len(rows), np.nan)
+    tokens, phase = np.zeros(len(rows), dtype=np.int64), np.full(len(rows), "", dtype="U8")
+    numbers = Steps(steps, values["loss"], values.get("grad_norm", none), none, tokens, phase)
+    return Curve(numbers, units, tuple(columns.values()))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise CurveError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CurveError(f"{path}: not UTF-8 text (byte {error.start})") from error
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    header: list[str] = []
+    try:
+        for row in filter(None, reader):
+            at = f"{path}, line {reader.line_num}"
+            if not header:
+                header = [name.strip() for name in row]
+                _check_once(at, header)
+                _find_columns(at, header)
+            elif len(row) != len(header):
+                raise CurveError(f"{at}: {len(row)} values, but the header names {len(header)} columns")
+            else:
+                yield at, dict(zip(header, row, strict=True))
+    except csv.Error as error:
+        raise CurveError(f"{path}, line {reader.line_num}: {error}") from error
+
+
+class _Digits(str):
+    """A number of a JSON line as it was printed."""
+
+    __repr__ = str.__str__
+
+
+def _json_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        at = f"{path}, line {number}"
+        try:
+            # An object becomes a tuple of its pairs: a dict would drop all but the last of a name.
+            pairs = json.loads(line, parse_float=_Digits, object_pairs_hook=tuple)
+        except (ValueError, RecursionError) as error:
+            raise CurveError(f"{at}: not JSON") from error
+        if not isinstance(pairs, tuple):
+            raise CurveError(f"{at}: not a JSON object")
+        _check_once(at, [name for name, _ in pairs])
+        yield at, dict(pairs)
+
+
+def _check_once(at: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1 and any(_letters(name) in usual for usual in NAMES.values()):
+            raise CurveError(f"{at}: {name} appears more than once")
+
+
+# --- columns --------------------------------------------------------------------------------------------------------
+
+
+def _find_columns(at: str, names: Sequence[str]) -> dict[Column, str]:
+    """Return the name in the file of each column that it has. Our own name goes before other usual ones.
+
+    Raises:
+        CurveError: step or loss is missing, or it is not clear which column holds what.
+    """
+    columns: dict[Column, str] = {}
+    for column, usual in NAMES.items():
+        found = [str(column)] if column in names else [name for name in names if _letters(name) in usual]
+        if len(found) > 1:
+            raise CurveError(f"{at}: {found[0]!r} and {found[1]!r} may both be the {column}; name one of them {column}")
+        if found:
+            columns[column] = found[0]
+        elif column == "grad_norm":
+            _refuse_like_norm(at, names)
+        else:
+            known = ", ".join(map(repr, names[:_MAXIMUM_NAMES])) + ", ..." * (len(names) > _MAXIMUM_NAMES)
+            raise CurveError(f"{at}: no column {column}; it names {known}")
+    return columns
+
+
+def _letters(name: str) -> str:
+    """Return ``name`` in small letters and digits alone, without a leading "train"."""
+    return "".join(filter(str.isalnum, name.lower())).removeprefix("train")
+
+
+def _refuse_like_norm(at: str, names: Sequence[str]) -> None:
+    """Refuse a name that looks like a gradient norm: one that is not read would pass whatever it is."""
+    for name in names:
+        if "gnorm" in _letters(name) or ("grad" in _letters(name) and "norm" in _letters(name)):
+            raise CurveError(f"{at}: {name!r} looks like grad_norm; call it grad_norm, or leave it out")
+
+
+def _check_every_row(rows: Rows, columns: Mapping[Column, str]) -> None:
+    """
+    Raises:
+        CurveError: a line lacks a column that another one has.
+    """
+    for column, name in columns.items():
+        at = next((at for at, row in rows if name not in row), None)
+        if at and column != "grad_norm":
+            raise CurveError(f"{at}: no {name}")
+        if at:
+            other = next(other for other, row in rows if name in row).rpartition(", ")[2]
+            raise CurveError(
+                f"{at}: no {name}, but {other} has it; leave out such steps of all files, or all gradient norms"
+            )
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def _step(at: str, row: Mapping[str, Any], name: str) -> int:
+    number = _value(at, row, name)
+    if not number.is_integer() or abs(number) > 1 << 53:
+        raise CurveError(f"{at}: {name} is {row[name]!r}, not a whole number")
+    return int(number)
+
+
+def _value(at: str, row: Mapping[str, Any], name: str) -> float:
+    value = row[name]
+    try:
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)) or "_" in str(value):
+            raise ValueError
+        return float(value)
+    except (ValueError, OverflowError) as error:
+        raise CurveError(f"{at}: {name} is {value!r}, not a number") from error
+
+
+def _metric(at: str, row: Mapping[str, Any], metric: Metric, name: str) -> float:
+    number = _value(at, row, name)
+    # Programs write -1 where they computed no norm, the same on both sides.
+    if metric == "grad_norm" and -math.inf < number < 0:
+        raise CurveError(f"{at}: {name} is {row[name]!r}, but no norm is negative; leave {name} out of all files")
+    return number
+
+
+def _unit(value: Any) -> float:
+    """Return the unit of the last digit of a number that :func:`_value` accepts; 0 where it is not finite."""
+    if not math.isfinite(float(value)):
+        return 0.0
+    try:
+        return float(f"1e{Decimal(value).as_tuple().exponent}")
+    # An exponent of more than 18 digits. As a float the number is 0.
+    except InvalidOperation:
+        return 0.0

@@ -1,0 +1,32 @@
+"""Check that the optimizers of a pair change parameters after the capture, by digests that each rank recorded.
+
+A graphed optimizer that never steps shows nothing in the loss where learning rates are low: losses vary more from batch to
+batch.
+"""
+
+from __future__ import annotations
+
+from analysis.records.run import Attempt
+from analysis.verdict.verdict import Verdict
+
+_CAPTURE = (
+    "capture without the optimizer (cuda_graph), and see whether the replayed graph updates the parameters it captured"
+)
+_TRAIN = "give the steps after the capture a learning rate (training.learning_rate), or train for more steps"
+
+
+def check_updates(eager: Attempt, graphed: Attempt) -> Verdict | None:
+    """Return DIVERGED if a rank's parameters change in the eager run alone, INCOMPARABLE if those of no rank change."""
+    unchanged = [rank for rank, changes in sorted(graphed.updates.items()) if not changes]
+    if stuck := [str(rank) for rank in unchanged if eager.updates.get(rank)]:
+        ranks = f"rank{'s' if len(stuck) > 1 else ''} {', '.join(stuck)}"
+        reason = f"the graphed optimizer does not step: the parameters of {ranks} are the same after the capture and at the end"
+        return Verdict("DIVERGED", f"{reason}, and the eager ones change", _CAPTURE)
+    if unchanged and not any((*eager.updates.values(), *graphed.updates.values())):
+        return Verdict("INCOMPARABLE", "neither run changes any parameter after the capture: nothing is learnt", _TRAIN)
+    return None
+
+
+def both_update(eager: Attempt, graphed: Attempt) -> bool:
+    """Return whether both runs are known to change parameters after the capture."""
+    return all(attempt.updates and all(attempt.updates.values()) for attempt in (eager, graphed))

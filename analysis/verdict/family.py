@@ -1,0 +1,40 @@
+"""Correct the verdicts of a sweep for multiple tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from analysis.verdict.equivalence_test import ALPHA
+from analysis.verdict.verdict import REPEAT, Verdict
+
+
+def judge_family(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
+    """Return the verdicts of all cells of a sweep, whose tests count as one family: the chance of any wrong EQUIVALENT
+    is alpha."""
+    tested = [place for place, verdict in enumerate(verdicts) if verdict.evidence and verdict.evidence.tested]
+    holds = dict(zip(tested, holm([verdicts[place].p for place in tested]), strict=True))
+    return tuple(
+        verdict if verdict.verdict != "EQUIVALENT" or holds[place] else _uncertain(verdict, len(tested))
+        for place, verdict in enumerate(verdicts)
+    )
+
+
+def _uncertain(verdict: Verdict, tests: int) -> Verdict:
+    reason = f"within the margins on its own (p {verdict.p:.2g}), but not certain enough among {tests} tested cells"
+    return Verdict("INCONCLUSIVE", reason, REPEAT, verdict.evidence)
+
+
+def holm(p_values: Sequence[float]) -> tuple[bool, ...]:
+    """Return which of several tests reject with Holm's correction (Holm 1979, jstor.org/stable/4615733).
+
+    The family-wise error rate stays at alpha. The smallest of m p-values must be at most alpha / m, the next at most
+    alpha / (m - 1), and so on.
+    """
+    holds = [False] * len(p_values)
+    ascending = sorted(range(len(p_values)), key=lambda place: p_values[place] if p_values[place] <= 1 else math.inf)
+    for rank, place in enumerate(ascending):
+        if not p_values[place] <= ALPHA / (len(p_values) - rank):
+            break
+        holds[place] = True
+    return tuple(holds)

@@ -1,0 +1,75 @@
+"""The noise of a single step: how far one run is from another that computes the same, with the same seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.records.steps import Floats
+from analysis.statistics.standard_error import StandardError, Variance, welch
+from analysis.verdict.curve_difference import Sample
+
+
+@dataclass(frozen=True)
+class NoiseScale:
+    """The variance of one step of one run, on either side, in the units of the differences.
+
+    ``source`` says what it was measured on.
+    """
+
+    eager: Variance
+    graphed: Variance | None
+    source: str
+
+    def of_group(self, group: int, graphed_runs: int, eager_runs: int) -> StandardError:
+        """Return the standard error of the mean of a ``group`` of the graphed runs, minus the mean of all other runs."""
+        others = graphed_runs + eager_runs - group
+        eager, graphed = eager_runs / others**2, 1 / group + (graphed_runs - group) / others**2
+        if self.graphed is None:
+            return welch(self.eager * (eager + graphed))
+        return welch(self.eager * eager, self.graphed * graphed)
+
+
+def noise_scale(sample: Sample) -> NoiseScale:
+    """Measure the noise of a step between repeats. The sample needs two or more eager runs.
+
+    A perturbed run counts where it is farther from the eager runs than they are from each other.
+    """
+    eager, runs, source = _variance(sample.eager, len(sample.eager) - 1), len(sample.eager), "eager repeats"
+    if len(sample.perturbed):
+        # Its distance is from the mean of the eager runs, which has noise as well.
+        moved = _variance(sample.perturbed, 1) * (runs / (runs + 1))
+        eager, source = (moved, "the perturbed run") if moved.size > eager.size else (eager, source)
+    return NoiseScale(eager, _graphed_variance(sample, eager), source)
+
+
+def _graphed_variance(sample: Sample, eager: Variance) -> Variance | None:
+    """Return the variance of one step of a graphed run; None for a single run that shows no more noise than ``eager``.
+
+    A single run shows no noise between repeats, but it may show some along its steps.
+    """
+    if len(sample.graphed) > 1:
+        return _variance(sample.graphed - sample.graphed.mean(axis=0), len(sample.graphed) - 1)
+    place = np.arange(sample.graphed.shape[1])
+    line = np.polynomial.Polynomial.fit(place, sample.graphed[0], 1)
+    along = _variance(sample.graphed - line(place), runs=1)
+    own = Variance(max(along.size - eager.size / len(sample.eager), 0.0), along.degrees)
+    return own if own.size > eager.size else None
+
+
+def _variance(residuals: Floats, runs: int) -> Variance:
+    """Return the variance of one step from ``residuals``, shape (any, steps), which are worth so many independent ``runs``.
+
+    With lag-one autocorrelation r, the squares of n steps are worth n (1 - r^2) / (1 + r^2) independent ones.
+    """
+    steps = residuals.shape[1]
+    largest = float(np.abs(residuals).max())
+    if not largest:
+        return Variance(0.0, runs * steps)
+    # Scale first: the square of a large difference can overflow.
+    relative = residuals / largest
+    squares = float(np.square(relative).sum())
+    r = max(float((relative[:, 1:] * relative[:, :-1]).sum()) / squares, 0.0)
+    degrees = runs * max(1.0, steps * (1 - r**2) / (1 + r**2))
+    return Variance(largest * largest * squares / (runs * steps), degrees)

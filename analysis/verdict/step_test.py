@@ -1,0 +1,66 @@
+"""Rung 3, step by step: show that no step hides a true difference of ``TOLERATED`` margins.
+
+Noise can hide a difference: of a true difference beyond the margin, a step may show one within it. So a step must be within
+the margin, and so far within ``TOLERATED`` margins that noise takes a true difference there with a probability of ``ALPHA``
+only. Nothing changes for noise below about a sixth of the margin. The limit does not depend on the number of steps.
+
+A fault may be in one graphed run or in several. At each step, every group of graphed runs that lies farthest out is compared
+with all other runs, eager and graphed: groups of one run, of two, up to all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.statistics.standard_error import welch
+from analysis.verdict.curve_difference import Sample
+from analysis.verdict.noise_scale import NoiseScale
+
+TOLERATED = 1.25
+"""A true difference of so many margins does not pass. Between one margin and this, either verdict may be given."""
+ALPHA = 0.04
+"""The probability that noise hides a true difference of ``TOLERATED`` margins at a single step."""
+SPIKE = 0.01
+"""The probability that a normal distribution with the noise of a step exceeds ``spike_limit`` anywhere in a window."""
+
+
+@dataclass(frozen=True)
+class HiddenStep:
+    """The step whose difference is farthest beyond its limit: its index in the window, its size, the limit and the noise."""
+
+    place: int
+    size: float
+    limit: float
+    noise: float
+
+
+def find_hidden(sample: Sample, scale: NoiseScale, margin: float) -> HiddenStep | None:
+    """Return the step that may hide a true difference of ``TOLERATED`` times ``margin``, or None."""
+    runs, eager = len(sample.graphed), len(sample.eager)
+    ascending = np.sort(sample.graphed, axis=0)
+    found = []
+    for group in range(1, runs + 1):
+        error = scale.of_group(group, runs, eager)
+        limit = min(margin, TOLERATED * margin - error.exceeded_with(ALPHA))
+        # Differences are relative to the eager mean, so the eager runs add 0 to the sum of all runs.
+        farthest = np.array([ascending[:group].sum(axis=0), ascending[runs - group :].sum(axis=0)])
+        others = ascending.sum(axis=0) - farthest
+        sizes = np.abs(farthest / group - others / (runs + eager - group)).max(axis=0)
+        place = int(np.argmax(sizes))
+        if not sizes[place] <= limit:
+            found.append(HiddenStep(place, float(sizes[place]), max(limit, 0.0), error.size))
+    return max(found, key=lambda step: step.size - step.limit, default=None)
+
+
+def spike_limit(sample: Sample, scale: NoiseScale, margin: float) -> float:
+    """Return the largest difference of an eager run, or of the perturbed one, from the others that is no spike.
+
+    It is ``margin``. Noise that passes has a few steps beyond it in a long window, up to ``TOLERATED`` margins: these count
+    as spikes only where a normal distribution does not explain them.
+    """
+    runs, steps = sample.eager.shape
+    from_others = welch(scale.eager * (1 + 1 / (runs - 1)))
+    reach = from_others.exceeded_with(SPIKE / (2 * runs * steps))
+    return min(max(margin, reach), TOLERATED * margin)
