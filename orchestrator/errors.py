@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from launch.contract.errors import OrchestratorError
+from launch.contract.exit_codes import ExitCode
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Problem:
 class InputError(OrchestratorError):
     """The user's input is wrong."""
 
-    exit_code = 1
+    exit_code = ExitCode.WRONG_INPUT
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))

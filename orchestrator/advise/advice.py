@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from analysis.limits.speedup_bound import HOST_PART, NEAR, EagerStep, eager_step
 from analysis.records.load import Records
 from analysis.records.run import Attempt, Run
+from launch.common.atomic_files import members
 from launch.contract.graph_impls import GRAPH_IMPLS, SCOPE_PARTS
 from launch.contract.plan import Cell, Reason
 from launch.contract.records.inspection import KINDS, Finding, Inspection, Kernels
@@ -28,20 +29,8 @@ _PART_SIZES: Mapping[str, int] = {"attention": 4, "mlp": 2}
 """Rough sizes of a layer's parts, to order scopes; other parts count 1."""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A graph configuration, and the reasons why it cannot work with this workload."""
-
-    graph: CudaGraph
-    reasons: tuple[Reason, ...] = ()
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A reason, and the labels of the graph configurations that it rejects."""
-
-    reason: Reason
-    labels: tuple[str, ...]
+Candidates = Mapping[CudaGraph, tuple[Reason, ...]]
+"""Graph configurations, each with the reasons why it cannot work with a workload."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +40,7 @@ class Advice:
     Args:
         unmeasured: why there is no ``step``; empty if there is one, and on a CPU.
         findings: those of all ranks, each line once; None if a rank was not inspected.
+        rejected: the labels of the graph configurations that each reason rejects.
         unplaced_waits: how often per step the host waits for the device without a line that PyTorch reports.
     """
 
@@ -62,7 +52,7 @@ class Advice:
     unplaced_waits: float
     recompilations: int
     points: tuple[CudaGraph, ...]
-    rejected: tuple[Rejected, ...]
+    rejected: Mapping[Reason, tuple[str, ...]]
 
     @property
     def on_cpu(self) -> bool:
@@ -107,7 +97,7 @@ class Advice:
         return self.unplaced_waits > 0 or any(found.kind == "synchronisation" for found in self.findings or ())
 
 
-def advise(records: Records, candidates: Mapping[str, Sequence[Candidate]]) -> tuple[Advice, ...]:
+def advise(records: Records, candidates: Mapping[str, Candidates]) -> tuple[Advice, ...]:
     """Advise on each eager cell of ``records``, in the plan's order. ``candidates`` has the cell ids as keys."""
     return tuple(
         _advise_cell(cell, records.runs.get(cell.cell_id, ()), candidates[cell.cell_id])
@@ -116,7 +106,7 @@ def advise(records: Records, candidates: Mapping[str, Sequence[Candidate]]) -> t
     )
 
 
-def _advise_cell(cell: Cell, runs: Sequence[Run], candidates: Sequence[Candidate]) -> Advice:
+def _advise_cell(cell: Cell, runs: Sequence[Run], candidates: Candidates) -> Advice:
     attempt = runs[0].attempt if runs else None
     step = _explain_unmeasured(cell, runs, attempt) or _read_step(cell, attempt)
     inspections = attempt.inspections if attempt else {}
@@ -188,7 +178,7 @@ def _unplaced_waits(inspection: Inspection) -> float:
 # --- what to sweep --------------------------------------------------------------------------------------------------
 
 
-def sort_points(candidates: Sequence[Candidate], cell: Cell, breaks: bool) -> tuple[CudaGraph, ...]:
+def sort_points(candidates: Candidates, cell: Cell, breaks: bool) -> tuple[CudaGraph, ...]:
     """Return the graph configurations that can work, those that capture most first.
 
     If something ``breaks`` a capture that the rules accept, whole steps come last.
@@ -212,16 +202,16 @@ def sort_points(candidates: Sequence[Candidate], cell: Cell, breaks: bool) -> tu
             graph.scope,
         )
 
-    return tuple(sorted((one.graph for one in candidates if not one.reasons), key=sort_key))
+    return tuple(sorted((graph for graph, reasons in candidates.items() if not reasons), key=sort_key))
 
 
-def _group_rejections(candidates: Sequence[Candidate]) -> tuple[Rejected, ...]:
+def _group_rejections(candidates: Candidates) -> Mapping[Reason, tuple[str, ...]]:
     """Group rejections by rule and fix, with the first message of each."""
     groups: dict[tuple[str, str], list[tuple[Reason, str]]] = defaultdict(list)
-    for candidate in candidates:
-        for reason in candidate.reasons:
-            groups[reason.rule, reason.remedy].append((reason, candidate.graph.label))
-    return tuple(Rejected(group[0][0], tuple(label for _, label in group)) for group in groups.values())
+    for graph, reasons in candidates.items():
+        for reason in reasons:
+            groups[reason.rule, reason.remedy].append((reason, graph.label))
+    return {group[0][0]: tuple(label for _, label in group) for group in groups.values()}
 
 
 # --- for programs ---------------------------------------------------------------------------------------------------
@@ -241,18 +231,18 @@ def _to_json(advice: Advice) -> dict[str, Any]:
         "worth": advice.worth,
         "unmeasured": advice.unmeasured,
         "step": step and {
-            **asdict(step),
+            **members(step),
             "launch_bound": step.launch_bound,
             "not_computing": step.not_computing,
             "largest_speedup": step.largest_speedup,
             "largest_speedup_computing": step.largest_speedup_computing,
         },
-        "kernels": kernels and {**asdict(kernels), "share_below_50_us": kernels.share_below(SHORT_US)},
-        "findings": None if advice.findings is None else [asdict(found) for found in advice.findings],
+        "kernels": kernels and {**members(kernels), "share_below_50_us": kernels.share_below(SHORT_US)},
+        "findings": advice.findings,
         "unplaced_waits": advice.unplaced_waits,
         "recompilations": advice.recompilations,
         "points": [recipe_point(graph) for graph in advice.points],
-        "rejected": [{**asdict(one.reason), "labels": list(one.labels)} for one in advice.rejected],
+        "rejected": [{**members(reason), "labels": labels} for reason, labels in advice.rejected.items()],
     }  # fmt: skip
 
 

@@ -9,13 +9,13 @@ from itertools import combinations, product
 from analysis.records.load import load
 from analysis.sweep.cell_results import exit_code
 from analysis.sweep.judge_cells import compare_cells
-from launch.common.atomic_files import dumps, write_text
+from launch.common.atomic_files import write_json, write_text
 from launch.contract.graph_impls import GRAPH_IMPLS, GRAPH_SCOPES
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason
 from launch.contract.spec import CudaGraph, RunSpec
 from launch.support import known_faults, unsupported
-from orchestrator.advise.advice import Candidate, advice_to_json, advise
+from orchestrator.advise.advice import Candidates, advice_to_json, advise
 from orchestrator.advise.render import render
 from orchestrator.output.report import print_document
 from orchestrator.recipe.expand import ResolvedCell
@@ -30,7 +30,7 @@ MEASURED_STEPS = 20
 
 def advice_recipe(recipe: Recipe) -> Recipe:
     """Return ``recipe`` as a sweep of its own, with one repeat and without tracking."""
-    return replace(recipe, name=f"{recipe.name}-advice", repeats=1, wandb=Tracking(mode="disabled"))
+    return replace(recipe, name=f"{recipe.name}-advice", repeats=1, perturbed=False, wandb=Tracking(mode="disabled"))
 
 
 def inspected_eager_cells(cells: Sequence[ResolvedCell]) -> tuple[ResolvedCell, ...]:
@@ -47,18 +47,18 @@ def _shorten(spec: RunSpec) -> RunSpec:
     return replace(spec, training=replace(spec.training, steps=steps, learning_rate_warmup_steps=warmup), inspect=True)
 
 
-def list_candidates(eager: RunSpec) -> tuple[Candidate, ...]:
+def list_candidates(eager: RunSpec) -> Candidates:
     """Return every graph configuration that means something for the model and engine of ``eager``.
 
     Each has the reasons why it cannot work, except those that hold for the eager run too.
     """
     own = set(_reasons(eager))
     specs = (replace(eager, cuda_graph=graph) for graph in _graphs(eager.cuda_graph.warmup_steps))
-    return tuple(
-        Candidate(spec.cuda_graph, tuple(reason for reason in _reasons(spec) if reason not in own))
+    return {
+        spec.cuda_graph: tuple(reason for reason in _reasons(spec) if reason not in own)
         for spec in specs
         if not any(rule.judge(spec) for rule in graph_scope.RULES)
-    )
+    }
 
 
 def _graphs(warmup_steps: int) -> Iterator[CudaGraph]:
@@ -82,6 +82,6 @@ def write_advice(sweep: SweepPaths) -> int:
     advice = advise(records, eager)
     with report_disk_errors(sweep):
         write_text(sweep.report / "advice.md", render(records.plan, advice))
-        write_text(sweep.report / "advice.json", dumps(advice_to_json(records.plan.name, advice), indent=1) + "\n")
+        write_json(sweep.report / "advice.json", advice_to_json(records.plan.name, advice))
     print_document(sweep.report / "advice.md", "advice")
     return exit_code(compare_cells(records))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, starmap
 
 import yaml
 
 from analysis.limits.speedup_bound import EagerStep
 from analysis.report.sections.tables import table
-from launch.contract.plan import Plan
+from launch.contract.plan import Plan, Reason
 from launch.contract.records.inspection import BOUNDS_US, Finding, FindingKind, Kernels
-from orchestrator.advise.advice import SHORT_US, Advice, Rejected, Worth, recipe_point
+from orchestrator.advise.advice import SHORT_US, Advice, Worth, recipe_point
 
 MOST_LABELS = 4
 """How many rejected configurations the text names; the JSON has all."""
@@ -189,11 +189,10 @@ def _sweep(advice: Advice) -> list[str]:
 
 def _rejections(advice: Advice) -> list[str]:
     heading = "Left out because they cannot work here or are known to compute wrongly:"
-    return [heading, "\n".join(map(_rejection, advice.rejected))] if advice.rejected else []
+    return [heading, "\n".join(starmap(_rejection, advice.rejected.items()))] if advice.rejected else []
 
 
-def _rejection(rejected: Rejected) -> str:
-    named = ", ".join(f"`{label}`" for label in rejected.labels[:MOST_LABELS])
-    more = len(rejected.labels) - MOST_LABELS
-    reason = rejected.reason
+def _rejection(reason: Reason, labels: Sequence[str]) -> str:
+    named = ", ".join(f"`{label}`" for label in labels[:MOST_LABELS])
+    more = len(labels) - MOST_LABELS
     return f"- {named}{f' and {more} more' if more > 0 else ''}: {reason.message}. Fix: {reason.remedy.rstrip('.')} [{reason.rule}]."

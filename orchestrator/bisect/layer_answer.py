@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.graphs.layer_divergence import DigestDifference, DivergenceLocation
-from launch.contract.parallel_dims import AXES, ParallelDims
-from launch.contract.spec import RunSpec
+from launch.contract.spec import AXES, RunSpec
 from orchestrator.bisect.failure_status import FailureStatus
 from orchestrator.bisect.search import Answer, Search, join_names
 
@@ -85,7 +84,7 @@ class LayerAnswer(Answer):
     @property
     def json_fields(self) -> Mapping[str, Any]:
         return {
-            "first": _difference_to_json(self.first_difference),
+            "first": self.first_difference,
             "trials": [_finding_to_json(finding) for finding in self.findings],
         }
 
@@ -158,15 +157,14 @@ def _join_some(names: Sequence[str], noun: str) -> str:
 
 
 def _ranks(found: DigestDifference, spec: RunSpec) -> str:
-    world = spec.parallelism.world_size
+    layout, world = spec.parallelism, spec.parallelism.world_size
     if world == 1:
         return ""
     if len(found.ranks) == world:
         return f", on all {world} ranks"
-    dims = ParallelDims.of(spec.parallelism)
-    axes = [axis for axis in AXES if axis != "expert_dp" and dims.size(axis) > 1]
+    axes = [axis for axis in AXES if axis != "expert_dp" and layout.size(axis) > 1]
     names = [
-        f"rank {rank} ({', '.join(f'{axis} {dims.rank_in(axis, rank)}' for axis in axes)})" for rank in found.ranks
+        f"rank {rank} ({', '.join(f'{axis} {layout.rank_in(axis, rank)}' for axis in axes)})" for rank in found.ranks
     ]
     return f", on {_join_some(names, 'ranks')}"
 
@@ -206,11 +204,6 @@ def _finding_to_json(finding: Finding) -> dict[str, Any]:
         "words": finding.text,
         "problem": finding.problem,
         "steps": location and location.steps,
-        "eager": location and _difference_to_json(location.eager),
-        "graphed": location
-        and {str(repeat): _difference_to_json(found) for repeat, found in sorted(location.graphed.items())},
+        "eager": location and location.eager,
+        "graphed": location and dict(sorted(location.graphed.items())),
     }
-
-
-def _difference_to_json(found: DigestDifference | None) -> dict[str, Any] | None:
-    return {**vars(found), "layers": list(found.layers), "ranks": list(found.ranks)} if found else None

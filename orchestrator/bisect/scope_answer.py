@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch.contract.plan import Reason
-from launch.contract.spec import CudaGraph
+from launch.contract.spec import CudaGraph, RunSpec
 from orchestrator.bisect.failure_status import FailureStatus
-from orchestrator.bisect.scope_candidates import Candidate, Conclusion, Status, list_candidates
+from orchestrator.bisect.scope_candidates import Conclusion, Status, list_candidates
 from orchestrator.bisect.search import Answer, Search, join_names
 
 
@@ -21,7 +21,7 @@ class ScopeSearch(Search):
     """
 
     sought: str
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[RunSpec, ...]
     left_out: Mapping[CudaGraph, tuple[Reason, ...]]
 
     purpose = "bisect"
@@ -39,16 +39,20 @@ class ScopeAnswer(Answer):
     def is_found(self) -> bool:
         return self.conclusion.smallest is not None and self.is_certain(self.conclusion.smallest)
 
-    def is_certain(self, smallest: Candidate) -> bool:
+    def is_certain(self, smallest: RunSpec) -> bool:
         """Return whether every set of fewer parts was tried and passes."""
         return not self.conclusion.unclear and not self.untried_below(smallest)
 
-    def untried_below(self, smallest: Candidate) -> list[Candidate]:
+    def untried_below(self, smallest: RunSpec) -> list[RunSpec]:
         sets = list_candidates(self.search.cell.run_spec)
-        return [one for one in sets if one.graph in self.search.left_out and len(one.parts) < len(smallest.parts)]
+        return [
+            one
+            for one in sets
+            if one.cuda_graph in self.search.left_out and len(one.captured_parts) < len(smallest.captured_parts)
+        ]
 
-    def has_status(self, one: Candidate, status: Status) -> bool:
-        found = self.statuses.get(one.graph)
+    def has_status(self, one: RunSpec, status: Status) -> bool:
+        found = self.statuses.get(one.cuda_graph)
         return found is not None and found.status == status
 
     @property
@@ -56,7 +60,7 @@ class ScopeAnswer(Answer):
         """A table with a row for each set."""
         without = ("no outcome yet" if self.missing else "not tried", "")
         found = {graph: (status.status, status.description) for graph, status in self.statuses.items()}
-        rows = [(one.graph.label, *found.get(one.graph, without)) for one in self.search.candidates]
+        rows = [(one.cuda_graph.label, *found.get(one.cuda_graph, without)) for one in self.search.candidates]
         rows += [(graph.label, "left out", _format_reason(why[0])) for graph, why in self.search.left_out.items()]
         label, status = (max(map(len, column)) for column in list(zip(*rows, strict=True))[:2])
         return ["\n".join(f"    {row[0]:{label}}  {row[1]:{status}}  {row[2]}".rstrip() for row in rows)]
@@ -75,34 +79,37 @@ class ScopeAnswer(Answer):
             "smallest": conclusion.smallest and _graph_to_json(conclusion.smallest),
             "also": [_graph_to_json(one) for one in conclusion.also],
             "unclear": [_graph_to_json(one) for one in conclusion.unclear],
-            "sets": [_graph_to_json(one) | _status_to_json(self.statuses.get(one.graph)) for one in search.candidates],
-            "left_out": [
-                {"label": graph.label, "reasons": [vars(reason) for reason in reasons]}
-                for graph, reasons in search.left_out.items()
+            "sets": [
+                _graph_to_json(one) | _status_to_json(self.statuses.get(one.cuda_graph)) for one in search.candidates
             ],
+            "left_out": [{"label": graph.label, "reasons": why} for graph, why in search.left_out.items()],
         }
 
 
-def _describe_smallest(answer: ScopeAnswer, smallest: Candidate) -> list[str]:
+def _describe_smallest(answer: ScopeAnswer, smallest: RunSpec) -> list[str]:
     search, also = answer.search, answer.conclusion.also
-    passing = [one for one in search.candidates if one.parts < smallest.parts and answer.has_status(one, "passes")]
+    passing = [
+        one
+        for one in search.candidates
+        if one.captured_parts < smallest.captured_parts and answer.has_status(one, "passes")
+    ]
     sentences = [_name_smallest(answer, smallest)]
     for one in answer.untried_below(smallest):
-        reasons = "; ".join(map(_format_reason, search.left_out[one.graph]))
-        sentences += [f"{one.graph.label} was not tried: {reasons}."]
+        reasons = "; ".join(map(_format_reason, search.left_out[one.cuda_graph]))
+        sentences += [f"{one.cuda_graph.label} was not tried: {reasons}."]
     if passing:
         sentences += [f"{_labels(passing)} {'passes' if len(passing) == 1 else 'pass'}."]
-    parts_pass = frozenset().union(*(one.parts for one in passing)) == smallest.parts
-    if len(smallest.parts) > 1 and parts_pass and answer.is_certain(smallest):
+    parts_pass = frozenset().union(*(one.captured_parts for one in passing)) == smallest.captured_parts
+    if len(smallest.captured_parts) > 1 and parts_pass and answer.is_certain(smallest):
         sentences += ["Each of its parts passes in a smaller set: only their combination fails."]
     if also:
         sentences += [f"{_labels(also)}, of the same size, {'fails' if len(also) == 1 else 'fail'} too."]
     return sentences
 
 
-def _name_smallest(answer: ScopeAnswer, smallest: Candidate) -> str:
-    label = smallest.graph.label
-    is_whole = smallest.graph == answer.search.cell.run_spec.cuda_graph
+def _name_smallest(answer: ScopeAnswer, smallest: RunSpec) -> str:
+    label = smallest.cuda_graph.label
+    is_whole = smallest.cuda_graph == answer.search.cell.run_spec.cuda_graph
     if answer.untried_below(smallest):
         name = f"{label}, the whole set," if is_whole else label
         return f"{name} is the smallest set that fails among those that could be tried."
@@ -130,7 +137,7 @@ def _describe_unclear(answer: ScopeAnswer) -> list[str]:
 
 def _describe_other_failures(answer: ScopeAnswer) -> list[str]:
     found = [
-        f"{one.graph.label} ({answer.statuses[one.graph].description})"
+        f"{one.cuda_graph.label} ({answer.statuses[one.cuda_graph].description})"
         for one in answer.search.candidates
         if answer.has_status(one, "fails otherwise")
     ]
@@ -141,12 +148,12 @@ def _format_reason(reason: Reason) -> str:
     return f"[{reason.rule}] {reason.message}"
 
 
-def _labels(sets: Sequence[Candidate]) -> str:
-    return join_names([one.graph.label for one in sets])
+def _labels(sets: Sequence[RunSpec]) -> str:
+    return join_names([one.cuda_graph.label for one in sets])
 
 
-def _graph_to_json(one: Candidate) -> dict[str, Any]:
-    graph = one.graph
+def _graph_to_json(one: RunSpec) -> dict[str, Any]:
+    graph = one.cuda_graph
     return {"label": graph.label, "impl": graph.impl, "scope": graph.scope, "optimizer": graph.optimizer}
 
 

@@ -20,53 +20,45 @@ Status = Literal["fails", "fails otherwise", "passes", "unclear"]
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A set to try, and the parts of a step that it captures."""
-
-    graph: CudaGraph
-    parts: frozenset[str]
-
-
-@dataclass(frozen=True)
 class Conclusion:
     """The result of a search."""
 
-    smallest: Candidate | None = None
+    smallest: RunSpec | None = None
     """A set that fails, while no set of fewer parts is known to fail."""
-    also: tuple[Candidate, ...] = ()
+    also: tuple[RunSpec, ...] = ()
     """Other sets of the same size that fail."""
-    unclear: tuple[Candidate, ...] = ()
+    unclear: tuple[RunSpec, ...] = ()
     """Smaller sets that neither pass nor fail, including those that fail otherwise."""
 
 
-def next_scopes(
-    candidates: Sequence[Candidate], found: Mapping[CudaGraph, Status]
-) -> tuple[Candidate, ...] | Conclusion:
+def next_scopes(candidates: Sequence[RunSpec], found: Mapping[CudaGraph, Status]) -> tuple[RunSpec, ...] | Conclusion:
     """Return the sets that must have a status after the next round, or the conclusion.
 
     Args:
         candidates: all sets, including the whole set.
         found: the status of each set that was tried.
     """
-    tried: tuple[Candidate, ...] = ()
-    unclear: tuple[Candidate, ...] = ()
-    for size in sorted({len(candidate.parts) for candidate in candidates}):
-        level = tuple(candidate for candidate in candidates if len(candidate.parts) == size)
+    tried: tuple[RunSpec, ...] = ()
+    unclear: tuple[RunSpec, ...] = ()
+    for size in sorted({len(candidate.captured_parts) for candidate in candidates}):
+        level = tuple(candidate for candidate in candidates if len(candidate.captured_parts) == size)
         tried += level
-        if any(candidate.graph not in found for candidate in level):
+        if any(candidate.cuda_graph not in found for candidate in level):
             return tried
-        failing = [candidate for candidate in level if found[candidate.graph] == "fails"]
+        failing = [candidate for candidate in level if found[candidate.cuda_graph] == "fails"]
         if failing:
             return Conclusion(failing[0], tuple(failing[1:]), unclear)
-        unclear += tuple(candidate for candidate in level if found[candidate.graph] != "passes")
-        larger_tried = any(candidate.graph in found for candidate in candidates if len(candidate.parts) > size)
-        if all(found[candidate.graph] == "unclear" for candidate in level) and not larger_tried:
+        unclear += tuple(candidate for candidate in level if found[candidate.cuda_graph] != "passes")
+        larger_tried = any(
+            candidate.cuda_graph in found for candidate in candidates if len(candidate.captured_parts) > size
+        )
+        if all(found[candidate.cuda_graph] == "unclear" for candidate in level) and not larger_tried:
             break
     return Conclusion(unclear=unclear)
 
 
-def list_candidates(whole: RunSpec) -> tuple[Candidate, ...]:
-    """Return every set of the same implementation that captures strictly less than ``whole``, then the whole set.
+def list_candidates(whole: RunSpec) -> tuple[RunSpec, ...]:
+    """Return ``whole`` with every set of its implementation that captures strictly less, then ``whole`` itself.
 
     Sets that mean nothing for the model are left out. No other rule is checked. The order is that of GRAPH_SCOPES.
     """
@@ -74,8 +66,8 @@ def list_candidates(whole: RunSpec) -> tuple[Candidate, ...]:
     scopes = (parts for size in range(len(GRAPH_SCOPES) + 1) for parts in combinations(GRAPH_SCOPES, size))
     specs = (replace(whole, cuda_graph=replace(whole.cuda_graph, scope=parts, optimizer=False)) for parts in scopes)
     smaller = [
-        Candidate(spec.cuda_graph, spec.captured_parts)
+        spec
         for spec in specs
         if spec.captured_parts < all_parts and not any(rule.judge(spec) for rule in graph_scope.RULES)
     ]
-    return (*smaller, Candidate(whole.cuda_graph, all_parts))
+    return (*smaller, whole)

@@ -6,7 +6,6 @@ That sweep holds the whole state, so the same command continues with what is on 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from analysis.sweep.cell_evidence import CellEvidence
 from analysis.sweep.judge_cells import judge_cells
@@ -16,11 +15,11 @@ from launch.contract.plan import Cell, Plan, Reason
 from launch.contract.spec import CudaGraph, RunSpec
 from orchestrator.bisect.failure_status import NO_OUTCOME, FailureStatus, cause_unknown, classify_failure, judge_cell
 from orchestrator.bisect.scope_answer import ScopeAnswer, ScopeSearch
-from orchestrator.bisect.scope_candidates import Candidate, Conclusion, list_candidates, next_scopes
+from orchestrator.bisect.scope_candidates import Conclusion, list_candidates, next_scopes
 from orchestrator.bisect.side_sweep import plan_side_sweep, raise_if_rejected
 from orchestrator.errors import input_error
 from orchestrator.rules import violations
-from orchestrator.sweeps.run_ids import find_by_run_id
+from orchestrator.sweeps.find_run import find_by_run_id
 from orchestrator.targets.slurm_cluster import Target
 
 
@@ -55,14 +54,13 @@ def start_search(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target) -> S
     return ScopeSearch(plan, cell, status.description, status.failure, candidates, left_out)
 
 
-def _try_on_target(whole: RunSpec, target: Target) -> tuple[tuple[Candidate, ...], dict[CudaGraph, tuple[Reason, ...]]]:
+def _try_on_target(whole: RunSpec, target: Target) -> tuple[tuple[RunSpec, ...], dict[CudaGraph, tuple[Reason, ...]]]:
     """Return the sets that ``target`` can run, always with the whole set, and the reasons against each rejected set."""
     candidates = list_candidates(whole)
-    specs = {one.graph: replace(whole, cuda_graph=one.graph) for one in candidates}
     rejected = {
-        graph: reasons for graph, spec in specs.items() if (reasons := violations(spec) or target.check_spec(spec))
+        spec.cuda_graph: reasons for spec in candidates if (reasons := violations(spec) or target.check_spec(spec))
     }
-    return tuple(one for one in candidates if one.graph not in rejected or one.graph == whole.cuda_graph), rejected
+    return tuple(one for one in candidates if one.cuda_graph not in rejected or one == whole), rejected
 
 
 def _explain_no_candidates(whole: RunSpec, left_out: Mapping[CudaGraph, tuple[Reason, ...]]) -> str:
@@ -81,8 +79,7 @@ def read_answer(sweep: SweepPaths, search: ScopeSearch, target: Target) -> Scope
     step = next_scopes(search.candidates, {graph: status.status for graph, status in statuses.items()})
     if isinstance(step, Conclusion):
         return ScopeAnswer(search, (), statuses, step)
-    missing = tuple(replace(search.cell.run_spec, cuda_graph=one.graph) for one in step)
-    return ScopeAnswer(search, missing, statuses, Conclusion())
+    return ScopeAnswer(search, step, statuses, Conclusion())
 
 
 def _read_statuses(sweep: SweepPaths, search: ScopeSearch, target: Target) -> dict[CudaGraph, FailureStatus]:
@@ -92,8 +89,8 @@ def _read_statuses(sweep: SweepPaths, search: ScopeSearch, target: Target) -> di
     return {graph: status for graph, status in statuses.items() if status is not None}
 
 
-def _collect_evidence(sweep: SweepPaths, search: ScopeSearch, one: Candidate, target: Target) -> CellEvidence:
-    plan = plan_side_sweep(search, [replace(search.cell.run_spec, cuda_graph=one.graph)], target)
+def _collect_evidence(sweep: SweepPaths, search: ScopeSearch, spec: RunSpec, target: Target) -> CellEvidence:
+    plan = plan_side_sweep(search, [spec], target)
     graphed = plan.cells[-1]
     found = collect_workload(sweep, plan, graphed.workload_id)
-    return next(cell for cell in found if cell.cell.cell_id == graphed.cell_id)
+    return next(cell for cell in found if cell.result.cell.cell_id == graphed.cell_id)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from launch.contract.exit_codes import ExitCode
 from launch.contract.plan import Cell, Plan
 from launch.contract.spec import RunSpec
 
@@ -40,9 +41,11 @@ class Answer(ABC):
     missing: tuple[RunSpec, ...]
 
     @property
-    def exit_code(self) -> int:
+    def exit_code(self) -> ExitCode:
         """0 if the cause is found, 2 if runs were lost, 4 if the cause is unknown."""
-        return 2 if self.missing else 0 if self.is_found else 4
+        if self.missing:
+            return ExitCode.UNFINISHED
+        return ExitCode.PASS if self.is_found else ExitCode.INCONCLUSIVE
 
     @property
     def text(self) -> str:

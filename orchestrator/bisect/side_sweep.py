@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from launch.common.atomic_files import dumps, write_text
+from launch.common.atomic_files import write_json, write_text
 from launch.contract.outcomes import Expectation
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Cell, Plan, Reason
@@ -42,7 +42,8 @@ def plan_side_sweep(search: Search, graphed: Sequence[RunSpec], target: Target) 
         file=Path(plan.recipe_file),
         base={},
         axes=(),
-        repeats=max(LEAST_REPEATS, len(cell.run_ids)),
+        repeats=max(LEAST_REPEATS, len(cell.repeat_ids)),
+        perturbed=False,
         cluster=plan.cluster,
         equivalence=plan.margins,
         wandb=Tracking(mode="disabled"),
@@ -104,5 +105,5 @@ def write_answer(sweep: SweepPaths, answer: Answer) -> Path:
         write_report(sweep)
     with report_disk_errors(sweep):
         write_text(path, answer.text)
-        write_text(path.with_suffix(".json"), dumps(answer_to_json(answer), indent=1) + "\n")
+        write_json(path.with_suffix(".json"), answer_to_json(answer))
     return path

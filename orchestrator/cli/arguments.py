@@ -8,30 +8,17 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TextIO
+
+from launch.common.command_line import Parser
+from launch.contract.exit_codes import help_lines
 
 PROGRAM = "python -m orchestrator"
-SWEEP_EXIT_CODES = """exit codes:
-  0  every verdict passes and every outcome is as expected; cells that cannot run do not count
-  1  the input is wrong (recipe, option, name)
-  2  the system failed, or a run was lost or never began
-  3  a verdict failed, an outcome was unexpected, or a pair is INCOMPARABLE
-  4  some verdicts are inconclusive, and nothing failed
-"""
-_SIGNAL_EXIT_CODES = "  130, 141  Ctrl-C, or a pipe that was closed before the result was known\n"
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse, with exit code 1 for wrong input."""
-
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(1, f"error: {message}\n")
-
-
-def epilog(example: str, exit_codes: str = SWEEP_EXIT_CODES) -> str:
-    """Return the end of a help text: an example and the exit codes."""
-    return f"example:\n  {PROGRAM} {example}\n\n{exit_codes}{_SIGNAL_EXIT_CODES}"
+def epilog(verb: str, example: str, note: str = "") -> str:
+    """Return the end of a verb's help text: a note, an example and the exit codes."""
+    return f"{note}example:\n  {PROGRAM} {example}\n\n{help_lines(verb)}"
 
 
 def add_store(parser: Parser) -> None:
@@ -89,6 +76,12 @@ def add_target(parser: Parser) -> None:
 
 def add_no_wait(parser: Parser) -> None:
     parser.add_argument("--no-wait", action="store_true", help="submit and return at once")
+
+
+def add_allow_empty(parser: Parser) -> None:
+    parser.add_argument(
+        "--allow-empty", action="store_true", help="exit with 0 where no graphed cell has a verdict and nothing failed"
+    )
 
 
 def add_junit(parser: Parser) -> None:

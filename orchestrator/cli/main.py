@@ -8,18 +8,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from orchestrator.cli.arguments import PROGRAM, SWEEP_EXIT_CODES, Parser, add_store, epilog
+from launch.common.command_line import Parser
+from launch.contract.exit_codes import ExitCode
+from orchestrator.cli.arguments import PROGRAM, add_store, epilog
 from orchestrator.cli.verbs import VERBS
-
-CLOSED_PIPE = 141
-"""Exit code that shells report for a command whose reader closed the pipe."""
-INTERRUPTED = 130
-"""Exit code that shells report for a command ended by Ctrl-C."""
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -27,7 +23,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = Parser(
         prog=PROGRAM,
         description="Find out which CUDA-graph implementation and scope is correct, fits in memory and is fastest.",
-        epilog=epilog("sweep recipes/tiny_moe.yaml"),
+        epilog=epilog("sweep", "sweep recipes/tiny_moe.yaml"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
@@ -36,7 +32,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         if name in words:
             module = import_module(f"orchestrator.cli.verbs.{name}")
             verb.description = f"{summary[0].upper()}{summary[1:]}."
-            verb.epilog = epilog(module.EXAMPLE, getattr(module, "EXIT_CODES", SWEEP_EXIT_CODES))
+            verb.epilog = epilog(name, module.EXAMPLE, getattr(module, "NOTE", ""))
             verb.set_defaults(run=module.run)
             module.add_arguments(verb)
             add_store(verb)
@@ -55,11 +51,14 @@ def _parse_overrides_anywhere(parser: Parser, words: Sequence[str]) -> argparse.
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    try:
-        return _run_verb(parse(sys.argv[1:] if words is None else words))
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        return INTERRUPTED
+    from orchestrator.output.visible_stream import visible_output
+
+    with visible_output():
+        try:
+            return _run_verb(parse(sys.argv[1:] if words is None else words))
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            return ExitCode.INTERRUPTED
 
 
 def _run_verb(arguments: argparse.Namespace) -> int:
@@ -82,7 +81,7 @@ def run() -> NoReturn:
     A reader that closes the pipe (``| head``) must not turn a failure into success. Python's exit code for an uncaught
     exception is 1, which here means wrong input, so it becomes 2.
     """
-    code = CLOSED_PIPE
+    code: int = ExitCode.CLOSED_PIPE
     try:
         code = main()
         # It is None if a shell closed it: ``>&-``
@@ -90,7 +89,9 @@ def run() -> NoReturn:
             sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except Exception:
-        traceback.print_exc()
-        code = 2
+    except Exception as error:
+        from launch.common.redact import print_exception
+
+        print_exception(type(error), error, error.__traceback__)
+        code = ExitCode.UNFINISHED
     sys.exit(code)

@@ -16,7 +16,7 @@ from orchestrator.recipe.recipe import Recipe, load
 from orchestrator.submit.executor import Executor, outage, resolve_executor
 from orchestrator.sweeps.store import Store
 from orchestrator.targets.host import this_host
-from orchestrator.targets.profile_file import load_profile
+from orchestrator.targets.profile import load_profile
 from orchestrator.targets.slurm_cluster import Target, find_cluster
 
 

@@ -14,7 +14,7 @@ from launch.contract.plan import Plan
 from launch.failures.diagnose import RankExit, diagnose
 from launch.failures.evidence import read_evidence
 from orchestrator.errors import InputError, input_error
-from orchestrator.sweeps.run_ids import find_by_run_id
+from orchestrator.sweeps.find_run import find_by_run_id
 from orchestrator.sweeps.store import Store, bundles, read_order
 from orchestrator.sweeps.submissions import read_submissions
 
@@ -76,8 +76,6 @@ def read_intact_outcome(attempt: AttemptPaths) -> Outcome | None:
 def _read_failed_exits(attempt: AttemptPaths) -> tuple[RankExit, ...]:
     """Return the ranks that failed, the first one first. Damaged records are skipped."""
     exits: list[RankExit] = []
-    with contextlib.suppress(FileNotFoundError, RecordError, TypeError):
-        exits += [RankExit(**row) for row in read_json(attempt.exits)]
     for path in attempt.rank_exits.glob("rank*.json"):
         with contextlib.suppress(FileNotFoundError, RecordError, TypeError):
             exits.append(RankExit(**read_json(path)))

@@ -9,6 +9,7 @@ from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from orchestrator.output.states import states_to_json
 from orchestrator.sweeps.run_state import open_submissions, read_states
+from orchestrator.sweeps.slot_holders import slot_holders
 from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
 from orchestrator.sweeps.submissions import Submission
 
@@ -23,7 +24,8 @@ def print_sweep_json(paths: SweepPaths, plan: Plan, *, has_report: bool) -> None
 
 def print_states_json(paths: SweepPaths, plan: Plan) -> None:
     jobs = query_jobs(open_submissions(paths))
-    print(dumps(states_to_json(plan, read_states(paths, plan, jobs), jobs), indent=1))
+    states = read_states(paths, plan, jobs)
+    print(dumps(states_to_json(plan, states, jobs, slot_holders(paths, plan, states)), indent=1))
 
 
 def query_jobs(submissions: Sequence[Submission]) -> Jobs | None:

@@ -15,7 +15,7 @@ from orchestrator.sweeps.slurm_jobs import GRACE_SECONDS, Jobs
 
 
 def describe_job(state: RunState) -> str:
-    """Describe the job of a run that waits, runs, or was never begun by its job; empty for others."""
+    """Describe the job of a run that waits, runs, or did not begin in its job; empty for others."""
     job = state.job
     if job is None:
         return ""
@@ -27,6 +27,9 @@ def describe_job(state: RunState) -> str:
     if state.name in ("QUEUED", "RUNNING"):
         suspended = f" ({job.state})" if job.state != "RUNNING" else ""
         return f"job {job.job_id}{f' on {job.nodes}' if job.nodes else ''}{suspended}"
+    if state.abandoned and state.name == "CANCELLED":
+        # Its job may have ended as COMPLETED, by passing the run over.
+        return "cancelled before it began"
     if state.abandoned:
         earlier = f" ({state.launches} jobs in a row did)" if state.launches > 1 else ""
         return f"job {job.job_id} ended as {job.state} before this run began{earlier}"

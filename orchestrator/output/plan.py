@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from analysis.memory.static_memory import state_bytes
 from launch.common.text import count, size
 from launch.contract.plan import Plan, Reason
-from launch.contract.spec import RunSpec
 from launch.support import known_faults, unsupported
-from orchestrator.submit.batch_script import LANE, RUN, TOKEN, BatchScript
+from orchestrator.submit.batch_script import BUNDLES, LANE, RUN, TOKEN, BatchScript
 
 MOST_SCRIPTS = 3
 """Batch scripts that are printed; ``plan --json`` has all."""
@@ -54,7 +53,7 @@ def print_plan(plan: Plan, hours: float, scripts: Sequence[BatchScript] = ()) ->
     ):
         _print_reasons(heading, [(cell.label, cell.reasons) for cell in plan.cells if cell.state == state])
     specs = [(cell.label, cell.run_spec) for cell in plan.cells if cell.state != "rejected"]
-    faults = [(label, known_faults(spec)) for label, spec in specs if _has_known_fault(spec)]
+    faults = [(label, found) for label, spec in specs if (found := known_faults(spec)) and not unsupported(spec)]
     _print_reasons("known to compute wrong results, which a verdict is expected to show", faults)
     if hours:
         print(f"\nat most {hours:.2f} GPU hours, if every run takes its time limit")
@@ -73,16 +72,11 @@ def _print_batch_scripts(scripts: Sequence[BatchScript]) -> None:
     if rest:
         print(f"\n... and {len(rest)} more batch scripts, for {_count_bundles(*rest)}: plan --json prints all")
     if scripts:
-        print(f"\n{TOKEN} differs for each submission and {RUN} for each run; {LANE} counts from 0")
+        print(f"\n{TOKEN} and {BUNDLES} differ for each submission and {RUN} for each run; {LANE} counts from 0")
 
 
 def _count_bundles(*scripts: BatchScript) -> str:
     return count("bundle", sum(len(script.bundles) for script in scripts))
-
-
-def _has_known_fault(spec: RunSpec) -> bool:
-    """Return whether ``spec`` has a known fault and is supported all the same."""
-    return bool(known_faults(spec)) and not unsupported(spec)
 
 
 def _print_reasons(heading: str, cells: Sequence[tuple[str, tuple[Reason, ...]]]) -> None:

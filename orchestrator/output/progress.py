@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 
-from launch.common.text import count
+from launch.common.text import count, size
 from launch.contract.bundle import BundleOrder
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from orchestrator.sweeps.run_state import RunState
+from orchestrator.sweeps.store import other_writers
 
 
 def print_orders(states: Mapping[str, RunState], orders: Sequence[BundleOrder], other_runs: int) -> None:
@@ -37,11 +40,28 @@ def warn_unshared_store(paths: SweepPaths) -> None:
     )
 
 
+@cache
+def warn_shared_store(folder: Path) -> None:
+    """Print, once a process, that others can write to ``folder``, which holds sweeps: they decide what runs."""
+    writers = other_writers(folder)
+    if writers:
+        sys.stderr.write(
+            f"{folder}: {' and '.join(writers)} can write here, and decides with it what runs as you. chmod go-w takes that "
+            "away; --store names another folder (docs/security.md)\n"
+        )
+
+
 def print_cancelled(plan: Plan, runs: int, *, all_runs: bool) -> None:
     if runs:
         print(f"cancelled {count('run', runs)} of {plan.name}; finished runs are kept")
     else:
         print(f"nothing to cancel: {f'no run of {plan.name}' if all_runs else 'none of these runs'} runs or waits")
+
+
+def print_pruned(sweep: str, files: int, total: int, kept: str, *, dry_run: bool) -> None:
+    """Print one line: what was deleted of a sweep, or would be, or why nothing was."""
+    verb = "would delete" if dry_run else "deleted"
+    print(f"{sweep}: kept, {kept}" if kept else f"{sweep}: {verb} {count('file', files)}, {size(total)}")
 
 
 def print_retries(orders: Sequence[BundleOrder], excluded_nodes: Sequence[str]) -> None:

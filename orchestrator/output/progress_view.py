@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
+from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
+from launch.common.text import escape_invisible, one_line
 from launch.contract.plan import Cell, Plan
 from orchestrator.output.jobs import describe_job
 from orchestrator.output.states import format_counts, format_steps
+from orchestrator.output.visible_stream import raw_stdout
 from orchestrator.sweeps.run_state import RunState
 
 LEAST_SECONDS = 5.0
@@ -71,7 +75,7 @@ class LineView:
         done, left = self._progress.update(states)
         for run_id, state in states.items():
             if self._names.get(run_id) != state.name and state.name not in ("PLANNED", "QUEUED"):
-                message = f": {state.outcome.message}" if state.outcome and state.outcome.message else ""
+                message = f": {one_line(state.outcome.message)}" if state.outcome and state.outcome.message else ""
                 label = self._cells[run_id].label
                 self.print(f"[{done:4.0%}, {left}] {state.name:10} {run_id}  {label}{message}")
             self._names[run_id] = state.name
@@ -99,13 +103,14 @@ class LiveView:
         for run_id, state in rows[:MOST_ROWS]:
             cell = self._cells[run_id]
             row = (run_id, cell.label, state.name, format_steps(state, cell), describe_job(state))
-            table.add_row(*row[: len(headings)])
+            # As text, not as rich's markup.
+            table.add_row(*(Text(escape_invisible(word)) for word in row[: len(headings)]))
         if len(rows) > MOST_ROWS:
             table.add_row("...", f"and {len(rows) - MOST_ROWS} more")
         self._live.update(table)
 
     def print(self, line: str) -> None:
-        self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._live.console.print(escape_invisible(line), markup=False, highlight=False, soft_wrap=True)
 
 
 View: TypeAlias = LineView | LiveView
@@ -114,10 +119,18 @@ View: TypeAlias = LineView | LiveView
 @contextlib.contextmanager
 def open_view(plan: Plan) -> Iterator[View]:
     if sys.stdout.isatty():
-        with Live(refresh_per_second=4) as live:
+        with Live(console=Console(file=raw_stdout()), refresh_per_second=4) as live:
             yield LiveView(plan, live)
     else:
         yield LineView(plan)
+
+
+def print_new(view: View, printed: set[str], lines: Sequence[str]) -> set[str]:
+    """Print the lines that the previous poll did not have. Return those of this poll."""
+    for line in lines:
+        if line not in printed:
+            view.print(line)
+    return set(lines)
 
 
 def _format_duration(seconds: float) -> str:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from launch.common.text import one_line
 from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Cell, Plan
 from launch.supervise.attempt import ROOM_SECONDS
 from orchestrator.output.jobs import describe_job, job_to_json
 from orchestrator.sweeps.run_state import RunState
+from orchestrator.sweeps.slot_holders import SlotHolder
 from orchestrator.sweeps.slurm_jobs import Jobs
 
 
@@ -37,7 +41,9 @@ def steps_done(state: RunState, cell: Cell) -> int:
     return state.steps_done
 
 
-def states_to_json(plan: Plan, states: Mapping[str, RunState], jobs: Jobs | None = None) -> dict[str, Any]:
+def states_to_json(
+    plan: Plan, states: Mapping[str, RunState], jobs: Jobs | None = None, holders: Sequence[SlotHolder] = ()
+) -> dict[str, Any]:
     cells = plan.cell_of_run()
     rows = [
         {
@@ -52,7 +58,13 @@ def states_to_json(plan: Plan, states: Mapping[str, RunState], jobs: Jobs | None
         }
         for run_id, state in states.items()
     ]
-    return {"sweep": plan.name, "counts": count_states(states), "runs": rows, "fault": jobs.fault if jobs else ""}
+    return {
+        "sweep": plan.name,
+        "counts": count_states(states),
+        "runs": rows,
+        "fault": jobs.fault if jobs else "",
+        "slots_held_by_others": [asdict(held) | {"sweep": str(held.sweep.root)} for held in holders],
+    }
 
 
 def print_states(plan: Plan, states: Mapping[str, RunState]) -> None:
@@ -60,15 +72,15 @@ def print_states(plan: Plan, states: Mapping[str, RunState]) -> None:
     cells = plan.cell_of_run()
     for run_id, state in states.items():
         cell = cells[run_id]
-        print(f"{run_id:44} {state.name:13} {format_steps(state, cell):>11}  {cell.label}{_note(state)[:160]}")
+        note = one_line(_note(state))[:160]
+        print(f"{run_id:44} {state.name:13} {format_steps(state, cell):>11}  {cell.label}{'  ' if note else ''}{note}")
     print(f"{plan.name}: {format_counts(states)}")
 
 
 def _note(state: RunState) -> str:
     if state.outcome is not None and state.outcome.message:
-        return f"  {state.outcome.failure_class}: {state.outcome.message}"
-    job = describe_job(state)
-    return f"  {job}" if job else ""
+        return f"{state.outcome.failure_class}: {state.outcome.message}"
+    return describe_job(state)
 
 
 def warn_damage(paths: SweepPaths, states: Mapping[str, RunState]) -> None:
@@ -89,6 +101,19 @@ def warn_full_disk(paths: SweepPaths, states: Mapping[str, RunState]) -> None:
             f"{paths.root}: the disk is full. A run that cannot write is ended. It stays RUNNING until there is room for "
             f"its outcome, for at most {ROOM_SECONDS / 60:g} minutes. Fix: make room there"
         )
+
+
+def describe_slots(holders: Sequence[SlotHolder]) -> list[str]:
+    """Return a line for each run of another sweep that holds slots for which this one waits."""
+    names: dict[SlotHolder, list[str]] = {}
+    for held in holders:
+        names.setdefault(replace(held, slot=""), []).append(held.slot)
+    return [
+        f"queued runs wait for slot {', '.join(slots)} of this host: {f'run {held.run_id}' if held.run_id else 'a run'} of "
+        f"{held.sweep.root} has held it since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(held.since))} "
+        f"(process {held.pid})"
+        for held, slots in names.items()
+    ]
 
 
 def print_sweeps(sweeps: Sequence[tuple[str, Mapping[str, RunState]]], root: Path) -> None:

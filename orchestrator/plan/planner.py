@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from launch.contract.plan import Cell, CellState, Limits, Plan, PlannedBundle
-from launch.contract.spec import spec_to_json
-from launch.contract.spec_ids import digest
+from launch.contract.spec import RunSpec, spec_to_json
+from launch.contract.spec_ids import digest, run_id
 from orchestrator.errors import input_error
 from orchestrator.recipe.expand import ResolvedCell
 from orchestrator.recipe.recipe import Recipe
@@ -41,6 +41,8 @@ def _judge(cell: ResolvedCell, recipe: Recipe, target: Target) -> Cell:
         reasons = target.check_spec(cell.spec)
         state = "not_runnable" if reasons else "run"
     repeats = range(recipe.repeats if state == "run" else 0)
+    run_ids = tuple(run_id(cell.spec.cell_id, repeat) for repeat in repeats)
+    perturbed = recipe.perturbed and state == "run" and _can_be_perturbed(cell.spec)
     return Cell(
         cell.spec.cell_id,
         cell.label,
@@ -50,9 +52,15 @@ def _judge(cell: ResolvedCell, recipe: Recipe, target: Target) -> Cell:
         state,
         reasons,
         cell.expect,
-        tuple(f"{cell.spec.cell_id}-r{repeat}" for repeat in repeats),
+        (*run_ids, run_id(cell.spec.cell_id, recipe.repeats, perturbed=True)) if perturbed else run_ids,
         Limits(cell.resources.minutes_per_run * 60, cell.resources.hang_minutes * 60),
+        perturbed,
     )
+
+
+def _can_be_perturbed(spec: RunSpec) -> bool:
+    """Return whether a cell is eager, and hooks on its layers are called. A model that is compiled whole traces them once."""
+    return not (spec.graphed or spec.compiles_whole or spec.fault.is_set) and spec.first_compared < spec.training.steps
 
 
 def _drop_unneeded(cells: Sequence[Cell], added: Set[str]) -> list[Cell]:
@@ -92,8 +100,13 @@ def _by_workload(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
 
 
 def _interleave(cells: Sequence[Cell]) -> tuple[str, ...]:
-    """Return the runs repeat by repeat, the eager run of each repeat first: eager, graphed, ..., eager, graphed, ..."""
-    return tuple(run_id for repeat in zip(*(cell.run_ids for cell in cells), strict=True) for run_id in repeat)
+    """Return the runs repeat by repeat, every other repeat backwards: eager, graphed, graphed, eager, ... A perturbed run is last.
+
+    A machine that changes steadily, or is slower in every other run, then shifts the pairs of a cell in opposite directions.
+    """
+    repeats = zip(*(cell.repeat_ids for cell in cells), strict=True)
+    interleaved = [run_id for number, repeat in enumerate(repeats) for run_id in repeat[:: -1 if number % 2 else 1]]
+    return (*interleaved, *(cell.run_ids[-1] for cell in cells if cell.perturbed))
 
 
 def gpu_hours(plan: Plan) -> float:

@@ -72,19 +72,14 @@ def _read_points(points: Any, source: SourceFields) -> tuple[Tree, ...]:
     if not isinstance(points, list) or not points:
         source.problem("sweep.points", points, *_WRONG_POINTS)
         return ()
-    patches = []
-    for index, point in enumerate(points):
-        place = f"sweep.points[{index}]"
-        if isinstance(point, Mapping) and point:
-            patches.append(_read_patch(point, place, "", source))
-        else:
-            source.problem(place, point, "a point is a mapping of fields to values", _EXAMPLE_POINTS)
-            patches.append({})
-    return tuple(patches)
+    return tuple(_read_patch(point, f"sweep.points[{i}]", "", source) for i, point in enumerate(points))
 
 
-def _read_patch(values: Mapping[str, Any], place: str, axis: str, source: SourceFields) -> Tree:
+def _read_patch(values: Any, place: str, axis: str, source: SourceFields) -> Tree:
     """Read one point of an axis. ``place`` ends with the name of a grid ``axis``, so messages do not repeat it."""
+    if not (isinstance(values, Mapping) and values):
+        source.problem(place, values, "a point is a mapping of fields to values", _EXAMPLE_POINTS)
+        return {}
 
     def locate(field: str) -> str:
         rest = field.removeprefix(axis).removeprefix(".")

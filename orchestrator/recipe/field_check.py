@@ -20,24 +20,23 @@ from omegaconf.errors import OmegaConfBaseException
 from launch.common.redact import is_secret_name
 from orchestrator.errors import suggestion
 from orchestrator.recipe.aliases import canonical_place
-from orchestrator.recipe.source_fields import SourceFields, Tree
-from orchestrator.rules.bounds import Interval
+from orchestrator.recipe.source_fields import SECRET_FIX, SourceFields, Tree
+from orchestrator.rules.ranges import Interval
 
 WIDEST = 2**63
 """Whole numbers below it, and above its negative, fit into a signed 64-bit integer."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_INTERPOLATION = re.compile(r"(\\*)\$\{")
+_INTERPOLATION = re.compile(r"(?<!\\)(\\*)\$\{")
 _TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list of words",
                dict: "a mapping of names to text"}  # fmt: skip
 
 
 class Flaw(NamedTuple):
-    """What is wrong with a value, and the fix. Messages do not show the value of a secret."""
+    """What is wrong with a value, and the fix."""
 
     message: str
     fix: str
-    is_secret: bool = False
 
 
 Check = Callable[[Any], Flaw | None]
@@ -230,8 +229,7 @@ def check_variable(name: str, value: Any) -> Flaw | None:
     if not _VARIABLE.fullmatch(name):
         return Flaw("not the name of an environment variable", "use letters, digits and '_', no digit first")
     if is_secret_name(name):
-        fix = "set it in the shell that runs the orchestrator"
-        return Flaw("looks like a secret, and the orchestrator records this value", fix, is_secret=True)
+        return Flaw("looks like a secret, and the orchestrator records this value", SECRET_FIX)
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or "\0" in str(value):
         return Flaw("not the text of a variable", "write it in quotes")
     return None

@@ -11,7 +11,7 @@ from launch.contract.plan import Margins
 from launch.contract.spec import CudaGraph, Data, Fault, Model, Parallelism, Training
 from orchestrator.recipe.field_check import FileSchema, Flaw, Schema, check_variable, checked_field, interval_check
 from orchestrator.recipe.yaml_reader import NAME
-from orchestrator.rules.bounds import ABOVE_ZERO, COUNT, POSITIVE
+from orchestrator.rules.ranges import ABOVE_ZERO, COUNT, POSITIVE
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class TopLevel:
     name: str = checked_field("", _check_sweep_name)
     engine: Literal["torch_native", "megatron"] = "torch_native"
     repeats: int = checked_field(2, interval_check(POSITIVE))
+    perturbed: bool = False
     cluster: str = ""
 
 
@@ -73,7 +74,7 @@ RECIPE = FileSchema(
 )
 PATCH = replace(RECIPE, rejections={
     name: Flaw(f"{name} belongs to the whole sweep, so it cannot be an axis", "write another recipe")
-    for name in ("name", "repeats", "cluster", "equivalence", "wandb", "sweep")
+    for name in ("name", "repeats", "perturbed", "cluster", "equivalence", "wandb", "sweep")
 })  # fmt: skip
 """What one point of an axis may set."""
 PRESET = FileSchema(

@@ -34,6 +34,8 @@ class Recipe:
     axes: tuple[tuple[Tree, ...], ...]
     """The axes of the sweep, each a list of patches to ``base``. Cells are their product."""
     repeats: int
+    perturbed: bool
+    """Whether each workload has one more eager run, whose first layer's output is moved by one unit in the last place."""
     cluster: str
     """The profile of a Slurm cluster. A plan for this host ignores it."""
     equivalence: Margins
@@ -67,6 +69,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         base=base | {"engine": top.engine},
         axes=tuple(axes.values()),
         repeats=top.repeats,
+        perturbed=top.perturbed,
         cluster=top.cluster,
         equivalence=equivalence,
         wandb=wandb,

@@ -8,25 +8,22 @@ Lists are values. An override replaces what the file has at its place.
 from __future__ import annotations
 
 import json
-import re
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
-from operator import getitem
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from launch.common.redact import is_secret_name
+from launch.common.redact import Secrets
 from orchestrator.errors import InputError, Problem
 from orchestrator.recipe.aliases import canonical_place
+from orchestrator.recipe.interpolation import InterpolationError, Resolver
 from orchestrator.recipe.yaml_reader import dump, parse_value, read_page
 
 Tree = dict[str, Any]
 COMMAND_LINE = "command line"
-_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*['\"]?(\w+)")
+SECRET_FIX = "set it in the shell that runs the orchestrator; a profile's setup may read it from a file: X=$(cat FILE)"
 
 
 @dataclass
@@ -39,18 +36,22 @@ class SourceFields:
     problems: list[Problem]
     override_places: set[str] = field(default_factory=set)
     """Places that the command line sets."""
+    secrets: Secrets = field(default_factory=Secrets)
+    """Those of this shell. No message shows one."""
 
     @property
     def text(self) -> str:
         """The fields as YAML. Reading it returns the same fields."""
         return dump(_nest(self.fields))
 
-    def problem(self, place: str, value: Any, message: str, fix: str, is_secret: bool = False) -> None:
+    def problem(self, place: str, value: Any, message: str, fix: str) -> None:
         """Add a problem of the ``value`` at ``place``."""
-        self.problem_at(place, message, fix, f" = {_abbreviate('***' if is_secret else value)}")
+        shown = "***" if self.secrets.holds(place, value) else value
+        self.problem_at(place, message, fix, f" = {_abbreviate(shown)}")
 
     def problem_at(self, place: str, message: str, fix: str, value: str = "") -> None:
-        self.problems.append(Problem(f"{self._locate(place)}: {_printable(place)}{value}", message, fix))
+        where = self.secrets.hide(f"{self._locate(place)}: {_printable(place)}{value}")
+        self.problems.append(Problem(where, self.secrets.hide(message), fix))
 
     def raise_problems(self) -> None:
         """Raise InputError with all problems, if there are any."""
@@ -81,7 +82,7 @@ def read_fields(path: Path, overrides: Sequence[str] = (), *, interpolate: bool 
     source = SourceFields(str(path), page.lines, fields, list(page.problems))
     for override in overrides:
         try:
-            for place, value in _parse_override(override):
+            for place, value in _parse_override(override, source.secrets):
                 _override(fields, place, value)
                 source.override_places.add(place)
         except InputError as error:
@@ -90,6 +91,9 @@ def read_fields(path: Path, overrides: Sequence[str] = (), *, interpolate: bool 
         source.problem(*clash)
     if interpolate:
         _resolve(source)
+    for place, found in source.secrets.find_in(source.fields):
+        message = f"looks like a secret ({found}), and the orchestrator records this value"
+        source.problem_at(place[1:], message, SECRET_FIX, ' = "***"')
     return source
 
 
@@ -143,14 +147,14 @@ def _outer_places(place: str) -> Iterator[str]:
         yield place
 
 
-def _parse_override(override: str) -> list[tuple[str, Any]]:
+def _parse_override(override: str, secrets: Secrets) -> list[tuple[str, Any]]:
     """Return the fields that ``override`` sets.
 
     Raises:
         InputError: it is not of the form key=value.
     """
     key, equals, text = override.partition("=")
-    where = f"{COMMAND_LINE}: {_printable(override)}"
+    where = f"{COMMAND_LINE}: {_printable(f'{key}=***' if secrets.holds(key, text) else override)}"
     if not equals or not key.strip():
         raise InputError([Problem(where, "an override is key=value", "write for example training.steps=50")])
     if "[" in key:
@@ -176,42 +180,24 @@ def _override(fields: Tree, place: str, value: Any) -> None:
 
 
 def _resolve(source: SourceFields) -> None:
-    """Resolve OmegaConf's interpolations in the fields. Remove the fields where that fails."""
-    interpolated = {place: value for place, value in source.fields.items() if "${" in str(value)}
-    if not interpolated:
+    """Resolve the interpolations in the fields. Remove the fields where that fails.
+
+    Raises:
+        InputError: interpolations stand for more values than any recipe needs.
+    """
+    if not any("${" in str(value) for value in source.fields.values()):
         return
-    flaws = {place: flaw for place, value in interpolated.items() if (flaw := _check_interpolation(value))}
-    valid = {place: value for place, value in source.fields.items() if place not in flaws}
-    config = OmegaConf.create(_nest(valid))
-    for place in interpolated.keys() - flaws.keys():
+    resolver = Resolver(source.fields, os.environ)
+    resolved: Tree = {}
+    for place, value in source.fields.items():
         try:
-            node = reduce(getitem, _split(place), config)
-            valid[place] = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-        except OmegaConfBaseException as error:
-            flaws[place] = (_first_line(error), "name a field of this recipe by its whole name")
-            del valid[place]
-    for place, value in interpolated.items():
-        if place in flaws:
-            source.problem(place, value, *flaws[place])
+            resolved[place] = resolver.resolve(place)
+        except InterpolationError as error:
+            source.problem(place, value, str(error), error.fix)
+            if resolver.exhausted:
+                source.raise_problems()
     # An interpolation may stand for a section.
-    source.fields = flatten(_nest(valid))[0]
-
-
-def _check_interpolation(value: Any) -> tuple[str, str] | None:
-    """Return message and fix for an interpolation that is wrong whatever it resolves to."""
-    secret = next(filter(is_secret_name, _ENVIRONMENT.findall(str(value))), None)
-    if secret is not None:
-        message = f"${secret} looks like a secret, and the orchestrator records recipes"
-        return message, "remove it: runs see the variables of the shell"
-    try:
-        OmegaConf.create([value])
-    except OmegaConfBaseException as error:
-        return _first_line(error), "write ${...} as OmegaConf does"
-    return None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+    source.fields = flatten(_nest(resolved))[0]
 
 
 def _abbreviate(value: Any) -> str:

@@ -8,11 +8,21 @@ from launch.contract.plan import Reason
 from launch.contract.spec import RunSpec
 from launch.support import SUPPORT, data_fields, layout
 from launch.support.rule import Rule, judge
-from orchestrator.rules import fault_injection, graph_capture, graph_scope, model, overlap, parallelism, training
+from orchestrator.rules import (
+    fault_injection,
+    graph_capture,
+    graph_scope,
+    model,
+    overlap,
+    parallelism,
+    ranges,
+    training,
+)
 
 TABLES: Mapping[str, tuple[Rule, ...]] = {
     "Implementation and scope": graph_scope.RULES,
     "What a capture requires": graph_capture.RULES,
+    "Ranges": ranges.RULES,
     "Model": model.RULES,
     "Parallelism": parallelism.RULES,
     "What must divide": layout.RULES,

@@ -2,39 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from launch.contract.spec import RunSpec
 from launch.support.rule import ARITHMETIC, CONFIG, MCORE, Rule, divides
-from orchestrator.rules.bounds import ABOVE_ZERO, COUNT, POSITIVE, Interval, outside
-
-SIZES: Mapping[str, Interval] = {
-    **dict.fromkeys(
-        ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "vocab_size", "moe_layer_freq"),
-        POSITIVE,
-    ),
-    **dict.fromkeys(
-        ("num_moe_experts", "moe_shared_expert_ffn_hidden_size", "window_size", "window_attn_skip_freq",
-         "rope_original_max_position"),
-        COUNT,
-    ),
-}  # fmt: skip
-DENSE_SIZES: Mapping[str, Interval] = {"ffn_hidden_size": POSITIVE}
-EXPERT_SIZES: Mapping[str, Interval] = {"moe_ffn_hidden_size": POSITIVE, "moe_router_topk": POSITIVE}
-COEFFICIENTS: Mapping[str, Interval] = {
-    **dict.fromkeys(
-        ("norm_epsilon", "init_std", "rotary_base", "rope_scaling_factor", "rope_low_freq_factor", "rope_high_freq_factor",
-         "rope_beta_fast", "rope_beta_slow"),
-        ABOVE_ZERO,
-    ),
-    **dict.fromkeys(("moe_router_bias_update_rate", "moe_aux_loss_coeff", "moe_z_loss_coeff"), COUNT),
-}  # fmt: skip
-
-
-def _sizes_out_of_range(spec: RunSpec) -> list[str]:
-    dense = DENSE_SIZES if spec.model.has_dense_layers else {}
-    experts = EXPERT_SIZES if spec.model.is_moe else {}
-    return outside(spec, "model", {**SIZES, **dense, **experts})
+from orchestrator.rules.ranges import ABOVE_ZERO
 
 
 def _capacity_out_of_range(spec: RunSpec) -> bool:
@@ -63,18 +33,6 @@ def _router_without_gradient(spec: RunSpec) -> bool:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        "model.sizes", (), "sizes must be 1 or more, and those of optional parts 0 or more", _sizes_out_of_range,
-        fix="Correct the fields named, or start from a preset (model: {preset: tiny_moe}).",
-        source=ARITHMETIC,
-    ),
-    Rule(
-        "model.coefficients", (),
-        "coefficients must be finite: epsilon, initial deviation and rotary settings above 0, loss coefficients 0 or more",
-        lambda spec: outside(spec, "model", COEFFICIENTS),
-        fix="Correct the fields named, or leave them out for their defaults.",
-        source=ARITHMETIC,
-    ),
     Rule(
         "model.query_groups", ("model.num_attention_heads", "model.num_query_groups"),
         "num_query_groups must divide num_attention_heads",

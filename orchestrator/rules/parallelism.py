@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from launch.contract.spec import RunSpec
-from launch.support.rule import ARITHMETIC, CONFIG, MCORE, MegatronRule, Rule, divides
-from orchestrator.rules.bounds import POSITIVE, Interval, outside
-
-DEGREES: Mapping[str, Interval] = dict.fromkeys(("tp", "pp", "vpp", "ep", "etp", "cp", "dp"), POSITIVE)
-PLACES: Mapping[str, Interval] = dict.fromkeys(("nodes", "ranks_per_node", "threads_per_rank"), POSITIVE)
-
-
-def _experts_unplaceable(spec: RunSpec) -> bool:
-    layout = spec.parallelism
-    return not divides(layout.etp * layout.ep * layout.pp, layout.world_size)
+from launch.support.rule import CONFIG, MCORE, MegatronRule, Rule, divides
 
 
 def _groups_incommensurate(spec: RunSpec) -> bool:
@@ -24,18 +13,6 @@ def _groups_incommensurate(spec: RunSpec) -> bool:
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        "layout.degrees", (), "every parallel degree must be 1 or more",
-        lambda spec: outside(spec, "parallelism", DEGREES),
-        fix="Set the degrees named to 1 or more, or leave dp out: it follows from the resources.",
-        source=ARITHMETIC,
-    ),
-    Rule(
-        "layout.places", (), "nodes, ranks per node and threads per rank must be 1 or more",
-        lambda spec: outside(spec, "placement", PLACES),
-        fix="Set resources.nodes, resources.gpus_per_node and resources.threads_per_rank to 1 or more.",
-        source=ARITHMETIC,
-    ),
-    Rule(
         "layout.world",
         ("parallelism.tp", "parallelism.cp", "parallelism.pp", "parallelism.dp", "placement.nodes", "placement.ranks_per_node"),
         "tp * cp * pp * dp must equal nodes * ranks_per_node",
@@ -43,13 +20,6 @@ RULES: tuple[Rule, ...] = (
         fix="Choose tp * cp * pp * dp equal to resources.nodes * resources.gpus_per_node. Without dp, it is computed where "
         "possible.",
         source=f"{MCORE}parallel_state.py:738",
-    ),
-    Rule(
-        "layout.expert_world", ("parallelism.etp", "parallelism.ep", "parallelism.pp", "parallelism.world_size"),
-        "etp * ep * pp must divide the number of ranks",
-        _experts_unplaceable,
-        fix="Lower ep or etp, or add nodes, until etp * ep * pp divides the ranks.",
-        source=f"{MCORE}parallel_state.py:792",
     ),
     Rule(
         "layout.expert_parallel_dense", ("parallelism.ep", "parallelism.etp", "model.num_moe_experts"),

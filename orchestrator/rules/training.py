@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from launch.contract.spec import RunSpec
 from launch.megatron_config.determinism import ALLOW
 from launch.support.rule import ARITHMETIC, CONFIG, MCORE, MegatronRule, Rule
-from orchestrator.rules.bounds import ABOVE_ZERO, COUNT, POSITIVE, Interval, outside
 
 CAPTURE_STEPS, SETTLE_STEPS, LEAST_MEASURED_STEPS = 1, 2, 1
-
-SIZES: Mapping[str, Interval] = {
-    **dict.fromkeys(("steps", "sequence_length", "micro_batch_size", "global_batch_size"), POSITIVE),
-    **dict.fromkeys(("learning_rate_warmup_steps", "seed"), COUNT),
-}
-FRACTION = Interval(0, 1)
-RATES: Mapping[str, Interval] = {
-    **dict.fromkeys(("learning_rate", "adam_epsilon"), ABOVE_ZERO),
-    **dict.fromkeys(("min_learning_rate", "weight_decay", "clip_grad"), COUNT),
-    **dict.fromkeys(("adam_beta1", "adam_beta2"), FRACTION),
-}
 
 
 def _rises(spec: RunSpec) -> bool:
@@ -60,19 +46,6 @@ def _misaligned_fp8_sizes(spec: RunSpec) -> list[str]:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        "training.sizes", (), "steps, lengths and batches must be 1 or more, warm-up and seed 0 or more",
-        lambda spec: outside(spec, "training", SIZES),
-        fix="Correct the fields named.",
-        source=ARITHMETIC,
-    ),
-    Rule(
-        "training.rates", (),
-        "rates must be finite: learning rate and epsilon above 0, betas from 0 to below 1, the others 0 or more",
-        lambda spec: outside(spec, "training", RATES),
-        fix="Correct the fields named, or leave them out for their defaults.",
-        source="launch/contract/spec.py Training; torch.optim.AdamW's own checks",
-    ),
     Rule(
         "training.schedule",
         ("training.learning_rate", "training.min_learning_rate", "training.learning_rate_warmup_steps", "training.steps"),

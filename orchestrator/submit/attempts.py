@@ -80,9 +80,9 @@ def _with_partners(bundle: PlannedBundle, cells: Mapping[str, Cell], wanted: set
     These are the eager run of each repeat with a wanted graphed run, and all graphed runs of a repeat whose eager run is
     wanted.
     """
-    repeats = list(zip(*[iter(bundle.run_ids)] * len({cells[r].cell_id for r in bundle.run_ids}), strict=True))
-    chosen: set[str] = set()
-    for repeat in repeats:
+    of_bundle = {cells[run_id].cell_id: cells[run_id] for run_id in bundle.run_ids}.values()
+    chosen = wanted.difference(*(cell.repeat_ids for cell in of_bundle))
+    for repeat in zip(*(cell.repeat_ids for cell in of_bundle), strict=True):
         hit = wanted.intersection(repeat)
         if hit:
             eager = {run_id for run_id in repeat if not cells[run_id].graphed}

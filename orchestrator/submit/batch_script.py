@@ -13,8 +13,8 @@ from launch.contract.plan import Plan
 if TYPE_CHECKING:
     from orchestrator.targets.slurm_cluster import Cluster
 
-TOKEN, LANE, RUN = "TOKEN", "LANE", "RUN"
-"""Placeholders for a submission's token, a lane's number and a run's id."""
+TOKEN, LANE, RUN, BUNDLES = "TOKEN", "LANE", "RUN", "BUNDLES"
+"""Placeholders for a submission's token, a lane's number, a run's id, and the ids of a submission's bundles."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _submissions(sweep: SweepPaths, plan: Plan, cluster: Cluster) -> Iterator[Ba
     folder, attempt = sweep.root.absolute().joinpath("submitit", TOKEN), SweepPaths(sweep.root.absolute()).run(RUN)
     for array in form_arrays(requests, None if lanes is None else [0.0] * lanes, cluster.configuration.max_array_size):
         name = TOKEN if array.lane is None else lane_name(sweep, plan, array.lane).removesuffix(str(array.lane)) + LANE
-        job = BatchJob(folder, array, profile, name)
+        text = batch_script(BatchJob(sweep, folder, array, profile, name)).replace(shlex.join(array.bundles), BUNDLES)
         step = cluster.start_settings(plan.cell_of_run()[first_run[array.bundles[0]]].run_spec).step
         if step is not None:
-            yield BatchScript(batch_script(job), array.bundles, 1, shlex.join(srun_command(step, attempt.attempt(1))))
+            yield BatchScript(text, array.bundles, 1, shlex.join(srun_command(step, attempt.attempt(1))))

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launch.common.atomic_files import write_json
+from launch.common.poll_interval import poll_interval
 from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Plan
 from launch.slurm.command import Unanswered, run
 from launch.slurm.job_states import Stage, stage_of
 from orchestrator.errors import InputError, Problem, SystemFault
-from orchestrator.slurm.command import poll_interval
 from orchestrator.submit.slurm_queue import poll_jobs
 from orchestrator.sweeps.close_attempts import close_dead_attempts
-from orchestrator.sweeps.run_ids import find_by_run_id
+from orchestrator.sweeps.find_run import find_by_run_id
 from orchestrator.sweeps.run_state import live_runs, read_states
 from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
 from orchestrator.sweeps.store import order_lock, report_disk_errors

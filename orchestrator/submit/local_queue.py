@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.common.file_lock import Lock, holder
+from launch.common.poll_interval import poll_interval
 from launch.contract.bundle import BundleOrder
 from launch.contract.cancellation import read_cancellation
 from launch.contract.errors import OrchestratorError
 from launch.contract.paths import BundlePaths, SweepPaths
+from launch.supervise.host_slots import slot_folders
 from orchestrator.errors import SystemFault
-from orchestrator.slurm.command import poll_interval
 from orchestrator.sweeps.store import bundles, read_order, report_disk_errors
 
 POLL_SECONDS = 0.3
@@ -34,7 +35,9 @@ def start_queue(sweep: SweepPaths) -> None:
 
     Raises:
         SystemFault: it did not start.
+        EnvironmentFault: this host has no folder for slots.
     """
+    slot_folders()
     if holder(sweep.queue_lock) is not None:
         return
     with report_disk_errors(sweep):
@@ -48,7 +51,12 @@ def has_pending(sweep: SweepPaths) -> bool:
 
 
 def run_in_foreground(sweep: SweepPaths) -> None:
-    """Run bundles one after another, with their supervisors in the foreground (the debug executor)."""
+    """Run bundles one after another, with their supervisors in the foreground (the debug executor).
+
+    Raises:
+        EnvironmentFault: this host has no folder for slots.
+    """
+    slot_folders()
     for bundle in _open_bundles(sweep):
         if not bundle.alive:
             command = [sys.executable, "-m", "launch.supervise.supervisor", str(bundle.paths.root)]

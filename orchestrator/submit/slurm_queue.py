@@ -1,7 +1,8 @@
 """Submit bundles to Slurm, each exactly once, even if a command dies while it submits.
 
 A submission is on disk, without a job id, before sbatch is called. A later command that finds such a record asks Slurm
-for jobs of its name before it submits anything.
+for jobs of its name before it submits anything. So does this one where sbatch fails. Jobs need no command to live: what
+they run is on disk before sbatch is called too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from launch.contract.plan import Plan
 from launch.contract.spec_ids import digest
 from orchestrator.errors import SystemFault, input_error
 from orchestrator.submit.job_arrays import Array, count_lanes, form_arrays
-from orchestrator.submit.submitit_adapter import BatchJob, Refused, put_in_place, submit_bundles
+from orchestrator.submit.submitit_adapter import BatchJob, Refused, submit_bundles
 from orchestrator.sweeps.run_state import live_runs, open_submissions
 from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
 from orchestrator.sweeps.store import read_order, report_disk_errors, write_orders
@@ -82,36 +83,34 @@ def _is_certain(sweep: SweepPaths, submissions: Sequence[Submission], jobs: Jobs
 
 def _adopt(sweep: SweepPaths, scheduler: JobMonitor) -> None:
     """Find the job of each submission without a job id. Record its id, or discard the submission if there is no job."""
-    submissions = read_submissions(sweep)
-    known = {submission.job_id for submission in submissions}
-    for submission in submissions:
+    for submission in read_submissions(sweep):
         if submission.job_id is None:
-            job_id = _find_job(sweep, submission, lambda name, since: set(scheduler.find(name, since)) - known)
+            job_id = _await_job(sweep, submission, scheduler)
             with report_disk_errors(sweep):
-                _record_or_discard(sweep, submission, job_id)
-            known.add(job_id)
+                if job_id is None:
+                    discard_submission(sweep, submission)
+                else:
+                    write_submission(sweep, replace(submission, job_id=job_id))
 
 
-def _record_or_discard(sweep: SweepPaths, submission: Submission, job_id: str | None) -> None:
-    if job_id is None:
-        discard_submission(sweep, submission)
-        return
-    put_in_place(submission.folder(sweep), [sweep.bundle(bundle) for bundle in submission.bundles], job_id)
-    write_submission(sweep, replace(submission, job_id=job_id))
-
-
-def _find_job(sweep: SweepPaths, submission: Submission, find: Callable[[str, float], set[str]]) -> str | None:
-    """Return the job of a submission without a job id, None where there is none."""
+def _await_job(sweep: SweepPaths, submission: Submission, scheduler: JobMonitor) -> str | None:
+    """Return the job of a submission without a job id; None once there is none and none can arrive any more."""
     here = submission.host == socket.gethostname()
     # A clock that was set back must not make this wait longer.
     certain_at = min(submission.time, time.time()) + (ARRIVAL_SECONDS if here else SBATCH_SECONDS)
     while True:
         _wait_for_sbatch(submission.folder(sweep))
         late = time.time() >= certain_at
-        found = find(submission.name, submission.time)
-        if found or late:
-            return max(found, key=int, default=None)
+        job_id = _find_job(sweep, submission, scheduler)
+        if job_id is not None or late:
+            return job_id
         time.sleep(FIND_SECONDS)
+
+
+def _find_job(sweep: SweepPaths, submission: Submission, scheduler: JobMonitor) -> str | None:
+    """Return the job of that name that squeue or sacct lists, and that no other submission has; None without one."""
+    known = {other.job_id for other in read_submissions(sweep)}
+    return max(set(scheduler.find(submission.name, submission.time)) - known, key=int, default=None)
 
 
 def _wait_for_sbatch(folder: Path) -> None:
@@ -144,7 +143,12 @@ def _find_sbatch(folder: Path) -> int | None:
 
 
 def enqueue(
-    sweep: SweepPaths, plan: Plan, orders: Sequence[BundleOrder], cluster: Cluster, jobs: Jobs, exclude: Sequence[str]
+    sweep: SweepPaths,
+    plan: Plan,
+    orders: Sequence[BundleOrder],
+    cluster: Cluster,
+    scheduler: JobMonitor,
+    exclude: Sequence[str],
 ) -> Sequence[str]:
     """Submit ``orders`` to Slurm. Avoid the nodes in ``exclude`` where other nodes suffice; return those avoided.
 
@@ -157,13 +161,13 @@ def enqueue(
     widest = max(cell.spec["placement"]["nodes"] for cell in plan.cells if cell.run_ids)
     count = count_lanes(widest, profile.max_nodes, profile.max_jobs)
     lanes = [lane_name(sweep, plan, lane) for lane in range(count or 0)]
-    loads = None if count is None else _loads(sweep, plan, lanes, cluster, jobs)
+    loads = None if count is None else _loads(sweep, plan, lanes, cluster, scheduler)
     arrays = form_arrays(requests, loads, cluster.configuration.max_array_size)
     write_orders(sweep, orders)
     for number, array in enumerate(arrays):
         lane = None if array.lane is None else lanes[array.lane]
         try:
-            exclude = _submit_where_possible(sweep, array, cluster, lane, exclude)
+            exclude = _submit_where_possible(sweep, scheduler, array, cluster, lane, exclude)
         except Refused as refused:
             raise _refusal(refused, array, cluster.profile, sum(len(a.bundles) for a in arrays[:number])) from refused
     return exclude
@@ -174,8 +178,9 @@ def lane_name(sweep: SweepPaths, plan: Plan, lane: int) -> str:
     return f"{plan.name}-{digest(str(sweep.root.resolve()))[:6]}-{lane}"
 
 
-def _loads(sweep: SweepPaths, plan: Plan, lanes: Sequence[str], cluster: Cluster, jobs: Jobs) -> list[float]:
+def _loads(sweep: SweepPaths, plan: Plan, lanes: Sequence[str], cluster: Cluster, scheduler: JobMonitor) -> list[float]:
     """Return the most minutes of work that each lane already has."""
+    jobs = scheduler.look(open_submissions(sweep))
     minutes = dict.fromkeys(lanes, 0.0)
     for submission in read_submissions(sweep):
         for bundle in submission.bundles if submission.name in minutes else ():
@@ -188,36 +193,52 @@ def _loads(sweep: SweepPaths, plan: Plan, lanes: Sequence[str], cluster: Cluster
 
 
 def _submit_where_possible(
-    sweep: SweepPaths, array: Array, cluster: Cluster, lane: str | None, exclude: Sequence[str]
+    sweep: SweepPaths, scheduler: JobMonitor, array: Array, cluster: Cluster, lane: str | None, exclude: Sequence[str]
 ) -> Sequence[str]:
     """Submit without the nodes in ``exclude``, or with them where sbatch finds no others. Return the nodes avoided."""
     try:
-        _submit(sweep, array, cluster, lane, exclude)
+        _submit(sweep, scheduler, array, cluster, lane, exclude)
     except Refused as refused:
         if not (refused.certain and exclude):
             raise
-        _submit(sweep, array, cluster, lane, ())
+        _submit(sweep, scheduler, array, cluster, lane, ())
         return ()
     return exclude
 
 
-def _submit(sweep: SweepPaths, array: Array, cluster: Cluster, lane: str | None, exclude: Sequence[str]) -> None:
+def _submit(
+    sweep: SweepPaths, scheduler: JobMonitor, array: Array, cluster: Cluster, lane: str | None, exclude: Sequence[str]
+) -> None:
     token = f"{sweep.root.name}-{secrets.token_hex(5)}"
     name = cluster.configuration.cluster_name
     submission = Submission(token, lane or token, array.bundles, time.time(), socket.gethostname(), cluster=name)
-    bundles = [sweep.bundle(bundle) for bundle in array.bundles]
-    job = BatchJob(submission.folder(sweep), array, cluster.profile, submission.name, exclude)
+    job = BatchJob(sweep, submission.folder(sweep), array, cluster.profile, submission.name, exclude)
     with report_disk_errors(sweep):
         write_submission(sweep, submission, sync=False)
         # The orders of its bundles too: Slurm must not know more than the disk.
         sync_file_system(sweep.root)
         try:
-            job_id = submit_bundles(job, bundles)
+            job_id = submit_bundles(job)
         except Refused as refused:
-            if refused.certain:
-                discard_submission(sweep, submission)
-            raise
+            job_id = _find_refused(sweep, submission, scheduler, refused)
         write_submission(sweep, replace(submission, job_id=job_id))
+
+
+def _find_refused(sweep: SweepPaths, submission: Submission, scheduler: JobMonitor, refused: Refused) -> str:
+    """Return the job that Slurm has although sbatch failed.
+
+    Raises:
+        Refused: there is none; or Slurm does not say, which is not certain.
+    """
+    try:
+        job_id = _find_job(sweep, submission, scheduler)
+    except SystemFault as fault:
+        raise Refused(str(refused), certain=False) from fault
+    if job_id is not None:
+        return job_id
+    if refused.certain:
+        discard_submission(sweep, submission)
+    raise refused
 
 
 def _refusal(refused: Refused, array: Array, profile: Profile, before: int) -> OrchestratorError:

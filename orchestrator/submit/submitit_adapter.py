@@ -1,11 +1,13 @@
 """The only module that knows submitit, which writes the batch script and calls sbatch.
 
-It is not asked how a job ended, since it reports every end as FINISHED. That follows from the records and from Slurm.
+submitit would pickle a function for the job, and load it there. The script starts the supervisor on a bundle.json
+instead, so nothing is pickled. submitit is not asked how a job ended either: the records and Slurm say so.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import re
@@ -16,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import submitit
-from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmissionError, JobPaths
+from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-from launch.contract.paths import BundlePaths
-from launch.supervise.supervisor import supervise
+from launch.contract.paths import SweepPaths
 from orchestrator.errors import SystemFault
 from orchestrator.submit.job_arrays import Array
 from orchestrator.targets.job_request import JobRequest
@@ -36,16 +37,23 @@ _SUPERVISOR_STEP = (
 """srun's options for the supervisor: one process on the job's first node, which leaves room for the steps of runs."""
 
 
+_SOCKET_ERRORS = (
+    errno.EPIPE, errno.ECONNABORTED, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN,
+    errno.ENETRESET, errno.ENETUNREACH, errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT,
+)  # fmt: skip
 _UNSURE = re.compile(
     "timed out|zero (bytes|length)|missing socket|(send|receive|shutdown) failure|unexpected message|message length"
-    "|header lengths|entire message|authentication|connection reset|broken pipe", re.IGNORECASE,
+    f"|header lengths|entire message|authentication|{'|'.join(map(os.strerror, _SOCKET_ERRORS))}", re.IGNORECASE,
 )  # fmt: skip
 """sbatch's messages where its request may have arrived but no readable answer came (slurm_strerror, 1000 to 1013, 1801 to
-1803 and 5000 to 5005)."""
+1803 and 5000 to 5005), and those of the system that end a connection under it."""
 
 
 class Refused(Exception):
-    """sbatch did not submit; the text is its own message. ``certain``: there is no job."""
+    """sbatch failed; the text is its own message. ``certain``: no request of it is still on its way.
+
+    Slurm may have the job all the same, since sbatch may be a site's own program that fails afterwards.
+    """
 
     def __init__(self, words: str, *, certain: bool) -> None:
         super().__init__(words)
@@ -56,6 +64,7 @@ class Refused(Exception):
 class BatchJob:
     """One call of sbatch: the supervisors of ``array``'s bundles, as a job array where there are several."""
 
+    sweep: SweepPaths
     folder: Path
     """For submitit's files and the job's output, of this call alone."""
     array: Array
@@ -68,25 +77,23 @@ class BatchJob:
 def batch_script(job: BatchJob) -> str:
     """Return the batch script. Nothing is written to disk."""
     executor = _executor(job)
-    if len(job.array.bundles) > 1:
-        executor.parameters["map_count"] = len(job.array.bundles)
-    return executor._make_submission_file_text(executor._submitit_command_str, "")
+    return executor._make_submission_file_text(_supervisor_command(job, executor.python), "")
 
 
-def submit_bundles(job: BatchJob, bundles: Sequence[BundlePaths]) -> str:
-    """Submit the supervisors of ``bundles`` by one call of sbatch. Return the job's id.
+def submit_bundles(job: BatchJob) -> str:
+    """Submit the supervisors of the job's bundles by one call of sbatch. Return the job's id.
 
     Raises:
-        Refused: sbatch rejected it, or gave no clear answer.
+        Refused: sbatch failed, or its answer names no job.
     """
     executor = _executor(job)
+    job.folder.mkdir(parents=True, exist_ok=True)
     try:
         # submitit prints sbatch's message in addition to raising it.
-        with _hidden_variables(job.profile), contextlib.redirect_stderr(io.StringIO()), executor.batch():
-            jobs = [executor.submit(supervise, str(bundle.root.absolute())) for bundle in bundles]
+        with _hidden_variables(job.profile), contextlib.redirect_stderr(io.StringIO()):
+            return executor._submit_command(_supervisor_command(job, executor.python)).job_id
     except (FailedJobError, FailedSubmissionError) as error:
         raise _refused(error) from error
-    return str(jobs[0].job_id).partition("_")[0]
 
 
 def _refused(error: Exception) -> Refused:
@@ -97,15 +104,10 @@ def _refused(error: Exception) -> Refused:
     return Refused(message or f"no message ({cause})", certain=exited and not _UNSURE.search(message))
 
 
-def put_in_place(folder: Path, bundles: Sequence[BundlePaths], job_id: str) -> None:
-    """Write the files that the jobs of a dead submitter wait for (a minute at most), as submitit does after sbatch."""
-    for index, bundle in enumerate(bundles):
-        path = JobPaths(folder, job_id if len(bundles) == 1 else f"{job_id}_{index}").submitted_pickle
-        if not path.exists():
-            start = DelayedSubmission(supervise, str(bundle.root.absolute()))
-            temporary = path.with_name(f".{path.name}.{os.getpid()}")
-            start.dump(temporary)
-            temporary.replace(path)
+def _supervisor_command(job: BatchJob, python: str) -> str:
+    """Return the command that supervises one bundle: in a job array, the element's own."""
+    folder = shlex.quote(str(job.sweep.bundles.absolute()))
+    return f'{python} -u -m launch.supervise.supervisor {folder}/"${{bundles[${{SLURM_ARRAY_TASK_ID:-0}}]}}"'
 
 
 def _executor(job: BatchJob) -> submitit.SlurmExecutor:
@@ -130,11 +132,17 @@ def _executor(job: BatchJob) -> submitit.SlurmExecutor:
         # submitit's own default is a key that a site may not know.
         wckey=None,
         # After the site's own lines, which may load another Python's modules.
-        setup=[*profile.setup, f'export PYTHONPATH={shlex.quote(str(SOURCE))}"${{PYTHONPATH:+:$PYTHONPATH}}"'],
+        setup=[
+            *profile.setup,
+            f'export PYTHONPATH={shlex.quote(str(SOURCE))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+            f"bundles=({shlex.join(job.array.bundles)})",
+        ],
         srun_args=_SUPERVISOR_STEP,
         # Attempts are this program's own: a job that Slurm requeues would find its runs started, and start none.
         additional_parameters={"no_requeue": True, **_gpus(request, profile), **options},
     )
+    if len(job.array.bundles) > 1:
+        executor.parameters["map_count"] = len(job.array.bundles)
     return executor
 
 
@@ -165,4 +173,4 @@ def _hidden_variables(profile: Profile) -> Iterator[None]:
         os.environ.update(hidden)
 
 
-_JOB_VARIABLES = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_", "PMI_", "PMIX_", "CUDA_VISIBLE_DEVICES")
+_JOB_VARIABLES = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "PMI_", "PMIX_", "CUDA_VISIBLE_DEVICES")

@@ -40,6 +40,10 @@ class BundleOwner:
     """The bundle's runs in the plan; empty where the caller has no plan."""
 
     @cached_property
+    def sweep(self) -> SweepPaths:
+        return self.bundle.sweep
+
+    @cached_property
     def supervised_since(self) -> int | None:
         """When the living supervisor took the bundle, in ns since the epoch; None where none lives."""
         return self.bundle.lock.stat().st_mtime_ns if holder(self.bundle.lock) is not None else None
@@ -90,7 +94,7 @@ class BundleOwner:
     @cached_property
     def launches(self) -> int:
         """How often the bundle was submitted to Slurm since any of its runs started an attempt."""
-        sweep = self.bundle.sweep
+        sweep = self.sweep
         run_ids = {*self.planned, *self.ordered}
         last = max((begun_at(sweep, run_id) / 1e9 for run_id in run_ids if sweep.run(run_id).attempts()), default=0.0)
         return sum(time > last for time in self.submissions.times) if self.submissions else 0

@@ -6,11 +6,10 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from types import MappingProxyType
 
 from launch.common.atomic_files import write_json
-from launch.contract.outcomes import Outcome
+from launch.contract.outcomes import Outcome, outcome_to_json
 from launch.contract.paths import AttemptPaths, SweepPaths
 from launch.failures.classes import CANCELLED, LAUNCH, FailureClass
 from launch.failures.job_outcome import unstarted_outcome
@@ -69,7 +68,7 @@ def _write(sweep: SweepPaths, attempt: AttemptPaths, outcome: Outcome) -> None:
     """Write ``outcome`` where there is none. A link never replaces a file."""
     temporary = attempt.outcome.with_name(f".{attempt.outcome.name}.{os.getpid()}")
     with report_disk_errors(sweep), contextlib.suppress(FileExistsError):
-        write_json(temporary, asdict(outcome))
+        write_json(temporary, outcome_to_json(attempt, outcome))
         try:
             os.link(temporary, attempt.outcome)
         finally:

@@ -5,25 +5,47 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from launch.common.atomic_files import read_json
+from launch.common.atomic_files import RecordError, read_json
+from launch.contract.exit_codes import ExitCode
 from launch.contract.paths import SweepPaths
 from orchestrator.errors import SystemFault
 
 
-def write_report(sweep: SweepPaths) -> int:
-    """Write the report of ``sweep``. Return its exit code (analysis.sweep.cell_results.exit_code).
+def write_report(sweep: SweepPaths) -> None:
+    """Write the report of ``sweep``.
 
     Raises:
         SystemFault: it could not be written.
     """
     command = [sys.executable, "-m", "analysis.report", str(sweep.root)]
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
     )
     if done.returncode != 0:
         errors = done.stderr.strip().splitlines() or [f"its process ended with {done.returncode}"]
-        raise SystemFault(
-            f"{sweep.report}: cannot be written ({errors[-1]}); free space there, or choose another place with --store; "
-            f"to see more: {' '.join(command)}"
-        )
-    return int(read_json(sweep.report / "summary.json")["exit_code"])
+        raise SystemFault(f"{sweep.report}: cannot be written ({errors[-1]}); to see more: {' '.join(command)}")
+
+
+def read_records_digest(sweep: SweepPaths) -> str:
+    """Return the digest of the records that the report on disk was written from; "" if it is not there or damaged."""
+    try:
+        whole = all((sweep.report / name).is_file() for name in ("report.md", "report.json"))
+        return str(read_json(sweep.report / "summary.json")["records"]) if whole else ""
+    except (FileNotFoundError, RecordError, KeyError, TypeError):
+        return ""
+
+
+def read_exit_code(sweep: SweepPaths, *, allow_empty: bool) -> ExitCode:
+    """Return the exit code of the report on disk.
+
+    With ``allow_empty`` it is 0 where the report's only fault is that no graphed cell has a verdict.
+    """
+    content = read_json(sweep.report / "summary.json")
+    code = ExitCode(content["exit_code"])
+    allowed = allow_empty and bool(content["summary"]["unvalidated"]) and code == ExitCode.INCONCLUSIVE
+    return ExitCode.PASS if allowed else code

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from launch.common.atomic_files import RecordError
+from launch.common.regular_file import read_regular
 from launch.contract.outcomes import Expectation, Outcome, OutcomeName, read_outcome
-from launch.contract.paths import AttemptPaths, BundlePaths, SweepPaths
+from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPaths
 from launch.contract.plan import Plan
 from launch.failures.evidence import read_evidence
 from launch.failures.job_outcome import outcome_of_job
@@ -95,37 +96,25 @@ def _is_unsettled(sweep: SweepPaths, bundle: BundlePaths) -> bool:
     return order is not None and not all(sweep.run(run).attempt(k).outcome.exists() for run, k in order.schedule)
 
 
-def newest_change(sweep: SweepPaths, states: Iterable[RunState]) -> float:
-    """Return when a record of these runs last changed on disk, in seconds since the epoch."""
-    return max((_changed(sweep, state) for state in states), default=0.0)
-
-
-def _changed(sweep: SweepPaths, state: RunState) -> float:
-    if state.next_attempt == 1:
-        return 0.0
-    attempt = sweep.run(state.run_id).attempt(state.next_attempt - 1)
-    # The folder of attempts also changes when somebody moves an attempt away.
-    begun = begun_at(sweep, state.run_id) / 1e9
-    if state.outcome is not None:
-        return max(begun, state.outcome.ended, attempt.metrics.stat().st_mtime if attempt.metrics.exists() else 0.0)
-    return max(begun, attempt.outcome.stat().st_mtime) if state.damaged else begun
-
-
 def _state(owner: BundleOwner, run_id: str, expect: Expectation) -> RunState:
-    number = max(owner.bundle.sweep.run(run_id).attempt_numbers(), default=0)
+    run = owner.sweep.run(run_id)
+    number = max(run.attempt_numbers(), default=0)
     if owner.waits(run_id, number):
         return RunState(run_id, "QUEUED", number + 1, alive=True, job=owner.job)
-    state = replace(_state_of_attempt(owner, run_id, number, expect), job=owner.job)
+    state = _state_of_attempt(owner, run, number, expect)
+    if owner.job is not None:
+        state = replace(state, job=owner.job)
     if not owner.has_abandoned(run_id, number):
         return state
     return replace(state, abandoned=True, launches=owner.launches)
 
 
-def _state_of_attempt(owner: BundleOwner, run_id: str, number: int, expect: Expectation) -> RunState:
+def _state_of_attempt(owner: BundleOwner, run: RunPaths, number: int, expect: Expectation) -> RunState:
     """Return the state of a run by its latest attempt; ``number`` 0 is none."""
+    run_id = run.root.name
     if number == 0:
         return RunState(run_id, "CANCELLED" if owner.cancelled(run_id) else "PLANNED", 1)
-    attempt = owner.bundle.sweep.run(run_id).attempt(number)
+    attempt = run.attempt(number)
     try:
         outcome = read_outcome(attempt)
     except RecordError as error:
@@ -142,7 +131,7 @@ def _state_of_attempt(owner: BundleOwner, run_id: str, number: int, expect: Expe
 
 
 def _state_without_outcome(owner: BundleOwner, run_id: str, attempt: AttemptPaths, expect: Expectation) -> RunState:
-    begun = begun_at(owner.bundle.sweep, run_id)
+    begun = begun_at(owner.sweep, run_id)
     interrupted = RunState(run_id, "INTERRUPTED", attempt.number + 1, steps_done=_steps_done(attempt))
     running = replace(interrupted, name="RUNNING", alive=True)
     if owner.job is None or not owner.on_slurm:
@@ -161,6 +150,6 @@ def _state_without_outcome(owner: BundleOwner, run_id: str, attempt: AttemptPath
 
 def _steps_done(attempt: AttemptPaths) -> int:
     try:
-        return attempt.metrics.read_bytes().count(b"\n")
+        return read_regular(attempt.metrics).count(b"\n")
     except FileNotFoundError:
         return 0

@@ -15,8 +15,8 @@ from itertools import islice
 
 from launch.slurm.job_states import stage_of
 from orchestrator.errors import SystemFault
-from orchestrator.slurm.command import SlurmCommand
 from orchestrator.slurm.job_listing import GONE, SACCT_FORMAT, SQUEUE_FORMAT, UNHEARD, Job, parse_sacct, parse_squeue
+from orchestrator.slurm.polled_command import PolledCommand
 from orchestrator.sweeps.submissions import Submission
 from orchestrator.targets.scontrol import query_configuration
 
@@ -51,8 +51,8 @@ class JobMonitor:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._squeue = SlurmCommand("squeue")
-        self._sacct = SlurmCommand("sacct")
+        self._squeue = PolledCommand("squeue")
+        self._sacct = PolledCommand("sacct")
         self._cluster: str | None = None
         self._missed: dict[str, float] = {}
         """When squeue first answered without each job."""
@@ -101,7 +101,11 @@ class JobMonitor:
         text = self._accounts(since, f"--name={name}")
         jobs = [*listed, *parse_sacct(text, self._sacct.separator)]
         late = since - CLOCKS_APART
-        found = {_base(job.job_id) for submitted, job in jobs if job.name == name and submitted > late}
+        found = {
+            _base(job.job_id)
+            for submitted, job in jobs
+            if job.name == name and submitted > late and not _was_refused(job)
+        }
         return tuple(sorted(found, key=int))
 
     def _check_cluster(self, submissions: Iterable[Submission]) -> None:
@@ -198,6 +202,11 @@ def _submitted_jobs(submission: Submission) -> Iterator[_SubmittedJob]:
 def _base(job_id: str) -> str:
     """Return the id of the job's array, or the job's own id."""
     return job_id.partition("_")[0]
+
+
+def _was_refused(job: Job) -> bool:
+    """Whether this is what Slurm keeps of a request that it refused: a job that failed and never had a node."""
+    return job.state == "FAILED" and not job.nodes
 
 
 def _has_ended(job: Job | None) -> bool:

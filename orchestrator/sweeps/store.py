@@ -7,28 +7,36 @@ cells keeps every run on disk; the report covers the cells of the newest plan.
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
-import time
-from collections.abc import Iterator, Sequence
+import pwd
+import stat
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from launch.common.atomic_files import (
+    FULL,
     RecordError,
     iter_json_object,
+    members,
     read_json,
     sync_file_system,
     write_json,
     write_text,
 )
 from launch.common.file_lock import Lock
-from launch.contract.bundle import BundleOrder, order_from_json, order_to_json
+from launch.common.typed_json import from_json
+from launch.contract.bundle import BundleOrder
 from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
-from launch.contract.plan import Plan, plan_from_json, plan_to_json
+from launch.contract.plan import Plan, plan_from_json
 from orchestrator.errors import SystemFault, input_error, suggestion
 
 VARIABLE = "ORCHESTRATOR_STORE"
 ORDER_SECONDS = 120.0
+PRUNED = ".pruned-"
+"""How the name of a folder begins that was a sweep, and is being deleted."""
 
 
 class Store:
@@ -42,7 +50,7 @@ class Store:
 
     def names(self) -> list[str]:
         """Return the names of all sweeps, sorted."""
-        return sorted(path.parent.name for path in self.root.glob("*/plan.json"))
+        return sorted(path.parent.name for path in self.root.glob("[!.]*/plan.json"))
 
     def find(self, name: str) -> SweepPaths:
         """Return the sweep that has the name, or the folder, ``name``.
@@ -60,6 +68,28 @@ class Store:
         )
 
 
+def other_writers(folder: Path) -> list[str]:
+    """Return who besides this user, and root, may write to ``folder``. A group of this user's own is nobody else."""
+    status = folder.stat()
+    user = _name_of(pwd.getpwuid, os.getuid())
+    writers = []
+    if status.st_uid not in (os.getuid(), 0):
+        writers.append(f"its owner ({_name_of(pwd.getpwuid, status.st_uid)})")
+    group = _name_of(grp.getgrgid, status.st_gid)
+    if status.st_mode & stat.S_IWGRP and status.st_gid != 0 and group != user:
+        writers.append(f"its group ({group})")
+    if status.st_mode & stat.S_IWOTH:
+        writers.append("everybody")
+    return writers
+
+
+def _name_of(look_up: Callable[[int], Sequence[Any]], number: int) -> str:
+    try:
+        return str(look_up(number)[0])
+    except KeyError:
+        return str(number)
+
+
 def write_plan(sweep: SweepPaths, plan: Plan) -> None:
     """Write ``plan`` and the spec of each of its runs. An equal plan on disk is left untouched.
 
@@ -70,7 +100,7 @@ def write_plan(sweep: SweepPaths, plan: Plan) -> None:
         _write_specs(sweep, plan)
         if not is_planned(sweep, plan):
             sync_file_system(sweep.root)  # once for all specs, before the plan that names them
-            write_text(sweep.plan, "".join(iter_json_object(plan_to_json(plan))))
+            write_text(sweep.plan, "".join(iter_json_object(members(plan))))
 
 
 def is_planned(sweep: SweepPaths, plan: Plan) -> bool:
@@ -78,7 +108,7 @@ def is_planned(sweep: SweepPaths, plan: Plan) -> bool:
     try:
         with open(sweep.plan, errors="replace", newline="\n") as file:
             # Piece by piece: a plan of ten thousand runs is never in memory a second time.
-            same = all(file.read(len(piece)) == piece for piece in iter_json_object(plan_to_json(plan)))
+            same = all(file.read(len(piece)) == piece for piece in iter_json_object(members(plan)))
             return same and not file.read(1)
     except FileNotFoundError:
         return False
@@ -99,16 +129,14 @@ def order_lock(sweep: SweepPaths) -> Iterator[None]:
     Raises:
         SystemFault: another command holds it for too long, or the store cannot be written to.
     """
-    deadline = time.monotonic() + ORDER_SECONDS
     with report_disk_errors(sweep):
-        while (lock := Lock.try_acquire(sweep.order_lock)) is None:
-            if time.monotonic() > deadline:
-                raise SystemFault(f"another command has been planning {sweep.root} for {ORDER_SECONDS:g} s; try again")
-            time.sleep(0.05)
-    try:
+        try:
+            lock = Lock.acquire(sweep.order_lock, ORDER_SECONDS)
+        except TimeoutError:
+            message = f"another command has been planning {sweep.root} for {ORDER_SECONDS:g} s; try again"
+            raise SystemFault(message) from None
+    with lock:
         yield
-    finally:
-        lock.release()
 
 
 @contextlib.contextmanager
@@ -121,8 +149,9 @@ def report_disk_errors(sweep: SweepPaths) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        fix = "free space there, or choose" if error.errno in FULL else "choose"
         raise SystemFault(
-            f"{sweep.root}: cannot be written ({error.strerror}); free space there, or choose another place with --store"
+            f"{sweep.root}: cannot be written ({error.strerror}); {fix} another place with --store"
         ) from error
 
 
@@ -134,7 +163,7 @@ def read_plan(sweep: SweepPaths) -> Plan:
     """
     try:
         return plan_from_json(read_json(sweep.plan))
-    except (RecordError, KeyError, TypeError, AttributeError) as error:
+    except (RecordError, TypeError, ValueError) as error:
         raise SystemFault(
             f"{sweep.plan}: not a plan of this version ({_reason(error)}); run the sweep again to write a new one"
         ) from error
@@ -152,10 +181,10 @@ def read_order(bundle: BundlePaths) -> BundleOrder | None:
         SystemFault: it is damaged, or written by another version.
     """
     try:
-        return order_from_json(read_json(bundle.order))
+        return from_json(BundleOrder, read_json(bundle.order))
     except FileNotFoundError:
         return None
-    except (RecordError, KeyError, TypeError, ValueError) as error:
+    except (RecordError, TypeError, ValueError) as error:
         raise SystemFault(
             f"{bundle.order}: not an order of this version ({_reason(error)}); delete it, then resume the sweep"
         ) from error
@@ -173,7 +202,7 @@ def write_orders(sweep: SweepPaths, orders: Sequence[BundleOrder]) -> None:
         for order in orders:
             bundle = sweep.bundle(order.bundle_id)
             kept = _cancelled_before(bundle) - dict(order.schedule).keys()
-            write_json(bundle.order, order_to_json(order), sync=False)
+            write_json(bundle.order, order, sync=False)
             if kept:
                 write_json(bundle.cancel, sorted(kept), sync=False)
             else:
@@ -195,7 +224,7 @@ def _reason(error: Exception) -> str:
 
 def _write_specs(sweep: SweepPaths, plan: Plan) -> None:
     for cell in plan.cells:
-        for repeat, run_id in enumerate(cell.run_ids):
+        for number, run_id in enumerate(cell.run_ids):
             path = sweep.run(run_id).spec
             if not path.exists():
-                write_json(path, {**cell.spec, "repeat": repeat}, sync=False)
+                write_json(path, cell.spec_of(number), sync=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -67,7 +67,7 @@ def read_submissions(sweep: SweepPaths) -> list[Submission]:
 
 def write_submission(sweep: SweepPaths, submission: Submission, *, sync: bool = True) -> None:
     """Write or replace the record of ``submission``. Without ``sync`` the caller syncs the file system."""
-    write_json(_path(sweep, submission), asdict(submission), sync=sync)
+    write_json(_path(sweep, submission), submission, sync=sync)
 
 
 def discard_submission(sweep: SweepPaths, submission: Submission) -> None:

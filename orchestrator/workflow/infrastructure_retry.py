@@ -60,7 +60,8 @@ class InfrastructureRetry:
             orders = self._orders(states)
             if orders:
                 nodes = nodes_to_avoid(states, orders, self._cluster)
-                print_retries(orders, enqueue(self._sweep, self._plan, orders, self._cluster, jobs, nodes))
+                avoided = enqueue(self._sweep, self._plan, orders, self._cluster, self._scheduler, nodes)
+                print_retries(orders, avoided)
             return bool(orders)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -11,9 +11,10 @@ from launch.common.text import count
 from launch.contract.bundle import BundleOrder
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
-from orchestrator.errors import input_error
+from launch.contract.records.digest import digest_records
+from orchestrator.errors import SystemFault, input_error
 from orchestrator.output.next_commands import cancel_command, print_left_running, print_next_commands, suggest_after
-from orchestrator.output.progress import print_excluded_nodes, print_orders, warn_unshared_store
+from orchestrator.output.progress import print_excluded_nodes, print_orders, warn_shared_store, warn_unshared_store
 from orchestrator.output.progress_view import open_view
 from orchestrator.output.report import print_report
 from orchestrator.submit.attempts import Policy, attempts_to_begin
@@ -21,13 +22,14 @@ from orchestrator.submit.executor import Executor
 from orchestrator.submit.local_queue import run_in_foreground, start_queue
 from orchestrator.submit.slurm_queue import enqueue, poll_jobs
 from orchestrator.sweeps.close_attempts import close_dead_attempts
-from orchestrator.sweeps.report_process import write_report
-from orchestrator.sweeps.run_state import RunState, live_runs, newest_change, open_submissions, read_states
+from orchestrator.sweeps.report_process import read_exit_code, read_records_digest, write_report
+from orchestrator.sweeps.run_state import RunState, live_runs, open_submissions, read_states
 from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
 from orchestrator.sweeps.store import (
     bundles,
     is_planned,
     order_lock,
+    read_plan,
     report_disk_errors,
     runs_of_other_plans,
     write_orders,
@@ -44,29 +46,27 @@ _LOCAL_FOLDERS = tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm")))
 
 def run_sweep(
     paths: SweepPaths, plan: Plan, target: Target, policy: Policy, executor: Executor, *, wait: bool,
-    conclude: Callable[[SweepPaths], int] | None = None
+    allow_empty: bool = False, conclude: Callable[[SweepPaths], int] | None = None
 ) -> int:  # fmt: skip
     """Run what ``policy`` allows and return the exit code: that of the report, or of ``conclude`` if it is given.
 
     Without waiting, it is 0 once Slurm, or the queue of this host, has accepted the runs.
     """
-    states, ran = carry_out(paths, plan, target, policy, executor, wait=wait)
+    states = carry_out(paths, plan, target, policy, executor, wait=wait)
     code = 0
     if wait:
-        code = _report(paths, states, is_stale=ran) if conclude is None else conclude(paths)
+        code = _report(paths, plan, allow_empty=allow_empty) if conclude is None else conclude(paths)
     print_next_commands(suggest_after(paths, plan, states))
     return code
 
 
 def carry_out(
     paths: SweepPaths, plan: Plan, target: Target, policy: Policy, executor: Executor, *, wait: bool
-) -> tuple[Mapping[str, RunState], bool]:
-    """Run what ``policy`` allows. Return the state of every run, and whether any was running or started."""
+) -> Mapping[str, RunState]:
+    """Run what ``policy`` allows. Return the state of every run."""
     scheduler = JobMonitor()
     with order_lock(paths):
-        # With any executor: an earlier plan of this name may have jobs.
-        jobs = poll_jobs(paths, scheduler)
-        active = _start_runs(paths, plan, target, policy, jobs, wait=wait)
+        active = _start_runs(paths, plan, target, policy, scheduler, wait=wait)
         if active and executor == "local":
             start_queue(paths)
     try:
@@ -80,7 +80,7 @@ def carry_out(
         else:
             print_left_running(paths, plan)
         raise
-    return _close_and_read(paths, plan, scheduler.look(open_submissions(paths))), active
+    return _close_and_read(paths, plan, scheduler.look(open_submissions(paths)))
 
 
 def _watch(paths: SweepPaths, plan: Plan, target: Target, executor: Executor, scheduler: JobMonitor) -> None:
@@ -93,17 +93,24 @@ def _watch(paths: SweepPaths, plan: Plan, target: Target, executor: Executor, sc
             watch_host(paths, plan, view, restart_queue=executor == "local")
 
 
-def _start_runs(paths: SweepPaths, plan: Plan, target: Target, policy: Policy, jobs: Jobs, *, wait: bool) -> bool:
+def _start_runs(
+    paths: SweepPaths, plan: Plan, target: Target, policy: Policy, scheduler: JobMonitor, *, wait: bool
+) -> bool:
     """Write ``plan`` and submit the runs that may start. Return whether any run runs or waits now.
 
     Raises:
-        InputError: the sweep is running by another plan. Two plans at once would judge each other's runs.
+        InputError: the sweep is running by another plan, or has results of another recipe.
     """
+    # With any executor: an earlier plan of this name may have jobs.
+    jobs = poll_jobs(paths, scheduler)
     live = sum(len(run_ids) for _, run_ids in live_runs(paths, jobs))
     if live and not is_planned(paths, plan):
         message = f"sweep {plan.name!r} is already running with another plan ({count('run', live)} running or waiting)"
+        # Two plans at once would judge each other's runs.
         fix = f"wait for it, cancel it ({cancel_command(paths, plan)}), or give this one another name: name=..."
         raise input_error("", message, fix)
+    if policy == "new":
+        _check_results_stay(paths, plan, jobs)
     write_plan(paths, plan)
     states = _close_and_read(paths, plan, jobs)
     orders = attempts_to_begin(plan, states, target, policy)
@@ -111,16 +118,45 @@ def _start_runs(paths: SweepPaths, plan: Plan, target: Target, policy: Policy, j
         # An earlier command that was killed while it watched may have left retries.
         orders = _merge_orders(orders, attempts_to_begin(plan, states, target, "infrastructure"))
     _delete_stale_orders(paths, plan, jobs)
+    for folder in (paths.root.parent, paths.root) if orders else ():
+        warn_shared_store(folder)
     if isinstance(target, Cluster) and orders:
         _check_store(paths)
         nodes = nodes_to_avoid(states, orders, target)
-        print_excluded_nodes(enqueue(paths, plan, orders, target, jobs, nodes))
+        print_excluded_nodes(enqueue(paths, plan, orders, target, scheduler, nodes))
     elif not isinstance(target, Cluster):
         write_orders(paths, orders)
         with report_disk_errors(paths):
             sync_file_system(paths.root)
     print_orders(states, orders, runs_of_other_plans(paths, plan))
     return bool(orders) or any(state.alive for state in states.values())
+
+
+def _check_results_stay(paths: SweepPaths, plan: Plan, jobs: Jobs) -> None:
+    """Refuse a ``plan`` of another recipe that shares no run with a plan of this name that has results.
+
+    The report covers the newest plan, so a good report would become one without results.
+
+    Raises:
+        InputError: it is such a plan.
+    """
+    try:
+        earlier = read_plan(paths)
+    except (FileNotFoundError, SystemFault):
+        return
+    if earlier.recipe == plan.recipe or earlier.cell_of_run().keys() & plan.cell_of_run().keys():
+        return
+    states = read_states(paths, earlier, jobs).values()
+    results = sum(state.outcome is not None and state.outcome.results_intact for state in states)
+    if results:
+        message = (
+            f"sweep {plan.name!r} has {count('run', results)} with results of {earlier.recipe_file}, and this recipe "
+            f"({plan.recipe_file}, with its overrides) has none of its runs: the report would lose them all"
+        )
+        free = next(
+            name for k in itertools.count(2) if not paths.root.with_name(name := f"{plan.name[:60]}-{k}").exists()
+        )
+        raise input_error("", message, f"give this one another name: name={free}. Or delete {paths.root}")
 
 
 def _merge_orders(first: Sequence[BundleOrder], second: Sequence[BundleOrder]) -> tuple[BundleOrder, ...]:
@@ -157,22 +193,9 @@ def _delete_stale_orders(paths: SweepPaths, plan: Plan, jobs: Jobs) -> None:
                 bundle.order.unlink(missing_ok=True)
 
 
-def _report(paths: SweepPaths, states: Mapping[str, RunState], *, is_stale: bool) -> int:
-    """Print the report, written again if it is stale or older than a run. Return its exit code."""
-    code = None if is_stale else _read_exit_code(paths, states)
-    if code is None:
-        code = write_report(paths)
+def _report(paths: SweepPaths, plan: Plan, *, allow_empty: bool) -> int:
+    """Print the report, written again unless it is of the records on disk. Return its exit code."""
+    if read_records_digest(paths) != digest_records(paths, plan.cell_of_run()):
+        write_report(paths)
     print_report(paths)
-    return code
-
-
-def _read_exit_code(paths: SweepPaths, states: Mapping[str, RunState]) -> int | None:
-    """Return the exit code of the report on disk; None if there is no report or a run is newer."""
-    report = paths.report / "summary.json"
-    try:
-        written = min(report.stat().st_mtime, (paths.report / "report.md").stat().st_mtime)
-        code = json.loads(report.read_bytes())["exit_code"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
-    newest = max(paths.plan.stat().st_mtime, newest_change(paths, states.values()))
-    return int(code) if newest < written else None
+    return read_exit_code(paths, allow_empty=allow_empty)

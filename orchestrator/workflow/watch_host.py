@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 
 from launch.common.file_lock import was_killed
+from launch.common.poll_interval import poll_interval
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
-from orchestrator.output.progress_view import View
-from orchestrator.slurm.command import poll_interval
+from orchestrator.output.progress_view import View, print_new
+from orchestrator.output.states import describe_slots
 from orchestrator.submit.local_queue import has_pending, start_queue
 from orchestrator.sweeps.run_state import read_states
+from orchestrator.sweeps.slot_holders import slot_holders
 
 POLL_SECONDS = 0.5
 LOST_POLLS = 4
@@ -23,10 +25,12 @@ def watch_host(paths: SweepPaths, plan: Plan, view: View, *, restart_queue: bool
     """Show the sweep until no run runs or waits. With ``restart_queue``, replace a queue that was killed."""
     restarts = MOST_RESTARTS if restart_queue else 0
     lost_polls = 0
+    printed: set[str] = set()
     while lost_polls < LOST_POLLS:
         begun = time.monotonic()
         states = read_states(paths, plan)
         view.update(states)
+        printed = print_new(view, printed, describe_slots(slot_holders(paths, plan, states)))
         # Nothing may be alive for a moment, while a queue starts or replaces another.
         lost_polls = 0 if any(state.alive for state in states.values()) else lost_polls + 1
         if lost_polls and not has_pending(paths):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
+from launch.common.poll_interval import poll_interval
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from launch.slurm.job_states import stage_of
 from orchestrator.errors import SystemFault
 from orchestrator.output.jobs import blocked_jobs, slurm_faults
-from orchestrator.output.progress_view import View
-from orchestrator.slurm.command import poll_interval
+from orchestrator.output.progress_view import View, print_new
 from orchestrator.slurm.pending_reasons import OF_THIS_SWEEP
 from orchestrator.submit.cancel import scancel
 from orchestrator.sweeps.close_attempts import close_dead_attempts
@@ -49,7 +49,7 @@ def watch_slurm(
         states = read_states(paths, plan, jobs)
         view.update(states)
         seconds = time.monotonic() - begun
-        printed = _print_new(view, printed, [*slurm_faults(jobs), *blocked_jobs(states)])
+        printed = print_new(view, printed, [*slurm_faults(jobs), *blocked_jobs(states)])
         idle = not any(state.alive or (retry and _awaits_retry(state)) for state in states.values())
         submitted = False
         if retry and (is_new or idle):
@@ -73,14 +73,6 @@ def _awaits_retry(state: RunState) -> bool:
 def _is_infrastructure(state: RunState) -> bool:
     """Return whether nodes, network or scheduler ended the run, or kept it from beginning."""
     return state.abandoned or (state.outcome is not None and state.outcome.is_infrastructure)
-
-
-def _print_new(view: View, printed: set[str], lines: Sequence[str]) -> set[str]:
-    """Print the lines that the previous poll did not have. Return those of this poll."""
-    for line in lines:
-        if line not in printed:
-            view.print(line)
-    return set(lines)
 
 
 class PendingTimeout:

@@ -14,6 +14,7 @@ VERBS = {
     "logs": "print the log of a run: the first failing rank, else rank 0",
     "cancel": "cancel the runs of a sweep, or only those you name",
     "resume": "continue a sweep that did not finish",
+    "prune": "delete old sweeps, or all of them that their reports do not need",
     "export": "print the cells of a recipe as flags of Megatron-LM or Megatron Bridge",
 }
 """Summary of each verb, in the order of ``--help``."""

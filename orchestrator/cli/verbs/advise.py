@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from launch.common.command_line import Parser
 from orchestrator.advise.eager_sweep import advice_recipe, inspected_eager_cells, write_advice
-from orchestrator.cli.arguments import Parser, add_planning, redirect_messages
+from orchestrator.cli.arguments import add_planning, redirect_messages
 from orchestrator.cli.planning import load_cells, plan_cells
 from orchestrator.output.plan import print_plan_summary
 from orchestrator.sweeps.store import Store

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from launch.common.command_line import Parser
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from orchestrator.bisect import layer_search, scope_search
 from orchestrator.bisect.search import Answer, Search
 from orchestrator.bisect.side_sweep import run_search, write_answer
-from orchestrator.cli.arguments import Parser, add_budget, add_json, add_target, redirect_messages
+from orchestrator.cli.arguments import add_budget, add_json, add_target, redirect_messages
 from orchestrator.cli.planning import check_plan, find_target
 from orchestrator.output.plan import print_plan_summary
 from orchestrator.output.report import print_document
@@ -18,12 +19,6 @@ from orchestrator.sweeps.store import Store, read_plan
 from orchestrator.workflow import run_sweep
 
 EXAMPLE = "bisect qwen3_8l transformer_engine.attn.moe_router-1a2b"
-EXIT_CODES = """exit codes:
-  0  found: the smallest set that fails, or the first layer that differs
-  1  the input is wrong, graphs are not known to cause the failure, or there is no smaller set to try
-  2  the system failed, or a run was lost or never ran
-  4  unknown: the failure does not occur again, the status of a smaller set is unclear, or eager runs differ as early
-"""
 
 
 def add_arguments(parser: Parser) -> None:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 
-from orchestrator.cli.arguments import Parser, add_json
+from launch.common.command_line import Parser
+from orchestrator.cli.arguments import add_json
 from orchestrator.output.progress import print_cancelled
 from orchestrator.submit.cancel import cancel, choose
 from orchestrator.sweeps.store import Store, read_plan
 
 EXAMPLE = "cancel tiny_moe eager-1a2b3c4d5e-r0"
-EXIT_CODES = """exit codes:
-  0  the runs are cancelled, or had ended
-  1  the input is wrong
-  2  the system failed
-"""
 
 
 def add_arguments(parser: Parser) -> None:

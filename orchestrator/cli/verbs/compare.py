@@ -11,18 +11,12 @@ from analysis.compare.junit import junit_of_comparison
 from analysis.compare.render import format_comparison
 from analysis.compare.sweep_changes import compare_sweeps, comparison_to_json
 from launch.common.atomic_files import RecordError, dumps, read_json, write_bytes
-from orchestrator.cli.arguments import Parser, add_json, add_junit, non_negative
+from launch.common.command_line import Parser
+from orchestrator.cli.arguments import add_json, add_junit, non_negative
 from orchestrator.errors import input_error
 from orchestrator.sweeps.store import Store, read_plan
 
 EXAMPLE = "compare golden/tiny_moe.json tiny_moe --junit compare.xml"
-EXIT_CODES = """exit codes:
-  0  nothing is worse than before
-  1  the input is wrong (option, name, a file that is no report)
-  2  the system failed, or a run of the second sweep has no outcome
-  3  something is worse: an outcome, a verdict, a speed-up, memory, a cell that is missing or new and does not pass
-  4  nothing is worse, but something that was known before is unknown now
-"""
 
 
 def add_arguments(parser: Parser) -> None:

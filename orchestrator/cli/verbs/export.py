@@ -5,18 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 
-from orchestrator.cli.arguments import Parser, add_recipe
+from launch.common.command_line import Parser
+from orchestrator.cli.arguments import add_recipe
 from orchestrator.export.export_cell import export
 from orchestrator.recipe.expand import expand, filter_cells
 from orchestrator.recipe.recipe import load
 
 EXAMPLE = "export recipes/qwen3_8l.yaml --to megatron-lm --only cuda_graph.impl=full_iteration"
-EXIT_CODES = """Settings of a cell that the target cannot express are listed on standard error, one per line.
-
-exit codes:
-  0  the flags are printed
-  1  the input is wrong (recipe, option)
-"""
+NOTE = "Settings of a cell that the target cannot express are listed on standard error, one per line.\n\n"
 
 
 def add_arguments(parser: Parser) -> None:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+from launch.common.command_line import Parser
 from launch.contract.paths import SweepPaths
-from orchestrator.cli.arguments import Parser
 from orchestrator.cli.follow_log import follow_log
 from orchestrator.cli.run_logs import find_run, read_log
+from orchestrator.output.visible_stream import raw_stdout
 from orchestrator.sweeps.store import Store, read_plan
 
 EXAMPLE = "logs torch_compile-1a2b3c4d5e-r0"
-EXIT_CODES = """exit codes:
-  0  the log is printed
-  1  the input is wrong
-  2  the system failed
-"""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -30,5 +26,5 @@ def run(arguments: argparse.Namespace) -> int:
     plan = read_plan(SweepPaths(run_paths.root.parent.parent))
     log = (follow_log if arguments.follow else read_log)(run_paths, plan, arguments.attempt, arguments.rank)
     for text in log:
-        print(text, end="", flush=True)
+        print(text, end="", flush=True, file=raw_stdout())
     return 0

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 
-from launch.common.atomic_files import dumps
-from launch.contract.plan import plan_to_json
-from orchestrator.cli.arguments import Parser, add_planning
+from launch.common.atomic_files import dumps, members
+from launch.common.command_line import Parser
+from orchestrator.cli.arguments import add_planning
 from orchestrator.cli.planning import plan_recipe
 from orchestrator.output.plan import print_plan
 from orchestrator.plan.planner import gpu_hours
@@ -16,11 +15,6 @@ from orchestrator.sweeps.store import Store
 from orchestrator.targets.slurm_cluster import Cluster
 
 EXAMPLE = "plan recipes/gpt_oss_20b.yaml --only cuda_graph.impl=transformer_engine"
-EXIT_CODES = """exit codes:
-  0  the plan is printed, whatever it rejects
-  1  the input is wrong
-  2  the system failed
-"""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -32,8 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     paths = Store(arguments.store).sweep(plan.name)
     scripts = batch_scripts(paths, plan, target) if isinstance(target, Cluster) else ()
     if arguments.json:
-        more = {"gpu_hours": gpu_hours(plan), "batch_scripts": [asdict(script) for script in scripts]}
-        print(dumps({**plan_to_json(plan), **more}, indent=1))
+        more = {"gpu_hours": gpu_hours(plan), "batch_scripts": scripts}
+        print(dumps({**members(plan), **more}, indent=1))
     else:
         print_plan(plan, gpu_hours(plan), scripts)
     return 0

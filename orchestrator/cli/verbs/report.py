@@ -10,12 +10,13 @@ from analysis.compare.cell_changes import SPEED_LOSS, unsure_speeds
 from analysis.compare.golden import golden_to_json, read_golden
 from analysis.compare.junit import junit_of_report
 from launch.common.atomic_files import read_json, write_bytes, write_json
+from launch.common.command_line import Parser
 from launch.contract.paths import SweepPaths
-from orchestrator.cli.arguments import Parser, add_json, add_junit, redirect_messages
+from orchestrator.cli.arguments import add_allow_empty, add_json, add_junit, redirect_messages
 from orchestrator.output.jobs import print_job_problems
 from orchestrator.output.report import print_report
 from orchestrator.sweeps.close_attempts import close_dead_attempts
-from orchestrator.sweeps.report_process import write_report
+from orchestrator.sweeps.report_process import read_exit_code, write_report
 from orchestrator.sweeps.run_state import open_submissions, read_states
 from orchestrator.sweeps.slurm_jobs import JobMonitor
 from orchestrator.sweeps.store import Store, read_plan
@@ -25,6 +26,7 @@ EXAMPLE = "report tiny_moe --golden golden/tiny_moe.json"
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("sweep", help="name of a sweep")
+    add_allow_empty(parser)
     add_junit(parser)
     parser.add_argument("--golden", type=Path, metavar="FILE", help="also write a golden file, for compare")
     add_json(parser)
@@ -38,20 +40,20 @@ def run(arguments: argparse.Namespace) -> int:
         with redirect_messages(arguments):
             print_job_problems(scheduler.look(submissions), {})
         close_dead_attempts(paths, read_states(paths, plan, scheduler.settled(submissions)))
-    code = write_report(paths)
+    write_report(paths)
     if arguments.junit or arguments.golden:
-        _write_exports(paths, arguments.junit, arguments.golden)
+        _write_exports(paths, arguments.junit, arguments.golden, allow_empty=arguments.allow_empty)
     if arguments.json:
         print((paths.report / "report.json").read_text(), end="")
     else:
         print_report(paths)
-    return code
+    return read_exit_code(paths, allow_empty=arguments.allow_empty)
 
 
-def _write_exports(paths: SweepPaths, junit: Path | None, golden_file: Path | None) -> None:
+def _write_exports(paths: SweepPaths, junit: Path | None, golden_file: Path | None, *, allow_empty: bool) -> None:
     golden = read_golden(read_json(paths.report / "report.json"))
     if junit:
-        write_bytes(junit, junit_of_report(golden))
+        write_bytes(junit, junit_of_report(golden, allow_empty=allow_empty))
     if golden_file:
         write_json(golden_file, golden_to_json(golden))
         for speed in unsure_speeds(golden.cells):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from orchestrator.cli.arguments import Parser, add_json, add_no_wait, add_target, redirect_messages
+from launch.common.command_line import Parser
+from orchestrator.cli.arguments import add_allow_empty, add_json, add_no_wait, add_target, redirect_messages
 from orchestrator.cli.planning import find_target
 from orchestrator.cli.sweep_states import print_sweep_json
 from orchestrator.submit.attempts import Policy
@@ -25,6 +26,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--failed", action="store_true", help="also retry the runs whose outcome was unexpected")
     add_target(parser)
     add_no_wait(parser)
+    add_allow_empty(parser)
     add_json(parser)
 
 
@@ -36,7 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
         check_executor(plan, executor)
         target = find_target(arguments, executor, plan.cluster)
         policy: Policy = "failed" if arguments.failed else "unfinished"
-        code = run_sweep(paths, plan, target, policy, executor, wait=not arguments.no_wait)
+        wait, allow_empty = not arguments.no_wait, arguments.allow_empty
+        code = run_sweep(paths, plan, target, policy, executor, wait=wait, allow_empty=allow_empty)
     if arguments.json:
         print_sweep_json(paths, plan, has_report=not arguments.no_wait)
     return code

@@ -6,15 +6,24 @@ import argparse
 import sys
 
 from launch.common.atomic_files import dumps
+from launch.common.command_line import Parser
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
-from orchestrator.cli.arguments import Parser, add_json, redirect_messages
+from orchestrator.cli.arguments import add_json, redirect_messages
 from orchestrator.cli.sweep_states import print_states_json, query_jobs
 from orchestrator.errors import SystemFault
 from orchestrator.output.jobs import print_job_problems
 from orchestrator.output.next_commands import print_next_commands, suggest_after
-from orchestrator.output.states import count_states, print_states, print_sweeps, warn_damage, warn_full_disk
+from orchestrator.output.states import (
+    count_states,
+    describe_slots,
+    print_states,
+    print_sweeps,
+    warn_damage,
+    warn_full_disk,
+)
 from orchestrator.sweeps.run_state import open_submissions, read_states
+from orchestrator.sweeps.slot_holders import slot_holders
 from orchestrator.sweeps.slurm_jobs import JobMonitor
 from orchestrator.sweeps.store import Store, read_plan
 
@@ -45,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     warn_damage(paths, states)
     warn_full_disk(paths, states)
     print_job_problems(jobs, states)
+    print(*(f"{line}\n" for line in describe_slots(slot_holders(paths, plan, states))), sep="", end="")
     print_next_commands(suggest_after(paths, plan, states))
     return 0
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from orchestrator.cli.arguments import Parser, add_no_wait, add_planning, redirect_messages
+from launch.common.command_line import Parser
+from orchestrator.cli.arguments import add_allow_empty, add_no_wait, add_planning, redirect_messages
 from orchestrator.cli.planning import plan_recipe
 from orchestrator.cli.sweep_states import print_sweep_json
 from orchestrator.output.plan import print_plan_summary
@@ -17,6 +18,7 @@ EXAMPLE = "sweep recipes/tiny_moe.yaml training.steps=50"
 def add_arguments(parser: Parser) -> None:
     add_planning(parser)
     add_no_wait(parser)
+    add_allow_empty(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -24,7 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
         plan, target, executor = plan_recipe(arguments)
         print_plan_summary(plan)
         paths = Store(arguments.store).sweep(plan.name)
-        code = run_sweep(paths, plan, target, "new", executor, wait=not arguments.no_wait)
+        wait, allow_empty = not arguments.no_wait, arguments.allow_empty
+        code = run_sweep(paths, plan, target, "new", executor, wait=wait, allow_empty=allow_empty)
     if arguments.json:
         print_sweep_json(paths, plan, has_report=not arguments.no_wait)
     return code

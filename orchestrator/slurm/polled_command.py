@@ -1,21 +1,15 @@
-"""How often Slurm's commands, and the records on disk, are looked at."""
+"""A Slurm command that is asked again and again, and less often where it is slow or fails."""
 
 from __future__ import annotations
 
 import secrets
 import time
 
+from launch.common.poll_interval import poll_interval
 from launch.slurm.command import Unanswered, run
 
-LEAST_SECONDS = 3.0
-"""Between two calls of a command that answers at once."""
-MOST_LOAD = 0.05
-"""The share of the time that looking takes at most."""
-MOST_SECONDS = 60.0
-"""Between two calls of a command that fails."""
 
-
-class SlurmCommand:
+class PolledCommand:
     """A Slurm command that is called again and again."""
 
     def __init__(self, name: str) -> None:
@@ -50,10 +44,3 @@ class SlurmCommand:
             self._failures, self._since, self.fault = 0, "", ""
         self._next = time.monotonic() + poll_interval(time.monotonic() - begun, failures=self._failures)
         return answer
-
-
-def poll_interval(spent: float, least: float = LEAST_SECONDS, failures: int = 0) -> float:
-    """Return seconds to the next look, after one that took ``spent`` seconds and was the last of ``failures`` to fail."""
-    if not failures:
-        return max(least, spent / MOST_LOAD)
-    return max(spent, min(MOST_SECONDS, least * 2.0 ** min(failures, 10)))

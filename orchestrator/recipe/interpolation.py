@@ -1,0 +1,171 @@
+"""Resolve the interpolations of a file: ``${training.steps}``, ``${oc.env:NAME,default}``, also one inside another.
+
+The spelling is OmegaConf's. OmegaConf resolves a field again wherever an interpolation names it, so that a few lines take
+hours. Here each field is resolved once, and what interpolations stand for has a limit.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from launch.common.redact import is_secret_name
+from orchestrator.recipe.yaml_reader import MOST_NESTED, MOST_VALUES
+
+_MARK = re.compile(r"(?<!\\)(\\*)\$\{|\}")
+"""The beginning, with the backslashes before it, or the end of an interpolation."""
+_QUOTES = re.compile(r"(['\"])(.*)\1")
+_FIX = "write ${training.steps} for a field of this file, or ${oc.env:NAME,default} for a variable of the shell"
+
+
+class InterpolationError(ValueError):
+    """An interpolation is wrong. The message says why."""
+
+    def __init__(self, message: str, fix: str = _FIX) -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
+class Resolver:
+    """Resolves the flat ``fields`` of one file, and variables of ``environment``."""
+
+    def __init__(self, fields: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        self._fields = fields
+        self._sorted = sorted(fields)
+        self._environment = environment
+        self._resolved: dict[str, Any] = {}
+        self._open: list[str] = []
+        """The fields being resolved: each stands in an interpolation of the one before."""
+        self._depth = 0
+        self._left = MOST_VALUES
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the interpolations so far stand for more than the limit."""
+        return self._left < 0
+
+    def resolve(self, place: str) -> Any:
+        """Return the value of a field, or the fields of a section by their names in it.
+
+        Raises:
+            InterpolationError: an interpolation in it is wrong, refers to itself, or stands for too much.
+        """
+        if place in self._resolved:
+            return self._resolved[place]
+        if place in self._open:
+            raise InterpolationError(
+                f"refers to itself ({' -> '.join([*self._open[-3:], place])})", "write the value out"
+            )
+        self._open.append(place)
+        try:
+            self._resolved[place] = self._walk(self._read(place))
+        finally:
+            self._open.pop()
+        return self._resolved[place]
+
+    def _read(self, place: str) -> Any:
+        if place in self._fields:
+            return self._fields[place]
+        inner = self._fields_in(place)
+        if not inner:
+            raise InterpolationError(f"{place!r} not found")
+        return {name.removeprefix(f"{place}."): self.resolve(name) for name in inner}
+
+    def _fields_in(self, section: str) -> list[str]:
+        first = bisect_left(self._sorted, f"{section}.")
+        return list(takewhile(lambda name: name.startswith(f"{section}."), self._sorted[first:]))
+
+    def _walk(self, value: Any) -> Any:
+        if self._depth == MOST_NESTED:
+            raise InterpolationError(f"refers to a value through {MOST_NESTED} others", "write the value out")
+        self._depth += 1
+        try:
+            if isinstance(value, Mapping):
+                return {key: self._walk(item) for key, item in value.items()}
+            if isinstance(value, list):
+                return [self._walk(item) for item in value]
+            return self._expand(value) if isinstance(value, str) and "${" in value else value
+        finally:
+            self._depth -= 1
+
+    def _expand(self, text: str) -> Any:
+        """Return ``text`` with each interpolation replaced. A text that is one interpolation becomes its value."""
+        levels: list[list[Any]] = [[]]
+        end = 0
+        for mark in _MARK.finditer(text):
+            levels[-1].append(text[end : mark.start()])
+            end = mark.end()
+            if mark[0] == "}":
+                inner = levels.pop() if len(levels) > 1 else None
+                levels[-1].append("}" if inner is None else self._evaluate(_join(inner)))
+                continue
+            levels[-1].append("\\" * (len(mark[1]) // 2))
+            if len(mark[1]) % 2:
+                # A backslash escapes it.
+                levels[-1].append("${")
+            else:
+                levels.append([])
+        if len(levels) > 1:
+            raise InterpolationError("an interpolation has no end", "close ${ with }, or write \\${ for the characters")
+        return _join([*levels[0], text[end:]])
+
+    def _evaluate(self, expression: Any) -> Any:
+        """Return what stands for ``expression``, the text between the braces."""
+        resolver, colon, arguments = str(expression).strip().partition(":")
+        name, comma, default = (part.strip() for part in arguments.partition(","))
+        if not colon:
+            value = self.resolve(self._absolute(resolver))
+        elif resolver == "oc.env":
+            known = name in self._environment or not comma
+            value = self._read_variable(name) if known else _read_default(default)
+        elif resolver == "oc.select":
+            place = self._absolute(name)
+            known = place in self._fields or bool(self._fields_in(place)) or not comma
+            value = self.resolve(place) if known else _read_default(default)
+        else:
+            raise InterpolationError(f"{resolver!r} is not supported")
+        self._spend(value)
+        return value
+
+    def _absolute(self, name: str) -> str:
+        """Return the place that ``name`` means: ``.seed`` is beside the field being resolved, ``..seed`` a level above."""
+        rest = name.lstrip(".")
+        around = self._open[-1] if rest != name else ""
+        for _ in range(len(name) - len(rest)):
+            around = around.rpartition(".")[0]
+        return f"{around}.{rest}" if around else rest
+
+    def _read_variable(self, name: str) -> str:
+        if is_secret_name(name):
+            message = f"${name} looks like a secret, and the orchestrator records recipes"
+            raise InterpolationError(message, "remove it: runs see the variables of the shell")
+        if name not in self._environment:
+            raise InterpolationError(f"the shell has no variable {name!r}")
+        return self._environment[name]
+
+    def _spend(self, value: Any) -> None:
+        """Count the characters and values of ``value``, also what it contains several times."""
+        values = [(value, 0)]
+        while values:
+            item, depth = values.pop()
+            self._left -= 1 + (len(item) if isinstance(item, str) else 0)
+            if self._left < 0 or depth > MOST_NESTED:
+                message = (
+                    f"interpolations stand for more than {MOST_VALUES:,} characters and values, or {MOST_NESTED} levels"
+                )
+                raise InterpolationError(message, "write the values out")
+            items = item.values() if isinstance(item, Mapping) else item if isinstance(item, list) else ()
+            values.extend((inner, depth + 1) for inner in items)
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    present = [part for part in parts if part != ""]
+    return present[0] if len(present) == 1 else "".join(map(str, present))
+
+
+def _read_default(text: str) -> str | None:
+    quoted = _QUOTES.fullmatch(text)
+    return quoted[2] if quoted else None if text == "null" else text

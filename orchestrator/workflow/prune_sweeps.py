@@ -1,0 +1,148 @@
+"""Delete sweeps, or what their reports do not need, and never what somebody still works on.
+
+A crash at any moment leaves a sweep whole, or without files that nobody reads again, or out of the store: a sweep leaves
+the store by one rename, and what is left of it then is deleted by the next prune.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from launch.common.atomic_files import RecordError
+from launch.common.file_lock import holder
+from launch.common.text import count
+from launch.contract.outcomes import read_outcome
+from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPaths
+from orchestrator.errors import SystemFault
+from orchestrator.submit.slurm_queue import poll_jobs
+from orchestrator.sweeps.run_state import live_runs
+from orchestrator.sweeps.slurm_jobs import JobMonitor
+from orchestrator.sweeps.store import PRUNED, Store, order_lock, read_plan, report_disk_errors
+
+Keep = Literal["nothing", "reports"]
+"""What stays of a sweep. "reports": its reports, and what they can be written from again."""
+DAY_SECONDS = 86_400
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What was deleted of a sweep, or would be."""
+
+    sweep: str
+    files: int = 0
+    bytes: int = 0
+    kept: str = ""
+    """Why nothing was; empty where something was, or could have been."""
+    fault: bool = False
+    """Whether it is kept because its state cannot be told."""
+
+
+def prune(sweep: SweepPaths, keep: Keep, older_than_days: float | None, *, dry_run: bool) -> Pruned:
+    """Delete ``sweep``, or all but what ``keep`` names.
+
+    It stays whole where a run of it runs or waits, or where one ended within ``older_than_days``.
+    """
+    name = sweep.root.name
+    try:
+        # Other programs write a plan.json too, and their folders are not ours to delete.
+        read_plan(sweep)
+        with order_lock(sweep):
+            reason = _reason_to_keep(sweep, older_than_days)
+            if reason:
+                return Pruned(name, kept=reason)
+            found = [sweep.root] if keep == "nothing" else _drop_outside(sweep.root, _find_logs(sweep))
+            sizes = [size for path in found for size in _sizes(path)]
+            if not dry_run:
+                with report_disk_errors(sweep):
+                    _delete([_take_out(sweep)] if keep == "nothing" else found)
+            return Pruned(name, len(sizes), sum(sizes))
+    except SystemFault as fault:
+        return Pruned(name, kept=str(fault), fault=True)
+
+
+def delete_leftovers(store: Store) -> None:
+    """Delete what an earlier prune took out of the store and had no time to delete.
+
+    Raises:
+        SystemFault: the store cannot be written to.
+    """
+    with report_disk_errors(SweepPaths(store.root)):
+        _delete(store.root.glob(f"{PRUNED}*"))
+
+
+def _drop_outside(folder: Path, paths: Iterable[Path]) -> list[Path]:
+    """Return the ``paths`` that lie in ``folder``, and not behind a link that leads out of it."""
+    return [path for path in paths if path.resolve().is_relative_to(folder.resolve())]
+
+
+def _reason_to_keep(sweep: SweepPaths, older_than_days: float | None) -> str:
+    if sweep.root.is_symlink():
+        return "it is a link to another folder: prune it there"
+    alive = sum(len(run_ids) for _, run_ids in live_runs(sweep, poll_jobs(sweep, JobMonitor())))
+    if alive or holder(sweep.queue_lock) is not None:
+        return f"{count('run', alive)} running or waiting" if alive else "its queue lives"
+    if older_than_days is not None:
+        days = (time.time() - _last_change(sweep)) / DAY_SECONDS
+        return f"it changed {days:.1f} days ago" if days < older_than_days else ""
+    return ""
+
+
+def _last_change(sweep: SweepPaths) -> float:
+    """Return when the sweep's latest run ended, or when it was planned if none has, in seconds since the epoch."""
+    ended = (_ended(attempt) for run in _runs(sweep) for attempt in run.attempts())
+    return max(ended, default=0.0) or sweep.plan.stat().st_mtime
+
+
+def _ended(attempt: AttemptPaths) -> float:
+    try:
+        outcome = read_outcome(attempt)
+    except RecordError:
+        return attempt.outcome.stat().st_mtime
+    return outcome.ended if outcome is not None else 0.0
+
+
+def _runs(sweep: SweepPaths) -> list[RunPaths]:
+    return [RunPaths(path) for path in sorted(sweep.root.glob("runs/*"))]
+
+
+def _find_logs(sweep: SweepPaths) -> Iterator[Path]:
+    """Yield what no report is written from: logs, job output, uploads, and how ranks of ended attempts ended."""
+    yield from (sweep.root / "submitit", sweep.root / "queue.log", sweep.tracking)
+    yield from (BundlePaths(path).log for path in sorted(sweep.root.glob("bundles/*")))
+    for run in _runs(sweep):
+        for attempt in run.attempts():
+            # Without an outcome the rest is the evidence of how it ended.
+            if attempt.outcome.exists():
+                yield from (attempt.logs, attempt.rank_exits, attempt.root / "digests")
+
+
+def _sizes(path: Path) -> Iterator[int]:
+    """Yield the bytes of each file in ``path``, or of the file ``path``. No link is followed."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.is_symlink() or not path.is_dir():
+            yield path.lstat().st_size
+        for folder, _, files in os.walk(path):
+            yield from (os.lstat(os.path.join(folder, file)).st_size for file in files)  # noqa: PTH118
+
+
+def _take_out(sweep: SweepPaths) -> Path:
+    """Rename the sweep, so that no command finds it any more. Return its new path."""
+    return sweep.root.rename(sweep.root.with_name(f"{PRUNED}{sweep.root.name}-{secrets.token_hex(4)}"))
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        # Another prune may be at the same leftovers.
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
