@@ -25,8 +25,11 @@ from pathlib import Path
 
 from launch.common.atomic_files import JsonLines, read_json, write_json
 from launch.common.file_lock import Owner
-from launch.contract.bundle import order_from_json
+from launch.common.typed_json import from_json
+from launch.contract.bundle import BundleOrder
+from launch.contract.outcomes import outcome_to_json
 from launch.contract.paths import AttemptPaths, BundlePaths, SweepPaths
+from launch.contract.records.identity import identity_of
 from launch.contract.spec import read_spec
 from tests.records import STARTED, attempt_record
 
@@ -125,7 +128,7 @@ class Simulation:
     # --- programs ---
 
     def _sbatch(self, arguments: Sequence[str]) -> str:
-        """Bundles are told by the submission, which is on disk by now, as by the pickles that jobs would load."""
+        """Bundles are told by the submission, which is on disk by now."""
         options = _options(re.findall(r"^#SBATCH (--\S+)", Path(arguments[-1]).read_text(), re.MULTILINE))
         folder = Path(arguments[-1]).parent
         if options["nodes"] != "1" or "dependency" in options:
@@ -223,7 +226,7 @@ class Simulation:
         pass in between."""
         yield self._random.uniform(0.5, 1.5) * self.seconds / 4  # prolog, and the start of a supervisor
         bundle, sweep = job.bundle, job.bundle.sweep
-        order = order_from_json(read_json(bundle.order))
+        order = from_json(BundleOrder, read_json(bundle.order))
         allocation = self._take(job)
         schedule = [(run_id, k) for run_id, k in order.schedule if not sweep.run(run_id).attempt(k).root.exists()]
         if len(schedule) < len(order.schedule):
@@ -263,7 +266,8 @@ def _begin(attempt: AttemptPaths) -> float:
     now = time.time()
     attempt.logs.mkdir(parents=True)
     with JsonLines(attempt.events(0)) as lines:
-        lines.write({"time": now, "kind": "enter", "phase": "init", "step": None, "pid": 1})
+        entered = {"time": now, "kind": "enter", "phase": "init", "step": None, "pid": 1}
+        lines.write(entered | identity_of(attempt))
     return now
 
 
@@ -275,10 +279,10 @@ def _complete(attempt: AttemptPaths, allocation: str, started: float) -> None:
     with JsonLines(attempt.metrics) as lines:
         for step in record.metrics:
             lines.write(step)
-    write_json(attempt.environment, record.environment, sync=False)
+    write_json(attempt.environment, identity_of(attempt) | record.environment, sync=False)
     assert record.outcome is not None
     outcome = replace(record.outcome, started=started, ended=time.time())
-    write_json(attempt.outcome, asdict(outcome), sync=False)
+    write_json(attempt.outcome, outcome_to_json(attempt, outcome), sync=False)
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:

@@ -15,35 +15,42 @@ import argparse
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from analysis.records.steps import Floats, Metric, Steps
 from analysis.verdict.ladder import judge_curves
+from analysis.verdict.step_test import TOLERATED
 from analysis.verdict.verdict import PASSES, VerdictName
 from launch.contract.plan import Margins
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "verdicts.md"
 BEGIN, END = "<!-- written by benchmarks/verdicts.py -->", "<!-- end -->"
 
-CAPTURE, COMPARED = 3, 100
+CAPTURE, COMPARED, LONG = 3, 100, 1000
 """The capture step, and how many steps come after it."""
-STEPS = CAPTURE + 1 + COMPARED
 MARGINS = Margins()
-TRIALS, TRIALS_WITHOUT_DEFECT = 150, 400
+TRIALS, TRIALS_WITHOUT_DEFECT = 30, 100
 """Judgements for each setting."""
 CORRELATIONS = (0.0, 0.5, 0.9)
-NOISE = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0)
-NOISE_WITH_DEFECT = (0.1, 0.3, 0.5, 1.0)
-SIZE = 2.0
+NOISE = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 1.0, 10.0)
+NOISE_WITH_DEFECT = (0.1, 0.2, 0.25, 0.3, 0.5)
+SIZE = TOLERATED
+QUANTILE = 0.5
+"""The 99.9% quantile of the difference of two runs, in margins, for noise of other shapes."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """``noise`` and ``size`` are in margins. ``hit`` is how many of the ``graphed`` runs have the defect."""
+    """``noise`` and ``size`` are in margins. ``hit`` is how many of the ``graphed`` runs have the defect.
+
+    ``noise`` is the standard deviation of the difference of two runs; for noise of a ``shape`` other than normal, its 99.9%
+    quantile.
+    """
 
     kind: str = "none"
     noise: float = 0.1
@@ -52,26 +59,73 @@ class Setting:
     eager: int = 2
     graphed: int = 2
     hit: int = 2
+    compared: int = COMPARED
+    shape: str = "normal"
+
+    @property
+    def steps(self) -> int:
+        return CAPTURE + 1 + self.compared
 
 
 # --- curves ---------------------------------------------------------------------------------------------------------
 
 
 def noise_of(random: np.random.Generator, setting: Setting) -> Floats:
-    """Shape (2 metrics, runs, steps), eager runs first, in margins; stationary from the first step on."""
-    values = random.normal(0, setting.noise / math.sqrt(2), (2, setting.eager + setting.graphed, STEPS))
-    values[..., 1:] *= math.sqrt(1 - setting.correlation**2)
-    for step in range(1, STEPS):
-        values[..., step] += setting.correlation * values[..., step - 1]
+    """Shape (2 metrics, runs, steps), eager runs first, in margins."""
+    shape = (2, setting.eager + setting.graphed, setting.steps)
+    if setting.shape != "normal":
+        return SHAPES[setting.shape](random, shape) * (setting.noise / _quantile_of(setting.shape))
+    return _correlated(random, shape, setting.correlation) * (setting.noise / math.sqrt(2))
+
+
+Shape = tuple[int, int, int]
+
+
+def _correlated(random: np.random.Generator, shape: Shape, correlation: float) -> Floats:
+    """Of variance 1; stationary from the first step on."""
+    values = random.normal(size=shape)
+    values[..., 1:] *= math.sqrt(1 - correlation**2)
+    for step in range(1, shape[-1]):
+        values[..., step] += correlation * values[..., step - 1]
     return values
+
+
+def _larger_at_the_start(random: np.random.Generator, shape: Shape) -> Floats:
+    return random.normal(size=shape) * (0.1 + np.exp(-np.arange(shape[-1]) / 10))
+
+
+def _bursts(random: np.random.Generator, shape: Shape) -> Floats:
+    """Ten steps of noise, five times as large, now and then."""
+    loud = np.repeat(random.random((*shape[:-1], shape[-1] // 10 + 1)) < 0.1, 10, axis=-1)[..., : shape[-1]]
+    return random.normal(size=shape) * np.where(loud, 5.0, 1.0)
+
+
+SHAPES: dict[str, Callable[[np.random.Generator, Shape], Floats]] = {
+    "normal, correlation 0.9": lambda random, shape: _correlated(random, shape, 0.9),
+    "normal, correlation 0.98": lambda random, shape: _correlated(random, shape, 0.98),
+    "uniform": lambda random, shape: random.uniform(-1, 1, shape),
+    "Laplace": lambda random, shape: random.laplace(size=shape),
+    "Student's t, 3 degrees": lambda random, shape: random.standard_t(3, size=shape),
+    "two values": lambda random, shape: random.choice([-1.0, 1.0], shape),
+    "bursts": _bursts,
+    "larger at the start": _larger_at_the_start,
+}
+
+
+@lru_cache
+def _quantile_of(shape: str) -> float:
+    """The 99.9% quantile of the size of the difference of two runs, over the steps of a window."""
+    drawn = SHAPES[shape](np.random.default_rng(1), (2, 1000, COMPARED))
+    return float(np.quantile(np.abs(drawn[0] - drawn[1]), 0.999))
 
 
 def curve(noise: Floats) -> Steps:
     """A run with ``noise`` of shape (2 metrics, steps), in margins."""
-    step = np.arange(STEPS)
+    steps = noise.shape[1]
+    step = np.arange(steps)
     loss = 1.5 + 4 * np.exp(-step / 40) + noise[0] * MARGINS.loss
     norm = (0.8 + 2 * np.exp(-step / 30)) * (1 + noise[1] * MARGINS.grad_norm)
-    return Steps(step, loss, norm, np.ones(STEPS), np.full(STEPS, 8), np.full(STEPS, "measure", dtype="U8"))
+    return Steps(step, loss, norm, np.ones(steps), np.full(steps, 8), np.full(steps, "measure", dtype="U8"))
 
 
 Defect = Callable[[np.random.Generator, float, Steps], Steps]
@@ -81,7 +135,7 @@ def _added(shape: Callable[[np.random.Generator], Floats], metric: Metric = "los
     """A defect of ``shape`` (compared steps,) times its size; ``before``: the steps up to the capture have it too."""
 
     def defect(random: np.random.Generator, size: float, steps: Steps) -> Steps:
-        offset = np.zeros(STEPS)
+        offset = np.zeros(len(steps))
         offset[CAPTURE + 1 :] = shape(random) * size
         offset[: CAPTURE + 1] = offset[CAPTURE + 1] if before else 0
         if metric == "loss":
@@ -104,6 +158,19 @@ def _swapped(random: np.random.Generator) -> Floats:
     return shape
 
 
+def _onset(random: np.random.Generator) -> Floats:
+    """Nothing, and from some step in the last half on a constant."""
+    return np.where(np.arange(COMPARED) < random.integers(COMPARED // 2, COMPARED), 0.0, 1.0)
+
+
+def _late_ramp(random: np.random.Generator) -> Floats:
+    return np.maximum(0.0, np.linspace(1 - COMPARED / random.integers(2, COMPARED), 1, COMPARED))
+
+
+def _oscillation(random: np.random.Generator) -> Floats:
+    return np.sin(2 * np.pi * (np.arange(COMPARED) / random.integers(3, COMPARED) + random.random()))
+
+
 def _exploding(random: np.random.Generator) -> Floats:
     """Nothing for 80 steps, then twice as much every other step."""
     return np.where(np.arange(COMPARED) < 80, 0.0, np.exp2((np.arange(COMPARED) - (COMPARED - 1)) / 2))
@@ -119,7 +186,7 @@ def _not_finite(value: float) -> Defect:
 
 
 def _truncated(random: np.random.Generator, size: float, steps: Steps) -> Steps:
-    return steps.take(slice(int(random.integers(STEPS))))
+    return steps.take(slice(int(random.integers(len(steps)))))
 
 
 def _renumbered(random: np.random.Generator, size: float, steps: Steps) -> Steps:
@@ -129,8 +196,11 @@ def _renumbered(random: np.random.Generator, size: float, steps: Steps) -> Steps
 DEFECTS: dict[str, Defect] = {
     "constant bias": _added(lambda random: np.ones(COMPARED), before=True),
     "bias after the capture": _added(lambda random: np.ones(COMPARED)),
-    "slow drift (size: its mean)": _added(lambda random: np.linspace(0, 2, COMPARED)),
+    "drift from the capture on": _added(lambda random: np.linspace(0, 1, COMPARED)),
+    "ramp at the end": _added(_late_ramp),
+    "late onset": _added(_onset),
     "late explosion": _added(_exploding),
+    "oscillation": _added(_oscillation),
     "one bad micro-batch": _added(_one_step),
     "alternating sign": _added(lambda random: np.where(np.arange(COMPARED) % 2, -1.0, 1.0)),
     "swapped steps": _added(_swapped),
@@ -161,7 +231,7 @@ def _judged(random: np.random.Generator, setting: Setting) -> VerdictName:
         runs[run] = defect(random, setting.size, runs[run]) if defect else runs[run]
     eager = {f"eager {run}": steps for run, steps in enumerate(runs[: setting.eager])}
     graphed = {f"graphed {run}": steps for run, steps in enumerate(runs[setting.eager :])}
-    return judge_curves(eager, graphed, np.arange(STEPS), CAPTURE + 1, MARGINS).verdict
+    return judge_curves(eager, graphed, np.arange(setting.steps), CAPTURE + 1, MARGINS).verdict
 
 
 def passed(found: Counter[VerdictName]) -> float:
@@ -172,29 +242,43 @@ def passed(found: Counter[VerdictName]) -> float:
 
 
 def power_row(noise: float) -> str:
-    """No defect: how often it passes, by correlation and with one graphed run; how often it is called diverged."""
+    """No defect: how often it passes, by correlation, with one graphed run, in more steps; how often it is called diverged."""
     settings = [Setting(noise=noise, correlation=correlation) for correlation in CORRELATIONS]
-    settings.append(Setting(noise=noise, graphed=1, hit=1))
+    settings.append(Setting(noise=noise, correlation=0.0, graphed=1, hit=1))
+    settings.append(Setting(noise=noise, correlation=0.0, compared=LONG))
     found = [words(setting, TRIALS_WITHOUT_DEFECT) for setting in settings]
     diverged = sum(one["DIVERGED"] for one in found)
     cells = [f"{noise:g}", *(f"{passed(one):.1%}" for one in found), f"{diverged} of {sum(map(Counter.total, found))}"]
     return _row(cells)
 
 
+def shape_row(shape: str) -> str:
+    """No defect, and noise of another shape: how often it passes, with one graphed run, in more steps."""
+    settings = [Setting(shape=shape, noise=QUANTILE, graphed=graphed) for graphed in (2, 1)]
+    settings.append(Setting(shape=shape, noise=QUANTILE, compared=LONG))
+    return _row([shape, *(f"{passed(words(setting, TRIALS_WITHOUT_DEFECT)):.1%}" for setting in settings)])
+
+
 def defect_row(kind: str) -> str:
     """How often it passes where it must not, over all noise; and what is said of it where noise is a tenth."""
-    settings = [
-        Setting(kind, noise, correlation, hit=hit)
+    found = {
+        noise: sum((words(setting, TRIALS) for setting in with_defect(kind, noise)), Counter[VerdictName]())
         for noise in NOISE_WITH_DEFECT
+    }
+    wrong = [sum(one[word] for word in PASSES) for one in found.values()]
+    said = [_most(words(Setting(kind, size=size), TRIALS)) for size in (2.0, 4.0)]
+    share = f"{max(map(passed, found.values())):.1%}"
+    return _row([kind, f"{sum(wrong)} of {sum(map(Counter.total, found.values()))}", share, *said])
+
+
+def with_defect(kind: str, noise: float) -> list[Setting]:
+    """A defect in one of two graphed runs, in both, and in a single one."""
+    runs = ((2, 1), (2, 2), (1, 1))
+    return [
+        Setting(kind, noise, correlation, graphed=graphed, hit=hit)
         for correlation in (CORRELATIONS[0], CORRELATIONS[-1])
-        for hit in (1, 2)
+        for graphed, hit in runs
     ]
-    found = [words(setting, TRIALS) for setting in settings]
-    wrong = sum(sum(one[word] for word in PASSES) for one in found)
-    little = words(Setting(kind), TRIALS)
-    larger = words(Setting(kind, size=2 * SIZE), TRIALS)
-    said = [f"{_most(one)}" for one in (little, larger)]
-    return _row([kind, f"{wrong} of {sum(map(Counter.total, found))}", f"{max(map(passed, found)):.1%}", *said])
 
 
 def _most(found: Counter[VerdictName]) -> str:
@@ -207,27 +291,36 @@ def _row(cells: Sequence[str]) -> str:
 
 def tables() -> str:
     power = ["noise, in margins", *(f"EQUIVALENT, correlation {c:g}" for c in CORRELATIONS)]
-    power += ["EQUIVALENT, one graphed run, 0.9", "wrong DIVERGED"]
-    defects = ["defect", "wrong EQUIVALENT", "most for one noise", "noise 0.1", "noise 0.1, twice the size"]
-    return "\n".join(
-        [
-            f"Parameters {digest()}.",
-            "",
-            _row(power),
-            _row(["---"] * len(power)),
-            *map(power_row, NOISE),
-            "",
-            _row(defects),
-            _row(["---"] * len(defects)),
-            *map(defect_row, DEFECTS),
-        ]
-    )
+    power += ["one graphed run", f"{LONG} steps", "wrong DIVERGED"]
+    shapes = ["shape of the noise", "EQUIVALENT", "one graphed run", f"{LONG} steps"]
+    defects = ["defect", "wrong EQUIVALENT", "most for one noise", "noise 0.1, 2 margins", "noise 0.1, 4 margins"]
+    parts = [
+        f"Parameters {digest()}.",
+        _table(power, map(power_row, NOISE)),
+        _table(shapes, map(shape_row, SHAPES)),
+        _table(defects, map(defect_row, DEFECTS)),
+    ]
+    return "\n\n".join(parts)
+
+
+def _table(header: Sequence[str], rows: Iterable[str]) -> str:
+    return "\n".join([_row(header), _row(["---"] * len(header)), *rows])
 
 
 def digest() -> str:
     """Of all that the tables depend on beside the rules themselves."""
-    parameters = (STEPS, CAPTURE, MARGINS, TRIALS, TRIALS_WITHOUT_DEFECT, CORRELATIONS, NOISE, NOISE_WITH_DEFECT, SIZE)
-    return hashlib.sha256(repr((parameters, list(DEFECTS))).encode()).hexdigest()[:10]
+    parameters = (
+        CAPTURE,
+        COMPARED,
+        LONG,
+        MARGINS,
+        TRIALS,
+        TRIALS_WITHOUT_DEFECT,
+        CORRELATIONS,
+        NOISE,
+        NOISE_WITH_DEFECT,
+    )
+    return hashlib.sha256(repr((parameters, SIZE, QUANTILE, [*DEFECTS, *SHAPES])).encode()).hexdigest()[:10]
 
 
 def main() -> None:

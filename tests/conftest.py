@@ -45,9 +45,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("finished"))
 
 
+# Imported modules stay: garbage collections need not look through them, neither during the imports nor later.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    # Imported modules stay: garbage collections need not look through them each time.
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +23,13 @@ from typing import Any
 import numpy as np
 
 from launch.common.atomic_files import JsonLines, write_json
-from launch.contract.outcomes import Expectation, Outcome
+from launch.contract.outcomes import Expectation, Outcome, outcome_to_json
 from launch.contract.paths import SweepPaths
-from launch.contract.plan import Cell, Margins, Plan, PlannedBundle, Reason, plan_to_json
+from launch.contract.plan import Cell, Margins, Plan, PlannedBundle, Reason
 from launch.contract.records.clocks import Clocks
 from launch.contract.records.events import Phase
 from launch.contract.records.graph_stats import GraphStats
+from launch.contract.records.identity import identity_of
 from launch.contract.records.memory import Memory
 from launch.contract.records.probe import Probe
 from launch.contract.records.step_metrics import StepMetrics
@@ -89,13 +91,14 @@ def write_sweep(
     ranks: int = 1,
     device: Device = "cpu",
     deterministic: bool = False,
+    perturbed: bool = False,
     expect: Expectation = Expectation(),  # noqa: B008 (frozen)
     extra: Sequence[Extra] = (),
     edit: Callable[[AttemptRecord], None] = unchanged,
 ) -> SweepPaths:
     """Write a sweep of ``workloads``, each with an eager baseline and ``impls``, ``repeats`` times over.
 
-    Graphed runs agree with their baseline to the bit. ``expect`` applies to graphed cells.
+    Graphed runs agree with their baseline to the bit, and so does the ``perturbed`` run. ``expect`` applies to graphed cells.
     """
     sweep = SweepPaths(root)
     cells, bundles = [], []
@@ -103,6 +106,16 @@ def write_sweep(
         specs = [workload_spec(workload, impl, steps, ranks, device, deterministic) for impl in ("none", *impls)]
         cells += [written_cell(spec, repeats, expect if spec.graphed else Expectation()) for spec in specs]
         run_ids = tuple(dataclasses.replace(s, repeat=r).run_id for r in range(repeats) for s in specs)
+        if perturbed:
+            moved = dataclasses.replace(specs[0], repeat=repeats, perturbed=True)
+            baseline = cells[-len(specs)]
+            cells[-len(specs)] = dataclasses.replace(
+                baseline, run_ids=(*baseline.run_ids, moved.run_id), perturbed=True
+            )
+            record = attempt_record(moved, f"bundle{workload:03d}", STARTED + RUN_SECONDS * repeats * len(specs))
+            edit(record)
+            write_attempt(sweep, record)
+            run_ids = (*run_ids, moved.run_id)
         bundles.append(PlannedBundle(f"bundle{workload:03d}", specs[0].workload_id, run_ids))
         for repeat in range(repeats):
             for place, spec in enumerate(specs):
@@ -112,7 +125,7 @@ def write_sweep(
                 write_attempt(sweep, record)
     cells += [_extra_cell(item) for item in extra]
     plan = Plan("written", RECIPE, "written.yaml", Margins(), tuple(cells), tuple(bundles))
-    write_json(sweep.plan, plan_to_json(plan))
+    write_json(sweep.plan, plan)
     return sweep
 
 
@@ -155,16 +168,24 @@ def write_attempt(sweep: SweepPaths, record: AttemptRecord) -> None:
     if not record.begun:
         return
     attempt = run.attempt(record.number)
+    identity = identity_of(attempt)
     for rank, events in record.events.items():
         with JsonLines(attempt.events(rank)) as lines:
-            for event in events:
-                lines.write(event)
+            for place, event in enumerate(events):
+                lines.write({**event, "pid": record.number, **identity} if place == 0 else event)
     with JsonLines(attempt.metrics) as lines:
-        for step in record.metrics:
-            lines.write(step)
-    write_json(attempt.environment, record.environment)
+        for place, step in enumerate(record.metrics):
+            lines.write(step if place else _timed_once(step, record))
+    write_json(attempt.environment, identity | record.environment)
     if record.outcome is not None:
-        write_json(attempt.outcome, dataclasses.asdict(record.outcome))
+        write_json(attempt.outcome, outcome_to_json(attempt, record.outcome))
+
+
+def _timed_once(step: dict[str, Any], record: AttemptRecord) -> dict[str, Any]:
+    """Return the first step with a time that no other attempt has, as clocks give it: otherwise one is a copy."""
+    own = record.number + zlib.crc32(record.spec.run_id.encode()) / 2**32
+    timed = isinstance(step.get("step_time_ms"), float)
+    return {**step, "step_time_ms": step["step_time_ms"] * (1 + 1e-9 * own)} if timed else step
 
 
 def attempt_record(spec: RunSpec, allocation: str = "bundle000", began: float = STARTED) -> AttemptRecord:
@@ -210,9 +231,11 @@ def _events(spec: RunSpec) -> list[dict[str, Any]]:
     writer.phase("warmup", 0, 1.0)
     if spec.graphed:
         writer.phase("capture", warmup, 1.2, graphs=_stats(spec, replays=0))
+    writer.write("parameters", "settle", warmup + spec.graphed, digest="first")
     writer.phase("settle", warmup + spec.graphed, 1.1)
     writer.phase("measure", warmup + spec.graphed + SETTLE_STEPS, 1.1)
     writer.phase("probe", steps, 1.1)
+    writer.write("parameters", "probe", steps, digest="last")
     if spec.graphed:
         writer.write("proof", "probe", steps, graphs=dataclasses.asdict(_stats(spec, steps - warmup - 1)))
     if spec.placement.device == "cuda":

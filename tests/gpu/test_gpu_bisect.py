@@ -53,7 +53,7 @@ def bisected(folder: Path, preset: str, scope: str, fault: str) -> tuple[dict[st
     done = orchestrator(folder / "store", "bisect", "scopes", cell.run_ids[0], "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
-    assert [one["label"] for one in found["sets"]] == [one.graph.label for one in list_candidates(cell.run_spec)]
+    assert [one["label"] for one in found["sets"]] == [one.cuda_graph.label for one in list_candidates(cell.run_spec)]
     (own,) = (path for path in (folder / "store").iterdir() if path.name.startswith("scopes-bisect-"))
     again = orchestrator(folder / "store", "bisect", "scopes", cell.cell_id, "--json")
     assert json.loads(again.stdout) == found and "to start" not in again.stderr, "all of it is on disk"

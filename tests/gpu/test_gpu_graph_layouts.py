@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from launch.contract.parallel_dims import ParallelDims
 from launch.contract.spec import CudaGraph, Data, Model, Parallelism, Placement, RunSpec, Training
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import build
@@ -73,7 +72,7 @@ def train_all(rank: int, specs: Sequence[RunSpec], folder: Path) -> None:
 def _train(spec: RunSpec, rank: int, device: torch.device) -> dict[str, Any]:
     engine = build(spec, RankPlace(rank, spec.parallelism.world_size, device))
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
-    dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", rank)
+    dp_rank = spec.parallelism.rank_in("dp", rank)
 
     batches = [batch(source, spec, step, dp_rank).to(device) for step in range(STEPS + PROBED_STEPS)]
     results = [engine.step(tokens) for tokens in batches[:STEPS]]

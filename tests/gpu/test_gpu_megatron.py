@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -20,12 +20,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from launch.contract.errors import ReplayError
-from launch.contract.parallel_dims import ParallelDims
 from launch.contract.plan import Margins
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import CudaGraph, Data, Model, Parallelism, Placement, RunSpec, Training
 from launch.engines.determinism import use_deterministic_algorithms
-from launch.engines.protocol import Build, RankPlace, StepResult
+from launch.engines.protocol import Engine, RankPlace, StepResult
 from launch.support import unsupported
 from launch.train.data_loader import batch, open_source
 from launch.train.telemetry import memory
@@ -229,8 +228,7 @@ def test_fp8_is_near_bfloat16_and_something_else(model: Model, fp8: Any) -> None
 def results_of(spec: RunSpec) -> tuple[torch.Tensor, torch.Tensor]:
     """Losses and gradient norms, of shape (steps,) each."""
     device = torch.device("cuda", 0)
-    build = cast(Build, importlib.import_module(ENGINES[spec.engine]).build)
-    engine = build(spec, RankPlace(0, 1, device))
+    engine: Engine = importlib.import_module(ENGINES[spec.engine]).build(spec, RankPlace(0, 1, device))
     try:
         source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
         results = [engine.step(batch(source, spec, step, 0).to(device)) for step in range(spec.training.steps)]
@@ -308,7 +306,7 @@ def _train(spec: RunSpec, rank: int, device: torch.device) -> Trained:
 
     engine = MegatronEngine(spec, RankPlace(rank, spec.parallelism.world_size, device))
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
-    dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", rank)
+    dp_rank = spec.parallelism.rank_in("dp", rank)
     batches = [batch(source, spec, step, dp_rank).to(device) for step in range(STEPS + PROBED_STEPS)]
     results: list[StepResult] = []
     gradients = []

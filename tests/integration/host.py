@@ -20,6 +20,7 @@ from typing import Any
 from launch.common.file_lock import Owner
 from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, SweepPaths
+from launch.contract.plan import read_plan
 from launch.contract.records.events import read_events
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,6 +90,8 @@ class Host:
         command = [sys.executable, "-m", "orchestrator", *arguments, "--store", str(self.store)]
         if arguments[0] in ("sweep", "resume") and "--executor" not in arguments:
             command += ["--executor", self.executor]
+        if arguments[0] in ("sweep", "resume", "report"):
+            command += ["--allow-empty"]  # most recipes of these tests are eager
         return subprocess.Popen(command, cwd=self.folder, env=self.environment, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                 preexec_fn=lambda: _as_on_a_terminal(limit_bytes))  # fmt: skip
@@ -99,7 +102,7 @@ class Host:
         plan = self.sweep(content["name"]).plan
         wait_until(lambda: plan.exists() or process.poll() is not None, 120, "a plan")
         assert plan.exists(), process.communicate()
-        return process, list(self.states(content["name"]))
+        return process, self.run_ids(content["name"])
 
     def run(
         self, *arguments: str, seconds: float = 600, limit_bytes: int | None = None
@@ -112,13 +115,17 @@ class Host:
     def sweep(self, name: str) -> SweepPaths:
         return SweepPaths(self.store / name)
 
+    def run_ids(self, name: str) -> list[str]:
+        """Return the runs of the plan, in order of execution."""
+        return [run_id for bundle in read_plan(self.sweep(name)).bundles for run_id in bundle.run_ids]
+
     def states(self, name: str) -> dict[str, str]:
         """Return the state of each run by its id, in order of execution."""
         content = json.loads(self.run("status", name, "--json").stdout)
         return {row["run_id"]: row["state"] for row in content["runs"]}
 
     def attempts(self, name: str) -> dict[str, list[int]]:
-        return {run: [a.number for a in self.sweep(name).run(run).attempts()] for run in self.states(name)}
+        return {run: [a.number for a in self.sweep(name).run(run).attempts()] for run in self.run_ids(name)}
 
     def outcome(self, name: str, run_id: str) -> Outcome:
         outcome = read_outcome(self.sweep(name).run(run_id).attempts()[-1])

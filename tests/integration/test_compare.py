@@ -30,7 +30,7 @@ def test_a_real_sweep_is_kept_as_a_golden_file_and_held_against_it(finished: Fin
 
 
 def test_a_compiled_run_has_no_smaller_set(finished: Finished) -> None:
-    run_id = list(finished.host.states(finished.name))[1]
+    run_id = finished.host.run_ids(finished.name)[1]
     done = finished.host.run("bisect", finished.name, run_id, "--executor", "local")
     assert done.returncode == 1 and done.stdout == ""
     assert "there is no smaller set to try: cuda_graph.impl=torch_compile takes no scope" in done.stderr

@@ -46,6 +46,21 @@ def test_a_command_that_goes_away_leaves_its_sweep_to_the_next_one(host: Host) -
     host.wait_for_nobody()
 
 
+def test_a_queued_run_says_who_holds_its_slot(host: Host) -> None:
+    """A run of a store that this one does not know of."""
+    assert host.run("sweep", host.write(recipe("first", steps=10**6)), "--no-wait").returncode == 0
+    (holding,) = host.run_ids("first")
+    host.wait_for_step("first", holding)
+    holder = host.sweep("first").root
+    host.store = host.folder / "another"
+    assert host.run("sweep", host.write(recipe("second")), "--no-wait").returncode == 0
+    assert list(host.states("second").values()) == ["QUEUED"]
+    answer = json.loads(host.run("status", "second", "--json").stdout)["slots_held_by_others"]
+    assert [(held["slot"], held["sweep"], held["run_id"]) for held in answer] == [("cpu", str(holder), holding)]
+    said = rf"queued runs wait for slot cpu of this host: run {holding} of {holder} has held it since \d+-.* \(process \d+\)"
+    assert re.search(said, host.run("status", "second").stdout)
+
+
 def test_a_supervisor_that_dies_takes_its_ranks_along_and_the_queue_goes_on(host: Host) -> None:
     """And its tracker: nothing is left of either."""
     sweep, (killed, later) = host.begin(recipe("mini", repeats=2, wandb={"mode": "offline"}))
@@ -60,21 +75,18 @@ def test_a_supervisor_that_dies_takes_its_ranks_along_and_the_queue_goes_on(host
 
 
 def test_a_dead_rank_ends_its_run_and_no_other(host: Host) -> None:
-    """SIGKILL, SIGSEGV, and a dead launch.train.torchrun_agent; the run after them is whole."""
-    sweep, (killed, faulted, orphaned, whole) = host.begin(recipe("mini", repeats=4))
+    """SIGKILL and SIGSEGV; the run after them is whole."""
+    sweep, (killed, faulted, whole) = host.begin(recipe("mini", repeats=3))
     os.kill(rank_pid(host.wait_for_step("mini", killed)), signal.SIGKILL)
     crashed = host.wait_for_step("mini", faulted)
     os.kill(rank_pid(crashed), signal.SIGSEGV)
-    left = host.wait_for_step("mini", orphaned)
-    os.kill(host.process("launch.train.torchrun_agent"), signal.SIGKILL)
-    wait_until(lambda: rank_pid(left) not in host.processes(), 60, "the rank to die with its launcher")
     out, _ = sweep.communicate(timeout=300)
 
-    outcomes = {run_id: host.outcome("mini", run_id) for run_id in (killed, faulted, orphaned, whole)}
-    assert [outcome.outcome for outcome in outcomes.values()] == ["FAILED", "FAILED", "FAILED", "COMPLETED"]
-    assert [outcome.failure_class for outcome in outcomes.values()] == ["SIGKILL", "SIGSEGV", "SIGKILL", ""]
-    assert [outcome.rank for outcome in outcomes.values()] == [0, 0, None, None]
-    assert all(outcome.phase == "measure" for outcome in list(outcomes.values())[:3])
+    outcomes = {run_id: host.outcome("mini", run_id) for run_id in (killed, faulted, whole)}
+    assert [outcome.outcome for outcome in outcomes.values()] == ["FAILED", "FAILED", "COMPLETED"]
+    assert [outcome.failure_class for outcome in outcomes.values()] == ["SIGKILL", "SIGSEGV", ""]
+    assert [outcome.rank for outcome in outcomes.values()] == [0, 0, None]
+    assert all(outcome.phase == "measure" for outcome in list(outcomes.values())[:2])
     assert "Fatal Python error: Segmentation fault" in crashed.log(0).read_text()
     assert sweep.returncode == 3, out
     assert "Segmentation fault" in host.run("logs", faulted).stdout
@@ -123,7 +135,7 @@ def test_one_rank_of_two_that_dies_is_named(host: Host) -> None:
 def test_numbers_that_are_not_finite_end_a_run_and_may_be_expected(host: Host) -> None:
     content = recipe("diverges", training={"learning_rate": 1e30})
     unexpected = host.run("sweep", host.write(content))
-    (run_id,) = host.states("diverges")
+    (run_id,) = host.run_ids("diverges")
     outcome = host.outcome("diverges", run_id)
     assert outcome.outcome == "NUMERIC" and "at step " in outcome.message and outcome.rank == 0
     assert unexpected.returncode == 3
@@ -139,7 +151,7 @@ def test_cancel_ends_everything_and_another_sweep_never_ran_beside_it(host: Host
     """Two sweeps on one host, started without waiting: the second has the slot when the first is cancelled."""
     first, second = host.write(recipe("one", steps=1500, repeats=2)), host.write(recipe("two"))
     assert host.run("sweep", first, "--no-wait").returncode == 0
-    (running, waiting) = host.states("one")
+    (running, waiting) = host.run_ids("one")
     assert host.run("sweep", second, "--no-wait").returncode == 0
     host.wait_for_step("one", running)
     assert host.states("one") == {running: "RUNNING", waiting: "QUEUED"}
@@ -150,7 +162,7 @@ def test_cancel_ends_everything_and_another_sweep_never_ran_beside_it(host: Host
     assert host.states("one") == {running: "CANCELLED", waiting: "CANCELLED"}
     assert "nothing to cancel: no run of one runs or waits" in host.run("cancel", "one").stdout
 
-    (other,) = host.states("two")
+    (other,) = host.run_ids("two")
     second_attempt = host.sweep("two").run(other).attempt(1)
     wait_until(second_attempt.outcome.exists, 300, "the second sweep to end by itself")
     assert host.states("two") == {other: "COMPLETED"}
@@ -168,7 +180,7 @@ def test_chosen_runs_are_cancelled_and_the_others_go_on(host: Host) -> None:
     """Of a bundle that runs the run that has not begun, all of a bundle that waits, and the run at hand."""
     content = recipe("some", steps=10**6, repeats=2, sweep={"grid": {"training.seed": [1, 2]}})
     assert host.run("sweep", host.write(content), "--no-wait").returncode == 0
-    running, behind, *waiting = host.states("some")
+    running, behind, *waiting = host.run_ids("some")
     host.wait_for_step("some", running)
     assert host.run("cancel", "some", "eager").returncode == 1, "which of four"
     assert json.loads(host.run("cancel", "some", behind, *waiting, "--json").stdout)["cancelled"] == sorted(
@@ -181,12 +193,15 @@ def test_chosen_runs_are_cancelled_and_the_others_go_on(host: Host) -> None:
 
 
 def test_a_supervisor_that_cannot_begin_is_not_started_for_ever(host: Host) -> None:
-    (host.folder / "tmp" / f"orchestrator-slots-{os.getuid()}").write_text("a file where slots are to be")
-    ended = host.run("sweep", host.write(recipe("mini")), seconds=600)
+    path = host.write(recipe("mini"))
+    (bundle,) = json.loads(host.run("plan", path, "--json").stdout)["bundles"]
+    paths = host.sweep("mini").bundle(bundle["bundle_id"])
+    # Supervisors cannot write their record where a folder is.
+    paths.allocations.mkdir(parents=True)
+    ended = host.run("sweep", path, seconds=600)
     assert ended.returncode == 2
     assert "never began" in ended.stdout
-    (log,) = host.sweep("mini").root.glob("bundles/*/supervisor.log")
-    assert len(re.findall(r"^(?:NotADirectory|FileExists)Error", log.read_text(), re.MULTILINE)) == 3
+    assert len(re.findall(r"^[\w.]+Error: .*allocations\.jsonl", paths.log.read_text(), re.MULTILINE)) == 3
     assert set(host.states("mini").values()) == {"PLANNED"}
     host.wait_for_nobody()
 

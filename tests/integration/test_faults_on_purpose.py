@@ -26,7 +26,7 @@ def test_each_fault_ends_its_run_as_what_it_is_and_no_other(host: Host) -> None:
     done = host.run("sweep", host.write(content), seconds=600)
     assert done.returncode == 0, done.stdout + done.stderr  # each as expected
     assert "5 cells failed as expected" in done.stdout
-    *failed, whole = host.states("gallery")
+    *failed, whole = host.run_ids("gallery")
     for run_id, point in zip(failed, POINTS, strict=False):
         kind = point["fault.kind"]
         outcome, attempt = host.outcome("gallery", run_id), host.sweep("gallery").run(run_id).attempt(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from launch.contract.records.step_metrics import read_metrics
 from launch.contract.spec import Model
-from tests.integration.host import MODEL, Host, recipe
+from tests.integration.host import MODEL, SECRETS, Host, recipe
 from tests.unit.launch.checkpoints.test_checkpoint import shapes_of, write_file
 from tests.unit.launch.data.test_indexed_dataset import write_pair
 
@@ -43,13 +44,41 @@ def test_runs_train_from_a_checkpoint_on_tokenised_and_indexed_data(host: Host, 
     assert done.returncode == 0, done.stdout + done.stderr
     sweep = host.sweep("inputs")
     digests = []
-    for run_id in host.states("inputs"):
+    for run_id in host.run_ids("inputs"):
         (attempt,) = sweep.run(run_id).attempts()
         # Weights of zero make every token as likely as any other, and no gradient moves them.
         assert [step.loss for step in read_metrics(attempt)] == pytest.approx([math.log(256)] * 8)
         digests.append(json.loads(attempt.environment.read_text()))
     assert len({environment["data_digest"] for environment in digests}) == 2
     assert len({environment["digests"]["weights"] for environment in digests}) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["environment.BAR=API_KEY", "environment.FOO=${oc.env:WANDB_${environment.BAR}}"], 1),
+        (["environment.FOO=${oc.env:PLAIN}"], 1),
+        (["data.path=https://me:hunter2@host/text"], 1),
+        (["--only", f"data.path={SECRETS['HF_TOKEN']}"], 1),
+        ([f"--no-such-option={SECRETS['HF_TOKEN']}"], 1),
+        ([f"model.weights=/{SECRETS['HF_TOKEN']}"], 1),
+    ],
+)
+def test_no_secret_reaches_a_plan_or_a_message(host: Host, arguments: list[str], code: int) -> None:
+    host.environment["PLAIN"] = f"x{SECRETS['WANDB_API_KEY']}x"
+    done = host.run("sweep", host.write(recipe("hidden")), *arguments)
+    assert done.returncode == code and "error: " in done.stderr
+    assert not [value for value in (*SECRETS.values(), "hunter2") if value in done.stdout + done.stderr]
+    assert not host.store.exists()
+
+
+def test_a_fifo_does_not_keep_plan_waiting(host: Host) -> None:
+    os.mkfifo(host.folder / "pipe")
+    path = host.write(recipe("waits", data={"kind": "text", "tokenizer": "pipe"}, model=MODEL | {"weights": "pipe"}))
+    done = host.run("plan", path)
+    assert done.returncode == 1
+    assert "model.weights='pipe': pipe cannot be read (not a regular file)" in done.stderr
+    assert "data.tokenizer='pipe' cannot be read: not a regular file" in done.stderr
 
 
 def test_files_that_do_not_fit_are_all_named_before_anything_runs(host: Host, files: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +48,19 @@ def test_the_shipped_recipe_has_the_same_losses_in_every_layout(host: Host) -> N
     host.wait_for_nobody()
 
 
+def environment(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def listeners(port: str) -> list[str]:
+    """Return the addresses on which somebody listens at ``port``, as the kernel writes them: 127.0.0.1 is 0100007F."""
+    tables = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]
+    sockets = [line.split() for table in tables if table.exists() for line in table.read_text().splitlines()[1:]]
+    places = [place.split(":") for _, place, _, state, *_ in sockets if state == "0A"]
+    return [address for address, number in places if int(number, 16) == int(port)]
+
+
 @pytest.mark.parametrize(
     ("layout", "number", "said"),
     [({"tp": 2}, signal.SIGKILL, "ended by SIGKILL"), ({"pp": 2}, signal.SIGINT, "KeyboardInterrupt")],
@@ -58,6 +72,7 @@ def test_a_rank_that_fails_mid_step_ends_the_run_and_is_named(
     model = {**recipe("ranks")["model"], "num_layers": 2}
     sweep, (run_id,) = host.begin(recipe("ranks", steps=10**6, parallelism=layout) | {"model": model})
     attempt = host.wait_for_step("ranks", run_id)
+    assert listeners(environment(rank_pid(attempt))["MASTER_PORT"]) == ["0100007F"]
     os.kill(rank_pid(attempt, 1), number)
     failed = time.time()
     sweep.communicate(timeout=300)

@@ -29,12 +29,13 @@ def test_a_recipe_becomes_a_report(finished: Finished) -> None:
     host, sweep = finished.host, finished.host.sweep("pairs")
     states = host.states("pairs")
     assert set(states.values()) == {"COMPLETED"}
-    assert [run_id.split("-")[0] for run_id in states] == ["eager", "torch_compile"] * 2
+    kinds = [run_id.split("-")[0] for run_id in states]
+    assert kinds == ["eager", "torch_compile", "torch_compile", "eager"], "every other repeat is reversed"
     assert {host.outcome("pairs", run_id).allocation for run_id in states} == {
         f"{read_plan(sweep).bundles[0].bundle_id}.1"
     }
     starts = [host.outcome("pairs", run_id).started for run_id in states]
-    assert starts == sorted(starts), "eager and compiled runs take turns"
+    assert starts == sorted(starts), "in this order"
     report = json.loads((sweep.report / "report.json").read_text())
     assert report["exit_code"] == 0
     assert "| choices.attention_backend, full layers | sdpa |" in (sweep.report / "report.md").read_text()
@@ -49,18 +50,20 @@ def test_twins_that_are_compiled_alike_are_equal_to_the_bit(host: Host) -> None:
     report = json.loads((host.sweep("alike").report / "report.json").read_text())
     (graphed,) = (cell for cell in report["cells"] if cell["impl"] == "torch_compile")
     assert graphed["verdict"]["verdict"] == "BITWISE", graphed["verdict"]
-    for run_id in host.states("alike"):
+    for run_id in host.run_ids("alike"):
         (proof,) = (e for e in read_events(host.sweep("alike").run(run_id).attempts()[0], 0) if e["kind"] == "proof")
         assert proof["graphs"]["recompilations"] == 0
 
 
 def test_records_are_whole(finished: Finished) -> None:
     sweep = finished.host.sweep("pairs")
-    for run_id in finished.host.states("pairs"):
+    for run_id in finished.host.run_ids("pairs"):
         (attempt,) = sweep.run(run_id).attempts()
         assert [metrics.step for metrics in read_metrics(attempt)] == list(range(120))
         for path in (attempt.spec, attempt.environment, attempt.outcome, attempt.events(0), attempt.log(0)):
             assert path.exists(), path
+        digests = [event["digest"] for event in read_events(attempt, 0) if event["kind"] == "parameters"]
+        assert len(set(digests)) == 2, "the optimizer steps"
     assert not list(sweep.root.rglob(".*.json.*")), "something written beside its place was left there"
 
 
@@ -101,7 +104,7 @@ def test_a_store_answers(finished: Finished) -> None:
     assert host.run("status", "pairs", "--watch", seconds=120).returncode == 0
     json.loads(host.run("status", "pairs", "--watch", "--json", seconds=120).stdout)
     assert json.loads(host.run("cancel", "pairs", "--json").stdout) == {"cancelled": []}
-    run_id = next(iter(host.states("pairs")))
+    run_id = host.run_ids("pairs")[0]
     assert f"# {run_id}, attempt 1" in host.run("logs", run_id).stdout
     assert f"# {run_id}, attempt 1" in host.run("logs", f"pairs/{run_id}").stdout
 
@@ -122,7 +125,7 @@ def test_a_wrong_name_is_answered_with_the_right_one(finished: Finished, argumen
 
 def test_a_torn_last_line_is_a_missing_step(copied: Host) -> None:
     """As a crash of the machine leaves it. The run's outcome stays; its pair is not passed."""
-    run_id = next(run_id for run_id in copied.states("pairs") if run_id.startswith("torch_compile"))
+    run_id = next(run_id for run_id in copied.run_ids("pairs") if run_id.startswith("torch_compile"))
     metrics = copied.sweep("pairs").run(run_id).attempt(1).metrics
     metrics.write_bytes(metrics.read_bytes()[:-20])
     assert copied.run("report", "pairs").returncode == 3
@@ -132,14 +135,29 @@ def test_a_torn_last_line_is_a_missing_step(copied: Host) -> None:
 def test_a_damaged_plan_is_one_message_and_is_written_anew(copied: Host) -> None:
     plan = copied.sweep("pairs").plan
     whole = plan.read_text()
-    for damaged in (whole[:1000], "[]", "{}", "null"):
+    commands = (["status", "pairs"], ["status"], ["report", "pairs"], ["cancel", "pairs"], ["resume", "pairs"])
+    # All commands read the plan in one function: each meets one damage.
+    for damaged, command in zip((whole[:1000], "[]", "{}", "null", ""), commands, strict=True):
         plan.write_text(damaged)
-        for command in (["status", "pairs"], ["status"], ["report", "pairs"], ["cancel", "pairs"], ["resume", "pairs"]):
-            answer = copied.run(*command)
-            assert answer.returncode == 2 and answer.stderr.startswith("error: "), command
-            assert answer.stderr.count("\n") == 1 and "plan.json" in answer.stderr
+        answer = copied.run(*command)
+        assert answer.returncode == 2 and answer.stderr.startswith("error: "), command
+        assert answer.stderr.count("\n") == 1 and "plan.json" in answer.stderr
     again = copied.run("sweep", str(copied.folder / "pairs.yaml"))
     assert again.returncode == 0 and plan.read_text() == whole
+
+
+def test_another_recipe_does_not_take_the_name_of_results(copied: Host) -> None:
+    sweep, path = copied.sweep("pairs"), str(copied.folder / "pairs.yaml")
+    before = {path: path.read_bytes() for path in (sweep.plan, *sweep.report.rglob("*")) if path.is_file()}
+    other = copied.run("sweep", path, "training.steps=60", "--no-wait")
+    assert other.returncode == 1
+    assert "sweep 'pairs' has 4 runs with results of pairs.yaml" in other.stderr and "name=pairs-2" in other.stderr
+    assert {path: path.read_bytes() for path in before} == before
+    # A sweep may grow, and a recipe whose runs gave no results may be corrected.
+    assert copied.run("sweep", path, "repeats=1").returncode in (0, 4)
+    for outcome in sweep.root.glob("runs/*/attempts/*/outcome.json"):
+        outcome.write_text(json.dumps(json.loads(outcome.read_bytes()) | {"outcome": "FAILED"}))
+    assert copied.run("sweep", path, "training.steps=2", "repeats=1", "--no-wait").returncode == 0
 
 
 def test_a_damaged_order_is_one_message(copied: Host) -> None:
@@ -152,7 +170,7 @@ def test_a_damaged_order_is_one_message(copied: Host) -> None:
 
 
 def test_a_damaged_outcome_counts_again_once_its_attempt_has_been_moved_away(copied: Host) -> None:
-    run_id = next(iter(copied.states("pairs")))
+    run_id = copied.run_ids("pairs")[0]
     attempt = copied.sweep("pairs").run(run_id).attempt(1)
     attempt.outcome.write_text("{")
     assert copied.states("pairs")[run_id] == "INTERRUPTED"

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.common.atomic_files import JsonLines, write_json
-from launch.contract.outcomes import Outcome, OutcomeName
+from launch.contract.outcomes import Outcome, OutcomeName, outcome_to_json
 from launch.contract.paths import AttemptPaths, SweepPaths
 from launch.contract.records.events import Phase
 from launch.contract.records.step_metrics import StepMetrics, read_metrics
@@ -70,7 +70,7 @@ def write_steps(attempt: AttemptPaths, steps: range) -> None:
 
 def write_outcome(attempt: AttemptPaths, name: OutcomeName = "COMPLETED", failure_class: str = "") -> None:
     outcome = Outcome(name, "teardown", "local", 0.0, 1.0, failure_class=failure_class)
-    write_json(attempt.outcome, dataclasses.asdict(outcome))
+    write_json(attempt.outcome, outcome_to_json(attempt, outcome))
 
 
 def start(attempt: AttemptPaths, settings: TrackSettings = SETTINGS, **environ: str) -> subprocess.Popen[str]:

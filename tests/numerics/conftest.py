@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from tests.distributed import end_workers
+from tests.numerics.tiny import no_inductor
 
 torch.set_num_threads(1)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # importing Inductor warns of PyTorch's own deprecations
     import torch._inductor.compile_fx
-    from torch._dynamo.backends.debugging import aot_eager
 
 # A run builds one engine, which compiles a function three times at most; a process of tests builds many, in any order.
 torch._dynamo.config.recompile_limit = 64
@@ -29,13 +29,10 @@ def process_settings() -> Iterator[None]:
 
 
 @pytest.fixture
-def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Dynamo and AOTAutograd compile as ever, and PyTorch's own kernels run instead of Inductor's.
-
-    The C++ compiler needs two CPU seconds for each kernel. Counting compilations and replays does not depend on
-    kernels.
-    """
-    monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", lambda graph, inputs, **_: aot_eager(graph, inputs))
+def plain_kernels() -> Iterator[None]:
+    """Run PyTorch's own kernels instead of Inductor's: counting compilations and replays does not depend on kernels."""
+    with no_inductor():
+        yield
 
 
 @pytest.fixture(autouse=True)

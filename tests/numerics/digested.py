@@ -32,7 +32,7 @@ def sound(engine: TorchNativeEngine) -> None:
 def trained(spec: RunSpec, root: Path, fault: Fault = sound) -> None:
     """Train on this rank as a run with its records in ``root`` does."""
     rank = dist.get_rank() if dist.is_initialized() else 0
-    mesh, attempt = RankPlace(rank, spec.parallelism.world_size, CPU), AttemptPaths(root)
+    mesh, attempt = RankPlace(rank, spec.parallelism.world_size, CPU), AttemptPaths(root / "1")
     engine = TorchNativeEngine(spec, mesh)
     fault(engine)
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)

@@ -16,12 +16,11 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from launch.contract.parallel_dims import ParallelDims
 from launch.contract.spec import Data, Model, Parallelism, RunSpec, Training
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.train.data_loader import batch, open_source
-from tests.numerics.tiny import DENSE, GPT_OSS, MOE
+from tests.numerics.tiny import DENSE, GPT_OSS, MOE, no_inductor
 from tests.numerics.whole_parameters import whole_parameters
 
 MOST_RANKS = 8
@@ -198,7 +197,7 @@ def train_rank(spec: RunSpec, dtype: torch.dtype | None, device: str = "cpu") ->
     place = torch.device(device, rank) if device == "cuda" else torch.device(device)
     engine = TorchNativeEngine(spec, RankPlace(rank, spec.parallelism.world_size, place), dtype)
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
-    dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", rank)
+    dp_rank = spec.parallelism.rank_in("dp", rank)
     first = whole_parameters(engine)
     results = [engine.step(batch(source, spec, step, dp_rank).to(place)) for step in range(spec.training.steps)]
     trained = {
@@ -209,3 +208,8 @@ def train_rank(spec: RunSpec, dtype: torch.dtype | None, device: str = "cpu") ->
     }
     engine.close()
     return trained
+
+
+def train_rank_without_inductor(spec: RunSpec, dtype: torch.dtype) -> dict[str, Any]:
+    with no_inductor():
+        return train_rank(spec, dtype)

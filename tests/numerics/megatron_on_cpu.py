@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from launch.contract.parallel_dims import ParallelDims
 from launch.contract.spec import RunSpec
 from launch.engines.protocol import RankPlace
 from launch.train.data_loader import batch, open_source
@@ -271,7 +270,7 @@ def _train(spec: RunSpec, engine: Any) -> dict[str, Any]:
         return whole_weights(chunk, spec.model) if dist.get_world_size() == 1 else {}
 
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
-    dp_rank = ParallelDims.of(spec.parallelism).rank_in("dp", dist.get_rank())
+    dp_rank = spec.parallelism.rank_in("dp", dist.get_rank())
     before = weights()
     results = [engine.step(batch(source, spec, step, dp_rank)) for step in range(spec.training.steps)]
     own = [own for result in results for own in (result.loss, result.grad_norm)]

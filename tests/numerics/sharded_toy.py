@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from launch.contract.parallel_dims import ParallelDims
-from launch.contract.spec import Training
+from launch.contract.spec import Parallelism, Training
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.optim.adamw import Optimizer
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
@@ -50,7 +49,7 @@ Way = Literal["overlapped", "reduced at the end", "accumulated at once"]
 
 @dataclass(frozen=True)
 class Case:
-    dims: ParallelDims
+    dims: Parallelism
     sharded: bool
     bucket_elements: int
     clip_grad: float
@@ -108,7 +107,7 @@ def rank_objective(toy: Toy, mesh: ParallelMesh, rank: int, step: int, micro_bat
     return total
 
 
-def portion_of(dims: ParallelDims, rank: int) -> float:
+def portion_of(dims: Parallelism, rank: int) -> float:
     """Return one tensor-parallel rank's tokens. Portions are unequal, so that a sum differs from a mean."""
     return (1 + dims.rank_in("tp", rank)) / sum(range(1, dims.tp + 1))
 
@@ -141,7 +140,7 @@ def backward(main: FlatParameters, loss: torch.Tensor, way: Way, last: bool) -> 
 
 def train_whole(case: Case) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Train in one process, using nothing of the above but AdamW."""
-    alone = make_mesh(RankPlace(0, 1, CPU), ParallelDims())
+    alone = make_mesh(RankPlace(0, 1, CPU), Parallelism())
     toy = Toy(alone)
     main = FlatParameters(toy)
     optimizer = Optimizer(main, training_of(case))

@@ -14,8 +14,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
-from launch.contract.parallel_dims import ParallelDims
-from launch.contract.spec import Training
+from launch.contract.spec import Parallelism, Training
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.optim.adamw import Optimizer
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
@@ -28,14 +27,14 @@ from tests.numerics.optimizer_steps import accumulate, take_step
 from tests.numerics.sharded_toy import CPU, Case, compare_all
 
 LAYOUTS = {
-    2: [ParallelDims(dp=2), ParallelDims(dp=2, ep=2), ParallelDims(tp=2), ParallelDims(tp=2, ep=2)],
-    3: [ParallelDims(dp=3), ParallelDims(tp=3)],
+    2: [Parallelism(dp=2), Parallelism(dp=2, ep=2), Parallelism(tp=2), Parallelism(tp=2, ep=2)],
+    3: [Parallelism(dp=3), Parallelism(tp=3)],
     4: [
-        ParallelDims(dp=4),
-        ParallelDims(dp=4, ep=2),
-        ParallelDims(tp=2, dp=2),
-        ParallelDims(tp=2, dp=2, ep=2),
-        ParallelDims(tp=2, dp=2, ep=4),
+        Parallelism(dp=4),
+        Parallelism(dp=4, ep=2),
+        Parallelism(tp=2, dp=2),
+        Parallelism(tp=2, dp=2, ep=2),
+        Parallelism(tp=2, dp=2, ep=4),
     ],
 }
 HELD_UP_SECONDS = 60.0
@@ -53,7 +52,7 @@ def test_every_layout_trains_what_one_process_does(world_size: int, sharded: boo
 
 
 def test_every_way_to_accumulate_trains_the_same() -> None:
-    dims = ParallelDims(tp=2, dp=2, ep=2)
+    dims = Parallelism(tp=2, dp=2, ep=2)
     ways = ("reduced at the end", "accumulated at once")
     workers(4).run(compare_all, [Case(dims, sharded, 150, 0.1, way) for way in ways for sharded in (False, True)])
 
@@ -124,7 +123,7 @@ def test_last_gradients_come_once_a_step() -> None:
 def reduced_gradients(bucket_elements: int, sharded: bool) -> torch.Tensor:
     """Of a chain on this rank, in the order of its parameters."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    mesh = make_mesh(RankPlace(rank, size, CPU), ParallelDims(dp=size))
+    mesh = make_mesh(RankPlace(rank, size, CPU), Parallelism(dp=size))
     chain = Chain()
     main = FlatParameters(chain, None, mesh, distributed_optimizer=sharded, bucket_elements=bucket_elements)
     x = torch.randn(4, 16, generator=torch.Generator().manual_seed(rank))
@@ -147,7 +146,7 @@ def seconds_until_reduced_within_the_backward_pass() -> float:
     """From the middle of the backward pass, where it is held up, until the last layer's sum has come."""
     rank, size = dist.get_rank(), dist.get_world_size()
     chain = Chain()
-    mesh = make_mesh(RankPlace(rank, size, CPU), ParallelDims(dp=size))
+    mesh = make_mesh(RankPlace(rank, size, CPU), Parallelism(dp=size))
     main = FlatParameters(chain, None, mesh, bucket_elements=1)
     bias, reduced = main.gradients[:16], torch.full((16,), 1.5)  # of layers[4], whose gradient is 1: it comes first
     waited = []
@@ -183,7 +182,7 @@ class Stage(nn.Module):
 
 def train_tied(sharded: bool) -> tuple[list[float], list[torch.Tensor]]:
     """Of two stages that share an embedding, this rank's weights."""
-    rank, dims = dist.get_rank(), ParallelDims(dp=2, pp=2)
+    rank, dims = dist.get_rank(), Parallelism(dp=2, pp=2)
     mesh = make_mesh(RankPlace(rank, 4, CPU), dims)
     stage = Stage()
     shardings = dict.fromkeys(("embedding", "vector"), WHOLE)
@@ -225,7 +224,7 @@ def test_an_embedding_on_two_stages_is_counted_once(sharded: bool) -> None:
 def train_in_bfloat16(sharded: bool, gradient_dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """With gradients whose sums bfloat16 holds, the same in sum for every number of ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    mesh = make_mesh(RankPlace(rank, size, CPU), ParallelDims(dp=size))
+    mesh = make_mesh(RankPlace(rank, size, CPU), Parallelism(dp=size))
     chain = Chain(torch.bfloat16)
     main = FlatParameters(chain, None, mesh, gradient_dtype, distributed_optimizer=sharded, bucket_elements=200)
     optimizer = Optimizer(main, Training(**CONSTANT, clip_grad=0.5))
@@ -251,7 +250,7 @@ def test_bfloat16_gradients_and_weights_are_shared_as_float32_ones() -> None:
 
 def averages() -> list[float]:
     rank, size = dist.get_rank(), dist.get_world_size()
-    mesh = make_mesh(RankPlace(rank, size, CPU), ParallelDims(tp=2, dp=size // 2))
+    mesh = make_mesh(RankPlace(rank, size, CPU), Parallelism(tp=2, dp=size // 2))
     one, other = torch.tensor(float(rank)), torch.tensor(10.0 * rank)
     for tensor in (one, other):
         all_reduce_mean(mesh.dp, tensor)

@@ -13,7 +13,6 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from analysis.memory.static_memory import MOMENTS, Parameters, bytes_of_stages, stages
-from launch.contract.parallel_dims import ParallelDims
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.engines.torch_native.parallel.buckets import ALIGNMENT
@@ -40,7 +39,7 @@ def alone_as(rank: int, of: int) -> Iterator[None]:
 @pytest.mark.parametrize(("precision", "gradients"), PRECISIONS)
 def test_a_rank_of_each_stage_holds_what_is_forecast(layout: Layout, precision: Any, gradients: Any) -> None:
     training = replace(layout.spec.training, precision=precision, gradient_precision=gradients)
-    spec, dims = replace(layout.spec, training=training), ParallelDims.of(layout.spec.parallelism)
+    spec, dims = replace(layout.spec, training=training), layout.spec.parallelism
     held, expected = stages(spec.model, spec.parallelism), bytes_of_stages(spec)
     for stage in range(dims.pp):
         rank = dims.world_size // dims.pp * stage

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from inspect import getsourcelines
 from typing import Any
 
@@ -15,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from launch.contract.parallel_dims import ParallelDims
-from launch.contract.records.inspection import BOUNDS_US, Inspection, inspection_from_json
+from launch.common.atomic_files import dumps
+from launch.common.typed_json import from_json
+from launch.contract.records.inspection import BOUNDS_US, Inspection
 from launch.contract.spec import Parallelism, RunSpec
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine
@@ -37,14 +39,14 @@ def inspected(spec: RunSpec, rank: int = 0, hook: Callable[..., Any] | None = No
     if hook is not None:
         engine.chunks[0].register_forward_hook(hook)
     source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
-    batches = [batch(source, spec, step, ParallelDims.of(spec.parallelism).rank_in("dp", rank)) for step in range(4)]
+    batches = [batch(source, spec, step, spec.parallelism.rank_in("dp", rank)) for step in range(4)]
     for tokens in batches[:2]:
         engine.step(tokens)
     return inspect(engine.step, batches[2:])
 
 
 def inspected_rank(spec: RunSpec) -> dict[str, Any]:
-    return asdict(inspected(spec, dist.get_rank()))
+    return json.loads(dumps(inspected(spec, dist.get_rank())))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_a_step_of_one_rank_changes_no_shape_and_draws_no_number(spec: RunSpec) 
 def test_compiled_parts_run_compiled_while_they_are_inspected() -> None:
     from torch._dynamo.utils import counters
 
-    spec = make_spec(MOE, compile="elementwise")
+    spec = make_spec(MOE, precision="bf16", compile="elementwise")  # code that test_engine.py compiles too
     inspected(spec)
     compiled = counters["stats"]["unique_graphs"]
     assert inspected(spec) == Inspection(())
@@ -85,7 +87,7 @@ LAYOUTS = {
 def test_the_dispatcher_that_sizes_what_it_receives_changes_shapes(name: str) -> None:
     spec = replace(make_spec(replace(MOE, vocab_size=32)), parallelism=LAYOUTS[name])
     for found in workers(2).run(inspected_rank, spec):
-        findings = inspection_from_json(found).findings
+        findings = from_json(Inspection, found).findings
         if name != "alltoall":
             assert findings == ()
             continue

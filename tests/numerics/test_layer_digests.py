@@ -72,11 +72,11 @@ def test_a_digest_is_the_same_however_it_is_cut_and_laid_out() -> None:
 
 
 def recorded(root: Path, ranks: int = 1) -> OfRanks:
-    return [tuple(read_digests(AttemptPaths(root), rank)) for rank in range(ranks)]
+    return [tuple(read_digests(AttemptPaths(root / "1"), rank)) for rank in range(ranks)]
 
 
 def numbers(root: Path) -> list[tuple[float, float]]:
-    return [(step.loss, step.grad_norm) for step in read_metrics(AttemptPaths(root))]
+    return [(step.loss, step.grad_norm) for step in read_metrics(AttemptPaths(root / "1"))]
 
 
 def located(spec: RunSpec, root: Path, fault: Fault, ranks: int = 1) -> DigestDifference | None:
@@ -101,7 +101,7 @@ def test_eager_repeats_agree_and_digests_change_nothing(tmp_path: Path, precisio
     trained(dataclasses.replace(spec, digest_steps=0), tmp_path / "c")
     assert len(numbers(tmp_path / "a")) == STEPS
     assert numbers(tmp_path / "a") == numbers(tmp_path / "b") == numbers(tmp_path / "c")
-    assert not AttemptPaths(tmp_path / "c").digests(0).exists()
+    assert not AttemptPaths(tmp_path / "c" / "1").digests(0).exists()
 
 
 def test_digests_are_written_where_a_graph_would_write_them_again() -> None:

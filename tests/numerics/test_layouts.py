@@ -16,7 +16,7 @@ import torch
 
 from launch.contract.spec import RunSpec
 from tests.distributed import workers
-from tests.numerics.layouts import Layout, legal_layouts, spec_of, train_rank
+from tests.numerics.layouts import Layout, legal_layouts, spec_of, train_rank, train_rank_without_inductor
 from tests.pairwise import cover
 
 EXHAUSTIVE = bool(os.environ.get("EXHAUSTIVE"))
@@ -60,10 +60,10 @@ def test_trains_as_one_process_does(layout: Layout) -> None:
     ids=str,
 )
 def test_ways_to_run_a_step_and_the_largest_degrees(layout: Layout, training: dict[str, Any]) -> None:
-    """Beside the cover: what its options leave out."""
+    """Beside the cover: what its options leave out. test_model.py compares Inductor's kernels."""
     expected = alone(layout.task)
     spec = replace(layout.spec, training=replace(layout.spec.training, **training))
-    for found in workers(layout.world_size).run(train_rank, spec, torch.float64):
+    for found in workers(layout.world_size).run(train_rank_without_inductor, spec, torch.float64):
         for what in ("loss", "grad_norm", "last"):
             torch.testing.assert_close(found[what], expected[what], rtol=1e-9, atol=1e-10)
 

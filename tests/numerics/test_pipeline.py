@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from launch.contract.parallel_dims import ParallelDims
+from launch.contract.spec import Parallelism
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.parallel.pipeline import Pipeline
 from launch.engines.torch_native.parallel.pipeline_schedule import Schedule
@@ -104,7 +104,7 @@ class Stages:
 Trained = tuple[int, list[tuple[int, float]], list[Gradients]]
 
 
-def train(dims: ParallelDims, schedule: Schedule, chunks: int, micro_batches: int) -> Trained:
+def train(dims: Parallelism, schedule: Schedule, chunks: int, micro_batches: int) -> Trained:
     """What a rank trains, and the replica that it is of."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     mesh = make_mesh(RankPlace(rank, world_size, torch.device("cpu")), dims)
@@ -123,23 +123,23 @@ def train(dims: ParallelDims, schedule: Schedule, chunks: int, micro_batches: in
 @pytest.mark.parametrize(
     ("dims", "schedule", "chunks", "micro_batches"),
     [
-        (ParallelDims(), "1f1b", 1, 3),
-        (ParallelDims(), "gpipe", 1, 3),
-        (ParallelDims(pp=2), "1f1b", 1, 1),
-        (ParallelDims(pp=2), "1f1b", 1, 7),
-        (ParallelDims(pp=2), "gpipe", 1, 7),
-        (ParallelDims(pp=2), "interleaved", 2, 2),
-        (ParallelDims(pp=2), "interleaved", 3, 6),
-        (ParallelDims(pp=4), "1f1b", 1, 2),
-        (ParallelDims(pp=4), "1f1b", 1, 9),
-        (ParallelDims(pp=4), "gpipe", 1, 5),
-        (ParallelDims(pp=4), "interleaved", 2, 8),
-        (ParallelDims(pp=2, dp=2), "1f1b", 1, 5),
-        (ParallelDims(pp=2, tp=2), "gpipe", 1, 5),
-        (ParallelDims(pp=2, dp=2), "interleaved", 2, 4),
+        (Parallelism(), "1f1b", 1, 3),
+        (Parallelism(), "gpipe", 1, 3),
+        (Parallelism(pp=2), "1f1b", 1, 1),
+        (Parallelism(pp=2), "1f1b", 1, 7),
+        (Parallelism(pp=2), "gpipe", 1, 7),
+        (Parallelism(pp=2), "interleaved", 2, 2),
+        (Parallelism(pp=2), "interleaved", 3, 6),
+        (Parallelism(pp=4), "1f1b", 1, 2),
+        (Parallelism(pp=4), "1f1b", 1, 9),
+        (Parallelism(pp=4), "gpipe", 1, 5),
+        (Parallelism(pp=4), "interleaved", 2, 8),
+        (Parallelism(pp=2, dp=2), "1f1b", 1, 5),
+        (Parallelism(pp=2, tp=2), "gpipe", 1, 5),
+        (Parallelism(pp=2, dp=2), "interleaved", 2, 4),
     ],
 )
-def test_a_pipeline_is_one_process(dims: ParallelDims, schedule: Schedule, chunks: int, micro_batches: int) -> None:
+def test_a_pipeline_is_one_process(dims: Parallelism, schedule: Schedule, chunks: int, micro_batches: int) -> None:
     """Ranks of a stage are given micro-batches of their own, so that pipelines which mixed would show."""
     ranks: list[Trained] = workers(dims.world_size).run(train, dims, schedule, chunks, micro_batches)
     for replica in range(dims.world_size // dims.pp):

@@ -30,7 +30,7 @@ pytestmark = [
 
 ALONE = RankPlace(0, 1, CPU)
 SMALL = replace(MOE, num_layers=1)
-WARMUP, STEPS, MICRO_BATCHES = 2, 12, 4
+WARMUP, STEPS, MICRO_BATCHES = 2, 8, 4
 PLAIN = pytest.mark.usefixtures("plain_kernels")
 COMPILED = CudaGraph("torch_compile", warmup_steps=WARMUP)
 
@@ -58,10 +58,10 @@ def compilations(engine: TorchNativeEngine, spec: RunSpec) -> list[int]:
     return [after - before for before, after in pairwise(counts)]
 
 
-@pytest.mark.parametrize("name", ["tiny_dense", "tiny_moe"])
-def test_torch_compile_equals_the_same_code_without_graphs(name: str) -> None:
-    """Compiled and plain code may round alike: that is up to the processor. They are near each other on any."""
-    spec = whole(replace(preset(name), num_layers=1))
+def test_torch_compile_equals_the_same_code_without_graphs() -> None:
+    """Compiled and plain code may round alike: that is up to the processor. They are near each other on any. A dense layer
+    is compared in tests/integration/test_sweep.py."""
+    spec = whole(replace(preset("tiny_moe"), num_layers=1))
     eager, graphed = build(spec, ALONE), build(replace(spec, cuda_graph=COMPILED), ALONE)
     found, expected = curves(graphed, spec), curves(eager, spec)
     assert found == expected

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -65,6 +67,18 @@ def make_decoder(
     training = training or Training()
     elementwise = compiled() if training.compile == "elementwise" else Elementwise()
     return build_decoder(BuildContext(model, training, eod_token, elementwise), seed, dtype, device)
+
+
+@contextmanager
+def no_inductor() -> Iterator[None]:
+    """Let Dynamo and AOTAutograd compile as ever, and PyTorch's own kernels run instead of Inductor's.
+
+    The C++ compiler needs more than a CPU second for each kernel.
+    """
+    from torch._dynamo.backends.debugging import aot_eager
+
+    with patch("torch._inductor.compile_fx.compile_fx", lambda graph, inputs, **_: aot_eager(graph, inputs)):
+        yield
 
 
 def make_spec(model: Model = MOE, dp: int = 1, graph: CudaGraph | None = None, **training: Any) -> RunSpec:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.common.atomic_files import read_json, read_json_lines, write_json
-from launch.contract.bundle import BundleOrder, Step, order_to_json
+from launch.contract.bundle import BundleOrder, Step
 from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, SweepPaths
 from launch.contract.plan import Limits
@@ -62,7 +62,7 @@ class Bundle:
         step = Step(nodes, ranks, 1, sys.executable, tuple(arguments))
         schedule = tuple((run_id, 1) for run_id in self.run_ids)
         made = BundleOrder("bundle", specs[0].workload_id, schedule, limits, 0, (), step=step, **order)
-        write_json(self.paths.order, order_to_json(made))
+        write_json(self.paths.order, made)
         self._size = (nodes, ranks)
         self.job = ""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from launch.contract.paths import SweepPaths
 from orchestrator.submit.job_arrays import Array
 from orchestrator.submit.submitit_adapter import BatchJob, batch_script
 from orchestrator.targets.job_request import JobRequest
@@ -148,7 +149,7 @@ def test_the_scripts_that_plan_shows_are_taken_by_sbatch(site: Site, cluster: Cl
 def test_nodes_that_a_profile_leaves_aside_stay_aside_in_a_retry(tmp_path: Path) -> None:
     size, profile = JobRequest(1, 1, 1, 0, 10), Profile(sbatch={"exclude": "node[1-2]"})
     for failed, excluded in (((), "node[1-2]"), (("node3",), "node3,node[1-2]")):
-        text = batch_script(BatchJob(tmp_path, Array(size, ("b",)), profile, "name", failed))
+        text = batch_script(BatchJob(SweepPaths(tmp_path), tmp_path, Array(size, ("b",)), profile, "name", failed))
         assert re.findall(r"--exclude='?([^'\n]*)", text) == [excluded]
 
 

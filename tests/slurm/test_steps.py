@@ -221,7 +221,7 @@ def test_ranks_that_cannot_meet(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_notice_of_preemption_disturbs_nobody(cluster: Cluster, tmp_path: Path) -> None:
-    """submitit has Slurm send SIGUSR2 to every process of the job."""
+    """The batch script has Slurm send SIGUSR2 to every process of the job."""
     bundle = Bundle(tmp_path, cluster, [1500], nodes=1)
     bundle.submit()
     bundle.wait_for_step(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -9,8 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from analysis.curves.curve_files import CurveError, read_curve, read_curves
+from analysis.curves.curve import CurveError, read_curve
+from analysis.curves.curve_files import read_curves
+from analysis.curves.resolution import resolution
 from analysis.loss import main
 from analysis.records.steps import Floats
 from launch.contract.paths import SweepPaths
@@ -44,8 +49,8 @@ def judged(capsys: pytest.CaptureFixture[str], eager: Sequence[Path], graphed: S
     arguments = ["--eager", *map(str, eager), "--graphed", *map(str, graphed), *more]
     code, said = main(arguments), capsys.readouterr().out
     word = said.split()[0]
-    assert code == {"BITWISE": 0, "EQUIVALENT": 0, "INCOMPARABLE": 1, "DIVERGED": 3, "INCONCLUSIVE": 4}[word]
-    assert "provenance unchecked" in said
+    assert code == {"BITWISE": 0, "EQUIVALENT": 0, "INCOMPARABLE": 3, "DIVERGED": 3, "INCONCLUSIVE": 4}[word]
+    assert "provenance unchecked, replay unproven" in said
     return said
 
 
@@ -93,6 +98,9 @@ def test_one_eager_file_is_inconclusive_at_best(tmp_path: Path, capsys: pytest.C
     said = judged(capsys, [csv(tmp_path / "e.csv")], [noisy(tmp_path / "g.csv", 1, 1e-6)])
     assert said.startswith("INCONCLUSIVE\n")
     assert "second eager run" in said
+    perturbed = noisy(tmp_path / "p.csv", 2, 1e-6)
+    alone = judged(capsys, [tmp_path / "e.csv"], [tmp_path / "g.csv"], "--perturbed", str(perturbed))
+    assert alone.startswith("INCONCLUSIVE") and "second eager run" in alone
 
 
 def test_the_window_begins_after_the_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,16 +116,35 @@ def test_the_window_begins_after_the_capture(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_margins_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    eager = [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv")]
+    eager = [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv", FALLING + noise(1, 1e-9))]
     graphed = [csv(tmp_path / "g.csv", FALLING + 1.5e-3)]
     assert judged(capsys, eager, graphed).startswith("DIVERGED")
     assert judged(capsys, eager, graphed, "--loss-margin", "0.002").startswith("EQUIVALENT")
-    with pytest.raises(SystemExit, match="2"):
-        main(["--eager", "e", "--graphed", "g", "--loss-margin", "nan"])
+    for margin in ("nan", "inf", "-1", "true", "x", ""):
+        with pytest.raises(SystemExit, match="1"):
+            main(["--eager", "e", "--graphed", "g", f"--loss-margin={margin}"])
+        assert f"--loss-margin: a margin is a finite number, 0 or larger, not {margin}\n" in capsys.readouterr().err
+
+
+def test_divergence_needs_more_than_the_perturbed_run_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eager = [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv")]
+    graphed, perturbed = [noisy(tmp_path / "g.csv", 1, 2.0)], noisy(tmp_path / "p.csv", 2, 2.0)
+    assert judged(capsys, eager, graphed).startswith("DIVERGED")
+    said = judged(capsys, eager, graphed, "--perturbed", str(perturbed))
+    assert said.startswith("INCONCLUSIVE\neager repeats and the perturbed run differ among themselves")
+    short = csv(tmp_path / "short.csv", FALLING[:60], NORMS[:60])
+    assert "a perturbed run must be as long" in judged(capsys, eager, graphed, "--perturbed", str(short))
+
+
+@pytest.mark.parametrize("step", ["-5", "1.5", "", "x"])
+def test_a_capture_step_is_a_whole_number(capsys: pytest.CaptureFixture[str], step: str) -> None:
+    with pytest.raises(SystemExit, match="1"):
+        main(["--eager", "e", "--graphed", "g", "--capture-step", step])
+    assert f"--capture-step: a step is a whole number, 0 or larger, not {step}\n" in capsys.readouterr().err
 
 
 def test_loss_alone_is_judged_and_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = [csv(tmp_path / f"{name}.csv", norm=None) for name in ("e1", "e2")]
+    files = [csv(tmp_path / f"e{seed}.csv", FALLING + noise(seed, 1e-9), None) for seed in (1, 2)]
     said = judged(capsys, files, [csv(tmp_path / "g.csv", FALLING + 1e-5, None)])
     assert said.startswith("EQUIVALENT") and "gradient norm: not in the files" in said
     with_norm = [csv(tmp_path / "n.csv")]
@@ -162,17 +189,18 @@ def twice_line(number: int) -> Change:
         (lambda text: "", "g.csv: no step"),
         (lambda text: "\n\n", "g.csv: no step"),
         (lambda text: "step,loss,grad_norm\n", "g.csv: no step"),
-        (without_line(1), "g.csv, line 1: the header has no column step"),
+        (without_line(1), "g.csv, line 1: no column step; it names"),
         (
-            lambda text: text.replace("loss", "lm loss", 1),
-            "g.csv, line 1: the header has no column loss; it names 'step', ",
+            lambda text: text.replace("loss", "eval loss", 1),
+            "g.csv, line 1: no column loss; it names 'step', ",
         ),
         (
             lambda text: text.replace("grad_norm", "loss", 1),
-            "g.csv, line 1: the header names the column loss more than once",
+            "g.csv, line 1: loss appears more than once",
         ),
-        (lambda text: text.replace("grad_norm", "norm", 1), "g.csv: no grad_norm, but"),
-        (lambda text: text.replace(",", ";"), "g.csv, line 1: the header has no column step; it names 'step;loss;"),
+        (lambda text: text.replace("grad_norm", "weight_norm", 1), "g.csv: no grad_norm, but"),
+        (lambda text: text.replace("run", "iteration", 1).replace("step", "Step", 1), "may both be the step"),
+        (lambda text: text.replace(",", ";"), "g.csv, line 1: no column step; it names 'step;loss;"),
         (lambda text: text.replace("\n7,", "\n7,oops", 1), "g.csv, line 9: loss is 'oops"),
         (lambda text: text.replace("\n7,", "\n7,1_", 1), "g.csv, line 9: loss is '1_"),
         (lambda text: text.replace("\n7,", "\n7,,", 1), "g.csv, line 9: 5 values, but the header names 4 columns"),
@@ -181,7 +209,13 @@ def twice_line(number: int) -> Change:
         (lambda text: text.replace("\n7,", "\nnan,", 1), "g.csv, line 9: step is 'nan', not a whole number"),
         (lambda text: text[: len(text) - 30], "g.csv, line 121: 2 values"),
         (lambda text: text + '"', "g.csv, line 122: "),
-        (lambda text: "[" + text, "g.csv: a JSON array; write an object a line"),
+        (
+            lambda text: " [2026-01-01 10:00:00] iteration 1/ 120 | lm loss: 5.5E+00 |\n",
+            "g.csv: looks like a log; write",
+        ),
+        (lambda text: "[rank0]:[titan] - INFO - step: 1  loss: 5.5\n", "g.csv: looks like a log; write"),
+        (lambda text: "\x1b[31m[titan] step: 1  loss: 5.5\n", "g.csv: looks like a log; write"),
+        (lambda text: '[{"step": 0, "loss": 1.5},', "g.csv: a JSON array; write an object a line"),
         (lambda text: "a,b,c,d,e,f,g,h,i\n" + text, "it names 'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', ...\n"),
         (without_line(50), "g.csv: step 48 missing of 120"),
         (without_line(121), "g.csv: step 119 missing of 120"),
@@ -235,18 +269,46 @@ def test_files_that_cannot_be_read_or_prove_little(tmp_path: Path, capsys: pytes
     copy.write_bytes(eager.read_bytes())
     for before, after in (([eager], [copy]), ([eager, copy], [graphed]), ([eager], [graphed, copy])):
         said = judged(capsys, before, after)
-        assert said.startswith("BITWISE") and f"copy.csv: the same bytes as {eager}; a copy proves nothing" in said
+        assert said.startswith("BITWISE") and f"copy.csv: the same numbers as {eager}; a copy proves nothing" in said
     graphed.write_bytes("step,loss\n0,1.5\n".encode("utf-16"))
     assert "not UTF-8" in judged(capsys, [eager], [graphed])
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: "".join(f"{line},x\n" for line in text.replace("grad_norm", "total_norm").splitlines()),
+        lambda text: re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.9f}", text),
+    ],
+)
+def test_a_copy_is_no_second_repeat_however_it_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Change
+) -> None:
+    eager, graphed, copy = noisy(tmp_path / "e1.csv", 1), noisy(tmp_path / "g.csv", 2), tmp_path / "copy.csv"
+    second = noisy(tmp_path / "e2.csv", 3)
+    copy.write_text(change(eager.read_text()))
+    said = judged(capsys, [eager, copy], [graphed])
+    assert said.startswith("INCONCLUSIVE\nthe noise floor is unknown")
+    assert f"{copy}: the same numbers as {eager}; a copy proves nothing" in said
+    assert "Fix: add an eager run with other numbers, or a perturbed one (--perturbed).\n" in said
+    perturbed = noisy(tmp_path / "p.csv", 4)
+    assert judged(capsys, [eager, copy], [graphed], "--perturbed", str(perturbed)).startswith("EQUIVALENT")
+    perturbed.write_bytes(eager.read_bytes())
+    assert judged(capsys, [eager, copy], [graphed], "--perturbed", str(perturbed)).startswith("INCONCLUSIVE")
+    three = judged(capsys, [eager, copy, second], [graphed])
+    assert three.startswith("EQUIVALENT") and "2 eager, 1 graphed" in three
+    off = noisy(tmp_path / "off.csv", 2, bias=2.0)
+    assert judged(capsys, [eager, copy], [off]).startswith("DIVERGED"), "a copy hides nothing either"
+
+
 def test_byte_order_marks_line_ends_blank_lines_and_other_columns_are_no_matter(tmp_path: Path) -> None:
-    plain = read_curve(csv(tmp_path / "plain.csv"))[0]
+    plain = read_curve(csv(tmp_path / "plain.csv")).steps
     text = (tmp_path / "plain.csv").read_text()
     lines = [f"2026-01-01,{line}" for line in text.replace("step,", "step ,").splitlines()]
     other = tmp_path / "other.csv"
     other.write_bytes("\ufeff".encode() + ("\r\n".join(lines) + "\r\n\r\n").encode())
-    found = read_curve(other)[0]
+    found = read_curve(other).steps
     for name in ("step", "loss", "grad_norm"):
         assert np.array_equal(getattr(found, name), getattr(plain, name))
 
@@ -255,7 +317,7 @@ def test_json_lines_with_nan_as_text_and_as_constants(tmp_path: Path) -> None:
     path = tmp_path / "curve.jsonl"
     rows = ['{"step": 0, "loss": "NaN", "grad_norm": 1}', "", '{"step": 1.0, "loss": NaN, "grad_norm": "-Infinity"}\r']
     path.write_text("\n".join(rows))
-    steps = read_curve(path)[0]
+    steps = read_curve(path).steps
     assert steps.step.tolist() == [0, 1]
     assert np.isnan(steps.loss).all()
     assert steps.grad_norm.tolist() == [1.0, -np.inf]
@@ -268,7 +330,7 @@ def test_json_lines_with_nan_as_text_and_as_constants(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["step,loss\n0,{}\n", '{{"step": 0, "loss": "{}"}}'])
 def test_the_unit_of_a_number_is_that_of_its_last_digit(tmp_path: Path, text: str, unit: float, form: str) -> None:
     (tmp_path / "curve").write_text(form.format(text))
-    assert read_curve(tmp_path / "curve")[1]["loss"].tolist() == [unit]
+    assert read_curve(tmp_path / "curve").units["loss"].tolist() == [unit]
 
 
 @pytest.mark.parametrize(
@@ -315,17 +377,60 @@ def test_gradient_norms_that_begin_late_are_not_left_aside(tmp_path: Path, capsy
     assert judged(capsys, [late("e1", first=0), late("e2", first=0)], [late("g", 5.0, 0)]).startswith("DIVERGED")
 
 
-@pytest.mark.parametrize("name", ["Grad_Norm", "gradient_norm", "grad norm", "gradNorm", "train/grad-norm", "gnorm"])
+def renamed(paths: Sequence[Path], name: str) -> None:
+    for path in paths:
+        path.write_text(path.read_text().replace("grad_norm", name, 1))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Grad_Norm", "gradient_norm", "grad norm", "gradNorm", "train/grad-norm", "gnorm", "total_norm", "norm", "Norm"],
+)
+def test_a_usual_name_of_the_gradient_norm_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    files = [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv"), csv(tmp_path / "g.csv", norm=5 * NORMS)]
+    renamed(files, name)
+    said = judged(capsys, files[:2], files[2:])
+    assert said.startswith("DIVERGED\nfirst at step 0: the gradient norm")
+    assert f"\ncolumns        step, loss, {name}\n" in said
+    row = tmp_path / "row.jsonl"
+    row.write_text(f'{{"iteration": 0, "lm loss": 1.5, "{name}": 1.0}}\n')
+    assert read_curve(row).columns == ("iteration", "lm loss", name)
+
+
+@pytest.mark.parametrize("name", ["clipped_grad_norm", "grad_norm_2", "layer0/gnorm"])
 def test_a_column_like_grad_norm_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     files = [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv"), csv(tmp_path / "g.csv", norm=5 * NORMS)]
-    for path in files:
-        path.write_text(path.read_text().replace("grad_norm", name, 1))
+    renamed(files, name)
     said = judged(capsys, files[:2], files[2:])
     assert said.startswith("INCOMPARABLE") and f"{name!r} looks like grad_norm" in said
-    row = tmp_path / "row.jsonl"
-    row.write_text(f'{{"step": 0, "loss": 1.5, "{name}": 1.0}}\n')
-    with pytest.raises(CurveError, match="looks like grad_norm"):
-        read_curve(row)
+
+
+def test_each_file_may_name_its_columns_in_its_own_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [csv(tmp_path / "e1.csv"), csv(tmp_path / "g.csv")]
+    renamed(files[1:], "total_norm")
+    said = judged(capsys, files[:1], files[1:])
+    assert said.startswith("BITWISE")
+    assert (
+        f"columns        step, loss, grad_norm ({files[0]})\ncolumns        step, loss, total_norm ({files[1]})" in said
+    )
+
+
+@pytest.mark.parametrize(("value", "steps"), [(1.0, STEPS), (0.0, STEPS), (1.0, STEPS // 2 + 1)])
+def test_a_norm_that_hardly_varies_is_no_evidence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: float, steps: int
+) -> None:
+    """It was clipped, or never computed."""
+    norms = np.concatenate([np.full(steps, value), NORMS[steps:]])
+    files = [csv(tmp_path / f"{name}.csv", FALLING + noise(i), norms) for i, name in enumerate(("e1", "e2", "g"))]
+    for graphed in (files[2:], [csv(tmp_path / "equal.csv", FALLING + noise(0), norms)]):
+        said = judged(capsys, files[:1], graphed)
+        assert said.startswith(f"INCOMPARABLE\n{files[0]}: grad_norm is {value:g} at {steps} of 120 steps")
+        assert "leave the column out of all files" in said
+    varied = csv(tmp_path / "varied.csv", FALLING + noise(3), (value or 1) * (1 + np.linspace(0, 1e-3, STEPS)))
+    assert f"{files[2]}: grad_norm is" in judged(capsys, [varied], files[2:])
+    assert judged(capsys, files[:2], [csv(tmp_path / "off.csv", FALLING, 1 + NORMS)]).startswith("DIVERGED")
 
 
 def printed(path: Path, loss: Floats, decimals: int, norm: Floats | None = None, norm_decimals: int = 9) -> Path:
@@ -354,7 +459,48 @@ def test_what_is_printed_too_coarsely_shows_nothing(
         files = [printed(tmp_path / name, loss, decimals) for name, loss in zip(("e1", "e2", "g"), losses, strict=True)]
         said = judged(capsys, files[:2], files[2:])
         assert said.startswith("INCONCLUSIVE\n")
-        assert f"printed to {10**-decimals:g} (" in said and "margin is 0.001: " in said and "print more digits" in said
+        assert (
+            f"in units of {10**-decimals:g} (" in said and "margin is 0.001: " in said and "print nine digits" in said
+        )
+
+
+def as_bfloat16(values: Floats) -> Floats:
+    fraction, exponent = np.frexp(values)
+    return np.asarray(np.ldexp(np.rint(fraction * 256) / 256, exponent))
+
+
+COARSE: dict[str, Callable[[Floats], Floats]] = {
+    "bfloat16": as_bfloat16,
+    "the mean of four in bfloat16": lambda values: as_bfloat16(4 * values) / 4 + np.resize([0, 1 / 512], len(values)),
+    "two decimals": lambda values: np.round(values, 2),
+    "three decimals": lambda values: np.round(values, 3),
+}
+
+
+@pytest.mark.parametrize("form", ["{:.6f}", "{:.8f}", "{!r}"])
+@pytest.mark.parametrize("curve", [FALLING, SLOPE, np.full(STEPS, 2.0213)], ids=["falling", "slope", "still"])
+@pytest.mark.parametrize("values", COARSE)
+def test_coarse_numbers_are_coarse_however_many_digits_they_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], values: str, curve: Floats, form: str
+) -> None:
+    files = []
+    for seed, name in enumerate(("e1", "e2", "g")):
+        losses = COARSE[values](curve + noise(seed, 5e-3)).tolist()
+        rows = [f"{i},{form.format(loss)}" for i, loss in enumerate(losses)]
+        files.append(tmp_path / name)
+        files[-1].write_text("\n".join(["step,loss", *rows]))
+    said = judged(capsys, files[:2], files[2:])
+    assert said.startswith("INCONCLUSIVE\nthe loss is recorded in units of 0.0"), said
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.sampled_from(["{!r}", "{:.6f}", "{:.5f}", "{:.9g}", "{:.4f}"]), st.booleans())
+def test_full_precision_is_never_called_coarse(seed: int, form: str, still: bool) -> None:
+    random = np.random.default_rng(seed)
+    curve = random.uniform(0.5, 12) * (1 if still else np.exp(-np.arange(STEPS) / random.uniform(20, 400)))
+    texts = [form.format(float(value)) for value in np.float32(curve + random.normal(0, 1e-3, STEPS))]
+    values, units = np.array(texts, float), np.array([10.0 ** -len(text.partition(".")[2]) for text in texts])
+    assert np.quantile(resolution(values, units), 0.8) <= (1e-4 if form == "{:.4f}" else 1e-5)
 
 
 def test_what_is_far_beyond_diverges_however_it_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -370,17 +516,17 @@ def test_gradient_norms_are_printed_finely_enough_for_their_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def said(size: float, decimals: int, factor: float = 1.0) -> str:
-        norms = [size * (1 + noise(seed, 1e-3)) * (factor if seed == 2 else 1) for seed in range(3)]
+        norms = [size * SLOPE / 2.3 * (1 + noise(seed, 1e-3)) * (factor if seed == 2 else 1) for seed in range(3)]
         files = [printed(tmp_path / f"{i}", FALLING + noise(i), 6, norm, decimals) for i, norm in enumerate(norms)]
         return judged(capsys, files[:2], files[2:])
 
     coarse = said(0.0396, 3, 1.02)
-    assert coarse.startswith("INCONCLUSIVE\nthe gradient norm is printed to 0.025 of it")
+    assert coarse.startswith("INCONCLUSIVE\nthe gradient norm is recorded in units of 0.024")
     assert said(2.0, 3).startswith("EQUIVALENT")
     assert said(0.0396, 6).startswith("EQUIVALENT")
     assert said(0.0396, 6, 1.03).startswith("DIVERGED")
     assert said(0.0396, 3, 5.0).startswith("DIVERGED")
-    assert said(3e-4, 3).startswith("INCONCLUSIVE\nthe gradient norm is printed as 0"), "of 0.000 and 0.001 none is off"
+    assert "grad_norm is 0 at 120 of 120 steps" in said(3e-4, 3), "of 0.000 and 0.001 none is off"
 
 
 @pytest.mark.parametrize("form", ["{!r}", "{:.6E}", "{:.9g}"])

@@ -16,7 +16,7 @@ from analysis.compare.golden import Golden, GoldenCell, GoldenVerdict, golden_of
 from analysis.compare.junit import junit_of_comparison, junit_of_report
 from analysis.compare.sweep_changes import CellComparison, Comparison, compare_sweeps
 from analysis.verdict.verdict import VERDICTS, VerdictName
-from launch.contract.outcomes import Outcome
+from launch.contract.outcomes import Expectation, Outcome
 from launch.contract.plan import Reason
 from tests.records import STARTED, AttemptRecord, Extra, workload_spec, write_sweep
 
@@ -81,8 +81,9 @@ def test_what_there_is_nothing_to_hold_against_is_skipped_and_fails_nobody() -> 
 def cell(
     word: VerdictName | None, unexpected: bool, unsound: tuple[str, ...], unfinished: bool, label: str
 ) -> GoldenCell:
-    verdict = None if word is None else GoldenVerdict(word, "")
-    return GoldenCell(label, label, "COMPLETED", "COMPLETED", unexpected, unsound, unfinished, verdict, None, None)
+    verdict = None if word is None else GoldenVerdict(word, "", None)
+    expect = Expectation()
+    return GoldenCell(label, label, "COMPLETED", expect, unexpected, unsound, unfinished, verdict, None, None, None)
 
 
 CELLS = st.builds(
@@ -133,7 +134,7 @@ def test_what_is_worse_is_said(change: Change, ending: str) -> None:
 
 def test_what_xml_cannot_hold_is_shown_and_nothing_ends_an_attribute() -> None:
     words = 'a\x00b\x1b[31m ]]> \ud800 \ufffe <b> " & \n'
-    bad = dataclasses.replace(cell("DIVERGED", False, (), False, words), verdict=GoldenVerdict("DIVERGED", words))
+    bad = dataclasses.replace(cell("DIVERGED", False, (), False, words), verdict=GoldenVerdict("DIVERGED", words, None))
     suite = suite_of(junit_of_report(Golden(words, (bad,), (), {words: ((words, 1),)}, "")))
     (case,) = suite.findall("testcase")
     assert case[0].attrib["message"] == 'a\\x00b\\x1b[31m ]]> \\ud800 \\ufffe <b> " & \n'

@@ -28,7 +28,7 @@ from analysis.compare.sweep_changes import Comparison, compare_sweeps, compariso
 from analysis.report.write_report import write_report
 from analysis.verdict.verdict import VERDICTS
 from launch.common.atomic_files import RecordError, dumps, read_json
-from launch.contract.outcomes import Expectation, Outcome
+from launch.contract.outcomes import Expectation, Outcome, OutcomeName
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason
 from launch.contract.spec import CudaGraph
@@ -106,7 +106,7 @@ def test_what_no_report_says_is_refused_all_at_once(golden: Golden) -> None:
     content["cells"][0]["memory"]["peak"] = "Infinity"
     content["cells"][1] |= {
         "verdict": None,
-        "speed": content["cells"][1]["speed"] | {"ratio": "NaN", "low": 9, "high": 0.1},
+        "speed": content["cells"][1]["speed"] | {"ratio": "NaN", "own_low": 9, "own_high": 0.1},
     }
     content["cells"].insert(0, twin)
     with pytest.raises(RecordError) as refused:
@@ -117,7 +117,7 @@ def test_what_no_report_says_is_refused_all_at_once(golden: Golden) -> None:
         f"{eager}: memory.peak is inf, not a number of bytes",
         f"{graphed}: verdict is null of a graphed cell that ended COMPLETED, expected COMPLETED",
         f"{graphed}: speed.ratio is nan, not a positive finite number",
-        f"{graphed}: speed.ratio nan is not from speed.low 9.0 to speed.high 0.1",
+        f"{graphed}: speed.ratio nan is not from speed.own_low 9.0 to speed.own_high 0.1",
     ]
 
 
@@ -126,8 +126,8 @@ def test_what_no_report_says_is_refused_all_at_once(golden: Golden) -> None:
     [
         ({"pairs": 1}, "of one pair, which has no interval"),
         ({"pairs": -3}, "speed.pairs is -3, not a number of pairs"),
-        ({"low": None}, "an interval has both"),
-        ({"high": None}, "an interval has both"),
+        ({"own_low": None}, "an interval has both"),
+        ({"own_high": None}, "an interval has both"),
     ],
 )
 def test_bounds_that_would_be_taken_for_none_are_refused(golden: Golden, changed: dict[str, Any], said: str) -> None:
@@ -282,7 +282,7 @@ def with_speed(
 ) -> Golden:
     eager, graphed = golden.cells
     assert graphed.speed is not None
-    speed = dataclasses.replace(graphed.speed, ratio=ratio, low=low, high=high, pairs=pairs, reason=reason)
+    speed = dataclasses.replace(graphed.speed, ratio=ratio, own_low=low, own_high=high, pairs=pairs, reason=reason)
     return dataclasses.replace(golden, cells=(eager, dataclasses.replace(graphed, speed=speed)))
 
 
@@ -356,7 +356,7 @@ def test_speeds_are_compared_by_intervals_that_no_other_cell_widens(tmp_path: Pa
 
     one, two = (golden_of(write_sweep(tmp_path / str(n), workloads=n, edit=apart)).cells[1] for n in (1, 2))
     assert one.speed is not None and one.speed.interval is not None
-    assert one.speed == two.speed
+    assert two.speed and one.speed == dataclasses.replace(two.speed, reason="")
     report = read_json(write_report(SweepPaths(tmp_path / "2")).json)
     said = report["cells"][1]["speed"]
     assert (said["own_low"], said["own_high"]) == one.speed.interval
@@ -409,14 +409,15 @@ def with_graphed(golden: Golden, **fields: Any) -> Golden:
         ("COMPLETED x1, TEARDOWN_HANG x1", "TEARDOWN_HANG", "COMPLETED", "worse"),
         ("COMPLETED x1, CUDA_OOM x1", "COMPLETED x2, CUDA_OOM x2", "COMPLETED", "changed"),
         ("CUDA_OOM", "FAILED", "COMPLETED", "changed"),
-        ("COMPLETED x1, CUDA_OOM x1", "COMPLETED", "CUDA_OOM in capture", "worse"),
+        ("COMPLETED x1, CUDA_OOM x1", "COMPLETED", "CUDA_OOM", "worse"),
     ],
 )
 def test_a_larger_share_of_bad_runs_is_worse(
-    golden: Golden, before: str, after: str, expected: str, change: str
+    golden: Golden, before: str, after: str, expected: OutcomeName, change: str
 ) -> None:
     was, now = (
-        with_graphed(golden, outcome=outcome, expected=expected, unexpected=True) for outcome in (before, after)
+        with_graphed(golden, outcome=outcome, expect=Expectation(expected), unexpected=True)
+        for outcome in (before, after)
     )
     assert found(compare_sweeps(was, now)) == {(GRAPHED, "outcome"): change}
 

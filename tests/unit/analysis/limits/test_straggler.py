@@ -9,10 +9,10 @@ import pytest
 
 from analysis.limits.straggler import Straggler, cell_straggler
 from analysis.records.load import load
-from analysis.report.write_report import write_report
 from analysis.sweep.judge_cells import compare_cells
 from launch.contract.spec import Parallelism
 from tests.records import EAGER_PROBE, UNTHROTTLED, AttemptRecord, write_sweep
+from tests.report_text import report_text
 from tests.unit.analysis.graphs.test_replay_check import change_probe
 from tests.unit.analysis.limits.test_throttling import change_clocks
 
@@ -92,7 +92,4 @@ def test_a_rank_without_equals_is_held_against_nobody(tmp_path: Path, layout: Pa
 
 def test_the_report_names_it(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, device="cuda", ranks=4, edit=change_probe(2, computing_ms=17.5))
-    assert (
-        "rank 2 slows the others down: its GPU computes for 17.50 ms per step"
-        in write_report(sweep).markdown.read_text()
-    )
+    assert "rank 2 slows the others down: its GPU computes for 17.50 ms per step" in report_text(sweep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from launch.contract.outcomes import Outcome
 from launch.contract.paths import SweepPaths
 from orchestrator.bisect.failure_status import classify_failure
 from tests.records import AttemptRecord, write_attempt, write_sweep
+from tests.report_text import report_text
 
 Edit = Callable[[AttemptRecord], None]
 GRAPHED, EAGER = True, False
@@ -40,6 +42,11 @@ def ended(name: str, phase: str = "measure", **fields: object) -> Edit:
         run.outcome = Outcome(name, phase, "bundle000", 0.0, 1.0, **fields)  # type: ignore[arg-type]
 
     return change
+
+
+def without_outcome(run: AttemptRecord) -> None:
+    del run.metrics[90:]
+    run.outcome = None
 
 
 def five_nats_off(run: AttemptRecord) -> None:
@@ -70,11 +77,11 @@ def test_a_whole_attempt_that_disagrees_does_not_vanish(tmp_path: Path) -> None:
     found = retried(tmp_path / "far", five_nats_off)
     assert (found.exit_code, found.verdicts) == (4, {"INCONCLUSIVE": 1})
     assert "attempt 1 ended COMPLETED, but its loss at step 89 is 6.9" in found.text
-    assert "in attempt 2: the result is not reproducible" in found.text
+    assert " eager: the result is not reproducible" in found.text
     near, exact = (retried(tmp_path / str(mode), one_bit_off, deterministic=mode) for mode in (False, True))
     assert (near.exit_code, exact.exit_code) == (0, 4), "deterministic mode asks for equality to the bit"
     assert near.verdicts == {"EQUIVALENT": 1}, "what was once other bits is not equal to the bit"
-    first, then = exact.text.split("at step 89 is ")[1].split(" in attempt 2")[0].split(", and ")
+    first, then = exact.text.split("at step 89 is ")[1].split(" eager")[0].split(", and ")
     assert first != then and float(first) == float(then) * (1 + 2**-52)
 
 
@@ -88,7 +95,6 @@ def test_a_whole_attempt_that_disagrees_does_not_vanish(tmp_path: Path) -> None:
         ended("CONFIG", "init"),
         ended("TIMEOUT"),
         ended("FAILED", failure_class="SUPERVISOR"),
-        of_other_code,
         lambda run: None,
     ],
 )
@@ -98,6 +104,87 @@ def test_what_others_ended_and_what_was_mended_since_is_harmless(tmp_path: Path,
     assert "attempt" not in found.text
 
 
+def half_a_nat_off(run: AttemptRecord) -> None:
+    for step in run.metrics[10:90]:
+        step["loss"] += 0.5
+
+
+WAYS_TO_END: list[Edit] = [
+    ended("CANCELLED"),
+    ended("PREEMPTED"),
+    ended("NODE_FAIL"),
+    ended("TIMEOUT"),
+    ended("HANG"),
+    ended("FAILED", failure_class="SIGKILL"),
+    ended("ENVIRONMENT", failure_class="GPU_FAULT", infrastructure=True),
+    without_outcome,
+]
+
+
+@pytest.mark.parametrize(
+    ("end", "graphed"),
+    [*((end, GRAPHED) for end in WAYS_TO_END), (ended("CANCELLED"), EAGER), (without_outcome, EAGER)],
+)
+def test_an_attempt_that_diverged_is_not_forgotten_however_it_ended(tmp_path: Path, end: Edit, graphed: bool) -> None:
+    def diverged(run: AttemptRecord) -> None:
+        half_a_nat_off(run)
+        end(run)
+
+    found = retried(tmp_path, diverged, graphed)
+    assert (found.exit_code, found.verdicts) == (4, {"INCONCLUSIVE": 1})
+    side = "" if graphed else "eager repeat 0: "
+    (reason,) = re.findall(r"INCONCLUSIVE\*\*: `[^`]*` \(repeat 0: (.*?)\)\.", found.text) if graphed else [found.text]
+    assert f"{side}attempt 1 " in reason and "but its loss at step " in reason
+    assert "eager: the result is not reproducible" in reason
+
+
+def test_an_attempt_that_diverged_after_the_one_that_counts_is_not_forgotten(tmp_path: Path) -> None:
+    def edit(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 0:
+            write_attempt(SweepPaths(tmp_path), run)
+            run.number = 2
+            half_a_nat_off(run)
+            ended("CANCELLED")(run)
+
+    found = summarise(judge_sweep(write_sweep(tmp_path, edit=edit)).results)
+    assert (found.exit_code, found.verdicts) == (4, {"INCONCLUSIVE": 1})
+    assert "attempt 2 ended CANCELLED in measure, but its loss at step " in found.text
+
+
+@pytest.mark.parametrize(("steps", "word"), [(90, "INCONCLUSIVE"), (115, "EQUIVALENT")])
+def test_a_cancelled_attempt_with_other_bits_is_judged_as_far_as_it_came(tmp_path: Path, steps: int, word: str) -> None:
+    def cancelled(run: AttemptRecord) -> None:
+        one_bit_off(run)
+        whole = list(run.metrics)
+        ended("CANCELLED")(run)
+        run.metrics[:] = whole[:steps]
+
+    retried(tmp_path, cancelled)
+    (graphed,) = (result for result in judge_sweep(SweepPaths(tmp_path)).results if result.cell.graphed)
+    assert graphed.verdict and graphed.verdict.verdict == word
+    assert graphed.verdict.reason.startswith("equal bit for bit except graphed repeat 0, attempt 1")
+
+
+def test_an_attempt_of_other_code_is_named_and_blamed_on_nobody(tmp_path: Path) -> None:
+    def other(run: AttemptRecord) -> None:
+        half_a_nat_off(run)
+        of_other_code(run)
+
+    found = retried(tmp_path, other)
+    assert (found.exit_code, found.verdicts) == (0, {"BITWISE": 1})
+    assert "attempt 1 ended NUMERIC in measure and is not compared: it ran with other code" in found.text
+
+
+def test_a_cancelled_attempt_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    def damaged(run: AttemptRecord) -> None:
+        ended("CANCELLED")(run)
+        run.metrics[50] = {"step": 50}
+
+    found = retried(tmp_path, damaged)
+    assert (found.exit_code, found.verdicts) == (0, {"BITWISE": 1})
+    assert "attempt 1 ended CANCELLED in measure and is not compared: metrics.jsonl cannot be read" in found.text
+
+
 def test_an_eager_failure_is_said_and_blamed_on_no_graph(tmp_path: Path) -> None:
     for name, before, code, word, said in (
         ("nan", ended("NUMERIC"), 0, "BITWISE", "attempt 1 ended NUMERIC in measure, attempt 2 COMPLETED"),
@@ -105,7 +192,7 @@ def test_an_eager_failure_is_said_and_blamed_on_no_graph(tmp_path: Path) -> None
     ):
         found = retried(tmp_path / name, before, EAGER)
         assert (found.exit_code, found.verdicts) == (code, {word: 1})
-        assert "1 cell ended differently in an earlier attempt**: `eager, lr 0.001` (repeat 0: " + said in found.text
+        assert "1 cell ended differently in another attempt**: `eager, lr 0.001` (repeat 0: " + said in found.text
 
 
 @pytest.mark.parametrize(("deterministic", "word"), [(False, "EQUIVALENT"), (True, "INCONCLUSIVE")])
@@ -115,7 +202,9 @@ def test_where_eager_came_to_other_bits_once_nothing_is_equal_to_them(
     found = retried(tmp_path, one_bit_off, EAGER, deterministic)
     assert found.verdicts == {word: 1}
     (graphed,) = (result for result in judge_sweep(SweepPaths(tmp_path)).results if result.cell.graphed)
-    assert graphed.verdict and graphed.verdict.reason.startswith("equal bit for bit except eager repeat 0, attempt 1")
+    exact = "eager repeat 0: attempt 1 ended COMPLETED, but its loss at step 89"
+    said = exact if deterministic else "equal bit for bit except eager repeat 0, attempt 1"
+    assert graphed.verdict and graphed.verdict.reason.startswith(said)
 
 
 def between_margins(run: AttemptRecord) -> None:
@@ -125,7 +214,7 @@ def between_margins(run: AttemptRecord) -> None:
 def test_a_graphed_attempt_beyond_the_margin_of_eager_comes_and_goes(tmp_path: Path) -> None:
     found = retried(tmp_path, between_margins)
     assert (found.exit_code, found.verdicts) == (4, {"INCONCLUSIVE": 1})
-    assert "equal bit for bit except graphed repeat 0, attempt 1" in found.text
+    assert "attempt 1 ended COMPLETED, but its loss at step 89" in found.text
 
 
 def test_other_bits_before_the_capture_say_nothing_of_graphs(tmp_path: Path) -> None:
@@ -137,7 +226,7 @@ def test_other_bits_before_the_capture_say_nothing_of_graphs(tmp_path: Path) -> 
 
 def test_the_row_of_the_cell_names_the_attempt_before(tmp_path: Path) -> None:
     retried(tmp_path, ended("NUMERIC", message="NumericError: loss is nan at step 89"), EAGER)
-    report = write_report(SweepPaths(tmp_path)).markdown.read_text()
+    report = report_text(SweepPaths(tmp_path))
     row = next(line for line in report.splitlines() if line.startswith("| `eager, lr 0.001` | eager |"))
     assert "COMPLETED (repeat 0: attempt 1 ended NUMERIC in measure, attempt 2 COMPLETED)" in row
     assert "`eager, lr 0.001`, repeat 0, attempt 1: NumericError: loss is nan at step 89." in report

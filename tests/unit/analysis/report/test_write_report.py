@@ -19,6 +19,7 @@ from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason
 from launch.contract.spec import Device
 from tests.records import AttemptRecord, Extra, workload_spec, write_sweep
+from tests.report_text import report_text
 
 RULE = Reason("scope.moe_router", "moe with moe_router", "drop one of the two", "Megatron-Core 0.16")
 HOST = Reason("cuda.needed", "torch captures CUDA graphs", "use a host with a GPU")
@@ -86,7 +87,7 @@ def test_parts_stand_in_order_with_the_worst_news_first(tmp_path: Path) -> None:
 
 
 def test_tables_keep_their_columns_whatever_a_message_holds(tmp_path: Path) -> None:
-    text = write_report(eventful_sweep(tmp_path)).markdown.read_text()
+    text = report_text(eventful_sweep(tmp_path))
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("| ")]
     assert len(tables) == 13
     for lines in tables:
@@ -94,7 +95,7 @@ def test_tables_keep_their_columns_whatever_a_message_holds(tmp_path: Path) -> N
 
 
 def test_reasons_and_failures_are_said_with_their_way_out(tmp_path: Path) -> None:
-    text = write_report(eventful_sweep(tmp_path)).markdown.read_text()
+    text = report_text(eventful_sweep(tmp_path))
     for said in (
         "| scope.moe_router | moe with moe_router | drop one of the two | Megatron-Core 0.16 |",
         "| cuda.needed | torch captures CUDA graphs | use a host with a GPU | - |",
@@ -145,7 +146,7 @@ def test_what_a_run_says_of_itself_stands_by_its_divergence(tmp_path: Path) -> N
             run.metrics[90]["loss"] += 1.0
 
     for edit, is_said in ((remarks, False), (diverges, True)):
-        text = write_report(write_sweep(tmp_path / edit.__name__, edit=edit)).markdown.read_text()
+        text = report_text(write_sweep(tmp_path / edit.__name__, edit=edit))
         assert ("The run noted: known of torch_compile." in text) == is_said
         assert "noted: known of none" not in text
 
@@ -154,9 +155,9 @@ def test_cells_that_were_not_picked_are_spoken_of(tmp_path: Path) -> None:
     """The resolved recipe has them, and the summary counts without them."""
     sweep = write_sweep(tmp_path)
     said = "The sweep ran only cells with training.compile=none and cuda_graph.impl=torch (--only)"
-    assert said not in write_report(sweep).markdown.read_text()
+    assert said not in report_text(sweep)
     write_json(sweep.plan, read_json(sweep.plan) | {"only": ["training.compile=none", "cuda_graph.impl=torch"]})
-    assert said in write_report(sweep).markdown.read_text()
+    assert said in report_text(sweep)
 
 
 def test_repeats_of_unlike_machines_are_told_pair_by_pair(tmp_path: Path) -> None:
@@ -165,6 +166,7 @@ def test_repeats_of_unlike_machines_are_told_pair_by_pair(tmp_path: Path) -> Non
     def newer(run: AttemptRecord) -> None:
         for step in run.metrics:
             step["step_time_ms"] = (12.0 + 2.0 * run.spec.repeat) * (1.0 if run.spec.graphed else 1.25)
+            step["loss"] += 0.1 if run.spec.repeat == 2 else 0.0
         if run.spec.repeat == 2:
             run.environment["digests"]["code"] = "newer"
 
@@ -176,15 +178,54 @@ def test_repeats_of_unlike_machines_are_told_pair_by_pair(tmp_path: Path) -> Non
     )
     assert "digests.code: " in said and " or newer. " in said
     assert "Pair by pair: `torch, lr 0.001` 1.25x, 1.25x, 1.25x (graphed 12.00, 14.00, 16.00 ms)." in said
+    assert "The plots leave out repeat 2, of other code, libraries or data than repeat 0." in text.read_text()
+    page = (text.parent / "report.html").read_text()
+    loss, *_ = (json.loads(data) for data in re.findall(r'<script type="application/json">(.*?)</script>', page))
+    assert [line["repeat"] for line in loss["curves"]] == [0, 1, 0, 1], (
+        "of two versions in one picture, one would look wrong"
+    )
+    assert set(loss["noise_floor"]["y"]) == {0}
     assert "over 2 of 3 repeats" in text.read_text() and "| 2 / 2 of 3 each |" in text.read_text()
     alike = write_report(write_sweep(tmp_path / "alike", device="cuda", impls=("torch",), repeats=3)).markdown
-    assert "Repeats differ" not in alike.read_text() and " of 3" not in alike.read_text()
+    assert (
+        "The plots leave out" not in alike.read_text()
+        and "Repeats differ" not in alike.read_text()
+        and " of 3" not in alike.read_text()
+    )
 
 
-def test_nothing_run_says_so_and_passes(tmp_path: Path) -> None:
+def test_no_speed_is_claimed_of_several_versions_of_the_code(tmp_path: Path) -> None:
+    def newer(run: AttemptRecord) -> None:
+        if run.spec.repeat == 2:
+            run.environment["digests"]["code"] = "newer"
+
+    text = write_report(write_sweep(tmp_path, repeats=3, edit=newer)).markdown.read_text()
+    assert "| 1.25x (over 3 pairs) | INCONCLUSIVE |" in text and "No speed-up confirmed yet." in text
+    assert "INCONCLUSIVE, because its repeats ran different code, libraries or data: run all of them again" in text
+
+
+def test_a_cell_has_one_step_time_and_one_peak(tmp_path: Path) -> None:
+    def slower(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["step_time_ms"] *= 1.2**run.spec.repeat
+
+    text = report_text(write_sweep(tmp_path, device="cuda", repeats=3, edit=slower))
+    (ranked,) = re.findall(r"^\| 1 \| `torch_compile, .*? \| (\d+\.\d\d) ms \(", text, flags=re.MULTILINE)
+    (compared,) = re.findall(r"^\| `torch_compile, .*? \| \d+\.\d\d / (\d+\.\d\d) ms \|", text, flags=re.MULTILINE)
+    assert ranked == compared
+    peaks = re.findall(r"^\| `?[^`]*`torch_compile, lr 0.001`.*", text, flags=re.MULTILINE)
+    assert {size for row in peaks[:2] for size in re.findall(r"\d+\.\d\d GiB", row)} == {
+        re.findall(r"\d+\.\d\d GiB", peaks[0])[0]
+    }
+
+
+def test_nothing_run_is_said_first_and_does_not_pass(tmp_path: Path) -> None:
     report = write_report(write_sweep(tmp_path, workloads=0, extra=[Extra(workload_spec(0, "torch", 120), (HOST,))]))
-    assert report.exit_code == 0
-    assert report.summary.startswith("No cell ran: ")
+    assert report.exit_code == 4
+    assert report.summary.startswith(
+        f"**Nothing was validated**: no graphed cell could run. Not validated: `torch, lr 0.001` ({HOST.rule}: {HOST.message})."
+    )
+    assert "No cell ran: 1 cell rejected or not runnable on this host." in report.summary
     assert "## Plots" not in report.markdown.read_text()
 
 
@@ -242,7 +283,7 @@ def test_runs_that_differ_in_provenance_are_told_apart(tmp_path: Path) -> None:
         if run.spec.graphed:
             run.environment["settings"]["NCCL_ALGO"] = "Ring"
 
-    text = write_report(write_sweep(tmp_path, edit=second_host)).markdown.read_text()
+    text = report_text(write_sweep(tmp_path, edit=second_host))
     assert "| hardware.hosts | host0 (2 runs); host1 (2 runs) |" in text
     assert "settings.NCCL_ALGO: unset (eager), Ring (graphed)" in text
 
@@ -280,13 +321,28 @@ def doubled_steps(run: AttemptRecord) -> None:
     run.metrics = [step for step in run.metrics for _ in range(2)]
 
 
+def no_norms(run: AttemptRecord) -> None:
+    for step in run.metrics:
+        step["grad_norm"] = -1.0
+
+
 def odd_environment(run: AttemptRecord) -> None:
     run.environment = {"digests": "none", "hardware": None, "versions": ["a", "a"]}
 
 
 @pytest.mark.parametrize(
     "edit",
-    [all_nan, mixed_infinities, no_times, no_metrics, no_events, no_eager_metrics, doubled_steps, odd_environment],
+    [
+        all_nan,
+        mixed_infinities,
+        no_times,
+        no_metrics,
+        no_events,
+        no_eager_metrics,
+        doubled_steps,
+        no_norms,
+        odd_environment,
+    ],
 )
 def test_a_report_is_written_of_any_records_and_bad_ones_never_pass(
     tmp_path: Path, edit: Callable[[AttemptRecord], None]
@@ -296,9 +352,25 @@ def test_a_report_is_written_of_any_records_and_bad_ones_never_pass(
     assert report.markdown.exists()
 
 
+@pytest.mark.parametrize("size", [1e308, 5e-324])
+def test_a_plot_that_cannot_be_drawn_costs_that_plot(tmp_path: Path, size: float) -> None:
+    def beyond(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["loss"] = -size if run.spec.graphed else size
+
+    report = write_report(write_sweep(tmp_path, edit=beyond))
+    plots, text = json.loads(report.json.read_text())["plots"], report.markdown.read_text()
+    (lost,) = plots["undrawn"]
+    assert lost.endswith("-loss.png") and f"Loss and its difference: {lost} cannot be drawn (" in text
+    drawn = [file for files in plots["drawn"].values() for file in files]
+    assert len(drawn) == 3 and all((report.json.parent / file).exists() for file in drawn)
+    assert lost not in drawn and f"({lost})" not in text and not (report.json.parent / lost).exists()
+    assert (report.json.parent / "report.html").read_text().count("<figure>") == 3
+
+
 def test_of_a_run_that_never_was_nobody_knows_what_it_captured(tmp_path: Path) -> None:
     def not_run(run: AttemptRecord) -> None:
         run.begun = not run.spec.graphed
 
-    markdown = write_report(write_sweep(tmp_path, edit=not_run)).markdown.read_text()
+    markdown = report_text(write_sweep(tmp_path, edit=not_run))
     assert "| `torch_compile, lr 0.001` | torch_compile | NOT RUN | **UNFINISHED** |" in markdown

@@ -1,7 +1,8 @@
-"""The speed verdict held to account: simulated sweeps of known truth, from step times to the word."""
+"""The speed verdict held to account: simulated sweeps of known truth, from step times to the verdict."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 
@@ -9,10 +10,10 @@ import numpy as np
 import pytest
 
 from analysis.records.steps import Floats, Steps
+from analysis.speed.confidence_interval import families, interval_of
 from analysis.speed.pair_speed import PairSpeed, Timed, pool_pairs
 from analysis.speed.speedup import MINIMUM_STEPS, cell_speed, speed_verdict
 from analysis.speed.steady_window import Window, window_of
-from analysis.statistics.confidence_interval import families, interval_of
 from launch.contract.spec import RunSpec
 
 SWEEPS = 300
@@ -31,6 +32,8 @@ def run_of(random: np.random.Generator, mean_ms: float, kind: str, graphed: bool
         times *= np.exp(random.normal(0, 0.1, STEPS))
     elif kind == "drift":
         times *= 1 + np.linspace(0, 0.03, STEPS)
+    elif kind.startswith("cools over ") and not graphed:
+        times *= 1 + 0.3 * np.exp(-np.arange(STEPS) / int(kind.rsplit(" ", 1)[1]))
     elif kind == "settling" and not graphed:
         times[:15] *= 1.3
     elif kind == "stalls" and graphed:
@@ -66,8 +69,8 @@ def test_drift_that_is_not_there_costs_no_verdict() -> None:
     assert last_of_ten(1.02, slot=0.0)["FASTER"] >= 0.9 * SWEEPS
 
 
-def words(true: float, repeats: int, kind: str) -> Counter[str]:
-    """The words of sweeps whose graphed steps are ``true`` times as fast."""
+def verdicts(true: float, repeats: int, kind: str) -> Counter[str]:
+    """Return the verdicts of sweeps whose graphed steps are ``true`` times as fast."""
     random = np.random.default_rng(11)
     found: Counter[str] = Counter()
     for _ in range(SWEEPS):
@@ -82,26 +85,60 @@ def words(true: float, repeats: int, kind: str) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["clean", "hiccups", "noisy", "drift", "settling"])
-@pytest.mark.parametrize("repeats", [2, 4])
+@pytest.mark.parametrize(
+    ("kind", "repeats"),
+    [
+        *itertools.product(["clean", "hiccups", "noisy", "drift", "settling"], [2, 4]),
+        ("cools over 5", 2),
+        ("cools over 15", 3),
+        ("cools over 200", 5),
+    ],
+)
 def test_a_step_that_is_not_faster_is_called_faster_as_rarely_as_the_interval_promises(kind: str, repeats: int) -> None:
     """2.5% on either side; 300 sweeps show 5% by chance once in a hundred times."""
-    found = words(1.0, repeats, kind)
+    found = verdicts(1.0, repeats, kind)
     assert found["FASTER"] <= 0.05 * SWEEPS
     assert found["SLOWER"] <= 0.05 * SWEEPS
+
+
+def test_a_transient_does_not_hide_a_large_speed_up() -> None:
+    assert verdicts(1.5, 3, "cools over 15")["FASTER"] >= 0.95 * SWEEPS
+
+
+@pytest.mark.parametrize(("cells", "repeats"), [(1, 2), (1, 3), (2, 4)])
+def test_a_machine_that_is_slower_in_every_other_run_makes_no_cell_slow(cells: int, repeats: int) -> None:
+    """1% slower, while runs are half a percent apart."""
+    random = np.random.default_rng(3)
+    found: Counter[str] = Counter()
+    for _ in range(SWEEPS):
+        names = [f"{cell}-r{repeat}" for repeat in range(repeats) for cell in range(cells + 1)[:: (-1) ** repeat]]
+        runs = {
+            name: run_of(random, 20 * (1 + 0.01 * (place % 2)), "clean", name[0] != "0")
+            for place, name in enumerate(names)
+        }
+        pairs = []
+        for repeat in range(repeats):
+            window = window_of(runs[f"0-r{repeat}"], runs[f"1-r{repeat}"])
+            assert isinstance(window, Window)
+            began = (60.0 * names.index(f"{cell}-r{repeat}") for cell in (0, 1))
+            pairs.append(PairSpeed(timed=Timed(window, 8.0, np.zeros(0), 0.0, *began)))
+        speed = cell_speed(pool_pairs(pairs), RunSpec())
+        assert speed is not None
+        found[speed.verdict] += 1
+    assert found["FASTER"] + found["SLOWER"] <= 0.05 * SWEEPS
 
 
 @pytest.mark.parametrize(
     ("true", "repeats", "share"), [(1.1, 3, 0.95), (1.1, 2, 0.75), (1.02, 5, 0.9), (1 / 1.1, 3, 0.95)]
 )
 def test_a_difference_is_found_the_sooner_the_more_repeats(true: float, repeats: int, share: float) -> None:
-    assert words(true, repeats, "clean")["FASTER" if true > 1 else "SLOWER"] >= share * SWEEPS
+    assert verdicts(true, repeats, "clean")["FASTER" if true > 1 else "SLOWER"] >= share * SWEEPS
 
 
 @pytest.mark.parametrize("true", [1.0, 1.05])
 def test_stalls_of_graphed_runs_alone_are_never_taken_for_outliers(true: float) -> None:
     """Every 25th step takes three times as long: 8% in all, more than the 5% that the other steps gain."""
-    assert words(true, 3, "stalls")["FASTER"] == 0
+    assert verdicts(true, 3, "stalls")["FASTER"] == 0
 
 
 # --- all cells of a sweep at once -------------------------------------------------------------------------------------

@@ -148,6 +148,40 @@ def test_the_more_cells_of_a_sweep_are_tested_the_surer_each_has_to_be(tmp_path:
     assert words == [["EQUIVALENT"] * 3, ["EQUIVALENT"] * 2 + ["INCONCLUSIVE"] * 2]
 
 
+def keep_parameters(run: AttemptRecord) -> None:
+    """The optimizer never steps after the capture."""
+    for event in (event for events in run.events.values() for event in events if event["kind"] == "parameters"):
+        event["digest"] = "first"
+
+
+@pytest.mark.parametrize("near", [0.0, 1e-5])
+def test_a_graphed_optimizer_that_never_steps_diverges_however_near_the_losses_are(tmp_path: Path, near: float) -> None:
+    def edit(run: AttemptRecord) -> None:
+        run.metrics[60]["loss"] += near * run.spec.graphed
+        if run.spec.graphed:
+            keep_parameters(run)
+
+    sweep = write_sweep(tmp_path, edit=edit)
+    result = graphed_result(sweep)
+    assert result.verdict is not None and result.verdict.verdict == "DIVERGED"
+    assert "the graphed optimizer does not step: the parameters of rank" in result.verdict.reason
+    write_report(sweep)
+    assert "does not step" in (sweep.report / "report.md").read_text(encoding="utf-8")
+
+
+def test_where_no_run_changes_its_parameters_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    verdict = judged(tmp_path, keep_parameters).verdict
+    assert verdict is not None and verdict.verdict == "INCOMPARABLE" and "nothing is learnt" in verdict.reason
+
+
+def test_deterministic_mode_asks_for_equality_before_the_capture_as_well(tmp_path: Path) -> None:
+    def other_start(run: AttemptRecord) -> None:
+        run.metrics[1]["loss"] += 1e-9
+
+    words = [judged(tmp_path / str(mode), for_graphed(other_start), deterministic=mode) for mode in (False, True)]
+    assert [result.verdict.verdict for result in words if result.verdict] == ["BITWISE", "INCOMPARABLE"]
+
+
 def test_deterministic_mode_asks_for_equality_to_the_bit(tmp_path: Path) -> None:
     def near(run: AttemptRecord) -> None:
         run.metrics[60]["loss"] += 1e-6
@@ -477,10 +511,10 @@ def change_events(kind: str, change: Callable[[dict[str, Any]], object]) -> Edit
 @pytest.mark.parametrize(
     ("kind", "change", "said"),
     [
-        ("proof", lambda e: e["graphs"].update(capture_seconds="NaN"), "capture_seconds is nan"),
-        ("capture", lambda e: e["graphs"].update(capture_seconds="Infinity"), "capture_seconds is inf"),
+        ("proof", lambda e: e["graphs"].update(capture_seconds="NaN"), "capture_seconds is 'NaN'"),
+        ("capture", lambda e: e["graphs"].update(capture_seconds="Infinity"), "capture_seconds is 'Infinity'"),
         ("capture", lambda e: e["graphs"].update(capture_seconds=1e308), "capture_seconds is 1e+308"),
-        ("capture", lambda e: e["graphs"].update(mechanism=[1]), "is not text"),
+        ("capture", lambda e: e["graphs"].update(mechanism=[1]), "mechanism is [1], not text"),
         ("phase", lambda e: e.update(phase=[]), "[] is not a phase"),
         ("phase", lambda e: e.update(phase={}), "{} is not a phase"),
         ("phase", lambda e: e["memory"].update(host_rss=-1), "host_rss is -1, not a number of bytes"),

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from analysis.records.load import load
-from analysis.report.write_report import write_report
 from analysis.sweep.fit_matrix import outcome_matrix, state_of, states_of
 from analysis.sweep.judge_cells import compare_cells
 from launch.contract.outcomes import Outcome, OutcomeName
 from launch.contract.records.events import Phase
 from tests.records import AttemptRecord, write_sweep
+from tests.report_text import report_text
 
 Ending = tuple[OutcomeName, Phase] | None
 
@@ -67,7 +67,7 @@ def test_what_has_not_ended_does_not_fit_yet(tmp_path: Path) -> None:
 
 def test_the_report_has_the_matrix_and_the_phases(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch", "full_iteration"), edit=one_is_too_large)
-    text = write_report(sweep).markdown.read_text().split("## Memory")[1].split("\n## ")[0]
+    text = report_text(sweep).split("## Memory")[1].split("\n## ")[0]
     assert "| eager baseline / graphed cell | fits | OOM at capture |" in text
     assert "| fits | 1: `torch, lr 0.001` | 1: `full_iteration, lr 0.001` |" in text
     row = next(line for line in text.splitlines() if line.startswith("| `torch"))

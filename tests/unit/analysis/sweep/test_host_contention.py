@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from analysis.records.load import load
-from analysis.report.write_report import write_report
 from analysis.sweep.host_contention import HostContention, neighbours_of
 from analysis.sweep.judge_cells import compare_cells
 from launch.contract.paths import SweepPaths
 from tests.records import RUN_SECONDS, AttemptRecord, write_sweep
+from tests.report_text import report_text
 
 
 def swept(root: Path, edit: Callable[[AttemptRecord], None]) -> SweepPaths:
@@ -75,7 +75,7 @@ def test_time_with_a_neighbour_is_counted_once(
         assert found is None
     else:
         assert found is not None and (found.eager, found.graphed) == pytest.approx((expected.eager, expected.graphed))
-    text = write_report(sweep).markdown.read_text()
+    text = report_text(sweep)
     assert ("ran on the same host" in text) == (expected is not None)
 
 

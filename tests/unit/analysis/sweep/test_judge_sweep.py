@@ -18,7 +18,7 @@ def test_results_are_those_of_all_at_once_without_their_steps(tmp_path: Path) ->
     sweep = write_sweep(tmp_path, workloads=3)
     seen: list[Records] = []
     judged, whole, alike = judge_sweep(sweep, seen.append), collect_evidence(load(sweep)), TaskComparison()
-    alike.add((cell.cell, cell.runs) for cell in whole)
+    alike.add((cell.result.cell, cell.result.runs) for cell in whole)
     assert judged.results == judge_cells([cell.without_records() for cell in whole])
     assert judged.trained == alike.tasks
     assert [len(records.runs) for records in seen] == [2, 2, 2]

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from analysis.records.load import load
-from analysis.report.write_report import write_report
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_cells import compare_cells
 from analysis.sweep.task_agreement import TaskComparison, Trained
 from launch.common.atomic_files import read_json, write_json
 from tests.records import AttemptRecord, write_sweep
+from tests.report_text import report_text
 
 
 def same_loss_but_for_one_step(run: AttemptRecord) -> None:
@@ -54,5 +54,5 @@ def test_the_step_of_a_difference_is_no_count_of_steps(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, workloads=2, edit=same_loss_but_for_one_step)
     plan = read_json(sweep.plan)
     write_json(sweep.plan, plan | {"cells": [cell | {"task_id": "same"} for cell in plan["cells"]]})
-    text = write_report(sweep).markdown.read_text()
+    text = report_text(sweep)
     assert "| 5.000000 | 3.810000 | 2.50e-01 at step 40, of 120 steps | 0.5 |" in text

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from analysis.records.steps import Floats, Metric, Steps
 from analysis.verdict.curve_difference import METRICS
+from analysis.verdict.family import judge_family
 from analysis.verdict.ladder import judge_curves
 from analysis.verdict.rungs import MINIMUM_STEPS
-from analysis.verdict.verdict import VERDICTS, Verdict, judge_family, worst
+from analysis.verdict.verdict import VERDICTS, Verdict, worst
 from launch.contract.plan import Margins
 
 CAPTURE = 3
@@ -263,6 +264,23 @@ def test_where_eager_does_not_train_nothing_is_equivalent() -> None:
     assert not verdict(curve(graphed=True)).reason
 
 
+@pytest.mark.parametrize(("learns", "word"), [(0.0, "INCONCLUSIVE"), (5e-4, "INCONCLUSIVE"), (0.3, "EQUIVALENT")])
+def test_variation_between_batches_is_not_learning(learns: float, word: str) -> None:
+    """All runs share their batches, whose losses vary. An optimizer that never steps would differ by ``learns`` at most."""
+    random = np.random.default_rng(5)
+    batches = 3 + random.normal(0, 0.05, STEPS) - np.linspace(0, learns, STEPS)
+    eager, graphed = (
+        [noisy(replace(curve(graphed=side), loss=batches), random, 0.05) for _ in range(2)] for side in (False, True)
+    )
+    found = of_repeats(graphed, eager)
+    assert found.verdict == word, found.reason
+    assert word == "EQUIVALENT" or "beside the variation between batches" in found.reason
+    sides = (
+        {f"{side} {place}": run for place, run in enumerate(runs)} for side, runs in (("e", eager), ("g", graphed))
+    )
+    assert judge_curves(*sides, np.arange(STEPS), CAPTURE + 1, MARGINS, learnt=True).verdict == "EQUIVALENT"
+
+
 @pytest.mark.parametrize("margin", [float("nan"), 0.0, -1.0])
 def test_no_margin_lets_a_difference_pass_by_being_absurd(margin: float) -> None:
     near = moved(curve(graphed=True), 50, loss=1e-9)
@@ -272,6 +290,11 @@ def test_no_margin_lets_a_difference_pass_by_being_absurd(margin: float) -> None
 def test_the_worst_verdict_wins() -> None:
     assert worst([Verdict(word) for word in VERDICTS]).verdict == "DIVERGED"
     assert worst([Verdict("BITWISE"), Verdict("EQUIVALENT")]).verdict == "EQUIVALENT"
+    sure, unsure = (
+        verdict(shifted(noisy(curve(graphed=True), np.random.default_rng(1), 0.1), by)) for by in (0.0, 0.5)
+    )
+    assert sure.p < unsure.p < 0.05
+    assert worst([sure, unsure]) is worst([unsure, sure]) is unsure, "a family of tests takes the least certain group"
 
 
 def noisy(steps: Steps, noise: np.random.Generator, share: float) -> Steps:
@@ -350,6 +373,32 @@ def test_a_mean_beyond_the_margin_is_shown_though_no_step_stands_out() -> None:
     assert found.deviation is not None and found.deviation.size < 3e-3
 
 
+def test_a_single_graphed_run_passes_and_the_reason_says_that_there_was_one() -> None:
+    noise = np.random.default_rng(8)
+    eager, graphed = ([noisy(curve(graphed=side), noise, 0.1) for _ in range(2)] for side in (False, True))
+    assert of_repeats(graphed, eager).reason == ""
+    single = of_repeats(graphed[:1], eager)
+    assert single.verdict == "EQUIVALENT" and "a single graphed run" in single.reason
+
+
+def test_a_step_within_the_margin_does_not_pass_where_noise_may_hide_a_larger_difference() -> None:
+    noise = np.random.default_rng(8)
+    eager, graphed = ([noisy(curve(graphed=side), noise, 0.25 / 2**0.5) for _ in range(2)] for side in (False, True))
+    assert of_repeats(graphed, eager).verdict == "EQUIVALENT"
+    mean = (eager[0].loss[60] + eager[1].loss[60]) / 2
+    near = with_value(graphed[0], 60, "loss", mean + 0.96 * MARGINS.loss)
+    found = of_repeats([near, graphed[1]], eager)
+    assert found.verdict == "INCONCLUSIVE"
+    assert "(eager repeats) a step may hide a difference beyond it" in found.reason and "deterministic" in found.fix
+
+
+def test_an_eager_spike_beyond_the_margin_is_inconclusive_and_the_tail_of_passing_noise_is_none() -> None:
+    noise = np.random.default_rng(2)
+    spike = moved(noisy(curve(), noise, 0.01), 60, loss=1.1 * MARGINS.loss)
+    found = of_repeats([noisy(curve(graphed=True), noise, 0.01)] * 2, [noisy(curve(), noise, 0.01), spike])
+    assert found.verdict == "INCONCLUSIVE" and "eager repeats differ" in found.reason and "deterministic" in found.fix
+
+
 def test_what_drifts_towards_the_margin_does_not_pass() -> None:
     drifting = np.linspace(0, 0.9, STEPS)
     found = verdict(shifted(curve(graphed=True), drifting))
@@ -366,7 +415,7 @@ def test_what_blows_up_within_the_margin_does_not_pass() -> None:
     growing = np.where(np.arange(STEPS) < STEPS - 5, 0, 0.9)
     found = verdict(shifted(curve(graphed=True), growing, "grad_norm"))
     assert found.verdict == "INCONCLUSIVE"
-    assert "the gradient norm blows up at the end of the window" in found.reason
+    assert "the gradient norm difference grows at the end of the window" in found.reason
     assert verdict(shifted(curve(graphed=True), np.roll(growing, -20), "grad_norm")).verdict == "EQUIVALENT"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -183,6 +184,29 @@ def test_a_file_of_another_kind_is_damaged_and_nothing_else(content: bytes, tmp_
     assert "missing tensors" not in message
 
 
+@pytest.mark.parametrize("shard", ["../other/model.safetensors", "/etc/passwd", "", ".."])
+def test_an_index_cannot_lead_out_of_its_folder(shard: str, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    for name in ("checkpoint", "other"):
+        (tmp_path / name).mkdir()
+        write_file(tmp_path / name / "model.safetensors", shapes_of(DENSE))
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": dict.fromkeys(shapes_of(DENSE), shard)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert f"names {shard!r}, which is not a file of its folder" in refusal(DENSE, folder)
+
+
+def test_a_fifo_is_no_checkpoint(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path, shapes_of(DENSE))
+    for name in (shards[0], "config.json"):
+        (tmp_path / name).unlink(missing_ok=True)
+        os.mkfifo(tmp_path / name)
+    message = refusal(DENSE, tmp_path)
+    assert f"{shards[0]} cannot be read (not a regular file)" in message
+    assert "config.json cannot be read (not a regular file)" in message
+    assert "config.json cannot be read (not a regular file)" in refusal(DENSE, tmp_path / "config.json")
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}'])
 def test_an_index_that_is_none_is_damaged(text: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(text)
@@ -265,7 +289,7 @@ def test_json_that_is_nested_deeply_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(deep)
     message = refusal(DENSE, tmp_path)
     assert "model.safetensors is damaged (invalid JSON in header: recursion limit exceeded" in message
-    assert "config.json is damaged (its JSON is nested too deeply); " in message
+    assert "config.json is damaged (it is nested too deeply); " in message
 
 
 def test_a_tensor_in_two_shards_or_in_another_than_the_index_says_is_told_with_its_files(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,3 +109,22 @@ def test_a_lock_taken_over_a_longer_content_is_readable(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text(json.dumps(dead, indent=4))
     assert Lock.try_acquire(tmp_path / "lock") is not None
     assert holder(tmp_path / "lock") == this_process()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_another_user_sees_that_a_lock_is_held_and_cannot_hold_it() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "lock"
+        Path(folder).chmod(0o755)
+        path.touch(mode=0o644)
+        lock = Lock.try_acquire(path)
+        assert lock is not None
+        os.seteuid(65534)
+        try:
+            assert holder(path) is not None and not was_killed(path)
+            with pytest.raises(PermissionError):
+                path.open()
+            lock.release()
+            assert holder(path) is None
+        finally:
+            os.seteuid(0)

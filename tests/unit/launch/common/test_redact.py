@@ -10,20 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.common.redact import is_secret_name, redact
+from launch.common.redact import Secrets, is_secret_name, redact
 
 ROOT = Path(__file__).resolve().parents[4]
 SECRETS = {"HF_TOKEN": "hf_abcdef", "WANDB_API_KEY": "hf_abcdef0123", "DB_PASSWORD": "p.*[x]\\"}
 
 
 @pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITLAB_PRIVATE_KEY", "db_password"]
-)
+    "name",
+    ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITLAB_PRIVATE_KEY", "db_password", "GITHUB_PAT", "SLURM_JWT",
+     "GPG_PASSPHRASE", "REGISTRY_AUTH", "OPENAI_KEY", "SSH_KEY", "SMTP_PASS", "api-key"],
+)  # fmt: skip
 def test_names_of_secrets(name: str) -> None:
     assert is_secret_name(name)
 
 
-@pytest.mark.parametrize("name", ["PATH", "NCCL_DEBUG", "MONKEY", "KEYBOARD", "OMP_NUM_THREADS"])
+@pytest.mark.parametrize("name", ["PATH", "NCCL_DEBUG", "MONKEY", "KEYBOARD", "OMP_NUM_THREADS", "PATTERN", "GIT_AUTHOR_NAME", "XAUTHORITY", "MAX_TOKENS",
+                                  "TOKENIZERS_PARALLELISM", "eod_token", "HF_TOKEN_PATH", "SSH_AUTH_SOCK", "KEY"])  # fmt: skip
 def test_names_of_other_things(name: str) -> None:
     assert not is_secret_name(name)
 
@@ -31,6 +34,38 @@ def test_names_of_other_things(name: str) -> None:
 @given(st.text(), st.sampled_from(sorted(SECRETS)), st.text())
 def test_no_value_of_a_secret_is_left(before: str, name: str, after: str) -> None:
     assert SECRETS[name] not in redact(before + SECRETS[name] + after, SECRETS)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("sent hf_abcdef0123 on", "the value of $WANDB_API_KEY"),
+        ("a p.*[x]\\ b", ""),  # too short: it may be a word
+        ("https://me:hunter2@host/path", "user:password@"),
+        ("docker://me:hunter2@registry/image", "user:password@"),
+        ("me:hunter2@registry#image:24.01", "user:password@"),
+        ("curl -u me:hunter2@host", "user:password@"),
+        ("export X_API_KEY='hunter2' y", "a literal X_API_KEY"),
+        ("login --password hunter2", "a literal password"),
+        ("login --api-key=hunter2", "a literal api-key"),
+        ("https://me:${GIT_TOKEN}@host", ""),
+        ("export HF_TOKEN=$(cat ~/.token)", ""),
+        ("login --password-stdin registry", ""),
+        ("nvcr.io/nvidia/pytorch:24.01@sha256:0123", ""),
+        ("pytorch:24.01@sha256:0123", ""),
+        ("ssh://git@host:22/x", ""),
+        ("matlab:5,ansys@slurmdb:2", ""),
+        ("--token --other", ""),
+    ],
+)
+def test_a_text_is_searched_for_secrets(text: str, found: str) -> None:
+    assert Secrets(SECRETS).find(text) == found
+
+
+def test_a_password_in_a_url_is_a_secret_whatever_the_variable_is_called() -> None:
+    secrets = Secrets({"MONGO_URL": "mongodb://me:hunter2222@host/db"})
+    assert secrets.find("hunter2222") == "the value of $MONGO_URL"
+    assert "hunter" not in secrets.hide("refused: hunter2222, http://other:hunter3@host")
 
 
 def test_a_secret_that_begins_with_another_is_replaced_whole() -> None:

@@ -304,7 +304,7 @@ def test_a_bus_error_points_at_the_files_that_are_mapped() -> None:
 
 
 def test_who_slurm_ended_because_another_had_failed_is_not_the_cause() -> None:
-    """srun --kill-on-bad-exit: the times tell, which torchrun's agent does not note."""
+    """srun --kill-on-bad-exit: the times tell."""
     waited = said(1, 1.0, "DistStoreError", "Timed out after 601 seconds waiting for clients", "init")
     exits = (RankExit(1, 1, time=2.0), RankExit(0, -signal.SIGTERM, time=2.1))
     found = diagnose(ended(phase="init", exceptions=(waited,), exits=exits))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -12,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.contract.errors import EnvironmentFault
 from launch.supervise import host_slots
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -29,6 +33,7 @@ print(time.monotonic(), flush=True)
 def own_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots that no sweep on this machine takes."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", None)
 
 
@@ -61,6 +66,53 @@ def test_slots_of_a_killed_holder_are_free() -> None:
     assert held is not None and held.names == ("0", "1")
     held.release()
     assert host_slots.acquire(["0", "1"], 2, give_up=After(60)) is not None
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A login's runtime folder, which is there as long as the test wants."""
+    folder = tmp_path / "runtime"
+    folder.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    return folder
+
+
+def test_slots_stay_held_when_the_login_s_folder_goes_or_comes(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = host_slots.acquire(["cpu"], 1, give_up=After(60))
+    assert held is not None
+    shutil.rmtree(runtime)
+    assert host_slots.acquire(["cpu"], 1, give_up=After(0.5)) is None
+    runtime.mkdir()
+    assert host_slots.acquire(["cpu"], 1, give_up=After(0.5)) is None
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert host_slots.acquire(["cpu"], 1, give_up=After(0.5)) is None
+
+
+def test_slots_are_in_a_folder_that_only_this_user_can_open(tmp_path: Path) -> None:
+    folder = tmp_path / f"orchestrator-slots-{os.getuid()}"
+    folder.mkdir(mode=0o755)
+    assert host_slots.acquire(["cpu"], 1, give_up=After(60)) is not None
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+
+
+def test_no_link_of_another_user_is_followed(tmp_path: Path, runtime: Path) -> None:
+    """Neither as the folder nor as a slot. The login's own folder is enough."""
+    (tmp_path / "victim").write_text("content")
+    folder = tmp_path / f"orchestrator-slots-{os.getuid()}"
+    folder.symlink_to(tmp_path)
+    assert host_slots.slot_folders() == [runtime / folder.name]
+    runtime.chmod(0o755)
+    (runtime / folder.name).rmdir()
+    (runtime / folder.name).symlink_to(tmp_path)
+    with pytest.raises(EnvironmentFault, match="is a link, or belongs to another user"):
+        host_slots.acquire(["cpu"], 1, give_up=After(60))
+    folder.unlink()
+    folder.mkdir()
+    (folder / "cpu").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic links"):
+        host_slots.acquire(["cpu"], 1, give_up=After(60))
+    assert (tmp_path / "victim").read_text() == "content"
 
 
 def test_more_slots_than_there_are_is_an_error() -> None:

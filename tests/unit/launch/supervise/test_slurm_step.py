@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch.common.atomic_files import write_json
-from launch.contract.bundle import BundleOrder, Step, order_to_json
+from launch.contract.bundle import BundleOrder, Step
 from launch.contract.cancellation import read_cancellation
 from launch.contract.errors import EnvironmentFault
 from launch.contract.paths import AttemptPaths, BundlePaths, SweepPaths
@@ -58,7 +58,7 @@ def test_ranks_inherit_nothing_that_speaks_of_the_supervisors_own_step() -> None
     }
     assert (found["HOME"], found["PMIX_MCA_gds"]) == ("/home/a", "hash")
     assert (found["NCCL_X"], found["NCCL_Y"]) == ("run", "site"), "a run's own word goes before its site's"
-    assert (found["MASTER_ADDR"], found["OMP_NUM_THREADS"]) == ("localhost", "1")
+    assert (found["MASTER_ADDR"], found["OMP_NUM_THREADS"]) == ("127.0.0.1", "1")
     root, more = found["PYTHONPATH"].split(":")
     assert (Path(root) / "launch" / "supervise" / "slurm_rank.py").exists() and more == "/more"
 
@@ -132,7 +132,7 @@ def test_a_bundle_of_a_cluster_is_refused_where_there_is_no_job(
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     order = BundleOrder("bundle", "workload", (("run-r0", 1),), Limits(), 0, (), step=Step(1, 1, 1, "python3"))
-    write_json(BundlePaths(tmp_path).order, order_to_json(order))
+    write_json(BundlePaths(tmp_path).order, order)
     with pytest.raises(SystemExit, match="needs a Slurm job, and this process is in none"):
         supervise(str(tmp_path))
     assert not BundlePaths(tmp_path).lock.exists()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from launch.common.atomic_files import encode
 from launch.contract.paths import AttemptPaths
 from launch.contract.spec import CudaGraph, Data, GraphImpl, Model, RunSpec, Training
 from launch.engines.protocol import RankPlace
@@ -28,11 +29,13 @@ def test_results_are_on_disk_before_graphs_are_released_and_these_before_communi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A graph holds the communicators that it launches, and a teardown may hang: what was measured counts all the same."""
-    attempt, device = AttemptPaths(tmp_path), torch.device("cpu")
+    attempt, device = AttemptPaths(tmp_path / "1"), torch.device("cpu")
     order: list[str] = []
 
     def of_file(path: Path) -> SimpleNamespace:
-        return SimpleNamespace(write=lambda line: order.append(" ".join(str(line.get(k)) for k in ("kind", "phase"))))
+        return SimpleNamespace(
+            write=lambda line: order.append(" ".join(str(encode(line).get(k)) for k in ("kind", "phase")))
+        )
 
     monkeypatch.setattr(event_log, "JsonLines", of_file)
     monkeypatch.setattr(step_metrics, "JsonLines", of_file)
@@ -51,12 +54,14 @@ def test_results_are_on_disk_before_graphs_are_released_and_these_before_communi
 def test_a_run_remarks_what_is_known_to_be_wrong_in_it_and_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impl: GraphImpl, is_faulty: bool
 ) -> None:
-    attempt, device = AttemptPaths(tmp_path), torch.device("cpu")
+    attempt, device = AttemptPaths(tmp_path / "1"), torch.device("cpu")
     written: list[dict[str, Any]] = []
     monkeypatch.setattr(event_log, "JsonLines", lambda path: SimpleNamespace(write=written.append))
     monkeypatch.setattr(step_metrics, "JsonLines", lambda path: None)
     engine = SimpleNamespace(choices={}, close=lambda: None)
-    monkeypatch.setattr(worker, "_build_of", lambda name: lambda spec, mesh: engine)
+    monkeypatch.setattr(
+        worker.importlib, "import_module", lambda name: SimpleNamespace(build=lambda spec, mesh: engine)
+    )
     monkeypatch.setattr(worker, "train", lambda *arguments: None)
     spec = replace(SPEC, engine="megatron", cuda_graph=CudaGraph(impl))
     worker.run(spec, RankPlace(0, 1, device), attempt, event_log.Recorder(attempt, 0, device))

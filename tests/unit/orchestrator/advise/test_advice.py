@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.records.load import load
+from launch.common.typed_json import from_json
 from launch.contract.outcomes import Outcome
 from launch.contract.plan import Reason
 from launch.contract.records.inspection import (
@@ -22,10 +23,9 @@ from launch.contract.records.inspection import (
     Inspection,
     Kernels,
     KernelTime,
-    inspection_from_json,
 )
 from launch.contract.spec import CudaGraph, Device
-from orchestrator.advise.advice import Advice, Candidate, advice_to_json, advise, sort_points
+from orchestrator.advise.advice import Advice, Candidates, advice_to_json, advise, sort_points
 from orchestrator.advise.render import FIXES, NOT_INSPECTED, NOTHING_BREAKS, ON_CPU, render
 from tests.records import EAGER_PROBE, STARTED, AttemptRecord, Extra, workload_spec, write_sweep, written_cell
 from tests.unit.analysis.graphs.test_replay_check import change_probe
@@ -43,7 +43,7 @@ GRAPHS = (
     CudaGraph("full_iteration"),
     CudaGraph("full_iteration", optimizer=True),
 )
-CANDIDATES = tuple(map(Candidate, GRAPHS))
+CANDIDATES: Candidates = dict.fromkeys(GRAPHS, ())
 SYNC = Reason("capture.sync", "the dispatcher reads sizes", "use allgather.")
 
 
@@ -71,7 +71,7 @@ def probed(**figures: float | None) -> Callable[[AttemptRecord], None]:
 def advice_on(
     folder: Path,
     *edits: Callable[[AttemptRecord], None],
-    candidates: Sequence[Candidate] = CANDIDATES,
+    candidates: Candidates = CANDIDATES,
     device: Device = "cuda",
     ranks: int = 1,
     extra: Sequence[Extra] = (),
@@ -315,7 +315,7 @@ def test_whole_steps_come_last_where_a_line_breaks_a_capture(tmp_path: Path, ins
 
 
 def test_rejected_configurations_are_printed_with_their_reason(tmp_path: Path) -> None:
-    rejected = [Candidate(graph, (SYNC,) if graph.impl == "torch" else ()) for graph in GRAPHS]
+    rejected = {graph: (SYNC,) if graph.impl == "torch" else () for graph in GRAPHS}
     advice, text = advice_on(tmp_path, LOOKED, candidates=rejected)
     assert {graph.impl for graph in advice.points} == {"torch_compile", "transformer_engine", "full_iteration"}
     line = "- `torch`, `torch.attn`, `torch.attn.moe_router`: the dispatcher reads sizes. Fix: use allgather [capture.sync]."
@@ -323,19 +323,20 @@ def test_rejected_configurations_are_printed_with_their_reason(tmp_path: Path) -
 
 
 def test_if_nothing_can_work_there_is_nothing_to_sweep(tmp_path: Path) -> None:
-    _, text = advice_on(tmp_path, LOOKED, candidates=[Candidate(graph, (SYNC,)) for graph in GRAPHS])
+    _, text = advice_on(tmp_path, LOOKED, candidates=dict.fromkeys(GRAPHS, (SYNC,)))
     assert "sweep:" not in text and "No implementation and scope can work" in text
     assert "`torch_compile`, `torch`, `torch.attn`, `torch.attn.moe_router` and 3 more: the dispatcher" in text
 
 
-@given(st.permutations(CANDIDATES), st.sets(st.sampled_from(GRAPHS)))
-def test_points_are_what_works_in_an_order_of_its_own(order: list[Candidate], rejected: set[CudaGraph]) -> None:
+@given(st.permutations(GRAPHS), st.sets(st.sampled_from(GRAPHS)))
+def test_points_are_what_works_in_an_order_of_its_own(order: list[CudaGraph], rejected: set[CudaGraph]) -> None:
     cell = written_cell(workload_spec(0, "none", 30, device="cuda"), 1)
-    given_order = [Candidate(one.graph, (SYNC,) if one.graph in rejected else ()) for one in order]
+    given_order = {graph: (SYNC,) if graph in rejected else () for graph in order}
     for breaks in (False, True):
         points = sort_points(given_order, cell, breaks)
         assert set(points) == set(GRAPHS) - rejected
-        assert points == sort_points(sorted(given_order, key=lambda one: one.graph.label), cell, breaks)
+        by_label = dict(sorted(given_order.items(), key=lambda item: item[0].label))
+        assert points == sort_points(by_label, cell, breaks)
 
 
 # --- records --------------------------------------------------------------------------------------------------------
@@ -354,7 +355,7 @@ def test_the_json_holds_what_the_text_says(tmp_path: Path) -> None:
     assert advice.step is not None
     assert (content["worth"], content["step"]["busy_ms"]) == ("much", pytest.approx(16.0))
     assert (content["step"]["not_computing"], content["step"]["communicates"]) == (advice.step.not_computing, False)
-    assert content["findings"] == [dataclasses.asdict(WAIT)]
+    assert content["findings"] == (WAIT,)
     assert content["kernels"]["share_below_50_us"] == pytest.approx(1160 / 1200)
     assert content["points"][0] == {"cuda_graph.impl": "torch", "cuda_graph.scope": []}
 
@@ -380,7 +381,7 @@ INSPECTIONS = st.builds(
 @given(INSPECTIONS)
 def test_an_inspection_goes_through_json(inspection: Inspection) -> None:
     content = json.loads(json.dumps(dataclasses.asdict(inspection)))
-    assert inspection_from_json(content) == inspection
+    assert from_json(Inspection, content) == inspection
 
 
 @given(INSPECTIONS)

@@ -35,7 +35,7 @@ def plan_of(name: str, *overrides: str, only: tuple[str, ...] = ()) -> Plan:
 
 
 def works(spec: RunSpec) -> set[str]:
-    return {one.graph.label for one in list_candidates(spec) if not one.reasons}
+    return {graph.label for graph, reasons in list_candidates(spec).items() if not reasons}
 
 
 # --- what is run ----------------------------------------------------------------------------------------------------
@@ -111,12 +111,12 @@ def test_the_dispatcher_that_waits_is_the_reason_given() -> None:
     spec = RunSpec(
         training=BATCH, model=MOE, parallelism=Parallelism(ep=2, dp=2), placement=Placement("cuda", ranks_per_node=2)
     )
-    reasons = {one.graph.label: [reason.rule for reason in one.reasons] for one in list_candidates(spec)}
+    reasons = {graph.label: [one.rule for one in reasons] for graph, reasons in list_candidates(spec).items()}
     assert reasons["full_iteration"] == reasons["torch"] == ["capture.native_expert_sync"]
 
 
 def test_configurations_that_mean_nothing_for_a_model_are_omitted() -> None:
-    labels = {one.graph.label for one in list_candidates(RunSpec(placement=Placement("cuda")))}
+    labels = {graph.label for graph in list_candidates(RunSpec(placement=Placement("cuda")))}
     assert not [label for label in labels if "moe" in label or "mamba" in label or "local" in label]
 
 
@@ -131,7 +131,7 @@ def test_known_wrong_results_are_not_advised() -> None:
     """launch.support lets it run in deterministic mode, for its verdict."""
     training = replace(BATCH, deterministic=True)
     spec = RunSpec(engine="megatron", training=training, placement=Placement("cuda"))
-    reasons = {one.graph.label: [reason.rule for reason in one.reasons] for one in list_candidates(spec)}
+    reasons = {graph.label: [one.rule for one in reasons] for graph, reasons in list_candidates(spec).items()}
     assert reasons["local"] == ["megatron.local_inputs"] and "full_iteration" in works(spec)
 
 

@@ -17,7 +17,7 @@ from analysis.graphs.layer_divergence import DigestDifference, OfRanks, What, fi
 from launch.common.atomic_files import JsonLines, write_json
 from launch.contract.outcomes import Outcome
 from launch.contract.paths import SweepPaths
-from launch.contract.plan import Cell, Margins, Plan, PlannedBundle, plan_to_json
+from launch.contract.plan import Cell, Margins, Plan, PlannedBundle
 from launch.contract.records.layer_digests import StepDigests, hexadecimal, layer_names
 from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training
 from orchestrator.bisect.layer_answer import LayerAnswer, LayerSearch
@@ -208,7 +208,7 @@ def written(root: Path, spec: RunSpec = SPEC, edit: Edit = off) -> tuple[SweepPa
     run_ids = tuple(cell.run_ids[repeat] for repeat in range(2) for cell in cells)
     bundle = PlannedBundle("bundle000", spec.workload_id, run_ids)
     plan = Plan(ORIGIN, f"name: {ORIGIN}\n", "origin.yaml", Margins(), cells, (bundle,))
-    write_json(sweep.plan, plan_to_json(plan))
+    write_json(sweep.plan, plan)
     make_runs(sweep, plan, edit, alike)
     return sweep, plan, cells[1]
 
@@ -251,7 +251,7 @@ class Trial:
         search, sweep = self.search()
 
         def make(plan: Plan) -> None:
-            write_json(sweep.plan, plan_to_json(plan))
+            write_json(sweep.plan, plan)
             self.rounds.append(len(make_runs(sweep, plan, self.edit, self.differs)))
 
         answer = run_search(read_answer, sweep, search, self.target, make)

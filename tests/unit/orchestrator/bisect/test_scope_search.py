@@ -17,10 +17,10 @@ from analysis.report.write_report import write_report
 from launch.common.atomic_files import read_json, write_json
 from launch.contract.outcomes import Outcome
 from launch.contract.paths import SweepPaths
-from launch.contract.plan import Cell, Margins, Plan, PlannedBundle, Reason, plan_to_json
+from launch.contract.plan import Cell, Margins, Plan, PlannedBundle, Reason
 from launch.contract.spec import CudaGraph, Fault, Model, Placement, RunSpec, Training
 from orchestrator.bisect.scope_answer import ScopeAnswer, ScopeSearch
-from orchestrator.bisect.scope_candidates import Candidate, Conclusion, Status, list_candidates, next_scopes
+from orchestrator.bisect.scope_candidates import Conclusion, Status, list_candidates, next_scopes
 from orchestrator.bisect.scope_search import find_cell, read_answer, start_search
 from orchestrator.bisect.search import answer_to_json
 from orchestrator.bisect.side_sweep import plan_side_sweep, run_search, write_answer
@@ -56,7 +56,7 @@ SPECS = [
 
 
 def labels(spec: RunSpec) -> list[str]:
-    return [one.graph.label.removeprefix(f"{spec.cuda_graph.impl}.") for one in list_candidates(spec)]
+    return [one.cuda_graph.label.removeprefix(f"{spec.cuda_graph.impl}.") for one in list_candidates(spec)]
 
 
 def test_smaller_sets_are_those_that_mean_something() -> None:
@@ -72,22 +72,22 @@ def test_smaller_sets_are_those_that_mean_something() -> None:
         spec_of(DENSE, "torch_compile"),
     ):
         (one,) = list_candidates(alone)
-        assert one.graph == alone.cuda_graph
+        assert one.cuda_graph == alone.cuda_graph
 
 
 # --- what is decided ------------------------------------------------------------------------------------------------
 
-Family = Callable[[Candidate], Status]
+Family = Callable[[RunSpec], Status]
 
 
-def search_through(candidates: tuple[Candidate, ...], family: Family) -> tuple[Conclusion, dict[CudaGraph, Status]]:
+def search_through(candidates: tuple[RunSpec, ...], family: Family) -> tuple[Conclusion, dict[CudaGraph, Status]]:
     found: dict[CudaGraph, Status] = {}
     for _ in range(len(candidates) + 1):
         step = next_scopes(candidates, found)
         if isinstance(step, Conclusion):
             return step, found
-        assert set(found) < {one.graph for one in step}, "a round adds to what was tried, and takes nothing away"
-        found = {one.graph: family(one) for one in step}
+        assert set(found) < {one.cuda_graph for one in step}, "a round adds to what was tried, and takes nothing away"
+        found = {one.cuda_graph: family(one) for one in step}
     raise AssertionError("no end")
 
 
@@ -96,35 +96,40 @@ def test_the_named_set_fails_and_no_smaller_set_does(data: st.DataObject, spec: 
     """For arbitrary families: nothing is concluded about one set from another."""
     candidates = list_candidates(spec)
     status: st.SearchStrategy[Status] = st.sampled_from(["fails", "fails otherwise", "passes", "unclear"])
-    truth = {one.graph: data.draw(status, label=one.graph.label) for one in candidates}
-    conclusion, found = search_through(candidates, lambda one: truth[one.graph])
+    truth = {one.cuda_graph: data.draw(status, label=one.cuda_graph.label) for one in candidates}
+    conclusion, found = search_through(candidates, lambda one: truth[one.cuda_graph])
     smallest = conclusion.smallest
-    tried = [one for one in candidates if one.graph in found]
+    tried = [one for one in candidates if one.cuda_graph in found]
     if smallest is None:
         assert "fails" not in found.values()
-        assert {one.graph for one in conclusion.unclear} == {
+        assert {one.cuda_graph for one in conclusion.unclear} == {
             graph for graph, status in found.items() if status != "passes"
         }
-        size = max(len(one.parts) for one in tried)
-        assert tried == [one for one in candidates if len(one.parts) <= size]
+        size = max(len(one.captured_parts) for one in tried)
+        assert tried == [one for one in candidates if len(one.captured_parts) <= size]
         if len(tried) < len(candidates):
-            assert all(found[one.graph] == "unclear" for one in tried if len(one.parts) == size), "nothing was clear"
+            assert all(found[one.cuda_graph] == "unclear" for one in tried if len(one.captured_parts) == size), (
+                "nothing was clear"
+            )
         return
-    assert truth[smallest.graph] == "fails"
-    smaller = [one for one in candidates if len(one.parts) < len(smallest.parts)]
-    assert all(one in tried and truth[one.graph] != "fails" for one in smaller)
+    assert truth[smallest.cuda_graph] == "fails"
+    smaller = [one for one in candidates if len(one.captured_parts) < len(smallest.captured_parts)]
+    assert all(one in tried and truth[one.cuda_graph] != "fails" for one in smaller)
     assert list(conclusion.unclear) == sorted(
-        (one for one in smaller if truth[one.graph] != "passes"), key=lambda one: len(one.parts)
+        (one for one in smaller if truth[one.cuda_graph] != "passes"), key=lambda one: len(one.captured_parts)
     )
-    assert all(truth[one.graph] == "fails" and len(one.parts) == len(smallest.parts) for one in conclusion.also)
+    assert all(
+        truth[one.cuda_graph] == "fails" and len(one.captured_parts) == len(smallest.captured_parts)
+        for one in conclusion.also
+    )
 
 
 @given(culprits=st.sets(st.sampled_from(["attention", "router", "preprocessing"]), min_size=1))
 def test_a_combination_is_named_as_the_parts_that_fail_together(culprits: set[str]) -> None:
     candidates = list_candidates(SPECS[0])
-    conclusion, _ = search_through(candidates, lambda one: "fails" if culprits <= one.parts else "passes")
+    conclusion, _ = search_through(candidates, lambda one: "fails" if culprits <= one.captured_parts else "passes")
     assert conclusion.smallest is not None
-    assert conclusion.smallest.parts == culprits | ({"router"} if "preprocessing" in culprits else set())
+    assert conclusion.smallest.captured_parts == culprits | ({"router"} if "preprocessing" in culprits else set())
     assert conclusion.also == conclusion.unclear == ()
 
 
@@ -196,7 +201,7 @@ def written(root: Path, spec: RunSpec, edit: Edit, repeats: int = 2) -> tuple[Sw
     run_ids = tuple(cell.run_ids[repeat] for repeat in range(repeats) for cell in cells)
     bundle = PlannedBundle("bundle000", spec.workload_id, run_ids)
     plan = Plan(ORIGIN, f"name: {ORIGIN}\n", "origin.yaml", Margins(), cells, (bundle,))
-    write_json(sweep.plan, plan_to_json(plan))
+    write_json(sweep.plan, plan)
     make_runs(sweep, plan, edit)
     return sweep, plan, cells[1]
 
@@ -234,7 +239,7 @@ class Trial:
         search, sweep = self.search()
 
         def make(plan: Plan) -> None:
-            write_json(sweep.plan, plan_to_json(plan))
+            write_json(sweep.plan, plan)
             cells = plan.cell_of_run()
             made = make_runs(sweep, plan, self.later or self.edit)
             self.rounds.append(list(dict.fromkeys(cells[run_id].run_spec.cuda_graph.label for run_id in made)))
@@ -242,14 +247,13 @@ class Trial:
         return run_search(read_answer, sweep, search, GPUS, make)
 
 
-def plan_sets(search: ScopeSearch, sets: tuple[Candidate, ...]) -> Plan:
-    specs = [dataclasses.replace(search.cell.run_spec, cuda_graph=one.graph) for one in sets]
-    return plan_side_sweep(search, specs, GPUS)
+def plan_sets(search: ScopeSearch, sets: tuple[RunSpec, ...]) -> Plan:
+    return plan_side_sweep(search, sets, GPUS)
 
 
 def smallest(answer: ScopeAnswer) -> str | None:
     smallest = answer.conclusion.smallest
-    return smallest.graph.label if smallest else None
+    return smallest.cuda_graph.label if smallest else None
 
 
 TE = "transformer_engine"
@@ -396,7 +400,7 @@ def test_a_set_that_could_not_be_tried_is_not_said_to_pass(tmp_path: Path) -> No
     trial = Trial(tmp_path, nan(*WHOLE))
     search, sweep = trial.search()
     attn, *others = search.candidates
-    refused = {attn.graph: (Reason("te.alone", "cannot capture attn alone", "-"),)}
+    refused = {attn.cuda_graph: (Reason("te.alone", "cannot capture attn alone", "-"),)}
     search = dataclasses.replace(search, candidates=tuple(others), left_out=refused)
 
     def make(plan: Plan) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
 import re
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +17,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from launch.common.atomic_files import read_json, write_json
 from launch.common.file_lock import Lock
-from launch.contract.plan import Margins, Plan, Reason, plan_from_json, read_plan
+from launch.common.typed_json import from_json
+from launch.contract.bundle import BundleOrder
+from launch.contract.exit_codes import exit_codes_of
+from launch.contract.plan import Limits, Margins, Plan, Reason, read_plan
 from orchestrator.cli.main import main
 from orchestrator.output import states
 from orchestrator.output.plan import print_plan
@@ -27,7 +33,7 @@ from tests.records import AttemptRecord, Extra, unchanged, workload_spec, write_
 ROOT = Path(__file__).parents[4]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 TINY = str(ROOT / "recipes" / "tiny_moe.yaml")
-VERBS = ("sweep", "plan", "advise", "status", "report", "compare", "bisect", "logs", "cancel", "resume")
+VERBS = ("sweep", "plan", "advise", "status", "report", "compare", "bisect", "logs", "cancel", "resume", "prune")
 HEAVY = ("torch", "pyarrow", "numpy", "omegaconf", "yaml", "submitit", "rich", "matplotlib", "wandb")
 
 
@@ -78,8 +84,8 @@ def test_help_shows_an_example_and_the_exit_codes(capsys: pytest.CaptureFixture[
     example = re.search(r"example:\n  python -m orchestrator (\w+)", text)
     assert example is not None
     assert example[1] in ((verb,) if verb else VERBS)
-    codes = re.findall(r"^  (\d)  ", text.partition("exit codes:\n")[2], re.MULTILINE)
-    assert codes == ["0", "1", "2", "4"] if verb == "bisect" else ["0", "1", "2", "3", "4"]
+    codes = re.findall(r"^  (\d+)  ", text.partition("exit codes:\n")[2], re.MULTILINE)
+    assert codes == [str(code.value) for code in exit_codes_of(verb or "sweep")]
 
 
 def test_the_example_of_plan_works(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +108,7 @@ def test_plan_shows_what_runs_and_why_the_rest_does_not(
     content = json.loads(capsys.readouterr().out)
     hours = content.pop("gpu_hours")
     assert content.pop("batch_scripts") == []
-    plan = plan_from_json(content)
+    plan = from_json(Plan, content)
     assert hours >= 0
     assert plan.name == path.stem
 
@@ -239,26 +245,112 @@ def test_misuse_is_exit_code_1_with_the_usage(capsys: pytest.CaptureFixture[str]
     assert MISUSED[command] in error
 
 
+# --- fresh reports --------------------------------------------------------------------------------------------------
+
+
+def set_times(folder: Path, hours: float) -> None:
+    moment = time.time() + hours * 3600
+    for path in folder.rglob("*"):
+        os.utime(path, (moment, moment))
+
+
+def test_a_report_is_written_again_when_a_run_changed_whatever_clocks_say(elsewhere: Path) -> None:
+    sweep = write_sweep(elsewhere / "sweeps" / "clocks", steps=20)
+    resume = ["resume", "clocks", "--executor", "debug"]
+    assert main(resume) == 0
+    run_id = next(iter(read_plan(sweep).cell_of_run()))
+    outcome = sweep.run(run_id).attempt(1).outcome
+    write_json(outcome, read_json(outcome) | {"outcome": "FAILED", "phase": "measure"})
+    set_times(sweep.report, hours=2)
+    assert main(resume) == 3
+
+    written = (sweep.report / "report.md").read_text() + "as it was"
+    (sweep.report / "report.md").write_text(written)
+    set_times(sweep.root / "runs", hours=4)
+    assert main(resume) == 3
+    assert (sweep.report / "report.md").read_text() == written, "nothing changed"
+    (sweep.report / "report.md").unlink()
+    assert main(resume) == 3
+    assert (sweep.report / "report.md").exists()
+
+
+# --- nothing validated ----------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_that_validates_nothing_is_not_green(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
+    """A host without its driver, and rules that reject everything, look alike to a nightly job."""
+    sweep = ["sweep", TINY, "training.steps=8", "--only", "cuda_graph.impl=torch_compile", "--executor", "debug"]
+    assert main(sweep) == main([*sweep[:-2], "--executor", "local"]) == 4
+    text = capsys.readouterr().out
+    assert text.partition("nothing to run\n\n")[2].startswith("**Nothing was validated**: no graphed cell could run. ")
+    assert main([*sweep, "--allow-empty"]) == main(["resume", "tiny_moe", "--allow-empty", "--executor", "debug"]) == 0
+    for options, errors, code in (([], "1", 4), (["--allow-empty"], "0", 0)):
+        assert main(["report", "tiny_moe", "--junit", "out.xml", *options]) == code
+        assert ElementTree.parse(elsewhere / "out.xml").getroot().attrib["errors"] == errors
+
+
+def without_last_step(run: AttemptRecord) -> None:
+    run.metrics.pop()
+
+
+def test_a_sweep_of_eager_cells_validates_nothing(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
+    write_sweep(elsewhere / "sweeps" / "eager", impls=(), steps=20)
+    assert main(["report", "eager"]) == 4
+    assert capsys.readouterr().out.startswith("\n**Nothing was validated**: the plan has no graphed cell. ")
+    assert main(["report", "eager", "--allow-empty"]) == 0
+    write_sweep(elsewhere / "sweeps" / "failing", impls=(), steps=20, edit=without_last_step)
+    assert main(["report", "failing", "--allow-empty"]) == 3, "a failure is a failure"
+
+
+def test_junit_has_the_times_of_the_runs(elsewhere: Path) -> None:
+    write_sweep(elsewhere / "sweeps" / "timed", repeats=2, steps=20)
+    main(["report", "timed", "--junit", "out.xml"])
+    suite = ElementTree.parse(elsewhere / "out.xml").getroot()[0]
+    assert [case.attrib["time"] for case in suite.iter("testcase")] == ["120.000", "120.000"]
+    assert suite.attrib["time"] == "240.000"
+
+
 # --- records on disk ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("place", "run_ids", "why"),
     [
-        ('{"outcome": "COMPL', "not JSON (Unterminated string"),
-        ("[]", "not an outcome of this version ("),
-        ('{"outcome": "COMPLETED"}', "not an outcome of this version ("),
+        ("bundles", ["a-r0", "b-r0"], "run 'a-r0' is in 0 cells and 1 bundle; run 'b-r0' is in 0 cells and 1 bundle"),
+        ("bundles", [], "is in 1 cell and 0 bundles"),
+        ("cells", ["a-r0", "a-r0"], "run 'a-r0' is in 2 cells and 0 bundles"),
+        (None, ["../../elsewhere"], "'../../elsewhere' is no name of a folder"),
     ],
 )
-def test_a_damaged_outcome_is_named_once_with_its_fix(
-    capsys: pytest.CaptureFixture[str], elsewhere: Path, content: str, why: str
+def test_a_plan_whose_runs_contradict_each_other_is_refused_in_one_message(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path, place: str | None, run_ids: list[str], why: str
 ) -> None:
+    sweep = write_sweep(elsewhere / "sweeps" / "mixed", repeats=1)
+    content = read_json(sweep.plan)
+    for key in [place] if place else ["cells", "bundles"]:
+        content[key][0]["run_ids"] = run_ids if place else run_ids + content[key][0]["run_ids"][1:]
+    write_json(sweep.plan, content)
+    assert main(["status", "mixed"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and why in error and "run the sweep again to write a new one" in error
+    assert error.count("\n") == 1
+
+
+def test_a_damaged_outcome_is_named_once_with_its_fix(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
     sweep = write_sweep(elsewhere / "sweeps" / "torn")
     assert main(["report", "torn"]) == 0
     run_id = next(iter(read_plan(sweep).cell_of_run()))
-    sweep.run(run_id).attempt(1).outcome.write_text(content)
-    capsys.readouterr()
+    for content, why in {
+        '{"outcome": "COMPL': "not JSON (Unterminated string",
+        "[]": "not an outcome of this version (",
+        '{"outcome": "COMPLETED"}': "not an outcome of this version (",
+    }.items():
+        sweep.run(run_id).attempt(1).outcome.write_text(content)
+        capsys.readouterr()
+        _names_the_outcome(capsys, run_id, why)
 
+
+def _names_the_outcome(capsys: pytest.CaptureFixture[str], run_id: str, why: str) -> None:
     assert main(["status", "torn"]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "outcome.json" in line)
     assert line.startswith(f"sweeps/torn/runs/{run_id}/attempts/1/outcome.json: {why}")
@@ -271,6 +363,81 @@ def test_a_damaged_outcome_is_named_once_with_its_fix(
     told = capsys.readouterr().out
     assert told.count(f"runs/{run_id}/attempts/1/outcome.json cannot be read: {why}") == told.count("outcome.json") == 1
     assert "fix: move its folder away, then resume the sweep to run it again" in told
+
+
+@pytest.mark.parametrize("key", ["bundle_id", "workload_id", "name"])
+def test_no_id_of_a_plan_leads_out_of_the_store(capsys: pytest.CaptureFixture[str], elsewhere: Path, key: str) -> None:
+    sweep = write_sweep(elsewhere / "sweeps" / "evil")
+    plan = sweep.plan.read_text()
+    sweep.plan.write_text(re.sub(rf'("{key}": ")[^"]*"', r'\1../../../outside"', plan))
+    assert "../outside" in sweep.plan.read_text()
+    for command in (
+        ["status", "evil"],
+        ["report", "evil"],
+        ["cancel", "evil"],
+        ["resume", "evil", "--executor", "local"],
+    ):
+        assert main(command) == 2
+        assert "'../../../outside' is no name of a folder" in capsys.readouterr().err
+    assert [path.name for path in elsewhere.iterdir()] == ["sweeps"]
+
+
+def test_an_order_cannot_lead_out_of_the_store(elsewhere: Path) -> None:
+    sweep = write_sweep(elsewhere / "sweeps" / "evil")
+    order = sweep.bundle("b").order
+    order.parent.mkdir(parents=True)
+    outside = BundleOrder("b", "w", (("../../../outside", 1),), Limits(), 1, ("cpu0",))
+    write_json(order, dataclasses.asdict(outside))
+    supervised = python("-m", "launch.supervise.supervisor", str(order.parent), cwd=elsewhere)
+    assert supervised.returncode != 0 and "'../../../outside' is no name of a folder" in supervised.stderr
+    assert [path.name for path in elsewhere.iterdir()] == ["sweeps"]
+
+
+@pytest.mark.parametrize("name", ["plan.json", "outcome.json", "metrics.jsonl", "environment.json", "rank0.jsonl"])
+def test_brackets_without_end_are_a_damaged_record(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path, name: str
+) -> None:
+    sweep = write_sweep(elsewhere / "sweeps" / "deep")
+    next(sweep.root.rglob(name)).write_text("[" * 200_000 + "\n1\n")
+    for command in (["status", "deep"], ["report", "deep"]):
+        assert main(command) in (0, 2, 3, 4)
+    captured = capsys.readouterr()
+    assert "nested too deeply" in captured.out + captured.err
+
+
+def test_no_record_steers_the_terminal(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
+    sweep = write_sweep(elsewhere / "sweeps" / "evil")
+    plan = json.loads(sweep.plan.read_text())
+    run_id = plan["cells"][0]["run_ids"][0]
+    plan["cells"][0]["label"] = "eager\x1b]0;owned\x07"
+    sweep.plan.write_text(json.dumps(plan))
+    outcome = json.loads(sweep.run(run_id).attempt(1).outcome.read_text())
+    outcome |= {"outcome": "FAILED", "message": "\x1b[2J\x9b31mgone\nrun_x COMPLETED", "failure_class": "\x1b[1A"}
+    sweep.run(run_id).attempt(1).outcome.write_text(json.dumps(outcome))
+    damaged = sweep.run(plan["cells"][1]["run_ids"][0]).attempt(1).outcome
+    damaged.write_text(json.dumps(outcome | {"outcome": "\x1b[31m"}))
+    for command in (
+        ["status", "evil"],
+        ["status", "evil", "--watch"],
+        ["status"],
+        ["report", "evil"],
+        ["status", "\x1b[1m"],
+    ):
+        main(command)
+        captured = capsys.readouterr()
+        shown = captured.out + captured.err
+        assert not set(shown) & set("\x1b\x07\x9b"), command
+        assert "\nrun_x" not in shown, command
+
+
+def test_a_log_keeps_its_bytes(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
+    sweep = write_sweep(elsewhere / "sweeps" / "logged")
+    run_id = next(iter(read_plan(sweep).cell_of_run()))
+    log = sweep.run(run_id).attempt(1).log(0)
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("\x1b[31m50%\n")
+    assert main(["logs", run_id]) == 0
+    assert capsys.readouterr().out.endswith("\x1b[31m50%\n")
 
 
 @pytest.mark.parametrize(("free", "said"), [(0, 1), (4096, 0)])
@@ -314,30 +481,28 @@ def lost(run: AttemptRecord) -> None:
     run.begun = not run.spec.graphed
 
 
-@pytest.mark.parametrize(
-    ("edit", "code", "first"),
-    [
-        (unchanged, 0, "now against golden.json: nothing is worse (2 of 2 cells as before)"),
-        (nan, 3, "now against golden.json: worse (1 worse; 1 of 2 cells as before)"),
-        (lost, 2, "now against golden.json: not known yet (1 without an outcome; 1 of 2 cells as before)"),
-    ],
-)
-def test_compare_with_a_golden_file(
-    capsys: pytest.CaptureFixture[str], elsewhere: Path, edit: Callable[[AttemptRecord], None], code: int, first: str
-) -> None:
+def test_compare_with_a_golden_file(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
     later(elsewhere / "sweeps" / "then")
     assert main(["report", "then", "--golden", "golden.json", "--junit", "then.xml"]) == 0
-    later(elsewhere / "sweeps" / "now", edit)
+    assert ElementTree.parse(elsewhere / "then.xml").getroot().attrib["tests"] == "2"
     capsys.readouterr()
-    assert main(["compare", "golden.json", "now", "--junit", "out/compare.xml"]) == code
-    text = capsys.readouterr().out
-    assert text.startswith(first)
-    assert not (elsewhere / "sweeps" / "now" / "report").exists(), "nothing is written of either"
+    _compares(capsys, elsewhere, unchanged, 0, "nothing is worse (2 of 2 cells as before)")
+    _compares(capsys, elsewhere, nan, 3, "worse (1 worse; 1 of 2 cells as before)")
+    _compares(capsys, elsewhere, lost, 2, "not known yet (1 without an outcome; 1 of 2 cells as before)")
+
+
+def _compares(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path, edit: Callable[[AttemptRecord], None], code: int, said: str
+) -> None:
+    name = edit.__name__
+    later(elsewhere / "sweeps" / name, edit)
+    assert main(["compare", "golden.json", name, "--junit", "out/compare.xml"]) == code
+    assert capsys.readouterr().out.startswith(f"{name} against golden.json: {said}")
+    assert not (elsewhere / "sweeps" / name / "report").exists(), "nothing is written of either"
     suite = ElementTree.parse(elsewhere / "out" / "compare.xml").getroot()
     assert (suite.attrib["failures"] != "0") == (code == 3) and (suite.attrib["errors"] != "0") == (code == 2)
-    assert ElementTree.parse(elsewhere / "then.xml").getroot().attrib["tests"] == "2"
 
-    assert main(["compare", "golden.json", str(elsewhere / "sweeps" / "now"), "--json"]) == code
+    assert main(["compare", "golden.json", str(elsewhere / "sweeps" / name), "--json"]) == code
     content = json.loads(capsys.readouterr().out)
     assert content["exit_code"] == code and len(content["cells"]) == 2
 

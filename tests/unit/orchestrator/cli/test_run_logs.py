@@ -10,8 +10,8 @@ import pytest
 
 from launch.common.atomic_files import JsonLines, write_json
 from launch.common.file_lock import Lock
-from launch.contract.bundle import BundleOrder, order_to_json
-from launch.contract.outcomes import Outcome
+from launch.contract.bundle import BundleOrder
+from launch.contract.outcomes import Outcome, outcome_to_json
 from launch.contract.paths import AttemptPaths, RunPaths
 from launch.contract.plan import Limits, read_plan
 from orchestrator.cli import follow_log as follow_log_module
@@ -36,7 +36,7 @@ class Run:
         self.paths = RunPaths(self.sweep.run(self.run_id).root)
         self.bundle = self.sweep.bundle(planned.bundle_id)
         order = BundleOrder(planned.bundle_id, "workload", ((self.run_id, 1),), Limits(), 1, ("cpu",))
-        write_json(self.bundle.order, order_to_json(order))
+        write_json(self.bundle.order, order)
 
     def begin(self, number: int = 1, **texts: str) -> AttemptPaths:
         """``texts`` are logs: of rank 0 as ``rank0``, of the launcher as ``launcher``."""
@@ -68,7 +68,7 @@ def exits(attempt: AttemptPaths, rank: int, seconds: float, code: int) -> None:
 
 def ends(attempt: AttemptPaths, rank: int | None = None) -> None:
     outcome = Outcome("FAILED", "measure", "a", 1.0, 2.0, rank, "EXIT", "exit code 3")
-    write_json(attempt.outcome, outcome.__dict__)
+    write_json(attempt.outcome, outcome_to_json(attempt, outcome))
 
 
 def test_the_first_failing_rank_is_found_before_there_is_an_outcome(run: Run) -> None:
@@ -93,7 +93,6 @@ def test_damaged_records_do_not_hide_the_others(run: Run) -> None:
     attempt.events(2).write_text('{"time": 1')
     attempt.rank_exit(1).parent.mkdir()
     attempt.rank_exit(1).write_text("{")
-    attempt.exits.write_text("[")
     assert first_failing_rank(attempt) == 4
 
 

@@ -1,11 +1,16 @@
-"""The estimate of the time left, while a sweep is watched."""
+"""What a watched sweep shows: the estimate of the time left, and names as they are."""
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from pathlib import Path
 
+from rich.console import Console
+from rich.live import Live
+
 from launch.contract.plan import read_plan
-from orchestrator.output.progress_view import Progress
+from orchestrator.output.progress_view import LiveView, Progress
 from orchestrator.sweeps.run_state import RunState
 from tests.records import write_sweep
 
@@ -38,3 +43,15 @@ def test_the_time_left_uses_the_pace_of_the_runs_without_the_time_in_the_queue(t
     assert told(3611, "RUNNING", 5) == "about 70 s left"
     assert told(3615, "QUEUED", 7) == "about 66 s left"
     assert told(7200, "QUEUED", 7) == "about 66 s left", "it was requeued: nothing runs"
+
+
+def test_a_live_table_shows_names_as_they_are(tmp_path: Path) -> None:
+    plan = read_plan(write_sweep(tmp_path, steps=STEPS))
+    cells = tuple(replace(cell, label="[/red]\x1b[2J") for cell in plan.cells)
+    shown = io.StringIO()
+    with Live(console=Console(file=shown, width=200), auto_refresh=False) as live:
+        view = LiveView(replace(plan, cells=cells), live)
+        view.update({run_id: RunState(run_id, "QUEUED", 1) for run_id in plan.cell_of_run()})
+        view.print("[/bold]\x1b[2J")
+    assert "[/red]\\x1b[2J" in shown.getvalue() and "[/bold]\\x1b[2J" in shown.getvalue()
+    assert "\x1b" not in shown.getvalue()

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launch.common.atomic_files import dumps
-from launch.contract.plan import Plan, plan_from_json, plan_to_json
+from launch.common.typed_json import from_json
+from launch.contract.plan import Plan
 from launch.contract.spec import RunSpec, spec_from_json
 from orchestrator.errors import InputError
 from orchestrator.plan.planner import (
@@ -185,11 +186,28 @@ def test_a_plan_says_what_it_was_judged_against(tmp_path: Path) -> None:
 # --- bundles --------------------------------------------------------------------------------------------------------
 
 
-def test_a_bundle_is_a_workload_interleaved_eager_first_in_each_repeat(tmp_path: Path) -> None:
+def test_a_bundle_is_a_workload_in_alternating_order(tmp_path: Path) -> None:
+    """Eager, graphed, graphed, eager: a machine that is slower in every other run slows both cells as often."""
     grid = {"parallelism.dp": [1, 2], "cuda_graph.impl": ["torch_compile"]}
+    forwards = ("eager", "torch_compile")
     assert names(plan(tmp_path, repeats=3, sweep={"grid": grid})) == [
-        [f"{cell}, dp={dp} {repeat}" for repeat in range(3) for cell in ("eager", "torch_compile")] for dp in (1, 2)
+        [
+            f"{cell}, dp={dp} {repeat}"
+            for repeat, cells in enumerate((forwards, forwards[::-1], forwards))
+            for cell in cells
+        ]
+        for dp in (1, 2)
     ]
+
+
+def test_a_workload_has_one_perturbed_eager_run_after_all_repeats(tmp_path: Path) -> None:
+    """A model that is compiled whole calls no hooks, so it has none."""
+    grid = {"training.compile": ["none", "whole"], "cuda_graph.impl": ["torch_compile"]}
+    found = plan(tmp_path, perturbed=True, sweep={"grid": grid})
+    perturbed = {cell.run_ids[-1]: cell for cell in found.cells if cell.perturbed}
+    assert [cell.label for cell in perturbed.values()] == ["eager, compile=none"]
+    assert [bundle.run_ids[-1] in perturbed for bundle in found.bundles] == [True, False]
+    assert all(len(cell.repeat_ids) == 2 for cell in found.cells)
 
 
 GRIDS = st.fixed_dictionaries({}, optional={
@@ -220,7 +238,8 @@ def test_each_run_is_in_one_bundle_and_a_plan_is_the_same_each_time(
         for repeat in range(repeats):
             turn = bundle.run_ids[repeat * width : (repeat + 1) * width]
             assert [run.endswith(f"-r{repeat}") for run in turn] == [True] * width
-            assert [cells[run].graphed for run in turn] == sorted(cells[run].graphed for run in turn)
+            graphed = [cells[run].graphed for run in turn]
+            assert graphed == sorted(graphed, reverse=repeat % 2 == 1)
     assert all(any(not c.graphed for c in found.cells if c.workload_id == cell.workload_id)
                for cell in found.cells if cell.graphed and cell.state == "run")  # fmt: skip
 
@@ -235,7 +254,7 @@ def test_run_ids_are_those_of_the_specs(tmp_path: Path) -> None:
 def test_a_plan_survives_json(tmp_path: Path) -> None:
     found = plan(tmp_path, sweep={"grid": {"cuda_graph.impl": ["torch_compile", "local"]}}, expect={"outcome": "HANG"})
     for each in (found, dataclasses.replace(found, only=("training.steps=9", "cuda_graph.impl=local"))):
-        assert plan_from_json(json.loads(dumps(plan_to_json(each)))) == each
+        assert from_json(Plan, json.loads(dumps(each))) == each
 
 
 TYPED = st.sampled_from([place for place in RECIPE.fields if "." in place]).flatmap(
@@ -271,7 +290,7 @@ def test_whatever_the_types_allow_can_be_planned(tmp_path: Path, fields: list[tu
         found = plan(tmp_path, **tree)
     except InputError:
         return
-    assert json.loads(dumps(plan_to_json(found)))["cells"]
+    assert json.loads(dumps(found))["cells"]
     gpu_hours(found)
 
 

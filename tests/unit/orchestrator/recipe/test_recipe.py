@@ -132,11 +132,11 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
         "training:\n  steps: ${nothing}\n  seed: ${oc.env:NO_SUCH_VARIABLE_X}\n  clip_grad: ${.adam_beta1}\n"
         "  adam_beta1: ${.clip_grad}\n  weight_decay: '${oops'\n",
         [
-            ("r.yaml:4: training.steps", "'nothing' not found", "by its whole name"),
+            ("r.yaml:4: training.steps", "'nothing' not found", "a field of this file"),
             ("r.yaml:5: training.seed", "NO_SUCH_VARIABLE_X", ""),
-            ("r.yaml:6: training.clip_grad", "Recursive", ""),
-            ("r.yaml:7: training.adam_beta1", "Recursive", ""),
-            ("r.yaml:8: training.weight_decay", "'${oops'", "OmegaConf"),
+            ("r.yaml:6: training.clip_grad", "refers to itself", "write the value out"),
+            ("r.yaml:7: training.adam_beta1", "refers to itself", "write the value out"),
+            ("r.yaml:8: training.weight_decay", "has no end", "close ${ with }"),
         ],
     ),
     "given twice": (
@@ -433,6 +433,96 @@ def test_an_override_that_no_cell_would_see_is_refused(
     (problem,) = problems(tmp_path, text, override)
     assert problem.place.startswith("command line: ") and problem.message == f"{axis} sets it in every cell"
     read(tmp_path, text, override, f"{axis}=null")
+
+
+def test_an_interpolation_has_the_value_and_the_type_of_what_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NODES_1", "4")
+    monkeypatch.setenv("ODD", "${training.steps}")
+    text = (
+        HEAD_LINES
+        + "training: {steps: 10, seed: '${.steps}', clip_grad: '${oc.env:NODES_${repeats}}'}\nrepeats: 1\n"
+        + "parallelism: {dp: '${oc.env:NO_SUCH_VARIABLE_X, 2}', tp: '${oc.select:training.none,3}'}\n"
+        + "cuda_graph: {scope: [attn]}\nsweep: {points: [{cuda_graph: '${cuda_graph}'}]}\n"
+        + "environment: {A: 'at ${training.steps}%', B: '\\${HOME} \\\\${repeats}}', C: '${oc.env:ODD}'}\n"
+    )
+    recipe = read(tmp_path, text)
+    assert recipe.base["training"] == {"steps": 10, "seed": 10, "clip_grad": 4.0}
+    assert recipe.base["parallelism"] == {"dp": 2, "tp": 3}
+    assert recipe.axes == (({"cuda_graph": {"scope": ("attn",)}},),)
+    assert recipe.base["environment"] == {"A": "at 10%", "B": "${HOME} \\1}", "C": "${training.steps}"}
+
+
+def _refer(name: object) -> str:
+    return f"${{environment.A{name}}}"
+
+
+BOMBS = {
+    "characters": [f"A0: {'x' * 20}", *(f"A{i}: '{_refer(i - 1) * 10}'" for i in range(1, 9))],
+    "values": ["A0: [x, x]", *(f"A{i}: [{', '.join([repr(_refer(i - 1))] * 10)}]" for i in range(1, 9))],
+    "a chain": [f"A{i}: '{_refer(i - 1)}'" for i in range(200, 0, -1)],
+    "brackets": [f"A0: '{'${' * 900}'"],
+    "levels": ["A0: [[[[[[x]]]]]]", *(f"A{i}: [[[['{_refer(i - 1)}']]]]" for i in range(1, 20))],
+}
+"""Entries of an environment, a few lines each. Resolved wherever they are named, they take hours or all memory."""
+
+
+@pytest.mark.parametrize("case", BOMBS)
+def test_interpolations_inside_each_other_are_bounded(tmp_path: Path, case: str) -> None:
+    lines = [f"  {line}\n" for line in BOMBS[case]]
+    assert problems(tmp_path, f"{HEAD_LINES}environment:\n{''.join(lines)}")
+
+
+def test_a_field_is_resolved_once_however_often_it_is_named(tmp_path: Path) -> None:
+    lines = ["  A0: '0'\n", *(f"  A{i}: '{_refer(_refer(_refer(i - 1)))}'\n" for i in range(1, 30))]
+    recipe = read(tmp_path, f"{HEAD_LINES}environment:\n{''.join(lines)}")
+    assert set(recipe.base["environment"].values()) == {"0"}
+
+
+@pytest.mark.parametrize(
+    "resolver", ["oc.select:environment", "oc.create:{}", "oc.dict.keys:training", "", ":", ".", "..x:y"]
+)
+def test_any_resolver_ends_in_a_recipe_or_a_problem(tmp_path: Path, resolver: str) -> None:
+    (problem,) = problems(tmp_path, HEAD_LINES + "environment: {A: '${" + resolver + "}'}\n")
+    assert problem.place.startswith(f"{tmp_path}/r.yaml:3: environment.A") and problem.fix
+
+
+HIDDEN = {
+    "an assembled name": "environment: {BAR: API_KEY, FOO: '${oc.env:WANDB_${environment.BAR}}'}\n",
+    "an assembled value": "environment: {A: hidden-, B: '${environment.A}from-all'}\n",
+    "a value": "data: {path: /x/hidden-from-all/y}\n",
+    "a value in an axis": "sweep: {grid: {data.path: [a, hidden-from-all]}, points: [{environment.X: ahidden-from-all}]}\n",
+    "a value of a wrong type": "training: {steps: hidden-from-all}\n",
+    "a key": "hidden-from-all: 3\n",
+    "a variable": "environment: {hidden_from_all: x}\n",
+    "a tag": "wandb: {tags: [a, hidden-from-all]}\n",
+    "a preset": "model.preset: hidden-from-all\n",
+    "a name that is no field": "wandb: {api_key: hunter2}\nHF_TOKEN: hunter2\n",
+    "given twice": "environment: {HF_TOKEN: hunter2}\nenvironment.HF_TOKEN: hunter2\n",
+    "a name in the middle": "training: {seed: '${${oc.env:HARMLESS}}'}\n",
+    "a URL": "environment: {HTTP_PROXY: 'http://me:hunter2@proxy'}\n",
+    "a long text": f"environment: {{A: '{'x' * 40} hidden-from-all'}}\n",
+}
+"""What is written after HEAD_LINES. The shell has the secret hidden-from-all, and no message may show it, or hunter2."""
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+def test_no_secret_gets_into_a_recipe_or_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "hidden-from-all")
+    monkeypatch.setenv("HARMLESS", "hidden-from-all")
+    monkeypatch.setenv("OTHER_TOKEN", "hidden_from_all")
+    found = problems(tmp_path, HEAD_LINES + HIDDEN[case])
+    assert found
+    assert not [
+        secret for secret in ("hidden-from", "hunter2") if secret in str(said(tmp_path, found)).replace("_", "-")
+    ]
+
+
+@pytest.mark.parametrize("override", ["environment.HF_TOKEN=[hunter2", "environment.A={x: 1, b: me:hunter2@host"])
+def test_no_secret_of_a_wrong_override_is_told(tmp_path: Path, override: str) -> None:
+    (problem,) = problems(tmp_path, HEAD_LINES, override)
+    assert "=***" in problem.place and "hunter2" not in str(problem)
 
 
 def test_interpolation_sees_overrides(tmp_path: Path) -> None:

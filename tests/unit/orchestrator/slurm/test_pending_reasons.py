@@ -98,6 +98,7 @@ def test_obstacles_are_said_once_an_array_with_the_command_to_type() -> None:
     (state("RUNNING", dataclasses.replace(job(state="SUSPENDED"), nodes="node1")), "job 12 on node1 (SUSPENDED)"),
     (state("PLANNED", job(state="FAILED"), abandoned=True, launches=1), "job 12 ended as FAILED before this run began"),
     (state("PLANNED", job(state="FAILED"), abandoned=True, launches=2), "began (2 jobs in a row did)"),
+    (state("CANCELLED", job(state="COMPLETED"), abandoned=True, launches=1), "cancelled before it began"),
     (state("COMPLETED", job(state="FAILED")), ""),
     (state("QUEUED", None), ""),
 ])  # fmt: skip

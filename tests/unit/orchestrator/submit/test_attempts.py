@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launch.common.atomic_files import dumps
-from launch.contract.bundle import Step, order_from_json, order_to_json
+from launch.common.typed_json import from_json
+from launch.contract.bundle import BundleOrder, Step
 from launch.contract.outcomes import OUTCOMES, Outcome
 from launch.contract.plan import Plan
 from orchestrator.errors import InputError
@@ -150,6 +151,14 @@ def test_retries_unasked_come_to_an_end_whatever_fails(tmp_path: Path, signs: st
     raise AssertionError(f"not over: {known}")
 
 
+def test_a_perturbed_run_is_retried_without_partners(tmp_path: Path) -> None:
+    found = plan(tmp_path, perturbed=True, sweep={"grid": COMPILED})
+    runs = found.bundles[0].run_ids
+    known = {run: state(run, "n" if run == runs[-1] else "+") for run in runs}
+    (order,) = attempts_to_begin(found, known, CLUSTER, "infrastructure")
+    assert [run for run, _ in order.schedule] == [runs[-1]]
+
+
 def test_a_retried_graphed_run_takes_its_eager_twin_and_no_other_graphed_run(tmp_path: Path) -> None:
     """Three cells of one workload, in an order that orders() knows from bundles alone."""
     found = plan(tmp_path, sweep={"grid": COMPILED})
@@ -208,7 +217,7 @@ def test_an_order_for_a_cluster_says_how_ranks_start(tmp_path: Path) -> None:
     mounts = "--container-mounts=/code:/code,/store:/store,/data:/data:ro"
     arguments = ("--mpi=pmix", "--container-image=img", mounts, "--cpu-bind=none")
     assert order.step == Step(2, 8, 2, "python3", arguments)
-    assert order_from_json(json.loads(dumps(order_to_json(order)))) == order
+    assert from_json(BundleOrder, json.loads(dumps(order))) == order
     (plain,) = planned_orders(plan(tmp_path, host=CLUSTER), CLUSTER)
     assert plain.step == Step(1, 1, 1, sys.executable, ("--mpi=none",))
 

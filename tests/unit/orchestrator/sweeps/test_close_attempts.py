@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.common.atomic_files import JsonLines, read_json, write_json
-from launch.contract.outcomes import Outcome, OutcomeName
+from launch.contract.outcomes import Outcome, OutcomeName, outcome_to_json, read_outcome
 from launch.contract.paths import SweepPaths
 from launch.failures.diagnose import Evidence, RankException
 from launch.failures.evidence import read_evidence
@@ -67,7 +67,7 @@ def test_an_outcome_that_nobody_wrote_is_written_once(sweep: SweepPaths) -> None
     attempt = sweep.run(RUN).attempt(1)
     attempt.logs.mkdir(parents=True)
     assert close_dead_attempts(sweep, {RUN: ended()})
-    assert read_json(attempt.outcome) == dataclasses.asdict(outcome("TIMEOUT"))
+    assert read_outcome(attempt) == outcome("TIMEOUT")
     assert close_dead_attempts(sweep, {RUN: ended("NODE_FAIL")}), (
         "there was something to write, as far as this command knew"
     )
@@ -77,7 +77,7 @@ def test_an_outcome_that_nobody_wrote_is_written_once(sweep: SweepPaths) -> None
 
 def test_an_outcome_that_the_supervisor_wrote_meanwhile_stays(sweep: SweepPaths) -> None:
     attempt = sweep.run(RUN).attempt(1)
-    write_json(attempt.outcome, dataclasses.asdict(outcome("COMPLETED")))
+    write_json(attempt.outcome, outcome_to_json(attempt, outcome("COMPLETED")))
     close_dead_attempts(sweep, {RUN: ended()})
     assert read_json(attempt.outcome)["outcome"] == "COMPLETED"
 
@@ -98,10 +98,10 @@ def test_nothing_is_written_of_what_lives_or_is_on_disk(sweep: SweepPaths) -> No
 
 def test_a_run_that_no_job_begins_is_given_up_and_says_why(sweep: SweepPaths) -> None:
     assert close_dead_attempts(sweep, {RUN: abandoned()})
-    written = read_json(sweep.run(RUN).attempt(1).outcome)
-    assert (written["outcome"], written["failure_class"], written["phase"]) == ("ENVIRONMENT", "LAUNCH", "init")
-    assert written["message"] == "3 jobs in a row ended before any run began; the last, 12_3, as FAILED"
-    assert never_started(Outcome(**written)) and not never_started(outcome("ENVIRONMENT", "LAUNCH"))
+    written = read_outcome(sweep.run(RUN).attempt(1))
+    assert written and (written.outcome, written.failure_class, written.phase) == ("ENVIRONMENT", "LAUNCH", "init")
+    assert written.message == "3 jobs in a row ended before any run began; the last, 12_3, as FAILED"
+    assert never_started(written) and not never_started(outcome("ENVIRONMENT", "LAUNCH"))
 
 
 def test_it_is_given_up_after_a_failure_of_the_infrastructure_and_no_result_is_hidden(sweep: SweepPaths) -> None:

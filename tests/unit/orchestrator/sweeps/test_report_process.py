@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
 
+import analysis.report.write_report
+from launch.common.file_lock import Lock
 from launch.contract.outcomes import Outcome
 from orchestrator.errors import SystemFault
-from orchestrator.sweeps.report_process import write_report
+from orchestrator.sweeps.report_process import read_exit_code, write_report
 from tests.records import AttemptRecord, write_sweep
 
 
@@ -17,17 +20,39 @@ def out_of_memory(run: AttemptRecord) -> None:
         run.outcome = Outcome("CUDA_OOM", "capture", "bundle000", 0.0, 1.0)
 
 
-def test_the_value_is_the_exit_code_of_the_report(tmp_path: Path) -> None:
+def test_the_exit_code_is_that_of_the_report(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, steps=20, edit=out_of_memory)
-    assert write_report(sweep) == 3
+    write_report(sweep)
+    assert read_exit_code(sweep, allow_empty=False) == read_exit_code(sweep, allow_empty=True) == 3
     assert {path.name for path in sweep.report.iterdir()} == {
         "plots", "report.html", "report.json", "report.md", "steps.parquet", "summary.json",
     }  # fmt: skip
 
 
+def test_a_reporter_waits_for_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would delete plots of the other, and one report would hold files of both."""
+    monkeypatch.setattr("analysis.report.write_report.LOCK_SECONDS", 0.1)
+    sweep = write_sweep(tmp_path, steps=20)
+    with Lock.acquire(sweep.report_lock, 0), pytest.raises(TimeoutError, match=r"held report\.lock for 0\.1 s"):
+        analysis.report.write_report.write_report(sweep)
+    assert not sweep.report.exists()
+    assert analysis.report.write_report.write_report(sweep).exit_code == 0
+
+
 def test_a_report_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, steps=20)
     sweep.report.write_text("in the way")
-    with pytest.raises(SystemFault, match=r"report: cannot be written \(.*\); free space") as raised:
+    with pytest.raises(SystemFault, match=r"report: cannot be written \(File exists\); to see more: ") as raised:
         write_report(sweep)
     assert "\n" not in str(raised.value)
+
+
+def test_only_a_full_disk_needs_room(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path, steps=20)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
+    try:
+        with pytest.raises(SystemFault, match=r"report: cannot be written \(File too large; free space there\)"):
+            write_report(sweep)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

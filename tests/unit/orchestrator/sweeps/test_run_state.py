@@ -11,15 +11,16 @@ import pytest
 
 from launch.common.atomic_files import JsonLines, write_json
 from launch.common.file_lock import Lock, this_process
-from launch.contract.bundle import BundleOrder, Step, order_to_json
-from launch.contract.outcomes import Outcome
+from launch.contract.bundle import BundleOrder, Step
+from launch.contract.outcomes import Outcome, outcome_to_json
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Limits, Plan, read_plan
+from launch.contract.records.digest import digest_records
 from launch.failures.classes import CLASS_OF_JOB_STATE
 from launch.slurm.job_states import ENDED, RUNNING, WAITING
 from orchestrator.errors import SystemFault
 from orchestrator.slurm.job_listing import GONE, UNHEARD, Job
-from orchestrator.sweeps.run_state import RunState, live_runs, newest_change, open_submissions, read_state, read_states
+from orchestrator.sweeps.run_state import RunState, live_runs, open_submissions, read_state, read_states
 from orchestrator.sweeps.slurm_jobs import Jobs
 from orchestrator.sweeps.submissions import Submission, write_submission
 from tests.records import AttemptRecord, write_sweep
@@ -42,14 +43,14 @@ class Sweep:
         """``schedule``: (index of the run, attempt)."""
         pairs = tuple((self.run_ids[run], attempt) for run, attempt in schedule)
         order = BundleOrder(self.bundle.root.name, "workload", pairs, Limits(), 1, ("cpu",), step=step)
-        write_json(self.bundle.order, order_to_json(order))
+        write_json(self.bundle.order, order)
 
     def begin(self, run: int, attempt: int = 1, outcome: str | None = None) -> None:
         paths = self.paths.run(self.run_ids[run]).attempt(attempt)
         paths.logs.mkdir(parents=True)
         if outcome:
             record = Outcome(outcome, "measure", "a", 1.0, time.time())  # type: ignore[arg-type]
-            write_json(paths.outcome, dataclasses.asdict(record))
+            write_json(paths.outcome, outcome_to_json(paths, record))
 
     def states(self, **jobs: str) -> list[str]:
         """``jobs``: the state of job 12 as ``j12``; without any, Slurm is not asked."""
@@ -175,30 +176,32 @@ def test_live_runs_are_of_all_bundles_on_disk(sweep: Sweep) -> None:
     taken(sweep.paths.queue_lock)
     forgotten = sweep.paths.bundle("of-an-earlier-plan")
     order = BundleOrder("of-an-earlier-plan", "workload", (("run-r0", 1),), Limits(), 1, ("cpu",))
-    write_json(forgotten.order, order_to_json(order))
+    write_json(forgotten.order, order)
     assert dict(live_runs(sweep.paths)) == {sweep.bundle: list(sweep.run_ids[:2]), forgotten: ["run-r0"]}
 
 
-def test_what_changed_last(sweep: Sweep) -> None:
-    def newest() -> float:
-        return newest_change(sweep.paths, read_states(sweep.paths, sweep.plan).values())
+def test_records_have_another_digest_when_something_of_a_run_changed(sweep: Sweep) -> None:
+    def digest() -> str:
+        return digest_records(sweep.paths, sweep.run_ids)
 
-    assert newest() == 0
-    sweep.begin(0, outcome="COMPLETED")
-    ended = newest()
-    assert ended == pytest.approx(time.time(), abs=5)
-    folder = sweep.paths.run(sweep.run_ids[1]).root / "attempts"
-    sweep.begin(1)
-    os.utime(folder, (ended + 10, ended + 10))
-    assert newest() == pytest.approx(ended + 10), "an attempt that was begun and lost"
-    outcome = sweep.paths.run(sweep.run_ids[0]).attempt(1).outcome
-    outcome.write_text("{")
-    os.utime(outcome, (ended + 20, ended + 20))
-    assert newest() == pytest.approx(ended + 20), "a report from before it would hide that it is damaged"
-    os.utime(folder, (ended + 30, ended + 30))
-    sweep.begin(1, attempt=2, outcome="COMPLETED")
-    os.utime(folder, (ended + 30, ended + 30))
-    assert newest() == pytest.approx(ended + 30), "an attempt before it that was moved away"
+    attempt = sweep.paths.run(sweep.run_ids[0]).attempt(1)
+    digests = [digest()]
+    sweep.begin(0)
+    digests.append(digest())
+    attempt.metrics.write_text("{}\n")
+    digests.append(digest())
+    attempt.outcome.write_text("{")
+    digests.append(digest())
+    sweep.begin(0, attempt=2, outcome="COMPLETED")
+    digests.append(digest())
+    attempt.root.rename(attempt.root.with_name("away"))
+    digests.append(digest())
+    sweep.paths.plan.write_text(sweep.paths.plan.read_text() + "\n")
+    digests.append(digest())
+    assert len(set(digests)) == len(digests)
+    for path in sweep.paths.root.rglob("*"):
+        os.utime(path, (1.0, 1.0))
+    assert digest() == digests[-1], "times say nothing: clocks of nodes differ"
 
 
 def test_sweep_paths_alone_tell_nothing(tmp_path: Path) -> None:

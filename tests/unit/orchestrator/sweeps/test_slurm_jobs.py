@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from launch.common.poll_interval import LEAST_SECONDS, MOST_SECONDS, poll_interval
 from launch.slurm import command as slurm_command
 from launch.slurm.job_states import ENDED, RUNNING, WAITING, stage_of
 from orchestrator.errors import SystemFault
-from orchestrator.slurm import command
-from orchestrator.slurm.command import poll_interval
+from orchestrator.slurm import polled_command
 from orchestrator.slurm.job_listing import GONE, UNHEARD, Job, parse_sacct, parse_squeue
 from orchestrator.sweeps import slurm_jobs
 from orchestrator.sweeps.slurm_jobs import GRACE_SECONDS, GRACE_WITHOUT_ACCOUNTS, JobMonitor, Jobs
@@ -85,9 +85,9 @@ def test_a_job_that_has_no_reason_and_no_expected_start() -> None:
 @given(st.floats(0, 120), st.integers(0, 1000))
 def test_calls_take_a_small_share_of_the_time_and_a_failing_one_is_tried_again(took: float, failures: int) -> None:
     seconds = poll_interval(took, failures=failures)
-    assert seconds >= command.LEAST_SECONDS
+    assert seconds >= LEAST_SECONDS
     if failures:
-        assert seconds <= max(took, command.MOST_SECONDS) and seconds >= poll_interval(took, failures=failures - 1) * (
+        assert seconds <= max(took, MOST_SECONDS) and seconds >= poll_interval(took, failures=failures - 1) * (
             failures > 1
         )
     else:
@@ -147,7 +147,7 @@ class Clock:
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(command, "poll_interval", lambda took, failures: 0.0)
+    monkeypatch.setattr(polled_command, "poll_interval", lambda took, failures: 0.0)
     return Programs(tmp_path)
 
 
@@ -218,7 +218,7 @@ def test_a_job_that_has_ended_is_asked_about_no_more(scheduler: JobMonitor, prog
 def test_nothing_is_asked_before_the_interval_is_over(
     scheduler: JobMonitor, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "poll_interval", poll_interval)
+    monkeypatch.setattr(polled_command, "poll_interval", poll_interval)
     programs.queue({"12": "RUNNING"})
     first = scheduler.look([submission()])
     assert scheduler.look([submission(), submission("13")]) is first and first.of("13") is None
@@ -331,7 +331,7 @@ def test_while_accounts_are_not_asked_a_job_stays_what_it_was(
     scheduler: JobMonitor, programs: Programs, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They failed a moment ago: nobody knows what they say now."""
-    monkeypatch.setattr(command, "poll_interval", lambda took, failures: 60.0 if failures else 0.0)
+    monkeypatch.setattr(polled_command, "poll_interval", lambda took, failures: 60.0 if failures else 0.0)
     programs.fail("sacct", "sacct: error: Connection refused")
     assert list(looks(scheduler, clock, (0, 2 * GRACE_SECONDS))) == [UNHEARD] * 2
     assert len(programs.calls("sacct")) == 1 and len(programs.calls("squeue")) == 2
@@ -418,6 +418,15 @@ def test_jobs_are_found_by_their_name_in_queue_and_accounts(scheduler: JobMonito
     assert "--name=token" in programs.calls("sacct")[0]
     programs.fail("sacct", "sacct: error: Connection refused")
     assert scheduler.find("token", NOW) == ("9", "100")
+
+
+@pytest.mark.parametrize(("node", "found"), [("", ()), ("node1", ("7",))])
+def test_what_sbatch_was_refused_is_no_job(
+    scheduler: JobMonitor, programs: Programs, node: str, found: tuple[str, ...]
+) -> None:
+    """Slurm lists it as a job that failed, without a node."""
+    programs.say("squeue", (f"{NOW:.0f}", "7", "FAILED", "BadConstraints", "N/A", node, "token"))
+    assert scheduler.find("token", NOW) == found
 
 
 def test_whoever_must_be_certain_waits_until_no_job_is_in_doubt(

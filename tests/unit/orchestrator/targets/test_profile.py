@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import InputError
-from orchestrator.targets.profile import Profile, check_option
-from orchestrator.targets.profile_file import SCHEMA, load_profile
+from orchestrator.targets.profile import SCHEMA, Profile, check_option, load_profile
 
 ROOT = Path(__file__).parents[4]
 FIELDS = tuple(name for name in SCHEMA.fields if name != "name")
@@ -165,11 +164,14 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
         ],
     ),
     "secrets": (
-        "environment: {HF_TOKEN: hunter2}\nsetup: [export WANDB_API_KEY=hunter2, 'HF_TOKEN=\"hunter2\" x']\n",
+        "environment: {HF_TOKEN: hunter2}\nsetup: [export WANDB_API_KEY=hunter2, 'HF_TOKEN=\"hunter2\" x']\n"
+        "container_image: docker://me:hunter2@registry#image\nsrun: [--container-env=HF_TOKEN=hunter2]\n",
         [
-            ('site.yaml:1: environment.HF_TOKEN = "***"', "looks like a secret", "in the shell"),
             ('site.yaml:2: setup[0] = "***"', "looks like a secret", "from a file"),
             ('site.yaml:2: setup[1] = "***"', "looks like a secret", "from a file"),
+            ('site.yaml:3: container_image = "***"', "(user:password@)", "in the shell"),
+            ('site.yaml:4: srun[0] = "***"', "looks like a secret", "in the shell"),
+            ('site.yaml:1: environment.HF_TOKEN = "***"', "looks like a secret", "in the shell"),
         ],
     ),
     "fields without the one that they are about": (

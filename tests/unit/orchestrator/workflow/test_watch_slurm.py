@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from launch.common.atomic_files import write_json
-from launch.contract.bundle import BundleOrder, Step, order_to_json
-from launch.contract.outcomes import Outcome, OutcomeName
+from launch.contract.bundle import BundleOrder, Step
+from launch.contract.outcomes import Outcome, OutcomeName, outcome_to_json
 from launch.contract.plan import Limits, read_plan
-from orchestrator.slurm import command
+from orchestrator.slurm import polled_command
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.slurm_jobs import JobMonitor
 from orchestrator.sweeps.submissions import Submission, write_submission
@@ -33,14 +32,14 @@ class Watched:
 
         self.root = root
         monkeypatch.setenv("PATH", str(root), prepend=":")
-        monkeypatch.setattr(command, "poll_interval", lambda took, failures: 0.0)
+        monkeypatch.setattr(polled_command, "poll_interval", lambda took, failures: 0.0)
         monkeypatch.setattr(watch_slurm, "time", SimpleNamespace(sleep=self._sleep, monotonic=time.monotonic))
         self.sweep = write_sweep(root / "written", steps=4, repeats=1, edit=unbegun)
         self.plan = read_plan(self.sweep)
         (bundle,) = self.plan.bundles
         self.run_id = bundle.run_ids[0]
         order = BundleOrder(bundle.bundle_id, "w", ((self.run_id, 1),), Limits(), 0, (), step=Step(1, 1, 1, "python"))
-        write_json(self.sweep.bundle(bundle.bundle_id).order, order_to_json(order))
+        write_json(self.sweep.bundle(bundle.bundle_id).order, order)
         write_submission(self.sweep, Submission("t", "token", (bundle.bundle_id,), time.time(), "host", "12"))
         self.scene: list[Callable[[], object]] = []
         self.said: list[str] = []
@@ -64,7 +63,8 @@ class Watched:
 
     def end(self, name: OutcomeName) -> None:
         outcome = Outcome(name, "measure", "a", 1.0, time.time())
-        write_json(self.sweep.run(self.run_id).attempt(1).outcome, dataclasses.asdict(outcome))
+        attempt = self.sweep.run(self.run_id).attempt(1)
+        write_json(attempt.outcome, outcome_to_json(attempt, outcome))
 
     # --- a view ---
 

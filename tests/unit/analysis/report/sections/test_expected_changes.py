@@ -15,6 +15,7 @@ from analysis.sweep.metric_changes import MemoryRisk, memory_risks, metric_chang
 from launch.contract.outcomes import Outcome
 from launch.contract.plan import Reason
 from tests.records import GIB, AttemptRecord, Extra, workload_spec, write_sweep
+from tests.report_text import report_text
 
 RULE = Reason("scope.moe_router", "moe with moe_router", "drop one of the two")
 TIMES = {1e-3: 15.0, 2e-3: 16.0, 3e-3: 10.0}
@@ -51,7 +52,7 @@ def test_a_speed_that_is_not_sure_is_no_change_to_expect(tmp_path: Path) -> None
     sweep = write_sweep(tmp_path, device="cuda", impls=("torch",), edit=eventful, repeats=1)
     step = metric_changes(compare_cells(load(sweep)))[0]
     assert step.span is None
-    text = write_report(sweep).markdown.read_text()
+    text = report_text(sweep)
     assert "| step time | `torch` | unknown: the speed-up is INCONCLUSIVE |" in section(text, "Expected metric changes")
     assert "25% down (20 to 15 ms), INCONCLUSIVE" in section(text, "Measured results")
 
@@ -65,7 +66,7 @@ def out_of_memory(run: AttemptRecord) -> None:
 def test_the_risk_is_among_cells_whose_twin_fits(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, workloads=3, device="cuda", impls=("torch",), edit=out_of_memory)
     assert memory_risks(compare_cells(load(sweep))) == (MemoryRisk("torch", 2, ("torch, lr 0.002",)),)
-    assert "| out of memory | `torch` | 1 of 2 cells out of memory |" in write_report(sweep).markdown.read_text()
+    assert "| out of memory | `torch` | 1 of 2 cells out of memory |" in report_text(sweep)
 
 
 # --- measured results -----------------------------------------------------------------------------------------------
@@ -73,7 +74,7 @@ def test_the_risk_is_among_cells_whose_twin_fits(tmp_path: Path) -> None:
 
 def test_a_measured_result_reads_like_a_line_of_a_published_page(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, workloads=2, device="cuda", impls=("torch",), ranks=2, edit=eventful)
-    text = write_report(sweep).markdown.read_text()
+    text = report_text(sweep)
     row = next(line for line in section(text, "Measured results").splitlines() if line.startswith("| `torch, lr 0.001"))
     assert row.strip("| ").split(" | ") == [
         "`torch, lr 0.001`", "2 layers of 64", "DP2, GBS=16, MBS=1, 128 tokens, fp32", "2 x NVIDIA H200",
@@ -86,13 +87,13 @@ def test_a_loss_that_diverged_is_not_called_within(tmp_path: Path) -> None:
     def far(run: AttemptRecord) -> None:
         run.metrics[60]["loss"] += 5.0 if run.spec.graphed else 0.0
 
-    text = section(write_report(write_sweep(tmp_path, edit=far)).markdown.read_text(), "Measured results")
+    text = section(report_text(write_sweep(tmp_path, edit=far)), "Measured results")
     assert "| DIVERGED, up to 5.00e+00 apart over 116 steps |" in text
 
 
 def test_equality_over_few_steps_says_of_how_many(tmp_path: Path) -> None:
     for steps, said in ((60, "BITWISE over 56 steps only"), (120, "BITWISE")):
-        text = section(write_report(write_sweep(tmp_path / str(steps), steps=steps)).markdown.read_text(), "Cells")
+        text = section(report_text(write_sweep(tmp_path / str(steps), steps=steps)), "Cells")
         assert f"| {said} |" in text
 
 
@@ -128,11 +129,11 @@ def test_failures_are_told_by_kind_with_whether_eager_has_them_too(tmp_path: Pat
     )  # fmt: skip
     assert (memory.ending, len(memory.graphed), len(memory.eager)) == ("CUDA_OOM in warmup", 1, 1)
     assert (rejected.name, rejected.ending) == ("scope.moe_router", "rejected by a rule")
-    text = section(write_report(sweep).markdown.read_text(), "Failure modes")
+    text = section(report_text(sweep), "Failure modes")
     assert "| SYNC_IN_CAPTURE | CAPTURE_FAILED in capture | 3: `torch_compile, lr 0.002`; " in text
     assert "| do not fail | .item() | remove it |" in text
     assert "fail in the same way: graphs are not the cause | out of memory | less |" in text
 
 
 def test_a_clean_sweep_has_no_failure_modes(tmp_path: Path) -> None:
-    assert "## Failure modes" not in write_report(write_sweep(tmp_path)).markdown.read_text()
+    assert "## Failure modes" not in report_text(write_sweep(tmp_path))

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from launch.common.atomic_files import dumps
+from launch.common.typed_json import from_json
 from launch.contract.paths import AttemptPaths
-from launch.contract.records.clocks import clocks_from_json
+from launch.contract.records.clocks import Clocks
 from launch.train.telemetry import event_log, memory
 from launch.train.telemetry import gpu_clocks as clocks
 from launch.train.telemetry.gpu_clocks import Gpu, PhaseClocks, Reading, between, find_gpu
@@ -145,7 +146,7 @@ class Rank:
         monkeypatch.setattr(clocks, "pci_address", lambda _: ADDRESS)
         monkeypatch.setattr(event_log, "PhaseClocks", functools.partial(PhaseClocks, library=library))
         monkeypatch.setattr(event_log, "JsonLines", lambda _: lines)
-        self.recorder = event_log.Recorder(AttemptPaths(Path()), 0, torch.device("cuda", 0))
+        self.recorder = event_log.Recorder(AttemptPaths(Path("1")), 0, torch.device("cuda", 0))
 
     @property
     def clocks(self) -> list[Any]:
@@ -167,9 +168,9 @@ def test_a_phase_ends_with_the_clocks_over_it(monkeypatch: pytest.MonkeyPatch, n
     rank.recorder.enter("probe", 2)
     init, warmup, measure = rank.clocks
     assert init is None  # devices are found in it
-    assert clocks_from_json(warmup).throttled == {"power_cap": 1.0, "thermal": 0.0, "sync_boost": 0.0}
-    assert clocks_from_json(measure).throttled["power_cap"] == 2.0
-    assert clocks_from_json(measure).active == ("power_brake",)
+    assert from_json(Clocks, warmup).throttled == {"power_cap": 1.0, "thermal": 0.0, "sync_boost": 0.0}
+    assert from_json(Clocks, measure).throttled["power_cap"] == 2.0
+    assert from_json(Clocks, measure).active == ("power_brake",)
     assert not rank.notes
 
 
@@ -203,6 +204,6 @@ def test_a_gpu_of_which_nothing_is_counted_is_remarked(monkeypatch: pytest.Monke
 )
 def test_damaged_clocks_are_refused(damage: dict[str, Any]) -> None:
     whole = {"seconds": 1.0, "throttled": {}, "active": None, "power_limits": [], "sm_mhz": None, "max_sm_mhz": None}
-    clocks_from_json(whole)
+    from_json(Clocks, whole)
     with pytest.raises((TypeError, ValueError)):
-        clocks_from_json(whole | damage)
+        from_json(Clocks, whole | damage)

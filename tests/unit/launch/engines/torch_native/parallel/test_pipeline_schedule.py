@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.contract.parallel_dims import layers_of
+from launch.contract.pipeline_stages import layers_of
 from launch.engines.torch_native.parallel.pipeline_schedule import (
     SENDS_IN_FLIGHT,
     Action,

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from launch.contract.errors import UnsupportedError
-from launch.contract.parallel_dims import AXES, ParallelDims
-from launch.contract.spec import Parallelism
+from launch.contract.spec import AXES, Parallelism, RunSpec
+from launch.engines.protocol import check_supported
 
 LAYOUTS = [
-    ParallelDims(tp, dp, pp, ep, cp, etp)
+    Parallelism(tp=tp, dp=dp, pp=pp, ep=ep, cp=cp, etp=etp)
     for tp, dp, pp, ep, cp, etp in product(range(1, 17), range(1, 17), range(1, 17), range(1, 17), (1, 2, 3), (1, 2, 4))
     if tp * cp * dp * pp <= 16 and (tp * cp * dp) % (etp * ep) == 0
 ]
@@ -67,19 +67,9 @@ def test_ranks_of_a_stage_are_told_apart_by_their_places() -> None:
         assert len(places) == dims.world_size
 
 
-def test_degrees_come_from_a_spec() -> None:
-    found = ParallelDims.of(Parallelism(tp=2, pp=3, ep=2, dp=4, cp=5, etp=4))
-    assert found == ParallelDims(tp=2, dp=4, pp=3, ep=2, cp=5, etp=4)
-
-
 @pytest.mark.parametrize(
-    ("parallelism", "said"),
-    [
-        (Parallelism(tp=2, dp=3, ep=4), r"ep=4 does not divide tp=2 \* cp=1 \* dp=3"),
-        (Parallelism(pp=4, ep=2), r"ep=2 does not divide tp=1 \* cp=1 \* dp=1"),
-        (Parallelism(tp=2, dp=2, ep=2, etp=4), r"etp=4 \* ep=2 does not divide tp=2 \* cp=1 \* dp=2"),
-    ],
+    "parallelism", [Parallelism(tp=2, dp=3, ep=4), Parallelism(pp=4, ep=2), Parallelism(tp=2, dp=2, ep=2, etp=4)]
 )
-def test_refuses_what_ranks_cannot_form(parallelism: Parallelism, said: str) -> None:
-    with pytest.raises(UnsupportedError, match=said):
-        ParallelDims.of(parallelism)
+def test_a_job_refuses_experts_that_the_ranks_of_a_stage_cannot_share(parallelism: Parallelism) -> None:
+    with pytest.raises(UnsupportedError, match=r"etp \* ep \* pp must divide the number of ranks"):
+        check_supported(RunSpec(parallelism=parallelism))

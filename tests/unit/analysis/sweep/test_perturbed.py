@@ -1,0 +1,88 @@
+"""The perturbed eager run: harmless differences of its size are no divergence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.records.load import load
+from analysis.records.steps import Steps
+from analysis.report.write_report import write_report
+from analysis.sweep.cell_results import CellResult
+from analysis.sweep.judge_cells import compare_cells
+from analysis.verdict.ladder import judge_curves
+from launch.contract.outcomes import Outcome
+from launch.contract.plan import Margins
+from tests.records import AttemptRecord, write_sweep
+
+FIRST_COMPARED = 4
+
+
+def compared(root: Path, *, graphed: float, perturbed: float | None = None, fails: bool = False) -> CellResult:
+    """Return the graphed cell of a sweep whose exact eager runs equal each other.
+
+    ``graphed`` and ``perturbed`` are standard deviations of the noise in those runs' losses, in margins.
+    """
+
+    def edit(run: AttemptRecord) -> None:
+        scale = (perturbed or 0.0) if run.spec.perturbed else graphed if run.spec.graphed else 0.0
+        noise = np.random.default_rng(run.spec.repeat).normal(0, scale * Margins().loss, len(run.metrics))
+        for step, change in list(zip(run.metrics, noise, strict=True))[FIRST_COMPARED:]:
+            step["loss"] += change
+        if fails and run.spec.perturbed:
+            run.outcome = Outcome("CUDA_OOM", "measure", "bundle000", 0.0, 1.0, exit_code=1)
+
+    sweep = write_sweep(root, perturbed=perturbed is not None, edit=edit)
+    return compare_cells(load(sweep))[1]
+
+
+def verdict_of(result: CellResult) -> str:
+    assert result.verdict is not None
+    return result.verdict.verdict
+
+
+def test_a_difference_no_larger_than_that_of_the_perturbed_run_is_no_divergence(tmp_path: Path) -> None:
+    """Compiled kernels round otherwise in every step, and eager repeats that are equal to the bit say nothing of it."""
+    assert verdict_of(compared(tmp_path / "without", graphed=0.5)) == "DIVERGED"
+    found = compared(tmp_path / "with", graphed=0.5, perturbed=0.5)
+    assert verdict_of(found) == "INCONCLUSIVE"
+    assert found.verdict and "eager repeats and the perturbed run differ among themselves" in found.verdict.reason
+    assert verdict_of(compared(tmp_path / "small", graphed=0.1, perturbed=0.1)) == "EQUIVALENT"
+
+
+def test_a_difference_far_beyond_the_perturbed_run_is_one(tmp_path: Path) -> None:
+    assert verdict_of(compared(tmp_path, graphed=30.0, perturbed=0.1)) == "DIVERGED"
+
+
+@pytest.mark.parametrize("perturbed", [0.1, 50.0])
+def test_a_perturbed_run_makes_nothing_pass_and_no_graphed_run_its_partner(tmp_path: Path, perturbed: float) -> None:
+    alone, found = (
+        compared(tmp_path / name, graphed=0.0, perturbed=p) for name, p in (("alone", None), ("found", perturbed))
+    )
+    assert verdict_of(alone) == verdict_of(found) == "BITWISE"
+    assert len(alone.pairs) == len(found.pairs) == 2
+
+
+def test_a_perturbed_run_that_failed_tells_nothing(tmp_path: Path) -> None:
+    assert verdict_of(compared(tmp_path, graphed=0.5, perturbed=0.5, fails=True)) == "DIVERGED"
+
+
+def test_the_report_names_the_source_of_the_noise_floor(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path, perturbed=True)
+    write_report(sweep)
+    assert "over 2 repeats and a perturbed run" in (sweep.report / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("graphed", [1, 2])
+def test_a_perturbed_run_is_no_second_eager_repeat(graphed: int) -> None:
+    step = np.arange(120)
+    noise = np.random.default_rng(1).normal(0, 0.1 * Margins().loss, (graphed + 2, 120))
+    runs = [
+        Steps(step, 5 - step / 40 + each, np.ones(120), np.ones(120), np.full(120, 8), np.full(120, "measure"))
+        for each in noise
+    ]
+    after = {f"graphed {place}": run for place, run in enumerate(runs[2:])}
+    found = judge_curves({"eager": runs[0]}, after, step, 0, Margins(), perturbed=runs[1])
+    assert found.verdict == "INCONCLUSIVE" and "two complete eager repeats" in found.reason

@@ -1,0 +1,93 @@
+"""Growth at the end of the window, on curves made here: what will leave the margin does not pass, and chaos does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from analysis.records.steps import Floats
+from analysis.verdict.curve_difference import Sample
+from analysis.verdict.growth import Growth, late_growth
+from benchmarks.verdicts import COMPARED, Setting, noise_of
+
+STEPS = np.arange(COMPARED)
+LEFT = COMPARED - 1 - STEPS
+TRIALS = 40
+
+
+def growth(noise: Floats, offset: Floats | float = 0.0) -> Growth | None:
+    """Judge two eager and further graphed runs with ``noise`` of shape (runs, steps); graphed ones have ``offset``, too."""
+    mean = noise[:2].mean(axis=0)
+    sample = Sample("loss", noise[:2] - mean, noise[2:] + offset - mean, noise[:0])
+    return late_growth(sample.graphed, sample.eager_distances, 1.0)
+
+
+def share(offset: Floats | float, noise: Callable[[np.random.Generator], Floats]) -> float:
+    """Return the share of trials with growth that leaves the margin."""
+    random = np.random.default_rng(6)
+    return sum(growth(noise(random), offset) is not None for _ in range(TRIALS)) / TRIALS
+
+
+def correlated(size: float, correlation: float, graphed: int = 2) -> Callable[[np.random.Generator], Floats]:
+    setting = Setting(noise=size, correlation=correlation, graphed=graphed)
+    return lambda random: noise_of(random, setting)[0, :, -COMPARED:]
+
+
+def ramp(steps: int, end: float) -> Floats:
+    return np.maximum(0, 1 - LEFT / steps) * end
+
+
+def doubling(steps: int, end: float) -> Floats:
+    """Return what doubles every ``steps`` steps and ends at ``end``."""
+    return end * 0.5 ** (LEFT / steps)
+
+
+@pytest.mark.parametrize(
+    "offset",
+    [ramp(20, 0.55), ramp(10, 0.5), ramp(60, 0.55), doubling(2, 0.45), doubling(8, 0.4), doubling(33, 0.4)],
+    ids=["ramp-20", "ramp-10", "ramp-60", "doubling-2", "doubling-8", "doubling-33"],
+)
+@pytest.mark.parametrize("graphed", [1, 2])
+def test_growth_that_will_leave_the_margin_is_found(offset: Floats, graphed: int) -> None:
+    assert share(offset, correlated(0.01, 0.0, graphed)) >= 0.95
+    assert share(offset, correlated(0.01, 0.9, graphed)) >= 0.85
+    assert growth(np.zeros((2 + graphed, COMPARED)), offset)
+
+
+def test_growth_is_found_in_a_long_window_and_in_one_of_several_runs() -> None:
+    noise = np.random.default_rng(3).normal(0, 0.01, (4, 3000))
+    offset = np.zeros((2, 3000))
+    offset[1] = 0.45 * 0.5 ** (np.arange(3000)[::-1] / 2)
+    found = growth(noise, offset)
+    assert found is not None and found.steps < 20 and found.after > 3 * found.before
+    assert growth(noise) is None
+
+
+@pytest.mark.parametrize(("size", "correlation"), [(0.01, 0.0), (0.25, 0.0), (0.15, 0.9)])
+@pytest.mark.parametrize("graphed", [1, 2])
+def test_noise_is_not_growth(size: float, correlation: float, graphed: int) -> None:
+    assert share(0.0, correlated(size, correlation, graphed)) <= 0.05
+    assert share(0.3, correlated(size, correlation, graphed)) <= 0.05, "nor is a constant difference"
+
+
+@pytest.mark.parametrize("size", [0.01, 0.3])
+def test_noise_of_graphed_runs_beside_equal_eager_ones_is_not_growth(size: float) -> None:
+    only_graphed = np.array([[0.0], [0.0], [1.0], [1.0]])
+    assert share(0.0, lambda random: only_graphed * random.normal(0, size, (4, COMPARED))) <= 0.05
+
+
+@pytest.mark.parametrize("steps", [8, 16, 33, 60])
+@pytest.mark.parametrize("kind", ["white", "correlated", "smooth"])
+def test_growth_that_eager_runs_show_as_well_does_not_count(steps: int, kind: str) -> None:
+    def chaos(random: np.random.Generator) -> Floats:
+        """Runs that leave each other at one rate: with any sign at each step, or on a smooth path."""
+        factors = {
+            "white": random.normal(size=(4, COMPARED)),
+            "correlated": correlated(1.0, 0.9)(random),
+            "smooth": random.normal(size=(4, 1)),
+        }[kind]
+        return factors * doubling(steps, 0.15) + 1e-3 * random.normal(size=(4, COMPARED))
+
+    assert share(0.0, chaos) <= 0.1

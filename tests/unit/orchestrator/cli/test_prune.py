@@ -1,0 +1,150 @@
+"""``prune`` deletes what nobody needs, never what somebody works on, and leaves no half of a sweep behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.common.atomic_files import write_json
+from launch.common.file_lock import Lock
+from launch.contract.bundle import BundleOrder
+from launch.contract.paths import SweepPaths
+from launch.contract.plan import Limits
+from orchestrator.cli.main import main
+from tests.records import write_sweep
+
+
+def prune(store: Path, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    """Return the exit code and what ``prune --json`` prints."""
+    printed: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.print", lambda text, **_: printed.append(text))
+        code = main(["prune", *arguments, "--store", str(store), "--json"])
+    return code, json.loads(printed[0]) if printed else []
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Return a store with two sweeps of runs that ended long ago, with logs and links."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").touch()
+    for name in ("one", "two"):
+        sweep = write_sweep(tmp_path / "store" / name, steps=120)
+        for path in beside_reports(sweep):
+            path.mkdir(parents=True)
+            (path / "file").write_text("12345")
+            (path / "link").symlink_to(tmp_path / "outside")
+    return tmp_path / "store"
+
+
+def beside_reports(sweep: SweepPaths) -> list[Path]:
+    attempts = sorted(sweep.root.glob("runs/*/attempts/1"))
+    return [sweep.root / "submitit" / "token", sweep.tracking / "wandb", *(attempt / "logs" for attempt in attempts)]
+
+
+def files(store: Path) -> set[str]:
+    """Return all files but locks."""
+    return {str(path.relative_to(store)) for path in store.rglob("*") if path.is_file() and path.name != "order.lock"}
+
+
+def test_a_folder_of_another_program_is_kept(store: Path) -> None:
+    project = store / "terraform"
+    (project / "src").mkdir(parents=True)
+    (project / "plan.json").write_text('{"terraform": 1}')
+    (project / "src" / "precious").touch()
+    for arguments in (("--older-than", "0"), (str(project),), (str(project), "--keep", "reports")):
+        code, found = prune(store, *arguments)
+        assert code == 2
+        assert "not a plan of this version" in next(one["kept"] for one in found if one["sweep"] == "terraform")
+        assert {path.name for path in project.rglob("*")} == {"plan.json", "src", "precious"}
+
+
+def test_nothing_behind_a_link_is_deleted(store: Path, tmp_path: Path) -> None:
+    other = write_sweep(tmp_path / "elsewhere", steps=120)
+    for path in beside_reports(other):
+        path.mkdir(parents=True)
+        (path / "mine").touch()
+    linked = set(other.root.rglob("mine"))
+    run = next((other.root / "runs").iterdir())
+    (store / "one" / "runs" / "evil").symlink_to(run)
+    assert prune(store, "one", "--keep", "reports")[0] == 0
+    assert linked == set(other.root.rglob("mine"))
+
+
+def test_reports_stay_and_can_be_written_again(store: Path) -> None:
+    one = SweepPaths(store / "one")
+    assert main(["report", "one", "--store", str(store)]) == 0
+    before = {path.name: path.read_bytes() for path in one.report.iterdir() if path.is_file()}
+    everything = files(store)
+    assert prune(store, "one", "--keep", "reports", "--dry-run") == prune(store, "one", "--keep", "reports")
+    gone = everything - files(store)
+    assert gone and all("logs" in path or "submitit" in path or "tracking" in path for path in gone)
+    assert not any(path.exists() for path in beside_reports(one))
+    assert (store.parent / "outside" / "file").exists()
+
+    shutil.rmtree(one.report)
+    assert main(["report", "one", "--store", str(store)]) == 0
+    assert before == {path.name: path.read_bytes() for path in one.report.iterdir() if path.is_file()}
+    assert main(["status", "one", "--store", str(store)]) == 0
+
+
+def test_only_old_sweeps_go_and_a_dry_run_deletes_nothing(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    everything = files(store)
+    code, (one, two) = prune(store, "--older-than", "30", "--dry-run")
+    assert code == 0 and one["files"] > 20 and one == two | {"sweep": "one"}
+    code, kept = prune(store, "--older-than", "100000")
+    assert code == 0 and all(each["kept"].startswith("it changed ") for each in kept)
+    assert files(store) == everything
+    assert prune(store, "--older-than", "30") == (0, [one, two])
+    assert files(store) == set() and list(store.iterdir()) == []
+    assert main(["prune", "--store", str(store)]) == 1
+    assert "say how old they must be" in capsys.readouterr().err
+
+
+def test_what_runs_stays(store: Path) -> None:
+    one = SweepPaths(store / "one")
+    run = next(path for path in sorted((one.root / "runs").iterdir()))
+    order = BundleOrder("bundle000", "workload", ((run.name, 2),), Limits(), 1, ("cpu",))
+    write_json(one.bundle("bundle000").order, order)
+    supervisor = Lock.try_acquire(one.bundle("bundle000").lock)
+    assert supervisor is not None
+    (run / "attempts" / "2").mkdir()
+    everything = files(store)
+    code, (kept,) = prune(store, "one")
+    assert (code, kept["kept"]) == (0, "1 run running or waiting")
+    assert prune(store, "one", "--keep", "reports")[1] == [kept]
+    assert files(store) == everything
+    supervisor.release()
+    assert prune(store, "one", "--keep", "reports")[1][0]["files"] > 0
+    assert (run / "attempts" / "1" / "outcome.json").exists()
+
+
+def test_a_crash_leaves_no_half_of_a_sweep(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(path: Path) -> None:
+        raise Killed
+
+    monkeypatch.setattr(shutil, "rmtree", kill)
+    with pytest.raises(Killed):
+        prune(store, "one")
+    monkeypatch.undo()
+    assert main(["status", "one", "--store", str(store)]) == 1
+    code, (two,) = prune(store, "--older-than", "30", "--keep", "reports")
+    assert (code, two["sweep"]) == (0, "two")
+    assert [path.name for path in store.iterdir()] == ["two"]
+
+
+def test_a_sweep_whose_jobs_nobody_knows_stays(store: Path) -> None:
+    submissions = SweepPaths(store / "one").submissions
+    submissions.mkdir()
+    (submissions / "token.json").write_text("{")
+    everything = files(store)
+    code, (kept,) = prune(store, "one")
+    assert code == 2 and "not a submission of this version" in kept["kept"]
+    assert files(store) == everything
