@@ -26,7 +26,7 @@ from pathlib import Path
 from launch.common.atomic_files import JsonLines, read_json, write_json
 from launch.common.file_lock import Owner
 from launch.common.typed_json import from_json
-from launch.contract.bundle import BundleOrder
+from launch.contract.bundle import Beginning, BundleOrder
 from launch.contract.outcomes import outcome_to_json
 from launch.contract.paths import AttemptPaths, BundlePaths, SweepPaths
 from launch.contract.records.identity import identity_of
@@ -235,6 +235,8 @@ class Simulation:
         fatal = self._random.randrange(len(schedule)) if fails and schedule else None
         for place, (run_id, number) in enumerate(schedule):
             attempt = sweep.run(run_id).attempt(number)
+            with JsonLines(bundle.begun) as lines:
+                lines.write(Beginning(run_id, number, time.time(), _owner(job)))
             started = _begin(attempt)
             seconds = self._random.uniform(0.5, 1.5) * self.seconds
             if place == fatal:
@@ -250,7 +252,7 @@ class Simulation:
 
     def _take(self, job: Job) -> int:
         """As a supervisor does once it has the lock: the number of its supervision of the bundle."""
-        owner = asdict(Owner(job.node, f"boot of {job.node}", 1, 1))
+        owner = asdict(_owner(job))
         write_json(job.bundle.lock, owner, sync=False)
         try:
             number = 1 + job.bundle.allocations.read_bytes().count(b"\n")
@@ -259,6 +261,10 @@ class Simulation:
         with JsonLines(job.bundle.allocations) as lines:
             lines.write({"allocation": number, "time": time.time(), "job": job.job_id, "nodes": [job.node], **owner})
         return number
+
+
+def _owner(job: Job) -> Owner:
+    return Owner(job.node, f"boot of {job.node}", 1, job.job_id)
 
 
 def _begin(attempt: AttemptPaths) -> float:

@@ -198,7 +198,10 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "ab", buffering=0)
+        self._file = open(path, "a+b", buffering=0)
+        # What an earlier writer left torn would spoil the first line.
+        self._file.seek(0)
+        self._file.truncate(self._file.read().rfind(b"\n") + 1)
 
     def write(self, value: Any) -> None:
         line = (dumps(value) + "\n").encode()

@@ -1,7 +1,8 @@
 """Locks that show which process holds them.
 
-The kernel's lock (flock) decides who may work; it ends with the process that holds it. The file's content (pid, start time,
-boot) is for observers: the system reuses process ids, and a lock from before a reboot must not look alive.
+The kernel's lock (an open file description lock, fcntl(2)) decides who may work and who lives: it ends with the process
+that holds it, and anybody who can open the file can test it without taking it. So a holder in another container is seen
+to live, and on a network file system with locks one on another host. The file's content names the holder for observers.
 
 Whoever can open a lock's file can hold the lock. So only its owner can (mode 0600), and no link is followed to another file.
 """
@@ -11,62 +12,78 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import struct
 import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from launch.common.atomic_files import RecordError, dumps, read_json
+from launch.common.atomic_files import FULL, dumps, parse_json
+from launch.common.regular_file import open_regular
 
 MODE = 0o600
+_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+"""struct flock: a write lock."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A process, identified by host and boot."""
+    """A process. Its ``pid`` counts in its own container; ``token`` tells it from every other process."""
 
     host: str
     boot: str
     pid: int
-    started: int
-    """Clock ticks after boot (/proc/PID/stat, field 22)."""
+    token: str
+
+
+_TOKEN = os.urandom(8).hex()
+UNNAMED = Owner("", "", 0, "")
+"""A holder whose name cannot be read: it is another user's, or has had no room on the disk, or no time, to write it."""
 
 
 def this_process() -> Owner:
-    return Owner(socket.gethostname(), _boot(), os.getpid(), _start_ticks(os.getpid()) or 0)
-
-
-def is_alive(owner: Owner) -> bool:
-    """Return whether that process still runs. A process of another host is assumed to be alive.
-
-    The boot id shows a reboot of this host, and identifies this host if its name has changed.
-    """
-    if owner.boot != _boot():
-        return owner.host != socket.gethostname()
-    return _start_ticks(owner.pid) == owner.started
+    return Owner(socket.gethostname(), _boot(), os.getpid(), _TOKEN)
 
 
 def holder(path: Path) -> Owner | None:
-    """Return the living process that holds the lock at ``path``, or None."""
-    owner = _last_owner(path)
-    return owner if owner is not None and is_alive(owner) else None
+    """Return the living process that holds the lock at ``path``, or None.
+
+    A process of another host that did not release it counts as alive: not every file system shows its hosts' locks to
+    each other. It is dead if that host, known by its name, is this one before its last boot.
+    """
+    held, owner = _look(path)
+    return (owner or UNNAMED) if held or _is_elsewhere(owner) else None
 
 
 def was_killed(path: Path) -> bool:
     """Return whether the process that held the lock at ``path`` ended without releasing it."""
-    owner = _last_owner(path)
-    return owner is not None and not is_alive(owner)
+    held, owner = _look(path)
+    return owner is not None and not held and not _is_elsewhere(owner)
 
 
-def _last_owner(path: Path) -> Owner | None:
+def _look(path: Path) -> tuple[bool, Owner | None]:
+    """Return whether a process holds the lock, and the last one that held it and did not release it."""
     try:
-        return Owner(**read_json(path))
-    except (FileNotFoundError, RecordError, TypeError):
-        # Never acquired, released, or its owner died before it wrote its name.
-        return None
+        with open_regular(path) as file:
+            lock = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _WHOLE_FILE)
+            return struct.unpack_from("h", lock)[0] != fcntl.F_UNLCK, _parse(file.read())
+    except FileNotFoundError:
+        return False, None
     except PermissionError:
         # Another user's lock. Its size shows whether it was released, but not whether its holder died.
-        return Owner("", "", 0, 0) if path.stat().st_size else None
+        return path.stat().st_size > 0, None
+
+
+def _parse(content: bytes) -> Owner | None:
+    try:
+        return Owner(**parse_json(content))
+    except (ValueError, TypeError):
+        # Never acquired, released, or its owner died before it wrote its name.
+        return None
+
+
+def _is_elsewhere(owner: Owner | None) -> bool:
+    return owner is not None and owner.boot != _boot() and owner.host != socket.gethostname()
 
 
 class Lock:
@@ -77,19 +94,22 @@ class Lock:
 
     @staticmethod
     def try_acquire(path: Path) -> Lock | None:
-        """Return the lock, or None if another process holds it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Return the lock, or None if another process holds it, or has just deleted its file.
+
+        Raises:
+            FileNotFoundError: the folder does not exist. A lock never makes one: it may be of a sweep that was deleted.
+        """
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, MODE)
         os.fchmod(descriptor, MODE)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
         except BlockingIOError:
             os.close(descriptor)
             return None
-        content = dumps(this_process()).encode()
-        # Overwrite what a dead owner left before truncating, so that a lock that is held is never empty.
-        os.pwrite(descriptor, content, 0)
-        os.ftruncate(descriptor, len(content))
+        if not _is_at(path, descriptor):
+            os.close(descriptor)
+            return None
+        _write_name(descriptor)
         return Lock(descriptor)
 
     @staticmethod
@@ -98,6 +118,7 @@ class Lock:
 
         Raises:
             TimeoutError: another process holds it for longer than ``seconds``.
+            FileNotFoundError: the folder does not exist.
         """
         deadline = time.monotonic() + seconds
         while (lock := Lock.try_acquire(path)) is None:
@@ -117,15 +138,28 @@ class Lock:
         self.release()
 
 
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Return whether the open file is still the one at ``path``: its folder may have been moved away meanwhile."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _write_name(descriptor: int) -> None:
+    """Write this process's name. On a full disk a lock has none, so that ``prune`` can take it and make room."""
+    content = dumps(this_process()).encode()
+    try:
+        # Overwrite what a dead owner left before truncating, so that a lock that is held is never empty.
+        os.pwrite(descriptor, content, 0)
+        os.ftruncate(descriptor, len(content))
+    except OSError as error:
+        if error.errno not in FULL:
+            os.close(descriptor)
+            raise
+        os.ftruncate(descriptor, 0)
+
+
 @cache
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _start_ticks(pid: int) -> int | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])

@@ -1,11 +1,16 @@
-"""What launch.supervise.supervisor has to do: bundle.json."""
+"""What launch.supervise.supervisor has to do, bundle.json, and what it has begun, begun.jsonl."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from launch.common.atomic_files import RecordError, read_json_lines
+from launch.common.file_lock import Owner
+from launch.common.typed_json import from_json
+from launch.contract.paths import BundlePaths
 from launch.contract.plan import Limits
 
 
@@ -46,3 +51,24 @@ class BundleOrder:
     """How ranks start under Slurm; None starts them on this host."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """The cluster profile's variables for every rank. The run's own spec overrides them."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """An attempt that a supervisor is about to begin."""
+
+    run_id: str
+    attempt: int
+    time: float
+    """In seconds since the epoch, for people: clocks may be set back."""
+    supervisor: Owner
+
+
+def read_beginnings(bundle: BundlePaths) -> dict[tuple[str, int], Beginning]:
+    """Return the latest beginning of each attempt that was begun, by run and number, as far as they can be read."""
+    found = {}
+    with contextlib.suppress(RecordError, TypeError, ValueError):
+        for line in read_json_lines(bundle.begun):
+            beginning = from_json(Beginning, line)
+            found[beginning.run_id, beginning.attempt] = beginning
+    return found

@@ -6,8 +6,9 @@ A sweep is a folder. Each file in it has one writer:
     <sweep>/bundles/<bundle>/bundle.json    orchestrator      which attempts of which runs the bundle runs
     <sweep>/bundles/<bundle>/cancel         orchestrator      ends runs: all, or those it lists
     <sweep>/bundles/<bundle>/supervisor.log local_queue       what supervisors on this host printed, for people only
-    <sweep>/bundles/<bundle>/lock           supervisor        who supervises the bundle (pid, start time, boot)
+    <sweep>/bundles/<bundle>/lock           supervisor        who supervises the bundle (host, boot, pid)
     <sweep>/bundles/<bundle>/allocations.jsonl supervisor        a line for each supervisor that took the bundle
+    <sweep>/bundles/<bundle>/begun.jsonl    supervisor        a line for each attempt, before its folder is there
     <sweep>/submissions/<token>.json        orchestrator      bundles submitted by one sbatch, and the job's id
     <sweep>/order.lock                      orchestrator      held while a command plans or cancels
     <sweep>/report.lock                     write_report      held while a report is written
@@ -109,6 +110,7 @@ class BundlePaths(Folder):
     cancel = Entry("cancel")
     lock = Entry("lock")
     allocations = Entry("allocations.jsonl")
+    begun = Entry("begun.jsonl")
 
     @property
     def sweep(self) -> SweepPaths:

@@ -1,7 +1,7 @@
 """A host's slots: its GPUs, or its CPU cores.
 
-A slot is a locked file in a folder of the user on this host, so that two sweeps of one user never share a GPU, unless they share
-neither XDG_RUNTIME_DIR nor TMPDIR. A slot whose holder died is free at once.
+A slot is a locked file in a folder of the user on this host, so that two sweeps of one user never share a GPU, whatever
+their shells set. A slot whose holder died is free at once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,10 @@ from launch.contract.errors import EnvironmentFault
 from launch.contract.paths import BundlePaths
 
 POLL_SECONDS = 0.2
+VARIABLE = "ORCHESTRATOR_SLOTS"
+"""The folder of slots in place of the usual ones: one that containers share, for example."""
+TEMPORARY = "/tmp"
+"""Not $TMPDIR, which differs between shells."""
 
 
 class Slots:
@@ -97,13 +100,15 @@ def slot_folders() -> list[Path]:
     Raises:
         EnvironmentFault: none of them is this user's own.
     """
-    places = [os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()]
+    own = os.environ.get(VARIABLE)
+    places = [own] if own else [os.environ.get("XDG_RUNTIME_DIR"), TEMPORARY]
     folders = [Path(place) / f"orchestrator-slots-{os.getuid()}" for place in places if place and Path(place).is_dir()]
     private = [folder for folder in folders if _is_private(folder)]
     if not private:
+        found = f"{folders[-1]} is a link, or belongs to another user" if folders else f"{places[-1]} is no folder"
         raise EnvironmentFault(
-            f"{folders[-1]} is a link, or belongs to another user, and this host's slots need a folder of your own: remove "
-            "it, or set TMPDIR to a folder of yours"
+            f"{found}, and this host's slots need a folder of your own: remove what is there, or set {VARIABLE} in every "
+            "shell to a folder of yours"
         )
     return private
 

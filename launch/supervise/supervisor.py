@@ -7,17 +7,19 @@ holds a lock, and it never starts an attempt whose folder exists. If it dies, it
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from launch.common.atomic_files import JsonLines, RecordError, read_json, read_json_lines, write_json
 from launch.common.file_lock import Lock, holder, this_process
 from launch.common.typed_json import from_json
-from launch.contract.bundle import BundleOrder
+from launch.contract.bundle import Beginning, BundleOrder
 from launch.contract.cancellation import read_cancellation
 from launch.contract.outcomes import outcome_to_json
 from launch.contract.paths import AttemptPaths, BundlePaths
@@ -60,12 +62,11 @@ class Supervisor:
         number = self._record_allocation()
         if self._job is not None and self._job.restarts > 0:
             self._close_requeued(f"{self._order.bundle_id}.{number - 1}")
-        for run_id, attempt in self._attempts():
-            if attempt.root.exists() or self._end_request(run_id) is not None:
-                continue
+        while (following := self._next_attempt()) is not None:
+            run_id, attempt = following
             if self._job is not None:
                 self._job.wait_for_controller(give_up=lambda: self._asked_to_end)
-            if self._end_request(run_id) is None:
+            if self._end_request(run_id) is None and self._claim(run_id, attempt):
                 self._run_attempt(run_id, attempt, f"{self._order.bundle_id}.{number}", held.names)
         held.release()
         hurries = self._asked_to_end and self._job is not None
@@ -73,11 +74,33 @@ class Supervisor:
         for tracker in self._trackers:
             tracker.finish(deadline - time.monotonic())
 
+    def _next_attempt(self) -> tuple[str, AttemptPaths] | None:
+        """Return the next ordered attempt that was not started and is not to end. A command may have ordered more."""
+        with contextlib.suppress(FileNotFoundError, RecordError, TypeError, ValueError):
+            newest = from_json(BundleOrder, read_json(self._bundle.order))
+            # A job runs what it was submitted for. An order for other slots is the next supervisor's.
+            if self._job is None and replace(newest, schedule=self._order.schedule) == self._order:
+                self._order = newest
+        left = ((run_id, attempt) for run_id, attempt in self._attempts() if not attempt.root.exists())
+        return next((one for one in left if self._end_request(one[0]) is None), None)
+
+    def _claim(self, run_id: str, attempt: AttemptPaths) -> bool:
+        """Create the attempt's folder. Return False where somebody else has."""
+        # Before the folder: an attempt that is there is one whose supervisor is known.
+        with JsonLines(self._bundle.begun) as lines:
+            lines.write(Beginning(run_id, attempt.number, time.time(), this_process()))
+        attempt.root.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            attempt.root.mkdir()
+        except FileExistsError:
+            return False
+        return True
+
     def _attempts(self) -> Iterator[tuple[str, AttemptPaths]]:
         return ((run_id, self._bundle.sweep.run(run_id).attempt(k)) for run_id, k in self._order.schedule)
 
     def _run_attempt(self, run_id: str, attempt: AttemptPaths, allocation: str, slot_names: tuple[str, ...]) -> None:
-        attempt.logs.mkdir(parents=True)
+        attempt.logs.mkdir()
         try:
             spec = read_spec(attempt.spec)
         except (OSError, RecordError, KeyError, TypeError, ValueError) as error:

@@ -15,14 +15,21 @@ from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.store import other_writers
 
 
-def print_orders(states: Mapping[str, RunState], orders: Sequence[BundleOrder], other_runs: int) -> None:
+def print_orders(
+    paths: SweepPaths, states: Mapping[str, RunState], orders: Sequence[BundleOrder], other_runs: int
+) -> None:
     """Print which runs start now and which are kept. ``other_runs`` counts runs of earlier plans of this name."""
     alive = sum(state.alive for state in states.values())
     on_disk = sum(state.finished and not state.alive for state in states.values())
-    parts = [f"{_count_runs(orders)} to start"] if orders else []
+    starting = [states[run_id] for order in orders for run_id, _ in order.schedule if not states[run_id].alive]
+    parts = [f"{count('run', len(starting))} to start"] if starting else []
     parts += [f"{alive} already running or waiting, adopted"] if alive else []
     parts += [f"{on_disk} on disk"] if on_disk else []
     print("; ".join(parts) if parts else "nothing to run")
+    for state in starting:
+        if state.damaged:
+            folder = paths.run(state.run_id).attempt(state.next_attempt - 1).root
+            print(f"{state.run_id} runs again, as attempt {state.next_attempt}: {folder}/{state.damaged}")
     if other_runs:
         print(f"{count('run', other_runs)} of earlier plans of this name are kept on disk; the report leaves them out")
     # The reader of a pipe sees it before the first run starts.

@@ -12,7 +12,7 @@ from orchestrator.errors import input_error
 from orchestrator.sweeps.close_attempts import MOST_LAUNCHES
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.targets.job_request import limits_of
-from orchestrator.targets.slurm_cluster import Target
+from orchestrator.targets.slurm_cluster import Cluster, Target
 
 Policy = Literal["new", "unfinished", "failed", "infrastructure"]
 """Which runs a submission may begin. "new": runs that never began. "unfinished": also runs that were interrupted or
@@ -25,7 +25,9 @@ MOST_ATTEMPTS = 3
 def attempts_to_begin(
     plan: Plan, states: Mapping[str, RunState], target: Target, policy: Policy
 ) -> tuple[BundleOrder, ...]:
-    """Return the attempts to start now, by bundle, without bundles that somebody works on.
+    """Return the attempts to start now, by bundle, without bundles that a job works on, or whose job waits.
+
+    A living supervisor on a host takes over what is ordered in addition to what it has begun or will begin.
 
     Raises:
         InputError: ``target`` cannot hold one of them: it has changed since the plan was made, or is another.
@@ -33,15 +35,22 @@ def attempts_to_begin(
     cells = plan.cell_of_run()
     made = []
     for bundle in plan.bundles:
-        if any(states[run_id].alive for run_id in bundle.run_ids):
+        alive = {run_id for run_id in bundle.run_ids if states[run_id].alive}
+        if alive and (isinstance(target, Cluster) or any(_has_job(states[run_id]) for run_id in alive)):
             continue
         wanted = _with_partners(bundle, cells, {r for r in bundle.run_ids if _may_begin(states[r], policy)})
         if policy == "infrastructure":
             wanted -= {run_id for run_id in wanted if _is_failure_of_its_own(states[run_id])}
-        if wanted:
+        if wanted - alive:
+            # The order replaces the one on disk.
+            wanted = (wanted - alive) | {run_id for run_id in alive if states[run_id].name == "QUEUED"}
             schedule = tuple((r, states[r].next_attempt) for r in bundle.run_ids if r in wanted)
             made.append(_order(bundle, schedule, [cells[r] for r, _ in schedule], target, plan))
     return tuple(made)
+
+
+def _has_job(state: RunState) -> bool:
+    return state.job is not None and not state.job.ended
 
 
 def _may_begin(state: RunState, policy: Policy) -> bool:

@@ -96,11 +96,11 @@ def _adopt(sweep: SweepPaths, scheduler: JobMonitor) -> None:
 def _await_job(sweep: SweepPaths, submission: Submission, scheduler: JobMonitor) -> str | None:
     """Return the job of a submission without a job id; None once there is none and none can arrive any more."""
     here = submission.host == socket.gethostname()
-    # A clock that was set back must not make this wait longer.
-    certain_at = min(submission.time, time.time()) + (ARRIVAL_SECONDS if here else SBATCH_SECONDS)
+    # From now on: the clock may have been set since the call of sbatch, and that of another host is not this one's.
+    certain_at = time.monotonic() + (ARRIVAL_SECONDS if here else SBATCH_SECONDS)
     while True:
         _wait_for_sbatch(submission.folder(sweep))
-        late = time.time() >= certain_at
+        late = time.monotonic() >= certain_at
         job_id = _find_job(sweep, submission, scheduler)
         if job_id is not None or late:
             return job_id
@@ -211,7 +211,12 @@ def _submit(
 ) -> None:
     token = f"{sweep.root.name}-{secrets.token_hex(5)}"
     name = cluster.configuration.cluster_name
-    submission = Submission(token, lane or token, array.bundles, time.time(), socket.gethostname(), cluster=name)
+    number = 1 + max((submission.number for submission in read_submissions(sweep)), default=0)
+    orders = [read_order(sweep.bundle(bundle)) for bundle in array.bundles]
+    schedules = tuple(order.schedule if order else () for order in orders)
+    submission = Submission(
+        token, lane or token, array.bundles, time.time(), socket.gethostname(), None, name, number, schedules
+    )
     job = BatchJob(sweep, submission.folder(sweep), array, cluster.profile, submission.name, exclude)
     with report_disk_errors(sweep):
         write_submission(sweep, submission, sync=False)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from launch.common.atomic_files import RecordError, read_json_lines
-from launch.common.file_lock import holder
-from launch.contract.bundle import BundleOrder
+from launch.common.file_lock import UNNAMED, Owner, holder
+from launch.contract.bundle import Beginning, BundleOrder, read_beginnings
 from launch.contract.cancellation import Cancellation, read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
 from orchestrator.slurm.job_listing import UNHEARD, Job
@@ -26,7 +28,8 @@ class SlurmSubmissions:
 
     job: Job
     """Of the latest one; or of an earlier one, if that job is alive and the latest is not."""
-    times: Sequence[float]
+    schedules: Sequence[Sequence[tuple[str, int]]]
+    """The (run_id, attempt) pairs of each one."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,9 @@ class BundleOwner:
         return self.bundle.sweep
 
     @cached_property
-    def supervised_since(self) -> int | None:
-        """When the living supervisor took the bundle, in ns since the epoch; None where none lives."""
-        return self.bundle.lock.stat().st_mtime_ns if holder(self.bundle.lock) is not None else None
+    def supervisor(self) -> Owner | None:
+        """The living supervisor; None where none lives."""
+        return holder(self.bundle.lock)
 
     @cached_property
     def order(self) -> BundleOrder | None:
@@ -72,7 +75,7 @@ class BundleOwner:
         if self.job is not None and not self.job.ended:
             return True
         # A lock that a supervisor took on another node always seems to be held.
-        return (self.queue_lives or self.supervised_since is not None) and not self.on_slurm
+        return (self.queue_lives or self.supervisor is not None) and not self.on_slurm
 
     @cached_property
     def _cancellation(self) -> Cancellation | None:
@@ -93,28 +96,38 @@ class BundleOwner:
 
     @cached_property
     def launches(self) -> int:
-        """How often the bundle was submitted to Slurm since any of its runs started an attempt."""
-        sweep = self.sweep
-        run_ids = {*self.planned, *self.ordered}
-        last = max((begun_at(sweep, run_id) / 1e9 for run_id in run_ids if sweep.run(run_id).attempts()), default=0.0)
-        return sum(time > last for time in self.submissions.times) if self.submissions else 0
+        """How often the bundle was submitted to Slurm without starting any attempt."""
+        schedules = self.submissions.schedules if self.submissions else ()
+        return sum(
+            not any(self.sweep.run(run_id).attempt(k).root.exists() for run_id, k in schedule) for schedule in schedules
+        )
 
     @cached_property
-    def last_taken(self) -> int:
-        """When a supervisor last took the bundle, in ns since the epoch."""
-        try:
-            return self.bundle.allocations.stat().st_mtime_ns
-        except FileNotFoundError:
-            return 0
+    def beginnings(self) -> Mapping[tuple[str, int], Beginning]:
+        return read_beginnings(self.bundle)
+
+    def runs(self, run_id: str, number: int) -> bool:
+        """Whether the living supervisor, if there is one, may have begun the attempt, and not one before it."""
+        began = self.beginnings.get((run_id, number))
+        return self.supervisor is not None and (began is None or self.supervisor in (began.supervisor, UNNAMED))
+
+    def was_requeued(self, run_id: str, number: int) -> bool:
+        """Whether another supervisor has taken the bundle since the attempt began."""
+        began = self.beginnings.get((run_id, number))
+        return began is not None and self._taken.get("token", began.supervisor.token) != began.supervisor.token
 
     @property
     def allocation(self) -> str:
         """The name of its latest supervision, as launch.supervise.supervisor writes it; "" where there was none."""
+        return f"{self.bundle.root.name}.{self._taken['allocation']}" if "allocation" in self._taken else ""
+
+    @cached_property
+    def _taken(self) -> Mapping[str, Any]:
+        """What the latest supervisor wrote when it took the bundle; empty where none did."""
         try:
-            lines = list(read_json_lines(self.bundle.allocations))
-            return f"{self.bundle.root.name}.{lines[-1]['allocation']}" if lines else ""
-        except (RecordError, KeyError):
-            return ""
+            return deque(read_json_lines(self.bundle.allocations), maxlen=1).pop()
+        except (RecordError, IndexError):
+            return {}
 
 
 def bundle_owners(
@@ -131,21 +144,16 @@ def _submissions_by_bundle(sweep: SweepPaths, jobs: Jobs) -> dict[str, SlurmSubm
     submissions = [submission for submission in read_submissions(sweep) if submission.job_id is not None]
     # After a crash Slurm may give an id again: of two submissions with one id, the job is the later one's.
     owner = {submission.job_id: submission.token for submission in submissions}
-    found: dict[str, list[tuple[float, Job]]] = {}
+    found: dict[str, list[tuple[Sequence[tuple[str, int]], Job]]] = {}
     for submission in submissions:
         if owner[submission.job_id] == submission.token:
             for bundle in submission.bundles:
                 job_id = submission.job_of(bundle) or ""
                 job = jobs.of(job_id) or Job(job_id, submission.name, UNHEARD)
-                found.setdefault(bundle, []).append((submission.time, job))
+                found.setdefault(bundle, []).append((submission.schedule_of(bundle), job))
     return {bundle: _latest(rows) for bundle, rows in found.items()}
 
 
-def _latest(rows: Sequence[tuple[float, Job]]) -> SlurmSubmissions:
+def _latest(rows: Sequence[tuple[Sequence[tuple[str, int]], Job]]) -> SlurmSubmissions:
     living = [job for _, job in rows if not job.ended]
-    return SlurmSubmissions((living or [job for _, job in rows])[-1], [time for time, _ in rows])
-
-
-def begun_at(sweep: SweepPaths, run_id: str) -> int:
-    """Return when the latest attempt was started, in ns since the epoch: only then the folder of attempts changes."""
-    return (sweep.run(run_id).root / "attempts").stat().st_mtime_ns
+    return SlurmSubmissions((living or [job for _, job in rows])[-1], [schedule for schedule, _ in rows])

@@ -15,7 +15,7 @@ from launch.contract.plan import Plan
 from launch.failures.evidence import read_evidence
 from launch.failures.job_outcome import outcome_of_job
 from orchestrator.slurm.job_listing import Job
-from orchestrator.sweeps.bundle_owner import BundleOwner, begun_at, bundle_owners
+from orchestrator.sweeps.bundle_owner import BundleOwner, bundle_owners
 from orchestrator.sweeps.slurm_jobs import Jobs
 from orchestrator.sweeps.store import bundles, read_order
 from orchestrator.sweeps.submissions import Submission, read_submissions
@@ -131,19 +131,18 @@ def _state_of_attempt(owner: BundleOwner, run: RunPaths, number: int, expect: Ex
 
 
 def _state_without_outcome(owner: BundleOwner, run_id: str, attempt: AttemptPaths, expect: Expectation) -> RunState:
-    begun = begun_at(owner.sweep, run_id)
     interrupted = RunState(run_id, "INTERRUPTED", attempt.number + 1, steps_done=_steps_done(attempt))
     running = replace(interrupted, name="RUNNING", alive=True)
     if owner.job is None or not owner.on_slurm:
-        # A living supervisor works on attempts that it started itself, and not on those of one before it.
-        return running if owner.supervised_since is not None and begun >= owner.supervised_since else interrupted
+        return running if owner.runs(run_id, attempt.number) else interrupted
     if owner.ordered.get(run_id) != attempt.number:
         return interrupted  # of a job before the latest
-    requeued = begun < owner.last_taken
+    requeued = owner.was_requeued(run_id, attempt.number)
     if owner.lives and not requeued:
         return running
     evidence = replace(read_evidence(attempt, "job"), job_state="REQUEUED" if requeued else owner.job.state)
-    outcome = outcome_of_job(evidence, owner.job.nodes, owner.allocation, begun / 1e9, time.time())
+    now, began = time.time(), owner.beginnings.get((run_id, attempt.number))
+    outcome = outcome_of_job(evidence, owner.job.nodes, owner.allocation, began.time if began else now, now)
     expected = outcome.matches(expect)
     return replace(interrupted, name=outcome.outcome, outcome=outcome, expected=expected, recorded=False)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from launch.common.atomic_files import RecordError, read_json, write_json
+from launch.common.typed_json import from_json
 from launch.contract.paths import SweepPaths
 from orchestrator.errors import SystemFault
 
@@ -24,19 +25,26 @@ class Submission:
     bundles: tuple[str, ...]
     """Bundle ids; the position is the array's index."""
     time: float
-    """When sbatch was about to be called, in seconds since the epoch."""
+    """When sbatch was about to be called, in seconds since the epoch. It orders nothing: clocks may be set back."""
     host: str
     """The login node that called sbatch."""
     job_id: str | None = None
     """As sbatch printed it; None before that, and where the orchestrator died in between."""
     cluster: str = ""
     """Slurm's ClusterName: an id counts on that cluster only."""
+    number: int = 0
+    """Submissions of a sweep count up, in the order in which sbatch was called."""
+    schedules: tuple[tuple[tuple[str, int], ...], ...] = ()
+    """The (run_id, attempt) pairs of each bundle."""
 
     def job_of(self, bundle_id: str) -> str | None:
         """Return the job's id as squeue and sacct write it: "123", or "123_4" of an array; None where it is unknown."""
         if self.job_id is None:
             return None
         return self.job_id if len(self.bundles) == 1 else f"{self.job_id}_{self._places[bundle_id]}"
+
+    def schedule_of(self, bundle_id: str) -> Sequence[tuple[str, int]]:
+        return self.schedules[self._places[bundle_id]] if self.schedules else ()
 
     def job_ids(self) -> list[str]:
         """Return the id of each bundle's job, in their order; empty where none is recorded."""
@@ -52,7 +60,7 @@ class Submission:
 
 
 def read_submissions(sweep: SweepPaths) -> list[Submission]:
-    """Return every submission of ``sweep``, the oldest first.
+    """Return every submission of ``sweep``, the first one first.
 
     Raises:
         SystemFault: a record is damaged, or written by another version.
@@ -62,7 +70,7 @@ def read_submissions(sweep: SweepPaths) -> list[Submission]:
     except FileNotFoundError:
         return []
     found = [_read(sweep.submissions / name) for name in names if name.endswith(".json") and name[0] != "."]
-    return sorted(found, key=lambda submission: submission.time)
+    return sorted(found, key=lambda submission: submission.number)
 
 
 def write_submission(sweep: SweepPaths, submission: Submission, *, sync: bool = True) -> None:
@@ -81,9 +89,8 @@ def _path(sweep: SweepPaths, submission: Submission) -> Path:
 
 def _read(path: Path) -> Submission:
     try:
-        content = read_json(path)
-        return Submission(**content | {"bundles": tuple(content["bundles"])})
-    except (RecordError, KeyError, TypeError) as error:
+        return from_json(Submission, read_json(path))
+    except (RecordError, TypeError, ValueError) as error:
         raise SystemFault(
             f"{path}: not a submission of this version ({error}); squeue --name shows whether its jobs live: end them, "
             "then delete it"

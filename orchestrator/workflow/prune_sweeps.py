@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from launch.common.atomic_files import RecordError
-from launch.common.file_lock import holder
+from launch.common.file_lock import Lock, holder
 from launch.common.text import count
 from launch.contract.outcomes import read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPaths
@@ -54,8 +54,8 @@ def prune(sweep: SweepPaths, keep: Keep, older_than_days: float | None, *, dry_r
     try:
         # Other programs write a plan.json too, and their folders are not ours to delete.
         read_plan(sweep)
-        with order_lock(sweep):
-            reason = _reason_to_keep(sweep, older_than_days)
+        with order_lock(sweep), _report_lock(sweep) as reportless:
+            reason = _reason_to_keep(sweep, older_than_days) if reportless else "its report is being written"
             if reason:
                 return Pruned(name, kept=reason)
             found = [sweep.root] if keep == "nothing" else _drop_outside(sweep.root, _find_logs(sweep))
@@ -64,8 +64,19 @@ def prune(sweep: SweepPaths, keep: Keep, older_than_days: float | None, *, dry_r
                 with report_disk_errors(sweep):
                     _delete([_take_out(sweep)] if keep == "nothing" else found)
             return Pruned(name, len(sizes), sum(sizes))
+    except FileNotFoundError:
+        return Pruned(name, kept="another command has just deleted it")
     except SystemFault as fault:
         return Pruned(name, kept=str(fault), fault=True)
+
+
+@contextlib.contextmanager
+def _report_lock(sweep: SweepPaths) -> Iterator[bool]:
+    """Keep reports of ``sweep`` from being written. Yield False where one is."""
+    with report_disk_errors(sweep):
+        lock = Lock.try_acquire(sweep.report_lock)
+    with lock or contextlib.nullcontext():
+        yield lock is not None
 
 
 def delete_leftovers(store: Store) -> None:

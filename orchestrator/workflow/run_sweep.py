@@ -65,6 +65,8 @@ def carry_out(
 ) -> Mapping[str, RunState]:
     """Run what ``policy`` allows. Return the state of every run."""
     scheduler = JobMonitor()
+    with report_disk_errors(paths):
+        paths.root.mkdir(parents=True, exist_ok=True)
     with order_lock(paths):
         active = _start_runs(paths, plan, target, policy, scheduler, wait=wait)
         if active and executor == "local":
@@ -128,7 +130,7 @@ def _start_runs(
         write_orders(paths, orders)
         with report_disk_errors(paths):
             sync_file_system(paths.root)
-    print_orders(states, orders, runs_of_other_plans(paths, plan))
+    print_orders(paths, states, orders, runs_of_other_plans(paths, plan))
     return bool(orders) or any(state.alive for state in states.values())
 
 

@@ -53,7 +53,7 @@ def recipe(name: str, *, steps: int = STEPS, graphed: bool = False, repeats: int
 
 
 class Host:
-    """A host with its own store, slots (TMPDIR) and home, which no other test shares."""
+    """A host with its own store, slots and home, which no other test shares."""
 
     executor = "local"
 
@@ -71,6 +71,7 @@ class Host:
             "PYTHONPATH": str(ROOT),
             "HOME": str(folder / "home"),
             "TMPDIR": str(folder / "tmp"),
+            "ORCHESTRATOR_SLOTS": str(folder / "tmp"),
             "TORCHINDUCTOR_CACHE_DIR": str(cache),
             "MPLCONFIGDIR": str(cache / "matplotlib"),  # its list of fonts takes half a second to make
             "TORCHINDUCTOR_VEC_ISA_OK": os.environ["TORCHINDUCTOR_VEC_ISA_OK"],

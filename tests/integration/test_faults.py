@@ -74,6 +74,22 @@ def test_a_supervisor_that_dies_takes_its_ranks_along_and_the_queue_goes_on(host
     host.wait_for_nobody()
 
 
+def test_one_resume_is_enough_while_another_supervisor_goes_on_with_the_bundle(host: Host) -> None:
+    sweep, (killed, later) = host.begin(recipe("mini", steps=1500, repeats=2))
+    host.wait_for_step("mini", killed)
+    os.kill(host.supervisor("mini"), signal.SIGKILL)
+    host.wait_for_step("mini", later)
+    assert host.states("mini") == {killed: "INTERRUPTED", later: "RUNNING"}
+    resumed = host.run("resume", "mini")
+    assert "1 run to start; 1 already running or waiting, adopted" in resumed.stdout
+    assert host.states("mini") == {killed: "COMPLETED", later: "COMPLETED"}
+    assert host.attempts("mini") == {killed: [1, 2], later: [1]}
+    allocations = {host.outcome("mini", run).allocation.rpartition(".")[2] for run in (killed, later)}
+    assert allocations == {"2"}, "one supervisor ran both"
+    sweep.communicate(timeout=120)
+    host.wait_for_nobody()
+
+
 def test_a_dead_rank_ends_its_run_and_no_other(host: Host) -> None:
     """SIGKILL and SIGSEGV; the run after them is whole."""
     sweep, (killed, faulted, whole) = host.begin(recipe("mini", repeats=3))

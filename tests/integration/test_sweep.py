@@ -178,7 +178,9 @@ def test_a_damaged_outcome_counts_again_once_its_attempt_has_been_moved_away(cop
     assert copied.run("logs", run_id).returncode == 0
     again = copied.run("sweep", str(copied.folder / "pairs.yaml"))
     assert again.returncode == 3 and f"{run_id}/attempts/1/outcome.json cannot be read" in again.stdout
-    assert copied.run("resume", "pairs").returncode == 3, "whatever the attempt after it came to"
+    resumed = copied.run("resume", "pairs")
+    assert resumed.returncode == 3, "whatever the attempt after it came to"
+    assert f"{run_id} runs again, as attempt 2: {attempt.outcome}: not JSON" in resumed.stdout
     assert copied.attempts("pairs")[run_id] == [1, 2]
     attempt.root.rename(copied.folder / "away")
     assert copied.run("resume", "pairs").returncode == 0

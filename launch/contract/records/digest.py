@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from launch.contract.paths import AttemptPaths, SweepPaths
+from launch.common.regular_file import read_regular
+from launch.contract.paths import RunPaths, SweepPaths
 
 
 def digest_records(sweep: SweepPaths, run_ids: Iterable[str]) -> str:
-    """Return the digest of the plan of ``sweep``, and of the attempts and outcomes of ``run_ids``.
-
-    Raises:
-        OSError: a record cannot be read.
-    """
-    found = hashlib.sha256(sweep.plan.read_bytes())
+    """Return the digest of every file that a report of ``run_ids`` reads: the plan, specs, and records of all attempts."""
+    found = hashlib.sha256(_content(sweep.plan))
     for run_id in run_ids:
-        for attempt in sweep.run(run_id).attempts():
-            found.update(f"\n{run_id} {attempt.number} ".encode() + _ending(attempt))
+        run = sweep.run(run_id)
+        for path in _records(run):
+            content = _content(path)
+            found.update(f"\n{run_id}{str(path).removeprefix(str(run.root))} {len(content)}\n".encode() + content)
     return found.hexdigest()
 
 
-def _ending(attempt: AttemptPaths) -> bytes:
-    """Return the outcome, or the size of the steps so far. Steps do not change after the outcome."""
+def _records(run: RunPaths) -> Iterator[Path]:
+    yield run.spec
+    for attempt in run.attempts():
+        yield from (attempt.outcome, attempt.metrics, attempt.environment)
+        yield from sorted((attempt.root / "events").glob("rank*.jsonl"))
+
+
+def _content(path: Path) -> bytes:
+    """Return what is in the file, or why it cannot be read, which the report names."""
     try:
-        return attempt.outcome.read_bytes()
-    except FileNotFoundError:
-        return str(attempt.metrics.stat().st_size if attempt.metrics.exists() else 0).encode()
+        return read_regular(path)
+    except OSError as error:
+        return repr(error.strerror).encode()

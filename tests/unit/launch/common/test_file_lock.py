@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.common.file_lock import Lock, Owner, holder, is_alive, this_process, was_killed
+from launch.common.file_lock import UNNAMED, Lock, Owner, holder, this_process, was_killed
 
 HOLD = """
 import sys, time
@@ -69,30 +68,79 @@ def test_a_process_that_ended_and_was_not_waited_for_is_dead(tmp_path: Path, oth
 
 
 def test_a_released_lock_is_free_and_nobody_was_killed(tmp_path: Path) -> None:
-    lock = Lock.try_acquire(tmp_path / "a" / "lock")
+    lock = Lock.try_acquire(tmp_path / "lock")
     assert lock is not None
     lock.release()
-    assert holder(tmp_path / "a" / "lock") is None
-    assert not was_killed(tmp_path / "a" / "lock")
-    assert Lock.try_acquire(tmp_path / "a" / "lock") is not None
+    assert holder(tmp_path / "lock") is None
+    assert not was_killed(tmp_path / "lock")
+    assert Lock.try_acquire(tmp_path / "lock") is not None
 
 
 @pytest.mark.parametrize(
     ("change", "alive"),
     [
-        ({}, True),
-        ({"started": 1}, False),
+        ({}, False),
+        ({"token": "another"}, False),
         ({"boot": "another"}, False),
         ({"boot": "another", "host": "another"}, True),
-        ({"host": "another"}, True),
-        ({"host": "another", "started": 1}, False),
+        ({"host": "another"}, False),
     ],
-    ids=["itself", "pid used again", "before a reboot", "another host", "host renamed", "host renamed, pid used again"],
+    ids=["killed", "pid used again", "before a reboot", "another host", "host renamed, or another container"],
 )
-def test_whether_an_owner_lives(change: dict[str, object], alive: bool) -> None:
-    me = this_process()
-    assert me.pid == os.getpid() and me.host == socket.gethostname()
-    assert is_alive(dataclasses.replace(me, **change)) is alive  # type: ignore[arg-type]
+def test_whether_the_owner_of_a_lock_that_nobody_is_seen_to_hold_lives(
+    tmp_path: Path, change: dict[str, str], alive: bool
+) -> None:
+    owner = dataclasses.replace(this_process(), **change)  # type: ignore[arg-type]
+    (tmp_path / "lock").write_text(json.dumps(dataclasses.asdict(owner)))
+    assert holder(tmp_path / "lock") == (owner if alive else None)
+    assert was_killed(tmp_path / "lock") is not alive
+
+
+@pytest.mark.parametrize("content", [None, "", "{"])
+def test_a_lock_that_is_held_has_a_holder_whatever_its_content_says(
+    tmp_path: Path, other: subprocess.Popen[str], content: str | None
+) -> None:
+    """A process of another container has a pid that is nobody's here, or somebody else's."""
+    name = dataclasses.replace(this_process(), pid=2**22 + 1, token="another")
+    (tmp_path / "lock").write_text(json.dumps(dataclasses.asdict(name)) if content is None else content)
+    assert holder(tmp_path / "lock") == (name if content is None else UNNAMED)
+    assert not was_killed(tmp_path / "lock")
+    assert Lock.try_acquire(tmp_path / "lock") is None
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make another PID namespace")
+def test_a_holder_in_another_pid_namespace_lives_on_both_sides(tmp_path: Path, other: subprocess.Popen[str]) -> None:
+    look = (
+        "import sys; from pathlib import Path; from launch.common.file_lock import *; print(holder(Path(sys.argv[1])))"
+    )
+    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c"]
+    path, root = str(tmp_path / "lock"), Path(__file__).resolve().parents[4]
+    seen = subprocess.run([*command, look, path], stdout=subprocess.PIPE, text=True, cwd=root, check=True)
+    assert f"pid={other.pid}" in seen.stdout
+    other.kill()
+    other.wait()
+    with subprocess.Popen([*command, HOLD, path], stdout=subprocess.PIPE, text=True, cwd=root) as inside:
+        assert inside.stdout is not None and inside.stdout.readline() == "held\n"
+        assert (owner := holder(tmp_path / "lock")) is not None and owner.pid < 10
+        inside.kill()
+
+
+def test_a_lock_whose_folder_went_while_it_was_waited_for_is_not_held(tmp_path: Path) -> None:
+    """Neither that of the folder that went, nor one in a folder that nobody made."""
+    path = tmp_path / "sweep" / "lock"
+    path.parent.mkdir()
+    before = Lock.try_acquire(path)
+    assert before is not None
+
+    def go(_: float) -> None:
+        path.parent.rename(tmp_path / "away")
+        before.release()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "sleep", go)
+        with pytest.raises(FileNotFoundError):
+            Lock.acquire(path, 60)
+    assert not path.parent.exists()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"pid": 1}', "\0\0"])
@@ -105,7 +153,7 @@ def test_a_lock_whose_content_says_nothing_has_no_holder(tmp_path: Path, content
 
 
 def test_a_lock_taken_over_a_longer_content_is_readable(tmp_path: Path) -> None:
-    dead = dataclasses.asdict(Owner("h" * 200, "b" * 200, 1, 1))
+    dead = dataclasses.asdict(Owner("h" * 200, "b" * 200, 1, "t"))
     (tmp_path / "lock").write_text(json.dumps(dead, indent=4))
     assert Lock.try_acquire(tmp_path / "lock") is not None
     assert holder(tmp_path / "lock") == this_process()

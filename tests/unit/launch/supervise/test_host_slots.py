@@ -32,9 +32,7 @@ print(time.monotonic(), flush=True)
 @pytest.fixture(autouse=True)
 def own_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots that no sweep on this machine takes."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv(host_slots.VARIABLE, str(tmp_path))
 
 
 def take(names: str, count: int, seconds: float) -> subprocess.Popen[str]:
@@ -70,9 +68,11 @@ def test_slots_of_a_killed_holder_are_free() -> None:
 
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A login's runtime folder, which is there as long as the test wants."""
+    """A login's runtime folder, which is there as long as the test wants, beside a temporary folder."""
     folder = tmp_path / "runtime"
     folder.mkdir()
+    monkeypatch.delenv(host_slots.VARIABLE)
+    monkeypatch.setattr(host_slots, "TEMPORARY", str(tmp_path))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     return folder
 
@@ -86,6 +86,21 @@ def test_slots_stay_held_when_the_login_s_folder_goes_or_comes(runtime: Path, mo
     assert host_slots.acquire(["cpu"], 1, give_up=After(0.5)) is None
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert host_slots.acquire(["cpu"], 1, give_up=After(0.5)) is None
+
+
+def test_slots_do_not_depend_on_what_a_shell_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: Path
+) -> None:
+    """TMPDIR differs between shells, and two of them would each take every GPU."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    held = host_slots.acquire(["cpu"], 1, give_up=After(60))
+    assert held is not None
+    monkeypatch.setenv("TMPDIR", str(runtime))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert host_slots.acquire(["cpu"], 1, give_up=After(0.5)) is None
+    monkeypatch.setattr(host_slots, "TEMPORARY", str(tmp_path / "missing"))
+    with pytest.raises(EnvironmentFault, match=r"missing is no folder, .* set ORCHESTRATOR_SLOTS in every shell"):
+        host_slots.acquire(["cpu"], 1, give_up=After(60))
 
 
 def test_slots_are_in_a_folder_that_only_this_user_can_open(tmp_path: Path) -> None:

@@ -457,6 +457,7 @@ def test_status_warns_of_a_full_disk_while_a_run_is_running(
     assert words not in capsys.readouterr().out, "nothing of it runs"
 
     bundle = sweep.bundle(read_plan(sweep).bundles[0].bundle_id)
+    bundle.root.mkdir(parents=True)
     lock = Lock.try_acquire(bundle.lock)
     assert lock is not None
     os.utime(bundle.lock, (0, 0))  # taken before the runs were begun

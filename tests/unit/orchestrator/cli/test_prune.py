@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from analysis.report.write_report import write_report
 from launch.common.atomic_files import write_json
 from launch.common.file_lock import Lock
 from launch.contract.bundle import BundleOrder
@@ -48,7 +53,7 @@ def beside_reports(sweep: SweepPaths) -> list[Path]:
 
 def files(store: Path) -> set[str]:
     """Return all files but locks."""
-    return {str(path.relative_to(store)) for path in store.rglob("*") if path.is_file() and path.name != "order.lock"}
+    return {str(path.relative_to(store)) for path in store.rglob("*") if path.is_file() and path.suffix != ".lock"}
 
 
 def test_a_folder_of_another_program_is_kept(store: Path) -> None:
@@ -121,6 +126,53 @@ def test_what_runs_stays(store: Path) -> None:
     supervisor.release()
     assert prune(store, "one", "--keep", "reports")[1][0]["files"] > 0
     assert (run / "attempts" / "1" / "outcome.json").exists()
+
+
+def test_a_sweep_whose_report_is_being_written_stays(store: Path) -> None:
+    one = SweepPaths(store / "one")
+    everything = files(store)
+    with Lock.acquire(one.report_lock, 0):
+        for arguments in ((), ("--keep", "reports")):
+            code, (kept,) = prune(store, "one", *arguments)
+            assert (code, kept["kept"]) == (0, "its report is being written")
+    assert files(store) == everything
+
+
+def test_a_report_that_waited_for_prune_leaves_no_folder(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It began to wait for its lock while the sweep was there."""
+    one = SweepPaths(store / "one")
+    wait = time.sleep
+
+    def go(seconds: float) -> None:
+        wait(seconds)
+        one.root.rename(store / ".pruned-one")
+
+    with Lock.acquire(one.report_lock, 0):
+        monkeypatch.setattr(time, "sleep", go)
+        with pytest.raises(FileNotFoundError):
+            write_report(one)
+    assert not one.root.exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system")
+@pytest.mark.parametrize("arguments", [(), ("--keep", "reports")])
+def test_a_full_disk_is_freed(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(disk)], check=True)
+    try:
+        sweep = write_sweep(disk / "one", steps=20)
+        log = sweep.run(next((sweep.root / "runs").iterdir()).name).attempt(1).log(0)
+        log.parent.mkdir()
+        with open(log, "wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+        assert os.statvfs(disk).f_bavail == 0
+        code, (pruned,) = prune(disk, "one", *arguments)
+        assert (code, pruned["kept"]) == (0, "")
+        assert not log.exists() and os.statvfs(disk).f_bavail > 1000
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_crash_leaves_no_half_of_a_sweep(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

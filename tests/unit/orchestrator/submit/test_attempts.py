@@ -30,7 +30,7 @@ from tests.planned import BATCH, CLUSTER, COMPILED, CPU_HOST, GPU_HOST, TWO_NODE
 PROPERTY = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 # State of each run, in a bundle of two repeats: eager 0, compiled 0, eager 1, compiled 1.
-#   . planned   + completed as expected   ! ended otherwise   i interrupted   c cancelled   r running
+#   . planned   + completed as expected   ! ended otherwise   i interrupted   c cancelled   r running   q queued
 #   n its node failed   a ordered, and its job ended before it began
 STATES: Mapping[str, tuple[StateName, bool, bool]] = {  # name, ended, expected
     ".": ("PLANNED", False, True),
@@ -39,6 +39,7 @@ STATES: Mapping[str, tuple[StateName, bool, bool]] = {  # name, ended, expected
     "i": ("INTERRUPTED", False, True),
     "c": ("CANCELLED", False, True),
     "r": ("RUNNING", False, True),
+    "q": ("QUEUED", False, True),
     "n": ("NODE_FAIL", True, False),
 }
 ORDERS: list[tuple[str, str, str, str]] = [
@@ -58,7 +59,9 @@ ORDERS: list[tuple[str, str, str, str]] = [
     ("++c.", "  xx", "  xx", "  xx"),
     ("cccc", "", "xxxx", "xxxx"),
     ("+!i+", "", "  xx", "xxxx"),
-    ("+r!.", "", "", ""),  # a living supervisor is not interfered with
+    ("ir++", "", "x", "x"),  # a living supervisor takes it over, beside the partner that runs
+    ("iq++", "", "xx", "xx"),  # what waits stays ordered
+    ("+rq!", "", "", "  xx"),
     ("+n++", "", "xx", "xx"),  # what the infrastructure ended counts as interrupted
     ("+n!+", "", "xx", "xxxx"),
 ]
@@ -83,7 +86,16 @@ def state(run: str, sign: str, attempt: int = 3) -> RunState:
         return RunState(run, "PLANNED", attempt, job=Job("7", "x", "NODE_FAIL"), abandoned=True, launches=1)
     name, ended, expected = STATES[sign]
     outcome = Outcome(cast(Any, name), "measure", "a", 0.0, 1.0) if ended else None
-    return RunState(run, name, attempt, sign == "r", outcome, expected)
+    return RunState(run, name, attempt, sign in "rq", outcome, expected)
+
+
+def test_a_bundle_whose_job_lives_is_left_to_it(tmp_path: Path) -> None:
+    found = plan(tmp_path, sweep={"grid": COMPILED})
+    runs = found.bundles[0].run_ids
+    known = {run: state(run, sign) for run, sign in zip(runs, "ir++", strict=True)}
+    assert attempts_to_begin(found, known, CLUSTER, "unfinished") == ()
+    known[runs[1]] = dataclasses.replace(known[runs[1]], job=Job("7", "x", "RUNNING"))
+    assert attempts_to_begin(found, known, CPU_HOST, "unfinished") == ()
 
 
 UNASKED: list[tuple[str, str]] = [

@@ -51,9 +51,9 @@ def submission(token: str = "token", job_id: str | None = None, **fields: Any) -
 # --- on disk --------------------------------------------------------------------------------------------------------
 
 
-def test_submissions_are_read_back_oldest_first(sweep: SweepPaths) -> None:
+def test_submissions_are_read_back_in_their_order_whatever_the_clock_said(sweep: SweepPaths) -> None:
     assert read_submissions(sweep) == []
-    late, early = submission("a", "12", time=2.0), submission("b", time=1.0)
+    late, early = submission("a", "12", time=1.0, number=2), submission("b", time=2.0, number=1)
     for each in (late, early):
         write_submission(sweep, each)
     assert read_submissions(sweep) == [early, late]
@@ -225,22 +225,26 @@ class Slurm(JobMonitor):
 
 def test_a_job_that_slurm_knows_is_adopted(sweep: SweepPaths) -> None:
     left = submission(name="lane")
-    write_submission(sweep, submission("before", "11", name="lane", time=left.time - 9))
+    write_submission(sweep, submission("before", "11", name="lane", number=-1))
     write_submission(sweep, left)
     poll_jobs(sweep, Slurm("11", "12"))
     assert [s.job_id for s in read_submissions(sweep)] == ["11", "12"]
 
 
-def test_a_submission_of_which_slurm_has_no_job_is_forgotten_once_none_can_arrive(sweep: SweepPaths) -> None:
-    """On the same host, and on one whose sbatch cannot be seen."""
-    here, there = slurm_queue.ARRIVAL_SECONDS, slurm_queue.SBATCH_SECONDS
-    for host, seconds in ((socket.gethostname(), here), ("another", there)):
-        left = submission(host=host, time=time.time() - seconds + 2)
-        write_submission(sweep, left)
-        slurm = Slurm()
+@pytest.mark.parametrize("ago", [100.0, -100.0], ids=["clock set forward", "clock set back"])
+def test_a_submission_of_which_slurm_has_no_job_is_forgotten_once_none_can_arrive(
+    sweep: SweepPaths, monkeypatch: pytest.MonkeyPatch, ago: float
+) -> None:
+    """On the same host, and on one whose sbatch cannot be seen, whatever their clocks say."""
+    monkeypatch.setattr(slurm_queue, "ARRIVAL_SECONDS", 0.1)
+    monkeypatch.setattr(slurm_queue, "SBATCH_SECONDS", 0.2)
+    monkeypatch.setattr(slurm_queue, "FIND_SECONDS", 0.05)
+    for host, seconds in ((socket.gethostname(), 0.1), ("another", 0.2)):
+        write_submission(sweep, submission(host=host, time=time.time() - ago))
+        slurm, begun = Slurm(), time.monotonic()
         poll_jobs(sweep, slurm)
         assert read_submissions(sweep) == []
-        assert time.time() - left.time >= seconds and len(slurm.names) > 1
+        assert time.monotonic() - begun >= seconds and len(slurm.names) > 1
 
 
 def test_an_sbatch_that_is_still_at_work_is_waited_for(sweep: SweepPaths) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from launch.common.atomic_files import JsonLines, write_json
 from launch.common.file_lock import Lock, this_process
-from launch.contract.bundle import BundleOrder, Step
+from launch.contract.bundle import Beginning, BundleOrder, Step
 from launch.contract.outcomes import Outcome, outcome_to_json
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Limits, Plan, read_plan
@@ -22,7 +22,7 @@ from orchestrator.errors import SystemFault
 from orchestrator.slurm.job_listing import GONE, UNHEARD, Job
 from orchestrator.sweeps.run_state import RunState, live_runs, open_submissions, read_state, read_states
 from orchestrator.sweeps.slurm_jobs import Jobs
-from orchestrator.sweeps.submissions import Submission, write_submission
+from orchestrator.sweeps.submissions import Submission, read_submissions, write_submission
 from tests.records import AttemptRecord, write_sweep
 
 
@@ -38,6 +38,7 @@ class Sweep:
         (planned,) = self.plan.bundles
         self.run_ids = planned.run_ids
         self.bundle: BundlePaths = self.paths.bundle(planned.bundle_id)
+        self.supervisor = this_process()
 
     def order(self, *schedule: tuple[int, int], step: Step | None = None) -> None:
         """``schedule``: (index of the run, attempt)."""
@@ -47,6 +48,8 @@ class Sweep:
 
     def begin(self, run: int, attempt: int = 1, outcome: str | None = None) -> None:
         paths = self.paths.run(self.run_ids[run]).attempt(attempt)
+        with JsonLines(self.bundle.begun) as lines:
+            lines.write(Beginning(self.run_ids[run], attempt, time.time(), self.supervisor))
         paths.logs.mkdir(parents=True)
         if outcome:
             record = Outcome(outcome, "measure", "a", 1.0, time.time())  # type: ignore[arg-type]
@@ -62,16 +65,21 @@ class Sweep:
         assert tuple(states) == self.run_ids
         return list(states.values())
 
-    def submit(self, job_id: str | None, *schedule: tuple[int, int], ago: float = 0.0) -> None:
+    def submit(self, job_id: str | None, *schedule: tuple[int, int]) -> None:
         """Order it and hand it to Slurm, or have nobody know whether that came to pass."""
         self.order(*schedule, step=Step(1, 2, 1, "python"))
-        submission = Submission(f"token-{job_id}", "token", (self.bundle.root.name,), time.time() - ago, "host", job_id)
+        bundles, number = (self.bundle.root.name,), len(read_submissions(self.paths))
+        pairs = tuple((self.run_ids[run], attempt) for run, attempt in schedule)
+        # Clocks differ, and are set back: times order nothing.
+        submission = Submission(f"token-{job_id}", "token", bundles, -number, "host", job_id, "", number, (pairs,))
         write_submission(self.paths, submission)
 
     def take(self, job: str = "12") -> None:
-        """As a supervisor does that Slurm has started."""
+        """As another supervisor does that Slurm has started."""
+        self.supervisor = dataclasses.replace(self.supervisor, token=os.urandom(4).hex())
         with JsonLines(self.bundle.allocations) as lines:
-            lines.write({"allocation": 1, "time": time.time(), "job": job, "nodes": ["node1"]})
+            line = {"allocation": 1, "time": time.time(), "job": job, "nodes": ["node1"]}
+            lines.write(line | dataclasses.asdict(self.supervisor))
 
 
 @pytest.fixture
@@ -82,7 +90,7 @@ def sweep(tmp_path: Path) -> Sweep:
 def kill(lock: Lock, path: Path) -> None:
     """What a killed holder leaves: a free lock that names a process which is no more."""
     lock.release()
-    write_json(path, dataclasses.asdict(dataclasses.replace(this_process(), started=1)))
+    write_json(path, dataclasses.asdict(dataclasses.replace(this_process(), pid=1)))
 
 
 def taken(path: Path) -> Lock:
@@ -107,16 +115,30 @@ def test_a_run_from_the_plan_to_its_outcome(sweep: Sweep) -> None:
 
 
 def test_a_run_whose_supervisor_died_is_interrupted_even_while_another_one_lives(sweep: Sweep) -> None:
+    """Whatever the clocks said meanwhile."""
     sweep.order((0, 1), (1, 1))
+    sweep.supervisor = dataclasses.replace(this_process(), pid=1)
     first = taken(sweep.bundle.lock)
     sweep.begin(0)
     kill(first, sweep.bundle.lock)
     assert sweep.states()[:2] == ["INTERRUPTED", "PLANNED"]
-    time.sleep(0.05)  # file systems keep time in ticks
     taken(sweep.bundle.lock)
+    os.utime(sweep.bundle.lock, (1.0, 1.0))
     assert sweep.states()[:2] == ["INTERRUPTED", "QUEUED*"]
+    sweep.supervisor = this_process()
     sweep.begin(1)
+    os.utime(sweep.paths.run(sweep.run_ids[1]).attempt(1).root.parent, (0.0, 0.0))
     assert sweep.states()[:2] == ["INTERRUPTED", "RUNNING*"]
+
+
+def test_a_living_supervisor_whose_name_or_lines_cannot_be_read_may_run_anything(sweep: Sweep) -> None:
+    sweep.order((0, 1))
+    taken(sweep.bundle.lock)
+    sweep.begin(0)
+    sweep.bundle.lock.write_text("")
+    assert sweep.states()[0] == "RUNNING*"
+    sweep.bundle.begun.write_text("{")
+    assert sweep.states()[0] == "RUNNING*"
 
 
 def test_another_attempt_is_the_run_s_state(sweep: Sweep) -> None:
@@ -192,8 +214,18 @@ def test_records_have_another_digest_when_something_of_a_run_changed(sweep: Swee
     digests.append(digest())
     attempt.outcome.write_text("{")
     digests.append(digest())
+    for path in (attempt.environment, attempt.events(0), attempt.events(1), sweep.paths.run(sweep.run_ids[1]).spec):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}")
+        digests.append(digest())
+    attempt.events(0).write_text("[]")
+    digests.append(digest())
     sweep.begin(0, attempt=2, outcome="COMPLETED")
     digests.append(digest())
+    attempt.metrics.write_text("[]\n")
+    digests.append(digest())
+    attempt.log(0).write_text("no report reads it")
+    assert digest() == digests[-1]
     attempt.root.rename(attempt.root.with_name("away"))
     digests.append(digest())
     sweep.paths.plan.write_text(sweep.paths.plan.read_text() + "\n")
@@ -231,7 +263,9 @@ def test_while_its_job_lives_a_run_waits_or_runs(sweep: Sweep, job: str) -> None
 def test_when_its_job_has_ended_a_run_has_ended_or_will_not_begin(sweep: Sweep, job: str) -> None:
     sweep.submit("12", (0, 1), (1, 1), (2, 1))
     sweep.take()
-    write_json(sweep.bundle.lock, dataclasses.asdict(dataclasses.replace(this_process(), host="node1", boot="its own")))
+    write_json(
+        sweep.bundle.lock, dataclasses.asdict(dataclasses.replace(sweep.supervisor, host="node1", boot="its own"))
+    )
     sweep.begin(0, outcome="COMPLETED")
     sweep.begin(1)
     unbegun = "CANCELLED" if job in ("CANCELLED", "REVOKED") else "PLANNED"
@@ -257,20 +291,20 @@ def test_a_submission_that_may_never_have_come_to_pass_is_none(sweep: Sweep) -> 
 
 
 def test_launches_are_counted_from_the_last_attempt_that_was_begun(sweep: Sweep) -> None:
-    sweep.submit("11", (0, 1), (1, 1), ago=100)
+    sweep.submit("11", (0, 1), (1, 1))
     assert [state.launches for state in sweep.all(j11="NODE_FAIL")] == [1, 1, 0, 0]
-    sweep.submit("12", (0, 1), (1, 1), ago=50)
+    sweep.submit("12", (0, 1), (1, 1))
     assert [state.launches for state in sweep.all(j11="NODE_FAIL", j12="FAILED")] == [2, 2, 0, 0]
     assert [state.launches for state in sweep.all(j11="NODE_FAIL", j12="PENDING")] == [0, 0, 0, 0]
     sweep.begin(0)
     assert [state.launches for state in sweep.all(j11="NODE_FAIL", j12="FAILED")] == [0, 0, 0, 0]
-    sweep.submit("13", (1, 1), ago=-50)
+    sweep.submit("13", (1, 1))
     assert [state.launches for state in sweep.all(j13="FAILED", j12="FAILED", j11="FAILED")] == [0, 1, 0, 0]
 
 
 def test_of_two_jobs_of_one_bundle_the_one_that_lives_counts(sweep: Sweep) -> None:
     """An sbatch that was believed dead came through: its job finds the bundle taken, and ends."""
-    sweep.submit("11", (0, 1), ago=10)
+    sweep.submit("11", (0, 1))
     sweep.submit("12", (0, 1))
     sweep.take("11")
     sweep.begin(0)
@@ -280,14 +314,14 @@ def test_of_two_jobs_of_one_bundle_the_one_that_lives_counts(sweep: Sweep) -> No
 
 def test_an_id_that_slurm_gave_twice_is_the_later_job_s(sweep: Sweep) -> None:
     """The controller was killed and forgot the first one. Both are of one lane, and have its name."""
-    sweep.submit("12", (0, 1), ago=10)
-    other = Submission("token-other", "token", ("bundle-other",), time.time(), "host", "12")
+    sweep.submit("12", (0, 1))
+    other = Submission("token-other", "token", ("bundle-other",), 0.0, "host", "12", number=1)
     write_submission(sweep.paths, other)
     assert sweep.states(j12="RUNNING")[0] == "PLANNED"
 
 
 def test_an_attempt_of_an_earlier_order_is_interrupted(sweep: Sweep) -> None:
-    sweep.submit("11", (0, 1), ago=10)
+    sweep.submit("11", (0, 1))
     sweep.begin(0)
     sweep.submit("12", (1, 1))
     assert sweep.states(j11="NODE_FAIL", j12="RUNNING")[:2] == ["INTERRUPTED", "QUEUED*"]
@@ -301,8 +335,8 @@ def test_what_a_job_had_begun_when_it_was_requeued_has_ended(sweep: Sweep, job: 
     sweep.take()
     sweep.begin(0)
     assert sweep.states(j12="PENDING")[0] == "RUNNING*", "squeue may not have heard yet that it runs"
-    time.sleep(0.05)  # file systems keep time in ticks
     sweep.take()
+    os.utime(sweep.bundle.allocations, (1.0, 1.0))
     first, second, *_ = sweep.all(j12=job)
     assert first.outcome is not None and first.outcome.failure_class == "REQUEUED" and not first.alive
     assert second.name == ("QUEUED" if job == "RUNNING" else "PLANNED")
@@ -323,7 +357,7 @@ def test_what_was_cancelled_is_not_made_again_unasked(sweep: Sweep) -> None:
 
 
 def test_what_the_host_took_over_is_the_host_s(sweep: Sweep) -> None:
-    sweep.submit("12", (0, 1), ago=10)
+    sweep.submit("12", (0, 1))
     sweep.order((0, 1), (1, 1))
     assert sweep.states(j12="NODE_FAIL")[:2] == ["PLANNED", "PLANNED"]
     taken(sweep.bundle.lock)
