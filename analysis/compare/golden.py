@@ -1,29 +1,33 @@
 """The figures of report.json that a comparison reads.
 
-A golden file is a smaller report.json that can be committed. The same function reads both.
+A golden file is a smaller report.json that can be committed. The same function reads both. A key that a golden file has too
+much is refused; a report has many more.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import repeat
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from analysis.report.json_report import FORMAT, report_to_json, to_json
 from analysis.report.report_data import report_data
 from analysis.sweep.judge_sweep import judge_sweep
 from analysis.verdict.verdict import VerdictName
-from launch.common.atomic_files import RecordError, number
+from launch.common.atomic_files import RecordError, encode, iter_json_object
+from launch.common.typed_json import from_json
 from launch.contract.outcomes import RESULTS_INTACT, Expectation
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import CellState
 from launch.contract.spec import CudaGraph
 
 _ROUNDING = 1e-9
+_ONLY_IN_REPORTS = "recipe_file"
+"""A key of report.json that no golden file has."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,8 @@ def golden_of(sweep: SweepPaths) -> Golden:
         FileNotFoundError: the folder holds no plan.
         RecordError: its plan is not JSON.
     """
-    return _parse(report_to_json(report_data(judge_sweep(sweep))))
+    report = report_to_json(report_data(judge_sweep(sweep)))
+    return _parse(json.loads("".join(iter_json_object(report))))
 
 
 def read_golden(content: Any) -> Golden:
@@ -202,33 +207,23 @@ def _parse(content: Any) -> Golden:
             raise RecordError(
                 f"its format is {content['format']}; this version reads format {FORMAT} only: write it anew"
             )
-        golden: Golden = _decode(Golden, content)
+        rest = {key: value for key, value in content.items() if key != "format"}
+        return from_json(Golden, _pick(Golden, rest) if _ONLY_IN_REPORTS in rest else rest)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecordError(f"neither a report.json nor a golden file ({type(error).__name__}: {error})") from error
-    return golden
 
 
-def _decode(kind: Any, value: Any) -> Any:
-    """Return ``value`` of a JSON file as ``kind``: a dataclass, whose fields are its keys, or one of their types."""
-    origin, parts = get_origin(kind), get_args(kind)
-    if hasattr(kind, "__dataclass_fields__"):
-        fields = get_type_hints(kind).items()
-        # A field with a default is newer than some golden files.
-        return kind(
-            **{name: _decode(each, value[name]) for name, each in fields if name in value or not hasattr(kind, name)}
-        )
-    if origin in (Union, UnionType):
-        return None if value is None else _decode(parts[0], value)
-    if origin is tuple:
-        kinds = repeat(parts[0]) if parts[-1] is ... else parts
-        return tuple(_decode(each, item) for each, item in zip(kinds, value, strict=parts[-1] is not ...))
-    if origin is Mapping:
-        return {key: _decode(parts[1], each) for key, each in value.items()}
-    if kind is float:
-        return number(value)
-    if value not in parts if origin is Literal else type(value) is not kind:
-        raise ValueError(f"{value!r} is no {kind.__name__ if origin is None else kind}")
-    return value
+def _pick(kind: Any, value: Any) -> Any:
+    """Return what a golden file has of ``value``, a part of report.json. A field with a default is newer than some reports."""
+    parts = get_args(kind)
+    if is_dataclass(kind) and isinstance(value, Mapping):
+        defaults = {one.name: encode(one.default) for one in fields(kind) if one.default is not MISSING}
+        present = (defaults | dict(value)).items()
+        kinds = get_type_hints(kind)
+        return {name: _pick(kinds[name], item) for name, item in present if name in kinds}
+    if NoneType in parts:
+        return _pick(parts[0], value)
+    return [_pick(parts[0], item) for item in value] if parts[-1:] == (...,) and isinstance(value, list) else value
 
 
 def golden_to_json(golden: Golden) -> dict[str, Any]:

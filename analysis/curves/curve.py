@@ -22,6 +22,7 @@ import numpy as np
 
 from analysis.records.steps import Floats, Metric, Steps
 from analysis.verdict.curve_difference import METRICS
+from launch.common.regular_file import read_regular
 
 Column = Literal["step", "loss", "grad_norm"]
 NAMES: Mapping[Column, tuple[str, ...]] = {
@@ -30,6 +31,7 @@ NAMES: Mapping[Column, tuple[str, ...]] = {
     "grad_norm": ("gradnorm", "gradientnorm", "gradientsnorm", "globalgradnorm", "totalnorm", "norm", "gnorm"),
 }
 """The usual names of each column, as :func:`_letters` spells them."""
+_MOST_BYTES = 256 << 20
 _MAXIMUM_NAMES = 8
 """How many columns an error names."""
 Rows = Sequence[tuple[str, Mapping[str, Any]]]
@@ -81,7 +83,7 @@ def read_curve(path: Path) -> Curve:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return read_regular(path, _MOST_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise CurveError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -17,6 +17,8 @@ from typing import Any, BinaryIO
 
 from launch.common.regular_file import read_regular
 
+MOST_JSON_BYTES = 2 << 30
+"""A plan of 100,000 runs has some hundred MiB."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a write without room: on the disk, in a quota, or within the shell's limit (ulimit -f)."""
 
@@ -30,12 +32,12 @@ def members(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _PLAIN = {str, int, bool, type(None)}
 
 
 def encode(value: Any) -> Any:
-    """Return ``value`` as JSON has it: dataclasses as objects, and floats that are not finite as the strings "NaN", "Infinity"
-    and "-Infinity"."""
+    """Return ``value`` as JSON has it: dataclasses as objects, and floats that are not finite as :data:`NOT_FINITE`."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, float) and not math.isfinite(value):
@@ -167,7 +169,7 @@ def read_json(path: Path) -> Any:
         RecordError: it does not hold JSON.
     """
     try:
-        return parse_json(read_regular(path))
+        return parse_json(read_regular(path, MOST_JSON_BYTES))
     except ValueError as error:
         raise RecordError(f"{path.name}: not JSON ({error})") from error
 

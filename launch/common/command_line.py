@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from launch.common.text import is_utf8
 
 
 class Parser(argparse.ArgumentParser):
     """argparse, with exit code 1 for wrong input."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse ``args``. Refuse bytes that are no UTF-8: no message and no record can hold them."""
+        for word in sys.argv[1:] if args is None else args:
+            if not is_utf8(word):
+                self.error(f"{word!r} is not UTF-8 text: write it in UTF-8, and rename a file of such a name")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)

@@ -2,59 +2,83 @@
 
 from __future__ import annotations
 
+import html
+import json
 import os
 import re
 import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote, unquote
 
 _SECRET_NAME = re.compile(
     # Not the end-of-document token of the data section, a number of tokens, or a tokenizer.
-    r"(?i)(?<!eod_)token(?!s|iz)|secret|passw|passphrase|credential|authorization|api_?key|private_?key"
-    r"|(?:^|[_-])(?:pat|jwt|o?auth|pass)(?:$|[_-])|[_-]key$"
+    r"(?<!eod_)token(?!s|iz)|secret|passw|passphrase|credential|authorization|api_?key|private_?key"
+    r"|(?:^|_)(?:pat|jwt|o?auth|pw|creds?)(?:$|_)|(?<!by)(?<!com|ask)pass(?:$|_)"
+    # Not the shell's folder, the key of an account in Slurm or of a partition in InfiniBand, or a word.
+    r"|(?<=.)(?<!^old)pwd(?:$|_)|(?<=.)(?<!wc|_p)(?<!mon|don|tur|hot|pub)key$"
 )
-_PLACE_NAME = re.compile(r"(?i)[_-](file|path|dir|sock|url|uri|stdin)$")
+_PLACE_NAME = re.compile(r"_(file|path|dir|sock|url|uri|stdin)$")
 """A variable or an option that says where a secret is, and holds none. A password in a URL is found in its value."""
-_URL_PASSWORD = re.compile(r"(?<=://)[^\s/:@]*:(?!\$)([^\s/]+)(?=@)")
-"""The ``user:password`` of a URL. The shell fills in ``https://user:${TOKEN}@host``, so that is none."""
-_PASSWORD = re.compile(rf"{_URL_PASSWORD.pattern}|(?<![^\s\"'=#])[^\s/:@,]+:(?!\$)[^\s/:@,]+@(?!sha\d)")
+_PORT = r"(?!\d{1,5}(?:[/?#]|$))"
+"""Not the port of ``https://host:80/x@y``: a password may hold "/" and "@"."""
+_URL_LOGIN = re.compile(
+    # The shell fills in https://user:${TOKEN}@host.
+    rf"(?<=://)(?P<user>[^\s/:@]{{0,999}}):(?!\$)(?P<password>{_PORT}[^\s\"'<>,]{{1,999}}|[^\s/]{{1,999}})(?=@)"
+    r"|(?:(?<=http://)|(?<=https://))(?P<token>[^\s/:@$]{8,999})(?=:?@)"
+)
+"""The ``user:password`` of a URL, or the token there. A user's name of up to seven characters is none (``git@``)."""
+_IMAGE_LOGIN = re.compile(rf"(?<![^\s\"'=#])[^\s/:@,]{{1,99}}:(?![$/]){_PORT}[^\s:@,]{{1,999}}@(?!sha\d)")
 """The same without a URL, as in the name of an image. ``image:tag@sha256:...`` has none."""
-_ASSIGNMENT = re.compile(r"\b(\w+)=[\"']?(?=[^\s\"'$`])|--([\w-]+)[=\s]\s*[\"']?(?=[^\s\"'$`-])")
-"""A literal value in a line of shell: ``X=abc`` and ``--x abc``, but not ``X=$(cat file)``."""
-_SHORTEST_REFUSED, _SHORTEST_REDACTED = 8, 6
-"""Characters of a secret. A shorter value may be a word of any text, as in ``SLURM_JWT=daemon``."""
+_NAMED = re.compile(
+    r"""(?<![\w$-])(?:--(?P<option>\w[\w-]*)(?:=|[ \t]+(?!-))        # --x abc, --x=abc
+      | (?P<name>\w[\w-]*)(?:=|[ \t]+=[ \t]+                         # X=abc, but not X=$(cat file)
+        | \\*["']?[ \t]*:[ \t]*(?=\\*["'])                           # {"x": "abc"}, also as text in JSON
+        | \\*["']?:[ \t]+(?:\w+[ \t]+)?(?=\S{6})(?=\S*\d)))          # Authorization: Bearer abc123""",
+    re.VERBOSE,
+)
+_VALUE = re.compile(
+    r"""(?P<quote>\\*["'])?+(?![$`]|<[\w-]+>|\*\*\*)"""
+    r"""(?P<value>(?(quote)(?:(?!(?P=quote))\\?(?s:.))+|[^\s"'`;&)=][^\s"'`;&]*))"""
+)
+"""A literal value behind a name. What the shell fills in is none, and what is hidden already."""
+_SHORTEST_REFUSED, _SHORTEST_REDACTED, _SHORTEST_USER = 8, 6, 16
+"""Characters of a secret. A shorter value may be a word of any text, as in ``SLURM_JWT=daemon``, or the name of a user."""
 _EVERYWHERE = ("/", "/usr", "/usr/local")
 """Folders of a system's own Python. They identify nobody."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether the name of an environment variable looks like a secret's (HF_TOKEN, WANDB_API_KEY)."""
-    return bool(_SECRET_NAME.search(name)) and not _PLACE_NAME.search(name)
+    """Return whether the name of an environment variable looks like a secret's (HF_TOKEN, wandbApiKey, X-Auth)."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", name).lower()
+    return bool(_SECRET_NAME.search(words)) and not _PLACE_NAME.search(words)
 
 
 class Secrets:
-    """The secrets of an environment: the values of variables with a secret's name, and passwords in URLs."""
+    """The secrets of an environment: the values of variables with a secret's name, and what texts of others give away."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         found = {value.strip(): name for name, value in environment.items() if is_secret_name(name)}
         for name, value in environment.items():
-            found |= dict.fromkeys(_URL_PASSWORD.findall(value), name)
+            found |= dict.fromkeys(_secrets_in(value), name)
         # The longest first: a secret may begin with another one.
-        self._names = {value: found[value] for value in sorted(found, key=len, reverse=True)}
+        self._names = {
+            value: found[value] for value in sorted(found, key=len, reverse=True) if len(value) >= _SHORTEST_REDACTED
+        }
 
     def find(self, text: str) -> str:
         """Return what secret ``text`` holds, in words; empty if it holds none."""
         for value, name in self._names.items():
-            if len(value) >= _SHORTEST_REFUSED and value in text:
+            if len(value) >= _SHORTEST_REFUSED and _spellings(value).search(text):
                 return f"the value of ${name}"
-        if _PASSWORD.search(text):
-            return "user:password@"
-        names = (short or long for short, long in _ASSIGNMENT.findall(text))
-        return next((f"a literal {name}" for name in names if is_secret_name(name)), "")
+        if login := _URL_LOGIN.search(text) or _IMAGE_LOGIN.search(text):
+            return "a token before @" if login.groupdict().get("token") else "user:password@"
+        return next((f"a literal {name}" for name, _ in _literals(text)), "")
 
     def holds(self, place: str, value: Any) -> bool:
         """Return whether a field has the name of a secret, or its ``value`` a secret in it. ``place`` is a dotted path."""
@@ -76,9 +100,53 @@ class Secrets:
     def hide(self, text: str) -> str:
         """Return ``text`` with the name of each secret in place of its value."""
         for value, name in self._names.items():
-            if len(value) >= _SHORTEST_REDACTED:
-                text = text.replace(value, f"<{name}>")
-        return _URL_PASSWORD.sub("<password>", text)
+            text = _spellings(value).sub(f"<{name}>".replace("\\", r"\\"), text)
+        if "@" in text:
+            text = _IMAGE_LOGIN.sub("<password>@", _URL_LOGIN.sub("<password>", text))
+        for name, value in reversed(list(_literals(text))):
+            text = f"{text[: value.start]}<{name}>{text[value.stop :]}"
+        return text
+
+
+def _literals(text: str) -> Iterator[tuple[str, slice]]:
+    """Yield the name and the place of each value that ``text`` gives to the name of a secret."""
+    end = 0
+    for named in _NAMED.finditer(text):
+        name = named["option"] or named["name"]
+        if named.end() >= end and is_secret_name(name) and (found := _VALUE.match(text, named.end())):
+            end = found.end()
+            yield name, slice(*found.span("value"))
+
+
+def _secrets_in(text: str) -> Iterator[str]:
+    """Yield the passwords of URLs in the value of a variable, and the values that it gives to names of secrets."""
+    for login in _URL_LOGIN.finditer(text):
+        user, password, token = (login[part] or "" for part in ("user", "password", "token"))
+        # Both a password and the path behind it may hold "@".
+        found = [token, password, *(password[: at.start()] for at in re.finditer("@", password))]
+        if len(user) >= _SHORTEST_USER or password == "x-oauth-basic":
+            found = [*found, user]
+        yield from {spelling for part in found for spelling in (part, unquote(part))}
+    yield from (text[place] for _, place in _literals(text))
+
+
+@cache
+def _spellings(value: str) -> re.Pattern[str]:
+    """Return what matches ``value`` as it is, and as repr, JSON, HTML, a URL or the shell spell it."""
+    return re.compile("".join(map(_spellings_of, value)))
+
+
+def _spellings_of(character: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9_.~-]", character):
+        return re.escape(character)
+    if character == "\\":
+        return r"(?:\\+|%5[Cc])"
+    escapes = (character.encode("unicode_escape").decode(), json.dumps(character)[1:-1])
+    code = quote(character, safe="", errors="replace")
+    codes = (code, code.lower(), html.escape(character), *(escape.lstrip("\\") for escape in escapes))
+    plain = "|".join(map(re.escape, dict.fromkeys((character, *codes))))
+    # The shell closes its quotes, and opens them again.
+    return rf"""(?:'\\''|'"'"'|\\*(?:{plain}))""" if character == "'" else rf"\\*(?:{plain})"
 
 
 def redact(text: str, environment: Mapping[str, str] = os.environ) -> str:

@@ -8,6 +8,8 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+from launch.common.text import size
+
 
 def open_regular(path: Path) -> BinaryIO:
     """Open ``path`` for reading.
@@ -16,21 +18,33 @@ def open_regular(path: Path) -> BinaryIO:
         OSError: it cannot be opened, or is no regular file.
     """
     # Without O_NONBLOCK opening a FIFO waits for a writer. It changes nothing for a regular file.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        # A socket cannot be opened at all.
+        if error.errno != errno.ENXIO:
+            raise
+        raise _not_regular(path) from None
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return open(descriptor, "rb")
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise OSError(errno.EINVAL, "not a regular file", str(path))
+    raise _not_regular(path)
 
 
-def read_regular(path: Path) -> bytes:
+def _not_regular(path: Path) -> OSError:
+    return OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
     """Return the content of ``path``.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, is no regular file, or is larger than ``most_bytes``.
     """
     with open_regular(path) as file:
+        if most_bytes is not None and os.fstat(file.fileno()).st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"larger than {size(most_bytes)}", str(path))
         return file.read()

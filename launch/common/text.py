@@ -43,6 +43,11 @@ def _is_hidden(character: str) -> bool:
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and ord(character) not in _KEPT
 
 
+def is_utf8(text: str) -> bool:
+    """Return whether UTF-8 can encode ``text``: it holds no half of a surrogate pair, which stands for another byte."""
+    return text == text.encode(errors="replace").decode()
+
+
 def code_name(text: str) -> str:
     """Return ``text`` as it can appear between backquotes."""
     return one_line(text).replace("`", "'")

@@ -11,7 +11,7 @@ from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from launch.common.atomic_files import amount
+from launch.common.atomic_files import NOT_FINITE, amount, number
 
 Amount = Annotated[float, amount]
 """A finite number of at least 0. The function of an ``Annotated`` type takes a value and its name, and raises ValueError."""
@@ -62,8 +62,13 @@ def _reader(kind: Any) -> Read:
         return lambda value, name: _check(value, name, str, choices=parts)
     if kind is Any:
         return lambda value, name: value
-    types = (float, int) if kind is float else (kind,)
-    return lambda value, name: value if type(value) in types else _check(value, name, *types)
+    if kind is float:
+        return lambda value, name: value if type(value) is float else _read_float(value, name)
+    return lambda value, name: value if type(value) is kind else _check(value, name, kind)
+
+
+def _read_float(value: Any, name: str) -> float:
+    return number(value) if value in NOT_FINITE else cast(float, _check(value, name, float, int))
 
 
 def _checked_reader(read: Read, check: Read) -> Read:

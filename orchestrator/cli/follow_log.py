@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from launch.common.regular_file import open_regular
 from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths
 from launch.contract.plan import Plan
 from orchestrator.cli.run_logs import find_attempt, find_bundle, find_rank_log, heading, read_intact_outcome, read_log
@@ -77,7 +78,7 @@ class LogFollower:
 
     def read_while_running(self, attempt: AttemptPaths, path: Path) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             while self.is_running(attempt):
                 yield decoder.decode(file.read())
                 time.sleep(POLL_SECONDS)

@@ -41,6 +41,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 def _parse_overrides_anywhere(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
     """Accept overrides after an option too; argparse allows them before the first option only."""
+    arguments: argparse.Namespace
     arguments, rest = parser.parse_known_args(words)
     if rest and ("overrides" not in arguments or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)} (see {PROGRAM} {arguments.verb} --help)")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launch.common.atomic_files import RecordError, read_json
+from launch.common.regular_file import read_regular
 from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPaths
 from launch.contract.plan import Plan
@@ -103,7 +104,7 @@ def read_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) ->
     path = find_rank_log(attempt, rank) or (launcher if rank is None and launcher.exists() else None)
     if path is not None:
         yield heading(attempt, path)
-        yield path.read_text(errors="replace")
+        yield read_regular(path).decode(errors="replace")
         return
     if rank is not None:
         ranks = ", ".join(sorted(path.stem for path in attempt.logs.glob("rank*.log"))) or "none"
@@ -124,7 +125,7 @@ def _read_job_logs(run: RunPaths, plan: Plan, missing: InputError) -> Iterator[s
         raise missing
     for log in logs:
         yield f"# {run.root.name} left no log; this is {log.name} of its job\n"
-        yield log.read_text(errors="replace")
+        yield read_regular(log).decode(errors="replace")
 
 
 def _job_logs(bundle: BundlePaths) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Resolve the interpolations of a file: ``${training.steps}``, ``${oc.env:NAME,default}``, also one inside another.
+"""Resolve the interpolations of a file: ``${training.steps}``, ``${oc.env:NAME,default}``. None is inside another.
 
 The spelling is OmegaConf's. OmegaConf resolves a field again wherever an interpolation names it, so that a few lines take
 hours. Here each field is resolved once, and what interpolations stand for has a limit.
@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import takewhile
 from typing import Any
 
 from launch.common.redact import is_secret_name
 from orchestrator.recipe.yaml_reader import MOST_NESTED, MOST_VALUES
 
-_MARK = re.compile(r"(?<!\\)(\\*)\$\{|\}")
-"""The beginning, with the backslashes before it, or the end of an interpolation."""
+_INTERPOLATION = re.compile(r"(?<!\\)(?P<backslashes>\\*)\$\{(?P<inner>[^{}]*)(?P<end>\}?)")
 _QUOTES = re.compile(r"(['\"])(.*)\1")
 _FIX = "write ${training.steps} for a field of this file, or ${oc.env:NAME,default} for a variable of the shell"
 
@@ -93,42 +92,36 @@ class Resolver:
 
     def _expand(self, text: str) -> Any:
         """Return ``text`` with each interpolation replaced. A text that is one interpolation becomes its value."""
-        levels: list[list[Any]] = [[]]
-        end = 0
-        for mark in _MARK.finditer(text):
-            levels[-1].append(text[end : mark.start()])
-            end = mark.end()
-            if mark[0] == "}":
-                inner = levels.pop() if len(levels) > 1 else None
-                levels[-1].append("}" if inner is None else self._evaluate(_join(inner)))
-                continue
-            levels[-1].append("\\" * (len(mark[1]) // 2))
-            if len(mark[1]) % 2:
-                # A backslash escapes it.
-                levels[-1].append("${")
-            else:
-                levels.append([])
-        if len(levels) > 1:
-            raise InterpolationError("an interpolation has no end", "close ${ with }, or write \\${ for the characters")
-        return _join([*levels[0], text[end:]])
+        found = list(_INTERPOLATION.finditer(text))
+        if len(found) == 1 and found[0][0] == text and not found[0]["backslashes"]:
+            return self._evaluate(found[0])
+        return _INTERPOLATION.sub(lambda one: str(self._evaluate(one)), text)
 
-    def _evaluate(self, expression: Any) -> Any:
-        """Return what stands for ``expression``, the text between the braces."""
-        resolver, colon, arguments = str(expression).strip().partition(":")
+    def _evaluate(self, found: re.Match[str]) -> Any:
+        """Return what stands for an interpolation and the backslashes before it, of which an odd one escapes it."""
+        escapes, escaped = divmod(len(found["backslashes"]), 2)
+        if escaped:
+            return "\\" * escapes + found[0].lstrip("\\")
+        if not found["end"]:
+            message = "an interpolation has no end, or holds a brace or another interpolation"
+            raise InterpolationError(message, "close ${ with }, write inner values out, or \\${ for the characters")
+        value = self._look_up(found["inner"])
+        self._spend(value)
+        return "\\" * escapes + str(value) if escapes else value
+
+    def _look_up(self, expression: str) -> Any:
+        """Return the value that ``expression``, the text between the braces, names."""
+        resolver, colon, arguments = expression.strip().partition(":")
         name, comma, default = (part.strip() for part in arguments.partition(","))
         if not colon:
-            value = self.resolve(self._absolute(resolver))
-        elif resolver == "oc.env":
-            known = name in self._environment or not comma
-            value = self._read_variable(name) if known else _read_default(default)
-        elif resolver == "oc.select":
+            return self.resolve(self._absolute(resolver))
+        if resolver == "oc.env":
+            return self._read_variable(name) if name in self._environment or not comma else _read_default(default)
+        if resolver == "oc.select":
             place = self._absolute(name)
             known = place in self._fields or bool(self._fields_in(place)) or not comma
-            value = self.resolve(place) if known else _read_default(default)
-        else:
-            raise InterpolationError(f"{resolver!r} is not supported")
-        self._spend(value)
-        return value
+            return self.resolve(place) if known else _read_default(default)
+        raise InterpolationError(f"{resolver!r} is not supported")
 
     def _absolute(self, name: str) -> str:
         """Return the place that ``name`` means: ``.seed`` is beside the field being resolved, ``..seed`` a level above."""
@@ -159,11 +152,6 @@ class Resolver:
                 raise InterpolationError(message, "write the values out")
             items = item.values() if isinstance(item, Mapping) else item if isinstance(item, list) else ()
             values.extend((inner, depth + 1) for inner in items)
-
-
-def _join(parts: Sequence[Any]) -> Any:
-    present = [part for part in parts if part != ""]
-    return present[0] if len(present) == 1 else "".join(map(str, present))
 
 
 def _read_default(text: str) -> str | None:

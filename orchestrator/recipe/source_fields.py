@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.common.redact import Secrets
-from orchestrator.errors import InputError, Problem
+from orchestrator.errors import InputError, Problem, input_error
 from orchestrator.recipe.aliases import canonical_place
 from orchestrator.recipe.interpolation import InterpolationError, Resolver
 from orchestrator.recipe.yaml_reader import dump, parse_value, read_page
@@ -75,11 +75,15 @@ def read_fields(path: Path, overrides: Sequence[str] = (), *, interpolate: bool 
     """Read the fields of the file in ``path`` with ``overrides`` (``training.steps=50``), and resolve interpolations.
 
     Raises:
-        InputError: the file cannot be read at all.
+        InputError: the file cannot be read at all, or its name is a secret.
     """
+    secrets = Secrets()
+    if found := secrets.find(path.name):
+        message = f"its name looks like a secret ({found}), and the orchestrator records it"
+        raise input_error(secrets.hide(str(path)), message, "rename the file")
     page = read_page(path)
     fields, repeated = flatten(page.values)
-    source = SourceFields(str(path), page.lines, fields, list(page.problems))
+    source = SourceFields(str(path), page.lines, fields, list(page.problems), secrets=secrets)
     for override in overrides:
         try:
             for place, value in _parse_override(override, source.secrets):

@@ -14,11 +14,13 @@ from typing import Any
 
 import yaml
 
+from launch.common.regular_file import read_regular
 from orchestrator.errors import InputError, Problem, input_error, suggestion
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """The name of a folder or a file."""
 EXAMPLES = "recipes/, recipes/models/ and clusters/ hold examples"
+MOST_BYTES = 16 << 20
 MOST_NESTED = 50
 MOST_VALUES = 1_000_000
 """Counts an alias as often as it is used: a few lines of aliases can expand to billions of values."""
@@ -90,14 +92,21 @@ def list_yaml(folders: Sequence[Path]) -> list[str]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return read_regular(path, MOST_BYTES).decode("utf-8-sig")
     except OSError as error:
-        files = (path if path.is_dir() else path.parent).glob("*.yaml")
-        fix = "check its permissions" if path.is_file() else suggestion(path, map(str, files))
-        raise input_error(str(path), (error.strerror or "cannot be read").lower(), fix) from None
+        message = error.strerror or "cannot be read"
+        raise input_error(str(path), f"{message[0].lower()}{message[1:]}", _suggest_file(path, error)) from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise input_error(f"{path}:{line}", f"not UTF-8 text ({error.reason})", "save the file as UTF-8") from None
+
+
+def _suggest_file(path: Path, error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return "check its permissions"
+    files = (path if path.is_dir() else path.parent).glob("*.yaml")
+    known = isinstance(error, (FileNotFoundError, IsADirectoryError)) and suggestion(path, map(str, files))
+    return known or f"name a YAML file; {EXAMPLES}"
 
 
 def _compose(text: str, file: str) -> yaml.Node | None:

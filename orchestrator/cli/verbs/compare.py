@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _load_golden(store: Store, side: str) -> Golden:
     """Read ``side``, a file or a sweep. Nothing is written into the sweep's folder."""
-    if not Path(side).is_file():
+    if not Path(side).exists() or Path(side).is_dir():
         paths = store.find(side)
         # Its error names what is damaged.
         read_plan(paths)
@@ -61,3 +61,5 @@ def _load_golden(store: Store, side: str) -> Golden:
     except RecordError as error:
         fix = "name a report.json, or a golden file: report SWEEP --golden FILE writes one"
         raise input_error(side, str(error).removeprefix(f"{Path(side).name}: "), fix) from None
+    except OSError as error:
+        raise input_error(side, str(error.strerror), "name a regular file that you can read") from None

@@ -85,6 +85,8 @@ def broken(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         broken("cells.1.unexpected", "no"),
         broken("cells.1.speed.ratio", "fast"),
         broken("provenance", [1]),
+        broken("cells.1.expect.phases", None),
+        broken("verdicts", {}),
     ],
 )
 def test_a_damaged_golden_file_is_refused(golden: Golden, change: Callable[[dict[str, Any]], None]) -> None:
@@ -106,7 +108,7 @@ def test_what_no_report_says_is_refused_all_at_once(golden: Golden) -> None:
     content["cells"][0]["memory"]["peak"] = "Infinity"
     content["cells"][1] |= {
         "verdict": None,
-        "speed": content["cells"][1]["speed"] | {"ratio": "NaN", "own_low": 9, "own_high": 0.1},
+        "speed": content["cells"][1]["speed"] | {"ratio": "NaN", "own_low": 9.0, "own_high": 0.1},
     }
     content["cells"].insert(0, twin)
     with pytest.raises(RecordError) as refused:

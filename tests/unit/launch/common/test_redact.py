@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import html
+import json
+import shlex
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -13,20 +19,26 @@ from hypothesis import strategies as st
 from launch.common.redact import Secrets, is_secret_name, redact
 
 ROOT = Path(__file__).resolve().parents[4]
+SPELLINGS: tuple[Callable[[str], str], ...] = (
+    str, repr, json.dumps, lambda text: json.dumps(json.dumps(text)), lambda text: repr(repr(text)), html.escape, shlex.quote,
+    quote, lambda text: json.dumps(text, ensure_ascii=False), lambda text: text.encode("unicode_escape").decode(),
+)  # fmt: skip
 SECRETS = {"HF_TOKEN": "hf_abcdef", "WANDB_API_KEY": "hf_abcdef0123", "DB_PASSWORD": "p.*[x]\\"}
 
 
 @pytest.mark.parametrize(
     "name",
     ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITLAB_PRIVATE_KEY", "db_password", "GITHUB_PAT", "SLURM_JWT",
-     "GPG_PASSPHRASE", "REGISTRY_AUTH", "OPENAI_KEY", "SSH_KEY", "SMTP_PASS", "api-key"],
+     "GPG_PASSPHRASE", "REGISTRY_AUTH", "OPENAI_KEY", "SSH_KEY", "SMTP_PASS", "api-key", "PGPASS",
+     "PGPASSWORD", "DB_PWD", "MYKEY", "ROOT_PW", "AWS_CRED", "CREDENTIALS", "apiKey", "X-Auth-Token", "dbPwd"],
 )  # fmt: skip
 def test_names_of_secrets(name: str) -> None:
     assert is_secret_name(name)
 
 
 @pytest.mark.parametrize("name", ["PATH", "NCCL_DEBUG", "MONKEY", "KEYBOARD", "OMP_NUM_THREADS", "PATTERN", "GIT_AUTHOR_NAME", "XAUTHORITY", "MAX_TOKENS",
-                                  "TOKENIZERS_PARALLELISM", "eod_token", "HF_TOKEN_PATH", "SSH_AUTH_SOCK", "KEY"])  # fmt: skip
+                                  "TOKENIZERS_PARALLELISM", "eod_token", "HF_TOKEN_PATH", "SSH_AUTH_SOCK", "KEY", "PWD", "OLDPWD",
+                                  "SBATCH_WCKEY", "NCCL_IB_PKEY", "BYPASS", "SSH_ASKPASS", "PGPASSFILE"])  # fmt: skip
 def test_names_of_other_things(name: str) -> None:
     assert not is_secret_name(name)
 
@@ -45,6 +57,16 @@ def test_no_value_of_a_secret_is_left(before: str, name: str, after: str) -> Non
         ("docker://me:hunter2@registry/image", "user:password@"),
         ("me:hunter2@registry#image:24.01", "user:password@"),
         ("curl -u me:hunter2@host", "user:password@"),
+        ("https://me:hun/ter2@host/path", "user:password@"),
+        ("me:hun/ter2@registry#image:24.01", "user:password@"),
+        ("https://hunter2000:x-oauth-basic@host", "user:password@"),
+        ("git clone https://hunter2000@host/x", "a token before @"),
+        ('{"api_key": "hunter2"}', "a literal api_key"),
+        ('"{\\"api_key\\": \\"hunter2\\"}"', "a literal api_key"),
+        ("{'password': 'hun ter2'}", "a literal password"),
+        ("curl -H 'Authorization: Bearer hunter2'", "a literal Authorization"),
+        ("https://host/?token=hunter2&x=1", "a literal token"),
+        ("--container-env=HF_TOKEN=hunter2", "a literal HF_TOKEN"),
         ("export X_API_KEY='hunter2' y", "a literal X_API_KEY"),
         ("login --password hunter2", "a literal password"),
         ("login --api-key=hunter2", "a literal api-key"),
@@ -56,10 +78,44 @@ def test_no_value_of_a_secret_is_left(before: str, name: str, after: str) -> Non
         ("ssh://git@host:22/x", ""),
         ("matlab:5,ansys@slurmdb:2", ""),
         ("--token --other", ""),
+        ("https://host:8080/a@b", ""),
+        ("https://git@host/x", ""),
+        ("docker://registry:443/x@sha256:0123", ""),
+        ("lib:/opt/gcc@12/lib", ""),
+        ("/data/secret:/data/secret:ro", ""),
+        ("HF_TOKEN: looks like a secret", ""),
+        ("no field 'api_key': did you mean 'seed'?", ""),
+        ('[ "$HF_TOKEN" = "" ] || [ $HF_TOKEN = x ]', ""),
     ],
 )
 def test_a_text_is_searched_for_secrets(text: str, found: str) -> None:
-    assert Secrets(SECRETS).find(text) == found
+    secrets = Secrets(SECRETS)
+    assert secrets.find(text) == found
+    hidden = secrets.hide(text)
+    assert hidden == text.replace("p.*[x]\\", "<DB_PASSWORD>") if not found else "hun" not in hidden
+    assert secrets.hide(hidden) == hidden
+
+
+@given(
+    st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), min_size=8).filter(lambda x: x == x.strip())
+)
+def test_a_secret_is_found_in_each_spelling(value: str) -> None:
+    secrets = Secrets({"DB_PW": value})
+    for spell in SPELLINGS:
+        assert secrets.find(f"x {spell(value)} y") == "the value of $DB_PW"
+
+
+def test_what_the_value_of_any_variable_gives_away_is_a_secret() -> None:
+    environment = {"NCCL_X": '{"api_key": "hunter2000"}', "GIT_REMOTE": "https://hunter3000:x-oauth-basic@host"}
+    assert redact("hunter2000 hunter3000", environment) == "<NCCL_X> <GIT_REMOTE>"
+    assert redact(environment["NCCL_X"], {}) == '{"api_key": "<api_key>"}'
+
+
+@pytest.mark.parametrize("text", ["http://", "a:", "a=", "token=", "token='", "\\", "x ", "@", "--a-", "://a:b"])
+def test_no_text_takes_long(text: str) -> None:
+    secrets, begin = Secrets(SECRETS), time.process_time()
+    secrets.hide(text * 20_000)
+    assert time.process_time() - begin < 5
 
 
 def test_a_password_in_a_url_is_a_secret_whatever_the_variable_is_called() -> None:

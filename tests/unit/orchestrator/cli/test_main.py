@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from analysis import loss
 from launch.common.atomic_files import read_json, write_json
 from launch.common.file_lock import Lock
 from launch.common.typed_json import from_json
@@ -213,6 +215,69 @@ def test_wrong_input_is_exit_code_1_and_changes_nothing(
     assert caught.err.startswith("error: ")
     assert caught.out == ""
     assert list(elsewhere.iterdir()) == []
+
+
+def special_file(kind: str) -> str:
+    """Make a file of a ``kind`` that no command reads."""
+    path = Path(kind)
+    if kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(kind)
+    elif kind == "sparse":
+        path.touch()
+        os.truncate(path, 1 << 40)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    return kind
+
+
+@pytest.mark.parametrize("kind", ["/dev/null", "socket", "sparse", "fifo", "folder"])
+@pytest.mark.parametrize("command", ["plan {}", "compare {} {}", "analysis.loss --eager {} --graphed {}"])
+def test_files_without_an_end_are_one_message(capsys: pytest.CaptureFixture[str], kind: str, command: str) -> None:
+    verb, *words = command.format(*[special_file(kind)] * 2).split()
+    code = loss.main(words) if verb == "analysis.loss" else main([verb, *words])
+    said = "".join(capsys.readouterr())
+    assert code == (3 if verb == "analysis.loss" else 1)
+    assert kind in said and "Traceback" not in said
+    if verb != "compare" or kind != "folder":
+        reason = {"sparse": "larger than ", "folder": "s a directory"}.get(kind, "not a regular file")
+        assert reason in said
+
+
+def test_a_secret_cannot_name_a_recipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DB_PWD", "hidden-from-all")
+    Path("hidden-from-all.yaml").write_bytes(Path(TINY).read_bytes())
+    assert main(["plan", "hidden-from-all.yaml"]) == 1
+    said = "".join(capsys.readouterr())
+    assert said.startswith("error: <DB_PWD>.yaml: its name looks like a secret (the value of $DB_PWD)")
+
+
+def test_a_message_spells_no_secret_in_another_way(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "a\\b'c\"hidden"
+    monkeypatch.setenv("QUOTED_PW", secret)
+    for words in (["plan", TINY, "--only", secret], ["plan", TINY, "--cluster", secret], ["compare", secret, "x"]):
+        assert main(words) == 1
+        said = "".join(capsys.readouterr())
+        assert "<QUOTED_PW>" in said and "hidden" not in said
+
+
+BYTES = "a\udcff"
+"""What Python makes of an argument with the byte 0xff, which is no UTF-8."""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [f"plan {{tiny}} name={BYTES}", f"plan {BYTES}", f"status {BYTES}", f"status --store={BYTES}", f"{BYTES} x"],
+)
+def test_bytes_that_are_no_text_are_one_message(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(command.format(tiny=TINY).split())
+    assert ended.value.code == 1
+    assert "\\udcff' is not UTF-8 text" in capsys.readouterr().err
 
 
 MISUSED = {

@@ -442,7 +442,7 @@ def test_an_interpolation_has_the_value_and_the_type_of_what_it_names(
     monkeypatch.setenv("ODD", "${training.steps}")
     text = (
         HEAD_LINES
-        + "training: {steps: 10, seed: '${.steps}', clip_grad: '${oc.env:NODES_${repeats}}'}\nrepeats: 1\n"
+        + "training: {steps: 10, seed: '${.steps}', clip_grad: '${oc.env:NODES_1}'}\nrepeats: 1\n"
         + "parallelism: {dp: '${oc.env:NO_SUCH_VARIABLE_X, 2}', tp: '${oc.select:training.none,3}'}\n"
         + "cuda_graph: {scope: [attn]}\nsweep: {points: [{cuda_graph: '${cuda_graph}'}]}\n"
         + "environment: {A: 'at ${training.steps}%', B: '\\${HOME} \\\\${repeats}}', C: '${oc.env:ODD}'}\n"
@@ -475,9 +475,18 @@ def test_interpolations_inside_each_other_are_bounded(tmp_path: Path, case: str)
 
 
 def test_a_field_is_resolved_once_however_often_it_is_named(tmp_path: Path) -> None:
-    lines = ["  A0: '0'\n", *(f"  A{i}: '{_refer(_refer(_refer(i - 1)))}'\n" for i in range(1, 30))]
+    lines = ["  A0: x\n", *(f"  A{i}: '{_refer(i - 1)}{_refer(i - 1)}'\n" for i in range(1, 15))]
     recipe = read(tmp_path, f"{HEAD_LINES}environment:\n{''.join(lines)}")
-    assert set(recipe.base["environment"].values()) == {"0"}
+    assert recipe.base["environment"]["A14"] == "x" * 2**14
+
+
+@pytest.mark.parametrize(
+    "inner",
+    ["${environment.${repeats}}", "${oc.env:X_${repeats}}", "${oc.env:X,${repeats}}", "${" * 900, "${oc.env:X,{}}"],
+)
+def test_no_interpolation_is_inside_another(tmp_path: Path, inner: str) -> None:
+    (problem,) = problems(tmp_path, HEAD_LINES + f"repeats: 1\nenvironment: {{A: '{inner}'}}\n")
+    assert "holds a brace or another interpolation" in problem.message and "write inner values out" in problem.fix
 
 
 @pytest.mark.parametrize(
@@ -494,6 +503,15 @@ HIDDEN = {
     "a value": "data: {path: /x/hidden-from-all/y}\n",
     "a value in an axis": "sweep: {grid: {data.path: [a, hidden-from-all]}, points: [{environment.X: ahidden-from-all}]}\n",
     "a value of a wrong type": "training: {steps: hidden-from-all}\n",
+    "the name": "name: hidden-from-all\n",
+    "a token as the user of a URL": "environment: {NCCL_X: 'https://hunter2hunter2@host/x'}\n",
+    "a slash in a password": "environment: {NCCL_X: 'https://me:hun/hunter2@host/x'}\n",
+    "a value in JSON": """environment: {NCCL_X: '{"api_key": "hunter2"}'}\n""",
+    "a value in JSON in JSON": r"""environment: {NCCL_X: '"{\"apiKey\": \"hunter2\"}"'}""" + "\n",
+    "a value that JSON spells in another way": """environment: {NCCL_X: '["a\\\\b\\"hidden"]'}\n""",
+    "a value of a variable that is none of a secret": "environment: {NCCL_X: hunter2000}\n",
+    "a header": "environment: {NCCL_X: 'Authorization: Bearer hunter2'}\n",
+    "a short name": "environment: {DB_PWD: hunter2}\nenvironment.MYKEY: hunter2\n",
     "a key": "hidden-from-all: 3\n",
     "a variable": "environment: {hidden_from_all: x}\n",
     "a tag": "wandb: {tags: [a, hidden-from-all]}\n",
@@ -512,10 +530,14 @@ def test_no_secret_gets_into_a_recipe_or_a_message(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("WANDB_API_KEY", "hidden-from-all")
     monkeypatch.setenv("HARMLESS", "hidden-from-all")
     monkeypatch.setenv("OTHER_TOKEN", "hidden_from_all")
+    monkeypatch.setenv("QUOTED_PW", 'a\\b"hidden')
+    monkeypatch.setenv("NCCL_Y", '{"password": "hunter2000"}')
     found = problems(tmp_path, HEAD_LINES + HIDDEN[case])
     assert found
     assert not [
-        secret for secret in ("hidden-from", "hunter2") if secret in str(said(tmp_path, found)).replace("_", "-")
+        secret
+        for secret in ("hidden-from", 'b"hidden', 'b\\"hidden', "hunter2")
+        if secret in str(said(tmp_path, found)).replace("_", "-")
     ]
 
 
