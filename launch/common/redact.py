@@ -77,7 +77,7 @@ class Secrets:
             if len(value) >= _SHORTEST_REFUSED and _spellings(value).search(text):
                 return f"the value of ${name}"
         if login := _URL_LOGIN.search(text) or _IMAGE_LOGIN.search(text):
-            return "a token before @" if login.groupdict().get("token") else "user:password@"
+            return f"a {'token' if login.groupdict().get('token') else 'password'} before @"
         return next((f"a literal {name}" for name, _ in _literals(text)), "")
 
     def holds(self, place: str, value: Any) -> bool:

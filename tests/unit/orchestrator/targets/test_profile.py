@@ -169,7 +169,7 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
         [
             ('site.yaml:2: setup[0] = "***"', "looks like a secret", "from a file"),
             ('site.yaml:2: setup[1] = "***"', "looks like a secret", "from a file"),
-            ('site.yaml:3: container_image = "***"', "(user:password@)", "in the shell"),
+            ('site.yaml:3: container_image = "***"', "(a password before @)", "in the shell"),
             ('site.yaml:4: srun[0] = "***"', "looks like a secret", "in the shell"),
             ('site.yaml:1: environment.HF_TOKEN = "***"', "looks like a secret", "in the shell"),
         ],
