@@ -27,9 +27,11 @@ from analysis.curves.print_precision import (
     widen_margins,
 )
 from analysis.records.steps import Integers, Metric
-from analysis.verdict.curve_difference import METRIC_NAMES, CurveEvidence
+from analysis.verdict.curve_difference import METRIC_NAMES, CurveEvidence, sample_of
+from analysis.verdict.divergence import exceeds_margin_surely
 from analysis.verdict.growth import Growth
 from analysis.verdict.ladder import judge_curves
+from analysis.verdict.noise_scale import noise_along_steps
 from analysis.verdict.verdict import Verdict, VerdictName
 from launch.common.command_line import Parser
 from launch.contract.exit_codes import LOSS, ExitCode, help_lines
@@ -88,11 +90,32 @@ def _judge(files: CurveFiles, capture_step: int | None, margins: Margins) -> Ver
     first = 0 if capture_step is None else int(np.searchsorted(steps, capture_step, side="right"))
     verdict = _judge_printed(files, steps, first, margins)
     # A perturbed run with numbers of its own shows the noise that equal eager runs do not.
-    if verdict.verdict == "EQUIVALENT" and files.copies and files.perturbed.keys() <= files.copies.keys():
-        verdict = _judge_printed(files.drop_copies(), steps, first, margins)
-        verdict = verdict if verdict.passes else replace(verdict, fix=_ANOTHER)
+    if verdict.verdict in ("EQUIVALENT", "DIVERGED") and files.copies and files.perturbed.keys() <= files.copies.keys():
+        verdict = _judge_without_copies(verdict, files, first, margins)
     constant = constant_norm(files, first) if verdict.verdict not in ("DIVERGED", "INCOMPARABLE") else ""
     return Verdict("INCOMPARABLE", f"{constant}: {_CONSTANT}", _LEAVE_OUT, verdict.evidence) if constant else verdict
+
+
+def _judge_without_copies(verdict: Verdict, files: CurveFiles, first: int, margins: Margins) -> Verdict:
+    """Return the verdict on curves that count once each. Keep a DIVERGED that a second eager run would not change."""
+    different = files.drop_copies()
+    alone = _judge_printed(different, files.steps, first, margins)
+    if alone.verdict != "INCONCLUSIVE":
+        return alone
+    if verdict.verdict == "DIVERGED" and _exceeds_own_noise(verdict, files, first, margins):
+        return verdict
+    return replace(alone, fix=_ANOTHER) if len(different.eager) == 1 else alone
+
+
+def _exceeds_own_noise(verdict: Verdict, files: CurveFiles, first: int, margins: Margins) -> bool:
+    """Return whether graphed differences exceed a margin by more than their own noise: no second eager run would show that."""
+    eager, graphed = (list(side.values()) for side in files.sides)
+    means = {tested.metric: tested.mean for tested in verdict.evidence.tested} if verdict.evidence else {}
+    samples = (sample_of(metric, eager, graphed, slice(first, None)) for metric in files.metrics)
+    return any(
+        exceeds_margin_surely(one, margins.of(one.metric), noise_along_steps(one), means.get(one.metric)).any()
+        for one in samples
+    )
 
 
 def _judge_printed(files: CurveFiles, steps: Integers, first: int, margins: Margins) -> Verdict:

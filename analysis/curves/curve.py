@@ -15,11 +15,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from analysis.curves.resolution import resolution
 from analysis.records.steps import Floats, Metric, Steps
 from analysis.verdict.curve_difference import METRICS
 from launch.common.regular_file import read_regular
@@ -53,6 +55,11 @@ class Curve:
     units: Mapping[Metric, Floats]
     columns: tuple[str, ...]
     """The names of the columns that were read."""
+
+    @cached_property
+    def resolution(self) -> dict[Metric, Floats]:
+        """How finely each metric is recorded, as numbers or in print (analysis.curves.resolution): shape (steps,)."""
+        return {metric: resolution(self.steps.of(metric), units) for metric, units in self.units.items()}
 
 
 def read_curve(path: Path) -> Curve:

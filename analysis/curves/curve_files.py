@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -10,8 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from analysis.curves.curve import Curve, CurveError, read_curve
-from analysis.records.steps import Integers, Metric, Steps
+from analysis.records.steps import Floats, Integers, Metric, Steps
 from analysis.verdict.curve_difference import METRICS
+
+_SPREAD = 1e-5
+"""By so much of its size a clipped norm varies by rounding."""
 
 
 @dataclass(frozen=True)
@@ -99,25 +103,33 @@ def _find_copies(curves: Mapping[str, Curve]) -> dict[str, str]:
 
 
 def _same_numbers(one: Curve, other: Curve) -> bool:
-    """Return whether two curves are equal as far as both are printed, whatever their other columns and line ends."""
-    with np.errstate(over="ignore"):
-        return np.array_equal(one.steps.step, other.steps.step) and all(
-            np.allclose(
-                one.steps.of(metric), other.steps.of(metric), 1e-15, (unit + other.units[metric]) / 2, equal_nan=True
-            )
-            for metric, unit in one.units.items()
-        )
+    """Return whether two curves are equal, or one is the other rounded: in print, to float32 or to a coarser format.
+
+    Other columns and line ends do not matter. Numbers of the same precision must be equal.
+    """
+    return np.array_equal(one.steps.step, other.steps.step) and all(
+        np.allclose(one.steps.of(metric), other.steps.of(metric), 1e-15, _rounding(one, other, metric), equal_nan=True)
+        for metric in one.units
+    )
+
+
+def _rounding(one: Curve, other: Curve, metric: Metric) -> Floats:
+    """Return the larger unit at each step, shape (steps,); 0 where both are equal. A number that is cut off may lose all of it."""
+    rounding = np.zeros(len(one.steps))
+    for a, b in ((one.units, other.units), (one.resolution, other.resolution)):
+        rounding = np.maximum(rounding, np.where(a[metric] == b[metric], 0.0, np.maximum(a[metric], b[metric])))
+    return rounding
 
 
 def constant_norm(files: CurveFiles, first: int) -> str:
     """Describe a gradient norm that has one value at more than half of the steps from index ``first`` on, else return "".
 
-    A clipped norm has, and one that was never computed. Both are equal on both sides, whatever graphs compute.
+    A clipped norm has, but for rounding, and one that was never computed. Both are equal on both sides, whatever graphs compute.
     """
-    for name, curve in files.curves.items():
-        values, counts = np.unique(curve.steps.grad_norm[first:], return_counts=True, equal_nan=False)
-        if "grad_norm" in files.metrics and len(values) and 2 * counts.max() > counts.sum() > 1:
-            return (
-                f"{name}: {curve.columns[-1]} is {values[counts.argmax()]:g} at {counts.max()} of {counts.sum()} steps"
-            )
+    for name, curve in files.curves.items() if "grad_norm" in files.metrics else ():
+        norms = curve.steps.grad_norm[first:]
+        middle = float(np.median(norms)) if len(norms) else math.nan
+        equal = int(np.sum(np.isclose(norms, middle, _SPREAD, 0)))
+        if 1 < len(norms) < 2 * equal:
+            return f"{name}: {curve.columns[-1]} is {middle:g} at {equal} of {len(norms)} steps"
     return ""

@@ -14,7 +14,6 @@ import numpy as np
 
 from analysis.curves.curve import Curve
 from analysis.curves.curve_files import CurveFiles
-from analysis.curves.resolution import resolution
 from analysis.records.steps import Floats, Metric
 from analysis.verdict.curve_difference import METRIC_NAMES
 from analysis.verdict.verdict import Verdict
@@ -63,7 +62,7 @@ def _coarsest(files: CurveFiles, metric: Metric, first: int) -> PrintPrecision:
 
 def _units(curve: Curve, metric: Metric) -> Floats:
     """Return the units of a file's numbers, shape (steps,); 0 where a number has full precision."""
-    unit = resolution(curve.steps.of(metric), curve.units[metric])
+    unit = curve.resolution[metric]
     return np.where(unit > _FULL_PRECISION * np.abs(curve.steps.of(metric)), unit, 0.0)
 
 

@@ -1,8 +1,13 @@
-"""The resolution of recorded numbers, from their spacing: bf16 printed with six decimals is as coarse as bf16."""
+"""The resolution of recorded numbers, from their spacing: bf16 printed with six decimals is as coarse as bf16.
+
+Numbers of a coarse format are multiples of one unit. Conversion keeps that: losses in bits, or means of micro-batches, are
+multiples of another unit. Logarithms of perplexities are multiples of a power of two.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -12,42 +17,74 @@ SHARE = 0.8
 """The share of different numbers that must be multiples of a unit."""
 CHANCE = 1e-4
 """Numbers share a unit if so many of them would be its multiples by chance less often than this."""
-_EPSILON = float(np.finfo(np.float64).eps)
+_ROUNDING = 2.0**-22
+"""The relative error of a few operations in float32. Units that are not much larger are full precision."""
+_NUMBERS, _GAPS, _DIVISORS = 1000, 4, range(1, 9)
+"""So many numbers of a power of two are looked at. A unit is one of the smallest gaps between them, or a whole part of it."""
 
 
 def resolution(values: Floats, units: Floats) -> Floats:
     """Return the unit of which each number is a multiple, shape (steps,): at least ``units``, that of its last printed digit.
 
-    Numbers of one power of two are looked at together, since floats have one unit there.
+    Numbers that are exact in float32 have its spacing at least.
     """
-    found = units.copy()
-    usable, exponents = np.isfinite(values) & (values != 0) & (units > 0), np.frexp(values)[1]
+    with np.errstate(all="ignore"):
+        single, sizes = values.astype(np.float32), np.abs(values)
+        exact = bool(np.all((np.abs(values - single) <= units / 2) | ~np.isfinite(single)))
+        found = np.fmax(units, np.spacing(np.abs(single))) if exact else units
+        of_logarithms = _spacing(np.abs(np.log(sizes)), units / sizes, fit=False) * sizes
+    return np.fmax(np.fmax(found, _spacing(sizes, units, fit=True)), of_logarithms)
+
+
+def _spacing(sizes: Floats, units: Floats, *, fit: bool) -> Floats:
+    """Return the common unit of ``sizes`` beyond their printed ``units``, shape (steps,); 0 where none is sure.
+
+    Numbers of one power of two are looked at together, since floats have one unit there. Without ``fit`` only powers of ten
+    and two are tried: a smooth curve of logarithms is a line, whose values are evenly spaced.
+    """
+    found = np.zeros(len(sizes))
+    usable, exponents = np.isfinite(sizes) & (sizes > 0) & (units > 0), np.frexp(sizes)[1]
     for exponent in np.unique(exponents[usable]):
         group: Booleans = usable & (exponents == exponent)
-        unit = _largest_unit(np.unique(np.abs(values[group])), float(units[group].min()))
-        found[group] = np.maximum(found[group], unit)
+        found[group] = _largest_unit(np.unique(sizes[group][:_NUMBERS]), float(units[group].min()), fit)
     return found
 
 
-def _largest_unit(values: Floats, printed: float) -> float:
-    """Return the largest power of ten or two of which ``values`` are multiples, but for the digits that were rounded off.
+def _largest_unit(values: Floats, printed: float, fit: bool) -> float:
+    """Return the largest unit of which ``values`` are multiples, but for rounding; 0 if none is sure.
 
-    ``values`` are positive and differ, shape (values,). Return ``printed`` if no larger unit is sure.
+    ``values`` are positive and differ, shape (values,).
     """
-    blur = printed + 4 * _EPSILON * float(values.max())
-    for unit in _powers(10 * blur, float(values.max())):
-        with np.errstate(over="ignore"):
-            rest = np.abs(values - unit * np.rint(values / unit))
-        multiples = int(np.sum(rest <= blur / 2 * (1 + 1e-6)))
-        sure = multiples * math.log(unit / blur) > len(values) * math.log(2) - math.log(CHANCE)
+    most = float(values.max())
+    blur = printed + _ROUNDING * most
+    # A unit that is fitted to the numbers is their unit by chance more often than a given one.
+    freedom = math.log(most / blur)
+    tried = [(unit, 0.0) for unit in _powers(10 * blur, most)]
+    tried += [(unit, freedom) for unit in _fitted(values, blur)] if fit else []
+    for unit, free in sorted(tried, reverse=True):
+        multiples = int(np.sum(np.abs(values - unit * np.rint(values / unit)) <= blur))
+        sure = multiples * math.log(unit / (2 * blur)) > len(values) * math.log(2) + free - math.log(CHANCE)
         if sure and multiples >= SHARE * len(values):
             return unit
-    return printed
+    return 0.0
 
 
-def _powers(least: float, most: float) -> list[float]:
-    """Return the powers of ten and of two from ``most`` down to ``least``."""
-    if not least <= most:
-        return []
-    spans = ((base, range(math.ceil(math.log(least, base)), math.floor(math.log(most, base)) + 1)) for base in (2, 10))
-    return sorted((float(base) ** power for base, powers in spans for power in powers), reverse=True)
+def _powers(least: float, most: float) -> Iterator[float]:
+    """Yield the powers of ten and of two from ``least`` to ``most``."""
+    for base in (2, 10):
+        for power in range(math.ceil(math.log(least, base)), math.floor(math.log(most, base)) + 1):
+            yield float(base) ** power
+
+
+def _fitted(values: Floats, blur: float) -> Iterator[float]:
+    """Yield units from the smallest gaps between ``values``: each fitted to farther and farther values."""
+    gaps = np.diff(values)
+    lengths = np.concatenate((gaps, values - values[0], values))
+    for gap in np.sort(gaps[gaps > 10 * blur])[:_GAPS]:
+        for unit in (gap / divisor for divisor in _DIVISORS if gap > 10 * blur * divisor):
+            reach = gap
+            while reach < 4 * values[-1]:
+                near = lengths[lengths <= reach * (1 + 1e-9)]
+                counts = np.rint(near / unit)
+                unit, reach = float(near @ counts / (counts @ counts)), 4 * reach
+            yield unit

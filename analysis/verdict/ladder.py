@@ -14,8 +14,8 @@ Rung 4: the line fitted to the differences will not leave the margin (analysis.v
     grow at the end of the window (analysis.verdict.growth).
 
 EQUIVALENT passes all rungs over ``MINIMUM_STEPS`` steps or more. The eager runs must also train: their loss moves by more
-than the margin, and their gradients are not all 0. Unless digests of parameters show it, the loss must also fall or rise by
-more than the margin beyond what batches explain. DIVERGED needs proof (analysis.verdict.divergence). Everything
+than the margin, and their gradients are not all 0. Unless digests of parameters show it, the loss must also fall by more
+than the margin beyond what batches explain, even batches that depend on each other. DIVERGED needs proof (analysis.verdict.divergence). Everything
 in between is INCONCLUSIVE.
 
 Every condition fails on NaN. The minimum length comes from a known failure: Megatron-LM issue 5966 (TE graphs over

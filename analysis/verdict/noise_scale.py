@@ -10,6 +10,11 @@ from analysis.records.steps import Floats
 from analysis.statistics.standard_error import StandardError, Variance, welch
 from analysis.verdict.curve_difference import Sample
 
+LARGEST = 4.5
+"""The largest of some hundred normal differences from their median, in median ones."""
+LARGEST_CORRELATED = 11.0
+"""The same in median differences of neighbours, at an autocorrelation of 0.98."""
+
 
 @dataclass(frozen=True)
 class NoiseScale:
@@ -42,6 +47,17 @@ def noise_scale(sample: Sample) -> NoiseScale:
         moved = _variance(sample.perturbed, 1) * (runs / (runs + 1))
         eager, source = (moved, "the perturbed run") if moved.size > eager.size else (eager, source)
     return NoiseScale(eager, _graphed_variance(sample, eager), source)
+
+
+def noise_along_steps(sample: Sample) -> float:
+    """Return a noise floor from the graphed runs alone: how far their differences vary along their steps, in the noisiest run.
+
+    It is that of steps about the median step, or of neighbours where that is smaller: an offset or a jump is no noise.
+    """
+    graphed = np.where(np.isfinite(sample.graphed), sample.graphed, 0.0)
+    about_median = np.median(np.abs(graphed - np.median(graphed, axis=1, keepdims=True)), axis=1)
+    of_neighbours = np.median(np.abs(np.diff(graphed, axis=1)), axis=1)
+    return float(np.minimum(LARGEST * about_median, LARGEST_CORRELATED * of_neighbours).max())
 
 
 def _graphed_variance(sample: Sample, eager: Variance) -> Variance | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.records.steps import Floats, Integers, Metric, Steps
-from analysis.statistics.standard_error import Variance, welch
+from analysis.statistics.random_walk import fall_of
 from analysis.verdict.completeness import Curves
 from analysis.verdict.curve_difference import (
     METRIC_NAMES,
@@ -44,6 +44,10 @@ _NOT_DETERMINISTIC = (
 )
 _SEPARATE = "use deterministic mode (training.deterministic: true) to remove the noise, else a lower learning rate"
 _MOVE = "make the loss fall (learning rate, data, loss scale, more steps), or set a margin that suits such losses"
+_LEARN = (
+    "compare digests of the parameters after the capture with those at the end, or train for more steps until the loss falls by "
+    "more"
+)
 _LONGER = "train for twice as many steps: what grows will leave the margin, noise will not"
 
 
@@ -216,27 +220,26 @@ def not_equivalent(window: ComparisonWindow) -> Verdict | None:
 def loss_unchanged(window: ComparisonWindow) -> Verdict | None:
     """Return INCONCLUSIVE if the eager loss does not show learning by more than its margin: any curve would then pass."""
     eager, margin = tuple(window.eager.values()), window.margins.loss
-    problem = describe_untrained(eager, window.first, _metrics(window), margin)
+    problem, fix = describe_untrained(eager, window.first, _metrics(window), margin), _MOVE
     if not problem and not window.learnt:
-        problem = _describe_no_trend(np.mean([steps.loss[window.first :] for steps in eager], axis=0), margin)
-    return _inconclusive(window, f"within the margins, but {problem}", _MOVE) if problem else None
+        problem, fix = (
+            _describe_no_fall(np.mean([steps.loss[window.first :] for steps in eager], axis=0), margin),
+            _LEARN,
+        )
+    return _inconclusive(window, f"within the margins, but {problem}", fix) if problem else None
 
 
-def _describe_no_trend(losses: Floats, margin: float) -> str:
+def _describe_no_fall(losses: Floats, margin: float) -> str:
     """Describe why ``losses``, shape (steps,), do not show learning of more than ``margin``; return "" if they do.
 
-    Losses vary from batch to batch. Compare the means of the last and the first third, with the variance of neighbours, which
-    hardly differ by learning.
+    Losses vary from batch to batch, and batches may depend on each other: a loss that learns nothing may move as a random walk.
     """
-    third = len(losses) // 3
-    with np.errstate(over="ignore"):
-        change = float(losses[-third:].mean() - losses[:third].mean())
-        of_neighbours = Variance(float(np.square(np.diff(losses)).mean()) / 2, len(losses) / 2)
-    half_width = welch(of_neighbours * (2 / third)).exceeded_with(ALPHA)
-    if abs(change) - half_width > margin:
+    with np.errstate(over="ignore", invalid="ignore"):
+        fall, half_width = fall_of(losses)
+    if fall - half_width > margin:
         return ""
     return (
-        f"the eager loss changes by {change:.3g} +- {half_width:.3g} from the first third of the window to the last: beside the "
+        f"the eager loss falls by {fall:.3g} +- {half_width:.3g} from the first part of the window to the last: beside the "
         f"variation between batches, learning of more than the margin of {margin:g} does not show"
     )
 

@@ -128,7 +128,7 @@ def test_margins_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_divergence_needs_more_than_the_perturbed_run_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     eager = [csv(tmp_path / "e1.csv"), csv(tmp_path / "e2.csv")]
-    graphed, perturbed = [noisy(tmp_path / "g.csv", 1, 2.0)], noisy(tmp_path / "p.csv", 2, 2.0)
+    graphed, perturbed = [noisy(tmp_path / "g.csv", 1, bias=2.0)], noisy(tmp_path / "p.csv", 2, bias=-2.0)
     assert judged(capsys, eager, graphed).startswith("DIVERGED")
     said = judged(capsys, eager, graphed, "--perturbed", str(perturbed))
     assert said.startswith("INCONCLUSIVE\neager repeats and the perturbed run differ among themselves")
@@ -280,6 +280,9 @@ def test_files_that_cannot_be_read_or_prove_little(tmp_path: Path, capsys: pytes
         lambda text: text.replace("\n", "\r\n"),
         lambda text: "".join(f"{line},x\n" for line in text.replace("grad_norm", "total_norm").splitlines()),
         lambda text: re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.9f}", text),
+        lambda text: re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.6g}", text),
+        lambda text: re.sub(r"\d+\.\d+", lambda number: number[0][:9], text),
+        lambda text: re.sub(r"\d+\.\d+", lambda number: repr(float(np.float32(number[0]))), text),
     ],
 )
 def test_a_copy_is_no_second_repeat_however_it_is_written(
@@ -300,6 +303,22 @@ def test_a_copy_is_no_second_repeat_however_it_is_written(
     assert three.startswith("EQUIVALENT") and "2 eager, 1 graphed" in three
     off = noisy(tmp_path / "off.csv", 2, bias=2.0)
     assert judged(capsys, [eager, copy], [off]).startswith("DIVERGED"), "a copy hides nothing either"
+    for runs in (1, 2):
+        loud = [noisy(tmp_path / f"loud{run}.csv", 5 + run, 20.0) for run in range(runs)]
+        said = judged(capsys, [eager, copy], loud)
+        assert said.startswith("INCONCLUSIVE\n") and "the noise floor is unknown" in said and "other numbers" in said
+        assert judged(capsys, [eager, copy, second], loud).startswith("DIVERGED")
+
+
+def test_runs_that_differ_by_rounding_here_and_there_are_no_copies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each has full float32 precision, so neither is the other one rounded."""
+    single = FALLING.astype(np.float32)
+    other = np.where(np.arange(STEPS) % 7 == 0, np.nextafter(single, np.float32(9)), single).astype(float)
+    eager = [csv(tmp_path / "e1.csv", single.astype(float)), csv(tmp_path / "e2.csv", other)]
+    said = judged(capsys, eager, [csv(tmp_path / "g.csv", other + 1e-6)])
+    assert said.startswith("EQUIVALENT") and "2 eager" in said and "same numbers" not in said
 
 
 def test_byte_order_marks_line_ends_blank_lines_and_other_columns_are_no_matter(tmp_path: Path) -> None:
@@ -433,6 +452,17 @@ def test_a_norm_that_hardly_varies_is_no_evidence(
     assert judged(capsys, files[:2], [csv(tmp_path / "off.csv", FALLING, 1 + NORMS)]).startswith("DIVERGED")
 
 
+def test_a_norm_that_varies_by_rounding_alone_is_no_evidence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = [FALLING + noise(seed, 1e-5) for seed in range(3)]
+    files = [csv(tmp_path / f"{i}.csv", loss, 1 + noise(i, 3e-7)) for i, loss in enumerate(losses)]
+    said = judged(capsys, files[:2], files[2:])
+    assert said.startswith(f"INCOMPARABLE\n{files[0]}: grad_norm is 1 at 120 of 120 steps")
+    files = [csv(tmp_path / f"{i}.csv", loss, 1 + noise(9, 1e-3) + noise(i)) for i, loss in enumerate(losses)]
+    assert judged(capsys, files[:2], files[2:]).startswith("EQUIVALENT")
+
+
 def printed(path: Path, loss: Floats, decimals: int, norm: Floats | None = None, norm_decimals: int = 9) -> Path:
     """With so many decimals."""
     norms = [""] * len(loss) if norm is None else [f",{value:.{norm_decimals}f}" for value in norm]
@@ -491,6 +521,35 @@ def test_coarse_numbers_are_coarse_however_many_digits_they_have(
         files[-1].write_text("\n".join(["step,loss", *rows]))
     said = judged(capsys, files[:2], files[2:])
     assert said.startswith("INCONCLUSIVE\nthe loss is recorded in units of 0.0"), said
+
+
+OTHER_UNITS: dict[str, Callable[[Floats], Floats]] = {
+    "bits": lambda values: as_bfloat16(values) / np.log(2),
+    "bits a byte": lambda values: as_bfloat16(values) * 0.3712345,
+    "perplexity": lambda values: np.exp(as_bfloat16(values)),
+    **{
+        f"the mean of {runs}": lambda values, runs=runs: np.mean(
+            [as_bfloat16(values + 0.3 * run) for run in range(runs)], axis=0
+        )
+        for runs in (3, 5, 6, 7, 24)
+    },
+}
+
+
+@pytest.mark.parametrize("form", ["{:.6f}", "{!r}"])
+@pytest.mark.parametrize("units", OTHER_UNITS)
+def test_numbers_of_a_coarse_format_stay_coarse_in_other_units(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], units: str, form: str
+) -> None:
+    """Noise far below the format's unit hardly shows, and then as a whole unit."""
+    for seed in range(0, 8, 4):
+        files = []
+        for run in range(4):
+            losses = np.float32(OTHER_UNITS[units](FALLING + noise(99, 0.05) + noise(seed + run, 2e-5)))
+            rows = [f"{i},{form.format(float(loss))},{run}" for i, loss in enumerate(losses)]
+            files.append(tmp_path / f"{run}.csv")
+            files[-1].write_text("\n".join(["step,loss,run", *rows]))
+        assert judged(capsys, files[:2], files[2:]).startswith("INCONCLUSIVE\nthe loss is recorded in units of ")
 
 
 @settings(max_examples=60)

@@ -269,9 +269,7 @@ def test_variation_between_batches_is_not_learning(learns: float, word: str) -> 
     """All runs share their batches, whose losses vary. An optimizer that never steps would differ by ``learns`` at most."""
     random = np.random.default_rng(5)
     batches = 3 + random.normal(0, 0.05, STEPS) - np.linspace(0, learns, STEPS)
-    eager, graphed = (
-        [noisy(replace(curve(graphed=side), loss=batches), random, 0.05) for _ in range(2)] for side in (False, True)
-    )
+    eager, graphed = repeats(batches, random)
     found = of_repeats(graphed, eager)
     assert found.verdict == word, found.reason
     assert word == "EQUIVALENT" or "beside the variation between batches" in found.reason
@@ -279,6 +277,45 @@ def test_variation_between_batches_is_not_learning(learns: float, word: str) -> 
         {f"{side} {place}": run for place, run in enumerate(runs)} for side, runs in (("e", eager), ("g", graphed))
     )
     assert judge_curves(*sides, np.arange(STEPS), CAPTURE + 1, MARGINS, learnt=True).verdict == "EQUIVALENT"
+
+
+SHAPES_OF_BATCHES = {"correlation 0.5": 0.5, "correlation 0.98": 0.98, "a random walk": 1.0}
+
+
+@pytest.mark.parametrize("shape", SHAPES_OF_BATCHES)
+def test_batches_that_depend_on_each_other_feign_no_learning(shape: str) -> None:
+    """Nothing is learnt; in 5% of random walks a fall is larger than chance explains."""
+    random, passes = np.random.default_rng(6), 0
+    for _ in range(60):
+        batches = correlated(random, SHAPES_OF_BATCHES[shape])
+        eager, graphed = repeats(3 + 0.05 * batches, random)
+        passes += of_repeats(graphed, eager).verdict == "EQUIVALENT"
+    assert passes <= 6, "3 are right"
+
+
+@pytest.mark.parametrize(
+    "fall", [8 * np.linspace(1, 0, STEPS), 12 * np.exp(-np.arange(STEPS) / 40)], ids=["line", "exponential"]
+)
+def test_a_fall_of_some_batch_noises_is_learning(fall: Floats) -> None:
+    random = np.random.default_rng(7)
+    sides = [repeats(3 + 0.05 * (fall + correlated(random, 0.0)), random) for _ in range(40)]
+    assert [of_repeats(graphed, eager).verdict for eager, graphed in sides].count("EQUIVALENT") >= 38
+
+
+def correlated(random: np.random.Generator, correlation: float) -> Floats:
+    """Return an autoregressive process, shape (steps,), whose steps have variance 1 on their own."""
+    values = random.normal(size=STEPS)
+    for step in range(1, STEPS):
+        values[step] += correlation * values[step - 1]
+    return values
+
+
+def repeats(losses: Floats, random: np.random.Generator) -> tuple[list[Steps], list[Steps]]:
+    """Return two eager and two graphed runs of these ``losses``, with little noise of their own."""
+    eager, graphed = (
+        [noisy(replace(curve(graphed=side), loss=losses), random, 0.05) for _ in range(2)] for side in (False, True)
+    )
+    return eager, graphed
 
 
 @pytest.mark.parametrize("margin", [float("nan"), 0.0, -1.0])
