@@ -23,7 +23,8 @@ EXAMPLES = "recipes/, recipes/models/ and clusters/ hold examples"
 MOST_BYTES = 16 << 20
 MOST_NESTED = 50
 MOST_VALUES = 1_000_000
-"""Counts an alias as often as it is used: a few lines of aliases can expand to billions of values."""
+"""Counts an alias as often as it is used: a few lines of aliases can expand to billions of values. Each 64 characters of a text
+count as one more."""
 
 # libyaml is ten times as fast, where PyYAML was built with it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -169,7 +170,7 @@ class _Walk:
         # Until its size is known: an alias that meets the node again is inside it.
         self._sizes[id(node)] = MOST_VALUES + 1
         self._check_tag(node, place)
-        size = 1
+        size = 1 + len(node.value) // 64 if isinstance(node, yaml.ScalarNode) else 1
         for inner, line, child in self._children(node, place):
             self.lines[inner] = line
             size += self.visit(child, inner)

@@ -285,6 +285,10 @@ UNREADABLE: Mapping[str, tuple[str | bytes, str, str]] = {
         "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 30)),
         "r.yaml:7", "more than 1,000,000 values",
     ),
+    "an alias bomb of long text": (
+        f"a0: &a0 ['{'x' * 20_000}']\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 6)),
+        "r.yaml:5", "more than 1,000,000 values",
+    ),
     "a number of thousands of digits": (f"seed: {'9' * 5000}\n", "r.yaml", "thousands of digits"),
 }  # fmt: skip
 
