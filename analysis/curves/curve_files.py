@@ -108,13 +108,20 @@ def _same_numbers(one: Curve, other: Curve) -> bool:
     Other columns and line ends do not matter. Numbers of the same precision must be equal.
     """
     return np.array_equal(one.steps.step, other.steps.step) and all(
-        np.allclose(one.steps.of(metric), other.steps.of(metric), 1e-15, _rounding(one, other, metric), equal_nan=True)
-        for metric in one.units
+        _is_rounded(one.steps.of(metric), other.steps.of(metric), _rounding(one, other, metric)) for metric in one.units
     )
 
 
+def _is_rounded(one: Floats, other: Floats, units: Floats) -> bool:
+    """Return whether numbers differ by half a unit at most, or by a whole one where digits were cut off: always to one side."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        larger = np.sign(np.abs(one) - np.abs(other))
+        share = 1.0 if (larger >= 0).all() or (larger <= 0).all() else 0.5
+        return np.allclose(one, other, 1e-15, share * units, equal_nan=True)
+
+
 def _rounding(one: Curve, other: Curve, metric: Metric) -> Floats:
-    """Return the larger unit at each step, shape (steps,); 0 where both are equal. A number that is cut off may lose all of it."""
+    """Return the larger unit at each step, shape (steps,); 0 where both are equal."""
     rounding = np.zeros(len(one.steps))
     for a, b in ((one.units, other.units), (one.resolution, other.resolution)):
         rounding = np.maximum(rounding, np.where(a[metric] == b[metric], 0.0, np.maximum(a[metric], b[metric])))

@@ -319,6 +319,11 @@ def test_runs_that_differ_by_rounding_here_and_there_are_no_copies(
     eager = [csv(tmp_path / "e1.csv", single.astype(float)), csv(tmp_path / "e2.csv", other)]
     said = judged(capsys, eager, [csv(tmp_path / "g.csv", other + 1e-6)])
     assert said.startswith("EQUIVALENT") and "2 eager" in said and "same numbers" not in said
+    coarser = printed(tmp_path / "coarser.csv", FALLING + noise(1, 3e-5), 4)
+    said = judged(
+        capsys, [csv(tmp_path / "fine.csv", FALLING, None), coarser], [csv(tmp_path / "h.csv", FALLING + 1e-6, None)]
+    )
+    assert said.startswith("EQUIVALENT") and "same numbers" not in said
 
 
 def test_byte_order_marks_line_ends_blank_lines_and_other_columns_are_no_matter(tmp_path: Path) -> None:
