@@ -92,16 +92,18 @@ def write_sweep(
     device: Device = "cpu",
     deterministic: bool = False,
     perturbed: bool = False,
+    if_needed: bool = False,
     expect: Expectation = Expectation(),  # noqa: B008 (frozen)
     extra: Sequence[Extra] = (),
     edit: Callable[[AttemptRecord], None] = unchanged,
 ) -> SweepPaths:
     """Write a sweep of ``workloads``, each with an eager baseline and ``impls``, ``repeats`` times over.
 
-    Graphed runs agree with their baseline to the bit, and so does the ``perturbed`` run. ``expect`` applies to graphed cells.
+    Graphed runs agree with their baseline to the bit, and so does the ``perturbed`` run, which begins only ``if_needed``.
+    ``expect`` applies to graphed cells.
     """
     sweep = SweepPaths(root)
-    cells, bundles = [], []
+    cells, bundles, optional = [], [], []
     for workload in range(workloads):
         specs = [workload_spec(workload, impl, steps, ranks, device, deterministic) for impl in ("none", *impls)]
         cells += [written_cell(spec, repeats, expect if spec.graphed else Expectation()) for spec in specs]
@@ -115,7 +117,10 @@ def write_sweep(
             record = attempt_record(moved, f"bundle{workload:03d}", STARTED + RUN_SECONDS * repeats * len(specs))
             edit(record)
             write_attempt(sweep, record)
-            run_ids = (*run_ids, moved.run_id)
+            if if_needed:
+                optional.append(PlannedBundle(f"perturbed{workload:03d}", specs[0].workload_id, (moved.run_id,)))
+            else:
+                run_ids = (*run_ids, moved.run_id)
         bundles.append(PlannedBundle(f"bundle{workload:03d}", specs[0].workload_id, run_ids))
         for repeat in range(repeats):
             for place, spec in enumerate(specs):
@@ -125,7 +130,7 @@ def write_sweep(
                 write_attempt(sweep, record)
     cells += [_extra_cell(item) for item in extra]
     plan = Plan("written", RECIPE, "written.yaml", Margins(), tuple(cells), tuple(bundles))
-    write_json(sweep.plan, plan)
+    write_json(sweep.plan, dataclasses.replace(plan, bundles_if_needed=tuple(optional)))
     return sweep
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +12,14 @@ from analysis.records.steps import Steps
 from analysis.verdict.completeness import incomplete
 from analysis.verdict.curve_difference import NoiseFloor, noise_floor
 from launch.contract.plan import Cell
+
+
+@dataclass(frozen=True)
+class MissingRun:
+    """A planned perturbed run, and how to get its curve."""
+
+    run_id: str
+    fix: str
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,8 @@ class EagerBaseline:
     """The repeats, complete or not."""
     repeats: Mapping[Digests, Mapping[int, Steps]]
     perturbed: Mapping[Digests, Steps] = field(default_factory=dict)
+    missing: MissingRun | None = None
+    """The planned perturbed run, for digests without its curve; None where none is planned."""
 
     @property
     def noise_floor(self) -> NoiseFloor | None:
@@ -53,4 +63,15 @@ def eager_side(runs: tuple[Run, ...], cell: Cell) -> EagerBaseline:
                 perturbed[attempt.digests] = attempt.steps
             else:
                 complete.setdefault(attempt.digests, {})[run.repeat] = attempt.steps
-    return EagerBaseline(tuple(run for run in runs if not run.perturbed), complete, perturbed)
+    repeats = tuple(run for run in runs if not run.perturbed)
+    return EagerBaseline(repeats, complete, perturbed, _missing_run(runs, cell) if cell.perturbed else None)
+
+
+def _missing_run(runs: Sequence[Run], cell: Cell) -> MissingRun:
+    """Return the perturbed run of ``cell``, for where no curve of it can be compared."""
+    run_id = cell.run_ids[-1]
+    ended = next(iter(attempts_of(run for run in runs if run.perturbed)), None)
+    if ended is None:
+        return MissingRun(run_id, "run `python -m orchestrator resume` on the sweep: it begins that run")
+    status = "has other code, libraries or data" if ended.outcome.results_intact else f"ended {ended.outcome.outcome}"
+    return MissingRun(run_id, f"the perturbed run {status}: move its folder runs/{run_id} away and resume the sweep")

@@ -7,12 +7,13 @@ run, contradicts it (analysis.pairing.flaky_attempts).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.pairing.eager_baseline import EagerBaseline
+from analysis.pairing.eager_baseline import EagerBaseline, MissingRun
 from analysis.pairing.flaky_attempts import OtherAttempt, comparable_attempts, deviations, has_other_bits
 from analysis.pairing.pair import Pair
 from analysis.pairing.parameter_updates import both_update
@@ -110,7 +111,31 @@ def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margin
     eager, perturbed = _eager_curves(pairs, baseline.repeats.get(digests, {})), baseline.perturbed.get(digests)
     others = _other_attempts(pairs, baseline, tuple(eager.values()), margins)
     verdict = _judge_together(eager, pairs, margins, others, perturbed)
+    if perturbed is None and baseline.missing and _may_be_rounding(verdict):
+        verdict = _await_perturbed(verdict, baseline.missing)
     return _Group(eager, perturbed, verdict, not others.exist and any(pair.exact is None for pair in pairs))
+
+
+def _may_be_rounding(verdict: Verdict) -> bool:
+    """Return whether differences from eager runs that equal each other to the bit decide ``verdict``.
+
+    Such runs say nothing of kernels that round otherwise. A number that is not finite is no rounding.
+    """
+    evidence = verdict.evidence
+    if evidence is None or evidence.eager_runs < 2 or evidence.eager_prefix < evidence.steps:
+        return False
+    if verdict.verdict == "DIVERGED":
+        return verdict.deviation is not None and math.isfinite(verdict.deviation.size)
+    return verdict.verdict == "INCONCLUSIVE" and any(tested.growth for tested in evidence.tested)
+
+
+def _await_perturbed(verdict: Verdict, missing: MissingRun) -> Verdict:
+    """Return INCONCLUSIVE until the perturbed run shows how far rounding alone goes."""
+    reason = (
+        f"{verdict.reason}. Eager repeats are equal to the bit, so only the perturbed run {missing.run_id} shows whether "
+        "rounding alone can do that"
+    )
+    return Verdict("INCONCLUSIVE", reason, missing.fix, verdict.evidence, needed_run=missing.run_id)
 
 
 def _eager_curves(pairs: Sequence[Pair], complete: Mapping[int, Steps]) -> Curves:

@@ -62,14 +62,16 @@ def load(sweep: SweepPaths) -> Records:
 
 def load_planned(sweep: SweepPaths, plan: Plan) -> Records:
     """Load the records of the cells of ``plan``."""
-    runs = {cell.cell_id: _load_cell(sweep, cell) for cell in plan.cells if cell.state == "run"}
+    runs = {cell.cell_id: _load_cell(sweep, cell, plan) for cell in plan.cells if cell.state == "run"}
     return Records(plan, name_copies(runs))
 
 
-def _load_cell(sweep: SweepPaths, cell: Cell) -> tuple[Run, ...]:
+def _load_cell(sweep: SweepPaths, cell: Cell, plan: Plan) -> tuple[Run, ...]:
+    """Load the runs of ``cell``, without one that begins only if a verdict needs it and has not begun."""
     spec = cell.run_spec
     runs = (load_run(sweep.run(run_id), run_id, repeat, spec) for repeat, run_id in enumerate(cell.run_ids))
-    return tuple(replace(run, perturbed=run.run_id not in cell.repeat_ids) for run in runs)
+    wanted = (run for run in runs if run.begun or run.run_id not in plan.runs_if_needed)
+    return tuple(replace(run, perturbed=run.run_id not in cell.repeat_ids) for run in wanted)
 
 
 def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:

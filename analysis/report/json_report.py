@@ -48,7 +48,7 @@
      "plots": {"drawn": {workload: [files]}, "undrawn": {file: reason}, "left_out_workloads": [...], "left_out_cells": [...]},
      "notes": {message: runs}, "provenance": {key: [[value, runs], ...]}, "recipe": YAML}
 
-VERDICT is {"verdict", "reason", "fix", "evidence": null | {...}, "deviation": null | {"step", "metric", "size"}} with the
+VERDICT is {"verdict", "reason", "fix", "evidence": null | {...}, "deviation": null | {"step", "metric", "size"}, "needed_run"} with the
 fields of analysis.verdict.verdict.Verdict. FLOOR is {"repeats", "loss", "grad_norm"}. THROTTLED is {"most": {reason:
 [share, rank]}, "seen": [reason], "unknown": [text], "power_limits": [watts], "sm_mhz": null | [lowest, highest], "slowed"}.
 """
@@ -122,6 +122,9 @@ def summary_to_json(report: ReportData) -> dict[str, Any]:
         "sweep": report.sweep.plan.name,
         "exit_code": report.summary.exit_code,
         "summary": _summary(report.summary),
+        "needed_runs": sorted(
+            {each.verdict.needed_run for each in report.ran if each.verdict and each.verdict.needed_run}
+        ),
         "total_cells": len(report.ran),
         "cells": [_without(_cell(result), "runs", "pairs") for result in report.shown],
     }

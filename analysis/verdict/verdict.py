@@ -25,6 +25,8 @@ class Verdict:
     fix: str = ""
     evidence: CurveEvidence | None = None
     deviation: Deviation | None = None
+    needed_run: str = ""
+    """The id of the perturbed run without which nothing more is known; empty where none is missing."""
 
     @property
     def passes(self) -> bool:

@@ -119,9 +119,20 @@ class Plan:
     """The name of the cluster's profile. Its content stays out of records."""
     only: tuple[str, ...] = ()
     """The filters of `--only` as "key=value"; empty if the plan holds all cells of the recipe."""
+    bundles_if_needed: tuple[PlannedBundle, ...] = ()
+    """Bundles that begin only if a verdict needs their runs (analysis.verdict.verdict.Verdict.needed_run)."""
 
     def cell_of_run(self) -> Mapping[str, Cell]:
         return self._cell_of_run
+
+    @cached_property
+    def runs_if_needed(self) -> frozenset[str]:
+        """The runs of ``bundles_if_needed``."""
+        return frozenset(run_id for bundle in self.bundles_if_needed for run_id in bundle.run_ids)
+
+    @property
+    def all_bundles(self) -> tuple[PlannedBundle, ...]:
+        return (*self.bundles, *self.bundles_if_needed)
 
     @cached_property
     def _cell_of_run(self) -> dict[str, Cell]:
@@ -136,14 +147,14 @@ def plan_from_json(content: object) -> Plan:
         RecordError: an id leads out of the store, or a run is not in one cell and one bundle.
     """
     plan = from_json(Plan, content)
-    if faults := [*_id_faults(plan), *_run_faults(plan.cells, plan.bundles)]:
+    if faults := [*_id_faults(plan), *_run_faults(plan.cells, plan.all_bundles)]:
         raise RecordError(first_names(faults))
     return plan
 
 
 def _id_faults(plan: Plan) -> Iterator[str]:
     names = {name for cell in plan.cells for name in (cell.cell_id, cell.workload_id, cell.task_id)}
-    names |= {name for bundle in plan.bundles for name in (bundle.bundle_id, *bundle.run_ids)}
+    names |= {name for bundle in plan.all_bundles for name in (bundle.bundle_id, *bundle.run_ids)}
     for name in sorted({plan.name, *names}):
         if not is_folder_name(name):
             yield f"{name!r} is no name of a folder"

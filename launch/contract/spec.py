@@ -293,7 +293,7 @@ class RunSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     repeat: int = 0
     perturbed: bool = False
-    """Whether the output of the first layer is moved by one unit in the last place in step ``first_compared``. Such an eager run
+    """Whether step ``first_compared`` is perturbed by one unit in the last place (launch/train/perturbation.py). Such an eager run
     shows how far a harmless difference of kernels grows. No digest holds it."""
     inspect: bool = False
     """Whether steps after the timed ones are looked at closely (launch/train/inspection/capture_blockers.py). No digest

@@ -16,6 +16,19 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from launch.train.fault_injection import FaultyEngine
 
 
+def perturb_weight(run: FaultyEngine) -> None:
+    """Move the first weight by one unit in the last place before the step that is due.
+
+    This is for a model that is compiled whole, which calls no hooks. The weight is that of the first layer's first norm.
+    """
+
+    def move() -> None:
+        weight = next(iter(run.parameters())).detach()
+        weight.copy_(_next_after(weight))
+
+    run.in_step(move)
+
+
 def perturb(run: FaultyEngine) -> None:
     """Move each output of the first layer by one unit in the last place, in the step that is due.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
+from orchestrator.sweeps.report_process import read_needed_runs
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.store import Store
 
@@ -32,7 +33,7 @@ def suggest_after(sweep: SweepPaths, plan: Plan, states: Mapping[str, RunState])
     commands = []
     if any(state.alive for state in states.values()):
         commands += suggest_while_running(sweep, plan)
-    elif names & {"PLANNED", "INTERRUPTED", "CANCELLED"}:
+    elif names & {"PLANNED", "INTERRUPTED", "CANCELLED"} or read_needed_runs(sweep, plan, states):
         commands.append(format_command(f"resume {plan.name}", sweep))
     failed = [state for state in states.values() if state.failed]
     if failed:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from analysis.memory.static_memory import state_bytes
 from launch.common.text import count, size
-from launch.contract.plan import Plan, Reason
+from launch.contract.plan import Cell, Plan, PlannedBundle, Reason
 from launch.support import known_faults, unsupported
 from orchestrator.submit.batch_script import BUNDLES, LANE, RUN, TOKEN, BatchScript
 
@@ -27,7 +27,7 @@ def warn_outage(reason: str) -> None:
 def print_plan_summary(plan: Plan) -> None:
     """Print one line: how many cells run, and how many do not."""
     states = Counter(cell.state for cell in plan.cells)
-    runs = count("run", sum(len(cell.run_ids) for cell in plan.cells))
+    runs = count("run", sum(len(bundle.run_ids) for bundle in plan.bundles))
     parts = [f"{count('cell', states['run'])} to run ({runs} in {count('bundle', len(plan.bundles))})"]
     if states["not_runnable"]:
         parts.append(f"{states['not_runnable']} not runnable on this {_place(plan)}")
@@ -44,8 +44,11 @@ def print_plan(plan: Plan, hours: float, scripts: Sequence[BatchScript] = ()) ->
         state_size = size(state_bytes(cells[bundle.run_ids[0]].run_spec))
         print(f"\nbundle {number} of {len(plan.bundles)} ({bundle.bundle_id}), one allocation;", end=" ")
         print(f"weights, gradients and optimizer state take {state_size} per rank:")
-        for run_id in bundle.run_ids:
-            print(f"  {run_id:44} {cells[run_id].label}")
+        _print_runs(bundle, cells)
+    if plan.bundles_if_needed:
+        print("\nonly if a verdict needs it, since eager repeats are equal to the bit and graphed runs are not:")
+    for bundle in plan.bundles_if_needed:
+        _print_runs(bundle, cells)
     _print_batch_scripts(scripts)
     for heading, state in (
         ("rejected by a rule (cannot work anywhere)", "rejected"),
@@ -57,6 +60,11 @@ def print_plan(plan: Plan, hours: float, scripts: Sequence[BatchScript] = ()) ->
     _print_reasons("known to compute wrong results, which a verdict is expected to show", faults)
     if hours:
         print(f"\nat most {hours:.2f} GPU hours, if every run takes its time limit")
+
+
+def _print_runs(bundle: PlannedBundle, cells: Mapping[str, Cell]) -> None:
+    for run_id in bundle.run_ids:
+        print(f"  {run_id:44} {cells[run_id].label}")
 
 
 def _place(plan: Plan) -> str:

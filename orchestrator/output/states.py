@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,14 @@ def warn_damage(paths: SweepPaths, states: Mapping[str, RunState]) -> None:
                 f"{folder}/{state.damaged}: how this attempt ended is unknown, and no other attempt counts in its place. "
                 f"Fix: {DAMAGED_OUTCOME_REMEDY}"
             )
+
+
+def print_needed_runs(run_ids: Iterable[str]) -> None:
+    """Print a line for each perturbed run that a verdict of the report needs and nobody has ordered."""
+    for run_id in sorted(run_ids):
+        print(
+            f"{run_id} is still to be run: eager repeats are equal to the bit, and a verdict needs it (docs/verdicts.md)"
+        )
 
 
 def warn_full_disk(paths: SweepPaths, states: Mapping[str, RunState]) -> None:

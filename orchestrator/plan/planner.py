@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -21,16 +21,18 @@ def make_plan(recipe: Recipe, cells: Sequence[ResolvedCell], target: Target) -> 
     added = {cell.spec.cell_id for cell in cells if cell.is_added_baseline}
     judged = _drop_unneeded([_judge(cell, recipe, target) for cell in cells], added)
     judged = _drop_unneeded(_limit_time(judged, target), added)
+    perturbed = {} if recipe.perturbed else _perturbed_runs(judged, recipe)
     return Plan(
         recipe.name,
         recipe.text,
         recipe.file.name,
         recipe.equivalence,
-        tuple(judged),
+        tuple(_add_perturbed(cell, perturbed.get(cell.cell_id)) for cell in judged),
         _bundles(judged),
         _tracking(recipe),
         target.scheduler,
         target.cluster_name,
+        bundles_if_needed=_bundles_if_needed(judged, perturbed),
     )
 
 
@@ -42,8 +44,7 @@ def _judge(cell: ResolvedCell, recipe: Recipe, target: Target) -> Cell:
         state = "not_runnable" if reasons else "run"
     repeats = range(recipe.repeats if state == "run" else 0)
     run_ids = tuple(run_id(cell.spec.cell_id, repeat) for repeat in repeats)
-    perturbed = recipe.perturbed and state == "run" and _can_be_perturbed(cell.spec)
-    return Cell(
+    judged = Cell(
         cell.spec.cell_id,
         cell.label,
         cell.spec.workload_id,
@@ -52,15 +53,40 @@ def _judge(cell: ResolvedCell, recipe: Recipe, target: Target) -> Cell:
         state,
         reasons,
         cell.expect,
-        (*run_ids, run_id(cell.spec.cell_id, recipe.repeats, perturbed=True)) if perturbed else run_ids,
+        run_ids,
         Limits(cell.resources.minutes_per_run * 60, cell.resources.hang_minutes * 60),
-        perturbed,
     )
+    perturbed = recipe.perturbed and state == "run" and _can_be_perturbed(cell.spec)
+    return _add_perturbed(judged, _perturbed_id(judged)) if perturbed else judged
 
 
 def _can_be_perturbed(spec: RunSpec) -> bool:
-    """Return whether a cell is eager, and hooks on its layers are called. A model that is compiled whole traces them once."""
-    return not (spec.graphed or spec.compiles_whole or spec.fault.is_set) and spec.first_compared < spec.training.steps
+    return not (spec.graphed or spec.fault.is_set) and spec.first_compared < spec.training.steps
+
+
+def _perturbed_id(cell: Cell) -> str:
+    return run_id(cell.cell_id, len(cell.run_ids), perturbed=True)
+
+
+def _add_perturbed(cell: Cell, perturbed: str | None) -> Cell:
+    return replace(cell, run_ids=(*cell.run_ids, perturbed), perturbed=True) if perturbed else cell
+
+
+def _perturbed_runs(cells: Sequence[Cell], recipe: Recipe) -> dict[str, str]:
+    """Return the perturbed run that a verdict may need, by its eager cell.
+
+    Only equal eager repeats ask for it. Without margins every difference is a divergence, whatever its cause.
+    """
+    graphed = {cell.workload_id for cell in cells if cell.graphed and cell.run_ids}
+    eager = (cell for cell in cells if not cell.graphed and len(cell.run_ids) > 1 and cell.workload_id in graphed)
+    margins = recipe.equivalence
+    return {
+        cell.cell_id: _perturbed_id(cell)
+        for cell in eager
+        if _can_be_perturbed(spec := cell.run_spec)
+        and not spec.training.deterministic
+        and max(margins.loss, margins.grad_norm) > 0
+    }
 
 
 def _drop_unneeded(cells: Sequence[Cell], added: Set[str]) -> list[Cell]:
@@ -87,6 +113,15 @@ def _bundles(cells: Iterable[Cell]) -> tuple[PlannedBundle, ...]:
     return tuple(
         PlannedBundle(f"{workload}-{digest([c.cell_id for c in group])[:6]}", workload, _interleave(group))
         for workload, group in _by_workload(cells).items()
+    )
+
+
+def _bundles_if_needed(cells: Iterable[Cell], perturbed: Mapping[str, str]) -> tuple[PlannedBundle, ...]:
+    """Return a bundle of its own for each ``perturbed`` run: by then the others have ended."""
+    return tuple(
+        PlannedBundle(f"{cell.workload_id}-perturbed", cell.workload_id, (perturbed[cell.cell_id],))
+        for cell in cells
+        if cell.cell_id in perturbed
     )
 
 

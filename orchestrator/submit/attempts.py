@@ -27,14 +27,17 @@ def attempts_to_begin(
 ) -> tuple[BundleOrder, ...]:
     """Return the attempts to start now, by bundle, without bundles that a job works on, or whose job waits.
 
-    A living supervisor on a host takes over what is ordered in addition to what it has begun or will begin.
+    A living supervisor on a host takes over what is ordered in addition to what it has begun or will begin. A bundle of runs
+    that no verdict has needed yet has no states, and is left out.
 
     Raises:
         InputError: ``target`` cannot hold one of them: it has changed since the plan was made, or is another.
     """
     cells = plan.cell_of_run()
     made = []
-    for bundle in plan.bundles:
+    for bundle in plan.all_bundles:
+        if not states.keys() >= set(bundle.run_ids):
+            continue
         alive = {run_id for run_id in bundle.run_ids if states[run_id].alive}
         if alive and (isinstance(target, Cluster) or any(_has_job(states[run_id]) for run_id in alive)):
             continue

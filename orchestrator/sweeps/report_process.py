@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 
 from launch.common.atomic_files import RecordError, read_json
 from launch.contract.exit_codes import ExitCode
 from launch.contract.paths import SweepPaths
+from launch.contract.plan import Plan
 from orchestrator.errors import SystemFault
+from orchestrator.sweeps.run_state import RunState
 
 
 def write_report(sweep: SweepPaths) -> None:
@@ -38,6 +41,18 @@ def read_records_digest(sweep: SweepPaths) -> str:
         return str(read_json(sweep.report / "summary.json")["records"]) if whole else ""
     except (FileNotFoundError, RecordError, KeyError, TypeError):
         return ""
+
+
+def read_needed_runs(sweep: SweepPaths, plan: Plan, states: Mapping[str, RunState]) -> frozenset[str]:
+    """Return the runs that verdicts of the report on disk need and nobody has ordered, so that ``states`` lacks them.
+
+    There are none if the report is not there or damaged.
+    """
+    unordered = plan.runs_if_needed - states.keys()
+    try:
+        return unordered & set(read_json(sweep.report / "summary.json")["needed_runs"]) if unordered else unordered
+    except (FileNotFoundError, RecordError, KeyError, TypeError):
+        return frozenset()
 
 
 def read_exit_code(sweep: SweepPaths, *, allow_empty: bool) -> ExitCode:

@@ -11,7 +11,7 @@ from launch.common.atomic_files import RecordError
 from launch.common.regular_file import read_regular
 from launch.contract.outcomes import Expectation, Outcome, OutcomeName, read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPaths
-from launch.contract.plan import Plan
+from launch.contract.plan import Plan, PlannedBundle
 from launch.failures.evidence import read_evidence
 from launch.failures.job_outcome import outcome_of_job
 from orchestrator.slurm.job_listing import Job
@@ -58,12 +58,20 @@ class RunState:
 def read_states(sweep: SweepPaths, plan: Plan, jobs: Jobs | None = None) -> dict[str, RunState]:
     """Return the state of every run of ``plan``, in its order. ``jobs`` is Slurm's answer; None where it was not asked.
 
+    A run that begins only if a verdict needs it has no state before it is ordered.
+
     Raises:
         SystemFault: an order on disk is damaged.
     """
     expectations = {run_id: cell.expect for cell in plan.cells for run_id in cell.run_ids}
-    owners = bundle_owners(sweep, jobs, {sweep.bundle(bundle.bundle_id): bundle.run_ids for bundle in plan.bundles})
+    wanted = (*plan.bundles, *(bundle for bundle in plan.bundles_if_needed if _was_needed(sweep, bundle)))
+    owners = bundle_owners(sweep, jobs, {sweep.bundle(bundle.bundle_id): bundle.run_ids for bundle in wanted})
     return {run_id: _state(owner, run_id, expectations[run_id]) for owner in owners for run_id in owner.planned}
+
+
+def _was_needed(sweep: SweepPaths, bundle: PlannedBundle) -> bool:
+    """Whether the bundle was ordered, or begun by an order that somebody deleted."""
+    return sweep.bundle(bundle.bundle_id).order.exists() or any(sweep.run(r).attempts() for r in bundle.run_ids)
 
 
 def read_state(bundle: BundlePaths, run_id: str, jobs: Jobs | None = None) -> RunState:

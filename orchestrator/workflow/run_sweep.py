@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
 from pathlib import Path
 
 from launch.common.atomic_files import sync_file_system
@@ -17,12 +18,13 @@ from orchestrator.output.next_commands import cancel_command, print_left_running
 from orchestrator.output.progress import print_excluded_nodes, print_orders, warn_shared_store, warn_unshared_store
 from orchestrator.output.progress_view import open_view
 from orchestrator.output.report import print_report
+from orchestrator.output.states import print_needed_runs
 from orchestrator.submit.attempts import Policy, attempts_to_begin
 from orchestrator.submit.executor import Executor
 from orchestrator.submit.local_queue import run_in_foreground, start_queue
 from orchestrator.submit.slurm_queue import enqueue, poll_jobs
 from orchestrator.sweeps.close_attempts import close_dead_attempts
-from orchestrator.sweeps.report_process import read_exit_code, read_records_digest, write_report
+from orchestrator.sweeps.report_process import read_exit_code, read_needed_runs, read_records_digest, write_report
 from orchestrator.sweeps.run_state import RunState, live_runs, open_submissions, read_states
 from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
 from orchestrator.sweeps.store import (
@@ -63,12 +65,25 @@ def run_sweep(
 def carry_out(
     paths: SweepPaths, plan: Plan, target: Target, policy: Policy, executor: Executor, *, wait: bool
 ) -> Mapping[str, RunState]:
-    """Run what ``policy`` allows. Return the state of every run."""
+    """Run what ``policy`` allows, then what verdicts on it need. Return the state of every run."""
     scheduler = JobMonitor()
     with report_disk_errors(paths):
         paths.root.mkdir(parents=True, exist_ok=True)
+    run = partial(_run_started, paths, plan, target, executor, scheduler, wait=wait)
+    states = run(partial(_start_runs, paths, plan, target, policy, scheduler, wait=wait))
+    if needed := _judge_needed_runs(paths, plan, states):
+        print_needed_runs(needed)
+        states = run(partial(_start_needed_runs, paths, plan, target, needed, scheduler))
+    return states
+
+
+def _run_started(
+    paths: SweepPaths, plan: Plan, target: Target, executor: Executor, scheduler: JobMonitor, start: Callable[[], bool], *,
+    wait: bool
+) -> Mapping[str, RunState]:  # fmt: skip
+    """Start runs, watch them, and return the state of every run. ``start`` returns whether any run runs or waits."""
     with order_lock(paths):
-        active = _start_runs(paths, plan, target, policy, scheduler, wait=wait)
+        active = start()
         if active and executor == "local":
             start_queue(paths)
     try:
@@ -122,6 +137,14 @@ def _start_runs(
     _delete_stale_orders(paths, plan, jobs)
     for folder in (paths.root.parent, paths.root) if orders else ():
         warn_shared_store(folder)
+    _submit(paths, plan, target, orders, states, scheduler)
+    return bool(orders) or any(state.alive for state in states.values())
+
+
+def _submit(
+    paths: SweepPaths, plan: Plan, target: Target, orders: Sequence[BundleOrder], states: Mapping[str, RunState],
+    scheduler: JobMonitor
+) -> None:  # fmt: skip
     if isinstance(target, Cluster) and orders:
         _check_store(paths)
         nodes = nodes_to_avoid(states, orders, target)
@@ -131,6 +154,26 @@ def _start_runs(
         with report_disk_errors(paths):
             sync_file_system(paths.root)
     print_orders(paths, states, orders, runs_of_other_plans(paths, plan))
+
+
+def _judge_needed_runs(paths: SweepPaths, plan: Plan, states: Mapping[str, RunState]) -> frozenset[str]:
+    """Return the runs that begin only if a verdict needs them, and that one does; none before all others have ended."""
+    waits = any(state.alive or state.name == "PLANNED" for state in states.values())
+    if waits or not any(state.finished for state in states.values()) or plan.runs_if_needed <= states.keys():
+        return frozenset()
+    _update_report(paths, plan)
+    return read_needed_runs(paths, plan, states)
+
+
+def _start_needed_runs(paths: SweepPaths, plan: Plan, target: Target, needed: Set[str], scheduler: JobMonitor) -> bool:
+    """Submit the runs in ``needed``. Return whether any run runs or waits now."""
+    # Another command may have been faster, or planned the sweep again.
+    if not is_planned(paths, plan):
+        return False
+    states = _close_and_read(paths, plan, poll_jobs(paths, scheduler))
+    planned = {run_id: RunState(run_id, "PLANNED", 1) for run_id in needed - states.keys()}
+    orders = attempts_to_begin(plan, planned, target, "new")
+    _submit(paths, plan, target, orders, {**states, **planned}, scheduler)
     return bool(orders) or any(state.alive for state in states.values())
 
 
@@ -187,7 +230,7 @@ def _close_and_read(paths: SweepPaths, plan: Plan, jobs: Jobs) -> Mapping[str, R
 
 def _delete_stale_orders(paths: SweepPaths, plan: Plan, jobs: Jobs) -> None:
     """Delete the orders of an earlier plan that no live process will start."""
-    kept = {paths.bundle(bundle.bundle_id) for bundle in plan.bundles}
+    kept = {paths.bundle(bundle.bundle_id) for bundle in plan.all_bundles}
     kept.update(bundle for bundle, _ in live_runs(paths, jobs))
     with report_disk_errors(paths):
         for bundle in bundles(paths):
@@ -196,8 +239,13 @@ def _delete_stale_orders(paths: SweepPaths, plan: Plan, jobs: Jobs) -> None:
 
 
 def _report(paths: SweepPaths, plan: Plan, *, allow_empty: bool) -> int:
-    """Print the report, written again unless it is of the records on disk. Return its exit code."""
-    if read_records_digest(paths) != digest_records(paths, plan.cell_of_run()):
-        write_report(paths)
+    """Print the report of the records on disk. Return its exit code."""
+    _update_report(paths, plan)
     print_report(paths)
     return read_exit_code(paths, allow_empty=allow_empty)
+
+
+def _update_report(paths: SweepPaths, plan: Plan) -> None:
+    """Write the report again unless it is of the records on disk."""
+    if read_records_digest(paths) != digest_records(paths, plan.cell_of_run()):
+        write_report(paths)

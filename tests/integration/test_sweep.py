@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.contract.exit_codes import ExitCode
 from launch.contract.plan import read_plan
 from launch.contract.records.events import read_events
 from launch.contract.records.step_metrics import read_metrics
@@ -53,6 +54,20 @@ def test_twins_that_are_compiled_alike_are_equal_to_the_bit(host: Host) -> None:
     for run_id in host.run_ids("alike"):
         (proof,) = (e for e in read_events(host.sweep("alike").run(run_id).attempts()[0], 0) if e["kind"] == "proof")
         assert proof["graphs"]["recompilations"] == 0
+
+
+def test_a_divergence_from_equal_eager_repeats_needs_a_perturbed_run_that_is_run_by_itself(copied: Host) -> None:
+    """Compiled kernels round otherwise, by more than this margin. So does an eager run after one harmless change."""
+    command = ["sweep", str(copied.folder / "pairs.yaml"), "equivalence.loss=1e-9", "equivalence.grad_norm=1e-9"]
+    done = copied.run(*command)
+    assert done.returncode == ExitCode.INCONCLUSIVE, done.stdout + done.stderr
+    (perturbed,) = read_plan(copied.sweep("pairs")).runs_if_needed
+    assert f"{perturbed} is still to be run" in done.stdout and "1 run to start; 4 on disk" in done.stdout
+    assert copied.states("pairs") == dict.fromkeys([*copied.run_ids("pairs"), perturbed], "COMPLETED")
+    report = (copied.sweep("pairs").report / "report.md").read_text()
+    assert "eager repeats and the perturbed run differ among themselves" in report
+    again = copied.run(*command)
+    assert again.returncode == ExitCode.INCONCLUSIVE and "to start" not in again.stdout and "5 on disk" in again.stdout
 
 
 def test_records_are_whole(finished: Finished) -> None:

@@ -229,19 +229,19 @@ def train_megatron(spec: RunSpec) -> dict[str, Any]:
 
     A single rank also returns the weights before and after, by torch_native's names.
     """
-    with _engine(spec) as engine:
+    with megatron_engine(spec) as engine:
         return _train(spec, engine)
 
 
 def logits_of(spec: RunSpec, tokens: torch.Tensor) -> torch.Tensor:
     """Compute the logits of the first weights: (batch, sequence) -> (batch, sequence, vocabulary)."""
-    with _engine(spec) as engine, torch.no_grad():
+    with megatron_engine(spec) as engine, torch.no_grad():
         logits: torch.Tensor = engine.chunks[0](tokens, torch.arange(tokens.shape[1]).unsqueeze(0), None)
         return logits
 
 
 @contextmanager
-def _engine(spec: RunSpec) -> Iterator[Any]:
+def megatron_engine(spec: RunSpec) -> Iterator[Any]:
     """Yield this rank's engine, and leave no process groups behind."""
     alone = not dist.is_initialized()
     if alone:  # Megatron-Core keeps its groups, and each of gloo's has three threads that poll

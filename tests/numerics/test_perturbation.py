@@ -3,33 +3,63 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 
+from launch.contract.spec import RunSpec
 from launch.engines.protocol import Engine, RankPlace
 from launch.engines.torch_native.engine import build
 from launch.train.fault_injection import FaultyEngine
-from launch.train.perturbation import perturb
-from tests.numerics.tiny import CPU, batches, make_spec
+from launch.train.perturbation import perturb, perturb_weight
+from tests.numerics.megatron_on_cpu import megatron_engine
+from tests.numerics.tiny import CPU, DENSE, batches, make_spec
 
 STEPS = 8
 PERTURBED = 2
 
+Build = Callable[[RunSpec], AbstractContextManager[Engine]]
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("recompute", ["none", "full"])
-def test_one_step_is_off_by_rounding_and_its_gradients_are_sound(precision: str, recompute: str) -> None:
-    spec = make_spec(precision=precision, recompute=recompute, steps=STEPS)
+
+def torch_native(spec: RunSpec) -> AbstractContextManager[Engine]:
+    return nullcontext(build(spec, RankPlace(0, 1, CPU)))
+
+
+def check(spec: RunSpec, engine_of: Build, inject: Callable[[FaultyEngine], None] = perturb) -> None:
+    """Train with and without the perturbation: it shows from its step on, and its gradients are sound."""
 
     def train(engine: Engine) -> list[tuple[float, float]]:
         results = (engine.step(batch) for batch in itertools.islice(batches(spec), STEPS))
         return [(result.loss.item(), result.grad_norm.item()) for result in results]
 
-    plain = train(build(spec, RankPlace(0, 1, CPU)))
-    faulty = FaultyEngine(build(spec, RankPlace(0, 1, CPU)), perturb, PERTURBED, CPU)
-    perturbed = train(faulty)
+    with engine_of(spec) as engine:
+        plain = train(engine)
+    with engine_of(spec) as engine:
+        perturbed = train(FaultyEngine(engine, inject, PERTURBED, CPU))
     assert perturbed[:PERTURBED] == plain[:PERTURBED]
     assert perturbed[PERTURBED:] != plain[PERTURBED:]
-    ulp = torch.finfo(torch.float32 if precision == "fp32" else torch.bfloat16).eps
+    ulp = torch.finfo(torch.float32 if spec.training.precision == "fp32" else torch.bfloat16).eps
     torch.testing.assert_close(perturbed, plain, rtol=100 * ulp, atol=0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_one_step_is_off_by_rounding_and_its_gradients_are_sound(precision: str, recompute: str) -> None:
+    check(make_spec(precision=precision, recompute=recompute, steps=STEPS), torch_native)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.usefixtures("plain_kernels")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_model_that_is_compiled_whole_is_perturbed_in_a_weight(precision: str) -> None:
+    model = replace(DENSE, num_layers=1)
+    check(make_spec(model, precision=precision, compile="whole", steps=STEPS), torch_native, perturb_weight)
+    torch.compiler.reset()
+
+
+def test_a_layer_of_megatron_core_is_perturbed() -> None:
+    check(make_spec(DENSE, precision="bf16", steps=STEPS), megatron_engine)

@@ -17,11 +17,13 @@ from orchestrator.output.next_commands import print_next_commands, suggest_after
 from orchestrator.output.states import (
     count_states,
     describe_slots,
+    print_needed_runs,
     print_states,
     print_sweeps,
     warn_damage,
     warn_full_disk,
 )
+from orchestrator.sweeps.report_process import read_needed_runs
 from orchestrator.sweeps.run_state import open_submissions, read_states
 from orchestrator.sweeps.slot_holders import slot_holders
 from orchestrator.sweeps.slurm_jobs import JobMonitor
@@ -55,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     warn_full_disk(paths, states)
     print_job_problems(jobs, states)
     print(*(f"{line}\n" for line in describe_slots(slot_holders(paths, plan, states))), sep="", end="")
+    print_needed_runs(read_needed_runs(paths, plan, states))
     print_next_commands(suggest_after(paths, plan, states))
     return 0
 

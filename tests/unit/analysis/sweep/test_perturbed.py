@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,23 @@ from analysis.records.steps import Steps
 from analysis.report.write_report import write_report
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_cells import compare_cells
+from analysis.sweep.judge_sweep import judge_sweep
 from analysis.verdict.ladder import judge_curves
+from launch.common.atomic_files import read_json
+from launch.contract.exit_codes import ExitCode
 from launch.contract.outcomes import Outcome
-from launch.contract.plan import Margins
+from launch.contract.plan import Margins, read_plan
 from tests.records import AttemptRecord, write_sweep
 
 FIRST_COMPARED = 4
+
+
+def noisy(run: AttemptRecord, graphed: float, perturbed: float = 0.0) -> None:
+    """Add noise to the loss of ``run``, with a standard deviation in margins."""
+    scale = perturbed if run.spec.perturbed else graphed if run.spec.graphed else 0.0
+    noise = np.random.default_rng(run.spec.repeat).normal(0, scale * Margins().loss, len(run.metrics))
+    for step, change in list(zip(run.metrics, noise, strict=True))[FIRST_COMPARED:]:
+        step["loss"] += change
 
 
 def compared(root: Path, *, graphed: float, perturbed: float | None = None, fails: bool = False) -> CellResult:
@@ -27,10 +39,7 @@ def compared(root: Path, *, graphed: float, perturbed: float | None = None, fail
     """
 
     def edit(run: AttemptRecord) -> None:
-        scale = (perturbed or 0.0) if run.spec.perturbed else graphed if run.spec.graphed else 0.0
-        noise = np.random.default_rng(run.spec.repeat).normal(0, scale * Margins().loss, len(run.metrics))
-        for step, change in list(zip(run.metrics, noise, strict=True))[FIRST_COMPARED:]:
-            step["loss"] += change
+        noisy(run, graphed, perturbed or 0.0)
         if fails and run.spec.perturbed:
             run.outcome = Outcome("CUDA_OOM", "measure", "bundle000", 0.0, 1.0, exit_code=1)
 
@@ -66,7 +75,68 @@ def test_a_perturbed_run_makes_nothing_pass_and_no_graphed_run_its_partner(tmp_p
 
 
 def test_a_perturbed_run_that_failed_tells_nothing(tmp_path: Path) -> None:
-    assert verdict_of(compared(tmp_path, graphed=0.5, perturbed=0.5, fails=True)) == "DIVERGED"
+    found = compared(tmp_path, graphed=0.5, perturbed=0.5, fails=True)
+    assert verdict_of(found) == "INCONCLUSIVE"
+    assert found.verdict and "the perturbed run ended CUDA_OOM: move its folder runs/eager-" in found.verdict.fix
+
+
+def grows(run: AttemptRecord) -> None:
+    """Let the difference of graphed runs double at the end, up to half a margin."""
+    if run.spec.graphed:
+        for step, metrics in enumerate(run.metrics[FIRST_COMPARED:], FIRST_COMPARED):
+            metrics["loss"] += 0.45 * Margins().loss * 2 ** ((step - len(run.metrics)) / 2)
+
+
+def nan(run: AttemptRecord) -> None:
+    if run.spec.graphed:
+        run.metrics[-1]["loss"] = "NaN"
+
+
+def eager_repeats_differ(run: AttemptRecord) -> None:
+    noisy(run, 30.0)
+    if not run.spec.graphed and run.spec.repeat:
+        run.metrics[-1]["loss"] += 1e-7
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "needed"),
+    [
+        (lambda run: noisy(run, 0.5), "INCONCLUSIVE", True),
+        (lambda run: noisy(run, 30.0), "INCONCLUSIVE", True),
+        (grows, "INCONCLUSIVE", True),
+        (lambda run: noisy(run, 0.1), "EQUIVALENT", False),
+        (lambda run: noisy(run, 0.0), "BITWISE", False),
+        (eager_repeats_differ, "DIVERGED", False),
+        (nan, "DIVERGED", False),
+    ],
+    ids=["noise", "far", "growth", "passes", "equal", "eager repeats differ", "NaN"],
+)
+def test_a_verdict_that_rests_on_equal_eager_repeats_waits_for_the_perturbed_run(
+    tmp_path: Path, change: Callable[[AttemptRecord], None], verdict: str, needed: bool
+) -> None:
+    def edit(run: AttemptRecord) -> None:
+        change(run)
+        run.begun = not run.spec.perturbed
+
+    sweep = write_sweep(tmp_path, perturbed=True, if_needed=True, edit=edit)
+    eager, graphed = judge_sweep(sweep).results
+    assert not eager.unfinished and graphed.verdict
+    perturbed = eager.cell.run_ids[-1]
+    assert (graphed.verdict.verdict, graphed.verdict.needed_run) == (verdict, perturbed if needed else "")
+    assert (f"only the perturbed run {perturbed} shows" in graphed.verdict.reason) == needed
+    assert ("orchestrator resume" in graphed.verdict.fix) == needed
+
+
+def test_a_report_names_the_runs_that_its_verdicts_need(tmp_path: Path) -> None:
+    def edit(run: AttemptRecord) -> None:
+        noisy(run, 0.5)
+        run.begun = not run.spec.perturbed
+
+    sweep = write_sweep(tmp_path, perturbed=True, if_needed=True, edit=edit)
+    report = write_report(sweep)
+    (needed,) = read_plan(sweep).runs_if_needed
+    assert report.exit_code == ExitCode.INCONCLUSIVE
+    assert read_json(sweep.report / "summary.json")["needed_runs"] == [needed]
 
 
 def test_the_report_names_the_source_of_the_noise_floor(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from launch.contract.outcomes import Outcome
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Cell, Margins, Plan, PlannedBundle
 from launch.contract.records.layer_digests import StepDigests, hexadecimal, layer_names
-from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training
+from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training, spec_from_json
 from orchestrator.bisect.layer_answer import LayerAnswer, LayerSearch
 from orchestrator.bisect.layer_search import read_answer, start_search
 from orchestrator.bisect.side_sweep import plan_side_sweep, run_search
@@ -217,7 +217,7 @@ def make_runs(sweep: SweepPaths, plan: Plan, edit: Edit, differs: Differs) -> li
     """Write records in place of runs. Return the runs that had none."""
     made = []
     for run_id, cell in plan.cell_of_run().items():
-        spec = dataclasses.replace(cell.run_spec, repeat=cell.run_ids.index(run_id))
+        spec = spec_from_json(cell.spec_of(cell.run_ids.index(run_id)))
         attempt = sweep.run(run_id).attempt(1)
         if attempt.outcome.exists():
             continue
@@ -264,7 +264,7 @@ def test_the_steps_up_to_the_failure_are_digested_first_in_deterministic_mode(tm
     assert [one.digest_steps for one in search.trials] == [DIVERGES_AT + 1 + 2] * 2
     assert [one.training.deterministic for one in search.trials] == [True, False]
     plan = plan_side_sweep(search, search.trials, GPUS)
-    assert [(c.label, len(c.run_ids)) for c in plan.cells] == [
+    assert [(c.label, len(c.repeat_ids)) for c in plan.cells] == [
         (f"{label}, lr 0.0003{mode}", 2) for mode in (", deterministic=true", "") for label in ("eager", "torch.attn")
     ]
     assert len(plan.bundles) == 2, "each trial has its own eager runs"
@@ -331,7 +331,7 @@ def test_a_failure_hidden_by_deterministic_mode_is_sought_without_it(tmp_path: P
 
     trial = Trial(tmp_path, differs, only_without_deterministic_mode)
     answer = trial.answer()
-    assert (answer.exit_code, trial.rounds) == (0, [4, 4])
+    assert (answer.exit_code, trial.rounds) == (0, [4, 5])
     assert "In deterministic mode the failure did not occur again (BITWISE)." in answer.text
     assert "Graphed and eager runs agree bit for bit in the first 23 steps." in answer.text
     assert "Without deterministic mode the failure occurred again" in answer.text
@@ -367,7 +367,7 @@ def test_eager_runs_that_differ_in_deterministic_mode_are_reported(tmp_path: Pat
 def test_a_failure_that_digests_hide_does_not_occur_again(tmp_path: Path) -> None:
     trial = Trial(tmp_path, alike, unchanged)
     answer = trial.answer()
-    assert (answer.exit_code, trial.rounds) == (4, [4, 4])
+    assert (answer.exit_code, trial.rounds) == (4, [4, 5])
     assert answer.summary.startswith("No layer can be named. Digests add work to a step, which may hide")
     assert answer.text.count("the failure did not occur again (BITWISE)") == 2
 
@@ -376,7 +376,7 @@ def test_bits_that_differ_in_deterministic_mode_are_not_the_failure_that_is_soug
     """There any differing bit is DIVERGED; the original run was off by half a nat."""
     trial = Trial(tmp_path, other_from((4, "outputs", 0, "decoder layer 0")), near_in_deterministic_mode)
     answer = trial.answer()
-    assert (answer.exit_code, trial.rounds) == (4, [4, 4])
+    assert (answer.exit_code, trial.rounds) == (4, [4, 5])
     assert "In deterministic mode it is unknown whether the failure occurred again" in answer.text
     assert "within the margins of the original run" in answer.text
 

@@ -18,7 +18,7 @@ from launch.common.atomic_files import read_json, write_json
 from launch.contract.outcomes import Outcome
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Cell, Margins, Plan, PlannedBundle, Reason
-from launch.contract.spec import CudaGraph, Fault, Model, Placement, RunSpec, Training
+from launch.contract.spec import CudaGraph, Fault, Model, Placement, RunSpec, Training, spec_from_json
 from orchestrator.bisect.scope_answer import ScopeAnswer, ScopeSearch
 from orchestrator.bisect.scope_candidates import Conclusion, Status, list_candidates, next_scopes
 from orchestrator.bisect.scope_search import find_cell, read_answer, start_search
@@ -211,8 +211,7 @@ def make_runs(sweep: SweepPaths, plan: Plan, edit: Edit) -> list[str]:
     made = []
     for run_id, cell in plan.cell_of_run().items():
         if not sweep.run(run_id).root.exists():
-            spec = dataclasses.replace(cell.run_spec, repeat=cell.run_ids.index(run_id))
-            record = attempt_record(spec)
+            record = attempt_record(spec_from_json(cell.spec_of(cell.run_ids.index(run_id))))
             edit(record)
             write_attempt(sweep, record)
             made.append(run_id)
@@ -590,7 +589,7 @@ def test_a_budget_is_held_before_anything_is_planned(
         "0",
     ]
     assert main(command) == 1
-    assert "--max-gpu-hours: 0: this plan may take 3.00 GPU hours" in capsys.readouterr().err
+    assert "--max-gpu-hours: 0: this plan may take 3.50 GPU hours" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [ORIGIN]
 
 
@@ -598,6 +597,6 @@ def make_runs_anew(sweep: SweepPaths, plan: Plan, edit: Edit) -> None:
     """Where specs are on disk already."""
     for cell in plan.cells:
         for repeat in range(len(cell.run_ids)):
-            record = attempt_record(dataclasses.replace(cell.run_spec, repeat=repeat))
+            record = attempt_record(spec_from_json(cell.spec_of(repeat)))
             edit(record)
             write_attempt(sweep, record)

@@ -201,13 +201,34 @@ def test_a_bundle_is_a_workload_in_alternating_order(tmp_path: Path) -> None:
 
 
 def test_a_workload_has_one_perturbed_eager_run_after_all_repeats(tmp_path: Path) -> None:
-    """A model that is compiled whole calls no hooks, so it has none."""
     grid = {"training.compile": ["none", "whole"], "cuda_graph.impl": ["torch_compile"]}
     found = plan(tmp_path, perturbed=True, sweep={"grid": grid})
     perturbed = {cell.run_ids[-1]: cell for cell in found.cells if cell.perturbed}
-    assert [cell.label for cell in perturbed.values()] == ["eager, compile=none"]
-    assert [bundle.run_ids[-1] in perturbed for bundle in found.bundles] == [True, False]
-    assert all(len(cell.repeat_ids) == 2 for cell in found.cells)
+    assert [cell.label for cell in perturbed.values()] == ["eager, compile=none", "eager, compile=whole"]
+    assert all(bundle.run_ids[-1] in perturbed for bundle in found.bundles)
+    assert all(len(cell.repeat_ids) == 2 for cell in found.cells) and not found.bundles_if_needed
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"repeats": 1},
+        {"training": {"deterministic": True, "compile": "whole"}},
+        {"equivalence": {"loss": 0, "grad_norm": 0}},
+        {"fault": {"kind": "nan", "step": 5}},
+        {"sweep": {"grid": {"cuda_graph.impl": ["none"]}}},
+    ],
+    ids=str,
+)
+def test_a_perturbed_run_is_planned_where_a_verdict_may_need_it(tmp_path: Path, fields: dict[str, Any]) -> None:
+    found = plan(tmp_path, sweep={"grid": COMPILED})
+    (eager,) = (cell for cell in found.cells if not cell.graphed)
+    (bundle,) = found.bundles_if_needed
+    assert (bundle.run_ids, bundle.workload_id) == (eager.run_ids[-1:], eager.workload_id)
+    assert eager.perturbed and len(eager.repeat_ids) == 2
+    assert [len(bundle.run_ids) for bundle in found.bundles] == [4], "it takes no time of their allocation"
+    other = plan(tmp_path, **{"sweep": {"grid": COMPILED}, **fields})
+    assert other.bundles and not other.bundles_if_needed and not any(cell.perturbed for cell in other.cells)
 
 
 GRIDS = st.fixed_dictionaries({}, optional={
@@ -228,10 +249,10 @@ def test_each_run_is_in_one_bundle_and_a_plan_is_the_same_each_time(
     assert found == plan(tmp_path, repeats=repeats, sweep={"grid": grid})
 
     cells = found.cell_of_run()
-    placed = [run for bundle in found.bundles for run in bundle.run_ids]
+    placed = [run for bundle in found.all_bundles for run in bundle.run_ids]
     assert len(set(placed)) == len(placed)
     assert set(placed) == {run for cell in found.cells for run in cell.run_ids} == set(cells)
-    assert len({bundle.bundle_id for bundle in found.bundles}) == len(found.bundles)
+    assert len({bundle.bundle_id for bundle in found.all_bundles}) == len(found.all_bundles)
     for bundle in found.bundles:
         assert {cells[run].workload_id for run in bundle.run_ids} == {bundle.workload_id}
         width = len(bundle.run_ids) // repeats
@@ -246,7 +267,7 @@ def test_each_run_is_in_one_bundle_and_a_plan_is_the_same_each_time(
 
 def test_run_ids_are_those_of_the_specs(tmp_path: Path) -> None:
     for cell in plan(tmp_path, sweep={"grid": COMPILED}).cells:
-        specs = [spec_from_json({**cell.spec, "repeat": repeat}) for repeat in range(2)]
+        specs = [spec_from_json(cell.spec_of(number)) for number in range(len(cell.run_ids))]
         assert cell.run_ids == tuple(spec.run_id for spec in specs)
         assert cell.cell_id == specs[0].cell_id
 

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -171,10 +171,22 @@ def test_a_perturbed_run_is_retried_without_partners(tmp_path: Path) -> None:
     assert [run for run, _ in order.schedule] == [runs[-1]]
 
 
+def test_a_run_that_no_verdict_has_needed_yet_begins_with_no_policy(tmp_path: Path) -> None:
+    found = plan(tmp_path, sweep={"grid": COMPILED})
+    ((perturbed,),) = (bundle.run_ids for bundle in found.bundles_if_needed)
+    known = {run: state(run, "+") for run in found.bundles[0].run_ids}
+    for policy in get_args(Policy):
+        assert not attempts_to_begin(found, known, CLUSTER, policy)
+    for sign, policy in ((".", "new"), ("n", "infrastructure"), ("i", "unfinished")):
+        (order,) = attempts_to_begin(found, known | {perturbed: state(perturbed, sign)}, CLUSTER, policy)
+        assert order.schedule == ((perturbed, 3),) and order.limits == found.cells[0].limits
+
+
 def test_a_retried_graphed_run_takes_its_eager_twin_and_no_other_graphed_run(tmp_path: Path) -> None:
     """Three cells of one workload, in an order that orders() knows from bundles alone."""
     found = plan(tmp_path, sweep={"grid": COMPILED})
     eager, compiled = found.cells
+    eager = dataclasses.replace(eager, run_ids=eager.repeat_ids, perturbed=False)
     third = dataclasses.replace(compiled, cell_id="third", label="third", run_ids=("third-r0", "third-r1"))
     runs = tuple(run for repeat in zip(eager.run_ids, compiled.run_ids, third.run_ids, strict=True) for run in repeat)
     bundle = dataclasses.replace(found.bundles[0], run_ids=runs)
@@ -202,7 +214,7 @@ def test_an_outcome_that_is_expected_is_not_retried(tmp_path: Path, outcome: Any
 def test_bundles_are_ordered_apart(tmp_path: Path) -> None:
     found = plan(tmp_path, sweep={"grid": {**COMPILED, "parallelism.dp": [1, 2]}})
     first, second = found.bundles
-    known = {run: state(run, "r" if run in first.run_ids else ".") for run in found.cell_of_run()}
+    known = {run: state(run, "r" if run in first.run_ids else ".") for run in (*first.run_ids, *second.run_ids)}
     (order,) = attempts_to_begin(found, known, CPU_HOST, "new")
     assert order.bundle_id == second.bundle_id
     assert order.workload_id == second.workload_id
