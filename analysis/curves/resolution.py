@@ -33,7 +33,7 @@ def resolution(values: Floats, units: Floats) -> Floats:
         exact = bool(np.all((np.abs(values - single) <= units / 2) | ~np.isfinite(single)))
         found = np.fmax(units, np.spacing(np.abs(single))) if exact else units
         of_logarithms = _spacing(np.abs(np.log(sizes)), units / sizes, fit=False) * sizes
-    return np.fmax(np.fmax(found, _spacing(sizes, units, fit=True)), of_logarithms)
+        return np.fmax(np.fmax(found, _spacing(sizes, units, fit=True)), of_logarithms)
 
 
 def _spacing(sizes: Floats, units: Floats, *, fit: bool) -> Floats:
@@ -57,6 +57,8 @@ def _largest_unit(values: Floats, printed: float, fit: bool) -> float:
     """
     most = float(values.max())
     blur = printed + _ROUNDING * most
+    if most < 10 * blur:
+        return 0.0
     # A unit that is fitted to the numbers is their unit by chance more often than a given one.
     freedom = math.log(most / blur)
     tried = [(unit, 0.0) for unit in _powers(10 * blur, most)]

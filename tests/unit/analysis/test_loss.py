@@ -567,6 +567,16 @@ def test_full_precision_is_never_called_coarse(seed: int, form: str, still: bool
     assert np.quantile(resolution(values, units), 0.8) <= (1e-4 if form == "{:.4f}" else 1e-5)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "sizes", [[1.7e308, 1e300, 1e308, 3.0], [5e-324, 1e-323, 3e-310, 1e-300], [0.0, -3.0, np.nan, np.inf]]
+)
+def test_numbers_of_any_size_have_a_resolution(sizes: list[float]) -> None:
+    values = np.array(sizes)
+    for unit in (0.0, 5e-324, 1e-16, 1e300):
+        assert (resolution(values, np.full(4, unit)) >= unit).all()
+
+
 def test_what_is_far_beyond_diverges_however_it_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     eager = [printed(tmp_path / name, SLOPE, 2) for name in ("e1", "e2")]
     off = np.where(np.arange(STEPS) < 60, 0.01, 0.5)
