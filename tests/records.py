@@ -38,6 +38,8 @@ from launch.contract.spec import CudaGraph, Device, GraphImpl, Parallelism, Plac
 STARTED = 1_760_000_000.0
 """Unix seconds at which the first attempt of a bundle began; the others follow one after the other."""
 RUN_SECONDS = 60.0
+TIMED = "as its steps say"
+"""Seconds of a phase, until its steps are written."""
 SETTLE_STEPS = 2
 GIB = 1 << 30
 RECIPE = "name: written\nengine: torch_native\n"
@@ -107,7 +109,9 @@ def write_sweep(
     for workload in range(workloads):
         specs = [workload_spec(workload, impl, steps, ranks, device, deterministic) for impl in ("none", *impls)]
         cells += [written_cell(spec, repeats, expect if spec.graphed else Expectation()) for spec in specs]
-        run_ids = tuple(dataclasses.replace(s, repeat=r).run_id for r in range(repeats) for s in specs)
+        run_ids = tuple(
+            dataclasses.replace(s, repeat=r).run_id for r in range(repeats) for s in specs[:: -1 if r % 2 else 1]
+        )
         if perturbed:
             moved = dataclasses.replace(specs[0], repeat=repeats, perturbed=True)
             baseline = cells[-len(specs)]
@@ -123,7 +127,7 @@ def write_sweep(
                 run_ids = (*run_ids, moved.run_id)
         bundles.append(PlannedBundle(f"bundle{workload:03d}", specs[0].workload_id, run_ids))
         for repeat in range(repeats):
-            for place, spec in enumerate(specs):
+            for place, spec in enumerate(specs[:: -1 if repeat % 2 else 1]):
                 began = STARTED + RUN_SECONDS * (repeat * len(specs) + place)
                 record = attempt_record(dataclasses.replace(spec, repeat=repeat), bundles[-1].bundle_id, began)
                 edit(record)
@@ -177,13 +181,23 @@ def write_attempt(sweep: SweepPaths, record: AttemptRecord) -> None:
     for rank, events in record.events.items():
         with JsonLines(attempt.events(rank)) as lines:
             for place, event in enumerate(events):
-                lines.write({**event, "pid": record.number, **identity} if place == 0 else event)
+                timed = (
+                    {**event, "seconds": _seconds(record, event["phase"])} if event.get("seconds") == TIMED else event
+                )
+                lines.write({**timed, "pid": record.number, **identity} if place == 0 else timed)
     with JsonLines(attempt.metrics) as lines:
         for place, step in enumerate(record.metrics):
             lines.write(step if place else _timed_once(step, record))
     write_json(attempt.environment, identity | record.environment)
     if record.outcome is not None:
         write_json(attempt.outcome, outcome_to_json(attempt, record.outcome))
+
+
+def _seconds(record: AttemptRecord, phase: Phase) -> float:
+    """Return how long ``phase`` took by its steps, 1 s if it has none that are times."""
+    times = (step["step_time_ms"] for step in record.metrics if step.get("phase") == phase)
+    known = [time for time in times if type(time) in (int, float) and 0 < time < 1e12]
+    return math.fsum(known) / 1e3 or 1.0
 
 
 def _timed_once(step: dict[str, Any], record: AttemptRecord) -> dict[str, Any]:
@@ -278,7 +292,7 @@ class _EventWriter:
             self.write("capture", phase, step, graphs=dataclasses.asdict(graphs))
         memory = memory_of(self.spec, share, graphs_held=self.spec.graphed and phase in ("settle", "measure", "probe"))
         clocks = dataclasses.asdict(UNTHROTTLED) if self.spec.placement.device == "cuda" and phase != "init" else None
-        self.write("phase", phase, step, memory=dataclasses.asdict(memory), clocks=clocks, seconds=1.0)
+        self.write("phase", phase, step, memory=dataclasses.asdict(memory), clocks=clocks, seconds=TIMED)
 
 
 def memory_of(spec: RunSpec, share: float, graphs_held: bool = False) -> Memory:

@@ -1,11 +1,12 @@
 """Find throttled GPUs, and widen or withdraw the speed verdicts that throttling may explain.
 
 The driver of each rank's GPU counts for how long it lowered the clocks, and why (launch/train/telemetry/gpu_clocks.py). There
-are two kinds of reasons:
+are three kinds of reasons:
 
 - Slowdowns: heat, a hardware slowdown (to half the clocks or less), a power brake, and waiting for a slower GPU (sync boost).
   These are faults of a machine that come and go. Without them steps would be shorter by their share of the time at most, and the
   interval becomes that much wider. Up to ``SLOWED``, which NEUTRAL allows, they are ignored.
+- Unlike clocks without a cap. Somebody set them. Steps would be shorter by the ratio of the clocks at most.
 - Power caps. GPUs work at their cap under full load, and graphs that leave fewer gaps meet it more; this does not weaken FASTER.
   If one side was capped for longer by ``CAPPED_APART`` of the time, its steps would be shorter by that share at most, as long as a
   cap leaves clocks at half or more.
@@ -124,7 +125,7 @@ def throttle_bounds(results: Sequence[Pair], ranks: int) -> RatioBounds:
     pairs = [
         (eager.attempt, graphed.attempt) for eager, graphed in timed if eager and eager.attempt and graphed.attempt
     ]
-    found = [_slowed(pairs, ranks), _other_limits(pairs), _capped_apart(pairs, ranks)]
+    found = [_slowed(pairs, ranks), _other_limits(pairs), _capped_apart(pairs, ranks), _clocks_apart(pairs)]
     return RatioBounds(
         math.prod(one.least for one in found),
         math.prod(one.most for one in found),
@@ -171,6 +172,29 @@ def _other_limits(pairs: Sequence[tuple[Attempt, Attempt]]) -> RatioBounds:
                 said = f"the power limit of a GPU changed, from {limits[0]:g} to {limits[-1]:g} W: run them again"
                 return RatioBounds(0.0, math.inf, said)
     return RatioBounds()
+
+
+def _clocks_apart(pairs: Sequence[tuple[Attempt, Attempt]]) -> RatioBounds:
+    """Return how far clocks that differ at the end of the window, without a power cap, may have changed the ratio."""
+    sides = [
+        (eager.clocks[rank], graphed.clocks[rank])
+        for eager, graphed in pairs
+        for rank in eager.clocks.keys() & graphed.clocks
+    ]
+    speeds = [
+        (one.sm_mhz, other.sm_mhz)
+        for one, other in sides
+        if one.sm_mhz and other.sm_mhz and not any(_share(clocks, "power_cap") for clocks in (one, other))
+    ]
+    apart = [
+        (eager, graphed) for eager, graphed in speeds if min(eager, graphed) < max(eager, graphed) * (1 - NOTICEABLE)
+    ]
+    if not apart:
+        return RatioBounds()
+    eager, graphed = max(apart, key=lambda both: max(both) / min(both))
+    shares = [eager / graphed for eager, graphed in apart]
+    said = f"a GPU's clocks were at {eager} MHz in an eager run and at {graphed} MHz in a graphed one: hold them equal"
+    return RatioBounds(min(1.0, *shares), max(1.0, *shares), f"{said} (nvidia-smi --lock-gpu-clocks)")
 
 
 def _capped_apart(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> RatioBounds:

@@ -29,6 +29,7 @@ from launch.contract.spec import RunSpec
 REQUIRED_DIGESTS = ("code", "data", "libraries")
 """Digests that both runs must record, with equal values."""
 _IDENTITY = ("versions.", "code.", "data_digest", "digests.")
+_MACHINE = ("hardware.", "settings.")
 _RESUME = "run `python -m orchestrator resume --unfinished` on the sweep"
 
 
@@ -106,6 +107,8 @@ def _pair_speed(eager: Attempt, graphed: Attempt, exact: Verdict | None, spec: R
         return PairSpeed(reason="the pair is incomparable")
     if spec.digest_steps:
         return PairSpeed(reason="digests of layers were taken in the steps of both runs")
+    if unlike := [text for text in differences(eager.environment, graphed.environment) if text.startswith(_MACHINE)]:
+        return PairSpeed(reason=f"the runs had unlike machines or settings: {'; '.join(unlike)}")
     return pair_speed(eager, graphed)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from launch.common.atomic_files import RecordError, read_json_lines
+from launch.common.atomic_files import RecordError, amount, read_json_lines
 from launch.common.typed_json import from_json
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.clocks import Clocks
@@ -104,10 +104,22 @@ def measured_clocks(events: Events, problems: list[str]) -> dict[int, Clocks]:
     """Return the clocks of phase "measure", for each rank whose driver reports any."""
 
     def read(event: Mapping[str, Any]) -> Clocks | None:
-        measured = is_of(event, "phase") and event["phase"] == "measure" and event.get("clocks")
-        return from_json(Clocks, event["clocks"]) if measured else None
+        return from_json(Clocks, event["clocks"]) if _is_measured(event) and event.get("clocks") else None
 
     return _last_by_rank(_read_by_rank(events, "clocks", read, problems))
+
+
+def measured_seconds(events: Events, problems: list[str]) -> float:
+    """Return how long rank 0 spent in phase "measure"; 0 if it did not end it."""
+
+    def read(event: Mapping[str, Any]) -> float | None:
+        return amount(event["seconds"], "seconds") if _is_measured(event) else None
+
+    return sum(_read_by_rank(events, "durations", read, problems).get(0, ()))
+
+
+def _is_measured(event: Mapping[str, Any]) -> bool:
+    return is_of(event, "phase") and event["phase"] == "measure"
 
 
 def choices_of(events: Events) -> dict[str, Any]:

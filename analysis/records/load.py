@@ -20,6 +20,7 @@ from analysis.records.events import (
     is_of,
     last_of_kind,
     measured_clocks,
+    measured_seconds,
     memory_of,
     notes_of,
     parameter_updates,
@@ -144,6 +145,7 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         updates=parameter_updates(events),
         inspections=last_of_kind(events, "inspection", _inspection, problems),
         clocks=measured_clocks(events, problems),
+        measured_seconds=measured_seconds(events, problems),
     )
     shared = _shared(dumps({**environment, **choices_of(events)}))
     return Attempt(paths.number, outcome, shared, notes_of(events), tuple(problems), recorded)

@@ -34,6 +34,7 @@ class Recorded:
     probes: Mapping[int, Probe]
     inspections: Mapping[int, Inspection]
     clocks: Mapping[int, Clocks]
+    measured_seconds: float
     updates: Mapping[int, bool]
 
 
@@ -77,6 +78,11 @@ class Attempt:
     def clocks(self) -> Mapping[int, Clocks]:
         """Over the measured steps."""
         return self._recorded.clocks
+
+    @property
+    def measured_seconds(self) -> float:
+        """Return how long rank 0 spent on the measured steps by its host's clock, or 0 if it did not record it."""
+        return self._recorded.measured_seconds
 
     @property
     def updates(self) -> Mapping[int, bool]:

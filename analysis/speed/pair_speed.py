@@ -1,7 +1,8 @@
 """The speed-up of one pair: the ratio of mean steps, eager over graphed, in its steady window
 (analysis/speed/steady_window.py).
 
-A pair has no speed-up if its runs were in different allocations or overlapped in time.
+A pair has no speed-up if its runs were in different allocations or overlapped in time, or if the times of its steps contradict the
+clock of the host.
 
 The break-even step is the cost of the capture over the gain per step. The cost is the larger of two times: what the graphed run's
 capture and settling steps took beyond eager ones, or the engine's own capture time. Settling found by the steady window is added.
@@ -18,7 +19,10 @@ import numpy as np
 from analysis.records.run import Attempt
 from analysis.records.steps import Floats
 from analysis.speed.steady_window import Window, behaviour, window_of
-from analysis.speed.trend import NO_TREND, Trend, trend_of
+from analysis.speed.trend import FLAT, Profile, profile_of
+
+LEAST_TIMED, MOST_TIMED = 0.05, 1.05
+"""The share of a run's measured phase that its steps take, by the host's clock. The rest is for batches and records."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class Timed:
     graphed_began: float = 0.0
     """Seconds since the epoch."""
     allocation: str = ""
+    untimed_ms: tuple[float, float] = (0.0, 0.0)
+    """The time between measured steps, per step of the eager and of the graphed run, by the host's clock."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,9 @@ class PairSpeed:
     """Number of settling steps."""
     moved: float = 1.0
     """The ratio over all steps of the window, outliers included, divided by ``ratio``."""
-    trend: Trend = NO_TREND
+    clock: float = 1.0
+    """The ratio with what ran between steps, by the host's clock, divided by ``ratio``."""
+    profile: Profile = FLAT
     off_counts: str = ""
     """Why outliers count after all (analysis/speed/steady_window.py)."""
     eager_ms: float = 0.0
@@ -76,12 +84,38 @@ def pair_speed(eager: Attempt, graphed: Attempt) -> PairSpeed:
     window = window_of(eager.steps, graphed.steps)
     if isinstance(window, str):
         return PairSpeed(reason=window)
+    if doubt := _off_the_clock("eager", eager) or _off_the_clock("graphed", graphed):
+        return PairSpeed(reason=doubt)
     of_capture = np.isin(graphed.steps.phase, ("capture", "settle"))
     said = [stats.capture_seconds * 1e3 for stats in {**graphed.captures, **graphed.proofs}.values()]
     tokens = float(np.median(graphed.steps.tokens))
     began = eager.outcome.started, graphed.outcome.started
     capture_steps_ms, capture_ms = graphed.steps.step_time_ms[of_capture], max(said, default=0.0)
-    return PairSpeed(timed=Timed(window, tokens, capture_steps_ms, capture_ms, *began, eager.outcome.allocation))
+    untimed_ms = _untimed_ms(eager), _untimed_ms(graphed)
+    return PairSpeed(
+        timed=Timed(window, tokens, capture_steps_ms, capture_ms, *began, eager.outcome.allocation, untimed_ms)
+    )
+
+
+def _off_the_clock(side: str, attempt: Attempt) -> str:
+    """Return why the times of measured steps contradict the host's clock, or an empty text."""
+    steps, phase = float(_measured_ms(attempt).sum()) / 1e3, attempt.measured_seconds
+    if LEAST_TIMED * phase <= steps <= MOST_TIMED * phase:
+        return ""
+    return (
+        f"the measured steps of the {side} run add up to {steps:.3g} s, but took {phase:.3g} s by the host's clock: check the "
+        "unit and the clock of its step times"
+    )
+
+
+def _untimed_ms(attempt: Attempt) -> float:
+    """Return the time per measured step in which no step was timed."""
+    times = _measured_ms(attempt)
+    return (attempt.measured_seconds * 1e3 - float(times.sum())) / len(times)
+
+
+def _measured_ms(attempt: Attempt) -> Floats:
+    return attempt.steps.take(attempt.steps.phase == "measure").step_time_ms
 
 
 def pool_pairs(pairs: Sequence[PairSpeed]) -> tuple[PairSpeed, ...]:
@@ -96,14 +130,16 @@ def _figures(timed: Timed, off_counts: str) -> PairSpeed:
     eager_ms, graphed_ms = float(window.eager_ms[kept].mean()), float(window.graphed_ms[kept].mean())
     capture_ms = max(timed.capture_ms, float(np.nansum(timed.capture_steps_ms - eager_ms)))
     capture_ms += max(0.0, float((window.settling_ms - eager_ms).sum()))
-    gain = eager_ms - graphed_ms
+    gain, ratio = eager_ms - graphed_ms, eager_ms / graphed_ms
+    by_clock = (eager_ms + timed.untimed_ms[0]) / (graphed_ms + timed.untimed_ms[1])
     return PairSpeed(
-        ratio=eager_ms / graphed_ms,
+        ratio=ratio,
         steps=int(kept.sum()),
         left_out=int((~kept).sum()),
         settling=window.settling,
-        moved=float(window.eager_ms.mean() / window.graphed_ms.mean()) / (eager_ms / graphed_ms),
-        trend=trend_of(window.eager_ms[kept], window.graphed_ms[kept]),
+        moved=float(window.eager_ms.mean() / window.graphed_ms.mean()) / ratio,
+        clock=by_clock / ratio,
+        profile=profile_of(window.eager_ms[kept], window.graphed_ms[kept]),
         off_counts=off_counts,
         eager_ms=eager_ms,
         graphed_ms=graphed_ms,
@@ -122,7 +158,8 @@ def overlaps(first: PairSpeed, second: PairSpeed) -> PairSpeed:
         ratio=first.graphed_ms / second.graphed_ms,
         steps=min(first.steps, second.steps),
         moved=second.moved / first.moved,
-        trend=second.trend.minus(first.trend),
+        clock=second.clock / first.clock,
+        profile=tuple(later - earlier for later, earlier in zip(second.profile, first.profile, strict=True)),
         eager_ms=first.graphed_ms,
         graphed_ms=second.graphed_ms,
         eager_began=first.graphed_began,

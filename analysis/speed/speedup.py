@@ -8,9 +8,11 @@ An interval cannot see an effect that all pairs share. A verdict must therefore 
 
 - Eager times follow their trend from repeat to repeat, and each pair is compared at the time of its graphed run.
 - The outliers that were left out count.
-- The trend within the steady windows goes on for three more windows (analysis/speed/trend.py).
+- A change within the steady windows goes on or stays (analysis/speed/trend.py).
+- Pairs of either order, eager or graphed first, count alike.
 
-Repeats that do not alternate give no verdict. All cells of a sweep with a verdict form one family: the chance that any of them is
+Repeats that do not alternate give no verdict, nor do pairs that all have one order, or a gain that is not half there by the clock of
+the host. All cells of a sweep with a verdict form one family: the chance that any of them is
 wrongly FASTER or SLOWER is 5%.
 """
 
@@ -27,7 +29,7 @@ import numpy as np
 from analysis.speed.confidence_interval import Family, Interval, interval_of
 from analysis.speed.flops import model_flops
 from analysis.speed.pair_speed import PairSpeed
-from analysis.speed.trend import HORIZON, extrapolate
+from analysis.speed.trend import HORIZON, later_ratios
 from launch.contract.spec import RunSpec
 
 SpeedVerdict = Literal["FASTER", "SLOWER", "NEUTRAL", "INCONCLUSIVE"]
@@ -35,7 +37,8 @@ BAND = 0.01
 """A ratio whose whole interval lies within 1 -+ BAND is neutral."""
 MINIMUM_STEPS = 20
 """Steady steps that each pair needs for a verdict."""
-
+LEAST_ON_THE_CLOCK = 0.5
+"""The share of a gain (of its logarithm) that the host's clock must show as well."""
 MOST_DRIFT = 1.0
 """The most by which drift may change the logarithm of a step time within a pair. Beyond it the line is too far from its points."""
 
@@ -221,8 +224,8 @@ def _classify(pairs: Sequence[PairSpeed], family: Family | None) -> tuple[SpeedV
     verdict, reason = speed_verdict(interval, steps)
     if interval is None or verdict == "INCONCLUSIVE":
         return verdict, reason
-    if out_of_turn := not_alternating(pairs):
-        return "INCONCLUSIVE", out_of_turn
+    if doubt := out_of_order(pairs) or not_alternating(pairs) or (verdict != "NEUTRAL" and not_on_the_clock(pairs)):
+        return "INCONCLUSIVE", doubt
     for other, why in _other_intervals(pairs, interval, family):
         if other and speed_verdict(other, steps)[0] != verdict:
             return "INCONCLUSIVE", why.format(f"{other[0]:.3f} to {other[1]:.3f}")
@@ -235,7 +238,8 @@ def _other_intervals(
     """Return the intervals for which the verdict must hold too, and what to say if it does not."""
     low, high = interval
     outliers = geometric_mean([pair.moved for pair in pairs])
-    trend = extrapolate([pair.trend for pair in pairs])
+    least, most = later_ratios([pair.profile for pair in pairs])
+    balance = order_balance(pairs)
     return (
         (
             interval_of(drift_corrected(pairs), family),
@@ -247,10 +251,41 @@ def _other_intervals(
             "the outliers that were left out change the verdict: over all steps the interval is {}; measure more steps",
         ),
         (
-            (low * trend, high * trend),
-            f"the speed-up changes along the measured steps: if that goes on for {HORIZON} times as many steps, the interval is {{}}; "
-            "measure more steps",
+            (low * balance, high * balance),
+            "most pairs ran in the same order: if either order counts alike, the interval is {}; run the workload's cells again",
         ),
+        (
+            (low * least, high * most),
+            f"the speed-up changes along the measured steps: with its levels, and with its trend {HORIZON} windows later, the interval "
+            "is {}; measure more steps",
+        ),
+    )
+
+
+def order_balance(pairs: Sequence[PairSpeed]) -> float:
+    """Return the factor by which the mean ratio changes if pairs of either order count alike. There must be some of each."""
+    logs, eager_first = np.log(ratios_of(pairs)), np.array([pair.eager_began < pair.graphed_began for pair in pairs])
+    return math.exp((logs[eager_first].mean() + logs[~eager_first].mean()) / 2 - logs.mean())
+
+
+def out_of_order(pairs: Sequence[PairSpeed]) -> str:
+    """Return why the order of the runs in a pair may explain a speed-up, or an empty text."""
+    if len({pair.eager_began < pair.graphed_began for pair in pairs}) > 1:
+        return ""
+    return (
+        f"the same side ran first in all {len(pairs)} pairs with a speed, so what favours the first or the second run counts as "
+        "a speed-up; run the workload's cells again, with at least 2 repeats in an allocation"
+    )
+
+
+def not_on_the_clock(pairs: Sequence[PairSpeed]) -> str:
+    """Return why the gain per step is not one of training, or an empty text."""
+    ratio, clock = geometric_mean(ratios_of(pairs)), geometric_mean([pair.clock for pair in pairs])
+    if math.log(ratio * clock) / math.log(ratio) >= LEAST_ON_THE_CLOCK:
+        return ""
+    return (
+        f"by the host's clock, with what runs between steps, the ratio is {ratio * clock:.3f} and not {ratio:.3f}: see what the "
+        "step times leave out"
     )
 
 

@@ -1,15 +1,18 @@
-"""The trend of a pair's speed-up within its steady window.
+"""Whether the speed-up of a cell's pairs is steady within their windows, and what it may become if it is not.
 
-A run may start in a state that it leaves only slowly, for example with cold caches or boosted clocks. If one side of every pair
-does so, every ratio is off alike, and no interval over pairs shows it. The steps themselves do: the ratio changes along the
-window. What it changes to follows from the window's second half, because most transients slow down.
+A run may begin in a state that it leaves slowly, such as cold caches, or change its state at once, such as its clocks. If one side
+of every pair does so, every ratio is off alike, and no interval over pairs shows it. The steps themselves do.
+
+A window is cut into blocks. Noise explains them, unless a straight line or another level in some stretch of blocks stands out from it,
+in all pairs together or in one of them. Otherwise the speed-up may be that of the stretches, that of the other blocks, or what a
+straight line through the second half leads to: most transients slow down. Each has its own uncertainty.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,67 +24,84 @@ BLOCKS = 10
 HORIZON = 3
 """How many windows ahead a verdict must hold."""
 ALPHA = 0.05
-PLACES = (np.arange(BLOCKS) + 0.5) / BLOCKS
-"""The centres of the blocks, in windows."""
+"""The probability that noise looks like a change: equal shares for a line, the stretches of all pairs, and those of one."""
+STRETCHES: Floats = np.array(
+    [[first <= block < last for block in range(BLOCKS)] for first, last in itertools.combinations(range(BLOCKS), 2)],
+    float,
+)
+"""Blocks in a row, shape (stretches, blocks). Those up to the last block are missing: the other blocks are such a stretch."""
+LINE: Floats = np.arange(BLOCKS, dtype=float)[None]
+
+Interval = tuple[float, float]
+Profile = tuple[float, ...]
+"""The logarithm of eager over graphed step times in each block of a window, less that of the whole window."""
+FLAT: Profile = (0.0,) * BLOCKS
 
 
-@dataclass(frozen=True)
-class Trend:
-    """The trend of the logarithm of eager over graphed step times.
-
-    ``change`` is its change along the window by a straight line, with the standard error ``error``. ``ahead`` is the difference
-    between its value ``HORIZON`` windows later, by a straight line through the second half, and its mean.
-    """
-
-    change: float = 0.0
-    error: float = 0.0
-    ahead: float = 0.0
-
-    def minus(self, other: Trend) -> Trend:
-        """Return the trend of the ratio of two ratios."""
-        return Trend(self.change - other.change, math.hypot(self.error, other.error), self.ahead - other.ahead)
-
-
-NO_TREND = Trend()
-
-
-def trend_of(eager_ms: Floats, graphed_ms: Floats) -> Trend:
-    """Return the trend over the steps of a window, both of shape (steps,). A window of fewer than ``BLOCKS`` steps has none."""
+def profile_of(eager_ms: Floats, graphed_ms: Floats) -> Profile:
+    """Return the profile of a window, both of shape (steps,). With fewer steps than blocks it is flat."""
     if len(eager_ms) < BLOCKS:
-        return NO_TREND
-    means = np.array([block.mean() for block in np.array_split(np.log(eager_ms / graphed_ms), BLOCKS)])
-    half = BLOCKS // 2
-    line, late = _line(PLACES, means), _line(PLACES[half:], means[half:])
-    residuals = means - line.at(PLACES)
-    error = math.sqrt(float(residuals @ residuals) / (BLOCKS - 2) / line.spread)
-    return Trend(line.slope, error, float(late.at(np.array(1 + HORIZON)) - means.mean()))
+        return FLAT
+    blocks = zip(np.array_split(eager_ms, BLOCKS), np.array_split(graphed_ms, BLOCKS), strict=True)
+    whole = math.log(eager_ms.mean() / graphed_ms.mean())
+    return tuple(math.log(eager.mean() / graphed.mean()) - whole for eager, graphed in blocks)
 
 
-@dataclass(frozen=True)
-class _Line:
-    """A least-squares line through points around the centre (``x``, ``y``), whose squared distances in x add up to ``spread``."""
-
-    x: float
-    y: float
-    slope: float
-    spread: float
-
-    def at(self, x: Floats) -> Floats:
-        return self.y + self.slope * (x - self.x)
+def later_ratios(profiles: Sequence[Profile]) -> Interval:
+    """Return between which factors a cell's ratio may come to change: 1 and 1 if noise explains the ``profiles`` of its pairs."""
+    blocks = np.array(profiles)
+    if not any(_stands_out(each, STRETCHES, len(blocks)) for each in blocks[:, None]) and not (
+        _stands_out(blocks, STRETCHES) or _stands_out(blocks, LINE)
+    ):
+        return 1.0, 1.0
+    logs = [*_levels(blocks), *_ahead(blocks[:, BLOCKS // 2 :])]
+    return math.exp(min(logs)), math.exp(max(logs))
 
 
-def _line(x: Floats, y: Floats) -> _Line:
-    from_centre = x - x.mean()
-    spread = float(from_centre @ from_centre)
-    return _Line(float(x.mean()), float(y.mean()), float(from_centre @ y) / spread, spread)
+def _stands_out(blocks: Floats, shapes: Floats, looks: int = 1) -> bool:
+    """Return whether one of ``shapes`` is in the ``blocks`` of pairs, shape (pairs, blocks), as one of ``looks`` such tests."""
+    size, left, degrees = _fit(blocks, shapes)
+    found = np.abs(size.mean(axis=0)) * math.sqrt(len(blocks))
+    return bool((found > quantile(1 - ALPHA / 6 / len(shapes) / looks, degrees) * left).any())
 
 
-def extrapolate(trends: Sequence[Trend]) -> float:
-    """Return the factor by which the mean ratio of a cell's pairs changes until ``HORIZON`` windows later, or 1 if noise explains
-    the trend (Student's t at ``ALPHA``).
+def _fit(blocks: Floats, shapes: Floats) -> tuple[Floats, Floats, int]:
+    """Return the size of each of ``shapes`` in each pair, and the deviation of a block without it, with its degrees of freedom.
+
+    Sizes have shape (pairs, shapes) and are those of shapes with mean 0 and length 1; deviations have shape (shapes,).
     """
-    change = sum(trend.change for trend in trends) / len(trends)
-    error = math.hypot(*(trend.error for trend in trends)) / len(trends)
-    if abs(change) <= quantile(1 - ALPHA / 2, (BLOCKS - 2) * len(trends)) * error:
-        return 1.0
-    return math.exp(sum(trend.ahead for trend in trends) / len(trends))
+    centred = shapes - shapes.mean(axis=1, keepdims=True)
+    size: Floats = blocks @ (centred / np.linalg.norm(centred, axis=1, keepdims=True)).T
+    degrees = blocks.size - 2 * len(blocks)
+    whole = float(((blocks - blocks.mean(axis=1, keepdims=True)) ** 2).sum())
+    left: Floats = np.sqrt(np.maximum(whole - (size**2).sum(axis=0), 0) / degrees)
+    return size, left, degrees
+
+
+def _levels(blocks: Floats) -> Interval:
+    """Return the mean over pairs of the lower and of the higher level, in and outside of each pair's most different stretch.
+
+    They are as uncertain as those of one pair: what a stretch does not describe may be alike in all pairs.
+    """
+    levels = np.array([_levels_of(each) for each in blocks[:, None]])
+    return float(levels[:, 0].mean()), float(levels[:, 1].mean())
+
+
+def _levels_of(blocks: Floats) -> Interval:
+    size, left, degrees = _fit(blocks, STRETCHES)
+    best = int(np.argmax(np.abs(size)))
+    inside = STRETCHES[best].astype(bool)
+    sides = blocks[0, inside], blocks[0, ~inside]
+    half = quantile(1 - ALPHA / 2, degrees) * left[best] / math.sqrt(min(map(len, sides)))
+    low, high = sorted(float(side.mean()) for side in sides)
+    return low - half, high + half
+
+
+def _ahead(late: Floats) -> Interval:
+    """Return what the ratio may be ``HORIZON`` windows later, by a straight line through the ``late`` blocks of all pairs."""
+    count = late.shape[1]
+    size, left, degrees = _fit(late, LINE[:, :count])
+    reach = (HORIZON * BLOCKS + count / 2) / math.sqrt((count**3 - count) / 12)
+    half = quantile(1 - ALPHA / 2, degrees) * float(left[0]) * math.sqrt((1 / count + reach**2) / len(late))
+    ahead = float(late.mean() + reach * size.mean())
+    return ahead - half, ahead + half

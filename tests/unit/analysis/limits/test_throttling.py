@@ -467,6 +467,14 @@ def test_clocks_below_their_maximum_are_shown_and_doubt_nothing(tmp_path: Path) 
     assert result.speed.speedup and result.speed.speedup.verdict == "FASTER"
 
 
+@pytest.mark.parametrize(("mhz", "word"), [(1900, "FASTER"), (1750, "FASTER"), (1500, "INCONCLUSIVE")])
+def test_lower_clocks_of_eager_runs_are_no_speed_up(tmp_path: Path, mhz: int, word: str) -> None:
+    """Graphed steps are 1.25 times as fast, at 1980 MHz."""
+    found = graphed_result(tmp_path, change_clocks(False, sm_mhz=mhz)).speed.speedup
+    assert found and found.verdict == word
+    assert (f"{mhz} MHz in an eager run and at 1980 MHz in a graphed one" in found.reason) == (word == "INCONCLUSIVE")
+
+
 def test_a_report_of_a_cpu_does_not_speak_of_it(tmp_path: Path) -> None:
     assert "throttled" not in "\n".join(speed.render(report_data(judge_sweep(write_sweep(tmp_path)))))
 

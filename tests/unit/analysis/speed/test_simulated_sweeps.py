@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,27 +37,42 @@ def run_of(random: np.random.Generator, mean_ms: float, kind: str, graphed: bool
         times *= 1 + 0.3 * np.exp(-np.arange(STEPS) / int(kind.rsplit(" ", 1)[1]))
     elif kind == "settling" and not graphed:
         times[:15] *= 1.3
+    elif kind.startswith("slow ") and not graphed:
+        share = {"first": 0, "middle": 0.25, "last": 0.5, "any": random.uniform(0, 0.5)}[kind.split(" ")[1]]
+        times[int(share * STEPS) : int((share + 0.5) * STEPS)] *= 1.1
     elif kind == "stalls" and graphed:
         times[24::25] *= 3
     zeros = np.zeros(STEPS)
     return Steps(np.arange(STEPS), zeros, zeros, times, np.full(STEPS, 8), np.full(STEPS, "measure"))
 
 
+def pair_of(
+    random: np.random.Generator, eager: tuple[float, float], graphed: tuple[float, float], kind: str = "clean"
+) -> PairSpeed:
+    """A pair of runs. Each side has the mean of its steps in milliseconds, and when it began."""
+    window = window_of(run_of(random, eager[0], kind, False), run_of(random, graphed[0], kind, True))
+    assert isinstance(window, Window)
+    return PairSpeed(timed=Timed(window, 8.0, np.zeros(0), 0.0, eager[1], graphed[1]))
+
+
+def verdict_of(pairs: Sequence[PairSpeed]) -> str:
+    speed = cell_speed(pool_pairs(pairs), RunSpec())
+    assert speed is not None
+    return speed.verdict
+
+
 def last_of_ten(true: float, slot: float) -> Counter[str]:
-    """The words of a graphed cell that runs ten places after the eager run of its repeat, on a machine whose steps take
-    ``slot`` longer, relative, with each run."""
+    """The words of a graphed cell that runs ten places from the eager run of its repeat, on a machine whose steps take ``slot``
+    longer, relative, with each run. Every other repeat runs backwards."""
     random = np.random.default_rng(5)
     found: Counter[str] = Counter()
     for _ in range(SWEEPS):
         pairs = []
-        for first in range(0, 55, 11):
-            eager = run_of(random, 20 * true * (1 + slot * first), "clean", False)
-            window = window_of(eager, run_of(random, 20 * (1 + slot * (first + 10)), "clean", True))
-            assert isinstance(window, Window)
-            pairs.append(PairSpeed(timed=Timed(window, 8.0, np.zeros(0), 0.0, 60.0 * first, 60.0 * (first + 10))))
-        speed = cell_speed(pool_pairs(pairs), RunSpec())
-        assert speed is not None
-        found[speed.verdict] += 1
+        for repeat in range(5):
+            eager, graphed = (11 * repeat, 11 * repeat + 10)[:: (-1) ** repeat]
+            sides = [(20 * faster * (1 + slot * at), 60.0 * at) for faster, at in ((true, eager), (1, graphed))]
+            pairs.append(pair_of(random, sides[0], sides[1]))
+        found[verdict_of(pairs)] += 1
     return found
 
 
@@ -74,14 +90,11 @@ def verdicts(true: float, repeats: int, kind: str) -> Counter[str]:
     random = np.random.default_rng(11)
     found: Counter[str] = Counter()
     for _ in range(SWEEPS):
-        pairs = []
-        for _ in range(repeats):
-            window = window_of(run_of(random, 20 * true, kind, False), run_of(random, 20, kind, True))
-            assert isinstance(window, Window)
-            pairs.append(PairSpeed(timed=Timed(window, 8.0, np.zeros(0), 0.0)))
-        speed = cell_speed(pool_pairs(pairs), RunSpec())
-        assert speed is not None
-        found[speed.verdict] += 1
+        pairs = [
+            pair_of(random, (20 * true, 100.0 * repeat), (20, 100.0 * repeat + 50 * (-1) ** repeat), kind)
+            for repeat in range(repeats)
+        ]
+        found[verdict_of(pairs)] += 1
     return found
 
 
@@ -92,6 +105,10 @@ def verdicts(true: float, repeats: int, kind: str) -> Counter[str]:
         ("cools over 5", 2),
         ("cools over 15", 3),
         ("cools over 200", 5),
+        ("slow first half", 2),
+        ("slow middle half", 3),
+        ("slow last half", 5),
+        ("slow any half", 2),
     ],
 )
 def test_a_step_that_is_not_faster_is_called_faster_as_rarely_as_the_interval_promises(kind: str, repeats: int) -> None:
@@ -105,27 +122,27 @@ def test_a_transient_does_not_hide_a_large_speed_up() -> None:
     assert verdicts(1.5, 3, "cools over 15")["FASTER"] >= 0.95 * SWEEPS
 
 
-@pytest.mark.parametrize(("cells", "repeats"), [(1, 2), (1, 3), (2, 4)])
-def test_a_machine_that_is_slower_in_every_other_run_makes_no_cell_slow(cells: int, repeats: int) -> None:
-    """1% slower, while runs are half a percent apart."""
-    random = np.random.default_rng(3)
-    found: Counter[str] = Counter()
-    for _ in range(SWEEPS):
-        names = [f"{cell}-r{repeat}" for repeat in range(repeats) for cell in range(cells + 1)[:: (-1) ** repeat]]
-        runs = {
-            name: run_of(random, 20 * (1 + 0.01 * (place % 2)), "clean", name[0] != "0")
-            for place, name in enumerate(names)
-        }
-        pairs = []
-        for repeat in range(repeats):
-            window = window_of(runs[f"0-r{repeat}"], runs[f"1-r{repeat}"])
-            assert isinstance(window, Window)
-            began = (60.0 * names.index(f"{cell}-r{repeat}") for cell in (0, 1))
-            pairs.append(PairSpeed(timed=Timed(window, 8.0, np.zeros(0), 0.0, *began)))
-        speed = cell_speed(pool_pairs(pairs), RunSpec())
-        assert speed is not None
-        found[speed.verdict] += 1
+@pytest.mark.parametrize(
+    ("cells", "repeats", "lost"),
+    [(1, 2, ()), (1, 3, ()), (2, 4, ()), (1, 4, (1, 3)), (1, 10, (3, 5, 7, 9))],
+    ids=["2 repeats", "3 repeats", "2 cells", "every reversed pair is lost", "one reversed pair is left"],
+)
+def test_a_machine_that_is_slower_in_every_other_run_makes_no_cell_slow(
+    cells: int, repeats: int, lost: tuple[int, ...]
+) -> None:
+    """1% slower, while runs are half a percent apart. The pairs of ``lost`` repeats have no speed."""
+    found = in_step(cells, repeats, lost)
     assert found["FASTER"] + found["SLOWER"] <= 0.05 * SWEEPS
+
+
+def in_step(cells: int, repeats: int, lost: tuple[int, ...]) -> Counter[str]:
+    random = np.random.default_rng(3)
+    names = [(cell, repeat) for repeat in range(repeats) for cell in range(cells + 1)[:: (-1) ** repeat]]
+    sides = {name: (20 * (1 + 0.01 * (place % 2)), 60.0 * place) for place, name in enumerate(names)}
+    return Counter(
+        verdict_of([pair_of(random, sides[0, r], sides[1, r]) for r in range(repeats) if r not in lost])
+        for _ in range(SWEEPS)
+    )
 
 
 @pytest.mark.parametrize(

@@ -264,22 +264,103 @@ def test_runs_that_overlap_give_no_figure(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "word"),
     [
-        (lambda repeat, graphed: 2 * repeat + graphed, "FASTER"),
-        (lambda repeat, graphed: 2 * repeat + (not graphed), "FASTER"),
-        (lambda repeat, graphed: repeat + 3 * graphed, "INCONCLUSIVE"),
-        (lambda repeat, graphed: repeat + 864 * graphed, "INCONCLUSIVE"),
+        (lambda repeat, graphed: 2 * repeat + (graphed ^ (repeat % 2)), "FASTER"),
+        (lambda repeat, graphed: 2 * repeat + (graphed == repeat % 2), "FASTER"),
+        (lambda repeat, graphed: 2 * repeat + graphed, "same side ran first"),
+        (lambda repeat, graphed: 2 * repeat + (not graphed), "same side ran first"),
+        (lambda repeat, graphed: repeat + 3 * (graphed ^ (repeat == 2)), "did not alternate"),
+        (lambda repeat, graphed: repeat + 864 * (graphed ^ (repeat == 2)), "did not alternate"),
     ],
 )
 def test_repeats_have_to_alternate(tmp_path: Path, place: Callable[[int, bool], float], word: str) -> None:
     speed = compared(tmp_path, at(place), repeats=3).speed.speedup
     assert speed is not None
-    assert speed.verdict == word
-    assert ("did not alternate" in speed.reason) == (word == "INCONCLUSIVE")
+    assert speed.verdict == ("FASTER" if word == "FASTER" else "INCONCLUSIVE")
+    assert word in speed.reason or word == speed.verdict
+
+
+def test_a_fixed_order_is_seen_where_every_reversed_pair_has_no_speed(tmp_path: Path) -> None:
+    def edit(run: AttemptRecord) -> None:
+        at(lambda repeat, graphed: 2 * repeat + (graphed ^ (repeat % 2)))(run)
+        if run.spec.repeat % 2:
+            run.metrics[60]["step_time_ms"] = 0.0
+
+    speed = compared(tmp_path, edit, repeats=5).speed.speedup
+    assert speed is not None and (speed.pairs, speed.verdict) == (3, "INCONCLUSIVE")
+    assert "the same side ran first in all 3 pairs with a speed" in speed.reason
+
+
+@pytest.mark.parametrize("repeats", [2, 3])
+def test_a_change_within_the_window_is_no_speed_up(tmp_path: Path, repeats: int) -> None:
+    """Eager steps are 10% slower for half of the window, and then as fast as graphed ones."""
+
+    def edit(run: AttemptRecord) -> None:
+        noise = np.random.default_rng([run.spec.repeat, run.spec.graphed]).normal(0, 0.002, len(run.metrics))
+        for step, off in zip(run.metrics, noise, strict=True):
+            slow = not run.spec.graphed and step["step"] < 64
+            step["step_time_ms"] = EAGER_MS * (1.1 if slow else 1.0) * (1 + float(off))
+
+    speed = compared(tmp_path, edit, repeats).speed.speedup
+    assert speed is not None and speed.low is not None and speed.low > 1.03
+    assert speed.verdict == "INCONCLUSIVE" and "the speed-up changes along the measured steps" in speed.reason
+
+
+# --- the host's clock, and the machine --------------------------------------------------------------------------------
+
+
+def change_seconds(factor: float, graphed: bool = True) -> Callable[[AttemptRecord], None]:
+    """Measured phases of 20 and 16 ms a step. The clock of one side's host says ``factor`` times as much."""
+
+    def edit(run: AttemptRecord) -> None:
+        for step in run.metrics:
+            step["step_time_ms"] = 16.0 if run.spec.graphed else EAGER_MS
+        seconds = sum(step["step_time_ms"] for step in run.metrics if step["phase"] == "measure") / 1e3
+        for event in run.events[0]:
+            if event["kind"] == "phase" and event["phase"] == "measure":
+                event["seconds"] = seconds * (factor if run.spec.graphed == graphed else 1.0)
+
+    return edit
+
+
+@pytest.mark.parametrize("factor", [1000.0, 0.001, 0.9, 0.0])
+@pytest.mark.parametrize("graphed", [True, False])
+def test_step_times_of_another_unit_than_the_hosts_clock_give_no_figure(
+    tmp_path: Path, factor: float, graphed: bool
+) -> None:
+    """Seconds recorded as milliseconds, or a host that did not wait for its device."""
+    result = compared(tmp_path, change_seconds(factor, graphed))
+    assert result.speed.speedup is None
+    took = (1.824 if graphed else 2.3) * factor
+    side = "graphed" if graphed else "eager"
+    assert f"the measured steps of the {side} run add up to" in result.pairs[0].speed.reason
+    assert f"but took {took:.3g} s by the host's clock" in result.pairs[0].speed.reason
+
+
+@pytest.mark.parametrize(("factor", "word"), [(1.0, "FASTER"), (1.1, "FASTER"), (1.2, "INCONCLUSIVE")])
+def test_a_gain_is_one_by_the_hosts_clock_too(tmp_path: Path, factor: float, word: str) -> None:
+    """Graphed steps are 4 of 20 ms shorter, but more passes between them."""
+    speed = compared(tmp_path, change_seconds(factor)).speed.speedup
+    assert speed is not None and speed.verdict == word
+    assert ("by the host's clock" in speed.reason) == (word == "INCONCLUSIVE")
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [("hardware", "gpus", ["NVIDIA H100"]), ("hardware", "driver", "590.1"), ("settings", "NCCL_ALGO", "Ring")],
+)
+def test_unlike_machines_or_settings_give_no_figure(tmp_path: Path, section: str, name: str, value: object) -> None:
+    def edit(run: AttemptRecord) -> None:
+        if run.spec.graphed:
+            run.environment[section][name] = value
+
+    result = compared(tmp_path, edit)
+    assert result.speed.speedup is None
+    assert f"the runs had unlike machines or settings: {section}.{name}: " in result.pairs[0].speed.reason
 
 
 def test_repeats_in_allocations_of_their_own_need_not_alternate(tmp_path: Path) -> None:
     def edit(run: AttemptRecord) -> None:
-        at(lambda repeat, graphed: 0.1 * repeat + graphed)(run)
+        at(lambda repeat, graphed: 0.1 * repeat + (graphed ^ (repeat % 2)))(run)
         assert run.outcome is not None
         run.outcome = dataclasses.replace(run.outcome, allocation=f"bundle000.{run.spec.repeat}")
 
@@ -353,7 +434,7 @@ def pairs_of(ratios: list[float], slower: float = 0.0, moved: float = 1.0) -> li
             eager_ms=eager,
             graphed_ms=eager / ratio,
             eager_began=100.0 * place,
-            graphed_began=100.0 * place + 50,
+            graphed_began=100.0 * place + 50 * (-1) ** place,
         )
         for place, (ratio, eager) in enumerate(zip(ratios, times, strict=True))
     ]
