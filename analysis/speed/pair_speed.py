@@ -79,6 +79,8 @@ def pair_speed(eager: Attempt, graphed: Attempt) -> PairSpeed:
     """Return the measurements of a pair, or the reason why it has none."""
     if eager.outcome.allocation != graphed.outcome.allocation:
         return PairSpeed(reason="the runs were in different allocations")
+    if any(attempt.outcome.ended < attempt.outcome.started for attempt in (eager, graphed)):
+        return PairSpeed(reason="the clock of the host was set back during a run, so their order is unknown")
     if eager.outcome.started < graphed.outcome.ended and graphed.outcome.started < eager.outcome.ended:
         return PairSpeed(reason="the eager and the graphed run overlapped in time")
     window = window_of(eager.steps, graphed.steps)

@@ -73,6 +73,9 @@ def window_of(eager: Steps, graphed: Steps) -> Window | str:
     steps, of_eager, of_graphed = np.intersect1d(before.step, after.step, return_indices=True)
     if not len(steps):
         return "no step was measured in both runs"
+    settled = [int((side.phase == "settle").sum()) for side in (eager, graphed)]
+    if settled[0] != settled[1]:
+        return f"the eager run has {settled[0]} steps of phase settle, and the graphed run {settled[1]}: each chose what counts"
     eager_ms, graphed_ms = before.step_time_ms[of_eager], after.step_time_ms[of_graphed]
     if not (is_plausible(eager_ms).all() and is_plausible(graphed_ms).all()):
         return f"a step time is not a number of milliseconds from {SHORTEST_MS:g} to {LONGEST_MS:g}"

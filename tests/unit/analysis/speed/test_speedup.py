@@ -358,6 +358,12 @@ def test_unlike_machines_or_settings_give_no_figure(tmp_path: Path, section: str
     assert f"the runs had unlike machines or settings: {section}.{name}: " in result.pairs[0].speed.reason
 
 
+def test_a_clock_that_was_set_back_gives_no_figure(tmp_path: Path) -> None:
+    result = compared(tmp_path, at(lambda repeat, graphed: 2 * repeat + graphed, seconds=-60.0))
+    assert result.speed.speedup is None
+    assert "the clock of the host was set back during a run" in result.pairs[0].speed.reason
+
+
 def test_repeats_in_allocations_of_their_own_need_not_alternate(tmp_path: Path) -> None:
     def edit(run: AttemptRecord) -> None:
         at(lambda repeat, graphed: 0.1 * repeat + (graphed ^ (repeat % 2)))(run)

@@ -48,6 +48,9 @@ def test_a_run_does_not_choose_what_is_measured() -> None:
     chosen = steps_of(steady())
     chosen.phase[51::2] = "settle"
     assert window_of(steps_of(steady()), chosen) == "steps of another phase lie among the measured ones"
+    chosen.phase[:] = ["settle"] * 70 + ["measure"] * 30
+    reason = "the eager run has 0 steps of phase settle, and the graphed run 70: each chose what counts"
+    assert window_of(steps_of(steady()), chosen) == reason
 
 
 @pytest.mark.parametrize("count", [1, 10, 25])
