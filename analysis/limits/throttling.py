@@ -1,15 +1,16 @@
 """Find throttled GPUs, and widen or withdraw the speed verdicts that throttling may explain.
 
 The driver of each rank's GPU counts for how long it lowered the clocks, and why (launch/train/telemetry/gpu_clocks.py). There
-are three kinds of reasons:
+are two kinds of reasons:
 
 - Slowdowns: heat, a hardware slowdown (to half the clocks or less), a power brake, and waiting for a slower GPU (sync boost).
   These are faults of a machine that come and go. Without them steps would be shorter by their share of the time at most, and the
   interval becomes that much wider. Up to ``SLOWED``, which NEUTRAL allows, they are ignored.
-- Unlike clocks without a cap. Somebody set them. Steps would be shorter by the ratio of the clocks at most.
 - Power caps. GPUs work at their cap under full load, and graphs that leave fewer gaps meet it more; this does not weaken FASTER.
   If one side was capped for longer by ``CAPPED_APART`` of the time, its steps would be shorter by that share at most, as long as a
   cap leaves clocks at half or more.
+
+Where clocks differ and no counter says why, somebody set them. The side with lower clocks could be faster by their ratio at most.
 
 A verdict that does not hold for the whole wider interval becomes INCONCLUSIVE. So does one with a changed power limit, or with a
 slowdown that was seen but not counted. Unknown values change nothing.
@@ -175,26 +176,23 @@ def _other_limits(pairs: Sequence[tuple[Attempt, Attempt]]) -> RatioBounds:
 
 
 def _clocks_apart(pairs: Sequence[tuple[Attempt, Attempt]]) -> RatioBounds:
-    """Return how far clocks that differ at the end of the window, without a power cap, may have changed the ratio."""
-    sides = [
-        (eager.clocks[rank], graphed.clocks[rank])
-        for eager, graphed in pairs
-        for rank in eager.clocks.keys() & graphed.clocks
-    ]
+    """Return how far SM clocks that differ at the end of the window, without a power cap, may have changed the ratio."""
     speeds = [
         (one.sm_mhz, other.sm_mhz)
-        for one, other in sides
-        if one.sm_mhz and other.sm_mhz and not any(_share(clocks, "power_cap") for clocks in (one, other))
+        for eager, graphed in pairs
+        for one, other in ((eager.clocks[rank], graphed.clocks[rank]) for rank in eager.clocks.keys() & graphed.clocks)
+        if one.sm_mhz and other.sm_mhz and not (_share(one, "power_cap") or _share(other, "power_cap"))
     ]
-    apart = [
-        (eager, graphed) for eager, graphed in speeds if min(eager, graphed) < max(eager, graphed) * (1 - NOTICEABLE)
-    ]
+    apart = {
+        eager / graphed: (eager, graphed)
+        for eager, graphed in speeds
+        if min(eager, graphed) < max(eager, graphed) * (1 - NOTICEABLE)
+    }
     if not apart:
         return RatioBounds()
-    eager, graphed = max(apart, key=lambda both: max(both) / min(both))
-    shares = [eager / graphed for eager, graphed in apart]
+    eager, graphed = apart[max(apart, key=lambda share: abs(math.log(share)))]
     said = f"a GPU's clocks were at {eager} MHz in an eager run and at {graphed} MHz in a graphed one: hold them equal"
-    return RatioBounds(min(1.0, *shares), max(1.0, *shares), f"{said} (nvidia-smi --lock-gpu-clocks)")
+    return RatioBounds(min(1.0, *apart), max(1.0, *apart), f"{said} (nvidia-smi --lock-gpu-clocks)")
 
 
 def _capped_apart(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> RatioBounds:

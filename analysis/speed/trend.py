@@ -1,4 +1,4 @@
-"""Whether the speed-up of a cell's pairs is steady within their windows, and what it may become if it is not.
+"""Whether a speed-up is steady within the windows of its pairs, and what it may become.
 
 A run may begin in a state that it leaves slowly, such as cold caches, or change its state at once, such as its clocks. If one side
 of every pair does so, every ratio is off alike, and no interval over pairs shows it. The steps themselves do.

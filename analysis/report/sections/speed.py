@@ -25,7 +25,7 @@ NOTE = (
     f"{MINIMUM_STEPS} steady steps. The window holds the steps that both runs measured, without those that settle. Outliers are "
     f"further from their run's median than {FENCE:g} robust standard deviations and {NOTICEABLE:.0%}. Both sides leave them out, "
     f"unless they are more than {RARE:.0%} of a run or on one side only: then they are how the run behaves, and all steps count. "
-    "A verdict must also hold with the outliers, for drift between repeats and for the trend within the window."
+    "A verdict must also hold with the outliers, for drift between repeats, for either order of runs and for changes within the window."
 )
 NOTE_GPU = (
     "Operations are the model's, forward and backward, counted as Megatron does: 6 for each weight that a token uses (of the "
