@@ -147,6 +147,8 @@ def _draw_margin_and_floor(axes: Axes, chart: CurveChart) -> None:
     axes.set_yscale("symlog", linthresh=threshold, linscale=0.5)
     axes.set_ylim(-0.2 * threshold, 10.0 ** np.ceil(np.log10(largest * 2)))
     axes.set_yticks(_decades(threshold, largest))
+    # Powers as mathematical text take a tenth of the drawing.
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
     _legend(axes, 1, "Difference, pair by pair")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
 
 from analysis.records.run import Attempt, attempts_of
 from analysis.sweep.cell_results import CellResult
@@ -51,18 +52,21 @@ class _Hosts:
         """Return how many seconds of ``attempt`` overlap with at least one attempt of another allocation."""
         end = attempt.outcome.ended
         total, until = 0.0, attempt.outcome.started
-        for other in sorted(self._candidates(attempt), key=_start):
+        for other in merge(*self._candidates(attempt), key=_start):
+            if until >= end:
+                # Of thousands of attempts at once the first few cover it.
+                break
             if other.outcome.allocation != attempt.outcome.allocation:
                 first, last = max(until, other.outcome.started), min(end, other.outcome.ended)
                 total, until = total + max(0.0, last - first), max(until, last)
         return total
 
-    def _candidates(self, attempt: Attempt) -> Iterable[Attempt]:
-        """Yield the attempts on the same host that can overlap with ``attempt``."""
+    def _candidates(self, attempt: Attempt) -> Iterator[Sequence[Attempt]]:
+        """Yield the attempts on each of its hosts that can overlap with ``attempt``, by start time."""
         for host in _hosts_of(attempt):
             attempts = self._attempts[host]
             first = bisect_left(attempts, attempt.outcome.started - self._longest, key=_start)
-            yield from attempts[first : bisect_right(attempts, attempt.outcome.ended, key=_start)]
+            yield attempts[first : bisect_right(attempts, attempt.outcome.ended, key=_start)]
 
 
 def _share(timed: Sequence[Attempt], hosts: _Hosts) -> float:

@@ -156,7 +156,7 @@ def parse_json(content: bytes) -> Any:
         ValueError: it is not JSON, or is nested too deeply to be a record.
     """
     try:
-        return json.loads(content)
+        return json.loads(content.decode())
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

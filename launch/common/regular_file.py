@@ -17,6 +17,11 @@ def open_regular(path: Path) -> BinaryIO:
     Raises:
         OSError: it cannot be opened, or is no regular file.
     """
+    return open(_open(path)[0], "rb")
+
+
+def _open(path: Path) -> tuple[int, int]:
+    """Return a descriptor of the file, and its size in bytes."""
     # Without O_NONBLOCK opening a FIFO waits for a writer. It changes nothing for a regular file.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -25,11 +30,11 @@ def open_regular(path: Path) -> BinaryIO:
         if error.errno != errno.ENXIO:
             raise
         raise _not_regular(path) from None
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
-        return open(descriptor, "rb")
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode):
+        return descriptor, status.st_size
     os.close(descriptor)
-    if stat.S_ISDIR(mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise _not_regular(path)
 
@@ -44,7 +49,14 @@ def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
     Raises:
         OSError: it cannot be read, is no regular file, or is larger than ``most_bytes``.
     """
-    with open_regular(path) as file:
-        if most_bytes is not None and os.fstat(file.fileno()).st_size > most_bytes:
+    # A file object asks the kernel twice as much, and a store has thousands of records.
+    descriptor, length = _open(path)
+    try:
+        if most_bytes is not None and length > most_bytes:
             raise OSError(errno.EFBIG, f"larger than {size(most_bytes)}", str(path))
-        return file.read()
+        content = piece = os.read(descriptor, length + 1)
+        while piece:
+            content += (piece := os.read(descriptor, 1 << 12))
+        return content
+    finally:
+        os.close(descriptor)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from functools import cache
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from launch.common.atomic_files import NOT_FINITE, amount, number
@@ -20,6 +20,11 @@ Count = Annotated[int, amount]
 _TYPE_NAMES = {
     float: "a number", int: "a whole number", str: "text", bool: "true or false", list: "a list", dict: "an object",
 }  # fmt: skip
+
+_PLAIN: Mapping[Any, tuple[type, ...]] = {
+    str: (str,), int: (int,), float: (float, int), bool: (bool,), str | None: (str, NoneType), int | None: (int, NoneType),
+}  # fmt: skip
+"""The types of values that a field holds as they are, by the field's type."""
 
 Record = TypeVar("Record")
 Read = Callable[[Any, str], Any]
@@ -82,13 +87,20 @@ def _checked_reader(read: Read, check: Read) -> Read:
 def _record_reader(cls: Any) -> Read:
     hints = get_type_hints(cls, include_extras=True)
     readers = {name: _reader(hints[name]) for name in cls.__dataclass_fields__}
+    plain = {name: _PLAIN.get(hints[name], ()) for name in readers}
 
     def read(content: Any, name: str) -> Any:
         if _check(content, name, dict).keys() != readers.keys():
             wrong = sorted(map(str, content.keys() ^ readers.keys()))
             raise TypeError(f"{name or 'the record'} has other fields than in this version: {', '.join(wrong)}")
         prefix = f"{name}." if name else ""
-        return cls(**{field: read_field(content[field], prefix + field) for field, read_field in readers.items()})
+        # Most values need no call: a store has thousands of records.
+        return cls(
+            **{
+                field: value if type(value := content[field]) in plain[field] else read_field(value, prefix + field)
+                for field, read_field in readers.items()
+            }
+        )
 
     return read
 

@@ -71,7 +71,7 @@ class AttemptPaths(Folder):
 
     @property
     def run_id(self) -> str:
-        return self.root.parent.parent.name
+        return self.root.parts[-3]
 
     def events(self, rank: int) -> Path:
         return self.root / "events" / f"rank{rank}.jsonl"
@@ -128,23 +128,23 @@ class SweepPaths(Folder):
     bundles = Entry("bundles")
 
     def run(self, run_id: str) -> RunPaths:
-        return RunPaths(_child(self.root / "runs", run_id))
+        return RunPaths(self.root.joinpath("runs", _checked(run_id, "runs")))
 
     def bundle(self, bundle_id: str) -> BundlePaths:
-        return BundlePaths(_child(self.bundles, bundle_id))
+        return BundlePaths(self.root.joinpath("bundles", _checked(bundle_id, "bundles")))
 
 
 def is_folder_name(name: str) -> bool:
     """Return whether ``name`` names a folder in another one, and leads nowhere else."""
-    return name not in ("", ".", "..") and not {"/", "\0"} & set(name)
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
-def _child(folder: Path, name: str) -> Path:
-    """Return ``folder``/``name``. Names come from records, which may be damaged, or written to mislead.
+def _checked(name: str, folder: str) -> str:
+    """Return ``name``. It comes from records, which may be damaged, or written to mislead.
 
     Raises:
-        RecordError: it would lie elsewhere.
+        RecordError: it would not lie in ``folder``.
     """
     if not is_folder_name(name):
-        raise RecordError(f"{name!r} is no name of a folder in {folder.name}")
-    return folder / name
+        raise RecordError(f"{name!r} is no name of a folder in {folder}")
+    return name

@@ -150,3 +150,11 @@ def test_a_file_that_is_not_finished_takes_no_place(tmp_path: Path) -> None:
         file.write(b"half")
         raise KeyboardInterrupt
     assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_line_that_a_writer_left_torn_does_not_spoil_the_next_writer_s(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": 1}\n{"b": ')
+    with JsonLines(path) as lines:
+        lines.write({"c": 3})
+    assert list(read_json_lines(path)) == [{"a": 1}, {"c": 3}]
