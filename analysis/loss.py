@@ -221,7 +221,7 @@ def _metric_lines(evidence: CurveEvidence, metric: Metric, margin: float) -> lis
 def _growth(growth: Growth | None) -> str:
     if growth is None:
         return "none at the end of the window"
-    return f"median {growth.before:.3g}, {growth.after:.3g} in the last {growth.steps} steps (leaves the margin)"
+    return f"from {growth.before:.3g} to {growth.after:.3g} in the last {growth.steps} steps (leaves the margin)"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How often verdicts err: curves with known truth, judged by analysis.verdict.ladder; prints the tables of
 docs/verdicts.md.
 
-    python benchmarks/verdicts.py            print them (about a minute)
+    python benchmarks/verdicts.py            print them (some minutes)
     python benchmarks/verdicts.py --write    and put them into docs/verdicts.md
 
 Runs share a falling loss and gradient norm, and have noise of their own: an autoregressive process of order one on either
@@ -40,13 +40,18 @@ CORRELATIONS = (0.0, 0.5, 0.9)
 NOISE = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 1.0, 10.0)
 NOISE_WITH_DEFECT = (0.1, 0.2, 0.25, 0.3, 0.5)
 SIZE = TOLERATED
+NOISE_WITH_GROWTH, GROWN = (0.01, 0.05, 0.1), 0.8
+"""For defects that grow: the noise, and the size that they reach in the window. They leave the margin soon after it."""
 QUANTILE = 0.5
 """The 99.9% quantile of the difference of two runs, in margins, for noise of other shapes."""
+SPIKES = (0.002, 0.005, 0.01, 0.02)
+"""How probable a spike of 2 to 20 margins is, at each step of each run."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """``noise`` and ``size`` are in margins. ``hit`` is how many of the ``graphed`` runs have the defect.
+    """``noise`` and ``size`` are in margins. ``hit`` is how many of the ``graphed`` runs have the defect. A number as
+    ``shape`` is the probability of a spike, beside noise without correlation.
 
     ``noise`` is the standard deviation of the difference of two runs; for noise of a ``shape`` other than normal, its 99.9%
     quantile.
@@ -60,7 +65,7 @@ class Setting:
     graphed: int = 2
     hit: int = 2
     compared: int = COMPARED
-    shape: str = "normal"
+    shape: str | float = "normal"
 
     @property
     def steps(self) -> int:
@@ -73,6 +78,9 @@ class Setting:
 def noise_of(random: np.random.Generator, setting: Setting) -> Floats:
     """Shape (2 metrics, runs, steps), eager runs first, in margins."""
     shape = (2, setting.eager + setting.graphed, setting.steps)
+    if isinstance(setting.shape, float):
+        spikes = random.uniform(2, 20, shape) * random.choice([-1, 1], shape) * (random.random(shape) < setting.shape)
+        return spikes + random.normal(0, setting.noise / math.sqrt(2), shape)
     if setting.shape != "normal":
         return SHAPES[setting.shape](random, shape) * (setting.noise / _quantile_of(setting.shape))
     return _correlated(random, shape, setting.correlation) * (setting.noise / math.sqrt(2))
@@ -100,6 +108,12 @@ def _bursts(random: np.random.Generator, shape: Shape) -> Floats:
     return random.normal(size=shape) * np.where(loud, 5.0, 1.0)
 
 
+def _chaos(random: np.random.Generator, shape: Shape) -> Floats:
+    """Runs that leave each other at one rate: their differences double every eight steps, up to the end of the window."""
+    left = np.arange(shape[-1])[::-1]
+    return random.normal(size=(*shape[:-1], 1)) * np.exp2(-left / 8) + random.normal(0, 0.01, shape)
+
+
 SHAPES: dict[str, Callable[[np.random.Generator, Shape], Floats]] = {
     "normal, correlation 0.9": lambda random, shape: _correlated(random, shape, 0.9),
     "normal, correlation 0.98": lambda random, shape: _correlated(random, shape, 0.98),
@@ -109,6 +123,7 @@ SHAPES: dict[str, Callable[[np.random.Generator, Shape], Floats]] = {
     "two values": lambda random, shape: random.choice([-1.0, 1.0], shape),
     "bursts": _bursts,
     "larger at the start": _larger_at_the_start,
+    "chaos of all runs": _chaos,
 }
 
 
@@ -176,6 +191,17 @@ def _exploding(random: np.random.Generator) -> Floats:
     return np.where(np.arange(COMPARED) < 80, 0.0, np.exp2((np.arange(COMPARED) - (COMPARED - 1)) / 2))
 
 
+def _growing_at_the_end(random: np.random.Generator) -> Floats:
+    """In each step so many times the size of the step before."""
+    return np.asarray(random.uniform(1.9, 10) ** -np.arange(COMPARED - 1.0, -1, -1))
+
+
+def _growing_oscillation(random: np.random.Generator) -> Floats:
+    """With an amplitude that grows linearly from 0, and a period of 2 to 50 steps."""
+    wave = np.sin(2 * np.pi * (np.arange(COMPARED) / random.integers(2, 50) + random.random()))
+    return wave / np.abs(wave).max() * np.linspace(0, 1, COMPARED)
+
+
 def _not_finite(value: float) -> Defect:
     def defect(random: np.random.Generator, size: float, steps: Steps) -> Steps:
         loss = steps.loss.copy()
@@ -213,6 +239,14 @@ DEFECTS: dict[str, Defect] = {
 }
 
 
+GROWING: dict[str, Defect] = {
+    "growth in each step": _added(_growing_at_the_end),
+    "oscillation that grows": _added(_growing_oscillation),
+    "drift towards the margin": DEFECTS["drift from the capture on"],
+}
+"""Defects that leave the margin only after the window."""
+
+
 # --- verdicts -------------------------------------------------------------------------------------------------------
 
 
@@ -225,7 +259,7 @@ def words(setting: Setting, trials: int) -> Counter[VerdictName]:
 def _judged(random: np.random.Generator, setting: Setting) -> VerdictName:
     noise = noise_of(random, setting)
     runs = [curve(noise[:, run]) for run in range(setting.eager + setting.graphed)]
-    defect, state = DEFECTS.get(setting.kind), random.bit_generator.state
+    defect, state = (DEFECTS | GROWING).get(setting.kind), random.bit_generator.state
     for run in range(setting.eager, setting.eager + (setting.hit if defect else 0)):
         random.bit_generator.state = state  # a defect of graphs is the same in every run that has it
         runs[run] = defect(random, setting.size, runs[run]) if defect else runs[run]
@@ -281,6 +315,31 @@ def with_defect(kind: str, noise: float) -> list[Setting]:
     ]
 
 
+def growing_row(kind: str) -> str:
+    """How often it passes, though it will leave the margin: in both graphed runs, one of two, a single one, one of ten."""
+    cells = [kind]
+    for graphed, hit in ((2, 2), (2, 1), (1, 1), (10, 1)):
+        settings = [
+            Setting(kind, noise, correlation, GROWN, graphed=graphed, hit=hit)
+            for noise in NOISE_WITH_GROWTH
+            for correlation in (CORRELATIONS[0], CORRELATIONS[-1])
+        ]
+        found = sum((words(setting, TRIALS) for setting in settings), Counter[VerdictName]())
+        cells.append(f"{sum(found[word] for word in PASSES)} of {found.total()}")
+    return _row(cells)
+
+
+def spike_row(probability: float) -> str:
+    """Spikes on both sides: how often it is called diverged, by the number of graphed runs; how often two of them pass."""
+    found = [
+        words(Setting(noise=0.1, graphed=graphed, shape=probability), 2 * TRIALS_WITHOUT_DEFECT)
+        for graphed in (2, 1, 4)
+    ]
+    return _row(
+        [f"{probability:.1%}", *(f"{one['DIVERGED']} of {one.total()}" for one in found), f"{passed(found[0]):.0%}"]
+    )
+
+
 def _most(found: Counter[VerdictName]) -> str:
     return ", ".join(f"{count / found.total():.0%} {word}" for word, count in found.most_common())
 
@@ -294,11 +353,15 @@ def tables() -> str:
     power += ["one graphed run", f"{LONG} steps", "wrong DIVERGED"]
     shapes = ["shape of the noise", "EQUIVALENT", "one graphed run", f"{LONG} steps"]
     defects = ["defect", "wrong EQUIVALENT", "most for one noise", "noise 0.1, 2 margins", "noise 0.1, 4 margins"]
+    growing = ["defect", "both runs", "one of two", "a single run", "one of ten"]
+    spikes = ["spikes at each step", "wrong DIVERGED, two graphed runs", "one graphed run", "four", "EQUIVALENT, two"]
     parts = [
         f"Parameters {digest()}.",
         _table(power, map(power_row, NOISE)),
         _table(shapes, map(shape_row, SHAPES)),
         _table(defects, map(defect_row, DEFECTS)),
+        _table(growing, map(growing_row, GROWING)),
+        _table(spikes, map(spike_row, SPIKES)),
     ]
     return "\n\n".join(parts)
 
@@ -319,8 +382,11 @@ def digest() -> str:
         CORRELATIONS,
         NOISE,
         NOISE_WITH_DEFECT,
+        NOISE_WITH_GROWTH,
+        GROWN,
+        SPIKES,
     )
-    return hashlib.sha256(repr((parameters, SIZE, QUANTILE, [*DEFECTS, *SHAPES])).encode()).hexdigest()[:10]
+    return hashlib.sha256(repr((parameters, SIZE, QUANTILE, [*DEFECTS, *GROWING, *SHAPES])).encode()).hexdigest()[:10]
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
 """Find the steps whose difference certainly exceeds its margin and is not noise.
 
-Noise has spikes that the eager runs may not show, but two runs rarely have them at the same step. A step counts if it
-exceeds the margin by some noise floors in every graphed run, or by many in one. A mean difference counts if its confidence
-interval lies outside the margin. A noise floor above the margin often comes from spikes. Then a single step proves nothing,
-and every graphed run must exceed the margin at many steps.
+Noise has rare spikes that the eager runs may not show, but two runs rarely have them at the same step. A step counts if it
+exceeds the margin by some noise floors in every one of several graphed runs. In one run it must exceed it by more, and at
+many steps. Where eager runs agree to the bit there is no noise, and a single step counts. A mean difference counts if its
+confidence interval lies outside the margin. If the noise floor exceeds the margin, often by spikes, every graphed run must
+exceed the margin at many steps.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from analysis.verdict.curve_difference import Estimate, Sample
 
 SURE, SURE_ALONE = 3.0, 10.0
 """Noise floors above the margin from which a step is not noise: in every one of two or more graphed runs, and in one run."""
-LASTING = 10
-"""If the noise floor exceeds the margin, one in so many steps must exceed it too, and at least so many steps."""
+LASTING, SHARE = 20, 10
+"""A run exceeds the margin for good at so many steps; if the noise floor exceeds the margin, at one in ``SHARE`` as well."""
 
 
 def exceeds_margin_surely(sample: Sample, margin: float, floor: float, mean: Estimate | None) -> Booleans:
@@ -28,9 +29,10 @@ def exceeds_margin_surely(sample: Sample, margin: float, floor: float, mean: Est
     alone: Booleans = size > margin + SURE_ALONE * floor
     surely: Booleans = size > margin + SURE * floor if len(size) > 1 else alone
     if not floor <= margin:
-        many = surely.sum(axis=1) >= max(LASTING, surely.shape[1] // LASTING)
+        many = surely.sum(axis=1) >= max(LASTING, surely.shape[1] // SHARE)
         return np.asarray(surely.any(axis=0) & many.all())
-    steps = np.asarray(surely.all(axis=0) | alone.any(axis=0))
+    lasting = alone.sum(axis=1) >= (LASTING if floor > 0 else 1)
+    steps = np.asarray(alone[lasting].any(axis=0) | (surely.all(axis=0) & (len(size) > 1)))
     if not steps.any() and mean is not None and abs(mean.value) - mean.half_width > margin:
         return np.asarray(sample.largest > margin)
     return steps

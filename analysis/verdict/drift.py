@@ -1,7 +1,9 @@
 """Rung 4: detect a difference that drifts: it is still within its margin, but will leave it.
 
-A drift shows in the line fitted to the differences. If the line rises significantly, its extrapolation over as many steps
-again must stay within the margin. A late onset is in too few steps to move the line: analysis.verdict.growth detects it.
+A drift shows in a line fitted to the differences. If the line rises significantly, its extrapolation over as many steps
+again must stay within the margin. This holds for the mean of the graphed runs, and for each of them. An oscillation has no
+line, but its size has one: the largest size at the end is scaled by the forecast of that line. A late onset is in too few
+steps to move a line: analysis.verdict.growth detects it.
 """
 
 from __future__ import annotations
@@ -9,7 +11,14 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.records.steps import Floats
-from analysis.verdict.curve_difference import Estimate
+from analysis.verdict.curve_difference import Estimate, Sample
+from analysis.verdict.equivalence_test import along_steps
+from analysis.verdict.growth import ABOVE_NOISE, LONGEST, Growth, explained_by_chaos
+
+SURE = 3.5
+"""The line of a single run rises by so many standard errors: there are many runs, and noise of eager ones is a rough measure."""
+PEAK = 2.0
+"""The largest size at the end counts up to so many times the line. In a sine it is 1.6 times it, in a burst far more."""
 
 
 def rise_of_line(steps: int) -> Floats:
@@ -28,3 +37,31 @@ def leaves_margin(mean: Estimate, rise: Estimate, margin: float) -> bool:
     At its last step the line is half its rise above the mean, and as many steps later 1.5 times its rise.
     """
     return abs(rise.value) > rise.half_width and not abs(mean.value + 1.5 * rise.value) <= margin
+
+
+def drift_of_run(sample: Sample, margin: float) -> Growth | None:
+    """Return the drift of a graphed run, or of the size of its differences, that will leave ``margin``; None without one.
+
+    The sample needs two or more eager runs.
+    """
+    return _drift(sample, margin) or _drift(sample, margin, of_sizes=True)
+
+
+def _drift(sample: Sample, margin: float, *, of_sizes: bool = False) -> Growth | None:
+    """Return the first significant line through the differences of a run, or through their sizes, that leaves ``margin``."""
+    runs, noise, steps = sample.graphed, sample.eager_distances, sample.graphed.shape[1]
+    weights, chaos = rise_of_line(steps), explained_by_chaos(np.abs(noise), steps // LONGEST)
+    least = max(chaos, ABOVE_NOISE * float(np.abs((np.abs(noise) if of_sizes else noise) @ weights).max()))
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        runs = np.abs(runs) if of_sizes else runs
+        means, rises = runs.mean(axis=1), runs @ weights
+        ends, forecasts = means + rises / 2, means + 1.5 * rises
+        if of_sizes:
+            peaks = np.minimum(runs[:, -(steps // LONGEST) :].max(axis=1), PEAK * ends)
+            forecasts = np.where(rises > 0, peaks * (forecasts / ends), 0.0)
+    for run in np.flatnonzero(~(np.abs(forecasts) <= margin) & (np.abs(rises) > least)):
+        # Sizes far from 0 have the noise of differences, so its error counts for both.
+        errors = [along_steps(runs[run], weights, white=True), *(along_steps(one, weights) for one in noise)]
+        if abs(rises[run]) > SURE * max(error.size for error in errors):
+            return Growth(int(run), steps, float(ends[run] - rises[run]), float(ends[run]))
+    return None

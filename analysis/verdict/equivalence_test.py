@@ -50,7 +50,7 @@ def mean_within(sample: Sample, margin: float) -> tuple[Estimate, float]:
 def _weighted_sum(sample: Sample, weights: Floats) -> tuple[float, tuple[StandardError, ...]]:
     """Return the weighted sum of the mean difference, and its standard error between repeats and along the steps."""
     difference = sample.graphed.mean(axis=0) - sample.eager.mean(axis=0)
-    return float(difference @ weights), (_between_repeats(sample, weights), _along_steps(difference, weights))
+    return float(difference @ weights), (_between_repeats(sample, weights), along_steps(difference, weights))
 
 
 def _between_repeats(sample: Sample, weights: Floats) -> StandardError:
@@ -72,8 +72,8 @@ def _variance_of_runs(values: Floats) -> Variance | None:
     return Variance(spread * spread / degrees, degrees) if degrees else None
 
 
-def _along_steps(difference: Floats, weights: Floats) -> StandardError:
-    """Return the standard error under an AR(1) model of ``difference``, shape (steps,).
+def along_steps(difference: Floats, weights: Floats, *, white: bool = False) -> StandardError:
+    """Return the standard error under an AR(1) model of ``difference``, shape (steps,); of ``white`` noise without correlation.
 
     The autocorrelation and variance are those of the residuals of a line fit, so that a drift does not count as noise. Both
     are corrected for the bias of the line fit. The lag-one autocorrelation r of n steps is biased low by about
@@ -91,7 +91,7 @@ def _along_steps(difference: Floats, weights: Floats) -> StandardError:
     if squares <= _ROUNDING**2 * steps:
         return StandardError(0.0, steps - 2)
     lag_one = float(residuals[1:] @ residuals[:-1]) / squares
-    r = min(max((steps * lag_one + 2) / (steps - 4), 0.0), 1 - 1 / steps)
+    r = 0.0 if white else min(max((steps * lag_one + 2) / (steps - 4), 0.0), 1 - 1 / steps)
     absorbed = sum(_variance_factor(part, r) for part in line) / steps
     variance = squares / steps / (1 - min(absorbed, 0.5))
     degrees = max(1.0, steps * (1 - r**2) / (1 + r**2) - 2)

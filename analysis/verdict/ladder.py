@@ -10,7 +10,7 @@ Rung 2, the noise floor: the largest difference of an eager run, or of the pertu
 Rung 3: every graphed run is within the margin of the eager mean at every step, because a mean over steps hides
     alternating signs and single bad steps. The mean over the window is within the margin by two one-sided tests
     (analysis.verdict.equivalence_test). Noise hides no difference of 1.25 margins at a step (analysis.verdict.step_test).
-Rung 4: the line fitted to the differences will not leave the margin (analysis.verdict.drift), nor will differences that
+Rung 4: no line fitted to the differences, or to their sizes, will leave the margin (analysis.verdict.drift), nor will differences that
     grow at the end of the window (analysis.verdict.growth).
 
 EQUIVALENT passes all rungs over ``MINIMUM_STEPS`` steps or more. The eager runs must also train: their loss moves by more
@@ -31,7 +31,7 @@ from dataclasses import replace
 from analysis.records.steps import Integers, Metric, Steps
 from analysis.verdict.completeness import Curves, check_complete
 from analysis.verdict.curve_difference import METRICS, Differences, MetricTests, Sample, measure_differences
-from analysis.verdict.drift import leaves_margin, rise_of_line
+from analysis.verdict.drift import drift_of_run, leaves_margin, rise_of_line
 from analysis.verdict.equivalence_test import estimate_of, mean_within
 from analysis.verdict.growth import late_growth
 from analysis.verdict.rungs import (
@@ -139,5 +139,5 @@ def _tested(found: Differences, samples: Sequence[Sample], margins: Margins) -> 
 def _test(sample: Sample, margin: float) -> MetricTests:
     mean, p = mean_within(sample, margin)
     rise = estimate_of(sample, rise_of_line(sample.graphed.shape[1]))
-    growth = late_growth(sample.graphed, sample.eager_distances, margin)
+    growth = late_growth(sample.graphed, sample.eager_distances, margin) or drift_of_run(sample, margin)
     return MetricTests(sample.metric, mean, p, rise, leaves_margin(mean, rise, margin), growth)

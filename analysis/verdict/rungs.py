@@ -22,7 +22,7 @@ from analysis.verdict.curve_difference import (
     bitwise_prefix,
     format_unequal,
 )
-from analysis.verdict.divergence import exceeds_margin_surely
+from analysis.verdict.divergence import LASTING, SURE_ALONE, exceeds_margin_surely
 from analysis.verdict.equivalence_test import ALPHA
 from analysis.verdict.noise_scale import noise_scale
 from analysis.verdict.step_test import find_hidden, spike_limit
@@ -43,6 +43,10 @@ _NOT_DETERMINISTIC = (
     "(training.deterministic: false)"
 )
 _SEPARATE = "use deterministic mode (training.deterministic: true) to remove the noise, else a lower learning rate"
+_AGAIN = (
+    "add repeats: a fault repeats in every graphed run, a spike does not; or use deterministic mode "
+    "(training.deterministic: true)"
+)
 _MOVE = "make the loss fall (learning rate, data, loss scale, more steps), or set a margin that suits such losses"
 _LEARN = (
     "compare digests of the parameters after the capture with those at the end, or train for more steps until the loss falls by "
@@ -160,10 +164,14 @@ def _difference(metric: Metric, size: float, step: int, margin: float) -> str:
 def exceeds_margin(window: ComparisonWindow) -> Verdict | None:
     """Rung 3, step by step: return INCONCLUSIVE if a difference exceeds the margin and may be noise."""
     floor = window.evidence.noise_floor
-    for largest in _largest(window):
-        reason = f"{_difference(*largest)}, but may be noise"
-        larger = _large_floor(window, floor, spikes=False) if floor else None
-        return larger or _inconclusive(window, reason, _SEPARATE)
+    for metric, size, step, margin in _largest(window):
+        reason = f"{_difference(metric, size, step, margin)}, but may be "
+        if larger := _large_floor(window, floor, spikes=False) if floor else None:
+            return larger
+        if floor and size > margin + SURE_ALONE * floor.of(metric):
+            reason += f"a rare spike of noise: not every one of several graphed runs has it, and it lasts for less than {LASTING} steps"
+            return _inconclusive(window, reason, _AGAIN)
+        return _inconclusive(window, f"{reason}noise", _SEPARATE)
     return None
 
 
@@ -209,10 +217,10 @@ def not_equivalent(window: ComparisonWindow) -> Verdict | None:
                 window, f"{reason}over the window, and will soon leave the margin of {margin:g}", _LONGER
             )
         if growth := tested.growth:
-            reason = (
-                f"the {name} difference grows at the end of the window: its median rose from {growth.before:.3g} to "
-                f"{growth.after:.3g} over the last {growth.steps} steps, and will soon leave the margin of {margin:g}"
-            )
+            late = growth.steps < window.evidence.steps
+            place = f"at the end of the window, in {growth.steps} steps" if late else "over the window"
+            reason = f"the {name} difference grows {place}: from {growth.before:.3g} to {growth.after:.3g} "
+            reason += f"({list(window.graphed)[growth.run]}), and will soon leave the margin of {margin:g}"
             return _inconclusive(window, reason, _LONGER)
     return None
 

@@ -20,6 +20,8 @@ from benchmarks.verdicts import (
     DEFECTS,
     DOCUMENT,
     END,
+    GROWING,
+    GROWN,
     LONG,
     QUANTILE,
     SHAPES,
@@ -56,6 +58,19 @@ def test_noise_of_any_shape_passes_whose_largest_differences_are_half_the_margin
     assert passed(words(Setting(shape=shape, noise=QUANTILE), 60)) >= 0.9
 
 
+@pytest.mark.parametrize("kind", GROWING)
+@pytest.mark.parametrize(("graphed", "hit"), [(2, 2), (10, 1)])
+def test_what_will_leave_the_margin_after_the_window_does_not_pass(kind: str, graphed: int, hit: int) -> None:
+    found = words(Setting(kind, 0.05, 0.0, GROWN, graphed=graphed, hit=hit), 20)
+    assert passed(found) <= 0.1, f"{found}, and 5% are right"
+
+
+@pytest.mark.parametrize(("probability", "graphed"), [(0.005, 1), (0.005, 2), (0.02, 2)])
+def test_rare_spikes_of_both_sides_are_not_divergence(probability: float, graphed: int) -> None:
+    found = words(Setting(noise=0.1, graphed=graphed, shape=probability), 60)
+    assert found["DIVERGED"] <= 1, f"{found}, and 1% is right"
+
+
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 def test_noise_alone_never_diverges(correlation: float) -> None:
     for noise in (1.0, 10.0):
@@ -67,7 +82,7 @@ def test_the_document_holds_what_the_simulation_prints() -> None:
     assert f"Parameters {digest()}.\n" in written, "run python benchmarks/verdicts.py --write"
     for row in (shape_row("uniform"), *map(defect_row, ("NaN", "truncation", "renumbered steps"))):
         assert f"{row}\n" in written, "run python benchmarks/verdicts.py --write"
-    assert set(re.findall(r"^\| ([^|]+?) \|", written, flags=re.MULTILINE)) >= {*DEFECTS, *SHAPES}
+    assert set(re.findall(r"^\| ([^|]+?) \|", written, flags=re.MULTILINE)) >= {*DEFECTS, *GROWING, *SHAPES}
 
 
 def test_the_noise_is_what_it_says() -> None:

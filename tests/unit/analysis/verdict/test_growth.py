@@ -9,6 +9,7 @@ import pytest
 
 from analysis.records.steps import Floats
 from analysis.verdict.curve_difference import Sample
+from analysis.verdict.drift import drift_of_run
 from analysis.verdict.growth import Growth, late_growth
 from benchmarks.verdicts import COMPARED, Setting, noise_of
 
@@ -21,7 +22,7 @@ def growth(noise: Floats, offset: Floats | float = 0.0) -> Growth | None:
     """Judge two eager and further graphed runs with ``noise`` of shape (runs, steps); graphed ones have ``offset``, too."""
     mean = noise[:2].mean(axis=0)
     sample = Sample("loss", noise[:2] - mean, noise[2:] + offset - mean, noise[:0])
-    return late_growth(sample.graphed, sample.eager_distances, 1.0)
+    return late_growth(sample.graphed, sample.eager_distances, 1.0) or drift_of_run(sample, 1.0)
 
 
 def share(offset: Floats | float, noise: Callable[[np.random.Generator], Floats]) -> float:
@@ -63,6 +64,34 @@ def test_growth_is_found_in_a_long_window_and_in_one_of_several_runs() -> None:
     found = growth(noise, offset)
     assert found is not None and found.steps < 20 and found.after > 3 * found.before
     assert growth(noise) is None
+
+
+@pytest.mark.parametrize("factor", [1.9, 4.0, 100.0])
+@pytest.mark.parametrize("noise", [1e-5, 0.05])
+def test_growth_in_each_of_the_last_steps_is_found(factor: float, noise: float) -> None:
+    assert share(0.6 * factor**-LEFT, correlated(noise, 0.0)) >= 0.95
+
+
+@pytest.mark.parametrize("period", [2.0, 7.3, 19.0])
+def test_an_oscillation_that_grows_is_found_in_one_run_of_two(period: float) -> None:
+    wave = np.sin(2 * np.pi * STEPS / period + 0.7)
+    one = np.array([[0.0], [0.85]]) * wave / np.abs(wave).max() * STEPS / COMPARED
+    assert share(one, correlated(0.05, 0.0)) >= 0.95
+    assert share(one, correlated(0.05, 0.9)) >= 0.85
+    assert share(one[:, ::-1], correlated(0.05, 0.0)) <= 0.05, "what fades does not leave"
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_a_drift_of_one_run_of_ten_is_found_and_named(correlation: float) -> None:
+    one = (np.arange(10) == 7)[:, None] * np.linspace(0, 0.75, COMPARED)
+    assert share(one, correlated(0.02, correlation, graphed=10)) >= (0.85 if correlation else 0.95)
+    assert share(one / 2, correlated(0.01, correlation, graphed=10)) <= 0.1, "it stays within the margin"
+    found = growth(np.zeros((12, COMPARED)), one)
+    assert found is not None and (found.run, found.steps) == (7, COMPARED)
+
+
+def test_a_transient_after_the_capture_does_not_hide_later_growth() -> None:
+    assert share(0.5 * 0.7**STEPS + doubling(2, 0.5), correlated(0.01, 0.0)) >= 0.95
 
 
 @pytest.mark.parametrize(("size", "correlation"), [(0.01, 0.0), (0.25, 0.0), (0.15, 0.9)])

@@ -227,7 +227,12 @@ def test_a_step_beyond_the_margin_that_the_floor_may_explain_is_inconclusive() -
     assert "0.001, but may be noise" in of_repeats([near, near], noisy).reason
     assert of_repeats([far, curve(graphed=True)], noisy).verdict == "INCONCLUSIVE", "what one run has may be a spike"
     assert of_repeats([far, far], noisy).verdict == "DIVERGED"
-    assert of_repeats([farther, curve(graphed=True)], noisy).verdict == "DIVERGED"
+    spike = of_repeats([farther, curve(graphed=True)], noisy)
+    assert spike.verdict == "INCONCLUSIVE" and "may be a rare spike of noise" in spike.reason
+    assert "add repeats" in spike.fix
+    lasting = shifted(curve(graphed=True), np.where(np.arange(STEPS) >= STEPS - 20, 7.0, 0.0))
+    for graphed in ([lasting, curve(graphed=True)], [lasting]):
+        assert of_repeats(graphed, noisy).verdict == "DIVERGED", "no spike lasts for 20 steps"
 
 
 def test_deterministic_runs_that_are_not_are_said_to_be_so() -> None:
@@ -453,6 +458,7 @@ def test_what_blows_up_within_the_margin_does_not_pass() -> None:
     found = verdict(shifted(curve(graphed=True), growing, "grad_norm"))
     assert found.verdict == "INCONCLUSIVE"
     assert "the gradient norm difference grows at the end of the window" in found.reason
+    assert "(graphed repeat 0)" in found.reason
     assert verdict(shifted(curve(graphed=True), np.roll(growing, -20), "grad_norm")).verdict == "EQUIVALENT"
 
 
