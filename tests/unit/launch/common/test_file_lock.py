@@ -176,3 +176,12 @@ def test_another_user_sees_that_a_lock_is_held_and_cannot_hold_it() -> None:
             assert holder(path) is None
         finally:
             os.seteuid(0)
+
+
+def test_a_lock_whose_file_goes_between_opening_and_locking_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "sweep" / "lock"
+    path.parent.mkdir()
+    monkeypatch.setattr(os, "fchmod", lambda *_: path.parent.rename(tmp_path / "away"))
+    assert Lock.try_acquire(path) is None
