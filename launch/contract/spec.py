@@ -298,6 +298,9 @@ class RunSpec:
     inspect: bool = False
     """Whether steps after the timed ones are looked at closely (launch/train/inspection/capture_blockers.py). No digest
     holds it, since it changes nothing that a run computes."""
+    step_checks: int = 0
+    """How many steps of a graphed run are also computed uncaptured (launch/contract/records/step_check.py). No digest of a
+    workload or task holds it."""
     digest_steps: int = 0
     """In how many of its first steps each layer's outputs and gradients are digested
     (launch/contract/records/layer_digests.py). Such a run is for diagnosis, and its speed is nobody's: every digest holds it
@@ -307,6 +310,15 @@ class RunSpec:
     def first_compared(self) -> int:
         """The first step after the capture, also of eager runs."""
         return self.cuda_graph.capture_step + 1
+
+    @property
+    def checked_steps(self) -> tuple[int, ...]:
+        """The steps with a step check: the first after the capture, the last one, and others evenly between."""
+        first, last = self.first_compared, self.training.steps - 1
+        if not self.graphed or self.step_checks == 0 or first > last:
+            return ()
+        between = max(self.step_checks - 1, 1)
+        return tuple(sorted({first + round((last - first) * number / between) for number in range(self.step_checks)}))
 
     @property
     def num_microbatches(self) -> int:

@@ -35,7 +35,9 @@ def run_id(cell_id: str, repeat: int, *, perturbed: bool = False) -> str:
 
 
 def cell_digest(spec: RunSpec) -> str:
-    return _digest_of(_identity(spec))
+    """Step checks belong to the cell, so that a sweep with them runs again what ran without, but to no workload."""
+    checks = {"step_checks": canonical(spec.step_checks)} if spec.checked_steps else {}
+    return _digest_of(_identity(spec) | checks)
 
 
 def workload_id(spec: RunSpec) -> str:

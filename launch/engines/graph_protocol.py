@@ -118,6 +118,21 @@ class GraphedStep(ABC):
         """
         return StepOutput(self._forward_backward(batch))
 
+    def replay_again(self, batch: torch.Tensor) -> StepOutput:
+        """Compute a step from the graphs once more than the run needs, to check it.
+
+        Args:
+            batch: int64 (microbatches, microbatch size, sequence + 1).
+        """
+        output = self.replay(batch)
+        self._expected_replays += self.replays_per_step
+        return output
+
+    @contextmanager
+    def uncaptured(self) -> Iterator[None]:
+        """Make the passes run without the graphs meanwhile."""
+        yield
+
     @abstractmethod
     def close(self) -> None:
         """Release the graphs, and with them the communicators that they hold."""

@@ -5,7 +5,8 @@ The loop owns phases, timing and records. An engine owns the model and its graph
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -62,6 +63,57 @@ class StepResult:
     """For the first ``RunSpec.digest_steps`` steps."""
 
 
+class ScoredChoice(Protocol):
+    """Experts that a router was told to choose for T tokens, and how it ranks them."""
+
+    @property
+    def scores(self) -> torch.Tensor:
+        """(T, topk)."""
+
+    @property
+    def gap(self) -> torch.Tensor:
+        """Shape (): the most by which a token's own choice scores higher."""
+
+
+ScoredChoices = Mapping[str, ScoredChoice]
+"""By router call: layer and micro-batch."""
+
+
+class CheckableStep(Protocol):
+    """The next step of an engine, to be computed from one state by replay and by the same code uncaptured."""
+
+    def state(self) -> list[torch.Tensor]:
+        """Return the tensors that computing the step changes, and that later steps read."""
+
+    def replay(self, batch: torch.Tensor) -> None:
+        """Compute the captured part of the step from its graphs.
+
+        Args:
+            batch: int64 (microbatches, microbatch size, sequence + 1).
+        """
+
+    def recompute(self, batch: torch.Tensor, repeated: Mapping[str, torch.Tensor]) -> None:
+        """Compute the same uncaptured. Routers choose ``repeated``, int64 (T, topk) by router call, unless it is empty."""
+
+    def perturbed(self) -> AbstractContextManager[bool]:
+        """Move each output of the first layer by one unit in the last place meanwhile. Yield whether that is possible."""
+
+    def results(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the results of the last computation by name: losses, the gradient norm and main gradients."""
+
+    def update(self, results: Mapping[str, torch.Tensor]) -> None:
+        """Run the optimizer uncaptured on the gradients of earlier results."""
+
+    def updated(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield by name what a captured optimizer writes: weights and moments. Nothing if the graph has no optimizer."""
+
+    def routing(self) -> Mapping[str, torch.Tensor]:
+        """Return the experts of this rank's tokens in the last computation, int64 (T, topk) by router call."""
+
+    def scored_choices(self) -> ScoredChoices:
+        """Return how routers ranked what the last computation had them repeat."""
+
+
 class Engine(Protocol):
     """One model under training, on one rank."""
 
@@ -82,6 +134,9 @@ class Engine(Protocol):
         Raises:
             launch.contract.errors.CaptureError: the capture failed.
         """
+
+    def checkable_step(self) -> CheckableStep:
+        """Return the next step, to be checked before it runs. The engine has captured."""
 
     def parameters(self) -> Iterable[torch.Tensor]:
         """Return this rank's parameters, as the forward pass reads them."""

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from launch.contract.records.graph_stats import GraphStats
-from launch.engines.protocol import Engine, StepResult
+from launch.engines.protocol import CheckableStep, Engine, StepResult
 
 FREED_BYTES = 1 << 26
 """Large enough for a segment of its own, which the driver takes back when it is freed."""
@@ -74,6 +74,9 @@ class FaultyEngine:
         result = self._engine.step(self.batch)
         self.number += 1
         return result
+
+    def checkable_step(self) -> CheckableStep:
+        return self._engine.checkable_step()
 
     def parameters(self) -> Iterable[torch.Tensor]:
         return self._engine.parameters()

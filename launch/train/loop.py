@@ -3,7 +3,7 @@
     init -> build -> warmup -> capture -> settle -> measure -> probe -> teardown
 
 An eager run has no capture. ``settle`` covers the first steps after the capture, which are still slower (allocator, caches,
-clocks). Speed is measured in ``measure``.
+clocks). Speed is measured in ``measure``. The steps after a step check are recorded as ``settle``, though the phase goes on.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from launch.contract.spec import RunSpec
 from launch.engines.protocol import Engine, RankPlace, StepKind
 from launch.train.data_loader import TokenSource, batch
 from launch.train.inspection.capture_blockers import INSPECTED_STEPS, inspect
+from launch.train.inspection.step_check import check_step
 from launch.train.telemetry.event_log import Recorder
 from launch.train.telemetry.parameter_digest import digest_parameters
 from launch.train.telemetry.profiler import PROBED_STEPS, probe
@@ -39,6 +40,9 @@ def train(
     capture_step = engine.capture_step
     last_unsettled = spec.cuda_graph.warmup_steps - 1 if capture_step is None else capture_step
 
+    checked = spec.checked_steps
+    disturbed = {step + after for step in checked for after in range(SETTLE_STEPS)}
+
     def tokens_of(step: int) -> torch.Tensor:
         return batch(source, spec, step, dp_rank).to(mesh.device)
 
@@ -50,12 +54,17 @@ def train(
         if step == last_unsettled + 1:
             recorder.write("parameters", digest=digest_parameters(engine.parameters()))
         tensors = tokens_of(step)
+        if step in checked:
+            metrics.flush()
+            with recorder.excluding_memory():
+                recorder.write("step_check", check=check_step(engine.checkable_step(), step, tensors))
         timer = StepTimer(mesh.device)
         timer.begin()
         result = engine.step(tensors)
         timer.end()
         _check_kind(step, phase, result.kind)
-        metrics.add(PendingStep(step, result.loss, result.grad_norm, timer, tokens, phase, result.digests))
+        seen_as: Phase = "settle" if phase == "measure" and step in disturbed else phase
+        metrics.add(PendingStep(step, result.loss, result.grad_norm, timer, tokens, seen_as, result.digests))
         if phase == "capture":
             metrics.flush()
             recorder.write("capture", graphs=engine.graph_stats())

@@ -44,6 +44,7 @@ def plan_side_sweep(search: Search, graphed: Sequence[RunSpec], target: Target) 
         axes=(),
         repeats=max(LEAST_REPEATS, len(cell.repeat_ids)),
         perturbed=False,
+        step_checks=0,
         cluster=plan.cluster,
         equivalence=plan.margins,
         wandb=Tracking(mode="disabled"),

@@ -150,6 +150,7 @@ class _Builder:
             placement=self._placement(parallelism, resources),
             fault=self._section(Fault, tree.get("fault", {})),
             environment=tree.get("environment", {}),
+            step_checks=self._recipe.step_checks,
         )
         expect = self._section(Expectation, tree.get("expect", {}))
         return ResolvedCell(spec, self._settings(patches), expect, resources)

@@ -49,6 +49,7 @@ class TopLevel:
     engine: Literal["torch_native", "megatron"] = "torch_native"
     repeats: int = checked_field(2, interval_check(POSITIVE))
     perturbed: bool = False
+    step_checks: int = checked_field(0, interval_check(COUNT))
     cluster: str = ""
 
 
@@ -74,7 +75,7 @@ RECIPE = FileSchema(
 )
 PATCH = replace(RECIPE, rejections={
     name: Flaw(f"{name} belongs to the whole sweep, so it cannot be an axis", "write another recipe")
-    for name in ("name", "repeats", "perturbed", "cluster", "equivalence", "wandb", "sweep")
+    for name in ("name", "repeats", "perturbed", "step_checks", "cluster", "equivalence", "wandb", "sweep")
 })  # fmt: skip
 """What one point of an axis may set."""
 PRESET = FileSchema(

@@ -36,6 +36,8 @@ class Recipe:
     repeats: int
     perturbed: bool
     """Whether each workload has one more eager run, whose first layer's output is moved by one unit in the last place."""
+    step_checks: int
+    """How many steps of each graphed run are also computed uncaptured."""
     cluster: str
     """The profile of a Slurm cluster. A plan for this host ignores it."""
     equivalence: Margins
@@ -70,6 +72,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         axes=tuple(axes.values()),
         repeats=top.repeats,
         perturbed=top.perturbed,
+        step_checks=top.step_checks,
         cluster=top.cluster,
         equivalence=equivalence,
         wandb=wandb,

@@ -16,6 +16,8 @@ def accumulate(main: FlatParameters, gradients: Sequence[torch.Tensor], share: f
 
 
 def take_step(optimizer: Optimizer, step: int) -> torch.Tensor:
-    """Run step number ``step``. Return the gradient norm before clipping, shape ()."""
+    """Run step number ``step``, and clear the gradients for the next. Return their norm before clipping, shape ()."""
     optimizer.set_rate(step)
-    return optimizer.update()
+    norm = optimizer.update()
+    optimizer._main.clear_gradients()
+    return norm

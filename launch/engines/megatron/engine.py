@@ -16,6 +16,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 from torch._C._distributed_c10d import HashStore
 
+from launch.contract.errors import UnsupportedError
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
 from launch.engines.lr_schedule import learning_rate
@@ -31,7 +32,7 @@ from launch.engines.megatron.model import (
 from launch.engines.megatron.schedule import Schedule
 from launch.engines.megatron.side_stream import on_stream, use_side_stream
 from launch.engines.megatron.weight_map import draw_weights
-from launch.engines.protocol import RankPlace, StepResult
+from launch.engines.protocol import CheckableStep, RankPlace, StepResult
 from launch.engines.torch_native.parallel.process_groups import Group
 from launch.megatron_config.determinism import settle_determinism
 from launch.megatron_config.transformer_config import Layers, optimizer_settings, parallel_sizes
@@ -90,6 +91,9 @@ class MegatronEngine:
         _, norm, _ = self._optimizer.step()
         self._step += 1
         return StepResult(loss, torch.tensor(norm, dtype=torch.float32, device=self._device), kind)
+
+    def checkable_step(self) -> CheckableStep:
+        raise UnsupportedError("engine megatron cannot compute a step both ways: set step_checks=0")
 
     def parameters(self) -> Iterator[torch.Tensor]:
         return (parameter for chunk in self.chunks for parameter in chunk.parameters())

@@ -36,6 +36,8 @@ class Losses(NamedTuple):
     """Shape (): the mean over the microbatch's tokens in nats, which is reported."""
     tokens_per_expert: torch.Tensor | None
     """int64 (layers with experts, experts): how many tokens chose each expert; None in a dense model."""
+    experts: tuple[torch.Tensor, ...]
+    """For each layer with experts, int64 (T, topk): the experts of each of this rank's tokens."""
 
 
 class Layer(nn.Module):
@@ -52,6 +54,10 @@ class Layer(nn.Module):
             if model.has_experts(number)
             else Mlp(model, model.ffn_hidden_size, context.elementwise, context.tp)
         )
+
+    @property
+    def has_experts(self) -> bool:
+        return isinstance(self.mlp, MixtureOfExperts)
 
     def forward(self, x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, RoutingStats | None]:
         """(batch, sequence or this rank's shard, hidden_size) -> the same, and the routing, None in a dense layer."""
@@ -136,7 +142,9 @@ class Decoder(nn.Module):
         else:
             cross_entropy = vocab_parallel_cross_entropy(logits, tokens[:, 1:], self.context.tp.group)
         observe(LOSS, cross_entropy)
-        return Losses(sum((one.loss for one in routed), cross_entropy), cross_entropy, stack_tokens_per_expert(routed))
+        objective = sum((one.loss for one in routed), cross_entropy)
+        experts = tuple(one.experts for one in routed)
+        return Losses(objective, cross_entropy, stack_tokens_per_expert(routed), experts)
 
     def named_layers(self) -> dict[str, Layer]:
         """Return the layers by their numbers, as text."""

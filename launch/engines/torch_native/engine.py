@@ -16,6 +16,7 @@ from launch.contract.pipeline_stages import layers_of
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
 from launch.engines.determinism import use_deterministic_algorithms
+from launch.engines.graph_protocol import GraphedStep
 from launch.engines.protocol import RankPlace, StepResult, check_supported
 from launch.engines.torch_native.compiled_model import CompiledModel, compile_errors_as, disable_kernel_timing
 from launch.engines.torch_native.decoder import Decoder, build_decoder
@@ -29,6 +30,7 @@ from launch.engines.torch_native.optim.fused_kernels import FusedAccumulation
 from launch.engines.torch_native.parallel.pipeline import Pipeline
 from launch.engines.torch_native.parallel.process_groups import Group, ParallelMesh, make_mesh
 from launch.engines.torch_native.parallel.sharding import find_shardings
+from launch.engines.torch_native.step_check import TorchNativeStep
 from launch.engines.torch_native.train_step import TrainStep
 from launch.support.expandable_segments import disable_nccl_graph_register
 
@@ -61,6 +63,7 @@ class TorchNativeEngine:
         layout = spec.parallelism
         pipeline = Pipeline(self.mesh, layout.schedule, layout.vpp, spec.num_microbatches, shape, dtype)
         self._digest_steps = spec.digest_steps
+        self._captures_optimizer = spec.graphed and spec.cuda_graph.optimizer
         self._digester = LayerDigester(self.chunks, spec.num_microbatches, mesh.device) if spec.digest_steps else None
         self._train_step = TrainStep(
             self.mesh, self.chunks, self.flat_parameters, self._optimizer, pipeline, self._digester
@@ -98,6 +101,11 @@ class TorchNativeEngine:
         digests = self._digester.collect() if self._digester and self._step < self._digest_steps else None
         self._step += 1
         return StepResult(loss.float(), norm.float(), kind, digests)
+
+    def checkable_step(self) -> TorchNativeStep:
+        assert isinstance(self._runner, GraphedStep)
+        self._optimizer.set_rate(self._step)
+        return TorchNativeStep(self._train_step, self._runner, self._captures_optimizer)
 
     def parameters(self) -> Iterator[torch.Tensor]:
         return (parameter for chunk in self.chunks for parameter in chunk.parameters())

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from launch.engines.torch_native.decoder import Decoder, Losses, ObserveOutput, RunLayer, stack_tokens_per_expert
+from launch.engines.torch_native.moe.router import RepeatedChoice
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 
 
@@ -22,6 +23,10 @@ class _Forwarded(NamedTuple):
     from_graphs: bool
 
 
+Choices = Mapping[tuple[int, int], Sequence[RepeatedChoice]]
+"""By chunk and microbatch, one for each router of the chunk."""
+
+
 @dataclass(eq=False)
 class Microbatches:
     """Runs microbatches, and accumulates their losses and gradients.
@@ -31,8 +36,11 @@ class Microbatches:
         model: runs a chunk that is the whole model.
         graphed: (chunk, microbatch) -> what runs in place of a layer, by the layer's name.
         observer: microbatch -> the function that observes outputs of layers.
-        loss: shape (): the mean cross-entropy over all microbatches on the rank with the head, zero on others. Without the
-            routers' losses, which are differentiated too.
+        keep_routing: whether ``routing`` is filled.
+        repeated: what routers choose in place of their own choice.
+        losses: (microbatches,): the mean cross-entropy of each on the rank with the head, zero on others. Without the routers'
+            losses, which are differentiated too.
+        routing: by chunk and microbatch, for each layer with experts, int64 (T, topk): the experts of this rank's tokens.
         tokens_per_expert: by chunk, int64 (layers with experts, experts) for this rank's tokens.
     """
 
@@ -42,12 +50,15 @@ class Microbatches:
     graphed: Callable[[int, int], Mapping[str, RunLayer]]
     main: FlatParameters
     observer: Callable[[int], ObserveOutput]
-    loss: torch.Tensor = field(init=False)
+    keep_routing: bool = False
+    repeated: Choices = field(default_factory=dict)
+    losses: torch.Tensor = field(init=False)
+    routing: dict[tuple[int, int], Sequence[torch.Tensor]] = field(init=False, default_factory=dict)
     tokens_per_expert: dict[int, torch.Tensor] = field(init=False, default_factory=dict)
     _forwarded: dict[tuple[int, int], _Forwarded] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.loss = torch.zeros((), device=self.batch.device, dtype=self.main.weights.dtype)
+        self.losses = torch.zeros(len(self.batch), device=self.batch.device, dtype=self.main.weights.dtype)
 
     def forward(self, chunk: int, number: int, activation: torch.Tensor | None) -> torch.Tensor | None:
         """Run microbatch ``number`` forward through ``chunk``. Return the activation for the next stage, None at the last.
@@ -60,6 +71,7 @@ class Microbatches:
             activation.requires_grad_()
         sent = None
         graphed = self.graphed(chunk, number)
+        self._repeat_choices(chunk, number)
         if decoder.is_first and decoder.is_last and not graphed:
             losses = self.model(tokens, observe)
         else:
@@ -67,12 +79,14 @@ class Microbatches:
             if not decoder.is_last:
                 outputs = [x, *(one.loss for one in routed if one.loss.requires_grad)]
                 self._count(chunk, stack_tokens_per_expert(routed))
+                self._keep(chunk, number, [one.experts for one in routed])
                 sent = x.detach()
             else:
                 losses = decoder.losses(x, routed, tokens, observe)
         if decoder.is_last:
-            self.loss.add_(losses.cross_entropy.detach(), alpha=1 / len(self.batch))
+            self.losses[number].copy_(losses.cross_entropy.detach())
             self._count(chunk, losses.tokens_per_expert)
+            self._keep(chunk, number, losses.experts)
             outputs = [losses.objective]
         self._forwarded[chunk, number] = _Forwarded(outputs, activation, bool(graphed))
         return sent
@@ -88,6 +102,8 @@ class Microbatches:
         inputs = parameters if activation is None else [*parameters, activation]
         output_gradients = [gradient, *([None] * (len(outputs) - 1))]
         first, last = number == 0, number == len(self.batch) - 1
+        # Recomputation runs routers again.
+        self._repeat_choices(chunk, number)
         with self.main.accumulate_gradients(1 / len(self.batch), first, last):
             input_gradients = torch.autograd.grad(outputs, inputs, output_gradients)
         if activation is None:
@@ -95,6 +111,17 @@ class Microbatches:
         # Copy graph memory: the next replay overwrites it while the previous stage may still receive it. Activations need no
         # copy, since their callables run again only after the backward pass, which follows their receipt.
         return input_gradients[-1].clone() if from_graphs else input_gradients[-1]
+
+    def _repeat_choices(self, chunk: int, number: int) -> None:
+        if self.repeated:
+            for router, choice in zip(self.chunks[chunk].routers(), self.repeated[chunk, number], strict=True):
+                router.repeated = choice
+
+    def _keep(self, chunk: int, number: int, experts: Sequence[torch.Tensor]) -> None:
+        if self.keep_routing:
+            # Copy what the next replay of a layer's graph overwrites. A graph of the whole step keeps its own.
+            capturing = self.batch.is_cuda and torch.cuda.is_current_stream_capturing()
+            self.routing[chunk, number] = experts if capturing else [one.clone() for one in experts]
 
     def _count(self, chunk: int, tokens_per_expert: torch.Tensor | None) -> None:
         if tokens_per_expert is not None:

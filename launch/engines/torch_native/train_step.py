@@ -9,7 +9,7 @@ import torch
 
 from launch.engines.torch_native.decoder import Decoder, Losses, ObserveOutput, RunLayer, ignore_output
 from launch.engines.torch_native.layer_digests import LayerDigester
-from launch.engines.torch_native.microbatches import Microbatches
+from launch.engines.torch_native.microbatches import Choices, Microbatches
 from launch.engines.torch_native.optim.adamw import Optimizer
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 from launch.engines.torch_native.parallel.data_parallel import all_reduce_mean, all_reduce_sum
@@ -24,6 +24,9 @@ class TrainStep:
     Attributes:
         model: runs a chunk that is the whole model.
         graphed: (chunk, microbatch) -> what runs in place of a layer, by the layer's name.
+        keep_routing: whether ``microbatches`` keeps the experts of each token.
+        repeated: what routers choose in place of their own choice.
+        microbatches: those of the last step. A replay makes those of its capture the last.
     """
 
     mesh: ParallelMesh
@@ -34,7 +37,9 @@ class TrainStep:
     digester: LayerDigester | None = None
     model: Callable[[torch.Tensor, ObserveOutput], Losses] = field(init=False)
     graphed: Callable[[int, int], Mapping[str, RunLayer]] = field(init=False)
-    _tokens_per_expert: Mapping[int, torch.Tensor] = field(init=False, default_factory=dict)
+    keep_routing: bool = field(init=False, default=False)
+    repeated: Choices = field(init=False, default_factory=dict)
+    microbatches: Microbatches = field(init=False)
 
     def __post_init__(self) -> None:
         self.model = self.chunks[0]
@@ -46,16 +51,18 @@ class TrainStep:
         Args:
             batch: int64 (microbatches, microbatch size, sequence + 1).
         """
-        microbatches = Microbatches(batch, self.chunks, self.model, self.graphed, self.main, self._observer)
+        self.main.clear_gradients()
+        self.microbatches = microbatches = Microbatches(
+            batch, self.chunks, self.model, self.graphed, self.main, self._observer, self.keep_routing, self.repeated
+        )
         self.pipeline.run(microbatches.forward, microbatches.backward)
         self.main.finish()
         if self.digester:
             self.digester.digest_gradients(self.main)
-        loss = microbatches.loss
-        # Only the last stage has a loss; it is zero on others.
+        # Only the last stage has losses; they are zero on others.
+        loss = microbatches.losses.mean()
         all_reduce_sum(self.mesh.pp, loss)
         all_reduce_mean(self.mesh.dp, loss)
-        self._tokens_per_expert = microbatches.tokens_per_expert
         return loss
 
     def update(self) -> torch.Tensor:
@@ -71,7 +78,7 @@ class TrainStep:
         """Move the routers' biases against the load of the whole step, if the model has them."""
         if not self.chunks[0].context.model.moe_router_enable_expert_bias:
             return
-        for chunk, tokens_per_expert in self._tokens_per_expert.items():
+        for chunk, tokens_per_expert in self.microbatches.tokens_per_expert.items():
             load = tokens_per_expert.float()
             all_reduce_sum(self.mesh.tp, load)
             all_reduce_sum(self.mesh.dp, load)

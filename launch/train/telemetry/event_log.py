@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from launch.contract.paths import AttemptPaths
 from launch.contract.records.clocks import Clocks
 from launch.contract.records.events import Phase
 from launch.contract.records.identity import identity_of
+from launch.contract.records.memory import Memory
 from launch.train.telemetry import memory
 from launch.train.telemetry.gpu_clocks import PhaseClocks
 
@@ -27,6 +30,8 @@ class Recorder:
         self._device = device
         self._entered = time.monotonic()
         self._peaks_reset = True
+        self._earlier: list[Memory] = []
+        """Samples of this phase before its peaks were reset."""
         self._clocks: PhaseClocks | None = None
         self.phase: Phase = "init"
         self.step: int | None = None
@@ -45,14 +50,18 @@ class Recorder:
         """End the current phase: write its memory, the clocks of its GPU and its duration."""
         self.write(
             "phase",
-            memory=memory.sample(self._device),
+            memory=memory.with_earlier_peaks(memory.sample(self._device), self._earlier),
             clocks=self._turn_clocks(),
             seconds=time.monotonic() - self._entered,
         )
+        self._earlier.clear()
+        self._reset_peaks()
+        self._entered = time.monotonic()
+
+    def _reset_peaks(self) -> None:
         if self._peaks_reset and not memory.reset_peaks(self._device):
             self._peaks_reset = False
             self.note("host memory peaks cannot be reset here: they cover the process, not a phase")
-        self._entered = time.monotonic()
 
     def _turn_clocks(self) -> Clocks | None:
         """Return the clocks of the phase that ends; None on a CPU, for the first phase, or if unknown."""
@@ -63,6 +72,13 @@ class Recorder:
             if self._clocks.unknown:
                 self.note(f"GPU throttling is unknown: {self._clocks.unknown}")
         return None
+
+    @contextmanager
+    def excluding_memory(self) -> Iterator[None]:
+        """Keep the memory that is used meanwhile out of the phase's peaks."""
+        self._earlier.append(memory.sample(self._device))
+        yield
+        self._reset_peaks()
 
     def note(self, message: str) -> None:
         self.write("note", message=redact(message))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -31,6 +33,21 @@ def sample(device: torch.device) -> Memory:
         peak_reserved=torch.cuda.max_memory_reserved(device),
         graph_pool=_graph_pool_bytes(),
         device_outside=total - free - reserved,
+    )
+
+
+def with_earlier_peaks(last: Memory, earlier: Sequence[Memory]) -> Memory:
+    """Return ``last`` with the largest peaks of it and of ``earlier``."""
+
+    def largest(peaks: Iterable[int | None]) -> int | None:
+        return max((peak for peak in peaks if peak is not None), default=None)
+
+    samples = (last, *earlier)
+    return replace(
+        last,
+        host_peak_rss=max(one.host_peak_rss for one in samples),
+        peak_allocated=largest(one.peak_allocated for one in samples),
+        peak_reserved=largest(one.peak_reserved for one in samples),
     )
 
 

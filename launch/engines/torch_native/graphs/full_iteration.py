@@ -9,6 +9,7 @@ import torch
 from launch.contract.spec import RunSpec
 from launch.engines.graph_protocol import GraphedStep, StepOutput
 from launch.engines.torch_native.compiled_model import forbid_compilation
+from launch.engines.torch_native.microbatches import Microbatches
 from launch.engines.torch_native.train_step import TrainStep
 
 
@@ -27,8 +28,10 @@ class FullIteration(GraphedStep):
         self._train_step = train_step
         self._as_compiled = forbid_compilation if spec.training.compile == "whole" else nullcontext
         self._graph = torch.cuda.CUDAGraph()
-        self._static: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None
-        """Batch, loss and gradient norm of the capture; the last in graph memory, or None without the optimizer."""
+        self._static: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Microbatches] | None = None
+        """Batch, loss, gradient norm and microbatches of the capture. Only the batch is not graph memory. The norm is None
+        without the optimizer."""
+        self._keeps_routing = spec.step_checks > 0
 
     def capture(self, batch: torch.Tensor) -> StepOutput:
         """Capturing executes nothing: the step runs by the replay after it."""
@@ -39,16 +42,18 @@ class FullIteration(GraphedStep):
             with torch.cuda.stream(torch.cuda.Stream()), self._as_compiled():
                 # thread_local, since NCCL's watchdog queries events from another thread meanwhile.
                 self._graph.capture_begin(capture_error_mode="thread_local")
+                self._train_step.keep_routing = self._keeps_routing
                 loss = self._train_step.forward_backward(static_batch)
+                self._train_step.keep_routing = False
                 norm = self._train_step.update() if self._settings.optimizer else None
                 self._graph.capture_end()
-        self._static = static_batch, loss, norm
+        self._static = static_batch, loss, norm, self._train_step.microbatches
         self.graphs = self.replays_per_step = 1
         return self.replay(batch)
 
     def replay(self, batch: torch.Tensor) -> StepOutput:
         assert self._static is not None
-        static_batch, loss, norm = self._static
+        static_batch, loss, norm, self._train_step.microbatches = self._static
         static_batch.copy_(batch)
         self._graph.replay()
         self.counter.replays += 1

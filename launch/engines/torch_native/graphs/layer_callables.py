@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -70,6 +71,12 @@ class _LayerCallables(GraphedStep):
         self.graphs = sum(2 * len(calls) for in_flight in self._callables for calls in in_flight)
         self.replays_per_step = sum(len(in_flight[0]) for in_flight in self._callables) * self._microbatches
         return self.replay(batch)
+
+    @contextmanager
+    def uncaptured(self) -> Iterator[None]:
+        graphed, self._train_step.graphed = self._train_step.graphed, lambda chunk, microbatch: {}
+        yield
+        self._train_step.graphed = graphed
 
     def close(self) -> None:
         self._callables = []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ class Compiled(GraphedStep):
         self._on_cuda = spec.placement.device == "cuda"
         how = {"mode": "reduce-overhead"} if self._on_cuda else {"backend": self._backend}
         self._model = CompiledModel(train_step.chunks[0], **how)
+        self._uncompiled = train_step.model
         self.launches_per_replay = 2 if self._on_cuda else 0
         self.mechanism = (
             "compiled by Inductor, in CUDA graphs (reduce-overhead)"
@@ -41,6 +43,7 @@ class Compiled(GraphedStep):
     def capture(self, batch: torch.Tensor) -> StepOutput:
         self.replays_per_step = self._microbatches
         before = _seconds_compiling()
+        self._uncompiled = self._train_step.model
         self._train_step.model = self._run_compiled
         with compile_errors_as("cuda_graph.impl='torch_compile'", CaptureError):
             loss = self._forward_backward(batch)
@@ -49,6 +52,12 @@ class Compiled(GraphedStep):
 
     def stats(self) -> GraphStats:
         return replace(super().stats(), graphs=self._model.compilations, recompilations=self._model.recompilations)
+
+    @contextmanager
+    def uncaptured(self) -> Iterator[None]:
+        model, self._train_step.model = self._train_step.model, self._uncompiled
+        yield
+        self._train_step.model = model
 
     def close(self) -> None:
         torch._dynamo.reset()

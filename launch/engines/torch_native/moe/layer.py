@@ -23,6 +23,8 @@ class RoutingStats(NamedTuple):
     """Auxiliary losses of the router over this rank's tokens, shape (). Their sum over the tensor-parallel group is the loss."""
     tokens_per_expert: torch.Tensor
     """int64 (experts,): how many of this rank's tokens chose each expert."""
+    experts: torch.Tensor
+    """int64 (T, topk): the experts of each of this rank's tokens."""
 
 
 class Preprocessed(NamedTuple):
@@ -84,7 +86,7 @@ class MixtureOfExperts(nn.Module):
         mixed = self.tp.gather_tokens(own_mixed.view_as(own))
         if prepared.shared is not None:
             mixed = mixed + prepared.shared
-        return mixed, RoutingStats(routing.loss, routing.tokens_per_expert)
+        return mixed, RoutingStats(routing.loss, routing.tokens_per_expert, routing.experts)
 
     def _experts(self, rows: torch.Tensor, weights: torch.Tensor, permutation: ExpertPermutation) -> torch.Tensor:
         """Run each row through its expert and multiply it by its weight: (R, hidden_size), (R,) -> (R, hidden_size).

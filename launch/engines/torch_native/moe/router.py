@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -29,6 +30,25 @@ class Routing(NamedTuple):
     """int64 (experts,): how many of these tokens chose each expert."""
 
 
+@dataclass(eq=False)
+class RepeatedChoice:
+    """Experts that another computation chose for T tokens, and how the router that repeats the choice scores them."""
+
+    experts: torch.Tensor
+    """int64 (T, topk)."""
+    scores: torch.Tensor = field(init=False)
+    """(T, topk): what the router ranks these experts by."""
+    gap: torch.Tensor = field(init=False)
+    """Shape (): the most by which a token's own choice scores higher, summed over its experts."""
+
+    @torch.no_grad()
+    def score(self, ranked: torch.Tensor) -> None:
+        """Set ``scores`` and ``gap`` from what the router ranks experts by, (T, experts)."""
+        self.scores = ranked.gather(-1, self.experts)
+        best = ranked.topk(self.experts.shape[-1], dim=-1).values
+        self.gap = (best.sum(-1) - self.scores.sum(-1)).max()
+
+
 class Router(nn.Module):
     """A linear gate in at least float32, since rounding router logits to bfloat16 changes which experts are chosen.
 
@@ -45,6 +65,8 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(model.num_moe_experts, model.hidden_size))
         self.bias = nn.Parameter(torch.empty(model.num_moe_experts)) if model.add_bias_linear else None
         self.register_buffer("expert_bias", None)
+        self.repeated: RepeatedChoice | None = None
+        """The choice for the next forward pass; None: the router's own."""
         self.shardings = {name: tp.inside_sharding for name, _ in self.named_parameters()}
 
     def reset_expert_bias(self) -> None:
@@ -57,7 +79,7 @@ class Router(nn.Module):
         dtype = torch.promote_types(x.dtype, torch.float32)
         bias = None if self.bias is None else self.bias.to(dtype)
         logits = nn.functional.linear(x.to(dtype), self.weight.to(dtype), bias)
-        weights, experts = choose_experts(logits, self.model, self.expert_bias)
+        weights, experts = choose_experts(logits, self.model, self.expert_bias, self.repeated)
         tokens_per_expert = count_tokens_per_expert(experts, logits)
         unbiased = tokens_per_expert
         if self.expert_bias is not None and self.model.moe_aux_loss_coeff:
@@ -77,22 +99,33 @@ class Router(nn.Module):
 
 
 def choose_experts(
-    logits: torch.Tensor, model: Model, expert_bias: torch.Tensor | None
+    logits: torch.Tensor, model: Model, expert_bias: torch.Tensor | None, repeated: RepeatedChoice | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Router logits (T, experts) -> weights and int64 indices of the chosen experts, each (T, topk)."""
-    topk = model.moe_router_topk
+    """Router logits (T, experts) -> weights and int64 indices of the chosen experts, each (T, topk).
+
+    With ``repeated`` these are its experts.
+    """
     if model.moe_router_order == "topk_then_softmax":
-        chosen, experts = logits.topk(topk, dim=-1)
+        chosen, experts = _choose(logits, model.moe_router_topk, repeated)
         return chosen.softmax(-1), experts
     scores = logits.softmax(-1) if model.moe_router_score_function == "softmax" else logits.sigmoid()
     if expert_bias is None:
-        weights, experts = scores.topk(topk, dim=-1)
+        weights, experts = _choose(scores, model.moe_router_topk, repeated)
     else:
-        experts = (scores + expert_bias).topk(topk, dim=-1).indices
+        experts = _choose(scores + expert_bias, model.moe_router_topk, repeated)[1]
         weights = scores.gather(-1, experts)
     if model.moe_router_normalize_topk:
         weights = weights / (weights.sum(-1, keepdim=True) + TINY)
     return weights, experts
+
+
+def _choose(ranked: torch.Tensor, topk: int, repeated: RepeatedChoice | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ``topk`` largest of (T, experts), or those of ``repeated``, and their indices, each (T, topk)."""
+    if repeated is None:
+        chosen, experts = ranked.topk(topk, dim=-1)
+        return chosen, experts
+    repeated.score(ranked)
+    return ranked.gather(-1, repeated.experts), repeated.experts
 
 
 def count_tokens_per_expert(experts: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

@@ -38,14 +38,21 @@ class Optimizer:
         self._rate.fill_(learning_rate(self._training, step))
 
     def update(self) -> torch.Tensor:
-        """Clip the gradients, update the weights and clear the gradients. Return their norm before clipping, shape ()."""
-        norm = self._norm()
+        """Clip the gradients and update the weights. Return the gradients' norm before clipping, shape ()."""
+        norm = self.norm()
         self._adamw.step(clip_scale(norm, self._training.clip_grad), self._rate)
-        if self._main.is_cleared:
-            self._main.gradients.zero_()
         return norm
 
-    def _norm(self) -> torch.Tensor:
+    def update_again(self, norm: torch.Tensor) -> None:
+        """Update the weights by gradients that ``update`` has left, whose norm before clipping was ``norm``, shape ()."""
+        scale = None if self._adamw.clips_in_place else clip_scale(norm, self._training.clip_grad)
+        self._adamw.step(scale, self._rate)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return moments and step counts by name."""
+        return self._adamw.state()
+
+    def norm(self) -> torch.Tensor:
         """Return the 2-norm of the whole model's gradients, shape (). Replicated parameters count once."""
         gradients = [shard.gradients for shard in self._main.shards]
         norms = torch._foreach_norm(gradients, 2, dtype=self._main.weights.dtype)
@@ -60,8 +67,9 @@ class _AdamW:
     def __init__(self, main: FlatParameters, training: Training) -> None:
         self._main = main
         self._training = training
+        self.clips_in_place = main.gradients.dtype == main.weights.dtype
         # Without a conversion one piece can hold all.
-        most = len(main.weights) if main.gradients.dtype == main.weights.dtype else CONVERTED_ELEMENTS
+        most = len(main.weights) if self.clips_in_place else CONVERTED_ELEMENTS
         self._pieces = [
             _Piece(slices, training, training.weight_decay if decays else 0.0)
             for decays in (True, False)
@@ -73,6 +81,10 @@ class _AdamW:
         for piece in self._pieces:
             piece.step(scale, rate)
         self._main.write_compute_weights()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        rows = [row for piece in self._pieces for row in piece.state()]
+        return {f"{name} of slice {number}": one for number, row in enumerate(rows) for name, one in row.items()}
 
 
 @dataclass(eq=False)
@@ -88,6 +100,12 @@ class _Piece:
     weight_decay: float
     _moments: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False, default_factory=list)
     _steps: list[torch.Tensor] = field(init=False, default_factory=list)
+
+    def state(self) -> list[dict[str, torch.Tensor]]:
+        return [
+            {"first moment": first, "second moment": second, "step count": steps}
+            for (first, second), steps in zip(self._moments, self._steps, strict=True)
+        ]
 
     @torch.no_grad()
     def step(self, scale: torch.Tensor | None, rate: torch.Tensor) -> None:

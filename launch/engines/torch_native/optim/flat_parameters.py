@@ -91,11 +91,12 @@ class FlatParameters:
         self.parameters = [named[i][1] for i in order]
         places = [padded_size(parameter) for parameter in self.parameters]
         self._buckets = make_buckets(places, [kinds[i] for i in order], bucket_elements, distributed_optimizer)
+        self._names = [named[i][0] for i in order]
         self._allocate(torch.promote_types(first.dtype, torch.float32), gradient_dtype)
-        self._reduction = GradientReduction(self.gradients, self._buckets, order, [named[i][0] for i in order])
+        self._reduction = GradientReduction(self.gradients, self._buckets, order, self._names)
         self._accumulation = _Accumulation(self._gradient_views, self._reduction, first.new_zeros(()), add or _add)
-        self.is_cleared = add is None
-        """Whether main gradients must be cleared between steps."""
+        self._is_cleared = add is None
+        """Whether main gradients must be cleared before a step."""
         for number, parameter in enumerate(self.parameters):
             parameter.register_hook(partial(self._accumulation.take, number))
 
@@ -105,7 +106,7 @@ class FlatParameters:
         for view, parameter in zip(self._views(self._compute), self.parameters, strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
-        owned = _owned(self._buckets)
+        self._owned = owned = _owned(self._buckets)
         lengths = [part.stop - part.start for _, part in owned]
         shared = first.dtype == dtype and sum(lengths) == size
         self.weights = self._compute if shared else self._compute.new_empty(sum(lengths), dtype=dtype)
@@ -122,6 +123,18 @@ class FlatParameters:
         """Return views of the main gradients of ``part``, a submodule."""
         views = {id(parameter): view for parameter, view in zip(self.parameters, self._gradient_views, strict=True)}
         return [views[id(parameter)] for parameter in part.parameters()]
+
+    def owned(self) -> Iterator[tuple[str, OptimizerShard, slice]]:
+        """Yield the elements of parameters that this rank updates: the parameter's name, a shard, and the place in it."""
+        for (_, part), shard in zip(self._owned, self.shards, strict=True):
+            for number, start in self._starts():
+                first, last = max(start, part.start), min(start + self.parameters[number].numel(), part.stop)
+                if first < last:
+                    yield self._names[number], shard, slice(first - part.start, last - part.start)
+
+    def stored_weights(self) -> list[torch.Tensor]:
+        """Return master and compute weights, each (elements,); one tensor if they are the same."""
+        return [self.weights] if self.weights is self._compute else [self.weights, self._compute]
 
     @contextmanager
     def accumulate_gradients(self, share: float, first: bool = False, last: bool = False) -> Iterator[None]:
@@ -145,6 +158,11 @@ class FlatParameters:
         finally:
             self._accumulation.scale = None
 
+    def clear_gradients(self) -> None:
+        """Set the main gradients to zero, unless the first gradients of a step overwrite them."""
+        if self._is_cleared:
+            self.gradients.zero_()
+
     def finish(self) -> None:
         """Reduce what was accumulated to the gradients of the step. A collective call."""
         self._reduction.finish()
@@ -161,14 +179,16 @@ class FlatParameters:
 
     def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return the view of ``flat``, (elements,), for each parameter, in its shape."""
-        views = []
+        shaped = ((self.parameters[number], start) for number, start in self._starts())
+        return [flat[start : start + one.numel()].view(one.shape) for one, start in shaped]
+
+    def _starts(self) -> Iterator[tuple[int, int]]:
+        """Yield each parameter's index, and the place of its first element in the buffers."""
         for bucket in self._buckets:
             start = bucket.start
             for number in bucket.parameters:
-                parameter = self.parameters[number]
-                views.append(flat[start : start + parameter.numel()].view(parameter.shape))
-                start += padded_size(parameter)
-        return views
+                yield number, start
+                start += padded_size(self.parameters[number])
 
 
 @dataclass(eq=False)

@@ -99,6 +99,8 @@ class _Slice(NamedTuple):
 class FusedAdamW:
     """AdamW (Loshchilov and Hutter, arXiv:1711.05101), fused with clipping and with rounding to the compute precision."""
 
+    clips_in_place = False
+
     def __init__(self, main: FlatParameters, training: Training) -> None:
         self._main = main
         self._betas = (training.adam_beta1, training.adam_beta2)
@@ -119,6 +121,12 @@ class FusedAdamW:
             for piece in slices:
                 update(*piece, self._one if scale is None else scale, rate, *corrections)
         self._main.gather_compute_weights()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        pieces = [piece for _, slices in self._groups for piece in slices]
+        first = {f"first moment of slice {number}": piece.mean for number, piece in enumerate(pieces)}
+        second = {f"second moment of slice {number}": piece.square for number, piece in enumerate(pieces)}
+        return first | second | {"step count": self._steps}
 
 
 def _slices(main: FlatParameters, decays: bool) -> list[_Slice]:

@@ -1,0 +1,76 @@
+"""A step check: one step of a graphed run, computed by replay and by the same code uncaptured, from the same state.
+
+The scale of harmless rounding is measured in the same place: the uncaptured code runs a second time, and once more with the
+first layer's output moved by one unit in the last place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launch.common.typed_json import Amount, Count
+
+NOISE_MULTIPLE = 6.0
+"""Differences up to so many times the noise are rounding. docs/step_check.md has the figures that it stands on."""
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """How a result of the replay differs from that of the uncaptured code.
+
+    Differences are 2-norms relative to the uncaptured result. A result that is not finite on one side alone differs by 1e300.
+    """
+
+    name: str
+    difference: Amount
+    largest: Amount
+    """The largest absolute difference of an element."""
+    noise: Amount
+    """The larger one of two differences: of two passes of the uncaptured code, and that which the perturbation makes. At least
+    the spacing of the result's numbers. Losses and the norm are single numbers, which a perturbation may leave by chance:
+    they share the largest noise of them."""
+
+    @property
+    def is_fault(self) -> bool:
+        return self.difference > NOISE_MULTIPLE * self.noise
+
+
+@dataclass(frozen=True)
+class RoutingDifference:
+    """Tokens of one layer and micro-batch that the replay sends to other experts than the uncaptured code does."""
+
+    name: str
+    tokens: Count
+    gap: Amount
+    """The most by which the uncaptured code ranks its own choice higher, in scores."""
+    noise: Amount
+    """The largest change of any router's score in a second pass, or by the perturbation. The first router sees no
+    perturbation, hence that of any."""
+
+    @property
+    def is_fault(self) -> bool:
+        return self.gap > NOISE_MULTIPLE * self.noise
+
+
+@dataclass(frozen=True)
+class StepCheck:
+    """What one rank found in one checked step.
+
+    ``differences`` has the results that differ in a bit, the worst first, ``MOST_DIFFERENCES`` at most. ``skipped`` says why
+    there was no check; the rest is then empty.
+    """
+
+    step: Count
+    tensors: Count = 0
+    """How many results were compared: losses of micro-batches, the gradient norm, and every parameter's main gradient; with a
+    captured optimizer also weights and moments."""
+    unequal: Count = 0
+    differences: tuple[TensorDifference, ...] = ()
+    routing: tuple[RoutingDifference, ...] = ()
+    calibrated: bool = True
+    """False: results differ, but their noise is unknown, since the first layer cannot be perturbed."""
+    seconds: Amount = 0.0
+    skipped: str = ""
+
+
+MOST_DIFFERENCES = 32

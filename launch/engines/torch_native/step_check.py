@@ -1,0 +1,126 @@
+"""The next step of the torch_native engine, by replay and by the same code uncaptured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from launch.engines.graph_protocol import GraphedStep
+from launch.engines.perturbation import next_after
+from launch.engines.torch_native.compiled_model import CompiledModel
+from launch.engines.torch_native.moe.router import RepeatedChoice
+from launch.engines.torch_native.train_step import TrainStep
+
+
+@dataclass(eq=False)
+class TorchNativeStep:
+    """``updates``: the graph holds the optimizer too."""
+
+    train_step: TrainStep
+    runner: GraphedStep
+    updates: bool
+    _is_compiled: bool = field(init=False)
+    """Whether the uncaptured code is compiled whole too: then nothing reaches into it."""
+    _norm: torch.Tensor = field(init=False)
+    _repeated: Mapping[str, RepeatedChoice] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        with self.runner.uncaptured():
+            self._is_compiled = isinstance(self.train_step.model, CompiledModel)
+
+    def state(self) -> list[torch.Tensor]:
+        """Return weights, moments and expert biases if the graph updates them. Each step clears the gradients itself."""
+        if not self.updates:
+            return []
+        routers = (router for chunk in self.train_step.chunks for router in chunk.routers())
+        biases = [router.expert_bias for router in routers if router.expert_bias is not None]
+        return [*self.train_step.main.stored_weights(), *self.train_step.optimizer.state().values(), *biases]
+
+    def replay(self, batch: torch.Tensor) -> None:
+        with self._keeping_routing():
+            norm = self.runner.replay_again(batch).grad_norm
+        self._norm = self.train_step.optimizer.norm() if norm is None else norm
+
+    def recompute(self, batch: torch.Tensor, repeated: Mapping[str, torch.Tensor]) -> None:
+        step = self.train_step
+        with self.runner.uncaptured(), self._keeping_routing(), self._repeating(repeated):
+            step.forward_backward(batch)
+            self._norm = step.update() if self.updates else step.optimizer.norm()
+
+    @contextmanager
+    def perturbed(self) -> Iterator[bool]:
+        """Only the first stage of a pipeline has the first layer. Code that is compiled whole runs no hooks."""
+
+        def move(layer: nn.Module, inputs: Any, outputs: Any) -> Any:
+            return next_after(outputs[0]), *outputs[1:]
+
+        first = [chunk.named_layers()["0"] for chunk in self.train_step.chunks if chunk.is_first]
+        handles = [layer.register_forward_hook(move) for layer in first]
+        yield not self._is_compiled
+        for handle in handles:
+            handle.remove()
+
+    def results(self) -> Iterator[tuple[str, torch.Tensor]]:
+        step = self.train_step
+        for number, loss in enumerate(step.microbatches.losses):
+            yield f"loss of micro-batch {number}", loss
+        yield "gradient norm", self._norm
+        for name, gradient in self._gradients():
+            yield f"gradient of {name}", gradient
+
+    def update(self, results: Mapping[str, torch.Tensor]) -> None:
+        for name, gradient in self._gradients():
+            gradient.copy_(results[f"gradient of {name}"])
+        self.train_step.optimizer.update_again(results["gradient norm"].to(self._norm.device))
+
+    def updated(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self.updates:
+            for name, shard, place in self.train_step.main.owned():
+                yield f"weight of {name}", shard.weights[place]
+            yield from self.train_step.optimizer.state().items()
+
+    def routing(self) -> Mapping[str, torch.Tensor]:
+        routing = self.train_step.microbatches.routing
+        return {
+            name: experts
+            for place in routing
+            for name, experts in zip(self._names(*place), routing[place], strict=True)
+        }
+
+    def scored_choices(self) -> Mapping[str, RepeatedChoice]:
+        return self._repeated
+
+    def _gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, shard.gradients[place]) for name, shard, place in self.train_step.main.owned())
+
+    def _names(self, chunk: int, microbatch: int) -> list[str]:
+        """Return a name for each router of ``chunk`` in ``microbatch``."""
+        layers = self.train_step.chunks[chunk].named_layers()
+        return [
+            f"router of layer {name}, micro-batch {microbatch}" for name, layer in layers.items() if layer.has_experts
+        ]
+
+    @contextmanager
+    def _keeping_routing(self) -> Iterator[None]:
+        self.train_step.keep_routing = True
+        yield
+        self.train_step.keep_routing = False
+
+    @contextmanager
+    def _repeating(self, repeated: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Make routers choose ``repeated``. Compiled code cannot: it keeps its own choices."""
+        step = self.train_step
+        self._repeated = {} if self._is_compiled else {name: RepeatedChoice(each) for name, each in repeated.items()}
+        if self._repeated:
+            places = step.microbatches.routing
+            step.repeated = {place: [self._repeated[name] for name in self._names(*place)] for place in places}
+        yield
+        step.repeated = {}
+        for chunk in step.chunks:
+            for router in chunk.routers():
+                router.repeated = None

@@ -1,0 +1,226 @@
+"""Check one step of a graphed run: compute it by replay and by the same code uncaptured, from the same state.
+
+One step has no chaos in it, so that the difference of both is rounding or a fault. If any rank finds a difference, the scale of
+rounding is measured in the same place: the uncaptured code runs once more as it is, and once perturbed.
+
+Top-k routing is discontinuous: a score that is rounded otherwise sends a token elsewhere. So the uncaptured code repeats the
+replay's choices where they differ from its own, and records how far they are from its own.
+
+A captured optimizer is checked by itself: it runs uncaptured on the gradients of the replay. Adam divides by the size of
+gradients, which would make rounding of the smallest ones look large.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from launch.contract.records.step_check import MOST_DIFFERENCES, RoutingDifference, StepCheck, TensorDifference
+from launch.engines.protocol import CheckableStep, ScoredChoices
+
+CHUNK_ELEMENTS = 2**26
+"""Elements compared at once, which bounds the memory of a comparison."""
+NOT_FINITE = 1e300
+"""The difference of a result that is finite on one side alone."""
+
+Copies = Mapping[str, torch.Tensor]
+"""Results by name, on the host."""
+Routing = Mapping[str, torch.Tensor]
+"""The experts of each token by router call, int64 (T, topk)."""
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """Of two tensors: the relative 2-norm, and the largest of an element."""
+
+    relative: float
+    largest: float
+
+
+def check_step(checked: CheckableStep, number: int, batch: torch.Tensor) -> StepCheck:
+    """Check step ``number``, and restore the state before it. A collective call.
+
+    Args:
+        batch: int64 (microbatches, microbatch size, sequence + 1).
+    """
+    begun = time.perf_counter()
+    replayed, routing, updated = _replay(checked, batch)
+    found = _compare(updated, _update(checked, replayed) if updated else {}, batch.device)
+    rows = _rows(found, {name: _spacing(updated[name]) for name in found})
+    passes = _Passes(checked, batch, replayed, routing)
+    calibrated = True
+    if _on_any_rank(passes.is_unequal, batch.device):
+        calibrated = passes.calibrate()
+        rows += _rows(passes.differences, passes.noise)
+    rows.sort(key=lambda row: row.difference / row.noise, reverse=True)
+    return StepCheck(
+        number,
+        len(replayed) + len(updated),
+        len(rows),
+        tuple(rows[:MOST_DIFFERENCES]),
+        passes.routing_differences(),
+        calibrated,
+        time.perf_counter() - begun,
+    )
+
+
+class _Passes:
+    """The uncaptured forward and backward passes beside those of the replay.
+
+    Attributes:
+        differences: of results that differ in a bit.
+        noise: what rounding explains of each result's difference, above 0.
+    """
+
+    def __init__(self, checked: CheckableStep, batch: torch.Tensor, replayed: Copies, routing: Routing) -> None:
+        self._checked, self._batch, self._replayed, self._routing = checked, batch, replayed, routing
+        self._plain, chosen = self._run({})
+        self._moved = {name: count for name in routing if (count := _count_moved(routing[name], chosen[name]))}
+        self._scored: ScoredChoices = {}
+        self._score_noise = 0.0
+        self.differences = _compare(replayed, self._plain, batch.device)
+        self.noise: Mapping[str, float] = {}
+
+    @property
+    def is_unequal(self) -> bool:
+        return bool(self.differences or self._moved)
+
+    def calibrate(self) -> bool:
+        """Measure the noise, with the replay's routing if it differs on any rank. Return whether that is possible."""
+        repeated: Routing = {}
+        if _on_any_rank(bool(self._moved), self._batch.device):
+            repeated = self._routing
+            self._plain, _ = self._run(repeated)
+            self._scored = self._checked.scored_choices()
+            self.differences = _compare(self._replayed, self._plain, self._batch.device)
+        again = self._compare_pass(repeated)
+        with self._checked.perturbed() as calibrated:
+            perturbed = self._compare_pass(repeated)
+        relative = {name: max(again.get(name, 0.0), perturbed.get(name, 0.0)) for name in self._plain}
+        single = {name for name, result in self._plain.items() if result.numel() == 1}
+        shared = max((relative[name] for name in single), default=0.0)
+        self.noise = {
+            name: max(shared if name in single else one, _spacing(self._plain[name])) for name, one in relative.items()
+        }
+        return calibrated
+
+    def routing_differences(self) -> tuple[RoutingDifference, ...]:
+        return tuple(
+            RoutingDifference(name, count, float(self._scored[name].gap), self._score_noise)
+            for name, count in self._moved.items()
+            if name in self._scored
+        )
+
+    def _compare_pass(self, repeated: Routing) -> dict[str, float]:
+        """Run the passes again. Return how their results differ from those of the plain passes, by name."""
+        results, _ = self._run(repeated)
+        others = self._checked.scored_choices()
+        changes = (float((others[name].scores - one.scores).abs().max()) for name, one in self._scored.items())
+        self._score_noise = max(self._score_noise, *changes, 0.0)
+        found = _compare(results, self._plain, self._batch.device)
+        return {name: difference.relative for name, difference in found.items()}
+
+    def _run(self, repeated: Routing) -> tuple[Copies, Routing]:
+        with _restored(self._checked):
+            self._checked.recompute(self._batch, repeated)
+            return _copies(self._checked.results()), _routing(self._checked)
+
+
+def _replay(checked: CheckableStep, batch: torch.Tensor) -> tuple[Copies, Routing, Copies]:
+    """Return the replay's results, its routing, and what its optimizer wrote."""
+    with _restored(checked):
+        checked.replay(batch)
+        return _copies(checked.results()), _routing(checked), _copies(checked.updated())
+
+
+def _update(checked: CheckableStep, replayed: Copies) -> Copies:
+    with _restored(checked):
+        checked.update(replayed)
+        return _copies(checked.updated())
+
+
+@contextmanager
+def _restored(checked: CheckableStep) -> Iterator[None]:
+    """Restore the state of the step and of the default random generators."""
+    state = checked.state()
+    before = [_to_host(tensor) for tensor in state]
+    generators = torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        for tensor, value in zip(state, before, strict=True):
+            tensor.copy_(value)
+        torch.set_rng_state(generators[0])
+        if generators[1] is not None:
+            torch.cuda.set_rng_state(generators[1])
+
+
+def _copies(results: Iterator[tuple[str, torch.Tensor]]) -> Copies:
+    return {name: _to_host(result) for name, result in results}
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+    return copy.copy_(tensor.detach())
+
+
+def _routing(checked: CheckableStep) -> Routing:
+    return {name: experts.clone() for name, experts in checked.routing().items()}
+
+
+def _compare(values: Copies, reference: Copies, device: torch.device) -> dict[str, _Difference]:
+    """Return the differences of results that differ in a bit. Both sides have the same names."""
+    found = {name: _difference(value, reference[name], device) for name, value in values.items()}
+    return {name: difference for name, difference in found.items() if difference is not None}
+
+
+def _difference(value: torch.Tensor, reference: torch.Tensor, device: torch.device) -> _Difference | None:
+    """Compare two tensors of one shape, chunk by chunk on ``device``. Return None if they have equal bits."""
+    squares = torch.zeros((2,), dtype=torch.float64, device=device)
+    largest = torch.zeros((), dtype=torch.float64, device=device)
+    equal = True
+    for one, other in zip(
+        value.reshape(-1).split(CHUNK_ELEMENTS), reference.reshape(-1).split(CHUNK_ELEMENTS), strict=True
+    ):
+        a, b = one.to(device), other.to(device)
+        # NaN equals itself in bits.
+        equal = equal and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+        change = (a.double() - b.double()).abs()
+        squares += torch.stack((change.square().sum(), b.double().square().sum()))
+        largest = torch.maximum(largest, change.max())
+    if equal:
+        return None
+    size, scale = squares.sqrt().tolist()
+    if not (size < NOT_FINITE and scale < NOT_FINITE):
+        return _Difference(NOT_FINITE, NOT_FINITE)
+    # Zeros of either sign differ in their bits alone.
+    relative = size / scale if scale else (NOT_FINITE if size else 0.0)
+    return _Difference(relative, float(largest))
+
+
+def _rows(differences: Mapping[str, _Difference], noise: Mapping[str, float]) -> list[TensorDifference]:
+    return [TensorDifference(name, one.relative, one.largest, noise[name]) for name, one in differences.items()]
+
+
+def _spacing(result: torch.Tensor) -> float:
+    """Return the relative spacing of the numbers of ``result``."""
+    return torch.finfo(result.dtype).eps
+
+
+def _count_moved(experts: torch.Tensor, others: torch.Tensor) -> int:
+    """Count the tokens of which two choices differ, each int64 (T, topk), in any order."""
+    return int((experts.sort(-1).values != others.sort(-1).values).any(-1).sum())
+
+
+def _on_any_rank(condition: bool, device: torch.device) -> bool:
+    """Return whether ``condition`` holds on any rank. A collective call."""
+    if not dist.is_initialized():
+        return condition
+    flag = torch.tensor(float(condition), device=device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag)

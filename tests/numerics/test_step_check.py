@@ -1,0 +1,279 @@
+"""The step check: planted faults are found in the first check, and the right tensor is named; rounding is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from launch.contract.records.step_check import StepCheck
+from launch.contract.spec import CudaGraph, GraphImpl, Parallelism, RunSpec
+from launch.engines.protocol import RankPlace
+from launch.engines.torch_native.engine import TorchNativeEngine
+from launch.train.inspection.step_check import check_step
+from tests.distributed import workers
+from tests.numerics.full_iteration_on_cpu import full_iteration_on_cpu
+from tests.numerics.graphed_callables_on_cpu import graphs_on_cpu
+from tests.numerics.test_graphed_layers import EXPERTS
+from tests.numerics.tiny import CPU, MOE, batches, make_spec
+
+MODEL = replace(MOE, num_layers=3, hidden_size=32, vocab_size=64)
+FULL = CudaGraph("full_iteration", warmup_steps=1)
+Fault = Callable[[TorchNativeEngine], AbstractContextManager[Any]]
+
+
+def spec_of(graph: CudaGraph, precision: str = "fp32") -> RunSpec:
+    spec = make_spec(MODEL, steps=4, global_batch_size=8, sequence_length=16, precision=precision, learning_rate=1e-3)
+    return replace(spec, cuda_graph=graph, step_checks=2)
+
+
+def engine_of(spec: RunSpec, rank: int = 0) -> TorchNativeEngine:
+    with full_iteration_on_cpu():
+        return TorchNativeEngine(spec, RankPlace(rank, spec.parallelism.world_size, CPU))
+
+
+def train_to_first_check(spec: RunSpec) -> tuple[TorchNativeEngine, torch.Tensor]:
+    engine, given = engine_of(spec), batches(spec)
+    for _ in range(spec.first_compared):
+        engine.step(next(given))
+    return engine, next(given)
+
+
+@pytest.fixture(scope="module", params=["fp32", "bf16"])
+def captured(request: pytest.FixtureRequest) -> tuple[TorchNativeEngine, torch.Tensor]:
+    """An engine that has captured, and the batch of its first check. Checks leave it as it is."""
+    return train_to_first_check(spec_of(replace(FULL, optimizer=True), request.param))
+
+
+def check(captured: tuple[TorchNativeEngine, torch.Tensor], fault: Fault) -> StepCheck:
+    """Check a step of which the replay alone has ``fault``."""
+    engine, batch = captured
+    runner: Any = engine._runner
+    replay = runner.replay
+
+    def faulty(batch: torch.Tensor) -> Any:
+        with fault(engine):
+            return replay(batch)
+
+    with mock.patch.object(runner, "replay", faulty):
+        return check_step(engine.checkable_step(), engine._step, batch)
+
+
+def faults_of(found: StepCheck) -> list[str]:
+    return [row.name for row in found.differences if row.is_fault] + [row.name for row in found.routing if row.is_fault]
+
+
+def sum_in_halves(engine: TorchNativeEngine) -> AbstractContextManager[Any]:
+    """Another order of summation, as another kernel may have."""
+    linear = torch.nn.functional.linear
+
+    def in_halves(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        half = weight.shape[1] // 2
+        y = linear(x[..., :half], weight[:, :half]) + linear(x[..., half:], weight[:, half:])
+        return y if bias is None else y + bias
+
+    return mock.patch.object(torch.nn.functional, "linear", in_halves)
+
+
+def weigh_sample(share: float) -> Fault:
+    """One of eight samples counts ``share``."""
+
+    def fault(engine: TorchNativeEngine) -> AbstractContextManager[Any]:
+        accumulate, calls = engine.flat_parameters.accumulate_gradients, iter(range(8))
+        return mock.patch.object(
+            engine.flat_parameters, "accumulate_gradients",
+            lambda given, *flags: accumulate(given * share if next(calls) == 3 else given, *flags),
+        )  # fmt: skip
+
+    return fault
+
+
+@contextmanager
+def previous_batch(engine: TorchNativeEngine) -> Iterator[None]:
+    """The static batch is not copied."""
+    batch = (engine._runner.batch + 1) % MODEL.vocab_size  # type: ignore[union-attr]
+    static = mock.Mock(wraps=batch, copy_=lambda _: batch)
+    with (
+        mock.patch.object(engine._runner, "batch", static),
+        mock.patch.object(
+            engine._train_step, "forward_backward", lambda _, run=engine._train_step.forward_backward: run(batch)
+        ),
+    ):
+        yield
+
+
+@contextmanager
+def overwritten_microbatch(engine: TorchNativeEngine) -> Iterator[None]:
+    """A micro-batch's gradient is that of the one before it (pytorch/pytorch#181723)."""
+    run = engine._train_step.forward_backward
+
+    def overwrite(batch: torch.Tensor) -> torch.Tensor:
+        batch = batch.clone()
+        batch[4] = batch[3]
+        return run(batch)
+
+    with mock.patch.object(engine._train_step, "forward_backward", overwrite):
+        yield
+
+
+def other_weight(name: str, change: Callable[[torch.Tensor], object]) -> Fault:
+    """The graph reads another copy of a weight."""
+
+    @contextmanager
+    def fault(engine: TorchNativeEngine) -> Iterator[None]:
+        weight = dict(engine.chunks[0].named_parameters())[name].data
+        run = engine._train_step.forward_backward
+
+        def stale(batch: torch.Tensor) -> torch.Tensor:
+            kept = weight.clone()
+            change(weight)
+            loss = run(batch)
+            weight.copy_(kept)
+            return loss
+
+        with mock.patch.object(engine._train_step, "forward_backward", stale):
+            yield
+
+    return fault
+
+
+@contextmanager
+def flipped_exponent_bit(engine: TorchNativeEngine) -> Iterator[None]:
+    """One number of the input of layer 1 is four times what it should be."""
+
+    def flip(layer: Any, inputs: Any) -> Any:
+        x = inputs[0].clone()
+        x.view(-1)[5] *= 4
+        return x, *inputs[1:]
+
+    handle = engine.chunks[0].named_layers()["1"].register_forward_pre_hook(flip)
+    yield
+    handle.remove()
+
+
+@contextmanager
+def frozen_rate(engine: TorchNativeEngine) -> Iterator[None]:
+    """The graph uses a learning rate of an earlier step."""
+    rate = engine._optimizer._rate
+    kept = rate.clone()
+    rate.mul_(1.02)
+    yield
+    rate.copy_(kept)
+
+
+FAULTS: dict[str, tuple[Fault, str]] = {
+    "a lost sample": (weigh_sample(0.0), "gradient of 0.head.weight"),
+    "a sample weighted 0.7": (weigh_sample(0.7), "gradient of 0.head.weight"),
+    "the previous batch": (previous_batch, "gradient of 0.head.weight"),
+    "an overwritten micro-batch": (overwritten_microbatch, "loss of micro-batch 4"),
+    "a stale weight": (
+        other_weight("layers.1.attention_norm.weight", lambda weight: weight.mul_(1.5)),
+        "gradient of 0.layers.1.attention.qkv.weight",
+    ),
+    "a flipped exponent bit": (flipped_exponent_bit, "gradient of 0.layers.1.attention.qkv.weight"),
+    "a frozen scalar": (frozen_rate, "weight of 0.layers.1.mlp.down"),
+    "an expert's tokens dropped": (
+        other_weight("layers.1.mlp.down", lambda weight: weight[0].zero_()),
+        "gradient of 0.layers.1.mlp.router.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found_and_named(captured: tuple[TorchNativeEngine, torch.Tensor], name: str) -> None:
+    fault, tensor = FAULTS[name]
+    found = check(captured, fault)
+    assert found.calibrated and tensor in faults_of(found)
+
+
+def test_rounding_is_no_fault(captured: tuple[TorchNativeEngine, torch.Tensor]) -> None:
+    found = check(captured, sum_in_halves)
+    assert found.unequal > 20 and faults_of(found) == []
+
+
+def test_equal_bits_need_no_scale(captured: tuple[TorchNativeEngine, torch.Tensor]) -> None:
+    found = check(captured, lambda engine: nullcontext())
+    assert found.tensors > 20 and found.unequal == 0 and found.calibrated
+
+
+def test_a_result_that_is_not_finite_on_one_side_is_a_fault(captured: tuple[TorchNativeEngine, torch.Tensor]) -> None:
+    found = check(captured, other_weight("final_norm.weight", lambda weight: weight.fill_(torch.nan)))
+    assert "loss of micro-batch 0" in faults_of(found)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_tokens_between_two_experts_are_counted_and_repeated(precision: str) -> None:
+    """A router that rounds otherwise sends tokens elsewhere, which is no fault. One that moves them far is."""
+    captured = train_to_first_check(spec_of(FULL, precision))
+    routers = captured[0].chunks[0].routers()
+
+    def shift(size: float) -> Fault:
+        @contextmanager
+        def fault(engine: TorchNativeEngine) -> Iterator[None]:
+            real = type(routers[1]).forward
+
+            def shifted(router: Any, x: torch.Tensor) -> Any:
+                generator = torch.Generator().manual_seed(1)
+                noise = torch.randn(x.shape, generator=generator).to(x.dtype)
+                return real(router, x * (1 + size * noise) if router is routers[1] else x)
+
+            with mock.patch.object(type(routers[1]), "forward", shifted):
+                yield
+
+        return fault
+
+    scale = {"fp32": 2**-22, "bf16": 2**-8}[precision]
+    assert faults_of(check(captured, shift(scale))) == []
+    found = check(captured, shift(0.3))
+    assert any(row.is_fault and row.name.startswith("router of layer 1") for row in found.routing)
+
+
+def run_with_checks(spec: RunSpec) -> dict[str, Any]:
+    """Return what a rank's run computes, with or without checks, and what these found."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    found: list[StepCheck] = []
+    results = []
+    with graphs_on_cpu():
+        engine = engine_of(spec, rank)
+        for step, batch in enumerate(batches(spec, spec.parallelism.rank_in("dp", rank))):
+            if step in spec.checked_steps:
+                found.append(check_step(engine.checkable_step(), step, batch))
+            result = engine.step(batch)
+            results.append((result.loss.item(), result.grad_norm.item()))
+        stats = engine.graph_stats()
+        engine.close()
+    weights = engine.flat_parameters.weights.clone()
+    checks = [(one.step, one.tensors > 20, one.unequal, len(one.routing)) for one in found]
+    return {"results": results, "weights": weights, "checks": checks, "proven": stats.proven}
+
+
+PIPELINE, ZERO = Parallelism(pp=2), Parallelism(dp=2, ep=2, distributed_optimizer=True)
+
+
+@pytest.mark.parametrize(
+    ("impl", "scope", "optimizer", "layout"),
+    [
+        ("full_iteration", (), True, ZERO),
+        ("full_iteration", (), False, PIPELINE),
+        ("torch", ("attn", "moe_router"), False, PIPELINE),
+        ("transformer_engine", (), False, Parallelism()),
+        ("transformer_engine", ("attn", "moe"), False, ZERO),
+    ],
+)
+def test_checks_find_nothing_and_change_nothing(
+    impl: GraphImpl, scope: tuple[str, ...], optimizer: bool, layout: Parallelism
+) -> None:
+    spec = make_spec(replace(EXPERTS, num_layers=4), steps=4, global_batch_size=4)
+    spec = replace(spec, parallelism=layout, cuda_graph=CudaGraph(impl, scope, 1, optimizer=optimizer))
+    ranks = workers(layout.world_size)
+    plain, checked = (ranks.run(run_with_checks, replace(spec, step_checks=count)) for count in (0, 2))
+    for without, with_checks in zip(plain, checked, strict=True):
+        assert with_checks["checks"] == [(2, True, 0, 0), (3, True, 0, 0)]
+        assert with_checks["results"] == without["results"] and with_checks["proven"]
+        assert torch.equal(with_checks["weights"], without["weights"])
