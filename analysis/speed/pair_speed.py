@@ -117,7 +117,7 @@ def _untimed_ms(attempt: Attempt) -> float:
 
 
 def _measured_ms(attempt: Attempt) -> Floats:
-    return attempt.steps.take(attempt.steps.phase == "measure").step_time_ms
+    return attempt.steps.take(np.isin(attempt.steps.phase, ("measure", "check"))).step_time_ms
 
 
 def pool_pairs(pairs: Sequence[PairSpeed]) -> tuple[PairSpeed, ...]:

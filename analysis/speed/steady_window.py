@@ -67,6 +67,8 @@ class Window:
 
 def window_of(eager: Steps, graphed: Steps) -> Window | str:
     """The window of a pair, or why there is none."""
+    # Step checks are where the plan has them (analysis/verdict/precapture_check.py).
+    eager, graphed = (side.take(side.phase != "check") for side in (eager, graphed))
     if any(_interrupted(side) for side in (eager, graphed)):
         return "steps of another phase lie among the measured ones"
     before, after = (side.take(side.phase == "measure") for side in (eager, graphed))

@@ -321,6 +321,12 @@ class RunSpec:
         return tuple(sorted({first + round((last - first) * number / between) for number in range(self.step_checks)}))
 
     @property
+    def steps_after_checks(self) -> tuple[int, ...]:
+        """The steps of the steady window that a step check may have slowed down: the checked one and the next."""
+        checked = {step + after for step in self.checked_steps[1:] for after in (0, 1)}
+        return tuple(sorted(step for step in checked if step < self.training.steps))
+
+    @property
     def num_microbatches(self) -> int:
         """Micro-batches a rank runs each step (gradient accumulation)."""
         return self.training.global_batch_size // (self.training.micro_batch_size * self.parallelism.dp)

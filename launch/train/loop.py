@@ -3,7 +3,7 @@
     init -> build -> warmup -> capture -> settle -> measure -> probe -> teardown
 
 An eager run has no capture. ``settle`` covers the first steps after the capture, which are still slower (allocator, caches,
-clocks). Speed is measured in ``measure``. The steps after a step check are recorded as ``settle``, though the phase goes on.
+clocks). Speed is measured in ``measure``. Steps right after a step check are recorded as ``check``, though the phase goes on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ def train(
     last_unsettled = spec.cuda_graph.warmup_steps - 1 if capture_step is None else capture_step
 
     checked = spec.checked_steps
-    disturbed = {step + after for step in checked for after in range(SETTLE_STEPS)}
 
     def tokens_of(step: int) -> torch.Tensor:
         return batch(source, spec, step, dp_rank).to(mesh.device)
@@ -56,14 +55,14 @@ def train(
         tensors = tokens_of(step)
         if step in checked:
             metrics.flush()
-            with recorder.excluding_memory():
+            with recorder.excluding():
                 recorder.write("step_check", check=check_step(engine.checkable_step(), step, tensors))
         timer = StepTimer(mesh.device)
         timer.begin()
         result = engine.step(tensors)
         timer.end()
         _check_kind(step, phase, result.kind)
-        seen_as: Phase = "settle" if phase == "measure" and step in disturbed else phase
+        seen_as: Phase = "check" if step in spec.steps_after_checks else phase
         metrics.add(PendingStep(step, result.loss, result.grad_norm, timer, tokens, seen_as, result.digests))
         if phase == "capture":
             metrics.flush()

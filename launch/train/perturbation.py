@@ -6,13 +6,13 @@ run does.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from launch.engines.perturbation import next_after
 from launch.train.fault_injection import FaultyEngine
 
 
@@ -24,7 +24,7 @@ def perturb_weight(run: FaultyEngine) -> None:
 
     def move() -> None:
         weight = next(iter(run.parameters())).detach()
-        weight.copy_(_next_after(weight))
+        weight.copy_(next_after(weight))
 
     run.in_step(move)
 
@@ -43,13 +43,6 @@ def perturb(run: FaultyEngine) -> None:
                 module.register_forward_hook(move)
 
     def move(layer: nn.Module, inputs: Any, outputs: Any) -> Any:
-        return (_next_after(outputs[0]), *outputs[1:]) if run.is_due else outputs
+        return (next_after(outputs[0]), *outputs[1:]) if run.is_due else outputs
 
     handle = register_module_forward_pre_hook(find)
-
-
-def _next_after(values: torch.Tensor) -> torch.Tensor:
-    """Return the next larger number of each value, with the gradient of the value."""
-    with torch.no_grad():
-        unit = torch.nextafter(values, torch.full_like(values, math.inf)) - values
-    return values + unit

@@ -14,7 +14,8 @@ from typing import Any, Literal, get_args
 from launch.common.atomic_files import read_json_lines
 from launch.contract.paths import AttemptPaths
 
-Phase = Literal["init", "build", "warmup", "capture", "settle", "measure", "probe", "teardown"]
+Phase = Literal["init", "build", "warmup", "capture", "settle", "measure", "check", "probe", "teardown"]
+"""``check`` is a phase of steps alone: of those right after a step check, which the phase "measure" goes on around."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 

@@ -74,10 +74,12 @@ class Recorder:
         return None
 
     @contextmanager
-    def excluding_memory(self) -> Iterator[None]:
-        """Keep the memory that is used meanwhile out of the phase's peaks."""
+    def excluding(self) -> Iterator[None]:
+        """Keep the time and the memory that are used meanwhile out of the phase's seconds and peaks."""
         self._earlier.append(memory.sample(self._device))
+        begun = time.monotonic()
         yield
+        self._entered += time.monotonic() - begun
         self._reset_peaks()
 
     def note(self, message: str) -> None:
