@@ -21,7 +21,7 @@ from analysis.records.steps import Steps
 from analysis.speed.pair_speed import PairSpeed, pair_speed
 from analysis.verdict import ladder
 from analysis.verdict.completeness import eager_fault
-from analysis.verdict.precapture_check import check_agreement, check_capture_step
+from analysis.verdict.precapture_check import check_agreement, check_phases
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 from launch.contract.spec import RunSpec
@@ -226,4 +226,4 @@ def _compare_curves(eager: Steps, graphed: Steps, spec: RunSpec) -> Verdict | No
     exact = ladder.judge_exact({"eager run": eager}, {"graphed run": graphed}, np.arange(spec.training.steps), first)
     if exact and exact.verdict != "BITWISE":
         return exact
-    return check_capture_step(graphed, spec.cuda_graph.capture_step) or exact
+    return check_phases(graphed, spec) or exact

@@ -15,6 +15,7 @@ from typing import Any
 from analysis.records.copies import name_copies
 from analysis.records.events import (
     DAMAGE,
+    all_of_kind,
     choices_of,
     describe_error,
     is_of,
@@ -37,6 +38,7 @@ from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.identity import without_identity
 from launch.contract.records.inspection import Inspection
 from launch.contract.records.probe import Probe
+from launch.contract.records.step_check import StepCheck
 from launch.contract.spec import RunSpec, read_spec
 
 LONGEST_CAPTURE = 1e9
@@ -144,6 +146,7 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         probes=last_of_kind(events, "probe", _probe, problems),
         updates=parameter_updates(events),
         inspections=last_of_kind(events, "inspection", _inspection, problems),
+        step_checks=all_of_kind(events, "step_check", _step_check, problems),
         clocks=measured_clocks(events, problems),
         measured_seconds=measured_seconds(events, problems),
     )
@@ -192,6 +195,10 @@ def _graph_stats(event: Mapping[str, Any]) -> GraphStats:
     if stats.capture_seconds > LONGEST_CAPTURE:
         raise ValueError(f"capture_seconds is {stats.capture_seconds!r}, not a number of seconds")
     return stats
+
+
+def _step_check(event: Mapping[str, Any]) -> StepCheck:
+    return from_json(StepCheck, event["check"])
 
 
 def _probe(event: Mapping[str, Any]) -> Probe:

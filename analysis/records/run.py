@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from launch.contract.records.clocks import Clocks
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.inspection import Inspection
 from launch.contract.records.probe import Probe
+from launch.contract.records.step_check import StepCheck
 
 Digests = tuple[tuple[str, str], ...]
 """What must agree before two runs may be compared, as (name, digest): code, libraries, data and a checkpoint."""
@@ -33,6 +34,7 @@ class Recorded:
     proofs: Mapping[int, GraphStats]
     probes: Mapping[int, Probe]
     inspections: Mapping[int, Inspection]
+    step_checks: Mapping[int, Sequence[StepCheck]]
     clocks: Mapping[int, Clocks]
     measured_seconds: float
     updates: Mapping[int, bool]
@@ -73,6 +75,10 @@ class Attempt:
     @property
     def inspections(self) -> Mapping[int, Inspection]:
         return self._recorded.inspections
+
+    @property
+    def step_checks(self) -> Mapping[int, Sequence[StepCheck]]:
+        return self._recorded.step_checks
 
     @property
     def clocks(self) -> Mapping[int, Clocks]:

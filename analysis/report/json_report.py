@@ -22,6 +22,8 @@
                   the verdict is null for a cell that does not pass. The bounds are null for one pair, for a step that
                   cannot have been so short, and where throttling leaves none. outliers_kept says why outliers count,
          "replay": null | {"proven", "reason", "ranks", "stats": GraphStats, and on a GPU "bare_ranks", "launches_seen"},
+         "step_checks": null | {"steps": [step], "runs", "tensors", "unequal", "most", "moved_tokens", "seconds", "fault",
+                                "undecided"} with the fields of analysis.pairing.step_checks.StepChecks,
          and for a graphed cell on a GPU
          "capture_cost": null | {"graphs", "seconds"},
          "speedup_bound": {"reason",
@@ -48,7 +50,7 @@
      "plots": {"drawn": {workload: [files]}, "undrawn": {file: reason}, "left_out_workloads": [...], "left_out_cells": [...]},
      "notes": {message: runs}, "provenance": {key: [[value, runs], ...]}, "recipe": YAML}
 
-VERDICT is {"verdict", "reason", "fix", "evidence": null | {...}, "deviation": null | {"step", "metric", "size"}, "needed_run"} with the
+VERDICT is {"verdict", "reason", "fix", "evidence": null | {...}, "deviation": null | {"step", "metric", "size"}, "noisy", "needed_run"} with the
 fields of analysis.verdict.verdict.Verdict. FLOOR is {"repeats", "loss", "grad_norm"}. THROTTLED is {"most": {reason:
 [share, rank]}, "seen": [reason], "unknown": [text], "power_limits": [watts], "sm_mhz": null | [lowest, highest], "slowed"}.
 """
@@ -175,6 +177,7 @@ def _cell(result: CellResult) -> dict[str, Any]:
         "throttling": _throttling(speed.throttling),
         "speed": _speed(result),
         "replay": _replay(graphs.replay, result.on_gpu),
+        "step_checks": to_json(graphs.step_checks),
     }
     if speed.bound:
         content |= {"capture_cost": to_json(graphs.capture_cost), "speedup_bound": _speedup_bound(speed.bound)}

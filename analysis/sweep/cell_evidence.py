@@ -17,6 +17,7 @@ from analysis.pairing.eager_baseline import EagerBaseline, eager_side
 from analysis.pairing.flaky_attempts import contradictions, uncompared_attempts
 from analysis.pairing.judge_pairs import judge_pairs
 from analysis.pairing.pair import Pair, collect_pair, margins_for
+from analysis.pairing.step_checks import StepChecks, collect_step_checks
 from analysis.records.load import Records
 from analysis.records.run import Attempt, Run, attempts_of
 from analysis.speed.pair_speed import pool_pairs
@@ -110,11 +111,15 @@ def _graphed_cell(cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline, ma
         None if _failed_as_expected(cell, runs) else verdict,
         replace(speed, bound=bound, timing_doubt=bound.doubt if bound else ""),
         cell_memory(attempts, compared, spec.placement.device),
-        CellGraphs(worst(proofs) if proofs else None, capture_cost(attempts)),
+        CellGraphs(worst(proofs) if proofs else None, capture_cost(attempts), _step_checks(pairs, spec)),
         CellLoss(loss_trajectory(attempts)),
         _integrity(runs, {pair.repeat: pair.flaky_attempts for pair in pairs}, spec.training.steps),
     )
     return CellEvidence(result, throttle_bounds(pairs, ranks), (bound.doubt or bound.eager_doubt) if bound else "")
+
+
+def _step_checks(pairs: Sequence[PairResult], spec: RunSpec) -> StepChecks | None:
+    return collect_step_checks([(pair.repeat, pair.attempts[1]) for pair in pairs if pair.comparable], spec)
 
 
 def _failed_as_expected(cell: Cell, runs: Sequence[Run]) -> bool:

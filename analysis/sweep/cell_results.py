@@ -13,6 +13,7 @@ from analysis.limits.straggler import Straggler
 from analysis.limits.throttling import Throttling
 from analysis.memory.peaks import CellMemory
 from analysis.pairing.pair import Pair
+from analysis.pairing.step_checks import StepChecks
 from analysis.records.run import Run
 from analysis.speed.speedup import Speed
 from analysis.speed.step_time import StepTime
@@ -46,10 +47,11 @@ class CellSpeed:
 
 @dataclass(frozen=True)
 class CellGraphs:
-    """The weakest proof of replay over all repeats, and the cost of the capture."""
+    """The weakest proof of replay over all repeats, the cost of the capture, and what step checks found."""
 
     replay: Replay | None = None
     capture_cost: CaptureCost | None = None
+    step_checks: StepChecks | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from analysis.pairing.step_checks import judge_with_checks
 from analysis.records.load import Records
 from analysis.speed.confidence_interval import Family, families
 from analysis.speed.speedup import Speed, cell_speed, ratios_of
@@ -24,7 +25,11 @@ def judge_cells(evidence: Sequence[CellEvidence]) -> tuple[CellResult, ...]:
     """
     alone = [cell.result.verdict for cell in evidence]
     decided = iter(judge_family([verdict for verdict in alone if verdict]))
-    verdicts = [verdict and next(decided) for verdict in alone]
+    corrected = [verdict and next(decided) for verdict in alone]
+    verdicts = [
+        verdict and judge_with_checks(verdict, cell.result.graphs.step_checks)
+        for verdict, cell in zip(corrected, evidence, strict=True)
+    ]
     speedups = _speedups(evidence, verdicts)
     return tuple(map(_result, evidence, verdicts, speedups))
 
@@ -65,10 +70,11 @@ def _result(cell: CellEvidence, verdict: Verdict | None, speedup: Speed | None) 
 
 
 def _pair_verdict(own: Verdict, alone: Verdict | None, final: Verdict | None) -> Verdict:
-    """Return a pair's ``own`` verdict; for an EQUIVALENT, return the cell's ``final`` one if the family changed it.
+    """Return a pair's ``own`` verdict; return the cell's ``final`` one if the family or step checks changed it.
 
-    ``alone`` is the cell's verdict before the correction for multiple tests.
+    ``alone`` is the cell's verdict before that. A pair that decides by itself keeps its verdict, unless a step check has a fault.
     """
-    if final is None or final is alone or own.verdict != "EQUIVALENT":
+    if final is None or final is alone:
         return own
-    return replace(final, evidence=own.evidence)
+    decides = own.verdict not in ("EQUIVALENT", alone.verdict if alone else "")
+    return own if decides and final.verdict != "DIVERGED" else replace(final, evidence=own.evidence)

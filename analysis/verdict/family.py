@@ -22,7 +22,7 @@ def judge_family(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
 
 def _uncertain(verdict: Verdict, tests: int) -> Verdict:
     reason = f"within the margins on its own (p {verdict.p:.2g}), but not certain enough among {tests} tested cells"
-    return Verdict("INCONCLUSIVE", reason, REPEAT, verdict.evidence)
+    return Verdict("INCONCLUSIVE", reason, REPEAT, verdict.evidence, noisy=True)
 
 
 def holm(p_values: Sequence[float]) -> tuple[bool, ...]:

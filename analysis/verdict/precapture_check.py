@@ -11,24 +11,30 @@ from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, measure_dif
 from analysis.verdict.divergence import SURE
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
+from launch.contract.spec import RunSpec
 
 
-def check_capture_step(graphed: Steps, capture_step: int) -> Verdict | None:
-    """Return INCOMPARABLE unless ``graphed`` captured exactly once, in ``capture_step``.
+def check_phases(graphed: Steps, spec: RunSpec) -> Verdict | None:
+    """Return INCOMPARABLE unless ``graphed`` captured once and was checked, in the steps of ``spec``.
 
     Without this check, a damaged record could move the start of the comparison and hide the steps before it. All engines
     capture in launch.contract.spec.CudaGraph.capture_step.
     """
     at = int(np.argmax(graphed.phase == "capture"))
     before, after = graphed.phase[:at], graphed.phase[at + 1 :]
-    if not ((before == "warmup").all() and np.isin(after, ("settle", "measure")).all()):
+    checked = np.isin(graphed.step[at + 1 :], spec.steps_after_checks)
+    if not (
+        (before == "warmup").all()
+        and np.isin(after[~checked], ("settle", "measure")).all()
+        and (after[checked] == "check").all()
+    ):
         reason = "the graphed run's phases are out of order: warm-up, one capture, then steps that replay"
         return Verdict("INCOMPARABLE", reason, "run the pair again: its records are damaged")
     step = int(graphed.step[at])
-    if step == capture_step:
+    if step == spec.cuda_graph.capture_step:
         return None
     reason = (
-        f"the graphed run captured in step {step}, but its spec asks for step {capture_step} (cuda_graph): "
+        f"the graphed run captured in step {step}, but its spec asks for step {spec.cuda_graph.capture_step} (cuda_graph): "
         "its records are damaged, or its engine captured at the wrong time"
     )
     return Verdict("INCOMPARABLE", reason, "run the pair again")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal, get_args
 
 from analysis.verdict.curve_difference import CurveEvidence, Deviation
 
-VerdictName = Literal["BITWISE", "EQUIVALENT", "INCONCLUSIVE", "UNFINISHED", "INCOMPARABLE", "DIVERGED"]
-VERDICTS: tuple[VerdictName, ...] = ("BITWISE", "EQUIVALENT", "INCONCLUSIVE", "UNFINISHED", "INCOMPARABLE", "DIVERGED")
+STEP_CHECKED: Final = "EQUIVALENT (step-checked)"
+VerdictName = Literal[
+    "BITWISE", "EQUIVALENT", "EQUIVALENT (step-checked)", "INCONCLUSIVE", "UNFINISHED", "INCOMPARABLE", "DIVERGED"
+]
+VERDICTS: tuple[VerdictName, ...] = get_args(VerdictName)
 """From the best to the worst. UNFINISHED is a pair of which a run has no outcome yet."""
-PASSES: tuple[VerdictName, ...] = ("BITWISE", "EQUIVALENT")
+PASSES: tuple[VerdictName, ...] = ("BITWISE", "EQUIVALENT", STEP_CHECKED)
 
 REPEAT = "add repeats to narrow the interval, or use deterministic mode (training.deterministic: true)"
 
@@ -25,6 +28,8 @@ class Verdict:
     fix: str = ""
     evidence: CurveEvidence | None = None
     deviation: Deviation | None = None
+    noisy: bool = False
+    """Whether an INCONCLUSIVE has no other cause than that eager's own noise is too large for the margin."""
     needed_run: str = ""
     """The id of the perturbed run without which nothing more is known; empty where none is missing."""
 

@@ -20,6 +20,7 @@ from analysis.report.sections import (
     same_task,
     speed,
     speedup_bound,
+    step_checks,
     summary,
 )
 
@@ -30,6 +31,7 @@ SECTIONS: tuple[Section, ...] = (
     summary.render,
     cells.render,
     plots.render,
+    step_checks.render,
     ranking.render,
     speed.render,
     speedup_bound.render,

@@ -37,7 +37,8 @@ def _rules(margins: Margins) -> str:
         "A graphed cell passes as BITWISE or as EQUIVALENT. BITWISE: after the capture, all its runs equal all eager runs "
         f"of the same code, libraries and data bit for bit. EQUIVALENT: over {MINIMUM_STEPS} steps or more, each step and eager's "
         "own noise are within the margins, a test shows that the mean is too, and no difference grows. The margins are "
-        f"{margins.loss:g} nats for the loss and {margins.grad_norm:.2%} of eager's gradient norm. A cell with missing, "
+        f"{margins.loss:g} nats for the loss and {margins.grad_norm:.2%} of eager's gradient norm. EQUIVALENT (step-checked): noise hides "
+        "whether the curves agree, but single steps by replay and uncaptured do. A cell with missing, "
         "non-finite or unproven data does not pass. For an eager cell, the difference is that between its own repeats."
     )
 

@@ -15,7 +15,7 @@ from analysis.compare.cell_changes import Change, FigureChange
 from analysis.compare.golden import Golden, GoldenCell, GoldenVerdict, golden_of
 from analysis.compare.junit import junit_of_comparison, junit_of_report
 from analysis.compare.sweep_changes import CellComparison, Comparison, compare_sweeps
-from analysis.verdict.verdict import VERDICTS, VerdictName
+from analysis.verdict.verdict import PASSES, VERDICTS, VerdictName
 from launch.contract.outcomes import Expectation, Outcome
 from launch.contract.plan import Reason
 from tests.records import STARTED, AttemptRecord, Extra, workload_spec, write_sweep
@@ -101,7 +101,7 @@ def test_any_report_is_xml_and_passes_where_it_does(cells: list[GoldenCell], nam
     golden = Golden(name, tuple(cells), (), {"a": ((words, 1),)}, "")
     suite = suite_of(junit_of_report(golden))
     for one, case in zip(cells, suite.findall("testcase"), strict=True):
-        bad = one.verdict is not None and one.verdict.verdict not in ("BITWISE", "EQUIVALENT")
+        bad = one.verdict is not None and one.verdict.verdict not in PASSES
         passes = not (bad or one.unexpected or one.unsound_records or one.unfinished)
         assert (len(case) == 0) == passes
 

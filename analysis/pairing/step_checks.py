@@ -1,0 +1,138 @@
+"""What the step checks of a cell's graphed runs found, and what that means for the verdict on their curves.
+
+One step has no chaos in it, so a difference beyond rounding is a fault, however close the curves are. Checks without a fault stand
+in for curves that eager's own noise hides. They do not explain curves that diverge: a check starts from the state that the graphed
+run has reached, and sees no change that builds up outside of one step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from analysis.records.run import Attempt
+from analysis.verdict.verdict import STEP_CHECKED, Verdict
+from launch.contract.records.step_check import NOISE_MULTIPLE, RoutingDifference, StepCheck, TensorDifference
+from launch.contract.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class StepChecks:
+    """The checks of all steps, ranks and runs together."""
+
+    steps: tuple[int, ...]
+    runs: int
+    tensors: int
+    """Results compared in one step on one rank, at least."""
+    unequal: int
+    """Results that differ in a bit, at most, in one step on one rank."""
+    most: float
+    """The largest difference, in units of its noise. A fault has more than ``NOISE_MULTIPLE``."""
+    moved_tokens: int
+    seconds: float
+    """The longest check."""
+    fault: str = ""
+    """The worst difference beyond noise; empty without any."""
+    undecided: str = ""
+    """Why the checks decide nothing; empty if all of them took place and were calibrated."""
+
+    @property
+    def summary(self) -> str:
+        moved = f", {self.moved_tokens} tokens between two experts" if self.moved_tokens else ""
+        return (
+            f"{len(self.steps)} steps of {self.runs} graphed runs, each by replay and uncaptured from one state: {self.tensors} "
+            f"results on each rank, of which at most {self.unequal} differ, by {self.most:.2g} times the noise at most{moved}"
+        )
+
+
+@dataclass(frozen=True)
+class _Found:
+    repeat: int
+    rank: int
+    check: StepCheck
+
+    @property
+    def differences(self) -> tuple[TensorDifference | RoutingDifference, ...]:
+        return (*self.check.routing, *self.check.differences)
+
+
+def collect_step_checks(attempts: Sequence[tuple[int, Attempt]], spec: RunSpec) -> StepChecks | None:
+    """Return what the graphed ``attempts``, by repeat, found; None if ``spec`` plans no checks or nothing is recorded yet."""
+    if not spec.checked_steps or not attempts:
+        return None
+    found = list(_checks(attempts))
+    faults = [(one, row) for one in found for row in one.differences if row.is_fault]
+    worst = max(faults, key=lambda each: _size(each[1]), default=None)
+    rows = [row for one in found for row in one.check.differences]
+    return StepChecks(
+        steps=spec.checked_steps,
+        runs=len(attempts),
+        tensors=min((one.check.tensors for one in found), default=0),
+        unequal=max((one.check.unequal for one in found), default=0),
+        most=max(map(_size, rows), default=0.0),
+        moved_tokens=sum(row.tokens for one in found for row in one.check.routing),
+        seconds=max((one.check.seconds for one in found), default=0.0),
+        fault=_describe(*worst) if worst else "",
+        undecided=_undecided(found, attempts, spec),
+    )
+
+
+def judge_with_checks(verdict: Verdict, checks: StepChecks | None) -> Verdict:
+    """Return the verdict on curves and step checks together."""
+    if checks is None or verdict.verdict in ("INCOMPARABLE", "UNFINISHED"):
+        return verdict
+    if checks.fault:
+        return Verdict("DIVERGED", f"step check: {checks.fault}", _LOOK_AT, verdict.evidence, verdict.deviation)
+    if checks.undecided:
+        return verdict
+    if verdict.verdict == "INCONCLUSIVE" and verdict.noisy:
+        return replace(verdict, verdict=STEP_CHECKED, reason=f"{checks.summary}; {verdict.reason}", fix="")
+    if verdict.verdict == "DIVERGED" and verdict.deviation and math.isfinite(verdict.deviation.size):
+        reason = f"the steps agree ({checks.summary}), but the curves do not: {verdict.reason}"
+        return replace(verdict, verdict="INCONCLUSIVE", reason=reason, fix=_SUSPECT)
+    return verdict
+
+
+_LOOK_AT = "look at the named tensor: what it reads in the graph is not what it reads uncaptured (docs/step_check.md)"
+_SUSPECT = "suspect data, the schedule, or a buffer that changes slowly: a check sees one step at a time"
+
+
+def _checks(attempts: Sequence[tuple[int, Attempt]]) -> Iterator[_Found]:
+    for repeat, attempt in attempts:
+        for rank, checks in attempt.step_checks.items():
+            yield from (_Found(repeat, rank, check) for check in checks)
+
+
+def _size(row: TensorDifference | RoutingDifference) -> float:
+    """Return a difference in units of its noise."""
+    size = row.difference if isinstance(row, TensorDifference) else row.gap
+    return size / row.noise if row.noise else (float("inf") if size else 0.0)
+
+
+def _describe(found: _Found, row: TensorDifference | RoutingDifference) -> str:
+    where = f"step {found.check.step}, rank {found.rank}, repeat {found.repeat}"
+    if isinstance(row, RoutingDifference):
+        return (
+            f"{row.name} sends {row.tokens} tokens to other experts than uncaptured code ({where}); their scores differ by "
+            f"{row.gap:.2g}, where rounding explains {NOISE_MULTIPLE * row.noise:.2g}"
+        )
+    return (
+        f"{row.name} differs by {row.difference:.2g} of its norm from uncaptured code ({where}), where rounding explains "
+        f"{NOISE_MULTIPLE * row.noise:.2g}"
+    )
+
+
+def _undecided(found: Sequence[_Found], attempts: Sequence[tuple[int, Attempt]], spec: RunSpec) -> str:
+    """Return why the checks decide nothing, if so."""
+    skipped = next((one.check.skipped for one in found if one.check.skipped), "")
+    if skipped:
+        return f"not step-checked: {skipped}"
+    for repeat, attempt in attempts:
+        for rank in range(spec.parallelism.world_size):
+            steps = tuple(check.step for check in attempt.step_checks.get(rank, ()))
+            if steps != spec.checked_steps:
+                return f"not step-checked: repeat {repeat} has no check of every planned step on rank {rank}"
+    if any(one.check.unequal and not one.check.calibrated for one in found):
+        return "results differ in their last bits, and the noise of code that is compiled whole cannot be measured"
+    return ""

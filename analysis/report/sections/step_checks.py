@@ -1,0 +1,32 @@
+"""Step checks: single steps by replay and by the same code uncaptured."""
+
+from __future__ import annotations
+
+from analysis.report.report_data import ReportData
+from analysis.report.sections.tables import table
+from analysis.sweep.cell_results import CellResult
+from launch.contract.records.step_check import NOISE_MULTIPLE
+
+HEADER = ("cell", "steps", "runs", "results per rank", "unequal", "largest difference, in noise", "tokens elsewhere",
+          "longest check", "finding")  # fmt: skip
+NOTE = (
+    "Each checked step is computed twice from one state: by replay, and by the same code uncaptured. Noise is what a second "
+    "uncaptured pass and one unit in the last place of the first layer's output change, for each result by itself. More than "
+    f"{NOISE_MULTIPLE:g} times the noise is a fault. Tokens elsewhere are those that a router sends to another expert "
+    "(docs/step_check.md)."
+)
+
+
+def render(report: ReportData) -> list[str]:
+    rows = [row for result in report.shown if (row := _row(result))]
+    return ["## Step checks", table(HEADER, rows), NOTE] if rows else []
+
+
+def _row(result: CellResult) -> list[str]:
+    checks = result.graphs.step_checks
+    if checks is None:
+        return []
+    finding = f"**{checks.fault}**" if checks.fault else checks.undecided or "none beyond noise"
+    counts = [checks.runs, checks.tensors, checks.unequal, f"{checks.most:.2g}", checks.moved_tokens]
+    steps = ", ".join(map(str, checks.steps))
+    return [f"`{result.cell.label}`", steps, *map(str, counts), f"{checks.seconds:.1f} s", finding]
