@@ -32,6 +32,7 @@ from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.identity import identity_of
 from launch.contract.records.memory import Memory
 from launch.contract.records.probe import Probe
+from launch.contract.records.step_check import StepCheck
 from launch.contract.records.step_metrics import StepMetrics
 from launch.contract.spec import CudaGraph, Device, GraphImpl, Parallelism, Placement, RunSpec, Training, spec_to_json
 
@@ -95,19 +96,22 @@ def write_sweep(
     deterministic: bool = False,
     perturbed: bool = False,
     if_needed: bool = False,
+    step_checks: int = 0,
     expect: Expectation = Expectation(),  # noqa: B008 (frozen)
     extra: Sequence[Extra] = (),
     edit: Callable[[AttemptRecord], None] = unchanged,
 ) -> SweepPaths:
     """Write a sweep of ``workloads``, each with an eager baseline and ``impls``, ``repeats`` times over.
 
-    Graphed runs agree with their baseline to the bit, and so does the ``perturbed`` run, which begins only ``if_needed``.
+    Graphed runs agree with their baseline to the bit, and so does the ``perturbed`` run, which begins only
+    ``if_needed``. Their ``step_checks`` find nothing.
     ``expect`` applies to graphed cells.
     """
     sweep = SweepPaths(root)
     cells, bundles, optional = [], [], []
     for workload in range(workloads):
         specs = [workload_spec(workload, impl, steps, ranks, device, deterministic) for impl in ("none", *impls)]
+        specs = [dataclasses.replace(spec, step_checks=step_checks) for spec in specs]
         cells += [written_cell(spec, repeats, expect if spec.graphed else Expectation()) for spec in specs]
         run_ids = tuple(
             dataclasses.replace(s, repeat=r).run_id for r in range(repeats) for s in specs[:: -1 if r % 2 else 1]
@@ -195,7 +199,8 @@ def write_attempt(sweep: SweepPaths, record: AttemptRecord) -> None:
 
 def _seconds(record: AttemptRecord, phase: Phase) -> float:
     """Return how long ``phase`` took by its steps, 1 s if it has none that are times."""
-    times = (step["step_time_ms"] for step in record.metrics if step.get("phase") == phase)
+    phases = ("measure", "check") if phase == "measure" else (phase,)
+    times = (step["step_time_ms"] for step in record.metrics if step.get("phase") in phases)
     known = [time for time in times if type(time) in (int, float) and 0 < time < 1e12]
     return math.fsum(known) / 1e3 or 1.0
 
@@ -225,6 +230,8 @@ def phase_of(spec: RunSpec, step: int) -> Phase:
         return "warmup"
     if spec.graphed and since == 0:
         return "capture"
+    if step in spec.steps_after_checks:
+        return "check"
     return "settle" if since - spec.graphed < SETTLE_STEPS else "measure"
 
 
@@ -252,6 +259,8 @@ def _events(spec: RunSpec) -> list[dict[str, Any]]:
         writer.phase("capture", warmup, 1.2, graphs=_stats(spec, replays=0))
     writer.write("parameters", "settle", warmup + spec.graphed, digest="first")
     writer.phase("settle", warmup + spec.graphed, 1.1)
+    for step in spec.checked_steps:
+        writer.write("step_check", phase_of(spec, step), step, check=dataclasses.asdict(StepCheck(step, tensors=40)))
     writer.phase("measure", warmup + spec.graphed + SETTLE_STEPS, 1.1)
     writer.phase("probe", steps, 1.1)
     writer.write("parameters", "probe", steps, digest="last")

@@ -130,7 +130,7 @@ def _undecided(found: Sequence[_Found], attempts: Sequence[tuple[int, Attempt]],
         return f"not step-checked: {skipped}"
     for repeat, attempt in attempts:
         for rank in range(spec.parallelism.world_size):
-            steps = tuple(check.step for check in attempt.step_checks.get(rank, ()))
+            steps = tuple(sorted(check.step for check in attempt.step_checks.get(rank, ())))
             if steps != spec.checked_steps:
                 return f"not step-checked: repeat {repeat} has no check of every planned step on rank {rank}"
     if any(one.check.unequal and not one.check.calibrated for one in found):

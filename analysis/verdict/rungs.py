@@ -35,14 +35,17 @@ MINIMUM_STEPS = 100
 SMALLER = "capture a smaller scope until the curves agree, and look at the first step that differs"
 _SECOND = "set repeats to 2 or more: a second eager run measures the noise floor"
 _REPRODUCE = (
-    "make eager runs reproducible first: deterministic mode (training.deterministic: true), else a lower learning rate or "
-    "a larger global batch"
+    "make eager runs reproducible with deterministic mode (training.deterministic: true), or look past their noise with step "
+    "checks (step_checks: 5); else lower the learning rate"
 )
 _NOT_DETERMINISTIC = (
     "find what the eager run does not compute deterministically (see the notes of its runs), or judge by margins "
     "(training.deterministic: false)"
 )
-_SEPARATE = "use deterministic mode (training.deterministic: true) to remove the noise, else a lower learning rate"
+_SEPARATE = (
+    "use deterministic mode (training.deterministic: true) to remove the noise, step checks (step_checks: 5) to look past it, or "
+    "a lower learning rate"
+)
 _AGAIN = (
     "add repeats: a fault repeats in every graphed run, a spike does not; or use deterministic mode "
     "(training.deterministic: true)"
@@ -99,8 +102,8 @@ def _diverged(window: ComparisonWindow, place: int, sample: Sample) -> Verdict:
     return Verdict("DIVERGED", reason, SMALLER, window.evidence, Deviation(step, metric, size))
 
 
-def _inconclusive(window: ComparisonWindow, reason: str, fix: str) -> Verdict:
-    return Verdict("INCONCLUSIVE", reason + _of_several(window), fix, window.evidence)
+def _inconclusive(window: ComparisonWindow, reason: str, fix: str, *, noisy: bool = False) -> Verdict:
+    return Verdict("INCONCLUSIVE", reason + _of_several(window), fix, window.evidence, noisy=noisy)
 
 
 def _of_several(window: ComparisonWindow) -> str:
@@ -148,7 +151,7 @@ def _large_floor(window: ComparisonWindow, floor: NoiseFloor, *, spikes: bool) -
                 f"{floor.source} differ among themselves: their {METRIC_NAMES[sample.metric]} by up to {widest:.3g}, "
             )
             reason += f"and the margin is {margin:g}"
-            return _inconclusive(window, reason, _REPRODUCE if margin > 0 else _NOT_DETERMINISTIC)
+            return _inconclusive(window, reason, _REPRODUCE if margin > 0 else _NOT_DETERMINISTIC, noisy=True)
     return None
 
 
@@ -171,7 +174,7 @@ def exceeds_margin(window: ComparisonWindow) -> Verdict | None:
         if floor and size > margin + SURE_ALONE * floor.of(metric):
             reason += f"a rare spike of noise: not every one of several graphed runs has it, and it lasts for less than {LASTING} steps"
             return _inconclusive(window, reason, _AGAIN)
-        return _inconclusive(window, f"{reason}noise", _SEPARATE)
+        return _inconclusive(window, f"{reason}noise", _SEPARATE, noisy=True)
     return None
 
 
@@ -185,7 +188,7 @@ def hides_difference(window: ComparisonWindow) -> Verdict | None:
                 f"{window.expected[window.first + hidden.place]} is within the margin of {margin:g}, but with noise of "
                 f"{hidden.noise:.3g} ({scale.source}) a step may hide a difference beyond it: the limit is then {hidden.limit:.3g}"
             )
-            return _inconclusive(window, reason, _SEPARATE)
+            return _inconclusive(window, reason, _SEPARATE, noisy=True)
     return None
 
 
@@ -208,7 +211,7 @@ def not_equivalent(window: ComparisonWindow) -> Verdict | None:
         name, margin = METRIC_NAMES[tested.metric], window.margins.of(tested.metric)
         if not tested.p <= ALPHA:
             reason = f"the mean difference of the {name} is {tested.mean.value:.3g} +- {tested.mean.half_width:.3g}: "
-            return _inconclusive(window, f"{reason}not shown to be within the margin of {margin:g}", REPEAT)
+            return _inconclusive(window, f"{reason}not shown to be within the margin of {margin:g}", REPEAT, noisy=True)
         if tested.leaves:
             reason = (
                 f"the {name} drifts: the difference rose by {tested.rise.value:.3g} +- {tested.rise.half_width:.3g} "
