@@ -146,7 +146,7 @@ class Rank:
         monkeypatch.setattr(clocks, "pci_address", lambda _: ADDRESS)
         monkeypatch.setattr(event_log, "PhaseClocks", functools.partial(PhaseClocks, library=library))
         monkeypatch.setattr(event_log, "JsonLines", lambda _: lines)
-        self.recorder = event_log.Recorder(AttemptPaths(Path("1")), 0, torch.device("cuda", 0))
+        self.recorder = event_log.Recorder(AttemptPaths(Path("run/attempts/1")), 0, torch.device("cuda", 0))
 
     @property
     def clocks(self) -> list[Any]:
