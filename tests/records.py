@@ -27,7 +27,7 @@ from launch.contract.outcomes import Expectation, Outcome, outcome_to_json
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Cell, Margins, Plan, PlannedBundle, Reason
 from launch.contract.records.clocks import Clocks
-from launch.contract.records.events import Phase
+from launch.contract.records.events import Phase, StepPhase
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.identity import identity_of
 from launch.contract.records.memory import Memory
@@ -224,7 +224,7 @@ def attempt_record(spec: RunSpec, allocation: str = "bundle000", began: float = 
     )
 
 
-def phase_of(spec: RunSpec, step: int) -> Phase:
+def phase_of(spec: RunSpec, step: int) -> StepPhase:
     since = step - spec.cuda_graph.warmup_steps
     if since < 0:
         return "warmup"
@@ -291,7 +291,7 @@ class _EventWriter:
     spec: RunSpec
     events: list[dict[str, Any]] = field(default_factory=list)
 
-    def write(self, kind: str, phase: Phase, step: int | None, **content: Any) -> None:
+    def write(self, kind: str, phase: StepPhase, step: int | None, **content: Any) -> None:
         time = STARTED + len(self.events)
         self.events.append({"time": time, "kind": kind, "phase": phase, "step": step, **content})
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from launch.contract.errors import CaptureError
-from launch.contract.records.events import Phase
+from launch.contract.records.events import Phase, StepPhase
 from launch.contract.spec import RunSpec
 from launch.engines.protocol import Engine, RankPlace, StepKind
 from launch.train.data_loader import TokenSource, batch
@@ -62,7 +62,7 @@ def train(
         result = engine.step(tensors)
         timer.end()
         _check_kind(step, phase, result.kind)
-        seen_as: Phase = "check" if step in spec.steps_after_checks else phase
+        seen_as: StepPhase = "check" if step in spec.steps_after_checks else phase
         metrics.add(PendingStep(step, result.loss, result.grad_norm, timer, tokens, seen_as, result.digests))
         if phase == "capture":
             metrics.flush()

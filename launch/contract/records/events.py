@@ -14,8 +14,9 @@ from typing import Any, Literal, get_args
 from launch.common.atomic_files import read_json_lines
 from launch.contract.paths import AttemptPaths
 
-Phase = Literal["init", "build", "warmup", "capture", "settle", "measure", "check", "probe", "teardown"]
-"""``check`` is a phase of steps alone: of those right after a step check, which the phase "measure" goes on around."""
+Phase = Literal["init", "build", "warmup", "capture", "settle", "measure", "probe", "teardown"]
+StepPhase = Phase | Literal["check"]
+"""Steps right after a step check are in a phase of their own, while the rank stays in "measure"."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from launch.common.atomic_files import number, read_json_lines
 from launch.contract.paths import AttemptPaths
-from launch.contract.records.events import Phase
+from launch.contract.records.events import StepPhase
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class StepMetrics:
     grad_norm: float
     step_time_ms: float
     tokens: int
-    phase: Phase
+    phase: StepPhase
 
 
 def read_metrics(attempt: AttemptPaths) -> Iterator[StepMetrics]:

@@ -11,7 +11,7 @@ import torch
 from launch.common.atomic_files import JsonLines
 from launch.contract.errors import NumericError
 from launch.contract.paths import AttemptPaths
-from launch.contract.records.events import Phase
+from launch.contract.records.events import StepPhase
 from launch.contract.records.layer_digests import StepDigests, hexadecimal
 from launch.contract.records.step_metrics import StepMetrics
 from launch.engines.protocol import LayerDigests
@@ -53,7 +53,7 @@ class PendingStep:
     grad_norm: torch.Tensor
     timer: StepTimer
     tokens: int
-    phase: Phase
+    phase: StepPhase
     digests: LayerDigests | None = None
 
 
