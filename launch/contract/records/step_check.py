@@ -18,7 +18,7 @@ NOISE_MULTIPLE = 6.0
 class TensorDifference:
     """How a result of the replay differs from that of the uncaptured code.
 
-    Differences are 2-norms relative to the uncaptured result. A result that is not finite on one side alone differs by 1e300.
+    Differences are 2-norms relative to the replayed result. A result that is not finite on one side alone differs by 1e300.
     """
 
     name: str

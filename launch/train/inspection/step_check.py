@@ -23,7 +23,7 @@ import torch.distributed as dist
 from launch.contract.records.step_check import MOST_DIFFERENCES, RoutingDifference, StepCheck, TensorDifference
 from launch.engines.protocol import CheckableStep, ScoredChoices
 
-CHUNK_ELEMENTS = 2**26
+CHUNK_ELEMENTS = 2**24
 """Elements compared at once, which bounds the memory of a comparison."""
 NOT_FINITE = 1e300
 """The difference of a result that is finite on one side alone."""
@@ -50,7 +50,7 @@ def check_step(checked: CheckableStep, number: int, batch: torch.Tensor) -> Step
     """
     begun = time.perf_counter()
     replayed, routing, updated = _replay(checked, batch)
-    found = _compare(updated, _update(checked, replayed) if updated else {}, batch.device)
+    found = _update(checked, replayed, updated)
     rows = _rows(found, {name: _spacing(updated[name]) for name in found})
     passes = _Passes(checked, batch, replayed, routing)
     calibrated = True
@@ -79,11 +79,11 @@ class _Passes:
 
     def __init__(self, checked: CheckableStep, batch: torch.Tensor, replayed: Copies, routing: Routing) -> None:
         self._checked, self._batch, self._replayed, self._routing = checked, batch, replayed, routing
-        self._plain, chosen = self._run({})
+        self.differences = self._run(replayed)
+        chosen = checked.routing()
         self._moved = {name: count for name in routing if (count := _count_moved(routing[name], chosen[name]))}
         self._scored: ScoredChoices = {}
         self._score_noise = 0.0
-        self.differences = _compare(replayed, self._plain, batch.device)
         self.noise: Mapping[str, float] = {}
 
     @property
@@ -95,18 +95,15 @@ class _Passes:
         repeated: Routing = {}
         if _on_any_rank(bool(self._moved), self._batch.device):
             repeated = self._routing
-            self._plain, _ = self._run(repeated)
+            self.differences = self._run(self._replayed, repeated)
             self._scored = self._checked.scored_choices()
-            self.differences = _compare(self._replayed, self._plain, self._batch.device)
-        again = self._compare_pass(repeated)
+        plain = _copies(self._checked.results())
+        again = self._run(plain, repeated)
+        self._compare_scores()
         with self._checked.perturbed() as calibrated:
-            perturbed = self._compare_pass(repeated)
-        relative = {name: max(again.get(name, 0.0), perturbed.get(name, 0.0)) for name in self._plain}
-        single = {name for name, result in self._plain.items() if result.numel() == 1}
-        shared = max((relative[name] for name in single), default=0.0)
-        self.noise = {
-            name: max(shared if name in single else one, _spacing(self._plain[name])) for name, one in relative.items()
-        }
+            perturbed = self._run(plain, repeated)
+        self._compare_scores()
+        self.noise = _noise(plain, again, perturbed)
         return calibrated
 
     def routing_differences(self) -> tuple[RoutingDifference, ...]:
@@ -116,32 +113,46 @@ class _Passes:
             if name in self._scored
         )
 
-    def _compare_pass(self, repeated: Routing) -> dict[str, float]:
-        """Run the passes again. Return how their results differ from those of the plain passes, by name."""
-        results, _ = self._run(repeated)
+    def _compare_scores(self) -> None:
         others = self._checked.scored_choices()
         changes = (float((others[name].scores - one.scores).abs().max()) for name, one in self._scored.items())
         self._score_noise = max(self._score_noise, *changes, 0.0)
-        found = _compare(results, self._plain, self._batch.device)
-        return {name: difference.relative for name, difference in found.items()}
 
-    def _run(self, repeated: Routing) -> tuple[Copies, Routing]:
+    def _run(self, reference: Copies, repeated: Mapping[str, torch.Tensor] = {}) -> dict[str, _Difference]:
+        """Run the passes, and return how their results differ from ``reference``."""
         with _restored(self._checked):
             self._checked.recompute(self._batch, repeated)
-            return _copies(self._checked.results()), _routing(self._checked)
+            return _compare(self._checked.results(), reference)
 
 
 def _replay(checked: CheckableStep, batch: torch.Tensor) -> tuple[Copies, Routing, Copies]:
     """Return the replay's results, its routing, and what its optimizer wrote."""
     with _restored(checked):
         checked.replay(batch)
-        return _copies(checked.results()), _routing(checked), _copies(checked.updated())
+        routing = {name: experts.clone() for name, experts in checked.routing().items()}
+        return _copies(checked.results()), routing, _copies(checked.updated())
 
 
-def _update(checked: CheckableStep, replayed: Copies) -> Copies:
+def _update(checked: CheckableStep, replayed: Copies, updated: Copies) -> dict[str, _Difference]:
+    """Run the optimizer uncaptured on the replay's gradients. Return how the captured one's results differ."""
+    if not updated:
+        return {}
     with _restored(checked):
         checked.update(replayed)
-        return _copies(checked.updated())
+        return _compare(checked.updated(), updated)
+
+
+def _noise(
+    plain: Copies, again: Mapping[str, _Difference], perturbed: Mapping[str, _Difference]
+) -> Mapping[str, float]:
+    """Return the noise of each result: the larger difference of both passes, and at least the spacing of its numbers."""
+    relative = {
+        name: max((found[name].relative for found in (again, perturbed) if name in found), default=0.0)
+        for name in plain
+    }
+    single = {name for name, result in plain.items() if result.numel() == 1}
+    shared = max((relative[name] for name in single), default=0.0)
+    return {name: max(shared if name in single else one, _spacing(plain[name])) for name, one in relative.items()}
 
 
 @contextmanager
@@ -169,25 +180,21 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor:
     return copy.copy_(tensor.detach())
 
 
-def _routing(checked: CheckableStep) -> Routing:
-    return {name: experts.clone() for name, experts in checked.routing().items()}
-
-
-def _compare(values: Copies, reference: Copies, device: torch.device) -> dict[str, _Difference]:
-    """Return the differences of results that differ in a bit. Both sides have the same names."""
-    found = {name: _difference(value, reference[name], device) for name, value in values.items()}
+def _compare(results: Iterator[tuple[str, torch.Tensor]], reference: Copies) -> dict[str, _Difference]:
+    """Return how live results differ from ``reference``, for those that differ in a bit. Both sides have the same names."""
+    found = {name: _difference(result.detach(), reference[name]) for name, result in results}
     return {name: difference for name, difference in found.items() if difference is not None}
 
 
-def _difference(value: torch.Tensor, reference: torch.Tensor, device: torch.device) -> _Difference | None:
-    """Compare two tensors of one shape, chunk by chunk on ``device``. Return None if they have equal bits."""
-    squares = torch.zeros((2,), dtype=torch.float64, device=device)
-    largest = torch.zeros((), dtype=torch.float64, device=device)
+def _difference(result: torch.Tensor, reference: torch.Tensor) -> _Difference | None:
+    """Compare two tensors of one shape, chunk by chunk on the device of ``result``. Return None if they have equal bits."""
+    squares = torch.zeros((2,), dtype=torch.float64, device=result.device)
+    largest = torch.zeros((), dtype=torch.float64, device=result.device)
     equal = True
-    for one, other in zip(
-        value.reshape(-1).split(CHUNK_ELEMENTS), reference.reshape(-1).split(CHUNK_ELEMENTS), strict=True
+    for a, other in zip(
+        result.reshape(-1).split(CHUNK_ELEMENTS), reference.reshape(-1).split(CHUNK_ELEMENTS), strict=True
     ):
-        a, b = one.to(device), other.to(device)
+        b = other.to(result.device)
         # NaN equals itself in bits.
         equal = equal and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
         change = (a.double() - b.double()).abs()
