@@ -68,7 +68,9 @@ def _units(curve: Curve, metric: Metric) -> Floats:
 
 def widen_margins(margins: Margins, coarse: Mapping[Metric, PrintPrecision]) -> Margins:
     """Return margins that a printed difference exceeds only where the true one exceeds ``margins``."""
-    return replace(margins, **{metric: margins.of(metric) + 2 * one.widest for metric, one in coarse.items()})
+    added = {metric: 2 * one.widest for metric, one in coarse.items()}
+    loss, grad_norm = margins.loss + added.get("loss", 0.0), margins.grad_norm + added.get("grad_norm", 0.0)
+    return replace(margins, loss=loss, grad_norm=grad_norm)
 
 
 def drop_below_precision(files: CurveFiles, coarse: Mapping[Metric, PrintPrecision]) -> CurveFiles:

@@ -7,7 +7,7 @@ for bit. All repeats together decide the rest (analysis.pairing.judge_pairs).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -99,7 +99,7 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
 
 def margins_for(spec: RunSpec, margins: Margins) -> Margins:
     """Return ``margins``, or margins of 0 if ``spec`` asks for deterministic training, and so for bitwise equality."""
-    return Margins(loss=0.0, grad_norm=0.0) if spec.training.deterministic else margins
+    return replace(margins, loss=0.0, grad_norm=0.0) if spec.training.deterministic else margins
 
 
 def _pair_speed(eager: Attempt, graphed: Attempt, exact: Verdict | None, spec: RunSpec) -> PairSpeed:

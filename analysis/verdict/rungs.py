@@ -137,7 +137,10 @@ def missing_floor(window: ComparisonWindow) -> Verdict | None:
     if floor is None or floor.repeats < 2:
         excess = next((f"{_difference(*largest)}, and " for largest in _largest(window)), "")
         return _inconclusive(
-            window, f"{excess}the noise floor is unknown: it takes two complete eager repeats", _SECOND
+            window,
+            f"{excess}the noise floor is unknown: it takes two complete eager repeats",
+            _SECOND,
+            noisy=window.margins.mode == "quick" and not excess,
         )
     return _large_floor(window, floor, spikes=True)
 
@@ -200,7 +203,10 @@ def too_short(window: ComparisonWindow) -> Verdict | None:
         f"within the margins, but only over {window.evidence.steps} steps after the capture; {MINIMUM_STEPS} are needed"
     )
     fix = f"set training.steps to {len(window.expected) - window.evidence.steps + MINIMUM_STEPS} or more"
-    return _inconclusive(window, reason, fix)
+    if quick := window.margins.mode == "quick":
+        reason += ", so a slow drift was not looked at"
+        fix = "set equivalence.mode=full"
+    return _inconclusive(window, reason, fix, noisy=quick)
 
 
 def not_equivalent(window: ComparisonWindow) -> Verdict | None:

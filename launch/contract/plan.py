@@ -34,10 +34,14 @@ class Reason:
 
 @dataclass(frozen=True)
 class Margins:
-    """The largest differences that count as equal: loss in nats, gradient norm relative to the eager value."""
+    """The largest differences that count as equal: loss in nats, gradient norm relative to the eager value.
+
+    In ``mode`` quick, runs are short and step checks decide.
+    """
 
     loss: Amount = 1e-3
     grad_norm: Amount = 1e-2
+    mode: Literal["full", "quick"] = "full"
 
     def of(self, metric: Literal["loss", "grad_norm"]) -> float:
         return self.loss if metric == "loss" else self.grad_norm

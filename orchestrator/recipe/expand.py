@@ -21,6 +21,9 @@ Section = TypeVar("Section")
 BEFORE_CAPTURE: tuple[Phase, ...] = ("init", "build", "warmup")
 """Phases that the eager baseline has as well. What a recipe expects in them, it also expects of the baseline."""
 
+QUICK_STEPS = 20
+"""The steps of a run in a quick sweep: warm-up, capture, and some to check."""
+
 _NOT_IN_SETTINGS = ("cuda_graph.impl", "cuda_graph.scope", "cuda_graph.optimizer", "resources.minutes_per_run",
                     "resources.hang_minutes")  # fmt: skip
 """Fields in which cells of one workload may differ. The graph label names the first three; the others change no run."""
@@ -144,7 +147,7 @@ class _Builder:
             engine=tree["engine"],
             model=self._section(Model, preset | tree.get("model", {})),
             parallelism=parallelism,
-            training=self._section(Training, tree.get("training", {})),
+            training=self._training(tree.get("training", {})),
             data=self._section(Data, tree.get("data", {})),
             cuda_graph=self._section(CudaGraph, canonical_values(tree.get("cuda_graph", {}))),
             placement=self._placement(parallelism, resources),
@@ -160,6 +163,14 @@ class _Builder:
         if memo not in self._sections:
             self._sections[memo] = cls(**values)
         return cast(Section, self._sections[memo])
+
+    def _training(self, values: Mapping[str, Any]) -> Training:
+        """Return the training section, with ``QUICK_STEPS`` at most in a quick sweep."""
+        training = self._section(Training, values)
+        if self._recipe.equivalence.mode == "full" or training.steps <= QUICK_STEPS:
+            return training
+        warmup = min(training.learning_rate_warmup_steps, QUICK_STEPS)
+        return replace(training, steps=QUICK_STEPS, learning_rate_warmup_steps=warmup)
 
     def _parallelism(self, values: Mapping[str, Any], resources: Resources) -> Parallelism:
         layout = self._section(Parallelism, values)

@@ -23,6 +23,10 @@ MOST_RUNS = 100_000
 _SHIPPED_PRESETS = Path(__file__).resolve().parents[2] / "recipes" / "models"
 
 
+QUICK_CHECKS = 5
+"""Step checks of a quick sweep whose recipe does not say how many."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A recipe with every field checked. Trees hold plain values, in this project's spelling."""
@@ -72,7 +76,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         axes=tuple(axes.values()),
         repeats=top.repeats,
         perturbed=top.perturbed,
-        step_checks=top.step_checks,
+        step_checks=top.step_checks or QUICK_CHECKS * (equivalence.mode == "quick"),
         cluster=top.cluster,
         equivalence=equivalence,
         wandb=wandb,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ from analysis.records.load import load
 from analysis.report.write_report import write_report
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_cells import compare_cells
-from launch.common.atomic_files import read_json
-from launch.contract.plan import Margins
+from launch.common.atomic_files import read_json, write_json
+from launch.contract.plan import Margins, read_plan
 from launch.contract.records.step_check import NOISE_MULTIPLE, RoutingDifference, StepCheck, TensorDifference
 from tests.records import AttemptRecord, write_sweep
 
@@ -88,6 +88,17 @@ def test_clean_checks_stand_in_for_curves_that_noise_hides(tmp_path: Path) -> No
     assert verdict_of(result)[0] == "EQUIVALENT (step-checked)" and result.passes
     assert result.graphs.step_checks and result.graphs.step_checks.most == 1.0
     assert {pair.verdict.verdict for pair in result.pairs} == {"EQUIVALENT (step-checked)"}
+
+
+@pytest.mark.parametrize("mode", ["full", "quick"])
+def test_a_short_window_passes_by_its_checks_in_quick_mode_alone(
+    tmp_path: Path, mode: Literal["full", "quick"]
+) -> None:
+    sweep = write_sweep(tmp_path, step_checks=3, steps=20, repeats=1, edit=lambda run: add_noise(run, 0.01))
+    write_json(sweep.plan, dataclasses.replace(read_plan(sweep), margins=Margins(mode=mode)))
+    verdict, reason = verdict_of(compare_cells(load(sweep))[1])
+    assert verdict == {"full": "INCONCLUSIVE", "quick": "EQUIVALENT (step-checked)"}[mode]
+    assert "the noise floor is unknown" in reason
 
 
 def test_bits_that_are_equal_stay_bitwise(tmp_path: Path) -> None:

@@ -300,3 +300,11 @@ def test_a_wrong_selection_names_the_way_out(tmp_path: Path, selection: str) -> 
 def test_the_defaults_of_a_model_are_those_of_the_spec(tmp_path: Path) -> None:
     (cell,) = cells(tmp_path, model={"num_layers": 5})
     assert cell.spec.model == Model(num_layers=5)
+
+
+def test_a_quick_sweep_has_short_runs_with_checks(tmp_path: Path) -> None:
+    training = {"steps": 500, "learning_rate_warmup_steps": 100}
+    graph = {"impl": "torch_compile"}
+    (eager, graphed) = cells(tmp_path, training=training, cuda_graph=graph, equivalence={"mode": "quick"})
+    assert eager.spec.training == graphed.spec.training and graphed.spec.training.steps == 20
+    assert len(graphed.spec.checked_steps) == 5 and eager.spec.checked_steps == ()
