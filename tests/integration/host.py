@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from launch.contract.records.events import read_events
 ROOT = Path(__file__).resolve().parents[2]
 SECRETS = {"WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567", "HF_TOKEN": "hf_not_to_be_written_anywhere"}
 
-STEPS = 800
+STEPS = 400
 """A second or two of steps: long enough to be caught in, short enough to be waited for."""
 MODEL = {
     "num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "num_query_groups": 2, "kv_channels": 8,
@@ -188,6 +188,15 @@ def cpu_seconds_of_children() -> float:
 
 def rank_pid(attempt: AttemptPaths, rank: int = 0) -> int:
     return int(next(read_events(attempt, rank))["pid"])
+
+
+@contextlib.contextmanager
+def held(attempt: AttemptPaths) -> Iterator[None]:
+    """Stop the attempt's rank, so that it trains on only after the block, however long the block takes."""
+    rank = rank_pid(attempt)
+    os.kill(rank, signal.SIGSTOP)
+    yield
+    os.kill(rank, signal.SIGCONT)
 
 
 def wait_until(

@@ -13,7 +13,7 @@ import pytest
 
 from launch.common.file_lock import was_killed
 from launch.contract.records.step_metrics import read_metrics
-from tests.integration.host import Host, rank_pid, recipe, wait_until
+from tests.integration.host import Host, held, rank_pid, recipe, wait_until
 
 MINUTE = 1.0
 """A limit that a run on a busy machine meets until its first step: on a free one that takes three seconds."""
@@ -21,23 +21,23 @@ MINUTE = 1.0
 
 def test_a_command_that_goes_away_leaves_its_sweep_to_the_next_one(host: Host) -> None:
     """Ctrl-C, then kill -9 of the command and of the queue, while the first of two runs goes on."""
-    first, run_ids = host.begin(recipe("mini", steps=1500, repeats=2))
-    attempt = host.wait_for_step("mini", run_ids[0])
-    first.send_signal(signal.SIGINT)
-    out, err = first.communicate(timeout=120)
-    assert first.returncode == 130
-    assert "keeps running without this command" in out and "status mini --watch" in out and "cancel mini" in out
-    assert "Traceback" not in err
+    first, run_ids = host.begin(recipe("mini", repeats=2))
+    path, attempt = str(host.folder / "mini.yaml"), host.wait_for_step("mini", run_ids[0])
+    with held(attempt):
+        first.send_signal(signal.SIGINT)
+        out, err = first.communicate(timeout=120)
+        assert first.returncode == 130
+        assert "keeps running without this command" in out and "status mini --watch" in out and "cancel mini" in out
+        assert "Traceback" not in err
 
-    path = str(host.folder / "mini.yaml")
-    second = host.start("sweep", path)
-    assert second.stdout is not None
-    assert any("2 already running or waiting, adopted" in second.stdout.readline() for _ in range(2))
-    second.kill()
-    second.communicate()
-    os.kill(host.process("orchestrator.submit.local_queue"), signal.SIGKILL)
-    wait_until(lambda: was_killed(host.sweep("mini").queue_lock), 60, "the queue's end")
-    assert rank_pid(attempt) in host.processes()
+        second = host.start("sweep", path)
+        assert second.stdout is not None
+        assert any("2 already running or waiting, adopted" in second.stdout.readline() for _ in range(2))
+        second.kill()
+        second.communicate()
+        os.kill(host.process("orchestrator.submit.local_queue"), signal.SIGKILL)
+        wait_until(lambda: was_killed(host.sweep("mini").queue_lock), 60, "the queue's end")
+        assert rank_pid(attempt) in host.processes()
 
     done = host.run("sweep", path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -75,13 +75,16 @@ def test_a_supervisor_that_dies_takes_its_ranks_along_and_the_queue_goes_on(host
 
 
 def test_one_resume_is_enough_while_another_supervisor_goes_on_with_the_bundle(host: Host) -> None:
-    sweep, (killed, later) = host.begin(recipe("mini", steps=1500, repeats=2))
+    sweep, (killed, later) = host.begin(recipe("mini", repeats=2))
     host.wait_for_step("mini", killed)
     os.kill(host.supervisor("mini"), signal.SIGKILL)
-    host.wait_for_step("mini", later)
-    assert host.states("mini") == {killed: "INTERRUPTED", later: "RUNNING"}
-    resumed = host.run("resume", "mini")
-    assert "1 run to start; 1 already running or waiting, adopted" in resumed.stdout
+    with held(host.wait_for_step("mini", later)):
+        assert host.states("mini") == {killed: "INTERRUPTED", later: "RUNNING"}
+        resumed = host.start("resume", "mini")
+        assert resumed.stdout is not None
+        said = "1 run to start; 1 already running or waiting, adopted"
+        assert any(said in resumed.stdout.readline() for _ in range(2))
+    resumed.communicate(timeout=300)
     assert host.states("mini") == {killed: "COMPLETED", later: "COMPLETED"}
     assert host.attempts("mini") == {killed: [1, 2], later: [1]}
     allocations = {host.outcome("mini", run).allocation.rpartition(".")[2] for run in (killed, later)}
@@ -165,13 +168,13 @@ def test_numbers_that_are_not_finite_end_a_run_and_may_be_expected(host: Host) -
 
 def test_cancel_ends_everything_and_another_sweep_never_ran_beside_it(host: Host) -> None:
     """Two sweeps on one host, started without waiting: the second has the slot when the first is cancelled."""
-    first, second = host.write(recipe("one", steps=1500, repeats=2)), host.write(recipe("two"))
+    first, second = host.write(recipe("one", repeats=2)), host.write(recipe("two"))
     assert host.run("sweep", first, "--no-wait").returncode == 0
     (running, waiting) = host.run_ids("one")
     assert host.run("sweep", second, "--no-wait").returncode == 0
-    host.wait_for_step("one", running)
-    assert host.states("one") == {running: "RUNNING", waiting: "QUEUED"}
-    assert set(host.states("two").values()) == {"QUEUED"}
+    with held(host.wait_for_step("one", running)):
+        assert host.states("one") == {running: "RUNNING", waiting: "QUEUED"}
+        assert set(host.states("two").values()) == {"QUEUED"}
 
     cancelled = json.loads(host.run("cancel", "one", "--json").stdout)
     assert set(cancelled["cancelled"]) == {running, waiting}
