@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from launch.common.regular_file import read_regular
+from launch.common.regular_file import not_regular, read_regular
 
 MOST_JSON_BYTES = 2 << 30
 """A plan of 100,000 runs has some hundred MiB."""
@@ -88,7 +88,13 @@ def write_bytes(path: Path, content: bytes, *, sync: bool = True) -> None:
 
 @contextlib.contextmanager
 def atomic_open(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
-    """Open a file that replaces ``path`` when the block ends without an error. Use it for content too large for memory."""
+    """Open a file that replaces ``path`` when the block ends without an error. Use it for content too large for memory.
+
+    Raises:
+        OSError: it cannot be written, or ``path`` is a device or a FIFO, which nobody means to replace.
+    """
+    if path.exists() and not path.is_file():
+        raise not_regular(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Processes of several hosts, or of several containers, may have one pid.
     staged = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")

@@ -29,17 +29,17 @@ def _open(path: Path) -> tuple[int, int]:
         # A socket cannot be opened at all.
         if error.errno != errno.ENXIO:
             raise
-        raise _not_regular(path) from None
+        raise not_regular(path) from None
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode):
         return descriptor, status.st_size
     os.close(descriptor)
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise _not_regular(path)
+    raise not_regular(path)
 
 
-def _not_regular(path: Path) -> OSError:
+def not_regular(path: Path) -> OSError:
     return OSError(errno.EINVAL, "not a regular file", str(path))
 
 

@@ -95,7 +95,8 @@ class RunPaths(Folder):
     def attempt_numbers(self) -> list[int]:
         """Return the numbers of all attempts that were started, in order."""
         try:
-            return sorted(int(name) for name in os.listdir(f"{self.root}/attempts") if name.isdigit())
+            names = os.listdir(f"{self.root}/attempts")
+            return sorted(int(name) for name in names if name.isascii() and name.isdigit())
         except FileNotFoundError:
             return []
 
@@ -135,8 +136,8 @@ class SweepPaths(Folder):
 
 
 def is_folder_name(name: str) -> bool:
-    """Return whether ``name`` names a folder in another one, and leads nowhere else."""
-    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+    """Return whether ``name`` names a folder in another one, leads nowhere else, and is UTF-8 without control characters."""
+    return name not in ("", ".", "..") and "/" not in name and name.isprintable()
 
 
 def _checked(name: str, folder: str) -> str:

@@ -81,7 +81,9 @@ TIMEOUT = FailureClass("TIMEOUT", "TIMEOUT", "raise resources.minutes_per_run, o
 HANG = FailureClass("HANG", "HANG", "the logs hold every rank's stack at that moment; raise resources.hang_minutes if a step may take that long")  # fmt: skip
 TEARDOWN_HANG = FailureClass("TEARDOWN_HANG", "TEARDOWN_HANG", "delete graphs before process groups; the results count")
 TEARDOWN_CRASH = FailureClass("TEARDOWN_CRASH", "FAILED", "see the logs; every step's metrics are recorded")
-SPEC = FailureClass("SPEC", "CONFIG", "delete the run's spec.json and sweep again, which writes a new one")
+SPEC = FailureClass(
+    "SPEC", "CONFIG", "delete the run's spec.json, then resume the sweep with --failed, which writes a new one"
+)
 KERNEL_OOM = FailureClass("KERNEL_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks per node")
 EXIT = FailureClass("EXIT", "FAILED", "see logs/launcher.log and the ranks' logs")
 SIGNALS: tuple[FailureClass, ...] = (

@@ -16,8 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from launch.common.atomic_files import JsonLines, RecordError, read_json, read_json_lines, write_json
+from launch.common.atomic_files import JsonLines, RecordError, read_json, write_json
 from launch.common.file_lock import Lock, holder, this_process
+from launch.common.regular_file import read_regular
 from launch.common.typed_json import from_json
 from launch.contract.bundle import Beginning, BundleOrder
 from launch.contract.cancellation import read_cancellation
@@ -125,9 +126,11 @@ class Supervisor:
 
     def _record_allocation(self) -> int:
         """Record this supervision and return its number. Attempts that share it ran on the same devices, minutes apart."""
-        number = 1 + sum(1 for _ in read_json_lines(self._bundle.allocations))
+        path = self._bundle.allocations
+        # A damaged line counts: it must not keep the bundle from ever starting again.
+        number = 1 + (read_regular(path).count(b"\n") if path.exists() else 0)
         job, nodes = (self._job.job, self._job.nodes) if self._job is not None else ("", ())
-        with JsonLines(self._bundle.allocations) as lines:
+        with JsonLines(path) as lines:
             line = {"allocation": number, "time": time.time(), "job": job, "nodes": nodes}
             lines.write({**line, **vars(this_process())})
         return number

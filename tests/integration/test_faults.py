@@ -232,7 +232,7 @@ def test_a_damaged_spec_costs_one_run(host: Host) -> None:
     sweep.communicate(timeout=300)
     assert host.states("mini") == {whole: "COMPLETED", damaged: "CONFIG"}
     outcome = host.outcome("mini", damaged)
-    assert outcome.message.startswith("spec.json cannot be read") and "delete" in outcome.remedy
+    assert outcome.message.startswith("spec.json cannot be read") and "--failed" in outcome.remedy
 
     host.sweep("mini").run(damaged).spec.unlink()
     assert host.run("sweep", str(host.folder / "mini.yaml")).returncode == 3, "the failure is not made good unasked"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from pathlib import Path
 
@@ -136,6 +137,15 @@ def test_a_bundle_of_a_cluster_is_refused_where_there_is_no_job(
     with pytest.raises(SystemExit, match="needs a Slurm job, and this process is in none"):
         supervise(str(tmp_path))
     assert not BundlePaths(tmp_path).lock.exists()
+
+
+def test_a_damaged_line_keeps_no_bundle_from_starting_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    bundle = BundlePaths(tmp_path)
+    write_json(bundle.order, BundleOrder("bundle", "workload", (), Limits(), 0, ()))
+    bundle.allocations.write_text('{"allocation": 1}\n\0\0\n{"allo')
+    supervise(str(tmp_path))
+    assert '{"allocation": 3, ' in bundle.allocations.read_text().splitlines()[-1]
 
 
 @pytest.mark.parametrize("content", ["", "null", "[]", "{}", "stop, please"])

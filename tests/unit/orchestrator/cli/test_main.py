@@ -447,6 +447,26 @@ def test_no_id_of_a_plan_leads_out_of_the_store(capsys: pytest.CaptureFixture[st
     assert [path.name for path in elsewhere.iterdir()] == ["sweeps"]
 
 
+def test_an_order_of_a_name_that_no_folder_has_is_one_message(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path
+) -> None:
+    sweep = write_sweep(elsewhere / "sweeps" / "evil")
+    half = BundleOrder("b", "w", (("half-\ud800", 1),), Limits(), 1, ("cpu0",))
+    sweep.bundle("b").order.parent.mkdir(parents=True)
+    sweep.bundle("b").order.write_text(json.dumps(dataclasses.asdict(half)))
+    for command in (["cancel", "evil"], ["prune", "evil"]):
+        assert main(command) == 2
+        assert capsys.readouterr().err.endswith("is no name of a folder in runs\n")
+
+
+def test_no_device_is_replaced_by_a_report(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
+    write_sweep(elsewhere / "sweeps" / "then")
+    os.mkfifo("fifo")
+    for option in ("--junit", "--golden"):
+        assert main(["report", "then", option, "fifo"]) == 2
+        assert "not a regular file: 'fifo'" in capsys.readouterr().err and Path("fifo").is_fifo()
+
+
 def test_an_order_cannot_lead_out_of_the_store(elsewhere: Path) -> None:
     sweep = write_sweep(elsewhere / "sweeps" / "evil")
     order = sweep.bundle("b").order
