@@ -134,5 +134,7 @@ def _undecided(found: Sequence[_Found], attempts: Sequence[tuple[int, Attempt]],
             if steps != spec.checked_steps:
                 return f"not step-checked: repeat {repeat} has no check of every planned step on rank {rank}"
     if any(one.check.unequal and not one.check.calibrated for one in found):
-        return "results differ in their last bits, and the noise of code that is compiled whole cannot be measured"
+        return (
+            "results differ in bits, and how far rounding explains that cannot be measured (docs/step_check.md, Limits)"
+        )
     return ""

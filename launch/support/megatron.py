@@ -55,7 +55,17 @@ KNOWN_FAULTS: tuple[Rule, ...] = (
 """What the library computes wrongly, although the engine runs it."""
 
 RULES: tuple[Rule, ...] = (
-    fixed("megatron", "step_checks", 0),
+    MegatronRule(
+        "megatron.step_checks", ("step_checks", "training.fp8"), "engine megatron cannot restore the scales of fp8 after a check",
+        lambda spec: spec.step_checks != 0 and spec.training.fp8 != "none",
+        fix="Set step_checks=0, or training.fp8=none.",
+    ),
+    MegatronRule(
+        "megatron.step_checks", ("step_checks", "parallelism.overlap_moe_expert_parallel_comm"),
+        "exchanges beside computations run layers in pieces, and a check cannot perturb a piece",
+        lambda spec: spec.step_checks != 0 and spec.parallelism.overlap_moe_expert_parallel_comm,
+        fix="Set step_checks=0, or overlap_moe_expert_parallel_comm=false.",
+    ),
     fixed(
         "megatron", "placement.device", "cuda",
         "Set resources.device=cuda, or engine to torch_native: Megatron-Core's schedules and optimizers allocate on a GPU.",

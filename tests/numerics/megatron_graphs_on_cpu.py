@@ -1,7 +1,7 @@
 """Run Megatron-Core's CUDA graphs without a GPU: all of its code for capture and replay runs, but graphs are imitated.
 
-A layer's replay computes the layer again. The graph of a whole step computes in its capture and does nothing
-afterwards.
+A layer's replay computes the layer again, and that of a whole step the step. What a capture computes, the first replay does not
+compute again.
 """
 
 from __future__ import annotations
@@ -26,28 +26,64 @@ class Graph:
     """An imitated graph. ``alive`` holds the graphs that were neither reset nor dropped."""
 
     alive: list[Graph] = []  # noqa: RUF012 - of all of them
+    capturing: Graph | None = None
 
     def __init__(self) -> None:
         self.alive.append(self)
+        self.work: Callable[[], None] = lambda: None
 
     def register_generator_state(self, state: Any) -> None: ...
 
     def replay(self) -> None:
         assert self in self.alive
+        self.work()
 
     def reset(self) -> None:
         self.alive.remove(self)
 
 
+@contextmanager
+def capture(graph: Graph, **settings: Any) -> Iterator[None]:
+    Graph.capturing = graph
+    yield
+    Graph.capturing = None
+
+
 OF_CUDA = {
     "CUDAGraph": Graph,
-    "graph": lambda graph, **settings: nullcontext(),
+    "graph": capture,
+    "is_current_stream_capturing": lambda: Graph.capturing is not None,
     "graph_pool_handle": lambda: (0, 1),
     "memory_stats": lambda: defaultdict(int),
     "empty_cache": lambda: None,
     "set_stream": lambda stream: None,
     "get_device_capability": lambda: (9, 0),
 }
+
+
+def repeating(forward_backward: Callable[..., list[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
+    """Let the graph that captures ``forward_backward`` compute it again, on the static batch and into the static losses."""
+
+    def run(*, data_iterator: list[Iterator[Any]], **named: Any) -> list[torch.Tensor]:
+        static = [list(iterator) for iterator in data_iterator]
+
+        def compute() -> list[torch.Tensor]:
+            return forward_backward(data_iterator=[iter(given) for given in static], **named)
+
+        graph, losses = Graph.capturing, compute()
+        if graph is None:
+            return losses
+        computed = [True]
+
+        def work() -> None:
+            if not (computed and computed.pop()):
+                for loss, value in zip(losses, compute(), strict=True):
+                    loss.copy_(value)
+
+        graph.work = work
+        return losses
+
+    return run
 
 
 def recomputing(
@@ -74,7 +110,10 @@ def _callable(layer: Any, names: set[str]) -> Callable[..., Any]:
     """Accept the keywords of the capture and ignore others, as Transformer Engine's callables do."""
     from megatron.core.transformer import cuda_graphs
 
+    from launch.engines.megatron.observed_router import routers_of
+
     graph = Graph()
+    written: list[tuple[Any, torch.Tensor]] = []
 
     def call(*inputs: torch.Tensor, **named: Any) -> Any:
         graph.replay()
@@ -82,8 +121,18 @@ def _callable(layer: Any, names: set[str]) -> Callable[..., Any]:
         if "attention_mask" in taken:
             taken["attention_mask"] = None  # Transformer Engine has no use for one where attention is causal
         cuda_graphs._set_capture_start()
-        outputs = layer._te_cuda_graph_capture(*inputs, **taken)
+        kept = [each for router in routers_of(layer) for each in (router.experts, router.counted)]
+        before = [len(each.captured) for each in kept]
+        with capture(graph):
+            outputs = layer._te_cuda_graph_capture(*inputs, **taken)
         cuda_graphs._set_capture_end()
+        choices = [(each, choice) for each, count in zip(kept, before, strict=True) for choice in each.captured[count:]]
+        if not written:
+            written.extend(choices)
+        for (each, static), (_, choice) in zip(written, choices, strict=True):
+            if static is not choice:
+                static.copy_(choice)
+                each.captured.pop()
         return outputs
 
     call.reset = graph.reset  # type: ignore[attr-defined]
@@ -112,6 +161,7 @@ def graphs_on_cpu(impl: str) -> Iterator[None]:
 
         importlib.import_module("launch.engines.megatron.engine")  # before there seems to be a Transformer Engine
     runner = {"create_fwd_graph": create_forward, "create_bwd_graph": create_backward, "replay_graph_capture": replay}
+    wrap = full_cuda_graph.FullCudaGraphWrapper.__init__
     tracker = SimpleNamespace(is_inference_rng_tracker=True, fork=nullcontext)
     package = ModuleType("transformer_engine")
     package.pytorch = ModuleType("transformer_engine.pytorch")  # type: ignore[attr-defined]
@@ -119,6 +169,11 @@ def graphs_on_cpu(impl: str) -> Iterator[None]:
         for patch in (
             mock.patch.multiple(torch.cuda, **OF_CUDA),
             mock.patch.object(full_cuda_graph, "get_all_rng_states", dict),
+            mock.patch.object(
+                full_cuda_graph.FullCudaGraphWrapper,
+                "__init__",
+                lambda wrapper, run, warmup: wrap(wrapper, repeating(run), warmup),
+            ),
             mock.patch.object(cuda_graphs, "get_cuda_rng_tracker", lambda: tracker),
             mock.patch.multiple(cuda_graphs._CudaGraphRunner, **runner),
         ):

@@ -117,8 +117,7 @@ TENSORS = Parallelism(tp=2, etp=2, sequence_parallel=True)
         graph("transformer_engine"),
         graph("transformer_engine", *ROUTED),
         graph("local"),
-        # Its graph is empty here behind the capture's own step.
-        CudaGraph("full_iteration", (), STEPS - 1),
+        graph("full_iteration"),
     ],
     ids=str,
 )
@@ -158,9 +157,8 @@ def test_a_whole_step_is_captured_behind_the_warm_up() -> None:
     for _ in range(2):
         found = train_graphed(spec)
         assert (found["capture_step"], found["kind"]) == (WARMUP, kinds(WARMUP))
-        upto = slice(0, WARMUP + 1)
-        torch.testing.assert_close(found["loss"][upto], expected["loss"][upto], rtol=0, atol=0)
-        torch.testing.assert_close(found["grad_norm"][upto], expected["grad_norm"][upto], rtol=1e-6, atol=0)
+        torch.testing.assert_close(found["loss"], expected["loss"], rtol=0, atol=0)
+        torch.testing.assert_close(found["grad_norm"], expected["grad_norm"], rtol=1e-6, atol=0)
         stats = GraphStats(**found["graph_stats"])
         assert (stats.graphs, stats.launches_per_step, stats.replays) == (1, 1, STEPS - 1 - WARMUP)
         assert stats.proven

@@ -68,7 +68,8 @@ class StepCheck:
     differences: tuple[TensorDifference, ...] = ()
     routing: tuple[RoutingDifference, ...] = ()
     calibrated: bool = True
-    """False: results differ, but their noise is unknown, since the first layer cannot be perturbed."""
+    """False: results differ, but their noise is unknown and recorded as 1e300: the first layer cannot be perturbed, or choices of
+    routers are hidden."""
     seconds: Amount = 0.0
     skipped: str = ""
 

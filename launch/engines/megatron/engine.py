@@ -16,9 +16,9 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 from torch._C._distributed_c10d import HashStore
 
-from launch.contract.errors import UnsupportedError
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
+from launch.engines.graph_protocol import GraphedStep
 from launch.engines.lr_schedule import learning_rate
 from launch.engines.megatron.ddp_hooks import wrap_with_ddp
 from launch.engines.megatron.graphs import make_runner
@@ -29,8 +29,10 @@ from launch.engines.megatron.model import (
     has_apex_kernel,
     make_config,
 )
+from launch.engines.megatron.observed_router import observe_routers
 from launch.engines.megatron.schedule import Schedule
 from launch.engines.megatron.side_stream import on_stream, use_side_stream
+from launch.engines.megatron.step_check import MegatronStep
 from launch.engines.megatron.weight_map import draw_weights
 from launch.engines.protocol import CheckableStep, RankPlace, StepResult
 from launch.engines.torch_native.parallel.process_groups import Group
@@ -62,7 +64,9 @@ class MegatronEngine:
         )
         self.config.finalize_model_grads_func = finalize_model_grads
         self.config.grad_scale_func = self._optimizer.scale_loss
-        self._runner = make_runner(spec, Schedule(spec, self.config, self.chunks, mesh.device), self._optimizer)
+        self._routers = observe_routers(self.chunks, self.config) if spec.step_checks else None
+        self._schedule = Schedule(spec, self.config, self.chunks, mesh.device)
+        self._runner = make_runner(spec, self._schedule, self._optimizer)
 
     @property
     def capture_step(self) -> int | None:
@@ -84,16 +88,20 @@ class MegatronEngine:
             group["lr"] = learning_rate(self._spec.training, self._step)
             # Megatron-Core leaves weight decay to its scheduler. Norms and biases have a factor of 0.
             group["weight_decay"] = self._spec.training.weight_decay * group["wd_mult"]
-        for chunk in self.chunks:
-            chunk.zero_grad_buffer()
-        self._optimizer.zero_grad()
+        self._clear_gradients()
         (loss, _), kind = self._runner.run(self._step, batch)
         _, norm, _ = self._optimizer.step()
         self._step += 1
         return StepResult(loss, torch.tensor(norm, dtype=torch.float32, device=self._device), kind)
 
     def checkable_step(self) -> CheckableStep:
-        raise UnsupportedError("engine megatron cannot compute a step both ways: set step_checks=0")
+        assert isinstance(self._runner, GraphedStep)
+        return MegatronStep(self._schedule, self._runner, self._optimizer, self._clear_gradients, self._routers)
+
+    def _clear_gradients(self) -> None:
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        self._optimizer.zero_grad()
 
     def parameters(self) -> Iterator[torch.Tensor]:
         return (parameter for chunk in self.chunks for parameter in chunk.parameters())

@@ -21,12 +21,14 @@ class Schedule:
     Attributes:
         chunks: this rank's virtual stages, each with its gradient buffers.
         forward_backward: Megatron-Core's function for all microbatches of a step. A graph may replace it.
+        losses: of the last step's microbatches, each of shape (), on the last stage. They may be graph memory.
     """
 
     def __init__(self, spec: RunSpec, config: Configuration, chunks: list[Any], device: torch.device) -> None:
         self.config = config
         self.chunks = chunks
         self.forward_backward: Callable[..., list[torch.Tensor]] = get_forward_backward_func()
+        self.losses: list[torch.Tensor] = []
         self._training = spec.training
         self._layout = spec.parallelism
         self._device = device
@@ -38,7 +40,7 @@ class Schedule:
         Args:
             batch: int64 (microbatches, microbatch size, sequence + 1).
         """
-        losses = self.forward_backward(
+        self.losses = self.forward_backward(
             forward_step_func=self._forward,
             # Mappings, since FullCudaGraphWrapper copies only these into its static buffers.
             data_iterator=[iter([{"tokens": tokens} for tokens in batch.unbind()]) for _ in self.chunks],
@@ -48,7 +50,7 @@ class Schedule:
             micro_batch_size=self._training.micro_batch_size,
             forward_only=False,
         )
-        return self._mean(losses)
+        return self._mean(self.losses)
 
     def _forward(
         self, microbatches: Iterator[Mapping[str, torch.Tensor]], chunk: Any, return_schedule_plan: bool = False

@@ -26,7 +26,7 @@ from launch.engines.protocol import CheckableStep, ScoredChoices
 CHUNK_ELEMENTS = 2**24
 """Elements compared at once, which bounds the memory of a comparison."""
 NOT_FINITE = 1e300
-"""The difference of a result that is finite on one side alone."""
+"""The difference of a result that is finite on one side alone, and the noise of results that are not calibrated."""
 
 Copies = Mapping[str, torch.Tensor]
 """Results by name, on the host."""
@@ -81,7 +81,8 @@ class _Passes:
         self._checked, self._batch, self._replayed, self._routing = checked, batch, replayed, routing
         self.differences = self._run(replayed)
         chosen = checked.routing()
-        self._moved = {name: count for name in routing if (count := _count_moved(routing[name], chosen[name]))}
+        both = routing.keys() & chosen.keys()
+        self._moved = {name: count for name in sorted(both) if (count := _count_moved(routing[name], chosen[name]))}
         self._scored: ScoredChoices = {}
         self._score_noise = 0.0
         self.noise: Mapping[str, float] = {}
@@ -103,7 +104,7 @@ class _Passes:
         with self._checked.perturbed() as calibrated:
             perturbed = self._run(plain, repeated)
         self._compare_scores()
-        self.noise = _noise(plain, again, perturbed)
+        self.noise = _noise(plain, again, perturbed) if calibrated else dict.fromkeys(plain, NOT_FINITE)
         return calibrated
 
     def routing_differences(self) -> tuple[RoutingDifference, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ class FullIteration(MegatronCapture):
 
     def __init__(self, spec: RunSpec, schedule: Schedule, optimizer: Any) -> None:
         super().__init__(spec, schedule, optimizer)
+        self._uncaptured = schedule.forward_backward
         schedule.forward_backward = FullCudaGraphWrapper(schedule.forward_backward, spec.cuda_graph.warmup_steps)
 
     @property
@@ -47,6 +50,13 @@ class FullIteration(MegatronCapture):
             self.graphs = self.replays_per_step = 1
             self._graph.replay = self.counter.counting(self._graph.replay)
         return loss
+
+    @contextmanager
+    def uncaptured(self) -> Iterator[None]:
+        wrapper = self._schedule.forward_backward
+        self._schedule.forward_backward = self._uncaptured
+        yield
+        self._schedule.forward_backward = wrapper
 
     def close(self) -> None:
         if self.is_captured:

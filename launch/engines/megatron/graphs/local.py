@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -66,6 +68,13 @@ class LocalCudaGraphs(MegatronCapture):
                 runner.fwd_graph.replay = self.counter.counting(runner.fwd_graph.replay)
         return loss
 
+    @contextmanager
+    def uncaptured(self) -> Iterator[None]:
+        replay = CudaGraphManager.__call__
+        CudaGraphManager.__call__ = _call_uncaptured
+        yield
+        CudaGraphManager.__call__ = replay
+
     def close(self) -> None:
         """Release the graphs. ``delete_cuda_graphs`` of 0.16.1 does not release graphs that were created."""
         for runner in self._runners:
@@ -75,3 +84,8 @@ class LocalCudaGraphs(MegatronCapture):
         for manager in self._managers:
             manager.cudagraph_runners.clear()
         delete_cuda_graphs()
+
+
+def _call_uncaptured(manager: Any, layer: Any, inputs: Any, named: Any) -> Any:
+    """Call ``layer`` as its manager does where it has no graph (megatron-core 0.16.1 transformer/cuda_graphs.py:1607)."""
+    return torch.nn.Module.__call__(layer, *inputs, **named)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 from launch.contract.spec import RunSpec
 from launch.engines.megatron.ddp_hooks import disable_forward_hooks
 from launch.engines.megatron.graphs.megatron_capture import MegatronCapture
+from launch.engines.megatron.observed_router import routers_of
 from launch.engines.megatron.schedule import Schedule
 
 
@@ -58,7 +61,21 @@ class LayerCallables(MegatronCapture):
         self.replays_per_step = len(layers) * self._microbatches
         for layer in layers:
             layer.cuda_graphs = [self.counter.counting(graphed) for graphed in layer.cuda_graphs]
+            for router in routers_of(layer):
+                layer.cuda_graphs = [
+                    router.keeping_captured(number, each) for number, each in enumerate(layer.cuda_graphs)
+                ]
         return loss
+
+    @contextmanager
+    def uncaptured(self) -> Iterator[None]:
+        """A layer without callables runs its own code."""
+        graphed = [(layer, layer.cuda_graphs) for layer in self._helper.flattened_callables]
+        for layer, _ in graphed:
+            layer.cuda_graphs = []
+        yield
+        for layer, callables in graphed:
+            layer.cuda_graphs = callables
 
     def close(self) -> None:
         if self.is_captured:

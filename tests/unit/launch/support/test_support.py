@@ -167,7 +167,7 @@ ON_GPU = RunSpec(engine="megatron", placement=Placement(device="cuda"))
 SIGMOID = {"moe_router_score_function": "sigmoid"}
 MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # fields of the model, and those of other sections; the rule is the key
-    "step_checks": ({}, {"step_checks": 1}),
+    "step_checks": ({}, {"step_checks": 1, "training": Training(precision="bf16", fp8="delayed")}),
     "weights": ({"weights": "/a/checkpoint"}, {}),
     "num_query_groups": ({"num_query_groups": 2}, {"parallelism": Parallelism(tp=4)}),
     "rope_scaling": ({"rope_scaling": "llama3", "rope_original_max_position": 4096}, {}),
@@ -247,6 +247,15 @@ def test_fused_gradients_are_refused_where_one_graph_serves_all_micro_batches() 
     one_microbatch = Training(precision="bf16", gradient_accumulation_fusion=True, global_batch_size=1)
     assert all(rules_of(dataclasses.replace(spec, parallelism=layout)) == set() for layout in own_graphs)
     assert rules_of(dataclasses.replace(spec, training=one_microbatch)) == set()
+
+
+def test_megatron_checks_steps_where_it_can_restore_and_perturb_them() -> None:
+    spec = dataclasses.replace(ON_GPU, model=MOE, step_checks=1, cuda_graph=CudaGraph("transformer_engine", ("attn",)))
+    assert rules_of(spec) == set()
+    overlapped = Parallelism(ep=2, dp=2, overlap_moe_expert_parallel_comm=True)
+    spec = dataclasses.replace(spec, parallelism=overlapped, training=Training(precision="bf16"))
+    assert rules_of(spec) == {"megatron.step_checks"}
+    assert rules_of(dataclasses.replace(spec, step_checks=0)) == set()
 
 
 def test_fused_routers_promise_no_order_of_additions() -> None:

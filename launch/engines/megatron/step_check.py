@@ -1,0 +1,142 @@
+"""The next step of the megatron engine, by replay and by the same code uncaptured.
+
+Passes draw no random numbers: the engine sets every dropout to 0. The graph never holds the optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.utils import get_attr_wrapped_model
+from torch import nn
+
+from launch.engines.graph_protocol import GraphedStep
+from launch.engines.megatron.observed_router import ObservedRouter
+from launch.engines.megatron.schedule import Schedule
+from launch.engines.perturbation import next_after
+from launch.engines.torch_native.moe.router import RepeatedChoice
+
+
+@dataclass(eq=False)
+class MegatronStep:
+    """``clear_gradients`` prepares a step's passes. ``routers`` are None if they choose what nobody sees."""
+
+    schedule: Schedule
+    runner: GraphedStep
+    optimizer: Any
+    clear_gradients: Callable[[], None]
+    routers: Mapping[str, ObservedRouter] | None
+    _norm: torch.Tensor = field(init=False)
+    _replayed: Mapping[str, tuple[int, int]] = field(init=False, default_factory=dict)
+    """How many choices and counts of each router the replay showed."""
+    _counts: Mapping[str, Sequence[torch.Tensor]] = field(init=False, default_factory=dict)
+    """What balancing losses counted in the replay."""
+    _hides_choices: bool = field(init=False)
+    _repeated: Mapping[str, RepeatedChoice] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._hides_choices = self.routers is None
+
+    def state(self) -> list[torch.Tensor]:
+        """Return statistics and biases of routers. Each pass clears the gradients itself."""
+        return [buffer for chunk in self.schedule.chunks for buffer in chunk.module.buffers()]
+
+    def replay(self, batch: torch.Tensor) -> None:
+        self._run(lambda: self.runner.replay_again(batch))
+        self._replayed = self._count_choices()
+        self._counts = {name: tuple(router.counted.made) for name, router in self._observed().items()}
+
+    def recompute(self, batch: torch.Tensor, repeated: Mapping[str, torch.Tensor]) -> None:
+        with self.runner.uncaptured(), self._repeating(repeated):
+            self._run(lambda: self.schedule.run(batch))
+        self._hides_choices = self._hides_choices or self._count_choices() != self._replayed
+
+    @contextmanager
+    def perturbed(self) -> Iterator[bool]:
+        """Only the first stage of a pipeline has the first layer. Hidden choices of routers jump: no scale of rounding fits."""
+
+        def move(layer: nn.Module, inputs: Any, outputs: Any) -> Any:
+            return next_after(outputs[0]), *outputs[1:]
+
+        models = (get_attr_wrapped_model(chunk, "pre_process", return_model_obj=True) for chunk in self.schedule.chunks)
+        handles = [model.decoder.layers[0].register_forward_hook(move) for model in models if model.pre_process]
+        yield not self._hides_choices
+        for handle in handles:
+            handle.remove()
+
+    def results(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for number, loss in enumerate(self.schedule.losses):
+            yield f"loss of micro-batch {number}", loss
+        yield "gradient norm", self._norm
+        owned = self._owned_ranges()
+        for chunk, model in enumerate(self.schedule.chunks):
+            for name, parameter in model.named_parameters():
+                if parameter in owned:
+                    label = f"gradient of {chunk}.{name.replace('module.', '')}"
+                    yield label, parameter.main_grad.view(-1)[owned[parameter]]
+
+    def update(self, results: Mapping[str, torch.Tensor]) -> None:
+        raise AssertionError("no graph of megatron-core 0.16.1 holds the optimizer")
+
+    def updated(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(())
+
+    def routing(self) -> Mapping[str, torch.Tensor]:
+        """Return nothing as long as choices are hidden: what follows from them would look like a fault of later routers."""
+        if self._hides_choices or self.routers is None:
+            return {}
+        return {
+            f"{name}, call {number}": experts
+            for name, router in self.routers.items()
+            for number, experts in enumerate(router.experts.made)
+        }
+
+    def scored_choices(self) -> Mapping[str, RepeatedChoice]:
+        return self._repeated
+
+    def _run(self, passes: Callable[[], object]) -> None:
+        """Run ``passes`` from cleared gradients, and compute their norm as the optimizer will, before clipping."""
+        self.clear_gradients()
+        for router in self._observed().values():
+            router.forget()
+            router.keeps = True
+        passes()
+        for router in self._observed().values():
+            router.keeps = False
+        self.optimizer.prepare_grads()
+        self._norm = torch.tensor(self.optimizer.get_grad_norm(), dtype=torch.float32)
+        self.optimizer.zero_grad()
+
+    def _observed(self) -> Mapping[str, ObservedRouter]:
+        return self.routers or {}
+
+    def _count_choices(self) -> Mapping[str, tuple[int, int]]:
+        return {name: router.calls for name, router in self._observed().items()}
+
+    @contextmanager
+    def _repeating(self, repeated: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Make routers choose ``repeated``. Balancing losses always count what they counted in the replay."""
+        self._repeated = {name: RepeatedChoice(experts) for name, experts in repeated.items()}
+        for name, router in self._observed().items():
+            calls = range(self._replayed[name][0]) if repeated and not self._hides_choices else ()
+            router.repeated = [self._repeated[f"{name}, call {number}"] for number in calls]
+            router.repeated_counts = self._counts[name]
+        yield
+        for router in self._observed().values():
+            router.repeated = router.repeated_counts = ()
+
+    def _owned_ranges(self) -> Mapping[nn.Parameter, slice]:
+        """Return which elements of each flattened parameter this rank updates. A distributed optimizer reduces no others."""
+        owned = {}
+        for optimizer in self.optimizer.chained_optimizers:
+            if not isinstance(optimizer, DistributedOptimizer):
+                return {parameter: slice(None) for chunk in self.schedule.chunks for parameter in chunk.parameters()}
+            for parameter in optimizer.model_param_gbuf_map:
+                part = optimizer._get_model_param_range_map(parameter)["param"]
+                owned[parameter] = slice(part.start, part.end)
+        return owned

@@ -1,0 +1,183 @@
+"""The step check in engine megatron: replay and uncaptured code agree, a check changes nothing, and planted faults are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from launch.contract.records.step_check import StepCheck
+from launch.contract.spec import CudaGraph, Model, Parallelism, RunSpec
+from launch.train.inspection.step_check import check_step
+from tests.distributed import workers
+from tests.numerics.megatron_graphs_on_cpu import graphs_on_cpu
+from tests.numerics.megatron_on_cpu import megatron_engine
+from tests.numerics.test_megatron_graphs import EVEN, OVERLAPPED, PADDED, ROUTED, graph, spec_of
+from tests.numerics.tiny import DENSE, batches
+
+BALANCED = replace(EVEN, moe_aux_loss_coeff=0.01)
+WHOLE, LAYERS, LOCAL = graph("full_iteration"), graph("transformer_engine"), graph("local")
+
+
+def run_with_checks(spec: RunSpec) -> dict[str, Any]:
+    """Return what a rank's run computes, with or without checks, and what these found."""
+    found: list[StepCheck] = []
+    results = []
+    with graphs_on_cpu(spec.cuda_graph.impl), megatron_engine(spec) as engine:
+        for step, batch in enumerate(batches(spec, spec.parallelism.rank_in("dp", dist.get_rank()))):
+            if step in spec.checked_steps:
+                found.append(check_step(engine.checkable_step(), step, batch))
+            result = engine.step(batch)
+            results.append((result.loss.item(), result.grad_norm.item()))
+        weights = torch.cat([parameter.detach().flatten() for parameter in engine.parameters()])
+        buffers = [buffer.clone() for chunk in engine.chunks for buffer in chunk.module.buffers()]
+        stats = engine.graph_stats()
+    return {
+        "results": results, "weights": torch.cat([weights, *(buffer.flatten() for buffer in buffers)]),
+        "proven": stats.proven, "checks": [(one.step, one.tensors > 8, one.unequal, len(one.routing)) for one in found],
+    }  # fmt: skip
+
+
+def compare_runs(spec: RunSpec) -> None:
+    ranks = spec.parallelism.world_size
+    plain, checked = (
+        workers(ranks).run(run_with_checks, one) if ranks > 1 else [run_with_checks(one)]
+        for one in (spec, replace(spec, step_checks=2))
+    )
+    for without, with_checks in zip(plain, checked, strict=True):
+        last, first = spec.training.steps - 1, spec.first_compared
+        assert with_checks["checks"] == [(first, True, 0, 0), (last, True, 0, 0)]
+        assert with_checks["results"] == without["results"]
+        assert with_checks["proven"] == without["proven"]
+        assert torch.equal(with_checks["weights"], without["weights"])
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        (
+            replace(
+                PADDED,
+                moe_router_score_function="sigmoid",
+                moe_router_normalize_topk=True,
+                moe_router_enable_expert_bias=True,
+            ),
+            WHOLE,
+        ),
+        (DENSE, LAYERS),
+        (BALANCED, graph("transformer_engine", *ROUTED)),
+        (BALANCED, graph("transformer_engine", "attn")),
+        (DENSE, LOCAL),
+    ],
+)
+def test_checks_find_nothing_and_change_nothing(model: Model, settings: CudaGraph) -> None:
+    compare_runs(spec_of(model, settings))
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "layout"),
+    [
+        (EVEN, graph("transformer_engine", *ROUTED), Parallelism(pp=2)),
+        (replace(DENSE, vocab_size=32), LOCAL, Parallelism(pp=2)),
+        (replace(DENSE, vocab_size=32), WHOLE, OVERLAPPED),
+        (replace(DENSE, vocab_size=32), LAYERS, OVERLAPPED),
+    ],
+)
+def test_checks_on_two_ranks(model: Model, settings: CudaGraph, layout: Parallelism) -> None:
+    spec = spec_of(model, settings, layout)
+    compare_runs(replace(spec, training=replace(spec.training, global_batch_size=4 * layout.dp)))
+
+
+@contextmanager
+def at_first_check(spec: RunSpec) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Yield an engine that has captured, and the batch of its first check."""
+    spec = replace(spec, step_checks=1)
+    with graphs_on_cpu(spec.cuda_graph.impl), megatron_engine(spec) as engine:
+        given = batches(spec)
+        for _ in range(spec.first_compared):
+            engine.step(next(given))
+        yield engine, next(given)
+
+
+def check(engine: Any, batch: torch.Tensor, fault: AbstractContextManager[Any]) -> StepCheck:
+    """Check a step of which the replay alone has ``fault``."""
+    replay = engine._runner.replay
+
+    def faulty(batch: torch.Tensor) -> Any:
+        with fault:
+            return replay(batch)
+
+    with mock.patch.object(engine._runner, "replay", faulty):
+        return check_step(engine.checkable_step(), engine._step, batch)
+
+
+def faults_of(found: StepCheck) -> list[str]:
+    return [row.name for row in (*found.differences, *found.routing) if row.is_fault]
+
+
+@contextmanager
+def other_weight(engine: Any, name: str, change: Callable[[torch.Tensor], object]) -> Iterator[None]:
+    """The graph reads another copy of a weight."""
+    weight = dict(engine.chunks[0].module.named_parameters())[name].data
+    kept = weight.clone()
+    change(weight)
+    yield
+    weight.copy_(kept)
+
+
+def lost_microbatch(engine: Any) -> AbstractContextManager[Any]:
+    """The second micro-batch adds nothing to gradients."""
+    objective, calls = engine._schedule._objective, iter((1.0, 0.0))
+
+    def weighted(losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, reported = objective(losses)
+        return loss * next(calls), reported
+
+    return mock.patch.object(engine._schedule, "_objective", weighted)
+
+
+NORM, PROJECTION, KEYS = (
+    f"decoder.layers.1.{name}.weight"
+    for name in ("input_layernorm", "self_attention.linear_proj", "self_attention.k_layernorm")
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"), [(DENSE, WHOLE), (BALANCED, graph("transformer_engine", *ROUTED)), (DENSE, LOCAL)]
+)
+def test_planted_faults_are_found_and_named(model: Model, settings: CudaGraph) -> None:
+    with at_first_check(spec_of(model, settings)) as (engine, batch):
+        clean = check(engine, batch, nullcontext())
+        assert (clean.unequal, clean.routing) == (0, ())
+        lost = check(engine, batch, lost_microbatch(engine))
+        assert lost.calibrated and {"gradient norm", f"gradient of 0.{PROJECTION}"} <= set(faults_of(lost))
+        assert "loss of micro-batch 1" not in faults_of(lost)
+        stale = check(engine, batch, other_weight(engine, NORM, lambda weight: weight.mul_(1.01)))
+        assert stale.calibrated and f"gradient of 0.{KEYS}" in faults_of(stale)
+
+
+def test_tokens_between_two_experts_are_repeated() -> None:
+    """Two experts score alike, and the graph rounds one of them up. Far from that, the router is at fault."""
+    router = "decoder.layers.1.mlp.router.weight"
+    with at_first_check(spec_of(BALANCED, graph("transformer_engine", *ROUTED))) as (engine, batch):
+        weight = dict(engine.chunks[0].module.named_parameters())[router].data
+        weight[1] = weight[0]
+        found = check(engine, batch, other_weight(engine, router, lambda weight: weight[1].mul_(1 + 2**-22)))
+        assert sum(row.tokens for row in found.routing) > 3 and found.calibrated
+        assert faults_of(found) == []
+        found = check(engine, batch, other_weight(engine, router, lambda weight: weight[2].neg_()))
+        assert any(row.is_fault and row.name.startswith("router of layer 2") for row in found.routing)
+
+
+def test_hidden_choices_are_not_judged() -> None:
+    """Which tokens exceed the capacity may turn on rounding, and nobody sees it."""
+    with at_first_check(spec_of(PADDED, WHOLE)) as (engine, batch):
+        found = check(engine, batch, other_weight(engine, NORM, lambda weight: weight.mul_(1 + 2**-18)))
+        assert found.unequal > 0 and not found.calibrated
+        assert faults_of(found) == []
