@@ -70,11 +70,15 @@ def states_to_json(
 def print_states(plan: Plan, states: Mapping[str, RunState]) -> None:
     """Print a row for each run, then the counts."""
     cells = plan.cell_of_run()
-    for run_id, state in states.items():
-        cell = cells[run_id]
-        note = one_line(_note(state))[:160]
-        print(f"{run_id:44} {state.name:13} {format_steps(state, cell):>11}  {cell.label}{'  ' if note else ''}{note}")
-    print(f"{plan.name}: {format_counts(states)}")
+    rows = [_row(state, cells[run_id]) for run_id, state in states.items()]
+    # One text: thousands of small ones take as long to print as the records to read.
+    print("\n".join([*rows, f"{plan.name}: {format_counts(states)}"]))
+
+
+def _row(state: RunState, cell: Cell) -> str:
+    note = one_line(_note(state))[:160]
+    row = f"{state.run_id:44} {state.name:13} {format_steps(state, cell):>11}  {cell.label}"
+    return f"{row}  {note}" if note else row
 
 
 def _note(state: RunState) -> str:
