@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from analysis.pairing.step_checks import fault_of
 from analysis.records.run import Attempt, Digests, PartialAttempt, Run
 from analysis.records.steps import Metric, Steps
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, bitwise_equal, format_unequal, sample_of
@@ -47,11 +48,12 @@ def comparable_attempts(run: Run, than: Attempt | None, digests: Digests) -> lis
 def deviations(
     others: Sequence[OtherAttempt], eager: Sequence[Steps], margins: Margins, first: int | None = None
 ) -> dict[int, str]:
-    """Describe, by number, each of ``others`` whose curve leaves ``margins`` around the mean of the complete ``eager`` curves.
+    """Describe, by number, each of ``others`` with a fault in a step check, or whose curve leaves ``margins`` around the mean of the
+    complete ``eager`` curves.
 
     Curves are compared from index ``first`` on; None is the first step after each attempt's own capture.
     """
-    found = {other.number: _deviation(other.steps, eager, margins, first) for other in others}
+    found = {other.number: fault_of(other) or _deviation(other.steps, eager, margins, first) for other in others}
     endings = {other.number: other.ending for other in others}
     return {n: f"attempt {n} {endings[n]}, but {deviation}" for n, deviation in found.items() if deviation}
 

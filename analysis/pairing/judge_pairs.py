@@ -111,6 +111,10 @@ def _judge_group(pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margin
     eager, perturbed = _eager_curves(pairs, baseline.repeats.get(digests, {})), baseline.perturbed.get(digests)
     others = _other_attempts(pairs, baseline, tuple(eager.values()), margins)
     verdict = _judge_together(eager, pairs, margins, others, perturbed)
+    if verdict.noisy:
+        # Noise does not make a run fail, and step checks see only the attempts that count.
+        flaky = (*(text for pair in pairs for text in pair.flaky_attempts.values()), *others.deviating)
+        verdict = replace(verdict, reason="; ".join((verdict.reason, *flaky)), noisy=not flaky)
     if perturbed is None and baseline.missing and _may_be_rounding(verdict):
         verdict = _await_perturbed(verdict, baseline.missing)
     return _Group(eager, perturbed, verdict, not others.exist and any(pair.exact is None for pair in pairs))

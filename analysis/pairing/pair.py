@@ -175,6 +175,8 @@ def _exclude(eager: Attempt, graphed: Attempt) -> Verdict | None:
         return Verdict("INCOMPARABLE", "; ".join(problems), "run the pair again: its records are damaged")
     if "capture" in eager.steps.phase or any(stats.impl != "none" for stats in eager.proofs.values()):
         return Verdict("INCOMPARABLE", "the eager run captured something", "check its settings: it is not an eager run")
+    if any(eager.step_checks.values()):
+        return Verdict("INCOMPARABLE", "the eager run has step checks", "check its settings: it is not an eager run")
     if any(probe.graph_launches for probe in eager.probes.values()):
         return Verdict(
             "INCOMPARABLE", "the eager run launched CUDA graphs", "check its settings: it is not an eager run"

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from analysis.records.run import Attempt
+from analysis.records.run import Attempt, PartialAttempt
 from analysis.verdict.verdict import STEP_CHECKED, Verdict
 from launch.contract.records.step_check import NOISE_MULTIPLE, RoutingDifference, StepCheck, TensorDifference
 from launch.contract.spec import RunSpec
@@ -48,9 +48,9 @@ class StepChecks:
 
 @dataclass(frozen=True)
 class _Found:
-    repeat: int
     rank: int
     check: StepCheck
+    repeat: int | None = None
 
     @property
     def differences(self) -> tuple[TensorDifference | RoutingDifference, ...]:
@@ -62,8 +62,6 @@ def collect_step_checks(attempts: Sequence[tuple[int, Attempt]], spec: RunSpec) 
     if not spec.checked_steps or not attempts:
         return None
     found = list(_checks(attempts))
-    faults = [(one, row) for one in found for row in one.differences if row.is_fault]
-    worst = max(faults, key=lambda each: _size(each[1]), default=None)
     rows = [row for one in found for row in one.check.differences]
     return StepChecks(
         steps=spec.checked_steps,
@@ -73,9 +71,15 @@ def collect_step_checks(attempts: Sequence[tuple[int, Attempt]], spec: RunSpec) 
         most=max(map(_size, rows), default=0.0),
         moved_tokens=sum(row.tokens for one in found for row in one.check.routing),
         seconds=max((one.check.seconds for one in found), default=0.0),
-        fault=_describe(*worst) if worst else "",
+        fault=_describe_fault(found),
         undecided=_undecided(found, attempts, spec),
     )
+
+
+def fault_of(attempt: Attempt | PartialAttempt) -> str:
+    """Describe the worst fault that the step checks of ``attempt`` found; return "" without one."""
+    fault = _describe_fault([_Found(rank, check) for rank, checks in attempt.step_checks.items() for check in checks])
+    return f"in a step check {fault}" if fault else ""
 
 
 def judge_with_checks(verdict: Verdict, checks: StepChecks | None) -> Verdict:
@@ -101,7 +105,7 @@ _SUSPECT = "suspect data, the schedule, or a buffer that changes slowly: a check
 def _checks(attempts: Sequence[tuple[int, Attempt]]) -> Iterator[_Found]:
     for repeat, attempt in attempts:
         for rank, checks in attempt.step_checks.items():
-            yield from (_Found(repeat, rank, check) for check in checks)
+            yield from (_Found(rank, check, repeat) for check in checks)
 
 
 def _size(row: TensorDifference | RoutingDifference) -> float:
@@ -110,8 +114,13 @@ def _size(row: TensorDifference | RoutingDifference) -> float:
     return size / row.noise if row.noise else (float("inf") if size else 0.0)
 
 
+def _describe_fault(found: Sequence[_Found]) -> str:
+    faults = [(one, row) for one in found for row in one.differences if row.is_fault]
+    return _describe(*max(faults, key=lambda each: _size(each[1]))) if faults else ""
+
+
 def _describe(found: _Found, row: TensorDifference | RoutingDifference) -> str:
-    where = f"step {found.check.step}, rank {found.rank}, repeat {found.repeat}"
+    where = f"step {found.check.step}, rank {found.rank}" + ("" if found.repeat is None else f", repeat {found.repeat}")
     if isinstance(row, RoutingDifference):
         return (
             f"{row.name} sends {row.tokens} tokens to other experts than uncaptured code ({where}); their scores differ by "
@@ -137,4 +146,7 @@ def _undecided(found: Sequence[_Found], attempts: Sequence[tuple[int, Attempt]],
         return (
             "results differ in bits, and how far rounding explains that cannot be measured (docs/step_check.md, Limits)"
         )
+    noise = max((one.check.largest_noise for one in found), default=0.0)
+    if NOISE_MULTIPLE * noise >= 1:
+        return f"not step-checked: with noise of {noise:.2g}, a difference as large as a whole result is no fault"
     return ""

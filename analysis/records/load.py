@@ -95,7 +95,7 @@ def load_run(paths: RunPaths, run_id: str, repeat: int, spec: RunSpec) -> Run:
         if number == chosen or (number < chosen and outcome.results_intact)
     }
     others = (attempts[number] for number in attempts if number not in {*whole, *unreadable})
-    partial = tuple(_load_partial(attempt, ended.get(attempt.number)) for attempt in others)
+    partial = tuple(_load_partial(attempt, ended.get(attempt.number), spec) for attempt in others)
     latest = whole.pop(chosen)
     return Run(run_id, repeat, len(attempts), latest, tuple(whole.values()), partial, damaged)
 
@@ -121,13 +121,16 @@ def _unreadable(run_id: str, attempt: AttemptPaths, error: Exception) -> str:
     return f"{file} cannot be read: {why}; fix: {DAMAGED_OUTCOME_REMEDY}"
 
 
-def _load_partial(paths: AttemptPaths, outcome: Outcome | None) -> PartialAttempt:
+def _load_partial(paths: AttemptPaths, outcome: Outcome | None, spec: RunSpec) -> PartialAttempt:
     problems: list[str] = []
     steps, environment = _read_steps(paths, problems), {}
     # An attempt may end before it describes its environment.
     if paths.environment.exists():
         environment = _read_environment(paths, problems)
-    return PartialAttempt(paths.number, outcome, digests_of(environment), tuple(problems), steps)
+    # Damaged events do not make its curve less of a contradiction, so they are no problem of the attempt.
+    events = read_events(paths, spec.parallelism.world_size, []) if spec.checked_steps else {}
+    checks = all_of_kind(events, "step_check", _step_check, [])
+    return PartialAttempt(paths.number, outcome, digests_of(environment), tuple(problems), steps, checks)
 
 
 def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: str, spec: RunSpec) -> Attempt:
@@ -198,7 +201,10 @@ def _graph_stats(event: Mapping[str, Any]) -> GraphStats:
 
 
 def _step_check(event: Mapping[str, Any]) -> StepCheck:
-    return from_json(StepCheck, event["check"])
+    check = from_json(StepCheck, event["check"])
+    if check.step != event["step"]:
+        raise ValueError(f"a check of step {check.step} was recorded in step {event['step']}")
+    return check
 
 
 def _probe(event: Mapping[str, Any]) -> Probe:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -137,6 +137,7 @@ class PartialAttempt:
     digests: Digests
     problems: tuple[str, ...]
     curve: Steps | None
+    step_checks: Mapping[int, Sequence[StepCheck]] = field(default_factory=dict)
 
     @property
     def steps(self) -> Steps:

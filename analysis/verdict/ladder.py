@@ -44,6 +44,7 @@ from analysis.verdict.rungs import (
     hides_difference,
     loss_unchanged,
     missing_floor,
+    name_other_causes,
     not_equivalent,
     too_short,
 )
@@ -93,7 +94,7 @@ def judge_curves(
     samples = tuple(found.samples[metric] for metric in metrics)
     evidence = replace(found.evidence, tested=_tested(found, samples, margins))
     window = ComparisonWindow(eager, graphed, expected, first, margins, samples, evidence, learnt)
-    return (
+    verdict = (
         diverged(window)
         or missing_floor(window)
         or exceeds_margin(window)
@@ -103,6 +104,7 @@ def judge_curves(
         or loss_unchanged(window)
         or Verdict("EQUIVALENT", _SINGLE if len(graphed) == 1 else "", evidence=evidence)
     )
+    return name_other_causes(window, verdict) if verdict.noisy else verdict
 
 
 def _begin(

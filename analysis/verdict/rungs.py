@@ -6,7 +6,7 @@ Each rung returns its verdict, or None if it does not decide.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,12 +17,13 @@ from analysis.verdict.curve_difference import (
     METRIC_NAMES,
     CurveEvidence,
     Deviation,
+    MetricTests,
     NoiseFloor,
     Sample,
     bitwise_prefix,
     format_unequal,
 )
-from analysis.verdict.divergence import LASTING, SURE_ALONE, exceeds_margin_surely
+from analysis.verdict.divergence import LASTING, SURE, SURE_ALONE, exceeds_margin_surely
 from analysis.verdict.equivalence_test import ALPHA
 from analysis.verdict.noise_scale import noise_scale
 from analysis.verdict.step_test import find_hidden, spike_limit
@@ -154,7 +155,7 @@ def _large_floor(window: ComparisonWindow, floor: NoiseFloor, *, spikes: bool) -
                 f"{floor.source} differ among themselves: their {METRIC_NAMES[sample.metric]} by up to {widest:.3g}, "
             )
             reason += f"and the margin is {margin:g}"
-            return _inconclusive(window, reason, _REPRODUCE if margin > 0 else _NOT_DETERMINISTIC, noisy=True)
+            return _inconclusive(window, reason, _REPRODUCE if margin > 0 else _NOT_DETERMINISTIC, noisy=margin > 0)
     return None
 
 
@@ -218,32 +219,71 @@ def not_equivalent(window: ComparisonWindow) -> Verdict | None:
         if not tested.p <= ALPHA:
             reason = f"the mean difference of the {name} is {tested.mean.value:.3g} +- {tested.mean.half_width:.3g}: "
             return _inconclusive(window, f"{reason}not shown to be within the margin of {margin:g}", REPEAT, noisy=True)
-        if tested.leaves:
-            reason = (
-                f"the {name} drifts: the difference rose by {tested.rise.value:.3g} +- {tested.rise.half_width:.3g} "
-            )
-            return _inconclusive(
-                window, f"{reason}over the window, and will soon leave the margin of {margin:g}", _LONGER
-            )
-        if growth := tested.growth:
-            late = growth.steps < window.evidence.steps
-            place = f"at the end of the window, in {growth.steps} steps" if late else "over the window"
-            reason = f"the {name} difference grows {place}: from {growth.before:.3g} to {growth.after:.3g} "
-            reason += f"({list(window.graphed)[growth.run]}), and will soon leave the margin of {margin:g}"
-            return _inconclusive(window, reason, _LONGER)
+        if drift := _describe_drift(window, tested):
+            return _inconclusive(window, drift, _LONGER)
     return None
+
+
+def _describe_drift(window: ComparisonWindow, tested: MetricTests) -> str:
+    """Describe the drift or growth that will leave the margin; return "" without one."""
+    name, leaves = (
+        METRIC_NAMES[tested.metric],
+        f"and will soon leave the margin of {window.margins.of(tested.metric):g}",
+    )
+    if tested.leaves:
+        rise = f"{tested.rise.value:.3g} +- {tested.rise.half_width:.3g}"
+        return f"the {name} drifts: the difference rose by {rise} over the window, {leaves}"
+    if not (growth := tested.growth):
+        return ""
+    late = growth.steps < window.evidence.steps
+    place = f"at the end of the window, in {growth.steps} steps" if late else "over the window"
+    run = list(window.graphed)[growth.run]
+    return f"the {name} difference grows {place}: from {growth.before:.3g} to {growth.after:.3g} ({run}), {leaves}"
+
+
+def name_other_causes(window: ComparisonWindow, verdict: Verdict) -> Verdict:
+    """Return a ``noisy`` verdict as it is, or with a cause that is not eager's own noise: it is then not ``noisy``."""
+    cause = _other_cause(window)
+    return replace(verdict, reason=f"{verdict.reason}; besides, {cause}", noisy=False) if cause else verdict
+
+
+def _other_cause(window: ComparisonWindow) -> str:
+    """Return what keeps the curves from passing beside eager's own noise, or ""."""
+    if window.margins.mode == "full" and len(window.evidence.tested) < len(window.samples):
+        return f"only finite differences over {MINIMUM_STEPS} steps or more can be tested"
+    floor = window.evidence.noise_floor
+    for largest in _largest(window):
+        metric, size, _, margin = largest
+        if floor is None or not size <= margin + SURE * floor.of(metric) < np.inf:
+            return f"{_difference(*largest)} by more than {SURE:g} times the noise floor"
+    for tested in window.evidence.tested:
+        mean, margin = tested.mean, window.margins.of(tested.metric)
+        if abs(mean.value) - mean.half_width > margin:
+            of_mean = f"{mean.value:.3g} +- {mean.half_width:.3g}"
+            return f"the mean difference of the {METRIC_NAMES[tested.metric]} is {of_mean}, beyond the margin of {margin:g}"
+        if drift := _describe_drift(window, tested):
+            return drift
+    return _describe_unlearnt(window)
 
 
 def loss_unchanged(window: ComparisonWindow) -> Verdict | None:
     """Return INCONCLUSIVE if the eager loss does not show learning by more than its margin: any curve would then pass."""
-    eager, margin = tuple(window.eager.values()), window.margins.loss
-    problem, fix = describe_untrained(eager, window.first, _metrics(window), margin), _MOVE
-    if not problem and not window.learnt:
-        problem, fix = (
-            _describe_no_fall(np.mean([steps.loss[window.first :] for steps in eager], axis=0), margin),
-            _LEARN,
-        )
-    return _inconclusive(window, f"within the margins, but {problem}", fix) if problem else None
+    if still := _describe_still(window):
+        return _inconclusive(window, f"within the margins, but {still}", _MOVE)
+    unlearnt = _describe_unlearnt(window)
+    return _inconclusive(window, f"within the margins, but {unlearnt}", _LEARN) if unlearnt else None
+
+
+def _describe_still(window: ComparisonWindow) -> str:
+    return describe_untrained(tuple(window.eager.values()), window.first, _metrics(window), window.margins.loss)
+
+
+def _describe_unlearnt(window: ComparisonWindow) -> str:
+    """Describe why the eager runs do not show learning; return "" if they do."""
+    if (still := _describe_still(window)) or window.learnt:
+        return still
+    losses = np.mean([steps.loss[window.first :] for steps in window.eager.values()], axis=0)
+    return _describe_no_fall(losses, window.margins.loss)
 
 
 def _describe_no_fall(losses: Floats, margin: float) -> str:

@@ -45,5 +45,8 @@ class Verdict:
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the worst of several verdicts; of several EQUIVALENT ones the least certain, else the first."""
-    return max(verdicts, key=lambda verdict: (VERDICTS.index(verdict.verdict), verdict.p))
+    """Return the worst of several verdicts; of several EQUIVALENT ones the least certain, else the first.
+
+    An INCONCLUSIVE for noise alone is better than another.
+    """
+    return max(verdicts, key=lambda verdict: (VERDICTS.index(verdict.verdict), not verdict.noisy, verdict.p))

@@ -70,8 +70,25 @@ class StepCheck:
     calibrated: bool = True
     """False: results differ, but their noise is unknown and recorded as 1e300: the first layer cannot be perturbed, or choices of
     routers are hidden."""
+    noise: Amount = 0.0
+    """The largest noise of any result that differs in a bit."""
     seconds: Amount = 0.0
     skipped: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if nothing was compared, or the counts contradict each other."""
+        shown = min(self.unequal, MOST_DIFFERENCES)
+        if not self.skipped and not (self.unequal <= self.tensors > 0 and len(self.differences) == shown):
+            raise ValueError(
+                f"the check of step {self.step} compared {self.tensors} results, with {self.unequal} unequal ones and "
+                f"{len(self.differences)} of their differences: these contradict each other"
+            )
+
+    @property
+    def largest_noise(self) -> float:
+        """Return the largest noise, relative to its result or in scores."""
+        noises = [row.noise for row in self.differences] + [row.noise for row in self.routing]
+        return max(self.noise, *noises, 0.0)
 
 
 MOST_DIFFERENCES = 32

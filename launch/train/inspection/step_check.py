@@ -65,6 +65,7 @@ def check_step(checked: CheckableStep, number: int, batch: torch.Tensor) -> Step
         tuple(rows[:MOST_DIFFERENCES]),
         passes.routing_differences(),
         calibrated,
+        max((row.noise for row in rows), default=0.0),
         time.perf_counter() - begun,
     )
 

@@ -15,9 +15,11 @@ from analysis.report.write_report import write_report
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_cells import compare_cells
 from launch.common.atomic_files import read_json, write_json
+from launch.contract.outcomes import Outcome
+from launch.contract.paths import SweepPaths
 from launch.contract.plan import Margins, read_plan
 from launch.contract.records.step_check import NOISE_MULTIPLE, RoutingDifference, StepCheck, TensorDifference
-from tests.records import AttemptRecord, write_sweep
+from tests.records import AttemptRecord, write_attempt, write_sweep
 
 STEPS = (4, 62, 119)
 ROUNDING = TensorDifference("gradient of head.weight", 1e-6, 1e-9, noise=1e-6)
@@ -121,8 +123,11 @@ def test_steps_that_agree_do_not_explain_curves_that_do_not(tmp_path: Path) -> N
         None,
         found(62, ROUNDING, calibrated=False),
         StepCheck(62, skipped="2.0 GiB missing"),
+        found(62, dataclasses.replace(ROUNDING, difference=1.0, noise=0.2)),
+        found(62, ROUNDING, noise=0.2),
+        found(62, routing=(RoutingDifference("router of layer 1, micro-batch 0", 3, gap=0.9, noise=0.2),)),
     ],
-    ids=["missing", "uncalibrated", "skipped"],
+    ids=["missing", "uncalibrated", "skipped", "blind", "blind beyond the recorded rows", "blind to routing"],
 )
 def test_checks_that_did_not_take_place_decide_nothing(tmp_path: Path, check: StepCheck | None) -> None:
     def edit(run: AttemptRecord) -> None:
@@ -132,6 +137,118 @@ def test_checks_that_did_not_take_place_decide_nothing(tmp_path: Path, check: St
     result = compared(tmp_path, edit)
     assert verdict_of(result)[0] == "INCONCLUSIVE"
     assert result.graphs.step_checks and result.graphs.step_checks.undecided
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"tensors": 0}, {"unequal": 41}, {"unequal": 3}, {"differences": [dataclasses.asdict(FAULT)]}, {"step": 61}],
+    ids=str,
+)
+def test_a_check_that_contradicts_itself_is_damaged(tmp_path: Path, change: dict[str, Any]) -> None:
+    def edit(run: AttemptRecord) -> None:
+        for event in run.events[0]:
+            if event["kind"] == "step_check" and event["step"] == 62:
+                event["check"] |= change
+
+    assert verdict_of(compared(tmp_path, edit))[0] == "INCOMPARABLE"
+
+
+def test_an_eager_run_has_no_step_check(tmp_path: Path) -> None:
+    def edit(run: AttemptRecord) -> None:
+        if not run.spec.graphed:
+            run.events[0].append({**run.events[0][-1], "kind": "step_check", "step": 62, "check": vars(found(62))})
+
+    assert verdict_of(compared(tmp_path, edit))[0] == "INCOMPARABLE"
+
+
+def test_a_difference_without_a_scale_does_not_pass_in_quick_mode(tmp_path: Path) -> None:
+    """A gradient norm of 0 in eager runs makes the noise floor of the perturbed run infinite."""
+
+    def edit(run: AttemptRecord) -> None:
+        run.metrics[10]["grad_norm"] = 0.1 if run.spec.graphed or run.spec.perturbed else 0.0
+
+    sweep = write_sweep(tmp_path, step_checks=3, steps=20, perturbed=True, edit=edit)
+    write_json(sweep.plan, dataclasses.replace(read_plan(sweep), margins=Margins(mode="quick")))
+    assert verdict_of(compare_cells(load(sweep))[1])[0] != "EQUIVALENT (step-checked)"
+
+
+def shift(run: AttemptRecord, margins: float, steps: slice) -> None:
+    for step in run.metrics[steps] if run.spec.graphed else ():
+        step["loss"] += margins * Margins().loss
+
+
+def climb(run: AttemptRecord, margins: float) -> None:
+    for place in range(4, len(run.metrics)):
+        shift(run, margins * place / 120, slice(place, place + 1))
+
+
+def learn_nothing(run: AttemptRecord) -> None:
+    run.events[0] = [event for event in run.events[0] if event["kind"] != "parameters"]
+    for step in run.metrics:
+        step["loss"] = 3.0
+
+
+def zero_norms(run: AttemptRecord) -> None:
+    for step in run.metrics:
+        step["grad_norm"] = 0.0
+
+
+@pytest.mark.parametrize(
+    ("cause", "edit", "settings"),
+    [
+        ("over 100 steps or more", lambda run: None, {"steps": 60}),
+        ("by more than 3 times the noise floor", lambda run: shift(run, 40, slice(50, 51)), {}),
+        ("the mean difference of the loss", lambda run: shift(run, 4, slice(4, None)), {}),
+        ("the loss drifts", lambda run: (climb(run, 5), shift(run, -2.5, slice(4, None))), {"repeats": 3}),
+        ("the eager loss falls by", learn_nothing, {}),
+        ("the eager gradient norm is 0", zero_norms, {}),
+        ("margin is 0", lambda run: None, {"deterministic": True}),
+    ],
+    ids=["short", "bad step", "bias", "drift", "nothing learnt", "no gradient", "deterministic"],
+)
+def test_checks_do_not_stand_in_for_what_noise_does_not_explain(
+    tmp_path: Path, cause: str, edit: Edit, settings: dict[str, Any]
+) -> None:
+    def noisy(run: AttemptRecord) -> None:
+        edit(run)
+        add_noise(run, 2.0)
+
+    verdict, reason = verdict_of(compared(tmp_path, noisy, **settings))
+    assert verdict == "INCONCLUSIVE" and cause in reason
+
+
+def test_checks_of_one_version_do_not_stand_in_for_another_cause_in_another(tmp_path: Path) -> None:
+    def edit(run: AttemptRecord) -> None:
+        add_noise(run, 2.0 if run.spec.repeat < 2 else 0.01)
+        if run.spec.repeat >= 2:
+            climb(run, 0.9)
+            run.environment["digests"] = {**run.environment["digests"], "code": "c0de000002"}
+
+    verdict, reason = verdict_of(compared(tmp_path, edit, repeats=4))
+    assert verdict == "INCONCLUSIVE" and reason.startswith("the loss drifts")
+
+
+@pytest.mark.parametrize("noise", [0.0, 2.0], ids="noise {}".format)
+@pytest.mark.parametrize("outcome", ["COMPLETED", "PREEMPTED", "CAPTURE_FAILED"])
+def test_another_attempt_with_a_fault_prevents_a_pass(tmp_path: Path, noise: float, outcome: str) -> None:
+    """A success hides neither a fault in a step check nor a failure, whatever the noise."""
+
+    def edit(run: AttemptRecord) -> None:
+        add_noise(run, noise)
+        if run.spec.graphed and run.spec.repeat == 0:
+            steps = [{**step, "step_time_ms": step["step_time_ms"] * 1.01} for step in run.metrics]
+            first = dataclasses.replace(run, metrics=steps, events={0: list(run.events[0])})
+            if outcome != "COMPLETED":
+                del first.metrics[3 if outcome == "CAPTURE_FAILED" else 90 :]
+                first.outcome = Outcome(outcome, "measure", "bundle000", 0.0, 1.0)
+            if outcome != "CAPTURE_FAILED":
+                find(first, 62, found(62, FAULT))
+            write_attempt(SweepPaths(tmp_path), first)
+            run.number = 2
+
+    verdict, reason = verdict_of(compared(tmp_path, edit))
+    assert verdict == "INCONCLUSIVE" and f"attempt 1 ended {outcome}" in reason
+    assert ("layers.3.mlp.down" in reason) == (outcome != "CAPTURE_FAILED")
 
 
 def test_a_step_may_count_as_checked_only_where_the_plan_has_a_check(tmp_path: Path) -> None:
