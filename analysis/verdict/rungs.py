@@ -56,6 +56,7 @@ _LEARN = (
     "compare digests of the parameters after the capture with those at the end, or train for more steps until the loss falls by "
     "more"
 )
+_NO_DRIFT = ", so a slow drift was not looked at"
 _LONGER = "train for twice as many steps: what grows will leave the margin, noise will not"
 
 
@@ -137,12 +138,9 @@ def missing_floor(window: ComparisonWindow) -> Verdict | None:
     floor = window.evidence.noise_floor
     if floor is None or floor.repeats < 2:
         excess = next((f"{_difference(*largest)}, and " for largest in _largest(window)), "")
-        return _inconclusive(
-            window,
-            f"{excess}the noise floor is unknown: it takes two complete eager repeats",
-            _SECOND,
-            noisy=window.margins.mode == "quick" and not excess,
-        )
+        quick = window.margins.mode == "quick" and not excess
+        reason = f"{excess}the noise floor is unknown: it takes two complete eager repeats"
+        return _inconclusive(window, reason + _NO_DRIFT * quick, _SECOND, noisy=quick)
     return _large_floor(window, floor, spikes=True)
 
 
@@ -205,7 +203,7 @@ def too_short(window: ComparisonWindow) -> Verdict | None:
     )
     fix = f"set training.steps to {len(window.expected) - window.evidence.steps + MINIMUM_STEPS} or more"
     if quick := window.margins.mode == "quick":
-        reason += ", so a slow drift was not looked at"
+        reason += _NO_DRIFT
         fix = "set equivalence.mode=full"
     return _inconclusive(window, reason, fix, noisy=quick)
 
