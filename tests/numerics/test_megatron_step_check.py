@@ -22,6 +22,9 @@ from tests.numerics.test_megatron_graphs import EVEN, OVERLAPPED, PADDED, ROUTED
 from tests.numerics.tiny import DENSE, batches
 
 BALANCED = replace(EVEN, moe_aux_loss_coeff=0.01)
+BIASED = replace(
+    EVEN, moe_router_score_function="sigmoid", moe_router_normalize_topk=True, moe_router_enable_expert_bias=True
+)
 WHOLE, LAYERS, LOCAL = graph("full_iteration"), graph("transformer_engine"), graph("local")
 
 
@@ -61,15 +64,7 @@ def compare_runs(spec: RunSpec) -> None:
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
-        (
-            replace(
-                PADDED,
-                moe_router_score_function="sigmoid",
-                moe_router_normalize_topk=True,
-                moe_router_enable_expert_bias=True,
-            ),
-            WHOLE,
-        ),
+        (BIASED, WHOLE),
         (DENSE, LAYERS),
         (BALANCED, graph("transformer_engine", *ROUTED)),
         (BALANCED, graph("transformer_engine", "attn")),
