@@ -234,6 +234,13 @@ def test_tokens_between_two_experts_are_counted_and_repeated(precision: str) -> 
     assert any(row.is_fault and row.name.startswith("router of layer 1") for row in found.routing)
 
 
+def test_choices_that_are_not_repeated_leave_a_check_uncalibrated() -> None:
+    spec = spec_of(FULL)
+    hidden = replace(spec, model=replace(EXPERTS, num_layers=2))
+    found = check(train_to_first_check(hidden), sum_in_halves)
+    assert found.unequal and not found.calibrated and faults_of(found) == []
+
+
 def run_with_checks(spec: RunSpec) -> dict[str, Any]:
     """Return what a rank's run computes, with or without checks, and what these found."""
     rank = dist.get_rank() if dist.is_initialized() else 0

@@ -61,7 +61,7 @@ class TorchNativeStep:
 
         first = [chunk.named_layers()["0"] for chunk in self.train_step.chunks if chunk.is_first]
         handles = [layer.register_forward_hook(move) for layer in first]
-        yield not self._is_compiled
+        yield not self._is_compiled and not self._hides_choices
         for handle in handles:
             handle.remove()
 
@@ -104,6 +104,16 @@ class TorchNativeStep:
         return [
             f"router of layer {name}, micro-batch {microbatch}" for name, layer in layers.items() if layer.has_experts
         ]
+
+    @property
+    def _hides_choices(self) -> bool:
+        """Return whether rounding may change more than the experts that are kept and repeated.
+
+        Tokens beyond a capacity are dropped, and a balancing loss beside an expert bias counts choices without that bias.
+        """
+        model = self.train_step.chunks[0].context.model
+        biased = model.moe_router_enable_expert_bias and model.moe_aux_loss_coeff != 0
+        return model.moe_expert_capacity_factor is not None or biased
 
     @contextmanager
     def _keeping_routing(self) -> Iterator[None]:
