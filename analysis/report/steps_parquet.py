@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any, BinaryIO
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 
@@ -56,12 +57,9 @@ def steps_writer(file: BinaryIO) -> Iterator[Callable[[Records], None]]:
 def _table(group: Sequence[tuple[dict[str, Any], Steps]]) -> pa.Table:
     """Return the steps of all runs in ``group``, each row with the origin of its run."""
     of_row = np.repeat(np.arange(len(group)), [len(steps) for _, steps in group])
-    columns = {
-        name: pa.array([origin[name] for origin, _ in group], SCHEMA.field(name).type).take(of_row)
-        for name in SCHEMA.names
-        if name not in STEP_COLUMNS
-    }
-    # Not as pandas converts them: NaN would become a missing value.
+    origins = pd.DataFrame([origin for origin, _ in group])
+    columns = {name: pa.array(origins[name], SCHEMA.field(name).type).take(of_row) for name in origins}
+    # Not through a DataFrame, whose NaN would become a missing value.
     for name in STEP_COLUMNS:
         columns[name] = pa.array(np.concatenate([getattr(steps, name) for _, steps in group]))
     return pa.Table.from_pydict(
