@@ -55,7 +55,8 @@ def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
         if most_bytes is not None and length > most_bytes:
             raise OSError(errno.EFBIG, f"larger than {size(most_bytes)}", str(path))
         content = piece = os.read(descriptor, length + 1)
-        while piece:
+        # As many bytes as the file had are all of it: one more was asked for.
+        while piece and len(content) != length:
             content += (piece := os.read(descriptor, 1 << 12))
         return content
     finally:
