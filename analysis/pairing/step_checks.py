@@ -134,9 +134,6 @@ def _describe(found: _Found, row: TensorDifference | RoutingDifference) -> str:
 
 def _undecided(found: Sequence[_Found], attempts: Sequence[tuple[int, Attempt]], spec: RunSpec) -> str:
     """Return why the checks decide nothing, if so."""
-    skipped = next((one.check.skipped for one in found if one.check.skipped), "")
-    if skipped:
-        return f"not step-checked: {skipped}"
     for repeat, attempt in attempts:
         for rank in range(spec.parallelism.world_size):
             steps = tuple(sorted(check.step for check in attempt.step_checks.get(rank, ())))

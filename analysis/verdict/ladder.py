@@ -5,8 +5,8 @@ Rung 0 (analysis.verdict.completeness): both sides have every step once, in orde
     the settings of both runs and the proof of replay.
 Rung 1: after the capture, every graphed run equals every eager run bit for bit: BITWISE. If eager runs differ among
     themselves, equality with one of them proves little, and the ladder goes on.
-Rung 2, the noise floor: the largest difference of an eager run, or of the perturbed one, from the others. It never widens a margin. With fewer than
-    two eager runs, or a noise floor above the margin, the verdict is INCONCLUSIVE at best.
+Rung 2, the noise floor: the largest difference of an eager run, or of the perturbed one, from the others. It never widens a
+    margin. With fewer than two eager runs, or a noise floor above the margin, the verdict is INCONCLUSIVE at best.
 Rung 3: every graphed run is within the margin of the eager mean at every step, because a mean over steps hides
     alternating signs and single bad steps. The mean over the window is within the margin by two one-sided tests
     (analysis.verdict.equivalence_test). Noise hides no difference of 1.25 margins at a step (analysis.verdict.step_test).

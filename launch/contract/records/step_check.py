@@ -56,8 +56,7 @@ class RoutingDifference:
 class StepCheck:
     """What one rank found in one checked step.
 
-    ``differences`` has the results that differ in a bit, the worst first, ``MOST_DIFFERENCES`` at most. ``skipped`` says why
-    there was no check; the rest is then empty.
+    ``differences`` has the results that differ in a bit, the worst first, ``MOST_DIFFERENCES`` at most.
     """
 
     step: Count
@@ -73,12 +72,11 @@ class StepCheck:
     noise: Amount = 0.0
     """The largest noise of any result that differs in a bit."""
     seconds: Amount = 0.0
-    skipped: str = ""
 
     def __post_init__(self) -> None:
         """Raise ValueError if nothing was compared, or the counts contradict each other."""
         shown = min(self.unequal, MOST_DIFFERENCES)
-        if not self.skipped and not (self.unequal <= self.tensors > 0 and len(self.differences) == shown):
+        if not (self.unequal <= self.tensors > 0 and len(self.differences) == shown):
             raise ValueError(
                 f"the check of step {self.step} compared {self.tensors} results, with {self.unequal} unequal ones and "
                 f"{len(self.differences)} of their differences: these contradict each other"

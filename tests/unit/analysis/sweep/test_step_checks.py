@@ -122,12 +122,11 @@ def test_steps_that_agree_do_not_explain_curves_that_do_not(tmp_path: Path) -> N
     [
         None,
         found(62, ROUNDING, calibrated=False),
-        StepCheck(62, skipped="2.0 GiB missing"),
         found(62, dataclasses.replace(ROUNDING, difference=1.0, noise=0.2)),
         found(62, ROUNDING, noise=0.2),
         found(62, routing=(RoutingDifference("router of layer 1, micro-batch 0", 3, gap=0.9, noise=0.2),)),
     ],
-    ids=["missing", "uncalibrated", "skipped", "blind", "blind beyond the recorded rows", "blind to routing"],
+    ids=["missing", "uncalibrated", "blind", "blind beyond the recorded rows", "blind to routing"],
 )
 def test_checks_that_did_not_take_place_decide_nothing(tmp_path: Path, check: StepCheck | None) -> None:
     def edit(run: AttemptRecord) -> None:
