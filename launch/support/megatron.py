@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from launch.contract.spec import Model, RunSpec
 from launch.support.rule import GRAPH, MCORE, MegatronRule, Rule, divides, fixed, padded_capacity
 
-LOCAL_INPUTS = (
-    "a local graph of megatron-core 0.16.1 returns its input to a buffer pool before its own backward pass has read it, which "
-    "makes the gradient of the first layer's norm wrong (observed; fixed by Megatron-LM pull request 4433)"
-)
 WITHOUT_ATTENTION = (
     "capture parts without attention (cuda_graph.scope: [moe_router, moe_preprocess], or [mlp] where layers are dense)"
 )
@@ -46,15 +44,47 @@ def _captures_attention(spec: RunSpec) -> bool:
 
 
 KNOWN_FAULTS: tuple[Rule, ...] = (
-    Rule(
-        "megatron.local_inputs", ("cuda_graph.impl",), LOCAL_INPUTS,
+    MegatronRule(
+        "megatron.local_inputs", ("cuda_graph.impl",),
+        "a local graph of megatron-core 0.16.1 returns its input to a buffer pool before its own backward pass has read it, "
+        "which makes the gradient of the first layer's norm wrong (observed; fixed by Megatron-LM pull request 4433)",
         lambda spec: spec.cuda_graph.impl == "local",
-        fix="Use transformer_engine or full_iteration.", source=f"{MCORE}transformer/cuda_graphs.py:995",
+        fix="Use transformer_engine or full_iteration.",
+        source=f"{MCORE}transformer/cuda_graphs.py:995",
+    ),
+    MegatronRule(
+        "megatron.yarn_positions", ("model.rope_scaling", *GRAPH),
+        "megatron-core 0.16.1 silently captures attention of a YaRN model without positions",
+        lambda spec: spec.model.rope_scaling == "yarn" and _captures_attention(spec),
+        fix=f"{WITHOUT_ATTENTION.capitalize()}, or use full_iteration.",
+        source=f"{MCORE}transformer/cuda_graphs.py:1863",
+    ),
+    MegatronRule(
+        "megatron.gradient_accumulation_fusion",
+        ("training.gradient_accumulation_fusion", "cuda_graph.impl", "parallelism.pp", "num_microbatches"),
+        "one graph replays all micro-batches, and transformer-engine 2.11 captures it as that of the first, which overwrites "
+        "gradients instead of adding to them (observed; fixed by TransformerEngine pull request 2715)",
+        lambda spec: spec.training.gradient_accumulation_fusion and _reuses_first_graph(spec),
+        fix="Set gradient_accumulation_fusion to false, or cuda_graph.impl=full_iteration, or parallelism.pp to 2 or more, or a "
+        "global_batch_size of one micro-batch a step.",
+        source="transformer_engine 2.11 pytorch/graph.py:484",
     ),
 )  # fmt: skip
-"""What the library computes wrongly, although the engine runs it."""
+"""What the libraries compute wrongly, although the engine runs it. A cell runs if its verdict can show the fault."""
+
+
+def _refused_without_evidence(fault: Rule) -> Rule:
+    """Return the rule that ``fault`` needs deterministic mode or step checks: noise would hide it from curves."""
+    return replace(
+        fault,
+        fields=(*fault.fields, "training.deterministic", "step_checks"),
+        violated=lambda spec: bool(fault.violated(spec)) and not spec.training.deterministic and spec.step_checks == 0,
+        fix=f"{fault.fix} Or set training.deterministic=true, or step_checks=5: the verdict then shows the fault.",
+    )
+
 
 RULES: tuple[Rule, ...] = (
+    *map(_refused_without_evidence, KNOWN_FAULTS),
     MegatronRule(
         "megatron.step_checks", ("step_checks", "training.fp8"), "engine megatron cannot restore the scales of fp8 after a check",
         lambda spec: spec.step_checks != 0 and spec.training.fp8 != "none",
@@ -145,16 +175,6 @@ RULES: tuple[Rule, ...] = (
         fix="Set training.attention_backend=auto.",
     ),
     MegatronRule(
-        "megatron.gradient_accumulation_fusion",
-        ("training.gradient_accumulation_fusion", "cuda_graph.impl", "parallelism.pp", "num_microbatches"),
-        "one graph replays all micro-batches, and transformer-engine 2.11 captures it as that of the first, which overwrites "
-        "gradients instead of adding to them (observed; fixed by TransformerEngine pull request 2715)",
-        lambda spec: spec.training.gradient_accumulation_fusion and _reuses_first_graph(spec),
-        fix="Set gradient_accumulation_fusion to false, or cuda_graph.impl=full_iteration, or parallelism.pp to 2 or more, or a "
-        "global_batch_size of one micro-batch a step.",
-        source="transformer_engine 2.11 pytorch/graph.py:484",
-    ),
-    MegatronRule(
         "megatron.moe_router_fusion", ("training.moe_router_fusion", "model.num_moe_experts", "training.deterministic"),
         "a dense model has no router, and Transformer Engine's router kernels may add in no fixed order",
         lambda spec: spec.training.moe_router_fusion and (not spec.model.is_moe or spec.training.deterministic),
@@ -163,13 +183,6 @@ RULES: tuple[Rule, ...] = (
     fixed("megatron", "training.cpu_offloading", False),
     fixed("megatron", "training.variable_sequence_lengths", False),
     fixed("megatron", "data.packed_sequences", False, "Set data.packed_sequences=false, or engine to torch_native."),
-    MegatronRule(
-        "megatron.impl", ("cuda_graph.impl", "training.deterministic"), LOCAL_INPUTS,
-        lambda spec: spec.cuda_graph.impl == "local" and not spec.training.deterministic,
-        fix="Use transformer_engine or full_iteration, or set training.deterministic=true: its verdict then shows to the bit "
-        "what local graphs compute.",
-        source=f"{MCORE}transformer/cuda_graphs.py:995",
-    ),
     MegatronRule(
         "megatron.recompute", ("training.recompute", *GRAPH),
         "megatron-core 0.16.1 recomputes attention by a function that refuses torch.autograd.grad, which captures layers",
@@ -185,13 +198,6 @@ RULES: tuple[Rule, ...] = (
         and spec.cuda_graph.implementation.extent == "step",
         fix="Set parallelism.pp=1, or vpp to 2 or more with schedule=interleaved.",
         source=f"{MCORE}pipeline_parallel/p2p_communication.py:398",
-    ),
-    MegatronRule(
-        "megatron.rope_scaling", ("model.rope_scaling", *GRAPH),
-        "megatron-core 0.16.1 silently captures attention of a YaRN model without positions",
-        lambda spec: spec.model.rope_scaling == "yarn" and _captures_attention(spec),
-        fix=f"{WITHOUT_ATTENTION.capitalize()}, or use full_iteration.",
-        source=f"{MCORE}transformer/cuda_graphs.py:1863",
     ),
     fixed("megatron", "digest_steps", 0, "Set engine to torch_native: Megatron-Core's layers are not digested here."),
 )  # fmt: skip

@@ -18,7 +18,7 @@ from launch.contract.spec import (
     spec_from_json,
     spec_to_json,
 )
-from launch.support import SUPPORT, known_faults, unsupported
+from launch.support import SUPPORT, known_faults, megatron, unsupported
 from launch.support.rule import spell
 
 MOE = Model(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=16)
@@ -195,7 +195,8 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cpu_offloading": ({}, {"training": Training(cpu_offloading=True)}),
     "variable_sequence_lengths": ({}, {"training": Training(variable_sequence_lengths=True)}),
     "packed_sequences": ({}, {"data": PACKED}),
-    "impl": ({}, {"cuda_graph": CudaGraph("local")}),
+    "local_inputs": ({}, {"cuda_graph": CudaGraph("local")}),
+    "yarn_positions": ({"rope_scaling": "yarn"}, {"cuda_graph": CudaGraph("transformer_engine", ("attn",))}),
     "pp": ({}, {"parallelism": Parallelism(pp=2), "cuda_graph": CudaGraph("full_iteration")}),
     "recompute": ({}, {"training": Training(recompute="selective"), "cuda_graph": CudaGraph("transformer_engine")}),
     "device": ({}, {"placement": Placement(device="cpu")}),
@@ -213,12 +214,19 @@ def test_megatron_refuses_what_it_was_not_seen_to_do(rule: str) -> None:
     assert reason.remedy
 
 
-def test_local_graphs_are_shown_where_a_verdict_is_of_bits_and_told_of_in_any_case() -> None:
-    local = dataclasses.replace(ON_GPU, cuda_graph=CudaGraph("local"))
-    shown = dataclasses.replace(local, training=Training(deterministic=True))
-    assert rules_of(local) == {"megatron.impl"} and rules_of(shown) == set()
-    assert known_faults(local) == known_faults(shown) != ()
-    assert all(known_faults(dataclasses.replace(shown, cuda_graph=graph)) == () for graph in CAPTURES_ATTENTION)
+@pytest.mark.parametrize("fault", [fault.id for fault in megatron.KNOWN_FAULTS])
+def test_a_known_fault_runs_where_a_verdict_shows_it_and_is_named_in_any_case(fault: str) -> None:
+    fused = Training(precision="bf16", gradient_accumulation_fusion=True, global_batch_size=4, micro_batch_size=1)
+    attention = CudaGraph("transformer_engine", ("attn",))
+    spec = {
+        "megatron.local_inputs": dataclasses.replace(ON_GPU, cuda_graph=CudaGraph("local")),
+        "megatron.yarn_positions": dataclasses.replace(ON_GPU, model=Model(rope_scaling="yarn"), cuda_graph=attention),
+        "megatron.gradient_accumulation_fusion": dataclasses.replace(ON_GPU, training=fused, cuda_graph=attention),
+    }[fault]
+    deterministic = dataclasses.replace(spec, training=dataclasses.replace(spec.training, deterministic=True))
+    checked = dataclasses.replace(spec, step_checks=5)
+    assert [rules_of(one) for one in (spec, deterministic, checked)] == [{fault}, set(), set()]
+    assert all([reason.rule for reason in known_faults(one)] == [fault] for one in (spec, deterministic, checked))
 
 
 CAPTURES_ATTENTION = {
@@ -236,7 +244,7 @@ def test_megatron_is_refused_what_it_does_wrong_in_a_layers_graph_alone(graph: C
     recomputed = dataclasses.replace(ON_GPU, training=Training(recompute="selective"), cuda_graph=graph)
     captured = CAPTURES_ATTENTION[graph]
     assert ("megatron.recompute" in rules_of(recomputed)) is captured
-    assert ("megatron.rope_scaling" in rules_of(yarn)) is captured
+    assert ("megatron.yarn_positions" in rules_of(yarn)) is captured
 
 
 def test_fused_gradients_are_refused_where_one_graph_serves_all_micro_batches() -> None:

@@ -19,7 +19,7 @@ from orchestrator.recipe.fields import RECIPE, SECTIONS
 from orchestrator.recipe.recipe import MOST_RUNS, Recipe, load
 
 ROOT = Path(__file__).parents[4]
-RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+RECIPES = sorted([*(ROOT / "recipes").glob("*.yaml"), *(ROOT / "recipes/exhibits").glob("*.yaml")])
 HEAD_LINES = "name: x\nmodel: {preset: tiny_dense}\n"
 """Two lines that make a whole recipe; what a test adds begins at line 3."""
 

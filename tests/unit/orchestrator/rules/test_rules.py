@@ -473,7 +473,7 @@ FIXES: Mapping[str, tuple[RunSpec, str, Mapping[str, Any]]] = {
     "layout.interleaving": (
         spec(**M, **on_ranks(2, pp=2, schedule="interleaved")), "to 1f1b", {"parallelism__schedule": "1f1b"}
     ),
-    "megatron.rope_scaling": (
+    "megatron.yarn_positions": (
         graphed(TE, "attn", **M, model=dataclasses.replace(SCALED, rope_scaling="yarn")),
         "[mlp] where layers are dense",
         {"cuda_graph__scope": ("mlp",)},
