@@ -1,0 +1,233 @@
+"""On a GPU: step checks of torch_native find nothing in right graphs, and a planted fault in its first check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from launch.contract.records.step_check import StepCheck
+from launch.contract.spec import CudaGraph, Model, RunSpec
+from launch.engines.protocol import RankPlace
+from launch.engines.torch_native.engine import TorchNativeEngine, build
+from launch.train.data_loader import batch, open_source
+from launch.train.inspection.step_check import check_step
+from tests.gpu.test_gpu_eager import GPT_OSS, MOE
+from tests.gpu.test_gpu_graphs import SHARED, spec_of
+from tests.numerics.test_step_check import (
+    faults_of,
+    flipped_exponent_bit,
+    other_weight,
+    overwritten_microbatch,
+    weigh_sample,
+)
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
+CHECKS = 10
+DENSE = Model(num_layers=2, hidden_size=128, kv_channels=32, num_query_groups=2, qk_layernorm=True)
+ROUTED = ("attn", "moe_router", "moe_preprocess")
+MODELS = {"dense": DENSE, "moe": MOE, "gpt-oss": GPT_OSS, "shared": SHARED}
+GRAPHS = {
+    "whole": CudaGraph("full_iteration"),
+    "whole, optimizer": CudaGraph("full_iteration", optimizer=True),
+    "torch, layers": CudaGraph("torch"),
+    "torch, parts": CudaGraph("torch", ROUTED),
+    "te, layers": CudaGraph("transformer_engine"),
+    "te, parts": CudaGraph("transformer_engine", ROUTED),
+}
+Trained = tuple[TorchNativeEngine, Callable[[int], torch.Tensor]]
+
+
+def checked_spec(model: Model, graph: CudaGraph, **training: Any) -> RunSpec:
+    """Steps of eight micro-batches, at a learning rate that moves weights visibly, not deterministic."""
+    settings = {
+        "steps": 60,
+        "global_batch_size": 8,
+        "micro_batch_size": 1,
+        "deterministic": False,
+        "learning_rate": 3e-3,
+    }
+    return replace(spec_of(model, graph, **settings | training), step_checks=CHECKS)
+
+
+def train(spec: RunSpec, fault: Callable[[TorchNativeEngine], AbstractContextManager[Any]] | None = None) -> Trained:
+    """Train to the first check. The capture alone has ``fault``."""
+    device = torch.device("cuda", 0)
+    engine = build(spec, RankPlace(0, 1, device))
+    source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
+
+    def tokens(step: int) -> torch.Tensor:
+        return batch(source, spec, step, 0).to(device)
+
+    for step in range(spec.first_compared):
+        if fault and step == engine.capture_step:
+            with fault(engine):
+                engine.step(tokens(step))
+        else:
+            engine.step(tokens(step))
+    return engine, tokens
+
+
+def check_steps(trained: Trained, count: int) -> list[StepCheck]:
+    engine, tokens = trained
+    found = []
+    for step in range(engine._step, engine._step + count):
+        found.append(check_step(engine.checkable_step(), step, tokens(step)))
+        engine.step(tokens(step))
+    assert engine.graph_stats().proven, engine.graph_stats()
+    engine.close()
+    return found
+
+
+def worst(found: list[StepCheck]) -> float:
+    """Return the largest difference in units of its noise."""
+    tensors = (row.difference / row.noise for one in found for row in one.differences)
+    return max((*tensors, *(row.gap / row.noise for one in found for row in one.routing if row.gap)), default=0.0)
+
+
+def expect_clean(found: list[StepCheck], record_property: Callable[[str, object], None]) -> None:
+    record_property("checks", len(found))
+    record_property("unequal", sum(bool(one.unequal or one.routing) for one in found))
+    record_property("worst", worst(found))
+    record_property("seconds", sum(one.seconds for one in found) / len(found))
+    assert all(one.calibrated for one in found)
+    assert [faults_of(one) for one in found] == [[]] * len(found), found
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("compile", ["none", "elementwise"])
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("model", MODELS)
+def test_right_graphs_are_clean(
+    model: str, graph: str, compile: str, precision: str, record_property: Callable[[str, object], None]
+) -> None:
+    if (model, graph) in {("dense", "torch, parts"), ("dense", "te, parts")}:
+        pytest.skip("a dense model has no router")
+    spec = checked_spec(MODELS[model], GRAPHS[graph], compile=compile, precision=precision)
+    expect_clean(check_steps(train(spec), CHECKS), record_property)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("model", ["dense", "moe"])
+@pytest.mark.parametrize("impl", ["torch_compile", "full_iteration"])
+def test_models_that_are_compiled_whole_are_clean(
+    impl: Any, model: str, precision: str, record_property: Callable[[str, object], None]
+) -> None:
+    """Nothing reaches into compiled code to perturb it, so its results have equal bits here or are not judged."""
+    spec = checked_spec(MODELS[model], CudaGraph(impl), compile="whole", precision=precision)
+    found = check_steps(train(spec), CHECKS)
+    record_property("calibrated", sum(one.calibrated for one in found))
+    expect_clean([one for one in found if one.calibrated], record_property)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_a_check_changes_nothing(graph: str) -> None:
+    """Bit by bit: losses, norms and weights of a deterministic run."""
+    spec = checked_spec(SHARED, GRAPHS[graph], deterministic=True)
+    results = []
+    for checks in (0, 3):
+        engine, tokens = train(spec)
+        found = []
+        for step in range(engine._step, engine._step + 4):
+            if step - engine._step < checks:
+                check_step(engine.checkable_step(), step, tokens(step))
+            result = engine.step(tokens(step))
+            found.append((result.loss.item(), result.grad_norm.item()))
+        results.append((found, engine.flat_parameters.weights.clone()))
+        engine.close()
+    assert results[0][0] == results[1][0] and torch.equal(results[0][1], results[1][1])
+
+
+@contextmanager
+def frozen_rate(engine: TorchNativeEngine) -> Iterator[None]:
+    """The graph reads a copy of the learning rate, 2% off."""
+    with mock.patch.object(engine._optimizer, "_rate", engine._optimizer._rate * 1.02):
+        yield
+
+
+FAULTS: dict[str, tuple[Callable[[TorchNativeEngine], AbstractContextManager[Any]], str]] = {
+    "a lost sample": (weigh_sample(0.0), "gradient of 0.head.weight"),
+    "a sample weighted 0.7": (weigh_sample(0.7), "gradient of 0.head.weight"),
+    "an overwritten micro-batch": (overwritten_microbatch, "loss of micro-batch 4"),
+    "a stale weight": (
+        other_weight("layers.1.attention_norm.weight", lambda weight: weight.mul_(1.5)),
+        "gradient of 0.layers.1.attention.qkv.weight",
+    ),
+    "a flipped exponent bit": (flipped_exponent_bit, "gradient of 0.layers.1.attention.qkv.weight"),
+    "a frozen scalar": (frozen_rate, "weight of 0.layers.1.mlp.down"),
+    "an expert's tokens dropped": (
+        other_weight("layers.1.mlp.down", lambda weight: weight[0].zero_()),
+        "gradient of 0.layers.1.mlp.router.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_the_capture_is_found_and_named(
+    name: str, precision: str, record_property: Callable[[str, object], None]
+) -> None:
+    fault, tensor = FAULTS[name]
+    spec = checked_spec(MOE, CudaGraph("full_iteration", optimizer=True), precision=precision)
+    (found,) = check_steps(train(spec, fault), 1)
+    record_property("worst", worst([found]))
+    assert found.calibrated and tensor in faults_of(found)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_batch_that_is_not_copied_is_found(precision: str, record_property: Callable[[str, object], None]) -> None:
+    engine, tokens = train(checked_spec(MOE, CudaGraph("full_iteration"), precision=precision))
+    static: Any = engine._runner._static  # type: ignore[union-attr]
+    engine._runner._static = (static[0].clone(), *static[1:])  # type: ignore[union-attr]
+    (found,) = check_steps((engine, tokens), 1)
+    record_property("worst", worst([found]))
+    assert found.calibrated and "gradient of 0.head.weight" in faults_of(found)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_a_graph_that_reads_a_stale_copy_of_a_weight_is_found(
+    graph: str, precision: str, record_property: Callable[[str, object], None]
+) -> None:
+    """The weight moves to new memory after the capture: an optimizer in the graph and the graph keep the former."""
+    engine, tokens = train(checked_spec(MOE, GRAPHS[graph], precision=precision))
+    weight = dict(engine.chunks[0].named_parameters())["layers.1.attention.qkv.weight"]
+    weight.data = weight.data * 1.05
+    (found,) = check_steps((engine, tokens), 1)
+    record_property("worst", worst([found]))
+    assert found.calibrated and any("layers.1.attention" in name for name in faults_of(found))
+
+
+@pytest.mark.parametrize("graph", ["whole", "torch, layers", "te, layers"])
+@pytest.mark.parametrize("frozen", [False, True], ids=["registered", "frozen"])
+def test_random_numbers_of_a_graph(graph: str, frozen: bool, record_property: Callable[[str, object], None]) -> None:
+    """Dropout draws what uncaptured code draws from the same state. A mask that is drawn once, at the capture, is found."""
+    masks: list[torch.Tensor] = []
+
+    def drop(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        if frozen and torch.cuda.is_current_stream_capturing():
+            masks.append(torch.ones_like(output) if not masks else masks[0])
+            return output * masks[0]
+        return torch.nn.functional.dropout(output, 0.1)
+
+    spec = checked_spec(DENSE, GRAPHS[graph])
+    device = torch.device("cuda", 0)
+    engine = build(spec, RankPlace(0, 1, device))
+    source = open_source(spec.data, spec.model.vocab_size, spec.training.seed)
+    handles = [layer.mlp.register_forward_hook(drop) for layer in engine.chunks[0].named_layers().values()]
+
+    def tokens(step: int) -> torch.Tensor:
+        return batch(source, spec, step, 0).to(device)
+
+    for step in range(spec.first_compared):
+        engine.step(tokens(step))
+    found = check_steps((engine, tokens), 2)
+    for handle in handles:
+        handle.remove()
+    record_property("worst", worst(found))
+    assert any(faults_of(one) for one in found) is frozen, found
