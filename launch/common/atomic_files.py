@@ -167,7 +167,7 @@ def parse_json(content: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path | str) -> Any:
     """Read the JSON value in ``path``.
 
     Raises:
@@ -177,7 +177,7 @@ def read_json(path: Path) -> Any:
     try:
         return parse_json(read_regular(path, MOST_JSON_BYTES))
     except ValueError as error:
-        raise RecordError(f"{path.name}: not JSON ({error})") from error
+        raise RecordError(f"{Path(path).name}: not JSON ({error})") from error
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:

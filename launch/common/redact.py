@@ -23,6 +23,8 @@ _SECRET_NAME = re.compile(
     # Not the shell's folder, the key of an account in Slurm or of a partition in InfiniBand, or a word.
     r"|(?<=.)(?<!^old)pwd(?:$|_)|(?<=.)(?<!wc|_p)(?<!mon|don|tur|hot|pub)key$"
 )
+_IN_SECRET_NAMES = ("token", "secret", "pass", "cred", "auth", "key", "pat", "jwt", "pw")
+"""Each match of :data:`_SECRET_NAME` holds one of these. A long text seldom does."""
 _PLACE_NAME = re.compile(r"_(file|path|dir|sock|url|uri|stdin)$")
 """A variable or an option that says where a secret is, and holds none. A password in a URL is found in its value."""
 _PORT = r"(?!\d{1,5}(?:[/?#]|$))"
@@ -110,8 +112,9 @@ class Secrets:
 
 def _literals(text: str) -> Iterator[tuple[str, slice]]:
     """Yield the name and the place of each value that ``text`` gives to the name of a secret."""
-    end = 0
-    for named in _NAMED.finditer(text):
+    lowered, end = text.lower(), 0
+    # `status` prints a megabyte: to look at each of its words takes longer than to read the plan.
+    for named in _NAMED.finditer(text) if any(part in lowered for part in _IN_SECRET_NAMES) else ():
         name = named["option"] or named["name"]
         if named.end() >= end and is_secret_name(name) and (found := _VALUE.match(text, named.end())):
             end = found.end()

@@ -20,7 +20,7 @@ def open_regular(path: Path) -> BinaryIO:
     return open(_open(path)[0], "rb")
 
 
-def _open(path: Path) -> tuple[int, int]:
+def _open(path: Path | str) -> tuple[int, int]:
     """Return a descriptor of the file, and its size in bytes."""
     # Without O_NONBLOCK opening a FIFO waits for a writer. It changes nothing for a regular file.
     try:
@@ -39,11 +39,11 @@ def _open(path: Path) -> tuple[int, int]:
     raise not_regular(path)
 
 
-def not_regular(path: Path) -> OSError:
+def not_regular(path: Path | str) -> OSError:
     return OSError(errno.EINVAL, "not a regular file", str(path))
 
 
-def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
+def read_regular(path: Path | str, most_bytes: int | None = None) -> bytes:
     """Return the content of ``path``.
 
     Raises:

@@ -23,6 +23,7 @@ _TYPE_NAMES = {
 
 _PLAIN: Mapping[Any, tuple[type, ...]] = {
     str: (str,), int: (int,), float: (float, int), bool: (bool,), str | None: (str, NoneType), int | None: (int, NoneType),
+    Mapping[str, Any]: (dict,),
 }  # fmt: skip
 """The types of values that a field holds as they are, by the field's type."""
 

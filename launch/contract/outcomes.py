@@ -151,7 +151,7 @@ def read_outcome(attempt: AttemptPaths) -> Outcome | None:
         RecordError: the record is damaged, or of another attempt.
     """
     try:
-        return from_json(Outcome, without_identity(attempt, read_json(attempt.outcome)))
+        return from_json(Outcome, without_identity(attempt, read_json(attempt.outcome_text)))
     except FileNotFoundError:
         return None
     except ValueError as error:

@@ -39,9 +39,18 @@ from pathlib import Path
 from launch.common.atomic_files import RecordError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Folder:
-    root: Path
+    """A folder by its path. It is kept as text: to join ten thousand Paths takes as long as to read the files."""
+
+    path: str
+
+    def __init__(self, path: Path | str) -> None:
+        object.__setattr__(self, "path", str(path))
+
+    @property
+    def root(self) -> Path:
+        return Path(self.path)
 
 
 class Entry:
@@ -51,7 +60,7 @@ class Entry:
         self._name = name
 
     def __get__(self, folder: Folder, owner: type[Folder]) -> Path:
-        return folder.root / self._name
+        return Path(f"{folder.path}/{self._name}")
 
 
 class AttemptPaths(Folder):
@@ -62,16 +71,25 @@ class AttemptPaths(Folder):
     logs = Entry("logs")
 
     @property
+    def outcome_text(self) -> str:
+        """The path of the outcome as text: `status` reads ten thousand of them."""
+        return f"{self.path}/outcome.json"
+
+    @property
+    def has_ended(self) -> bool:
+        return os.path.exists(self.outcome_text)  # noqa: PTH110 (three times as fast)
+
+    @property
     def spec(self) -> Path:
         return self.root.parent.parent / "spec.json"
 
     @property
     def number(self) -> int:
-        return int(self.root.name)
+        return int(self.path.rpartition("/")[2])
 
     @property
     def run_id(self) -> str:
-        return self.root.parts[-3]
+        return self.path.rsplit("/", 3)[1]
 
     def events(self, rank: int) -> Path:
         return self.root / "events" / f"rank{rank}.jsonl"
@@ -89,13 +107,17 @@ class AttemptPaths(Folder):
 class RunPaths(Folder):
     spec = Entry("spec.json")
 
+    @property
+    def run_id(self) -> str:
+        return self.path.rpartition("/")[2]
+
     def attempt(self, number: int) -> AttemptPaths:
-        return AttemptPaths(self.root.joinpath("attempts", str(number)))
+        return AttemptPaths(f"{self.path}/attempts/{number}")
 
     def attempt_numbers(self) -> list[int]:
         """Return the numbers of all attempts that were started, in order."""
         try:
-            names = os.listdir(f"{self.root}/attempts")
+            names = os.listdir(f"{self.path}/attempts")
             return sorted(int(name) for name in names if name.isascii() and name.isdigit())
         except FileNotFoundError:
             return []
@@ -115,7 +137,7 @@ class BundlePaths(Folder):
 
     @property
     def sweep(self) -> SweepPaths:
-        return SweepPaths(self.root.parent.parent)
+        return SweepPaths(self.path.rsplit("/", 2)[0])
 
 
 class SweepPaths(Folder):
@@ -129,10 +151,10 @@ class SweepPaths(Folder):
     bundles = Entry("bundles")
 
     def run(self, run_id: str) -> RunPaths:
-        return RunPaths(self.root.joinpath("runs", _checked(run_id, "runs")))
+        return RunPaths(f"{self.path}/runs/{_checked(run_id, 'runs')}")
 
     def bundle(self, bundle_id: str) -> BundlePaths:
-        return BundlePaths(self.root.joinpath("bundles", _checked(bundle_id, "bundles")))
+        return BundlePaths(f"{self.path}/bundles/{_checked(bundle_id, 'bundles')}")
 
 
 def is_folder_name(name: str) -> bool:

@@ -138,7 +138,7 @@ class Supervisor:
     def _close_requeued(self, allocation: str) -> None:
         """Write the outcome of attempts that ran when Slurm requeued this job. None of their processes is left."""
         for _, attempt in self._attempts():
-            if attempt.root.exists() and not attempt.outcome.exists():
+            if attempt.root.exists() and not attempt.has_ended:
                 events = read_all_events(attempt)
                 started = min((lines[0]["time"] for lines in events.values() if lines), default=time.time())
                 diagnosis = diagnose_job_end("REQUEUED", last_phases(events).get(0, "init"))

@@ -124,7 +124,7 @@ def follow(attempt: AttemptPaths) -> Iterator[dict[str, Any]]:
     ended = False
     while not ended:
         # Check for the end first, so that the last read covers everything written before it.
-        ended = attempt.outcome.exists() or _supervisor_ended(POLL_SECONDS)
+        ended = attempt.has_ended or _supervisor_ended(POLL_SECONDS)
         yield from tail.read()
 
 

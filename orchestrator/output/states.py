@@ -76,9 +76,9 @@ def print_states(plan: Plan, states: Mapping[str, RunState]) -> None:
 
 
 def _row(state: RunState, cell: Cell) -> str:
-    note = one_line(_note(state))[:160]
     row = f"{state.run_id:44} {state.name:13} {format_steps(state, cell):>11}  {cell.label}"
-    return f"{row}  {note}" if note else row
+    note = _note(state)
+    return f"{row}  {one_line(note)[:160]}" if note else row
 
 
 def _note(state: RunState) -> str:

@@ -101,7 +101,7 @@ def open_submissions(sweep: SweepPaths) -> list[Submission]:
 
 def _is_unsettled(sweep: SweepPaths, bundle: BundlePaths) -> bool:
     order = read_order(bundle)
-    return order is not None and not all(sweep.run(run).attempt(k).outcome.exists() for run, k in order.schedule)
+    return order is not None and not all(sweep.run(run).attempt(k).has_ended for run, k in order.schedule)
 
 
 def _state(owner: BundleOwner, run_id: str, expect: Expectation) -> RunState:
@@ -119,7 +119,7 @@ def _state(owner: BundleOwner, run_id: str, expect: Expectation) -> RunState:
 
 def _state_of_attempt(owner: BundleOwner, run: RunPaths, number: int, expect: Expectation) -> RunState:
     """Return the state of a run by its latest attempt; ``number`` 0 is none."""
-    run_id = run.root.name
+    run_id = run.run_id
     if number == 0:
         return RunState(run_id, "CANCELLED" if owner.cancelled(run_id) else "PLANNED", 1)
     attempt = run.attempt(number)

@@ -51,4 +51,4 @@ def _running(bundle: BundlePaths) -> str:
     except SystemFault:
         return ""
     attempts = [(run_id, bundle.sweep.run(run_id).attempt(k)) for run_id, k in order.schedule] if order else []
-    return next((run_id for run_id, attempt in attempts if attempt.root.exists() and not attempt.outcome.exists()), "")
+    return next((run_id for run_id, attempt in attempts if attempt.root.exists() and not attempt.has_ended), "")

@@ -131,7 +131,7 @@ def _find_logs(sweep: SweepPaths) -> Iterator[Path]:
     for run in _runs(sweep):
         for attempt in run.attempts():
             # Without an outcome the rest is the evidence of how it ended.
-            if attempt.outcome.exists():
+            if attempt.has_ended:
                 yield from (attempt.logs, attempt.rank_exits, attempt.root / "digests")
 
 

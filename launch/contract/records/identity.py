@@ -21,9 +21,10 @@ def without_identity(attempt: AttemptPaths, content: Mapping[str, Any]) -> dict[
         ValueError: it is of another attempt.
     """
     expected = identity_of(attempt)
-    found = {name: content.get(name) for name in expected}
+    rest = {**content}
+    found = {name: rest.pop(name, None) for name in expected}
     if None in found.values():
         raise TypeError("it does not name its run and attempt")
     if found != expected:
         raise ValueError(f"it is of attempt {found['attempt']} of run {found['run_id']}")
-    return {name: value for name, value in content.items() if name not in expected}
+    return rest

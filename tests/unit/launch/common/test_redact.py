@@ -28,12 +28,13 @@ SECRETS = {"HF_TOKEN": "hf_abcdef", "WANDB_API_KEY": "hf_abcdef0123", "DB_PASSWO
 
 @pytest.mark.parametrize(
     "name",
-    ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITLAB_PRIVATE_KEY", "db_password", "GITHUB_PAT", "SLURM_JWT",
+    ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "CLIENT_SECRET", "GITLAB_PRIVATE_KEY", "db_password", "GITHUB_PAT", "SLURM_JWT",
      "GPG_PASSPHRASE", "REGISTRY_AUTH", "OPENAI_KEY", "SSH_KEY", "SMTP_PASS", "api-key", "PGPASS",
      "PGPASSWORD", "DB_PWD", "MYKEY", "ROOT_PW", "AWS_CRED", "CREDENTIALS", "apiKey", "X-Auth-Token", "dbPwd"],
 )  # fmt: skip
 def test_names_of_secrets(name: str) -> None:
     assert is_secret_name(name)
+    assert Secrets({}).hide(f"--{name}=hf_abcdef") == f"--{name}=<{name}>"
 
 
 @pytest.mark.parametrize("name", ["PATH", "NCCL_DEBUG", "MONKEY", "KEYBOARD", "OMP_NUM_THREADS", "PATTERN", "GIT_AUTHOR_NAME", "XAUTHORITY", "MAX_TOKENS",
