@@ -1,3 +1,4 @@
+import os
 import warnings
 from collections.abc import Iterator
 
@@ -12,3 +13,14 @@ def compiled_afresh() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it imports Inductor, which warns of PyTorch's own deprecations
         torch.compiler.reset()
+
+
+@pytest.fixture(autouse=True)
+def usable_device() -> Iterator[None]:
+    """End a process in which a capture failed: it holds up all later work. Another worker of xdist takes its place."""
+    yield
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    except torch.AcceleratorError:
+        os._exit(1)
