@@ -90,7 +90,7 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
         eager,
         graphed,
         exact,
-        _pair_speed(before, after, exact, spec),
+        _pair_speed(before, after, exact),
         replay,
         differences(before.environment, after.environment),
         contradictions(graphed, tuple(curves.values()), margins_for(spec, margins)),
@@ -102,11 +102,9 @@ def margins_for(spec: RunSpec, margins: Margins) -> Margins:
     return replace(margins, loss=0.0, grad_norm=0.0) if spec.training.deterministic else margins
 
 
-def _pair_speed(eager: Attempt, graphed: Attempt, exact: Verdict | None, spec: RunSpec) -> PairSpeed:
+def _pair_speed(eager: Attempt, graphed: Attempt, exact: Verdict | None) -> PairSpeed:
     if exact and exact.verdict == "INCOMPARABLE":
         return PairSpeed(reason="the pair is incomparable")
-    if spec.digest_steps:
-        return PairSpeed(reason="digests of layers were taken in the steps of both runs")
     if unlike := [text for text in differences(eager.environment, graphed.environment) if text.startswith(_MACHINE)]:
         return PairSpeed(reason=f"the runs had unlike machines or settings: {'; '.join(unlike)}")
     return pair_speed(eager, graphed)

@@ -21,8 +21,6 @@ A sweep is a folder. Each file in it has one writer:
     <sweep>/runs/<run>/attempts/<k>/        supervisor        a folder that exists is a started attempt
         events/rank<r>.jsonl                that rank         phases with memory, captures, replays, exceptions
         metrics.jsonl                       rank 0            one object per step
-        digests/rank<r>.jsonl               that rank         digests of its layers' outputs, one object per step, if the
-                                                              spec asks for them (launch/contract/records/layer_digests.py)
         environment.json                    rank 0            versions, code, hardware, digests
         exits/rank<r>.json                  slurm_rank        how that rank's process ended (under Slurm)
         outcome.json                        supervisor        how it ended; without one it has not ended. Where Slurm
@@ -93,9 +91,6 @@ class AttemptPaths(Folder):
 
     def events(self, rank: int) -> Path:
         return self.root / "events" / f"rank{rank}.jsonl"
-
-    def digests(self, rank: int) -> Path:
-        return self.root / "digests" / f"rank{rank}.jsonl"
 
     def rank_exit(self, rank: int) -> Path:
         return self.rank_exits / f"rank{rank}.json"

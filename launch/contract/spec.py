@@ -301,10 +301,9 @@ class RunSpec:
     step_checks: int = 0
     """How many steps of a graphed run are also computed uncaptured (launch/contract/records/step_check.py). No digest of a
     workload or task holds it."""
-    digest_steps: int = 0
-    """In how many of its first steps each layer's outputs and gradients are digested
-    (launch/contract/records/layer_digests.py). Such a run is for diagnosis, and its speed is nobody's: every digest holds it
-    where it is set."""
+    layer_check_steps: int = 0
+    """If set, step checks compare outputs of layers and their gradients too, and take place in so many first steps of the run.
+    Such a run is for diagnosis, and its speed is nobody's: every digest holds it where it is set."""
 
     @property
     def first_compared(self) -> int:
@@ -314,7 +313,7 @@ class RunSpec:
     @property
     def checked_steps(self) -> tuple[int, ...]:
         """The steps with a step check: the first after the capture, the last one, and others evenly between."""
-        first, last = self.first_compared, self.training.steps - 1
+        first, last = self.first_compared, (self.layer_check_steps or self.training.steps) - 1
         if not self.graphed or self.step_checks == 0 or first > last:
             return ()
         between = max(self.step_checks - 1, 1)

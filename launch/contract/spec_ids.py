@@ -4,7 +4,7 @@
 * ``workload_id``: what an eager and a graphed run must share to be compared: everything but ``cuda_graph`` and ``repeat``.
 * ``task_id``: what makes cells rankable against each other: model mathematics, data, batch, precision, optimizer.
 
-A planned fault and layer digests belong to all three.
+A planned fault and checks of layers belong to all three.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def _identity(spec: RunSpec) -> dict[str, str]:
 def _purpose(spec: RunSpec) -> dict[str, str]:
     # The step of a fault that is not set changes nothing.
     fault = {"fault": _section_text(spec.fault)} if spec.fault.is_set else {}
-    return fault | {"digest_steps": canonical(spec.digest_steps)}
+    layers = {"layer_check_steps": canonical(spec.layer_check_steps)} if spec.layer_check_steps else {}
+    return fault | layers
 
 
 @lru_cache(maxsize=4096)

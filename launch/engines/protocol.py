@@ -14,6 +14,7 @@ import torch
 
 from launch.contract.errors import UnsupportedError
 from launch.contract.records.graph_stats import GraphStats
+from launch.contract.records.step_check import LayerResult
 from launch.contract.spec import RunSpec
 from launch.support import layout, unsupported
 from launch.support.rule import judge, refuse
@@ -32,25 +33,6 @@ class RankPlace:
 
 
 @dataclass(frozen=True)
-class LayerDigests:
-    """Digests of this rank's layers in one step, int64 on the device (see launch.contract.records.layer_digests.StepDigests).
-
-    ``holders`` are the layers with parameters.
-    """
-
-    layers: tuple[str, ...]
-    holders: tuple[str, ...]
-    outputs: torch.Tensor
-    """(layers, microbatches)"""
-    gradients: torch.Tensor
-    """(layers, microbatches): gradients of the outputs."""
-    parameter_gradients: torch.Tensor
-    """(holders,)"""
-    parameters: torch.Tensor
-    """(holders,)"""
-
-
-@dataclass(frozen=True)
 class StepResult:
     """Results of a step on the device. The host has read none. The caller owns the tensors: they are never graph memory."""
 
@@ -59,8 +41,6 @@ class StepResult:
     grad_norm: torch.Tensor
     """float32 (): the global gradient norm before clipping, the same on every rank."""
     kind: StepKind
-    digests: LayerDigests | None = None
-    """For the first ``RunSpec.digest_steps`` steps."""
 
 
 class ScoredChoice(Protocol):
@@ -99,7 +79,10 @@ class CheckableStep(Protocol):
         """Move each output of the first layer by one unit in the last place meanwhile. Yield whether that is possible."""
 
     def results(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the results of the last computation by name: losses, the gradient norm and main gradients."""
+        """Yield the results of the last computation by name: losses, the gradient norm, main gradients, and those of layers."""
+
+    def layers(self) -> Iterable[LayerResult]:
+        """Return which results are those of layers; none unless ``RunSpec.layer_check_steps`` is set."""
 
     def update(self, results: Mapping[str, torch.Tensor]) -> None:
         """Run the optimizer uncaptured on the gradients of earlier results."""

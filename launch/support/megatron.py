@@ -199,5 +199,4 @@ RULES: tuple[Rule, ...] = (
         fix="Set parallelism.pp=1, or vpp to 2 or more with schedule=interleaved.",
         source=f"{MCORE}pipeline_parallel/p2p_communication.py:398",
     ),
-    fixed("megatron", "digest_steps", 0, "Set engine to torch_native: Megatron-Core's layers are not digested here."),
 )  # fmt: skip

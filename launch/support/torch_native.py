@@ -92,9 +92,9 @@ RULES: tuple[Rule, ...] = (
         fix="Set cuda_graph.impl=full_iteration or torch_compile, or training.compile=none or elementwise.",
     ),
     NativeRule(
-        "torch_native.digest_steps", ("digest_steps", "cuda_graph.impl", "training.compile"),
-        "Inductor's kernels round differently from those they replace, so the digests of all layers differ",
-        lambda spec: bool(spec.digest_steps) and spec.compiles_whole,
+        "torch_native.layer_check_steps", ("layer_check_steps", "cuda_graph.impl", "training.compile"),
+        "a model that is compiled as one function shows no outputs of layers",
+        lambda spec: bool(spec.layer_check_steps) and spec.compiles_whole,
         fix="Examine another implementation, without training.compile=whole.",
     ),
 )  # fmt: skip

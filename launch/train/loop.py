@@ -63,7 +63,7 @@ def train(
         timer.end()
         _check_kind(step, phase, result.kind)
         seen_as: StepPhase = "check" if step in spec.steps_after_checks else phase
-        metrics.add(PendingStep(step, result.loss, result.grad_norm, timer, tokens, seen_as, result.digests))
+        metrics.add(PendingStep(step, result.loss, result.grad_norm, timer, tokens, seen_as))
         if phase == "capture":
             metrics.flush()
             recorder.write("capture", graphs=engine.graph_stats())

@@ -4,206 +4,127 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from analysis.graphs.layer_divergence import DigestDifference, DivergenceLocation
+from analysis.pairing.step_checks import StepChecks, collect_step_checks
+from analysis.records.run import Attempt
+from launch.contract.records.step_check import NOISE_MULTIPLE, LayerResult, TensorDifference, layer_names, with_article
 from launch.contract.spec import AXES, RunSpec
-from orchestrator.bisect.failure_status import FailureStatus
 from orchestrator.bisect.search import Answer, Search, join_names
 
 MOST_NAMED = 4
-"""How many layers or ranks a sentence names."""
+"""How many ranks a sentence names."""
 
 
 @dataclass(frozen=True)
 class LayerSearch(Search):
-    """A search for the first layer that differs. ``trials`` are specs with digests, in the order in which they run."""
+    """A search for the first layer that differs. ``trial`` is the cell's spec with checks of layers."""
 
-    trials: tuple[RunSpec, ...]
+    trial: RunSpec
 
     purpose = "layers"
-    specs = "runs with digested layers"
-    # Digests take time, so a report would show misleading speeds.
-    has_report = False
+    specs = "a run whose layers are checked"
+    compares = False
 
 
 @dataclass(frozen=True)
-class Finding:
-    """The result of one trial. ``problem`` is why ``location`` is unknown."""
+class FirstFault:
+    """The first place at which a layer differs beyond noise, and the ``ranks`` on which it does."""
 
-    spec: RunSpec
-    status: FailureStatus
-    location: DivergenceLocation | None = None
-    problem: str = ""
+    step: int
+    result: LayerResult
+    ranks: tuple[int, ...]
+    difference: TensorDifference
 
-    @property
-    def occurred_again(self) -> bool:
-        return self.status.status == "fails"
-
-    @property
-    def is_deterministic(self) -> bool:
-        return self.spec.training.deterministic
-
-    @property
-    def first_difference(self) -> DigestDifference | None:
-        """The first difference, if the failure occurred again and the difference can be attributed to graphs."""
-        return self.location.first if self.occurred_again and self.location and self.location.attributable else None
-
-    @property
-    def text(self) -> str:
-        mode = "In deterministic mode" if self.is_deterministic else "Without deterministic mode"
-        occurred = "it is unknown whether the failure occurred again"
-        if self.status.status in ("fails", "passes"):
-            occurred = "the failure occurred again" if self.occurred_again else "the failure did not occur again"
-        return f"{mode} {occurred} ({self.status.description}). {' '.join(_describe_location(self))}"
+    def explain(self, names: Sequence[str]) -> str:
+        """Return what is at fault if everything before agrees. ``names`` are the model's layers."""
+        if not self.result.is_gradient:
+            layer = with_article(self.result.layer)
+            return f"Everything before agrees up to rounding: {layer} computes another result from the same input."
+        later = names[self.result.position + 1 :]
+        culprit = f"the backward pass of {with_article(later[0])}" if later else "the output layer or the loss"
+        return f"All outputs and the gradients of later layers agree up to rounding: {culprit} computes another result."
 
 
 @dataclass(frozen=True)
 class LayerAnswer(Answer):
+    """``attempt`` is the run with checks; None while it is missing."""
+
     search: LayerSearch
-    findings: tuple[Finding, ...]
+    attempt: Attempt | None = None
+
+    @cached_property
+    def first(self) -> FirstFault | None:
+        checks = self.attempt.step_checks if self.attempt else {}
+        found = [(c.step, *c.first, rank) for rank, of_rank in checks.items() for c in of_rank if c.first]
+        if not found:
+            return None
+        step, result, difference, _ = min(found, key=lambda one: (one[0], one[1].place, one[3]))
+        ranks = tuple(sorted(rank for s, r, _, rank in found if (s, r) == (step, result)))
+        return FirstFault(step, result, ranks, difference)
 
     @property
-    def first_difference(self) -> DigestDifference | None:
-        return self.findings[-1].first_difference if self.findings else None
+    def lacking(self) -> str:
+        """Return which check is missing that may have found an earlier place than ``first``."""
+        if not (self.attempt and self.first):
+            return ""
+        planned = [step for step in self.search.trial.checked_steps if step <= self.first.step]
+        for rank in range(self.search.trial.parallelism.world_size):
+            missing = {*planned} - {check.step for check in self.attempt.step_checks.get(rank, ())}
+            if missing:
+                return f"rank {rank} has no check of step {min(missing)}"
+        return ""
+
+    @cached_property
+    def checks(self) -> StepChecks | None:
+        return collect_step_checks([(0, self.attempt)], self.search.trial) if self.attempt else None
 
     @property
     def is_found(self) -> bool:
-        return self.first_difference is not None
+        return bool(self.checks and self.checks.fault) and not self.lacking
 
     @property
     def evidence(self) -> Sequence[str]:
-        return [finding.text for finding in self.findings]
+        if self.attempt is None or self.checks is None:
+            return []
+        outcome = self.attempt.outcome
+        ended = [] if outcome.results_intact else [f"The run {self.attempt.ending} in {outcome.phase}."]
+        return [f"Checked: {self.checks.summary}.", *ended, *self.attempt.problems]
 
     @property
     def sentences(self) -> Sequence[str]:
-        if first := self.first_difference:
-            return [f"First to differ: {_describe_place(first)}{_ranks(first, self.findings[-1].spec)}."]
-        return ["No layer can be named.", _explain_no_layer(self.findings)]
+        if self.lacking:
+            return [
+                f"No layer can be named: {self.lacking}. Delete the run's folder, and the same command runs it again."
+            ]
+        if first := self.first:
+            spec, size = self.search.trial, first.difference
+            return [
+                f"First to differ: step {first.step}, the {first.result.name}{_ranks(first.ranks, spec)}.",
+                f"It differs by {size.difference:.2g} of its norm, where rounding explains {NOISE_MULTIPLE * size.noise:.2g}.",
+                first.explain(layer_names(spec.model.num_layers)),
+            ]
+        if self.checks is None:
+            return ["No layer can be named: the run has no step after its capture."]
+        if self.checks.fault:
+            return [f"All layers agree up to rounding. Another result does not: {self.checks.fault}."]
+        why = self.checks.undecided or "the replays of all checked steps agree with uncaptured code up to rounding"
+        return [f"No layer can be named: {why}."]
 
     @property
     def json_fields(self) -> Mapping[str, Any]:
-        return {
-            "first": self.first_difference,
-            "trials": [_finding_to_json(finding) for finding in self.findings],
-        }
+        return {"first": self.first, "checks": self.checks}
 
 
-def _explain_no_layer(findings: Sequence[Finding]) -> str:
-    for finding in findings:
-        if finding.occurred_again and finding.problem:
-            return (
-                f"Digests are incomplete: {finding.problem}. Delete the folders of the runs named, and the same command "
-                "runs them again."
-            )
-    hidden = [finding for finding in findings if finding.location and finding.location.hidden]
-    if any(finding.is_deterministic for finding in hidden):
-        return "Eager runs differ as early, in deterministic mode too."
-    if hidden:
-        passes = any(finding.is_deterministic and finding.status.status == "passes" for finding in findings)
-        deterministic = ". In deterministic mode they agree, but the failure does not occur there" if passes else ""
-        return f"Eager runs differ as early{deterministic}."
-    if any(finding.occurred_again for finding in findings):
-        return "The difference is not in what was captured, or it was not digested."
-    return "Digests add work to a step, which may hide a failure that depends on timing or memory."
-
-
-def _describe_location(finding: Finding) -> list[str]:
-    """Return where the runs of a trial first differ, and what this means."""
-    location = finding.location
-    if location is None:
-        return [f"The first difference is unknown: {finding.problem}."]
-    first, eager = location.first, location.eager
-    among_eager = (
-        f"The {location.repeats} eager repeats agree bit for bit in the first {location.steps} steps."
-        if eager is None
-        else f"Two eager repeats differ, first in {_describe_place(eager)}."
-    )
-    if first is None:
-        later = "; the failure begins later" if finding.occurred_again else ""
-        return [f"Graphed and eager runs agree bit for bit in the first {location.steps} steps{later}.", among_eager]
-    begins = f"Graphed runs differ from eager runs first in {_describe_place(first)}{_ranks(first, finding.spec)}."
-    if location.attributable:
-        return [begins, _explain(first, location.names), among_eager, _compare_repeats(location)]
-    if location.hidden:
-        return [begins, among_eager, "Differences from there on cannot be attributed to graphs."]
-    early = f"Nothing is captured before step {location.capture_step}, so graphs are not the cause."
-    return [begins, early, among_eager]
-
-
-def _describe_place(found: DigestDifference) -> str:
-    step, layers, micro_batch = f"step {found.step}", _layers(found), f"micro-batch {found.micro_batch}"
-    if found.what == "outputs":
-        return f"{step}, the output of {layers} in the forward pass of {micro_batch}"
-    if found.what == "gradients":
-        return f"{step}, the gradient of the output of {layers} in the backward pass of {micro_batch}"
-    if found.what == "parameter_gradients":
-        return f"{step}, the gradients of the parameters of {layers}"
-    return f"{step}, the parameters of {layers} after the update"
-
-
-def _layers(found: DigestDifference) -> str:
-    return _join_some([_with_article(layer) for layer in found.layers], "layers")
-
-
-def _with_article(layer: str) -> str:
-    return layer if layer.startswith("decoder layer") else f"the {layer}"
-
-
-def _join_some(names: Sequence[str], noun: str) -> str:
-    if len(names) > MOST_NAMED:
-        return f"{len(names)} {noun} (the first is {names[0]})"
-    return join_names(names)
-
-
-def _ranks(found: DigestDifference, spec: RunSpec) -> str:
+def _ranks(ranks: Sequence[int], spec: RunSpec) -> str:
     layout, world = spec.parallelism, spec.parallelism.world_size
     if world == 1:
         return ""
-    if len(found.ranks) == world:
+    if len(ranks) == world:
         return f", on all {world} ranks"
+    if len(ranks) > MOST_NAMED:
+        return f", on {len(ranks)} ranks (the first is rank {ranks[0]})"
     axes = [axis for axis in AXES if axis != "expert_dp" and layout.size(axis) > 1]
-    names = [
-        f"rank {rank} ({', '.join(f'{axis} {layout.rank_in(axis, rank)}' for axis in axes)})" for rank in found.ranks
-    ]
-    return f", on {_join_some(names, 'ranks')}"
-
-
-def _explain(found: DigestDifference, names: Sequence[str]) -> str:
-    """Return what is at fault if everything before ``found`` agrees."""
-    if found.what == "outputs":
-        return f"Everything before agrees, parameters included: {_layers(found)} computes another result from the same input."
-    if found.what == "gradients":
-        later = names[names.index(found.layers[0]) + 1 :]
-        culprit = f"the backward pass of {_with_article(later[0])}" if later else "the start of the backward pass"
-        return f"All outputs of the step and the gradients of later layers agree: {culprit} computes another result."
-    if found.what == "parameter_gradients":
-        return (
-            "All outputs of the step and the gradients between layers agree: the sum over micro-batches or ranks differs, "
-            "or what a layer adds to it."
-        )
-    return "All gradients of the step agree: the update computes another result."
-
-
-def _compare_repeats(location: DivergenceLocation) -> str:
-    """Return whether all graphed repeats differ at the same place."""
-    if set(location.graphed.values()) == {location.first}:
-        return f"Each of the {len(location.graphed)} graphed repeats differs there."
-    repeats = [
-        f"graphed repeat {repeat} {f'differs first in {_describe_place(found)}' if found else 'agrees'}"
-        for repeat, found in sorted(location.graphed.items())
-    ]
-    return f"Graphed repeats do not all differ there: {'; '.join(repeats)}."
-
-
-def _finding_to_json(finding: Finding) -> dict[str, Any]:
-    location = finding.location
-    return {
-        "deterministic": finding.is_deterministic,
-        "status": finding.status.status,
-        "words": finding.text,
-        "problem": finding.problem,
-        "steps": location and location.steps,
-        "eager": location and location.eager,
-        "graphed": location and dict(sorted(location.graphed.items())),
-    }
+    names = [f"rank {rank} ({', '.join(f'{axis} {layout.rank_in(axis, rank)}' for axis in axes)})" for rank in ranks]
+    return f", on {join_names(names)}"

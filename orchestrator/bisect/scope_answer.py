@@ -26,7 +26,7 @@ class ScopeSearch(Search):
 
     purpose = "bisect"
     specs = "smaller sets"
-    has_report = True
+    compares = True
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ class Search:
     """A word in the names of the search's sweep and of its answer's files."""
     specs: ClassVar[str]
     """What the search runs, for readers of the recipe."""
-    has_report: ClassVar[bool]
-    """Whether the search's sweep gets a report."""
+    compares: ClassVar[bool]
+    """Whether the search repeats runs, compares them with eager baselines, and gets a report."""
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from launch.common.atomic_files import write_json, write_text
 from launch.contract.outcomes import Expectation
 from launch.contract.paths import SweepPaths
-from launch.contract.plan import Cell, Plan, Reason
+from launch.contract.plan import Plan, Reason
 from launch.contract.spec import CudaGraph, RunSpec
 from orchestrator.bisect.search import Answer, Search, answer_to_json
 from orchestrator.errors import input_error
@@ -29,20 +29,22 @@ AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
 
 
 def plan_side_sweep(search: Search, graphed: Sequence[RunSpec], target: Target) -> Plan:
-    """Plan runs of ``graphed`` and of their eager baselines, as the search's cell was run.
+    """Plan runs of ``graphed``, and of their eager baselines if the search compares, as the search's cell was run.
 
     The same specs give the same plan.
     """
     cell, plan = search.cell, search.plan
     limits = Resources(minutes_per_run=cell.limits.run_seconds / 60, hang_minutes=cell.limits.hang_seconds / 60)
-    specs = {run.cell_id: run for spec in graphed for run in (_eager_baseline(spec), spec)}
-    cells = [ResolvedCell(spec, _settings(cell, spec), Expectation(), limits) for spec in specs.values()]
+    baselines = [_eager_baseline(spec) for spec in graphed] if search.compares else []
+    specs = {run.cell_id: run for run in (*baselines, *graphed)}
+    own = cell.label.removeprefix(cell.run_spec.cuda_graph.label).removeprefix(", ")
+    cells = [ResolvedCell(spec, (own,) if own else (), Expectation(), limits) for spec in specs.values()]
     recipe = Recipe(
         name=search.name,
         file=Path(plan.recipe_file),
         base={},
         axes=(),
-        repeats=max(LEAST_REPEATS, len(cell.repeat_ids)),
+        repeats=max(LEAST_REPEATS, len(cell.repeat_ids)) if search.compares else 1,
         perturbed=False,
         step_checks=0,
         cluster=plan.cluster,
@@ -56,14 +58,6 @@ def plan_side_sweep(search: Search, graphed: Sequence[RunSpec], target: Target) 
 
 def _eager_baseline(spec: RunSpec) -> RunSpec:
     return replace(spec, cuda_graph=CudaGraph("none", (), spec.cuda_graph.warmup_steps))
-
-
-def _settings(cell: Cell, spec: RunSpec) -> tuple[str, ...]:
-    """Return the settings of ``cell``, and those that ``spec`` adds."""
-    whole = cell.run_spec
-    own = cell.label.removeprefix(whole.cuda_graph.label).removeprefix(", ")
-    deterministic = spec.training.deterministic and not whole.training.deterministic
-    return (*((own,) if own else ()), *(("deterministic=true",) if deterministic else ()))
 
 
 def run_search(
@@ -102,7 +96,7 @@ def raise_if_rejected(place: str, reasons: Iterable[Reason]) -> None:
 def write_answer(sweep: SweepPaths, answer: Answer) -> Path:
     """Write the answer as Markdown and JSON into the report folder of the search's sweep. Return the Markdown file."""
     path = sweep.report / f"{answer.search.purpose}.md"
-    if answer.search.has_report:
+    if answer.search.compares:
         write_report(sweep)
     with report_disk_errors(sweep):
         write_text(path, answer.text)

@@ -94,6 +94,8 @@ def test_right_graphs_are_clean(
 def test_a_graph_that_reads_a_stale_copy_of_a_weight_is_found(
     graph: CudaGraph, record_property: Callable[[str, object], None]
 ) -> None:
+    """And the first layer that it changes is named."""
+
     def move(engine: Any) -> None:
         (weight,) = (
             one
@@ -104,8 +106,10 @@ def test_a_graph_that_reads_a_stale_copy_of_a_weight_is_found(
 
     with inputs_kept():
         (found,) = checked(spec_of(MODELS["dense"], graph), 1, change=move)
+        (layers,) = checked(replace(spec_of(MODELS["dense"], graph), layer_check_steps=60), 1, "fp32", move)
     record_property("worst", worst([found]))
     assert any("layers.1.self_attention" in name for name in faults_of(found)), found
+    assert layers.first and layers.first[0].name == "output of decoder layer 1, micro-batch 0", layers
 
 
 def test_local_graphs_are_named_for_the_first_norm(record_property: Callable[[str, object], None]) -> None:

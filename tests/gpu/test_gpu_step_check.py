@@ -149,6 +149,24 @@ def test_a_check_changes_nothing(graph: str) -> None:
     assert results[0][0] == results[1][0] and torch.equal(results[0][1], results[1][1])
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_outputs_of_layers_are_clean_and_name_the_first_that_differs(
+    graph: str, precision: str, record_property: Callable[[str, object], None]
+) -> None:
+    """Each replay writes them again. The weight moves to new memory after the capture, and the graph keeps the former."""
+    spec = replace(checked_spec(MOE, GRAPHS[graph], precision=precision), layer_check_steps=60)
+    engine, tokens = train(spec)
+    clean = check_step(engine.checkable_step(), engine._step, tokens(engine._step))
+    expect_clean([clean], record_property)
+    layers = MOE.num_layers + 2
+    assert len(list(engine.checkable_step().layers())) == 2 * layers * spec.num_microbatches
+    weight = dict(engine.chunks[0].named_parameters())["layers.1.attention.qkv.weight"]
+    weight.data = weight.data * 1.5
+    (found,) = check_steps((engine, tokens), 1)
+    assert found.first and found.first[0].name == "output of decoder layer 1, micro-batch 0"
+
+
 @contextmanager
 def frozen_rate(engine: TorchNativeEngine) -> Iterator[None]:
     """The graph reads a copy of the learning rate, 2% off."""

@@ -19,6 +19,7 @@ from tests.distributed import workers
 from tests.numerics.megatron_graphs_on_cpu import graphs_on_cpu
 from tests.numerics.megatron_on_cpu import megatron_engine
 from tests.numerics.test_megatron_graphs import EVEN, OVERLAPPED, PADDED, ROUTED, graph, spec_of
+from tests.numerics.test_step_check import layer_results
 from tests.numerics.tiny import DENSE, batches
 
 BALANCED = replace(EVEN, moe_aux_loss_coeff=0.01)
@@ -32,10 +33,12 @@ def run_with_checks(spec: RunSpec) -> dict[str, Any]:
     """Return what a rank's run computes, with or without checks, and what these found."""
     found: list[StepCheck] = []
     results = []
+    layers = set()
     with graphs_on_cpu(spec.cuda_graph.impl), megatron_engine(spec) as engine:
         for step, batch in enumerate(batches(spec, spec.parallelism.rank_in("dp", dist.get_rank()))):
             if step in spec.checked_steps:
                 found.append(check_step(engine.checkable_step(), step, batch))
+                layers = {layer.name for layer in engine.checkable_step().layers()}
             result = engine.step(batch)
             results.append((result.loss.item(), result.grad_norm.item()))
         weights = torch.cat([parameter.detach().flatten() for parameter in engine.parameters()])
@@ -43,7 +46,7 @@ def run_with_checks(spec: RunSpec) -> dict[str, Any]:
         stats = engine.graph_stats()
     return {
         "results": results, "weights": torch.cat([weights, *(buffer.flatten() for buffer in buffers)]),
-        "proven": stats.proven, "checks": [(one.step, one.tensors > 8, one.unequal, len(one.routing)) for one in found],
+        "proven": stats.proven, "layers": layers, "checks": [(one.step, one.tensors > 8, one.unequal, len(one.routing)) for one in found],
     }  # fmt: skip
 
 
@@ -51,8 +54,11 @@ def compare_runs(spec: RunSpec) -> None:
     ranks = spec.parallelism.world_size
     plain, checked = (
         workers(ranks).run(run_with_checks, one) if ranks > 1 else [run_with_checks(one)]
-        for one in (spec, replace(spec, step_checks=2))
+        for one in (spec, replace(spec, step_checks=2, layer_check_steps=spec.training.steps))
     )
+    parts = [with_checks["layers"] for with_checks in checked]
+    assert set().union(*parts) == layer_results(spec)
+    assert spec.parallelism.pp == 1 or parts[0].isdisjoint(parts[1])
     for without, with_checks in zip(plain, checked, strict=True):
         last, first = spec.training.steps - 1, spec.first_compared
         assert with_checks["checks"] == [(first, True, 0, 0), (last, True, 0, 0)]
@@ -75,6 +81,11 @@ def test_checks_find_nothing_and_change_nothing(model: Model, settings: CudaGrap
     compare_runs(spec_of(model, settings))
 
 
+def test_layers_that_are_recomputed_count_once() -> None:
+    spec = spec_of(DENSE, WHOLE)
+    compare_runs(replace(spec, training=replace(spec.training, recompute="full")))
+
+
 @pytest.mark.parametrize(
     ("model", "settings", "layout"),
     [
@@ -92,7 +103,7 @@ def test_checks_on_two_ranks(model: Model, settings: CudaGraph, layout: Parallel
 @contextmanager
 def at_first_check(spec: RunSpec) -> Iterator[tuple[Any, torch.Tensor]]:
     """Yield an engine that has captured, and the batch of its first check."""
-    spec = replace(spec, step_checks=1)
+    spec = replace(spec, step_checks=1, layer_check_steps=spec.training.steps)
     with graphs_on_cpu(spec.cuda_graph.impl), megatron_engine(spec) as engine:
         given = batches(spec)
         for _ in range(spec.first_compared):
@@ -114,6 +125,10 @@ def check(engine: Any, batch: torch.Tensor, fault: AbstractContextManager[Any]) 
 
 def faults_of(found: StepCheck) -> list[str]:
     return [row.name for row in (*found.differences, *found.routing) if row.is_fault]
+
+
+def first_of(found: StepCheck) -> str:
+    return found.first[0].name if found.first else ""
 
 
 @contextmanager
@@ -153,8 +168,10 @@ def test_planted_faults_are_found_and_named(model: Model, settings: CudaGraph) -
         lost = check(engine, batch, lost_microbatch(engine))
         assert lost.calibrated and {"gradient norm", f"gradient of 0.{PROJECTION}"} <= set(faults_of(lost))
         assert "loss of micro-batch 1" not in faults_of(lost)
+        assert first_of(lost) == "gradient of the output of the final norm, micro-batch 1"
         stale = check(engine, batch, other_weight(engine, NORM, lambda weight: weight.mul_(1.01)))
         assert stale.calibrated and f"gradient of 0.{KEYS}" in faults_of(stale)
+        assert first_of(stale) == "output of decoder layer 1, micro-batch 0"
 
 
 def test_tokens_between_two_experts_are_repeated() -> None:

@@ -241,23 +241,77 @@ def test_choices_that_are_not_repeated_leave_a_check_uncalibrated() -> None:
     assert found.unequal and not found.calibrated and faults_of(found) == []
 
 
+FIRST = {
+    "a lost sample": None,
+    "the previous batch": "output of the embedding, micro-batch 0",
+    "an overwritten micro-batch": "output of the embedding, micro-batch 4",
+    "a stale weight": "output of decoder layer 1, micro-batch 0",
+    "a frozen scalar": None,
+    "a gradient lost in a layer": "gradient of the output of decoder layer 0, micro-batch 2",
+}
+
+
+@contextmanager
+def lost_gradient(engine: TorchNativeEngine) -> Iterator[None]:
+    """Layer 1 passes no gradient back, in one micro-batch."""
+    calls = iter(range(8))
+
+    def lose(layer: Any, inputs: Any, outputs: Any) -> Any:
+        x = outputs[0].clone()
+        if next(calls) == 2:
+            outputs[0].register_hook(torch.zeros_like)
+        return x, *outputs[1:]
+
+    handle = engine.chunks[0].named_layers()["1"].register_forward_hook(lose)
+    yield
+    handle.remove()
+
+
+@pytest.fixture(scope="module", params=["fp32", "bf16"])
+def observed(request: pytest.FixtureRequest) -> tuple[TorchNativeEngine, torch.Tensor]:
+    spec = spec_of(replace(FULL, optimizer=True), request.param)
+    return train_to_first_check(replace(spec, layer_check_steps=4))
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_first_layer_that_differs_is_named(observed: tuple[TorchNativeEngine, torch.Tensor], name: str) -> None:
+    found = check(observed, FAULTS[name][0] if name in FAULTS else lost_gradient)
+    first = found.first and found.first[0].name
+    assert first == FIRST[name] and (first is None or found.first[1].name == first)
+
+
+def test_rounding_is_in_no_layer_a_fault(observed: tuple[TorchNativeEngine, torch.Tensor]) -> None:
+    found = check(observed, sum_in_halves)
+    assert found.unequal > 80 and faults_of(found) == [] and found.first is None
+
+
 def run_with_checks(spec: RunSpec) -> dict[str, Any]:
     """Return what a rank's run computes, with or without checks, and what these found."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     found: list[StepCheck] = []
     results = []
+    layers = set()
     with graphs_on_cpu():
         engine = engine_of(spec, rank)
         for step, batch in enumerate(batches(spec, spec.parallelism.rank_in("dp", rank))):
             if step in spec.checked_steps:
                 found.append(check_step(engine.checkable_step(), step, batch))
+                layers = {layer.name for layer in engine.checkable_step().layers()}
             result = engine.step(batch)
             results.append((result.loss.item(), result.grad_norm.item()))
         stats = engine.graph_stats()
         engine.close()
     weights = engine.flat_parameters.weights.clone()
     checks = [(one.step, one.tensors > 20, one.unequal, len(one.routing)) for one in found]
-    return {"results": results, "weights": weights, "checks": checks, "proven": stats.proven}
+    return {"results": results, "weights": weights, "checks": checks, "proven": stats.proven, "layers": layers}
+
+
+def layer_results(spec: RunSpec) -> set[str]:
+    """The names of what layers give in all micro-batches, and of the gradients."""
+    numbers = range(spec.model.num_layers)
+    layers = ["the embedding", *(f"decoder layer {number}" for number in numbers), "the final norm"]
+    outputs = [f"output of {layer}, micro-batch {m}" for layer in layers for m in range(spec.num_microbatches)]
+    return {*outputs, *(f"gradient of the {output}" for output in outputs)}
 
 
 PIPELINE, ZERO = Parallelism(pp=2), Parallelism(dp=2, ep=2, distributed_optimizer=True)
@@ -279,7 +333,12 @@ def test_checks_find_nothing_and_change_nothing(
     spec = make_spec(replace(EXPERTS, num_layers=4), steps=4, global_batch_size=4)
     spec = replace(spec, parallelism=layout, cuda_graph=CudaGraph(impl, scope, 1, optimizer=optimizer))
     ranks = workers(layout.world_size)
-    plain, checked = (ranks.run(run_with_checks, replace(spec, step_checks=count)) for count in (0, 2))
+    plain, checked = (
+        ranks.run(run_with_checks, replace(spec, step_checks=count, layer_check_steps=2 * count)) for count in (0, 2)
+    )
+    parts = [with_checks["layers"] for with_checks in checked]
+    assert set().union(*parts) == layer_results(spec)
+    assert layout.pp == 1 or parts[0].isdisjoint(parts[1])
     for without, with_checks in zip(plain, checked, strict=True):
         assert with_checks["checks"] == [(2, True, 0, 0), (3, True, 0, 0)]
         assert with_checks["results"] == without["results"] and with_checks["proven"]

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from launch.common.typed_json import Amount, Count
 
+EMBEDDING, FINAL_NORM = "embedding", "final norm"
+
 NOISE_MULTIPLE = 6.0
 """Differences up to so many times the noise are rounding. docs/step_check.md has the figures that it stands on."""
 
@@ -53,6 +55,38 @@ class RoutingDifference:
 
 
 @dataclass(frozen=True)
+class LayerResult:
+    """A layer's output in one micro-batch, or the gradient of that output.
+
+    ``position`` is the layer's in the forward pass of the whole model: 0 for the embedding, 1 for decoder layer 0.
+    """
+
+    layer: str
+    position: Count
+    micro_batch: Count
+    is_gradient: bool
+
+    @property
+    def name(self) -> str:
+        output = f"output of {with_article(self.layer)}, micro-batch {self.micro_batch}"
+        return f"gradient of the {output}" if self.is_gradient else output
+
+    @property
+    def place(self) -> tuple[bool, int, int]:
+        """Return its place in the order of a step, in which all outputs come before their gradients."""
+        return self.is_gradient, self.micro_batch, -self.position if self.is_gradient else self.position
+
+
+def layer_names(num_layers: int) -> tuple[str, ...]:
+    """Return the names of a model's layers by position."""
+    return (EMBEDDING, *(f"decoder layer {number}" for number in range(num_layers)), FINAL_NORM)
+
+
+def with_article(layer: str) -> str:
+    return f"the {layer}" if layer in (EMBEDDING, FINAL_NORM) else layer
+
+
+@dataclass(frozen=True)
 class StepCheck:
     """What one rank found in one checked step.
 
@@ -72,6 +106,8 @@ class StepCheck:
     noise: Amount = 0.0
     """The largest noise of any result that differs in a bit."""
     seconds: Amount = 0.0
+    first: tuple[LayerResult, TensorDifference] | None = None
+    """The first result of a layer that is a fault, if results of layers are compared (RunSpec.layer_check_steps)."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if nothing was compared, or the counts contradict each other."""

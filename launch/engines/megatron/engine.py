@@ -29,6 +29,7 @@ from launch.engines.megatron.model import (
     has_apex_kernel,
     make_config,
 )
+from launch.engines.megatron.observed_layers import ObservedLayers
 from launch.engines.megatron.observed_router import observe_routers
 from launch.engines.megatron.schedule import Schedule
 from launch.engines.megatron.side_stream import on_stream, use_side_stream
@@ -65,6 +66,9 @@ class MegatronEngine:
         self.config.finalize_model_grads_func = finalize_model_grads
         self.config.grad_scale_func = self._optimizer.scale_loss
         self._routers = observe_routers(self.chunks, self.config) if spec.step_checks else None
+        self._layers = ObservedLayers(spec.model.num_layers, spec.cuda_graph.implementation.extent == "step")
+        if spec.layer_check_steps:
+            self._layers.attach(self.chunks)
         self._schedule = Schedule(spec, self.config, self.chunks, mesh.device)
         self._runner = make_runner(spec, self._schedule, self._optimizer)
 
@@ -89,6 +93,7 @@ class MegatronEngine:
             # Megatron-Core leaves weight decay to its scheduler. Norms and biases have a factor of 0.
             group["weight_decay"] = self._spec.training.weight_decay * group["wd_mult"]
         self._clear_gradients()
+        self._layers.forget()
         (loss, _), kind = self._runner.run(self._step, batch)
         _, norm, _ = self._optimizer.step()
         self._step += 1
@@ -96,7 +101,9 @@ class MegatronEngine:
 
     def checkable_step(self) -> CheckableStep:
         assert isinstance(self._runner, GraphedStep)
-        return MegatronStep(self._schedule, self._runner, self._optimizer, self._clear_gradients, self._routers)
+        return MegatronStep(
+            self._schedule, self._runner, self._optimizer, self._clear_gradients, self._routers, self._layers
+        )
 
     def _clear_gradients(self) -> None:
         for chunk in self.chunks:

@@ -5,7 +5,7 @@ Passes draw no random numbers: the engine sets every dropout to 0. The graph nev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,9 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.utils import get_attr_wrapped_model
 from torch import nn
 
+from launch.contract.records.step_check import LayerResult
 from launch.engines.graph_protocol import GraphedStep
+from launch.engines.megatron.observed_layers import ObservedLayers
 from launch.engines.megatron.observed_router import ObservedRouter
 from launch.engines.megatron.schedule import Schedule
 from launch.engines.perturbation import next_after
@@ -31,6 +33,7 @@ class MegatronStep:
     optimizer: Any
     clear_gradients: Callable[[], None]
     routers: Mapping[str, ObservedRouter] | None
+    observed_layers: ObservedLayers
     _norm: torch.Tensor = field(init=False)
     _replayed: Mapping[str, tuple[int, int]] = field(init=False, default_factory=dict)
     """How many choices and counts of each router the replay showed."""
@@ -79,6 +82,11 @@ class MegatronStep:
                 if parameter in owned:
                     label = f"gradient of {chunk}.{name.replace('module.', '')}"
                     yield label, parameter.main_grad.view(-1)[owned[parameter]]
+        for layer, kept in self.observed_layers.kept.items():
+            yield layer.name, kept
+
+    def layers(self) -> Iterable[LayerResult]:
+        return self.observed_layers.kept
 
     def update(self, results: Mapping[str, torch.Tensor]) -> None:
         raise AssertionError("no graph of megatron-core 0.16.1 holds the optimizer")
@@ -105,7 +113,10 @@ class MegatronStep:
         for router in self._observed().values():
             router.forget()
             router.keeps = True
+        self.observed_layers.forget()
+        self.observed_layers.keeps = True
         passes()
+        self.observed_layers.keeps = False
         for router in self._observed().values():
             router.keeps = False
         self.optimizer.prepare_grads()

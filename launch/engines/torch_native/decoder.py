@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from launch.contract.records.layer_digests import EMBEDDING, FINAL_NORM, HEAD, LOSS, layer_name
 from launch.engines.torch_native.init.initial_weights import draw_weights
 from launch.engines.torch_native.init.load_checkpoint import load_weights
 from launch.engines.torch_native.layers.attention import Attention
@@ -82,11 +81,11 @@ class Layer(nn.Module):
 
 RunLayer = Callable[[torch.Tensor, Positions], tuple[torch.Tensor, RoutingStats | None]]
 """A layer itself, or a replacement that runs parts of it from graphs."""
-ObserveOutput = Callable[[str, torch.Tensor], None]
-"""(layer, output): called with each layer's output, by its name (launch/contract/records/layer_digests.py)."""
+ObserveOutput = Callable[[int, torch.Tensor], None]
+"""(position, output): called with each layer's output (launch.contract.records.step_check.LayerResult)."""
 
 
-def ignore_output(layer: str, output: torch.Tensor) -> None:
+def ignore_output(position: int, output: torch.Tensor) -> None:
     """Do nothing."""
 
 
@@ -124,11 +123,9 @@ class Decoder(nn.Module):
             tokens: int64 (batch, sequence + 1).
         """
         x, routed = self.decode(tokens, observe=observe)
-        return self.losses(x, routed, tokens, observe)
+        return self.losses(x, routed, tokens)
 
-    def losses(
-        self, x: torch.Tensor, routed: list[RoutingStats], tokens: torch.Tensor, observe: ObserveOutput = ignore_output
-    ) -> Losses:
+    def losses(self, x: torch.Tensor, routed: list[RoutingStats], tokens: torch.Tensor) -> Losses:
         """Compute the losses from the result of :meth:`decode` of the last layer.
 
         Args:
@@ -136,12 +133,10 @@ class Decoder(nn.Module):
             tokens: int64 (batch, sequence + 1).
         """
         logits = self.head(x)
-        observe(HEAD, logits)
         if self.context.tp.size == 1:
             cross_entropy = self.context.elementwise.cross_entropy(logits, tokens[:, 1:])
         else:
             cross_entropy = vocab_parallel_cross_entropy(logits, tokens[:, 1:], self.context.tp.group)
-        observe(LOSS, cross_entropy)
         objective = sum((one.loss for one in routed), cross_entropy)
         experts = tuple(one.experts for one in routed)
         return Losses(objective, cross_entropy, stack_tokens_per_expert(routed), experts)
@@ -178,7 +173,7 @@ class Decoder(nn.Module):
         inputs = tokens[:, :-1]
         if x is None:
             x = self.embedding(inputs)
-            observe(EMBEDDING, x)
+            observe(0, x)
         positions = self.positions(inputs, torch.promote_types(x.dtype, torch.float32))
         routings = []
         for name, layer in self.named_layers().items():
@@ -187,12 +182,12 @@ class Decoder(nn.Module):
                 x, routed = checkpoint(run, x, positions, use_reentrant=False, preserve_rng_state=False)
             else:
                 x, routed = run(x, positions)
-            observe(layer_name(name), x)
+            observe(int(name) + 1, x)
             if routed is not None:
                 routings.append(routed)
         if self.is_last:
             x = self.context.elementwise.rms_norm(x, self.final_norm.weight, self.context.model.norm_epsilon)
-            observe(FINAL_NORM, x)
+            observe(self.context.model.num_layers + 1, x)
         return x, routings
 
     def positions(self, tokens: torch.Tensor, dtype: torch.dtype) -> Positions:

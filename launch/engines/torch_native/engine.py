@@ -22,7 +22,6 @@ from launch.engines.torch_native.compiled_model import CompiledModel, compile_er
 from launch.engines.torch_native.decoder import Decoder, build_decoder
 from launch.engines.torch_native.graphs import make_runner
 from launch.engines.torch_native.kernel_warmup import warm_up_kernels
-from launch.engines.torch_native.layer_digests import LayerDigester
 from launch.engines.torch_native.layers.build_context import make_build_context
 from launch.engines.torch_native.optim.adamw import Optimizer
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
@@ -62,11 +61,9 @@ class TorchNativeEngine:
         self._optimizer = Optimizer(self.flat_parameters, spec.training)
         layout = spec.parallelism
         pipeline = Pipeline(self.mesh, layout.schedule, layout.vpp, spec.num_microbatches, shape, dtype)
-        self._digest_steps = spec.digest_steps
         self._captures_optimizer = spec.graphed and spec.cuda_graph.optimizer
-        self._digester = LayerDigester(self.chunks, spec.num_microbatches, mesh.device) if spec.digest_steps else None
         self._train_step = TrainStep(
-            self.mesh, self.chunks, self.flat_parameters, self._optimizer, pipeline, self._digester
+            self.mesh, self.chunks, self.flat_parameters, self._optimizer, pipeline, spec.layer_check_steps > 0
         )
         compile = spec.training.compile
         if compile == "whole":
@@ -98,9 +95,8 @@ class TorchNativeEngine:
             (loss, norm), kind = self._runner.run(self._step, batch)
             # A graph that holds the optimizer has already run it.
             norm = self._train_step.update() if norm is None else norm
-        digests = self._digester.collect() if self._digester and self._step < self._digest_steps else None
         self._step += 1
-        return StepResult(loss.float(), norm.float(), kind, digests)
+        return StepResult(loss.float(), norm.float(), kind)
 
     def checkable_step(self) -> TorchNativeStep:
         assert isinstance(self._runner, GraphedStep)

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from launch.engines.torch_native.decoder import Decoder, Losses, ObserveOutput, RunLayer, stack_tokens_per_expert
+from launch.engines.layer_outputs import LayerOutputs
+from launch.engines.torch_native.decoder import (
+    Decoder,
+    Losses,
+    ObserveOutput,
+    RunLayer,
+    ignore_output,
+    stack_tokens_per_expert,
+)
 from launch.engines.torch_native.moe.router import RepeatedChoice
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
 
@@ -35,8 +44,7 @@ class Microbatches:
         batch: int64 (microbatches, microbatch size, sequence + 1).
         model: runs a chunk that is the whole model.
         graphed: (chunk, microbatch) -> what runs in place of a layer, by the layer's name.
-        observer: microbatch -> the function that observes outputs of layers.
-        keep_routing: whether ``routing`` is filled.
+        keep_routing, keep_layers: whether ``routing`` and ``layers`` are filled.
         repeated: what routers choose in place of their own choice.
         losses: (microbatches,): the mean cross-entropy of each on the rank with the head, zero on others. Without the routers'
             losses, which are differentiated too.
@@ -49,16 +57,18 @@ class Microbatches:
     model: Callable[[torch.Tensor, ObserveOutput], Losses]
     graphed: Callable[[int, int], Mapping[str, RunLayer]]
     main: FlatParameters
-    observer: Callable[[int], ObserveOutput]
     keep_routing: bool = False
+    keep_layers: bool = False
     repeated: Choices = field(default_factory=dict)
     losses: torch.Tensor = field(init=False)
     routing: dict[tuple[int, int], Sequence[torch.Tensor]] = field(init=False, default_factory=dict)
+    layers: LayerOutputs = field(init=False)
     tokens_per_expert: dict[int, torch.Tensor] = field(init=False, default_factory=dict)
     _forwarded: dict[tuple[int, int], _Forwarded] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.losses = torch.zeros(len(self.batch), device=self.batch.device, dtype=self.main.weights.dtype)
+        self.layers = LayerOutputs(self.chunks[0].context.model.num_layers)
 
     def forward(self, chunk: int, number: int, activation: torch.Tensor | None) -> torch.Tensor | None:
         """Run microbatch ``number`` forward through ``chunk``. Return the activation for the next stage, None at the last.
@@ -66,7 +76,8 @@ class Microbatches:
         Args:
             activation: (microbatch size, sequence or this rank's shard, hidden_size); None at the first stage.
         """
-        decoder, tokens, observe = self.chunks[chunk], self.batch[number], self.observer(number)
+        decoder, tokens = self.chunks[chunk], self.batch[number]
+        observe = partial(self.layers.observe, number) if self.keep_layers else ignore_output
         if activation is not None:
             activation.requires_grad_()
         sent = None
@@ -82,7 +93,7 @@ class Microbatches:
                 self._keep(chunk, number, [one.experts for one in routed])
                 sent = x.detach()
             else:
-                losses = decoder.losses(x, routed, tokens, observe)
+                losses = decoder.losses(x, routed, tokens)
         if decoder.is_last:
             self.losses[number].copy_(losses.cross_entropy.detach())
             self._count(chunk, losses.tokens_per_expert)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from launch.contract.records.step_check import LayerResult
 from launch.engines.graph_protocol import GraphedStep
 from launch.engines.perturbation import next_after
 from launch.engines.torch_native.compiled_model import CompiledModel
@@ -72,6 +73,11 @@ class TorchNativeStep:
         yield "gradient norm", self._norm
         for name, gradient in self._gradients():
             yield f"gradient of {name}", gradient
+        for layer, kept in step.microbatches.layers.kept.items():
+            yield layer.name, kept
+
+    def layers(self) -> Iterable[LayerResult]:
+        return self.train_step.microbatches.layers.kept
 
     def update(self, results: Mapping[str, torch.Tensor]) -> None:
         for name, gradient in self._gradients():

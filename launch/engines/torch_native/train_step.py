@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from launch.engines.torch_native.decoder import Decoder, Losses, ObserveOutput, RunLayer, ignore_output
-from launch.engines.torch_native.layer_digests import LayerDigester
+from launch.engines.torch_native.decoder import Decoder, Losses, ObserveOutput, RunLayer
 from launch.engines.torch_native.microbatches import Choices, Microbatches
 from launch.engines.torch_native.optim.adamw import Optimizer
 from launch.engines.torch_native.optim.flat_parameters import FlatParameters
@@ -24,7 +23,7 @@ class TrainStep:
     Attributes:
         model: runs a chunk that is the whole model.
         graphed: (chunk, microbatch) -> what runs in place of a layer, by the layer's name.
-        keep_routing: whether ``microbatches`` keeps the experts of each token.
+        keep_routing: whether ``microbatches`` keeps the experts of each token, and outputs of layers if it ``observes_layers``.
         repeated: what routers choose in place of their own choice.
         microbatches: those of the last step. A replay makes those of its capture the last.
     """
@@ -34,7 +33,7 @@ class TrainStep:
     main: FlatParameters
     optimizer: Optimizer
     pipeline: Pipeline
-    digester: LayerDigester | None = None
+    observes_layers: bool = False
     model: Callable[[torch.Tensor, ObserveOutput], Losses] = field(init=False)
     graphed: Callable[[int, int], Mapping[str, RunLayer]] = field(init=False)
     keep_routing: bool = field(init=False, default=False)
@@ -53,12 +52,11 @@ class TrainStep:
         """
         self.main.clear_gradients()
         self.microbatches = microbatches = Microbatches(
-            batch, self.chunks, self.model, self.graphed, self.main, self._observer, self.keep_routing, self.repeated
-        )
+            batch, self.chunks, self.model, self.graphed, self.main, self.keep_routing,
+            self.keep_routing and self.observes_layers, self.repeated,
+        )  # fmt: skip
         self.pipeline.run(microbatches.forward, microbatches.backward)
         self.main.finish()
-        if self.digester:
-            self.digester.digest_gradients(self.main)
         # Only the last stage has losses; they are zero on others.
         loss = microbatches.losses.mean()
         all_reduce_sum(self.mesh.pp, loss)
@@ -70,9 +68,6 @@ class TrainStep:
         norm = self.optimizer.update()
         self._update_expert_biases()
         return norm
-
-    def _observer(self, microbatch: int) -> ObserveOutput:
-        return self.digester.observer(microbatch) if self.digester else ignore_output
 
     def _update_expert_biases(self) -> None:
         """Move the routers' biases against the load of the whole step, if the model has them."""

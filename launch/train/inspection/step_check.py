@@ -13,14 +13,20 @@ gradients, which would make rounding of the smallest ones look large.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from launch.contract.records.step_check import MOST_DIFFERENCES, RoutingDifference, StepCheck, TensorDifference
+from launch.contract.records.step_check import (
+    MOST_DIFFERENCES,
+    LayerResult,
+    RoutingDifference,
+    StepCheck,
+    TensorDifference,
+)
 from launch.engines.protocol import CheckableStep, ScoredChoices
 
 CHUNK_ELEMENTS = 2**24
@@ -57,6 +63,7 @@ def check_step(checked: CheckableStep, number: int, batch: torch.Tensor) -> Step
     if _on_any_rank(passes.is_unequal, batch.device):
         calibrated = passes.calibrate()
         rows += _rows(passes.differences, passes.noise)
+    first = _first_fault(rows, checked.layers())
     rows.sort(key=lambda row: row.difference / row.noise, reverse=True)
     return StepCheck(
         number,
@@ -67,7 +74,17 @@ def check_step(checked: CheckableStep, number: int, batch: torch.Tensor) -> Step
         calibrated,
         max((row.noise for row in rows), default=0.0),
         time.perf_counter() - begun,
+        first,
     )
+
+
+def _first_fault(
+    rows: Iterable[TensorDifference], layers: Iterable[LayerResult]
+) -> tuple[LayerResult, TensorDifference] | None:
+    """Return the first result of a layer, in the order of the step, that is a fault."""
+    results = {layer.name: layer for layer in layers}
+    faults = [(results[row.name], row) for row in rows if row.is_fault and row.name in results]
+    return min(faults, key=lambda fault: fault[0].place, default=None)
 
 
 class _Passes:

@@ -12,9 +12,7 @@ from launch.common.atomic_files import JsonLines
 from launch.contract.errors import NumericError
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.events import StepPhase
-from launch.contract.records.layer_digests import StepDigests, hexadecimal
 from launch.contract.records.step_metrics import StepMetrics
-from launch.engines.protocol import LayerDigests
 
 
 class StepTimer:
@@ -54,19 +52,16 @@ class PendingStep:
     timer: StepTimer
     tokens: int
     phase: StepPhase
-    digests: LayerDigests | None = None
 
 
 class Metrics:
     """Read each step's numbers one step late. Rank 0 writes them.
 
-    Every rank checks them, so that all end together, and writes the digests of its own layers.
+    Every rank checks them, so that all end together.
     """
 
     def __init__(self, attempt: AttemptPaths, rank: int) -> None:
         self._lines = JsonLines(attempt.metrics) if rank == 0 else None
-        self._digests = attempt.digests(rank)
-        self._digest_lines: JsonLines | None = None
         self._pending: PendingStep | None = None
 
     def add(self, pending: PendingStep) -> None:
@@ -93,25 +88,6 @@ class Metrics:
         )
         if self._lines:
             self._lines.write(metrics)
-        if pending.digests is not None:
-            self._digest_lines = self._digest_lines or JsonLines(self._digests)
-            self._digest_lines.write(_read_back(pending.step, pending.digests))
         for name, value in (("loss", metrics.loss), ("grad_norm", metrics.grad_norm)):
             if not math.isfinite(value):
                 raise NumericError(f"{name} is {value} at step {metrics.step} (phase {metrics.phase})")
-
-
-def _read_back(step: int, digests: LayerDigests) -> StepDigests:
-    def by_microbatch(values: torch.Tensor) -> dict[str, tuple[str, ...]]:
-        return {layer: tuple(map(hexadecimal, row)) for layer, row in zip(digests.layers, values.tolist(), strict=True)}
-
-    def by_layer(values: torch.Tensor) -> dict[str, str]:
-        return dict(zip(digests.holders, map(hexadecimal, values.tolist()), strict=True))
-
-    return StepDigests(
-        step,
-        by_microbatch(digests.outputs),
-        by_microbatch(digests.gradients),
-        by_layer(digests.parameter_gradients),
-        by_layer(digests.parameters),
-    )

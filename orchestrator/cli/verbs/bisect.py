@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         answer: Answer = run_search(kind.read_answer, paths, search, target, execute)
         path = write_answer(paths, answer)
         print_document(path, "answer")
-        if search.has_report:
+        if search.compares:
             print(f"report: {path.with_name('report.md')}")
     if arguments.json:
         print(path.with_suffix(".json").read_text(), end="")

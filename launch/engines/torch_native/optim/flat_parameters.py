@@ -119,11 +119,6 @@ class FlatParameters:
         for shard in self.shards:
             shard.weights.copy_(shard.compute)
 
-    def gradients_of(self, part: nn.Module) -> list[torch.Tensor]:
-        """Return views of the main gradients of ``part``, a submodule."""
-        views = {id(parameter): view for parameter, view in zip(self.parameters, self._gradient_views, strict=True)}
-        return [views[id(parameter)] for parameter in part.parameters()]
-
     def owned(self) -> Iterator[tuple[str, OptimizerShard, slice]]:
         """Yield the elements of parameters that this rank updates: the parameter's name, a shard, and the place in it."""
         for (_, part), shard in zip(self._owned, self.shards, strict=True):

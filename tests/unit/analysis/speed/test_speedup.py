@@ -243,15 +243,6 @@ def at(place: Callable[[int, bool], float], seconds: float = 60.0) -> Callable[[
     return edit
 
 
-def test_steps_in_which_layers_were_digested_give_no_figure(tmp_path: Path) -> None:
-    records = load(write_sweep(tmp_path))
-    cells = [dataclasses.replace(cell, spec=dict(cell.spec) | {"digest_steps": 6}) for cell in records.plan.cells]
-    digested = dataclasses.replace(records, plan=dataclasses.replace(records.plan, cells=tuple(cells)))
-    assert compare_cells(records)[1].speed.speedup is not None
-    graphed = compare_cells(digested)[1]
-    assert graphed.speed.speedup is None and "digests" in graphed.pairs[0].speed.reason
-
-
 def test_runs_that_overlap_give_no_figure(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, edit=at(lambda repeat, graphed: 2 * repeat + 0.3 * graphed))
     result = compare_cells(load(sweep))[1]

@@ -101,8 +101,8 @@ def test_a_fault_counts_everywhere_where_it_is_set_and_nowhere_else() -> None:
         assert spec_from_json(json.loads(json.dumps(spec_to_json(value)))) == value
 
 
-def test_a_run_whose_layers_are_digested_is_another_run_and_its_speed_another_tasks() -> None:
-    spec, others = RunSpec(), [RunSpec(digest_steps=steps) for steps in (8, 9)]
+def test_a_run_whose_layers_are_checked_is_another_run_and_its_speed_another_tasks() -> None:
+    spec, others = RunSpec(), [RunSpec(layer_check_steps=steps) for steps in (8, 9)]
     for name in ("run_id", "workload_id", "task_id"):
         assert len({getattr(value, name) for value in (spec, *others)}) == 3
     assert dataclasses.replace(others[0], cuda_graph=CudaGraph("torch")).workload_id == others[0].workload_id

@@ -147,15 +147,14 @@ def test_parts_of_a_model_that_is_compiled_whole_are_not_captured() -> None:
         assert "training.compile=none" in reason.remedy
 
 
-def test_layers_are_digested_where_the_kernels_stay_the_same() -> None:
-    """Inductor's round otherwise, which would be named as the fault whatever it is."""
-    on_cuda = RunSpec(placement=Placement(device="cuda"), digest_steps=8)
+def test_layers_are_checked_where_the_model_is_not_one_function() -> None:
+    on_cuda = RunSpec(placement=Placement(device="cuda"), layer_check_steps=8)
     for impl in ("none", "torch", "transformer_engine", "full_iteration"):
         assert unsupported(dataclasses.replace(on_cuda, cuda_graph=CudaGraph(impl))) == ()
     (reason,) = unsupported(dataclasses.replace(on_cuda, cuda_graph=CudaGraph("torch_compile")))
-    assert reason.rule == "torch_native.digest_steps" and reason.message.startswith("digest_steps=8, ")
+    assert reason.rule == "torch_native.layer_check_steps" and reason.message.startswith("layer_check_steps=8, ")
     (reason,) = unsupported(dataclasses.replace(on_cuda, training=Training(compile="whole")))
-    assert reason.rule == "torch_native.digest_steps"
+    assert reason.rule == "torch_native.layer_check_steps"
 
 
 def test_all_reasons_come_at_once() -> None:
@@ -200,7 +199,6 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pp": ({}, {"parallelism": Parallelism(pp=2), "cuda_graph": CudaGraph("full_iteration")}),
     "recompute": ({}, {"training": Training(recompute="selective"), "cuda_graph": CudaGraph("transformer_engine")}),
     "device": ({}, {"placement": Placement(device="cpu")}),
-    "digest_steps": ({}, {"digest_steps": 8}),
 }  # fmt: skip
 
 

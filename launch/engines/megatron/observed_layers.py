@@ -1,0 +1,79 @@
+"""Layers of Megatron-Core whose outputs a step check sees."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.utils import get_attr_wrapped_model
+from torch import nn
+
+from launch.contract.records.step_check import LayerResult
+from launch.engines.layer_outputs import LayerOutputs
+
+
+class ObservedLayers:
+    """What layers give in checked passes.
+
+    Attributes:
+        keeps: whether passes keep it.
+
+    Args:
+        captures: whether a graph holds the whole step, and so the copies.
+    """
+
+    def __init__(self, num_layers: int, captures: bool) -> None:
+        self.keeps = False
+        self._captures = captures
+        self._num_layers = num_layers
+        self._made = self._captured = LayerOutputs(num_layers)
+        self._calls: Counter[tuple[int, bool]] = Counter()
+
+    @property
+    def kept(self) -> Mapping[LayerResult, torch.Tensor]:
+        """What the last passes gave; if nothing ran but a graph of the whole step, what that has written."""
+        return self._made.kept or self._captured.kept
+
+    def forget(self) -> None:
+        """Forget the last passes. Call this before others."""
+        self._made = LayerOutputs(self._num_layers)
+        self._calls.clear()
+
+    def observe(self, position: int, output: torch.Tensor) -> None:
+        capturing = torch.cuda.is_current_stream_capturing()
+        if capturing and self._captures:
+            self._captured = self._made
+        if self._captures if capturing else self.keeps:
+            # With recomputation, the first call of each micro-batch records no operations for a backward pass, and the second does.
+            call = position, torch.is_grad_enabled()
+            self._made.observe(self._calls[call], position, output)
+            self._calls[call] += 1
+
+    def attach(self, chunks: Iterable[Any]) -> None:
+        """Observe the embedding, the decoder layers and the final norm of ``chunks``."""
+        for chunk in chunks:
+            model = get_attr_wrapped_model(chunk, "pre_process", return_model_obj=True)
+            if model.pre_process:
+                self._hook(model.embedding, 0)
+            for layer in model.decoder.layers:
+                _observe_calls(layer, partial(self.observe, layer.layer_number))
+            if model.decoder.final_layernorm is not None:
+                self._hook(model.decoder.final_layernorm, self._num_layers + 1)
+
+    def _hook(self, module: nn.Module, position: int) -> None:
+        module.register_forward_hook(lambda module, inputs, output: self.observe(position, output))
+
+
+def _observe_calls(layer: nn.Module, observe: Callable[[torch.Tensor], None]) -> None:
+    """Call ``observe`` with each output of ``layer``. A graph that stands in for the layer runs none of its hooks."""
+    kind: Any = type(layer)
+
+    def call(layer: Any, *inputs: Any, **named: Any) -> Any:
+        outputs = kind.__call__(layer, *inputs, **named)
+        observe(outputs[0])
+        return outputs
+
+    layer.__class__ = type(kind.__name__, (kind,), {"__call__": call})
