@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -25,14 +25,8 @@ from analysis.curves.resolution import resolution
 from analysis.records.steps import Floats, Metric, Steps
 from analysis.verdict.curve_difference import METRICS
 from launch.common.regular_file import read_regular
+from launch.contract.metric_names import NAMES, Column, letters
 
-Column = Literal["step", "loss", "grad_norm"]
-NAMES: Mapping[Column, tuple[str, ...]] = {
-    "step": ("step", "iteration", "globalstep", "trainerglobalstep"),
-    "loss": ("loss", "lmloss", "reducedtrainloss", "lossmetricsglobalavgloss"),
-    "grad_norm": ("gradnorm", "gradientnorm", "gradientsnorm", "globalgradnorm", "totalnorm", "norm", "gnorm"),
-}
-"""The usual names of each column, as :func:`_letters` spells them."""
 _MOST_BYTES = 256 << 20
 _MAXIMUM_NAMES = 8
 """How many columns an error names."""
@@ -142,7 +136,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _check_once(at: str, names: Sequence[str]) -> None:
     for name in names:
-        if names.count(name) > 1 and any(_letters(name) in usual for usual in NAMES.values()):
+        if names.count(name) > 1 and any(letters(name) in usual for usual in NAMES.values()):
             raise CurveError(f"{at}: {name} appears more than once")
 
 
@@ -157,7 +151,7 @@ def _find_columns(at: str, names: Sequence[str]) -> dict[Column, str]:
     """
     columns: dict[Column, str] = {}
     for column, usual in NAMES.items():
-        found = [str(column)] if column in names else [name for name in names if _letters(name) in usual]
+        found = [str(column)] if column in names else [name for name in names if letters(name) in usual]
         if len(found) > 1:
             raise CurveError(f"{at}: {found[0]!r} and {found[1]!r} may both be the {column}; name one of them {column}")
         if found:
@@ -170,15 +164,10 @@ def _find_columns(at: str, names: Sequence[str]) -> dict[Column, str]:
     return columns
 
 
-def _letters(name: str) -> str:
-    """Return ``name`` in small letters and digits alone, without a leading "train"."""
-    return "".join(filter(str.isalnum, name.lower())).removeprefix("train")
-
-
 def _refuse_like_norm(at: str, names: Sequence[str]) -> None:
     """Refuse a name that looks like a gradient norm: one that is not read would pass whatever it is."""
     for name in names:
-        if "gnorm" in _letters(name) or ("grad" in _letters(name) and "norm" in _letters(name)):
+        if "gnorm" in letters(name) or ("grad" in letters(name) and "norm" in letters(name)):
             raise CurveError(f"{at}: {name!r} looks like grad_norm; call it grad_norm, or leave it out")
 
 

@@ -15,20 +15,21 @@ from analysis.graphs.replay_check import Replay, check_replay
 from analysis.pairing.eager_baseline import EagerBaseline
 from analysis.pairing.flaky_attempts import contradictions
 from analysis.pairing.parameter_updates import check_updates
+from analysis.pairing.printed_metrics import check_digits, check_sources
 from analysis.records.provenance import differences
 from analysis.records.run import Attempt, Run, attempts_of
 from analysis.records.steps import Steps
 from analysis.speed.pair_speed import PairSpeed, pair_speed
 from analysis.verdict import ladder
 from analysis.verdict.completeness import eager_fault
-from analysis.verdict.precapture_check import check_agreement, check_phases
+from analysis.verdict.precapture_check import capture_step, check_agreement, check_phases
 from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Margins
 from launch.contract.spec import RunSpec
 
 REQUIRED_DIGESTS = ("code", "data", "libraries")
 """Digests that both runs must record, with equal values."""
-_IDENTITY = ("versions.", "code.", "data_digest", "digests.")
+_IDENTITY = ("versions.", "packages.", "code.", "data_digest", "digests.")
 _MACHINE = ("hardware.", "settings.")
 _RESUME = "run `python -m orchestrator resume --unfinished` on the sweep"
 
@@ -154,8 +155,10 @@ def _judge_pair(
         return stuck
     complete = baseline.repeats.get(graphed.digests, {}).values()
     others = [steps for steps in complete if steps is not eager.steps]
-    capture_step, equal = spec.cuda_graph.capture_step, exact is not None
-    return check_agreement([eager.steps, *others], graphed.steps, capture_step, margins, equal) or exact
+    captured, equal = capture_step(graphed.steps, spec), exact is not None
+    if disagree := check_agreement([eager.steps, *others], graphed.steps, captured, margins, equal):
+        return disagree
+    return check_digits(eager, graphed, exact, margins) if spec.engine == "command" else exact
 
 
 def _ended_well(attempt: Attempt) -> bool:
@@ -181,7 +184,7 @@ def _exclude(eager: Attempt, graphed: Attempt) -> Verdict | None:
         )
     if unequal := _unequal_tokens(eager.steps, graphed.steps):
         return Verdict("INCOMPARABLE", unequal, "run the pair again: both runs must train on the same batches")
-    return _compare_digests(eager, graphed)
+    return _compare_digests(eager, graphed) or check_sources(eager, graphed)
 
 
 def _unequal_tokens(eager: Steps, graphed: Steps) -> str:

@@ -23,7 +23,9 @@ GATED_MATRICES = 3
 
 
 def model_flops(spec: RunSpec) -> float:
-    """Return the operations of one optimizer step over the global batch, on all GPUs together."""
+    """Return the operations of one optimizer step over the global batch, on all GPUs together; 0 where the model is unknown."""
+    if spec.engine == "command":
+        return 0.0
     return flops_per_token(spec.model, spec.training.sequence_length) * tokens_per_step(spec)
 
 

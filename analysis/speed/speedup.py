@@ -305,8 +305,10 @@ def not_alternating(pairs: Sequence[PairSpeed]) -> str:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean of positive numbers. The mean of equal numbers equals them to the bit."""
+    """Return the geometric mean of positive numbers, 0 of zeros. The mean of equal numbers equals them to the bit."""
     first = values[0]
+    if first == 0:
+        return 0.0
     return float(first * np.exp(np.mean(np.log(np.divide(values, first)))))
 
 

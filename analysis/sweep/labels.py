@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from analysis.records.run import attempts_of
 from analysis.sweep.cell_results import CellResult
 from launch.common.text import count
-from launch.contract.spec import Model, Parallelism, RunSpec, Training
+from launch.contract.spec import Command, Parallelism, RunSpec
 
 DEGREES = ("tp", "pp", "vpp", "ep", "etp", "cp", "dp")
 
 
-def model_words(model: Model) -> str:
-    """Return the preset's name, else the main sizes of the model."""
+def model_words(spec: RunSpec) -> str:
+    """Return the preset's name, else the main sizes of the model. Of a user's program only its name is known."""
+    model = spec.model
+    if spec.engine == "command":
+        return program_name(spec.command)
     if model.preset:
         return model.preset
     experts = f", {model.num_moe_experts} experts" if model.is_moe else ""
@@ -24,22 +29,35 @@ def layout_words(layout: Parallelism) -> str:
     return " ".join(f"{name.upper()}{degree}" for name, degree in degrees if degree > 1)
 
 
+def program_name(command: Command) -> str:
+    """Return the Python file that ``command`` names, else its first word."""
+    words = command.run.split()
+    return Path(next((word for word in words if word.endswith(".py")), words[0])).name
+
+
 def batch_words(spec: RunSpec) -> str:
+    """Return the batch and precision; empty for a user's program, which has its own."""
+    if spec.engine == "command":
+        return ""
     training = spec.training
     batch = f"GBS={training.global_batch_size}, MBS={training.micro_batch_size}"
-    return f"{batch}, {training.sequence_length} tokens, {precision_words(training)}"
+    return f"{batch}, {training.sequence_length} tokens, {precision_words(spec)}"
 
 
-def precision_words(training: Training) -> str:
-    """Return the precision, and the FP8 recipe of matrix products if there is one: "bf16, fp8 (delayed)"."""
+def precision_words(spec: RunSpec) -> str:
+    """Return the precision, and the FP8 recipe of matrix products if there is one: "bf16, fp8 (delayed)". Empty for a user's
+    program."""
+    training = spec.training
+    if spec.engine == "command":
+        return ""
     return training.precision if training.fp8 == "none" else f"{training.precision}, fp8 ({training.fp8})"
 
 
 def task_words(spec: RunSpec) -> str:
     """Return the model, batch and precision of a task. Its digest covers more settings."""
     training = spec.training
-    batch = f"GBS={training.global_batch_size}, {training.sequence_length} tokens, {precision_words(training)}"
-    return f"{model_words(spec.model)}, {batch}"
+    batch = f"GBS={training.global_batch_size}, {training.sequence_length} tokens, {precision_words(spec)}"
+    return model_words(spec) if spec.engine == "command" else f"{model_words(spec)}, {batch}"
 
 
 def machine_words(result: CellResult) -> str:

@@ -18,10 +18,13 @@ def check_phases(graphed: Steps, spec: RunSpec) -> Verdict | None:
     """Return INCOMPARABLE unless ``graphed`` captured once and was checked, in the steps of ``spec``.
 
     Without this check, a damaged record could move the start of the comparison and hide the steps before it. All engines
-    capture in launch.contract.spec.CudaGraph.capture_step.
+    capture in launch.contract.spec.CudaGraph.capture_step. A user's program captures when it wants to, in several steps too.
     """
-    at = int(np.argmax(graphed.phase == "capture"))
+    asked = capture_step(graphed, spec)
+    at = int(np.argmax(graphed.phase == "capture")) if spec.engine != "command" else asked
     before, after = graphed.phase[:at], graphed.phase[at + 1 :]
+    if spec.engine == "command":
+        before = before[~np.isin(before, ("capture", "settle"))]
     checked = np.isin(graphed.step[at + 1 :], spec.steps_after_checks)
     if not (
         (before == "warmup").all()
@@ -31,13 +34,21 @@ def check_phases(graphed: Steps, spec: RunSpec) -> Verdict | None:
         reason = "the graphed run's phases are out of order: warm-up, one capture, then steps that replay"
         return Verdict("INCOMPARABLE", reason, "run the pair again: its records are damaged")
     step = int(graphed.step[at])
-    if step == spec.cuda_graph.capture_step:
+    if step == asked:
         return None
     reason = (
         f"the graphed run captured in step {step}, but its spec asks for step {spec.cuda_graph.capture_step} (cuda_graph): "
         "its records are damaged, or its engine captured at the wrong time"
     )
     return Verdict("INCOMPARABLE", reason, "run the pair again")
+
+
+def capture_step(graphed: Steps, spec: RunSpec) -> int:
+    """Return the last step before the comparison: the one of ``spec``, or the last in which a user's program captured."""
+    if spec.engine != "command":
+        return spec.cuda_graph.capture_step
+    captured = graphed.step[graphed.phase == "capture"]
+    return int(captured[-1]) if len(captured) else 0
 
 
 def check_agreement(

@@ -59,22 +59,23 @@ class GraphImplementation:
 
 
 GRAPH_IMPLS: Mapping[GraphImpl, GraphImplementation] = {
-    "none": GraphImplementation(("torch_native", "megatron"), "nothing", "eager", needs_cuda=False),
+    "none": GraphImplementation(("torch_native", "megatron", "command"), "nothing", "eager", needs_cuda=False),
     "torch_compile": GraphImplementation(
-        ("torch_native",), "model", "torch.compile(mode='reduce-overhead') of model and loss; on a CPU without graphs",
+        ("torch_native", "command"), "model", "torch.compile(mode='reduce-overhead') of model and loss; on a CPU without graphs",
         needs_cuda=False, compiles=True,
     ),
     "torch": GraphImplementation(("torch_native",), "layers", "torch.cuda.make_graphed_callables"),
     "transformer_engine": GraphImplementation(
-        ("torch_native", "megatron"), "layers", "transformer_engine.pytorch.make_graphed_callables", least_warmup_steps=1
+        ("torch_native", "megatron", "command"), "layers", "transformer_engine.pytorch.make_graphed_callables", least_warmup_steps=1
     ),
     "local": GraphImplementation(
-        ("megatron",), "layers", "Megatron-Core's CudaGraphManager", captures_in_first_step=True, splits_layers=False
+        ("megatron", "command"), "layers", "Megatron-Core's CudaGraphManager", captures_in_first_step=True, splits_layers=False
     ),
     "full_iteration": GraphImplementation(
-        ("torch_native", "megatron"), "step", "torch.cuda.graph around a step's forward and backward passes",
+        ("torch_native", "megatron", "command"), "step", "torch.cuda.graph around a step's forward and backward passes",
         least_warmup_steps=1, optimizer_engines=("torch_native",),
     ),
+    "command": GraphImplementation(("command",), "step", "what the program captures itself", needs_cuda=False),
 }  # fmt: skip
 
 UNKNOWN = GraphImplementation((), "nothing", "unknown")

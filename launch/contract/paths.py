@@ -26,6 +26,7 @@ A sweep is a folder. Each file in it has one writer:
         outcome.json                        supervisor        how it ended; without one it has not ended. Where Slurm
                                                               ended the supervisor, the orchestrator writes it
         logs/                               launcher and ranks, for people only
+        output/                             what the user's program writes where its command says {output} (engine command)
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.common.atomic_files import RecordError
+
+OBSERVED = "LAUNCH_OBSERVED_ATTEMPT"
+"""The variable that gives the attempt's folder to the processes of the user's program (engine command)."""
 
 
 @dataclass(frozen=True, init=False)
@@ -67,6 +71,7 @@ class AttemptPaths(Folder):
     environment = Entry("environment.json")
     rank_exits = Entry("exits")
     logs = Entry("logs")
+    output = Entry("output")
 
     @property
     def outcome_text(self) -> str:

@@ -14,15 +14,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from launch.common.atomic_files import members, read_json
 from launch.contract import spec_ids
 from launch.contract.graph_impls import GRAPH_IMPLS, SCOPE_PARTS, UNKNOWN, GraphImplementation
 
 Device = Literal["cpu", "cuda"]
-EngineName = Literal["torch_native", "megatron"]
-GraphImpl = Literal["none", "torch_compile", "torch", "transformer_engine", "local", "full_iteration"]
+EngineName = Literal["torch_native", "megatron", "command"]
+GraphImpl = Literal["none", "torch_compile", "torch", "transformer_engine", "local", "full_iteration", "command"]
+FrameworkName = Literal["script", "huggingface", "lightning", "megatron_lm"]
+Launcher = Literal["torchrun", "srun"]
 Axis = Literal["tp", "cp", "dp", "pp", "etp", "ep", "expert_dp"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 FaultKind = Literal[
@@ -238,6 +240,9 @@ class CudaGraph:
     warmup_steps: int = 3
     optimizer: bool = False
     """Whether full_iteration captures clipping and the optimizer too."""
+    name: str = ""
+    """What engine command calls these graphs, and the ``arguments`` that make its program capture them."""
+    arguments: tuple[str, ...] = ()
 
     @property
     def capture_step(self) -> int:
@@ -252,6 +257,8 @@ class CudaGraph:
     def label(self) -> str:
         if self.impl == "none":
             return "eager"
+        if self.name:
+            return self.name
         return ".".join((self.impl, *self.scope, *(("optimizer",) if self.optimizer else ())))
 
 
@@ -279,6 +286,22 @@ class Placement:
 
 
 @dataclass(frozen=True)
+class Command:
+    """The user's own program, which engine command runs. launch/frameworks/command_line.py fills its placeholders in.
+
+    ``flags`` and ``eager`` are words that follow those of ``run``: the recipe's flags, and what an eager run has in place of
+    ``CudaGraph.arguments``. ``launcher`` torchrun starts it once on each node, srun once for each rank.
+    """
+
+    framework: FrameworkName = "script"
+    run: str = ""
+    workdir: str = ""
+    launcher: Launcher = "torchrun"
+    flags: tuple[str, ...] = ()
+    eager: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """One run, fully resolved."""
 
@@ -290,6 +313,7 @@ class RunSpec:
     cuda_graph: CudaGraph = field(default_factory=CudaGraph)
     placement: Placement = field(default_factory=Placement)
     fault: Fault = field(default_factory=Fault)
+    command: Command = field(default_factory=Command)
     environment: Mapping[str, str] = field(default_factory=dict)
     repeat: int = 0
     perturbed: bool = False
@@ -386,8 +410,8 @@ def spec_to_json(spec: RunSpec) -> dict[str, Any]:
     """Return ``spec`` as plain JSON values, one mapping a section."""
     content = members(spec)
     for name in SECTIONS:
-        content[name] = dict(vars(content[name]))
-    content["cuda_graph"]["scope"] = list(spec.cuda_graph.scope)
+        section = vars(content[name])
+        content[name] = {key: list(value) if isinstance(value, tuple) else value for key, value in section.items()}
     return content | {"environment": dict(spec.environment)}
 
 
@@ -397,10 +421,12 @@ def spec_from_json(content: Mapping[str, Any]) -> RunSpec:
     Raises:
         TypeError: a field is unknown to this version.
     """
-    sections = {name: cls(**content[name]) for name, cls in SECTIONS.items()}
-    graph = cast(CudaGraph, sections["cuda_graph"])
-    sections["cuda_graph"] = dataclasses.replace(graph, scope=tuple(graph.scope))
+    sections = {name: cls(**_hashable(content.get(name, {}))) for name, cls in SECTIONS.items()}
     return RunSpec(**{**content, **sections})
+
+
+def _hashable(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in section.items()}
 
 
 def read_spec(path: Path) -> RunSpec:

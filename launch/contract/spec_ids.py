@@ -4,7 +4,7 @@
 * ``workload_id``: what an eager and a graphed run must share to be compared: everything but ``cuda_graph`` and ``repeat``.
 * ``task_id``: what makes cells rankable against each other: model mathematics, data, batch, precision, optimizer.
 
-A planned fault and checks of layers belong to all three.
+A planned fault, a user's command and checks of layers belong to all three.
 """
 
 from __future__ import annotations
@@ -72,16 +72,20 @@ def digest(content: object) -> str:
 
 def _identity(spec: RunSpec) -> dict[str, str]:
     """Return what determines a cell, as canonical JSON by section: everything but the repeat and the preset's name."""
-    sections = ("model", "parallelism", "training", "data", "cuda_graph", "placement")
+    sections = ("model", "parallelism", "training", "data", "placement")
     parts = {name: _section_text(getattr(spec, name)) for name in sections} | _purpose(spec)
+    parts["cuda_graph"] = _section_text(
+        spec.cuda_graph, () if spec.cuda_graph.name or spec.cuda_graph.arguments else ("name", "arguments")
+    )
     return parts | {"engine": canonical(spec.engine), "environment": canonical(dict(spec.environment))}
 
 
 def _purpose(spec: RunSpec) -> dict[str, str]:
     # The step of a fault that is not set changes nothing.
     fault = {"fault": _section_text(spec.fault)} if spec.fault.is_set else {}
+    command = {"command": _section_text(spec.command)} if spec.command != type(spec.command)() else {}
     layers = {"layer_check_steps": canonical(spec.layer_check_steps)} if spec.layer_check_steps else {}
-    return fault | layers
+    return fault | command | layers
 
 
 @lru_cache(maxsize=4096)

@@ -68,6 +68,7 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("ISOLATION", "CAPTURE_FAILED", "captured code waits for work that began before the capture: wait for that work before the capture begins", r"cudaErrorStreamCaptureIsolation|dependency created on uncaptured work"),
     FailureClass("IMPLICIT", "CAPTURE_FAILED", "the default stream would wait for captured work: use parameters first on a side stream, or their gradients are accumulated on the default stream", r"cudaErrorStreamCaptureImplicit|would make the legacy stream depend on a capturing"),
     FailureClass("WRONG_THREAD", "CAPTURE_FAILED", "end the capture in the thread that began it", r"cudaErrorStreamCaptureWrongThread|thread-local capture sequence from another thread"),
+    FailureClass("OBSERVED", "CONFIG", "change the program or its arguments as the message says", r"^ProgramError:"),
     FailureClass("CAPTURE", "CAPTURE_FAILED", "see the exception in the message; a smaller scope narrows down the cause", r"^CaptureError:"),
     FailureClass("ILLEGAL_ACCESS", "FAILED", "a stale pointer: look for an input that was freed before the replay; with expandable segments set NCCL_GRAPH_REGISTER=0", r"illegal memory access|cudaErrorIllegalAddress"),
     FailureClass("KERNEL", "FAILED", "a kernel failed on the device, and the error may name a later call: run it again with environment.CUDA_LAUNCH_BLOCKING=1 and cuda_graph.impl=none", r"unspecified launch failure|cudaErrorLaunchFailure|device-side assert triggered|cudaErrorAssert|misaligned address|an illegal instruction was encountered"),
@@ -86,6 +87,7 @@ SPEC = FailureClass(
 )
 KERNEL_OOM = FailureClass("KERNEL_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks per node")
 EXIT = FailureClass("EXIT", "FAILED", "see logs/launcher.log and the ranks' logs")
+PROGRAM = FailureClass("PROGRAM", "FAILED", "logs/rank0.log holds what it printed; where it did train, its Python did not load the observer: start it as python -m launch.observe PROGRAM, with the checkout on PYTHONPATH")  # fmt: skip
 SIGNALS: tuple[FailureClass, ...] = (
     FailureClass("SIGKILL", "FAILED", "somebody killed it, or the kernel did when memory ran out: give the job more host memory, or ask who ended it"),
     FailureClass("SIGSEGV", "FAILED", "an error in native code: the rank's log holds the Python stack"),
@@ -105,7 +107,7 @@ SUPERVISOR = FailureClass("SUPERVISOR", "FAILED", "the job's own log under submi
 JOB_GONE = FailureClass("JOB_GONE", "FAILED", "ask the site what became of the job; resume the sweep with --failed to run it again", job_states=("GONE",))  # fmt: skip
 
 FAILURE_CLASSES: tuple[FailureClass, ...] = (
-    *EXCEPTION_CLASSES, CANCELLED, TIMEOUT, HANG, TEARDOWN_HANG, TEARDOWN_CRASH, SPEC, KERNEL_OOM, EXIT, *SIGNALS,
+    *EXCEPTION_CLASSES, CANCELLED, TIMEOUT, HANG, TEARDOWN_HANG, TEARDOWN_CRASH, SPEC, KERNEL_OOM, EXIT, PROGRAM, *SIGNALS,
     LAUNCH, NODE_FAIL, PREEMPTED, REQUEUED, STEP_MEMORY, JOB_TIMEOUT, SUPERVISOR, JOB_GONE,
 )  # fmt: skip
 """Every class that a record may name. An exception that no row matches is its own class, by its type."""

@@ -70,6 +70,8 @@ class Evidence:
     """Of the attempt's job, where it has ended."""
     over_memory: str = ""
     """The memory of the attempt's step, in words, where Slurm ended it for that."""
+    is_command: bool = False
+    """Whether the ranks are those of the user's own program, which nothing shows before its first step."""
     disk_full: str = ""
     """Why the supervisor could not write the outcome, in words; then ranks could not write either."""
 
@@ -218,7 +220,7 @@ def _without_cause(evidence: Evidence, consequence: RankException | None) -> Dia
         return diagnose_as(classes.DISK_FULL, evidence.phase, evidence.disk_full)
     if consequence is not None:
         return _from_exception(consequence)
-    if evidence.ended_by != "itself" and not evidence.phases:
+    if evidence.ended_by != "itself" and not evidence.phases and not evidence.is_command:
         return diagnose_as(classes.LAUNCH, "init", f"no rank began within {evidence.limit_seconds:g} s")
     if evidence.ended_by == "deadline":
         return diagnose_as(classes.TIMEOUT, evidence.phase, f"not finished after {evidence.limit_seconds:g} s")
@@ -243,6 +245,9 @@ def _from_exit(evidence: Evidence) -> Diagnosis:
         return diagnose_as(classes.KERNEL_OOM, phase, "the kernel killed it because the host ran out of memory", rank)
     if code >= 0 and evidence.disk_full:
         return diagnose_as(classes.DISK_FULL, phase, evidence.disk_full, rank)
+    if code >= 0 and evidence.is_command:
+        before = "" if evidence.phases else " before its first optimizer step"
+        return diagnose_as(classes.PROGRAM, phase, f"the program ended with {_exit_words(code)}{before}", rank)
     if code >= 0 and first is None and not evidence.phases:
         return diagnose_as(classes.LAUNCH, phase, f"{_exit_words(code)} before any rank began")
     if code >= 0:

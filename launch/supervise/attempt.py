@@ -53,6 +53,8 @@ def run_attempt(
     limits: Limits,
     allocation: str,
     end_request: Callable[[], EndedBy | None],
+    *,
+    is_command: bool = False,
 ) -> None:
     """Wait for ``ranks`` and write the outcome. End them at a limit, or when ``end_request`` returns who wants them to end.
 
@@ -66,6 +68,7 @@ def run_attempt(
             read_evidence(attempt, ended_by),
             exit_code=ranks.poll() or 0,
             exits=ranks.exits(),
+            is_command=is_command,
             limit_seconds=limits.hang_seconds if ended_by == "hang" else limits.run_seconds,
         )
     )

@@ -12,8 +12,9 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
-from launch.contract.paths import AttemptPaths
+from launch.contract.paths import OBSERVED, AttemptPaths
 from launch.contract.spec import RunSpec
 from launch.failures.diagnose import Diagnosis, Evidence, RankExit
 from launch.slurm.allocation import LOOPBACK, free_port
@@ -36,12 +37,13 @@ class LocalRanks:
             **variables, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count,
             "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port()),
         }  # fmt: skip
-        log = attempt.logs / "launcher.log"
+        module, processes, log = rank_program(spec, attempt)
         self._killed_before = oom_kills()
         self._failures: list[RankExit] = []
+        self._attempt = attempt
         self._ranks = [
-            start("launch.train.worker", (str(attempt.root),), {**shared, "RANK": rank, "LOCAL_RANK": rank}, log)
-            for rank in map(str, range(int(count)))
+            start(module, (str(attempt.root),), {**shared, "RANK": rank, "LOCAL_RANK": rank}, log)
+            for rank in map(str, range(processes))
         ]
 
     def poll(self) -> int | None:
@@ -58,10 +60,11 @@ class LocalRanks:
 
     def print_stacks(self) -> None:
         """Send SIGUSR1: each rank's faulthandler writes all stacks to the rank's log."""
-        for rank in self._ranks:
-            rank.send_signal(signal.SIGUSR1)
-            # A stopped process cannot print.
-            rank.send_signal(signal.SIGCONT)
+        for pid in {rank.pid for rank in self._ranks} | observed_processes(self._attempt):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
+                # A stopped process cannot print.
+                os.kill(pid, signal.SIGCONT)
         time.sleep(STACKS_SECONDS)
 
     def end(self) -> None:
@@ -74,6 +77,9 @@ class LocalRanks:
         self._send(signal.SIGKILL)
         for rank in self._ranks:
             rank.wait()
+        for pid in observed_processes(self._attempt):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
         """Send a signal to the process groups of all ranks that run."""
@@ -88,6 +94,24 @@ class LocalRanks:
     def where(self, diagnosis: Diagnosis) -> str:
         """Return "": this host needs no name."""
         return ""
+
+
+def rank_program(spec: RunSpec, attempt: AttemptPaths) -> tuple[str, int, Path]:
+    """Return the module that starts ranks on a node, how often it starts there, and the log of what it prints."""
+    if spec.engine != "command":
+        return "launch.train.worker", spec.placement.ranks_per_node, attempt.logs / "launcher.log"
+    once = spec.command.launcher == "torchrun"
+    return "launch.supervise.user_command", 1 if once else spec.placement.ranks_per_node, attempt.log(0)
+
+
+def observed_processes(attempt: AttemptPaths) -> set[int]:
+    """Return the processes of the user's program in ``attempt`` that still run: launchers start ranks in sessions of their own."""
+    mark, found = f"{OBSERVED}={attempt.root.absolute()}".encode(), set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in path.read_bytes().split(b"\0"):
+                found.add(int(path.parent.name))
+    return found
 
 
 def local_variables(spec: RunSpec, cluster: Mapping[str, str], slot_names: tuple[str, ...]) -> dict[str, str]:

@@ -18,6 +18,8 @@ from pathlib import Path
 from launch.common.atomic_files import write_json
 from launch.common.parent_death import PARENT
 from launch.contract.paths import AttemptPaths
+from launch.contract.spec import read_spec
+from launch.supervise.local_ranks import rank_program
 from launch.supervise.oom_kills import oom_kills
 
 
@@ -30,8 +32,9 @@ def main(arguments: list[str]) -> int:
     attempt = AttemptPaths(Path(arguments[0]))
     place = rank_place(os.environ)
     killed_before = oom_kills()
+    module, _, _ = rank_program(read_spec(attempt.spec), attempt)
     worker = subprocess.Popen(
-        [sys.executable, "-u", "-m", "launch.train.worker", str(attempt.root)],
+        [sys.executable, "-u", "-m", module, str(attempt.root)],
         env={**os.environ, **place, PARENT: str(os.getpid())},
     )
     signal.signal(signal.SIGTERM, lambda *_: worker.terminate())

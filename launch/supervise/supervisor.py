@@ -112,7 +112,10 @@ class Supervisor:
         ranks, variables = self._start(spec, attempt, slot_names)
         if self._order.tracking is not None:
             self._trackers.append(Tracker(attempt, self._order.tracking, variables))
-        run_attempt(attempt, ranks, self._order.limits, allocation, lambda: self._end_request(run_id))
+        run_attempt(
+            attempt, ranks, self._order.limits, allocation, lambda: self._end_request(run_id),
+            is_command=spec.engine == "command",
+        )  # fmt: skip
 
     def _start(
         self, spec: RunSpec, attempt: AttemptPaths, slot_names: tuple[str, ...]

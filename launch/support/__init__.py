@@ -9,10 +9,14 @@ from collections.abc import Mapping
 
 from launch.contract.plan import Reason
 from launch.contract.spec import EngineName, RunSpec
-from launch.support import megatron, torch_native
+from launch.support import command, megatron, torch_native
 from launch.support.rule import Rule, judge
 
-SUPPORT: Mapping[EngineName, tuple[Rule, ...]] = {"torch_native": torch_native.RULES, "megatron": megatron.RULES}
+SUPPORT: Mapping[EngineName, tuple[Rule, ...]] = {
+    "torch_native": torch_native.RULES,
+    "megatron": megatron.RULES,
+    "command": command.RULES,
+}
 
 
 def unsupported(spec: RunSpec) -> tuple[Reason, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from analysis.memory.static_memory import state_bytes
 from launch.common.text import count, size
 from launch.contract.plan import Cell, Plan, PlannedBundle, Reason
+from launch.frameworks.command_line import command_words
 from launch.support import known_faults, unsupported
 from orchestrator.submit.batch_script import BUNDLES, LANE, RUN, TOKEN, BatchScript
 
@@ -41,10 +43,13 @@ def print_plan(plan: Plan, hours: float, scripts: Sequence[BatchScript] = ()) ->
     print_plan_summary(plan)
     cells = plan.cell_of_run()
     for number, bundle in enumerate(plan.bundles, 1):
-        state_size = size(state_bytes(cells[bundle.run_ids[0]].run_spec))
-        print(f"\nbundle {number} of {len(plan.bundles)} ({bundle.bundle_id}), one allocation;", end=" ")
-        print(f"weights, gradients and optimizer state take {state_size} per rank:")
+        spec = cells[bundle.run_ids[0]].run_spec
+        print(f"\nbundle {number} of {len(plan.bundles)} ({bundle.bundle_id}), one allocation", end="")
+        if spec.engine != "command":
+            print(f"; weights, gradients and optimizer state take {size(state_bytes(spec))} per rank", end="")
+        print(":")
         _print_runs(bundle, cells)
+        _print_commands(dict.fromkeys(cells[run_id].cell_id for run_id in bundle.run_ids), plan.cells)
     if plan.bundles_if_needed:
         print("\nonly if a verdict needs it, since eager repeats are equal to the bit and graphed runs are not:")
     for bundle in plan.bundles_if_needed:
@@ -65,6 +70,13 @@ def print_plan(plan: Plan, hours: float, scripts: Sequence[BatchScript] = ()) ->
 def _print_runs(bundle: PlannedBundle, cells: Mapping[str, Cell]) -> None:
     for run_id in bundle.run_ids:
         print(f"  {run_id:44} {cells[run_id].label}")
+
+
+def _print_commands(wanted: Collection[str], cells: Sequence[Cell]) -> None:
+    """Print what the cells of engine command will run, and where."""
+    for cell in cells:
+        if cell.cell_id in wanted and (spec := cell.run_spec).engine == "command":
+            print(f"  {cell.label}: cd {spec.command.workdir}; {shlex.join(command_words(spec, {}))}")
 
 
 def _place(plan: Plan) -> str:

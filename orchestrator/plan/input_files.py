@@ -22,7 +22,7 @@ def check_inputs(plan: Plan) -> None:
     Raises:
         InputError: files are missing, damaged or do not fit the model; it lists all of them.
     """
-    specs = [cell.run_spec for cell in plan.cells if cell.state == "run"]
+    specs = [spec for cell in plan.cells if cell.state == "run" and (spec := cell.run_spec).engine != "command"]
     checks = [
         *(partial(_open_data, spec) for spec in _distinct(specs, _data_use)),
         *(partial(_open_weights, spec.model) for spec in _distinct(specs, lambda spec: spec.model)),

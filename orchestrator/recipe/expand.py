@@ -9,9 +9,21 @@ from typing import Any, TypeVar, cast
 
 from launch.contract.outcomes import Expectation
 from launch.contract.records.events import Phase
-from launch.contract.spec import CudaGraph, Data, Device, Fault, Model, Parallelism, Placement, RunSpec, Training
+from launch.contract.spec import (
+    CudaGraph,
+    Data,
+    Device,
+    EngineName,
+    Fault,
+    Model,
+    Parallelism,
+    Placement,
+    RunSpec,
+    Training,
+)
 from orchestrator.errors import input_error, suggestion
 from orchestrator.recipe.aliases import canonical_place, canonical_values
+from orchestrator.recipe.command import command_of, graphs_axis
 from orchestrator.recipe.field_check import FileSchema, Schema
 from orchestrator.recipe.fields import RECIPE, Resources
 from orchestrator.recipe.recipe import Recipe
@@ -24,7 +36,10 @@ BEFORE_CAPTURE: tuple[Phase, ...] = ("init", "build", "warmup")
 QUICK_STEPS = 20
 """The steps of a run in a quick sweep: warm-up, capture, and some to check."""
 
-_NOT_IN_SETTINGS = ("cuda_graph.impl", "cuda_graph.scope", "cuda_graph.optimizer", "resources.minutes_per_run",
+_UNKNOWN_BATCH = {"global_batch_size": 0, "sequence_length": 0}
+"""Of a user's program, unless the recipe says it: then throughput has no tokens."""
+
+_NOT_IN_SETTINGS = ("cuda_graph.impl", "cuda_graph.scope", "cuda_graph.optimizer", "cuda_graph.name", "cuda_graph.arguments", "resources.minutes_per_run",
                     "resources.hang_minutes")  # fmt: skip
 """Fields in which cells of one workload may differ. The graph label names the first three; the others change no run."""
 
@@ -56,7 +71,7 @@ def expand(recipe: Recipe, device: Device) -> tuple[ResolvedCell, ...]:
     """
     builder = _Builder(recipe, device)
     workloads: dict[str, dict[str, ResolvedCell]] = {}
-    for patches in itertools.product(*recipe.axes):
+    for patches in itertools.product(*recipe.axes, *graphs_axis(recipe)):
         cell = builder.build_cell(patches)
         present = workloads.setdefault(cell.spec.workload_id, {}).setdefault(cell.spec.cell_id, cell)
         if (present.expect, present.resources) != (cell.expect, cell.resources):
@@ -101,7 +116,7 @@ def filter_cells(cells: Sequence[ResolvedCell], selections: Sequence[str]) -> tu
     )
 
 
-_SELECTABLE = ("engine", "model", "parallelism", "training", "data", "cuda_graph", "fault", "placement")
+_SELECTABLE = ("engine", "model", "parallelism", "training", "data", "cuda_graph", "fault", "command", "placement")
 _CELL = FileSchema(RECIPE.top, {**RECIPE.sections, "placement": Schema(Placement)})
 _CELL_FIELDS = {name: field for name, field in _CELL.fields.items() if name.partition(".")[0] in _SELECTABLE}
 
@@ -147,13 +162,14 @@ class _Builder:
             engine=tree["engine"],
             model=self._section(Model, preset | tree.get("model", {})),
             parallelism=parallelism,
-            training=self._training(tree.get("training", {})),
+            training=self._training(tree.get("training", {}), tree["engine"]),
             data=self._section(Data, tree.get("data", {})),
             cuda_graph=self._section(CudaGraph, canonical_values(tree.get("cuda_graph", {}))),
             placement=self._placement(parallelism, resources),
             fault=self._section(Fault, tree.get("fault", {})),
+            command=command_of(tree.get("command", {}), self._recipe.file.absolute().parent),
             environment=tree.get("environment", {}),
-            step_checks=self._recipe.step_checks,
+            step_checks=0 if tree["engine"] == "command" else self._recipe.step_checks,
         )
         expect = self._section(Expectation, tree.get("expect", {}))
         return ResolvedCell(spec, self._settings(patches), expect, resources)
@@ -164,9 +180,9 @@ class _Builder:
             self._sections[memo] = cls(**values)
         return cast(Section, self._sections[memo])
 
-    def _training(self, values: Mapping[str, Any]) -> Training:
+    def _training(self, values: Mapping[str, Any], engine: EngineName) -> Training:
         """Return the training section, with ``QUICK_STEPS`` at most in a quick sweep."""
-        training = self._section(Training, values)
+        training = self._section(Training, values if engine != "command" else {**_UNKNOWN_BATCH, **values})
         if self._recipe.equivalence.mode == "full" or training.steps <= QUICK_STEPS:
             return training
         warmup = min(training.learning_rate_warmup_steps, QUICK_STEPS)

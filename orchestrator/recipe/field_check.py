@@ -153,19 +153,24 @@ class FileSchema:
         top = {key: (self.top, key) for key in self.top.fields}
         return top | {f"{name}.{key}": (schema, key) for name, schema in self.sections.items() for key in schema.fields}
 
+    def mapping_of(self, name: str) -> str:
+        """Return the mapping that ``name`` is, or is an entry of; "" where it is neither."""
+        return next((mapping for mapping in self.mappings if f"{name}.".startswith(f"{mapping}.")), "")
+
     def check_name(self, name: str) -> Flaw | None:
         """Return what is wrong with ``name``: it is no field, no section and no entry of a mapping."""
         first = name.partition(".")[0]
         if first in self.rejections:
             return self.rejections[first]
-        if name in self.fields or name in self.sections or first in self.mappings:
+        if name in self.fields or name in self.sections or self.mapping_of(name):
             return None
         if first in self.top.fields:
             return Flaw(f"{first} is not a mapping", f"write {self.top.describe_type(first)}")
         return Flaw("no such field", self._suggest_name(name, first))
 
     def _suggest_name(self, name: str, first: str) -> str:
-        names = (*self.top.fields, *self.sections, *self.mappings, *self.other_names)
+        mappings = (name for name in self.mappings if "." not in name)
+        names = (*self.top.fields, *self.sections, *mappings, *self.other_names)
         known = (
             self.sections[first].fields if first in self.sections else [n for n in names if n not in self.rejections]
         )
@@ -192,10 +197,11 @@ def check_fields(
             source.problem(locate(name), value, *flaw)
             continue
         into = checked.setdefault(section, {}) if key else checked
-        if section in schema.mappings and name != section:
-            if flaw := schema.mappings[section](key, value):
+        mapping = schema.mapping_of(name)
+        if mapping and name != mapping:
+            if flaw := schema.mappings[mapping](name.removeprefix(f"{mapping}."), value):
                 source.problem(locate(name), value, *flaw)
-            into[key] = "" if value is None else str(value)
+            into[key] = value if section in schema.sections else "" if value is None else str(value)
         elif name in schema.mappings or name in schema.sections:
             if flaw := _check_whole(name, value, schema):
                 source.problem(locate(name), value, *flaw)

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
+from launch.common.redact import is_secret_name
 from launch.contract.outcomes import Expectation
 from launch.contract.plan import Margins
-from launch.contract.spec import CudaGraph, Data, Fault, Model, Parallelism, Training
+from launch.contract.spec import (
+    CudaGraph,
+    Data,
+    EngineName,
+    Fault,
+    FrameworkName,
+    Launcher,
+    Model,
+    Parallelism,
+    Training,
+)
 from orchestrator.recipe.field_check import FileSchema, Flaw, Schema, check_variable, checked_field, interval_check
+from orchestrator.recipe.source_fields import SECRET_FIX
 from orchestrator.recipe.yaml_reader import NAME
 from orchestrator.rules.ranges import ABOVE_ZERO, COUNT, POSITIVE
 
@@ -46,11 +58,39 @@ class TopLevel:
     """The fields at the top of a recipe that are in no section."""
 
     name: str = checked_field("", _check_sweep_name)
-    engine: Literal["torch_native", "megatron"] = "torch_native"
+    engine: EngineName = "torch_native"
     repeats: int = checked_field(2, interval_check(POSITIVE))
     perturbed: bool = False
     step_checks: int = checked_field(0, interval_check(COUNT))
     cluster: str = ""
+
+
+@dataclass(frozen=True)
+class CommandFields:
+    """The user's own program. The mappings ``command.flags`` and ``command.graphs`` belong to it too."""
+
+    framework: FrameworkName = "script"
+    run: str = ""
+    workdir: str = ""
+    launcher: Launcher = "torchrun"
+
+
+def _check_flag(name: str, value: Any) -> Flaw | None:
+    if is_secret_name(name):
+        return Flaw("looks like a secret, and the orchestrator records this value", SECRET_FIX)
+    if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value)):
+        return Flaw(
+            "not the value of a flag", "write a text, a number, a list of them, true for a bare flag, or null for none"
+        )
+    return None
+
+
+def _check_graph(name: str, value: Any) -> Flaw | None:
+    if not NAME.fullmatch(name) or name == "eager":
+        return Flaw("not usable as the name of graphs", "use letters, digits, '.', '_', '-', and not 'eager'")
+    if not isinstance(value, list) or any(isinstance(item, (dict, list)) for item in value):
+        return Flaw("not a list of words", f"write {name}: [--flag, value], or {name}: [] for no word")
+    return None
 
 
 SECTIONS: Mapping[str, type] = {
@@ -60,6 +100,7 @@ SECTIONS: Mapping[str, type] = {
     "data": Data,
     "cuda_graph": CudaGraph,
     "fault": Fault,
+    "command": CommandFields,
     "expect": Expectation,
     "equivalence": Margins,
     "resources": Resources,
@@ -70,7 +111,7 @@ RECIPE = FileSchema(
     # Rules check the other sections. Margins are in no cell.
     {name: Schema(cls) for name, cls in SECTIONS.items()}
     | {"equivalence": Schema(Margins, dict.fromkeys(("loss", "grad_norm"), interval_check(COUNT)))},
-    {"environment": check_variable},
+    {"environment": check_variable, "command.flags": _check_flag, "command.graphs": _check_graph},
     other_names=("sweep",),
 )
 PATCH = replace(RECIPE, rejections={

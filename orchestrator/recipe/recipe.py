@@ -123,8 +123,14 @@ def _check_complete(axes: Axes, source: SourceFields) -> None:
     names = {place.partition(".")[0] for place in (*source.fields, *swept_fields(axes))}
     if "name" not in names:
         source.problem_at("name", "a recipe needs a name", "write name: tiny_moe")
-    if "model" not in names:
+    is_command = source.fields.get("engine") == "command"
+    if "model" not in names and not is_command:
         source.problem_at("model", "a recipe needs a model", "write model: {preset: tiny_moe}, or its fields")
+    for place in (name for name in ("model", "data", "fault") if is_command and name in names):
+        source.problem_at(place, "engine command runs a program with its own", "leave the section out")
+    if is_command != ("command" in names):
+        fix = "write engine: command and command: {run: ...}, or neither"
+        source.problem_at("command", "the section and the engine command belong together", fix)
 
 
 def _check_size(axes: Axes, repeats: int, source: SourceFields) -> None:

@@ -38,9 +38,9 @@ def render(report: ReportData) -> list[str]:
 def _conditions(result: CellResult) -> str:
     spec = result.spec
     parts = (
-        model_words(spec.model),
+        model_words(spec),
         layout_words(spec.parallelism),
-        precision_words(spec.training),
+        precision_words(spec),
         machine_words(result),
     )
     return ", ".join(filter(None, parts))

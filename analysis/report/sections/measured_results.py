@@ -27,7 +27,7 @@ def _row(result: CellResult, eager: CellResult | None) -> list[str]:
     step_time, throughput = _speed(result)
     return [
         f"`{result.cell.label}`",
-        model_words(spec.model),
+        model_words(spec),
         ", ".join(filter(None, (layout_words(spec.parallelism), batch_words(spec)))),
         machine_words(result),
         step_time,

@@ -16,9 +16,14 @@ def render(report: ReportData) -> list[str]:
     blocks = ["## Provenance"]
     if attempts:
         values = provenance([attempt.environment for attempt in attempts])
-        rows = [(key, _value(found, len(attempts))) for key, found in values.items()]
+        rows = [(key, _value(found, len(attempts))) for key, found in values.items() if _is_told(key, found)]
         blocks += [f"The table covers {count('run', len(attempts))} with an outcome.", table(("key", "value"), rows)]
     return [*blocks, f"Resolved recipe, from {escape(plan.recipe_file)}:", code_block(plan.recipe, "yaml")]
+
+
+def _is_told(key: str, values: Sequence[tuple[str, int]]) -> bool:
+    """Whether a row is of use: the hundreds of packages of a user's program are where they differ."""
+    return not key.startswith("packages.") or len(values) > 1
 
 
 def _value(values: Sequence[tuple[str, int]], runs: int) -> str:

@@ -27,7 +27,7 @@ class Recorder:
 
     def __init__(self, attempt: AttemptPaths, rank: int, device: torch.device) -> None:
         self._lines = JsonLines(attempt.events(rank))
-        self._device = device
+        self.device = device
         self._entered = time.monotonic()
         self._peaks_reset = True
         self._earlier: list[Memory] = []
@@ -50,7 +50,7 @@ class Recorder:
         """End the current phase: write its memory, the clocks of its GPU and its duration."""
         self.write(
             "phase",
-            memory=memory.with_earlier_peaks(memory.sample(self._device), self._earlier),
+            memory=memory.with_earlier_peaks(memory.sample(self.device), self._earlier),
             clocks=self._turn_clocks(),
             seconds=time.monotonic() - self._entered,
         )
@@ -59,7 +59,7 @@ class Recorder:
         self._entered = time.monotonic()
 
     def _reset_peaks(self) -> None:
-        if self._peaks_reset and not memory.reset_peaks(self._device):
+        if self._peaks_reset and not memory.reset_peaks(self.device):
             self._peaks_reset = False
             self.note("host memory peaks cannot be reset here: they cover the process, not a phase")
 
@@ -67,8 +67,8 @@ class Recorder:
         """Return the clocks of the phase that ends; None on a CPU, for the first phase, or if unknown."""
         if self._clocks is not None:
             return self._clocks.turn()
-        if self._device.type == "cuda":
-            self._clocks = PhaseClocks(self._device)
+        if self.device.type == "cuda":
+            self._clocks = PhaseClocks(self.device)
             if self._clocks.unknown:
                 self.note(f"GPU throttling is unknown: {self._clocks.unknown}")
         return None
@@ -76,7 +76,7 @@ class Recorder:
     @contextmanager
     def excluding(self) -> Iterator[None]:
         """Keep the time and the memory that are used meanwhile out of the phase's seconds and peaks."""
-        self._earlier.append(memory.sample(self._device))
+        self._earlier.append(memory.sample(self.device))
         begun = time.monotonic()
         yield
         self._entered += time.monotonic() - begun

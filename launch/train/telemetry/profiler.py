@@ -39,6 +39,25 @@ def trace(work: Callable[[], object]) -> Sequence[Any]:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         work()
         torch.cuda.synchronize()
+    return _events(profiler)
+
+
+class StepsTrace:
+    """A trace that begins now, of steps that somebody else takes."""
+
+    def __init__(self) -> None:
+        torch.cuda.synchronize()
+        self._profiler = profile(activities=[ProfilerActivity.CUDA])
+        self._profiler.start()
+
+    def end(self, steps: int) -> Probe:
+        """Return what ``steps`` steps did. The host's own time is unknown."""
+        torch.cuda.synchronize()
+        self._profiler.stop()
+        return _summarise(_events(self._profiler), steps, None)
+
+
+def _events(profiler: Any) -> Sequence[Any]:
     events: Sequence[Any] = profiler.profiler.kineto_results.events()
     return events
 

@@ -59,12 +59,12 @@ def _code() -> dict[str, Any]:
     content = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         content.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
-    commit = _git(package.parent, "rev-parse", "HEAD")
-    changed = _git(package.parent, "status", "--porcelain", "--", "launch")
+    commit = run_git(package.parent, "rev-parse", "HEAD")
+    changed = run_git(package.parent, "status", "--porcelain", "--", "launch")
     return {"commit": commit, "dirty": bool(changed), "digest": content.hexdigest()[:10]}
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def run_git(folder: Path, *arguments: str) -> str | None:
     """Run git without locks. A killed rank would leave its lock in the user's checkout."""
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:

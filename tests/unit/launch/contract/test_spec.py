@@ -34,7 +34,7 @@ FIELDS = [
 
 NOT_OF_THE_RUN = {("model", "preset")}
 OF_THE_TASK = {
-    *((section, name) for section, name in FIELDS if section in ("model", "training", "data")),
+    *((section, name) for section, name in FIELDS if section in ("model", "training", "data", "command")),
 } - {
     ("model", "preset"),
     *(("training", name) for name in (

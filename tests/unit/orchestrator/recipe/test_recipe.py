@@ -49,7 +49,7 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("r.yaml:4: training.step = 5", "no such field", "did you mean 'steps'?"),
             ("r.yaml:5: paralelism.dp = 2", "no such field", "did you mean 'parallelism.dp'?"),
             ("r.yaml:6: steps = 9", "no such field", "did you mean 'training.steps'?"),
-            ("r.yaml:7: foo = 1", "no such field", "known: cluster, cuda_graph, data"),
+            ("r.yaml:7: foo = 1", "no such field", "known: cluster, command, cuda_graph"),
         ],
     ),
     "wrong types": (

@@ -552,6 +552,8 @@ BY_TYPE: Mapping[str, st.SearchStrategy[Any]] = {
     "str | None": st.none() | WORDS,
     "tuple[str, ...]": st.lists(WORDS, max_size=4).map(tuple),
     "GraphImpl": WORDS,
+    "FrameworkName": WORDS,
+    "Launcher": WORDS,
     "Device": WORDS,
 }
 

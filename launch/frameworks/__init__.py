@@ -1,0 +1,16 @@
+"""What is known of each trainer that engine command runs: a file and a row each, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launch.contract.spec import FrameworkName
+from launch.frameworks import huggingface, megatron_lm
+from launch.frameworks.framework import Framework
+
+FRAMEWORKS: Mapping[FrameworkName, Framework] = {
+    "script": Framework(),
+    "huggingface": huggingface.FRAMEWORK,
+    "lightning": Framework(),
+    "megatron_lm": megatron_lm.FRAMEWORK,
+}

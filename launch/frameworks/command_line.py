@@ -1,0 +1,58 @@
+"""The command line of a run of engine command: the recipe's words, and those of its framework, with placeholders filled. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+
+from launch.contract.spec import RunSpec
+from launch.frameworks import FRAMEWORKS
+from launch.frameworks.framework import Flags
+
+PROBED_STEPS = 3
+"""Steps after the timed ones that the profiler looks at, on a GPU."""
+PLACES = ("output", "python", "node_rank", "master_addr", "master_port")
+"""Placeholders that a run fills when it starts: a folder of its own, the supervisor's Python, and where ranks meet."""
+_FIELDS = ("training", "parallelism", "placement")
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+
+
+def command_words(spec: RunSpec, places: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the program of ``spec`` and its arguments. Of ``PLACES``, those that ``places`` lacks stay as they are."""
+    values = {**_values(spec), **places}
+    return tuple(_PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word) for word in _words(spec))
+
+
+def unknown_placeholders(spec: RunSpec) -> tuple[str, ...]:
+    """Return the placeholders that no run fills, each as it is written."""
+    known = _values(spec).keys() | set(PLACES)
+    found = (match for word in _words(spec) for match in _PLACEHOLDER.finditer(word))
+    return tuple(dict.fromkeys(match[0] for match in found if match[1] not in known))
+
+
+def observed_steps(spec: RunSpec) -> int:
+    """Return how many steps the program must take: those of the recipe, and on a GPU those that are profiled."""
+    return spec.training.steps + (PROBED_STEPS if spec.placement.device == "cuda" else 0)
+
+
+def _words(spec: RunSpec) -> tuple[str, ...]:
+    command, framework = spec.command, FRAMEWORKS[spec.command.framework]
+    said = (*shlex.split(command.run), *command.flags, *(spec.cuda_graph.arguments if spec.graphed else command.eager))
+    flags = framework.own_flags(spec)
+    if spec.graphed and spec.cuda_graph.impl != "command":
+        flags = {**flags, **framework.graph_flags(spec.cuda_graph)}
+    return (*said, *_flag_words(flags, said))
+
+
+def _flag_words(flags: Flags, said: Iterable[str]) -> Iterator[str]:
+    """Yield the words of ``flags`` without those that are ``said`` already."""
+    names = {word.partition("=")[0] for word in said}
+    for name, words in flags.items():
+        if name not in names:
+            yield from (name, *words)
+
+
+def _values(spec: RunSpec) -> dict[str, str]:
+    fields = {name: str(value) for section in _FIELDS for name, value in vars(getattr(spec, section)).items()}
+    return fields | {"steps": str(observed_steps(spec)), "world_size": str(spec.parallelism.world_size)}

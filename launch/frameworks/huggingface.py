@@ -1,0 +1,20 @@
+"""Hugging Face's Trainer, in a program that reads TrainingArguments by HfArgumentParser."""
+
+from __future__ import annotations
+
+from launch.contract.spec import CudaGraph, RunSpec
+from launch.frameworks.framework import Flags, Framework
+
+
+def _graph_flags(graph: CudaGraph) -> Flags:
+    compiled = {"--torch_compile": ("True",), "--torch_compile_mode": ("reduce-overhead",)}
+    return compiled if graph.impl == "torch_compile" else {}
+
+
+def _own_flags(spec: RunSpec) -> Flags:
+    # Graphs need one shape: the last batch of an epoch is smaller otherwise.
+    flags = {"--max_steps": ("{steps}",), "--output_dir": ("{output}",), "--dataloader_drop_last": ("True",)}
+    return flags | ({"--full_determinism": ("True",)} if spec.training.deterministic else {})
+
+
+FRAMEWORK = Framework(("command", "torch_compile"), _graph_flags, _own_flags)

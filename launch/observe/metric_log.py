@@ -1,0 +1,123 @@
+"""What the program says of each step's loss and gradient norm, by source. The best source that speaks is used."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+from launch.contract.metric_names import Column, column_of
+
+Metric = Literal["loss", "grad_norm"]
+Source = Literal[
+    "launch.observe.step", "the program's own functions", "its logger", "computed by the observer", "printed"
+]
+SOURCES: tuple[Source, ...] = (
+    "launch.observe.step", "the program's own functions", "its logger", "computed by the observer", "printed",
+)  # fmt: skip
+"""The best first. Printed digits may be rounded."""
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_PAIR = re.compile(
+    r"([A-Za-z][A-Za-z_ /.-]*?)['\"]?\s*[:=]\s*['\"]?([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf)\b)", re.IGNORECASE
+)
+_STEP = re.compile(r"\b(?:iteration|step|iter)\s*[:=]?\s*(\d+)\b", re.IGNORECASE)
+
+
+class Later(Protocol):
+    """A number that may not be computed yet."""
+
+    def ready(self) -> bool: ...
+
+    def read(self) -> float: ...
+
+
+class Known:
+    """A number that is there."""
+
+    def __init__(self, value: float) -> None:
+        self._value = value
+
+    def ready(self) -> bool:
+        return True
+
+    def read(self) -> float:
+        return self._value
+
+
+class MetricLog:
+    """Values by metric, source and step, counted from 0."""
+
+    def __init__(self) -> None:
+        self._values: dict[Metric, dict[Source, dict[int, Later]]] = {"loss": {}, "grad_norm": {}}
+        self._first_number: dict[Source, int] = {}
+
+    def add(self, metric: Metric, source: Source, step: int, value: Later) -> None:
+        self._values[metric].setdefault(source, {})[step] = value
+
+    def say(self, source: Source, said: Mapping[Column, float], ended: int) -> None:
+        """Take what the program said after ``ended`` steps. Its own number of the step counts, from whatever it begins at."""
+        last = max(ended - 1, 0)
+        step = last
+        if "step" in said:
+            number = int(said["step"])
+            step = number - self._first_number.setdefault(source, number - last)
+        for metric in self._values:
+            if metric in said:
+                self.add(metric, source, step, Known(said[metric]))
+
+    def source(self, metric: Metric) -> Source | None:
+        """Return the best source that has spoken, or None."""
+        return next((source for source in SOURCES if source in self._values[metric]), None)
+
+    def at(self, metric: Metric, step: int) -> Later | None:
+        source = self.source(metric)
+        return self._values[metric][source].get(step) if source else None
+
+    def forget(self, step: int) -> None:
+        """Let go of a step that is written."""
+        for sources in self._values.values():
+            for values in sources.values():
+                values.pop(step, None)
+
+    def count(self, metric: Metric) -> int:
+        """Return how many values of the best source wait to be written."""
+        source = self.source(metric)
+        return len(self._values[metric][source]) if source else 0
+
+
+def columns_in(record: Mapping[Any, Any]) -> dict[Column, float]:
+    """Return the step, the loss and the gradient norm of a record with the program's names."""
+    found: dict[Column, float] = {}
+    for name, value in record.items():
+        column = column_of(str(name))
+        if column is not None and column not in found and not isinstance(value, bool):
+            try:
+                found[column] = float(value)
+            except (TypeError, ValueError):
+                continue
+    return found
+
+
+def columns_in_line(line: str) -> dict[Column, float]:
+    """Return those of a printed line: JSON, a Python dictionary, or names with numbers. Empty without a loss."""
+    text = _COLOUR.sub("", line).strip()
+    found = columns_in(_record(text)) if text.startswith("{") else {}
+    if not found:
+        found = columns_in(dict(reversed(_PAIR.findall(text))))
+        if "step" not in found and (step := _STEP.search(text)):
+            found["step"] = float(step[1])
+    return found if "loss" in found else {}
+
+
+def _record(text: str) -> Mapping[Any, Any]:
+    try:
+        record = json.loads(text)
+    except ValueError:
+        try:
+            record = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return {}
+    return record if isinstance(record, dict) else {}

@@ -1,0 +1,437 @@
+"""The observer of one process: it claims a rank, follows steps and phases, and writes the records that engines write."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from launch.common.atomic_files import JsonLines, write_json
+from launch.contract.errors import CaptureError, NumericError, OrchestratorError
+from launch.contract.metric_names import Column
+from launch.contract.paths import AttemptPaths
+from launch.contract.records.graph_stats import GraphStats
+from launch.contract.records.identity import identity_of
+from launch.contract.records.step_metrics import StepMetrics
+from launch.contract.spec import read_spec
+from launch.frameworks.command_line import observed_steps
+from launch.observe.metric_log import Metric, MetricLog, Source
+from launch.observe.phase_tracker import PhaseTracker
+from launch.observe.program import describe_program
+from launch.observe.readings import Clock, Moment, later
+from launch.observe.step_groups import StepGroups
+from launch.train.telemetry.event_log import Recorder
+from launch.train.telemetry.parameter_digest import digest_parameters
+from launch.train.telemetry.profiler import StepsTrace
+
+WAIT_STEPS = 2
+"""How long a line waits for a better source of its metrics."""
+OTHER_RANK_AFTER = 8
+"""After so many steps without metrics of rank 0, the last rank writes its own: Megatron logs there."""
+MOST_WAITING = 10_000
+ON_A_CPU = "compiled without CUDA graphs (CPU)"
+
+ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+
+class ProgramError(OrchestratorError):
+    """The program did not do what its run needs."""
+
+
+class Observer:
+    """All that is known of this process. It is silent until the process shows that it is a rank."""
+
+    def __init__(self, folder: Path) -> None:
+        self._attempt = AttemptPaths(folder)
+        self._spec = read_spec(self._attempt.spec)
+        self._folders = tuple(sys.path)
+        self._cuda = self._spec.placement.device == "cuda"
+        self._last = observed_steps(self._spec)
+        self._phases = PhaseTracker(self._spec.graphed, self._spec.cuda_graph.warmup_steps)
+        self._groups = StepGroups()
+        self._log = MetricLog()
+        self._recorder: Recorder | None = None
+        self._metrics: JsonLines | None = None
+        self._optimizers: dict[int, torch.optim.Optimizer] = {}
+        self._clock = Clock(self._cuda)
+        self._moment: Moment | None = None
+        """When the last optimizer stepped."""
+        self._ended: list[tuple[Moment, str]] = []
+        """The end and the phase of each step."""
+        self._written = 0
+        self._loss_sum: Any = None
+        self._loss_step = -1
+        """The step of that sum."""
+        self._graphs = self._captures = self._replays = 0
+        self._seen = (0, 0, 0)
+        """Captures, replays and compilations when the last step ended."""
+        self._begun = self._says_steps = self._norm_seen = self._silent = self._done = self._failed = False
+        self._capture_seconds = self._began_capture = 0.0
+        self._spent: list[float] = []
+        self._spending = 0.0
+        self._trace: StepsTrace | None = None
+        if "RANK" in os.environ:
+            self._claim()
+        atexit.register(self._leave)
+        os.register_at_fork(after_in_child=self._forget)
+
+    # --- what hooks tell ---------------------------------------------------------------------------------------------
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._is_idle():
+            return
+        begun = time.perf_counter()
+        self._begin()
+        self._optimizers[id(optimizer)] = optimizer
+        if not self._norm_seen and self._log.source("grad_norm") in (None, "computed by the observer"):
+            self._say_norm()
+        self._spending += time.perf_counter() - begun
+
+    def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._is_idle() or self._says_steps:
+            return
+        begun = time.perf_counter()
+        late, ends = self._groups.stepped(id(optimizer))
+        if late and self._moment is not None:
+            self._end_step(self._moment)
+        self._moment = self._now()
+        if ends:
+            self._end_step(self._moment)
+        self._spending += time.perf_counter() - begun
+
+    def say_step(self, loss: Any, grad_norm: Any) -> None:
+        """End a step that the program announces. What its optimizers do counts no longer."""
+        if self._silent or self._done:
+            return
+        self._says_steps = True
+        self._begin()
+        self._add("loss", "launch.observe.step", loss)
+        if grad_norm is not None:
+            self._add("grad_norm", "launch.observe.step", grad_norm)
+        self._end_step(self._now())
+
+    def before_capture(self) -> None:
+        if self._silent or self._recorder is None:
+            return
+        if self._spec.graphed and self._phases.phase in ("warmup", "settle"):
+            self._recorder.enter("capture", self._phases.steps)
+        self._began_capture = time.monotonic()
+
+    def after_capture(self) -> None:
+        self._captures += 1
+        self._capture_seconds += time.monotonic() - self._began_capture if self._began_capture else 0.0
+
+    def before_replay(self) -> None:
+        self._replays += 1
+
+    def say_own(self, metric: Metric, value: Any) -> None:
+        """Take what a function of the program's own returned for the step that runs."""
+        if not self._is_idle():
+            self._norm_seen |= metric == "grad_norm"
+            self._add(metric, "the program's own functions", value)
+
+    def add_own_loss(self, loss: Any) -> None:
+        """Add a micro-batch's share of the loss."""
+        if not self._is_idle():
+            before = self._loss_sum if self._loss_step == self._running else None
+            # A replay overwrites the tensor.
+            self._loss_sum = loss.detach().clone() if before is None else before + loss.detach()
+            self._loss_step = self._running
+            self._add("loss", "the program's own functions", self._loss_sum)
+
+    def say(self, source: Source, said: Mapping[Column, float]) -> None:
+        """Take what the program logged or printed, after the step that it is about."""
+        if not self._silent and said.keys() & {"loss", "grad_norm"}:
+            self._log.say(source, said, self._running)
+            self._write_steps()
+
+    @property
+    def wants_printed(self) -> bool:
+        return not self._silent and self._log.source("loss") in (None, "printed")
+
+    def excepthook(self, then: ExceptHook) -> ExceptHook:
+        """Return a hook that records an exception nobody caught, then calls ``then``."""
+
+        def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            self._fail(error)
+            then(kind, error, trace)
+
+        return hook
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def _is_idle(self) -> bool:
+        return self._silent or self._done or (self._cuda and torch.cuda.is_current_stream_capturing())
+
+    @property
+    def _running(self) -> int:
+        """The step that runs now, counted from 0."""
+        return len(self._ended) + (self._groups.first_may_have_ended and not self._says_steps)
+
+    def _begin(self) -> None:
+        """Become a rank at the first step."""
+        if self._begun:
+            return
+        self._begun = True
+        self._claim()
+        if self._recorder is None:
+            return
+        if self._cuda:
+            self._recorder.device = torch.device("cuda", torch.cuda.current_device())
+        if self._rank == 0:
+            environment = describe_program(self._recorder.device, self._spec, self._folders)
+            write_json(self._attempt.environment, identity_of(self._attempt) | environment)
+        self._recorder.enter(self._phases.phase, 0)
+
+    def _now(self) -> Moment:
+        return self._clock.now((self._captures, self._replays, _compiled_frames()))
+
+    def _end_step(self, moment: Moment) -> None:
+        recorder, spec = self._recorder, self._spec
+        if recorder is None:
+            return
+        captures, replays, frames = (now - before for now, before in zip(moment.counts, self._seen, strict=True))
+        self._seen = moment.counts
+        phase = self._phases.end_step(captures if self._cuda else frames, replays)
+        self._graphs += (captures if self._cuda else frames) if phase != "measure" else 0
+        self._ended.append((moment, phase))
+        self._norm_seen = False
+        if self._phases.steps == spec.training.steps:
+            self._prove(recorder)
+        elif self._phases.steps < spec.training.steps:
+            if self._phases.phase == "settle" != phase:
+                self._digest(recorder)
+            recorder.enter(self._phases.phase, self._phases.steps)
+        self._spent.append(self._spending)
+        self._spending = 0.0
+        self._write_steps()
+
+    def _prove(self, recorder: Recorder) -> None:
+        """Write the proof of replay after the last timed step, and begin to profile."""
+        phases, spec = self._phases, self._spec
+        recorder.enter("probe", phases.steps)
+        self._digest(recorder)
+        each = max(phases.replays, default=0)
+        stats = GraphStats(
+            impl=spec.cuda_graph.impl if spec.graphed or not self._graphs else "command",
+            mechanism="" if not self._graphs else "captured by the program" if self._cuda else ON_A_CPU,
+            graphs=self._graphs,
+            replays=sum(phases.replays),
+            expected_replays=each * len(phases.replays),
+            recompilations=phases.recaptures,
+            capture_seconds=self._capture_seconds,
+            launches_per_step=each,
+        )
+        recorder.write("proof", graphs=stats)
+        cost = median(self._spent) * 1e6 if self._spent else 0.0
+        recorder.note(f"the observer took {cost:.0f} us of a step (median)")
+        if self._cuda:
+            self._trace = StepsTrace()
+
+    def _digest(self, recorder: Recorder) -> None:
+        """Write a digest of the parameters, which shows whether the optimizer changes any."""
+        groups = (group for optimizer in self._optimizers.values() for group in optimizer.param_groups)
+        try:
+            recorder.write("parameters", digest=digest_parameters(p for group in groups for p in group["params"]))
+        except (RuntimeError, TypeError, KeyError, NotImplementedError) as error:
+            recorder.note(f"parameters have no digest, so whether they change is unknown: {error}")
+
+    # --- metrics -----------------------------------------------------------------------------------------------------
+
+    def _add(self, metric: Metric, source: Source, value: Any) -> None:
+        self._log.add(metric, source, self._running, later(value))
+
+    def _say_norm(self) -> None:
+        """Compute the norm of all gradients on this rank: the program shows none."""
+        groups = (group for optimizer in self._optimizers.values() for group in optimizer.param_groups)
+        gradients = [gradient for group in groups for p in group["params"] if (gradient := _gradient(p)) is not None]
+        if gradients:
+            self._add("grad_norm", "computed by the observer", torch.nn.utils.get_total_norm(gradients))
+
+    def _write_steps(self) -> None:
+        """Write each step whose metrics are known, in order. Finish after the last one."""
+        if self._recorder is None or self._done:
+            return
+        complete = len(self._ended) >= self._last
+        timed = self._ended[: self._spec.training.steps]
+        while self._written < len(timed) and (complete or len(self._ended) > self._written + WAIT_STEPS):
+            if not self._write(self._written):
+                break
+        if len(self._ended) > self._written + MOST_WAITING:
+            raise ProgramError(self._why_incomplete())
+        if complete and (self._written == len(timed) or self._others_write()):
+            self._finish(self._recorder)
+
+    def _write(self, step: int, *, wait: bool = False) -> bool:
+        """Write one step. Return False where it has to wait.
+
+        Raises:
+            NumericError: its loss or gradient norm is not finite. It is on disk.
+        """
+        loss, norm = self._log.at("loss", step), self._log.at("grad_norm", step)
+        moment, phase = self._ended[step]
+        if loss is None or norm is None or not self._is_writer():
+            return False
+        if not (wait or (loss.ready() and norm.ready() and moment.ready())):
+            return False
+        before = self._ended[step - 1][0] if step else None
+        numbers = StepMetrics(step, loss.read(), norm.read(), moment.milliseconds_since(before), self._tokens, phase)  # type: ignore[arg-type] # PhaseTracker's phases are Phase
+        if self._metrics is None:
+            self._metrics = JsonLines(self._attempt.metrics)
+            self._tell_choices()
+        self._metrics.write(numbers)
+        self._log.forget(step)
+        self._written += 1
+        for name, value in (("loss", numbers.loss), ("grad_norm", numbers.grad_norm)):
+            if not math.isfinite(value):
+                raise NumericError(f"{name} is {value} at step {step} (phase {phase})")
+        return True
+
+    @property
+    def _tokens(self) -> int:
+        return self._spec.training.global_batch_size * self._spec.training.sequence_length
+
+    def _is_writer(self) -> bool:
+        """Whether this rank writes the metrics: rank 0, or the last one where rank 0 has none."""
+        if self._metrics is not None:
+            return True
+        is_last = self._rank == self._spec.parallelism.world_size - 1 and len(self._ended) >= OTHER_RANK_AFTER
+        knows = self._log.source("loss") and self._log.source("grad_norm")
+        if not (knows and (self._rank == 0 or is_last)):
+            return False
+        return _create(self._attempt.metrics)
+
+    def _others_write(self) -> bool:
+        return self._metrics is None and (self._rank != 0 or self._attempt.metrics.exists())
+
+    def _tell_choices(self) -> None:
+        assert self._recorder is not None
+        sources = {metric: str(self._log.source(metric)) for metric in ("loss", "grad_norm")}
+        steps = "launch.observe.step" if self._says_steps else "optimizer steps"
+        self._recorder.write("choices", choices={**sources, "steps": steps, "metrics": f"rank {self._rank}"})
+
+    # --- the rank ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _rank(self) -> int:
+        if "RANK" in os.environ:
+            return int(os.environ["RANK"])
+        return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+    def _claim(self) -> None:
+        """Become this rank, unless another process is: a launcher's children inherit its variables."""
+        if self._recorder is not None or self._silent:
+            return
+        if _create(self._attempt.events(self._rank)):
+            self._recorder = Recorder(self._attempt, self._rank, torch.device(self._spec.placement.device))
+        else:
+            self._silent = True
+
+    def _forget(self) -> None:
+        """Be no rank in a forked child, unless nobody was one before: then it may become one."""
+        if self._recorder is not None:
+            self._silent = True
+
+    def _finish(self, recorder: Recorder) -> None:
+        """End the run's records: all steps are on disk."""
+        if self._trace is not None:
+            recorder.write("probe", probe=self._trace.end(self._last - self._spec.training.steps))
+        if fault := self._fault():
+            self._fail(fault)
+        else:
+            recorder.enter("teardown", self._phases.steps)
+        self._done = True
+
+    def _fault(self) -> OrchestratorError | None:
+        """Return why a complete run shows nothing."""
+        if not self._spec.graphed or self._phases.phase == "measure":
+            return None
+        if not self._graphs:
+            what = "CUDA graph" if self._cuda else "compiled function"
+            return CaptureError(
+                f"the program made no {what} in {self._phases.steps} steps: check that the arguments of these graphs turn them on"
+            )
+        return CaptureError(
+            f"the program still captured graphs in the last of {self._phases.steps} steps: give every step the same shapes (pad "
+            "sequences, drop the last batch of an epoch), or train for more steps"
+        )
+
+    def _why_incomplete(self) -> str:
+        ended, wanted = len(self._ended), self._last
+        if ended < wanted:
+            return f"the program ended after {ended} of {wanted} steps: let it take {wanted} ({{steps}} in the command)"
+        for metric in ("loss", "grad_norm"):
+            if self._log.source(metric) is None:
+                return (
+                    f"the program shows no {metric} of its {ended} steps: print it in JSON lines, or call "
+                    "launch.observe.step(loss=..., grad_norm=...) at the end of each step"
+                )
+        return f"the program shows the loss or gradient norm of too few of its {ended} steps: log every step"
+
+    def _fail(self, error: BaseException) -> None:
+        self._claim()
+        if self._recorder is not None and not (self._done or self._failed or isinstance(error, SystemExit)):
+            self._failed = True
+            self._recorder.exception(error)
+
+    def _leave(self) -> None:
+        """Write what is left at the end of the process."""
+        if self._silent or self._recorder is None:
+            return
+        if (error := getattr(sys, "last_value", None)) is not None:
+            self._fail(error)
+        if not (self._done or self._failed):
+            try:
+                self._write_rest()
+            except OrchestratorError as fault:
+                self._fail(fault)
+        if self._done and not self._failed:
+            self._recorder.leave()
+
+    def _write_rest(self) -> None:
+        """Write what no later step will push out.
+
+        Raises:
+            NumericError: a number is not finite.
+            ProgramError: steps or their metrics are missing.
+        """
+        if self._groups.first_may_have_ended and self._moment is not None and not self._says_steps:
+            self._end_step(self._moment)
+        while self._written < min(len(self._ended), self._spec.training.steps) and self._write(
+            self._written, wait=True
+        ):
+            pass
+        self._write_steps()
+        if not self._done and (self._rank == 0 or self._metrics is not None):
+            raise ProgramError(self._why_incomplete())
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Return what the optimizer will use: Megatron and Transformer Engine keep it under names of their own."""
+    names = ("decoupled_grad", "grad", "main_grad")
+    return next((found for name in names if (found := getattr(parameter, name, None)) is not None), None)
+
+
+def _compiled_frames() -> int:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
+
+
+def _create(path: Path) -> bool:
+    """Create an empty file. Return False where it is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+    except FileExistsError:
+        return False
+    return True

@@ -1,0 +1,54 @@
+"""The phases of a program that nobody asks: found from what it captured in which step. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from launch.contract.records.events import Phase
+
+SETTLE_STEPS = 2
+"""As many as in launch.train.loop."""
+
+
+@dataclass
+class PhaseTracker:
+    """Name the phase of each step as it ends. A graphed program warms up until its last capture before two quiet steps.
+
+    A capture after those two is a recapture, and the steps stay measured.
+    """
+
+    graphed: bool
+    warmup_steps: int
+    phase: Phase = "warmup"
+    """The phase of the step that runs now."""
+    steps: int = 0
+    recaptures: int = 0
+    replays: list[int] = field(default_factory=list)
+    """Replays of each step after the last capture."""
+    _settled: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.graphed and self.warmup_steps == 0:
+            self.phase = "settle"
+
+    def end_step(self, captures: int, replays: int) -> Phase:
+        """End a step with so many captures and replays. Return its phase; ``phase`` is then that of the next one."""
+        ended = self.phase
+        if captures and self.phase == "measure":
+            self.recaptures += captures
+        elif captures and self.graphed:
+            ended = "capture"
+        self.steps += 1
+        if ended == "capture":
+            self.replays.clear()
+        elif self.graphed and ended != "warmup":
+            self.replays.append(replays)
+        self._turn(ended)
+        return ended
+
+    def _turn(self, ended: Phase) -> None:
+        if ended == "capture" or (not self.graphed and self.phase == "warmup" and self.steps >= self.warmup_steps):
+            self.phase, self._settled = "settle", 0
+        elif ended == "settle":
+            self._settled += 1
+            self.phase = "measure" if self._settled == SETTLE_STEPS else "settle"

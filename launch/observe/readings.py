@@ -1,0 +1,77 @@
+"""Read times and numbers without making the host wait for a step that it just enqueued."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from launch.observe.metric_log import Known, Later
+
+Counts = tuple[int, int, int]
+"""Captures, replays and compilations so far."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The end of a step: by a CUDA event where there is a GPU, and by the host's clock."""
+
+    seconds: float
+    event: torch.cuda.Event | None
+    counts: Counts
+
+    def ready(self) -> bool:
+        return self.event is None or bool(self.event.query())
+
+    def milliseconds_since(self, before: Moment | None) -> float:
+        """Return the time since ``before``; 0 without one. Wait for both."""
+        if before is None:
+            return 0.0
+        if self.event is None or before.event is None:
+            return (self.seconds - before.seconds) * 1e3
+        self.event.synchronize()
+        return float(before.event.elapsed_time(self.event))
+
+
+class Clock:
+    def __init__(self, cuda: bool) -> None:
+        self._cuda = cuda
+
+    def now(self, counts: Counts) -> Moment:
+        event = None
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+        return Moment(time.perf_counter(), event, counts)
+
+
+class _OnDevice:
+    """A copy of a device's number on its way to the host."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self._host = torch.empty((), dtype=value.dtype, pin_memory=True)
+        self._host.copy_(value, non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def ready(self) -> bool:
+        return bool(self._event.query())
+
+    def read(self) -> float:
+        self._event.synchronize()
+        return float(self._host)
+
+
+def later(value: Any) -> Later:
+    """Return a number of the program. A replay may overwrite its tensor, so it is copied now.
+
+    Raises:
+        TypeError, ValueError: it is no number, nor a tensor of one element.
+    """
+    if not isinstance(value, torch.Tensor):
+        return Known(float(value))
+    one = value.detach()
+    one = one.full_tensor() if hasattr(one, "full_tensor") else one
+    return _OnDevice(one.reshape(())) if one.is_cuda else Known(float(one))

@@ -1,0 +1,47 @@
+"""Start the observer of this process, where an attempt is observed. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from launch.contract.paths import OBSERVED
+from launch.observe.import_hook import after_import
+
+if TYPE_CHECKING:
+    from launch.observe.observer import Observer
+
+_STARTED: list[Observer] = []
+
+
+def start() -> None:
+    """Observe this process as soon as it has imported torch. Do nothing outside an attempt."""
+    if OBSERVED not in os.environ or _STARTED:
+        return
+    # The supervisor asks for stacks before it ends ranks that hang.
+    faulthandler.register(signal.SIGUSR1)
+    after_import("torch", _watch)
+
+
+def running() -> Observer | None:
+    return _STARTED[0] if _STARTED else None
+
+
+def _watch(torch: ModuleType) -> None:
+    from launch.observe.observer import Observer
+    from launch.observe.torch_hooks import install
+
+    try:
+        one = Observer(Path(os.environ[OBSERVED]))
+        install(torch, one)
+    except Exception as error:
+        # Another release of PyTorch may lack what is hooked. The program runs on, and its run says that it was not observed.
+        sys.stderr.write(f"launch.observe: this process is not observed: {type(error).__name__}: {error}\n")
+        return
+    _STARTED.append(one)
+    sys.excepthook = one.excepthook(sys.excepthook)

@@ -1,0 +1,96 @@
+"""Hook what shows a program's steps, graphs and metrics: PyTorch, its TensorBoard writer, and trainers. No hook changes a value."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from launch.observe.import_hook import after_import
+from launch.observe.metric_log import columns_in, columns_in_line
+
+if TYPE_CHECKING:
+    from launch.observe.observer import Observer
+
+LONGEST_LINE = 10_000
+
+
+def install(torch: ModuleType, observer: Observer) -> None:
+    """Hook PyTorch now, and other libraries when they are imported."""
+    # torch.optim deletes the name of this module.
+    optimizers = sys.modules["torch.optim.optimizer"]
+    optimizers.register_optimizer_step_pre_hook(lambda optimizer, *_: observer.before_optimizer(optimizer))
+    optimizers.register_optimizer_step_post_hook(lambda optimizer, *_: observer.after_optimizer(optimizer))
+    graph = torch.cuda.graphs.CUDAGraph
+    graph.capture_begin = _before(graph.capture_begin, observer.before_capture)
+    graph.capture_end = _after(graph.capture_end, lambda *_: observer.after_capture())
+    graph.replay = _before(graph.replay, observer.before_replay)
+    clipping = sys.modules["torch.nn.utils.clip_grad"]
+    clip = clipping.clip_grad_norm_
+    seen = _after(clip, lambda norm, *_: observer.say_own("grad_norm", norm))
+    clipping.clip_grad_norm_ = torch.nn.utils.clip_grad_norm_ = seen  # type: ignore[attr-defined]
+    after_import("torch.utils.tensorboard.writer", lambda module: _hook_writer(module.SummaryWriter, observer))
+    after_import("transformers.trainer", lambda module: _hook_trainer(module.Trainer, observer))
+    for package in ("lightning.pytorch", "pytorch_lightning"):
+        after_import(f"{package}.loggers.csv_logs", lambda module: _hook_logger(module.CSVLogger, observer))
+    for stream in (sys.stdout, sys.stderr):
+        _hook_stream(stream, observer)
+
+
+def _before(function: Callable[..., Any], tell: Callable[[], None]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        tell()
+        return function(*arguments, **named)
+
+    return wrapped
+
+
+def _after(function: Callable[..., Any], tell: Callable[..., None]) -> Callable[..., Any]:
+    """Wrap ``function``: tell its result, then its arguments."""
+
+    @functools.wraps(function)
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        result = function(*arguments, **named)
+        tell(result, *arguments, *named.values())
+        return result
+
+    return wrapped
+
+
+def _hook_writer(writer: Any, observer: Observer) -> None:
+    def tell(_: Any, _self: Any, tag: str, value: Any, step: Any = None, *_rest: Any) -> None:
+        said: dict[str, Any] = {tag: value} | ({} if step is None else {"step": step})
+        observer.say("its logger", columns_in(said))
+
+    writer.add_scalar = _after(writer.add_scalar, tell)
+
+
+def _hook_logger(logger: Any, observer: Observer) -> None:
+    def tell(_: Any, _self: Any, metrics: Mapping[str, Any], step: Any = None, *_rest: Any) -> None:
+        observer.say("its logger", columns_in({**metrics, **({} if step is None else {"step": step})}))
+
+    logger.log_metrics = _after(logger.log_metrics, tell)
+
+
+def _hook_trainer(trainer: Any, observer: Observer) -> None:
+    """See each micro-batch's loss before the Trainer rounds their sum to four decimals."""
+    trainer.training_step = _after(trainer.training_step, lambda loss, *_: observer.add_own_loss(loss))
+
+
+def _hook_stream(stream: Any, observer: Observer) -> None:
+    """Read the lines that the program prints by Python. The stream stays what it is."""
+    write, rest = stream.write, [""]
+
+    def read(text: str) -> Any:
+        written = write(text)
+        lines = (rest[0] + text).replace("\r", "\n").split("\n")
+        rest[0] = lines.pop()[-LONGEST_LINE:]
+        for line in lines if observer.wants_printed else ():
+            if said := columns_in_line(line[:LONGEST_LINE]):
+                observer.say("printed", said)
+        return written
+
+    stream.write = read

@@ -1,0 +1,65 @@
+"""Become the user's program: ``python -m launch.supervise.user_command ATTEMPT_FOLDER``.
+
+Engine command starts this in place of launch.train.worker, once on each node or once for each rank. The program's processes load
+launch.observe by the folder that leads their PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from launch.common.parent_death import PARENT, die_with_parent
+from launch.contract.errors import EnvironmentFault
+from launch.contract.paths import OBSERVED, AttemptPaths
+from launch.contract.spec import RunSpec, read_spec
+from launch.frameworks.command_line import command_words
+from launch.supervise.rank_environment import ROOT
+
+_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+
+
+def main(arguments: list[str]) -> None:
+    """Replace this process by the program."""
+    attempt = AttemptPaths(Path(arguments[0]).absolute())
+    spec = read_spec(attempt.spec)
+    attempt.output.mkdir(exist_ok=True)
+    words, variables = command_words(spec, _places(attempt, os.environ)), program_variables(spec, attempt, os.environ)
+    try:
+        os.chdir(spec.command.workdir)
+        os.execvpe(words[0], words, variables)
+    except OSError as error:
+        raise EnvironmentFault(f"command.run cannot start: {error.filename}: {error.strerror}") from None
+
+
+def program_variables(spec: RunSpec, attempt: AttemptPaths, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the program's environment: what the shell has, and where the observer is and writes.
+
+    A launcher of ranks gets no place of a rank, but torchrun's own variables of where its nodes meet.
+    """
+    variables = {name: value for name, value in inherited.items() if name != PARENT}
+    variables[OBSERVED] = str(attempt.root)
+    others = variables.get("PYTHONPATH", "").split(os.pathsep)[1:]
+    # The checkout itself stays out: a program may have packages of the same names.
+    variables["PYTHONPATH"] = os.pathsep.join((str(ROOT / "launch" / "observe" / "path"), *others))
+    if spec.command.launcher == "torchrun":
+        variables |= {f"PET_{name}": variables[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in variables}
+        variables = {name: value for name, value in variables.items() if name not in _OF_A_RANK}
+    return variables
+
+
+def _places(attempt: AttemptPaths, environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "output": str(attempt.output),
+        "python": sys.executable,
+        "node_rank": environment.get("SLURM_NODEID", "0"),
+        "master_addr": environment.get("MASTER_ADDR", ""),
+        "master_port": environment.get("MASTER_PORT", ""),
+    }
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    main(sys.argv[1:])

@@ -1,0 +1,61 @@
+"""Rules on what engine command needs to run the user's program and to judge it."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from functools import partial
+
+from launch.contract.spec import RunSpec
+from launch.frameworks import FRAMEWORKS
+from launch.frameworks.command_line import unknown_placeholders
+from launch.support.rule import Rule
+
+CommandRule = partial(Rule, engines=("command",))
+SETTLE_STEPS = 2
+
+
+def _unreadable(spec: RunSpec) -> bool:
+    with contextlib.suppress(ValueError):
+        return not shlex.split(spec.command.run)
+    return True
+
+
+RULES: tuple[Rule, ...] = (
+    CommandRule(
+        "command.inspect", ("inspect", "layer_check_steps"),
+        "advise and bisect --layers look into the steps of this project's engines alone",
+        lambda spec: spec.inspect or bool(spec.layer_check_steps),
+        fix="Sweep the program's graphs, or bisect their scope.",
+    ),
+    CommandRule(
+        "command.run", ("command.run",), "it must be the words of a command, with quotes closed", _unreadable,
+        fix="Write the command line as in a shell. It runs without one: for variables and pipes write bash -c '...'.",
+    ),
+    CommandRule(
+        "command.placeholders", ("command.run", "command.flags", "command.eager", "cuda_graph.arguments"),
+        "words in braces name fields of training, parallelism and placement, or output, python, world_size, node_rank, "
+        "master_addr and master_port",
+        lambda spec: not _unreadable(spec) and bool(unknown_placeholders(spec)),
+        fix="Correct the name in braces, such as {steps} or {seed}.",
+    ),
+    CommandRule(
+        "command.framework", ("cuda_graph.impl", "command.framework"),
+        "the framework has no flags for this implementation",
+        lambda spec: spec.graphed and spec.cuda_graph.impl not in FRAMEWORKS[spec.command.framework].impls,
+        fix="Write what turns the graphs on under command.graphs: {none: [], my_graphs: [--flag]}.",
+    ),
+    CommandRule(
+        "command.steps", ("training.steps", "cuda_graph.warmup_steps"),
+        "warm-up, a capture and two steps to settle come before the measured ones",
+        lambda spec: spec.training.steps <= max(spec.cuda_graph.warmup_steps, 0) + 1 + SETTLE_STEPS,
+        fix="Raise training.steps; a verdict of EQUIVALENT needs 100 steps after the capture.",
+    ),
+    CommandRule(
+        "command.world_size", ("parallelism.world_size", "placement.nodes", "placement.ranks_per_node"),
+        "the degrees of parallelism must be 1 or more, and multiply to nodes * ranks_per_node",
+        lambda spec: min(spec.parallelism.world_size, spec.placement.nodes) < 1
+        or spec.parallelism.world_size != spec.placement.nodes * spec.placement.ranks_per_node,
+        fix="Set resources.nodes and gpus_per_node, and leave parallelism out.",
+    ),
+)  # fmt: skip

@@ -1,0 +1,60 @@
+"""The words of a user's command, as each framework completes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from launch.contract.spec import Command, CudaGraph, Placement, RunSpec, Training
+from launch.frameworks.command_line import command_words, unknown_placeholders
+from launch.support import unsupported
+
+SCOPES = CudaGraph("transformer_engine", ("attn", "moe_router"))
+MEGATRON = "torchrun --nproc-per-node {ranks_per_node} pretrain_gpt.py --log-interval 5"
+OWN = "--train-iters 120 --tensorboard-dir {output}/tensorboard --tensorboard-log-interval 1"
+
+
+@pytest.mark.parametrize(
+    ("command", "graph", "words"),
+    [
+        (Command(run="python t.py {steps} '{\"a\": 1}' {x}"), CudaGraph(), 'python t.py 120 {"a": 1} {x}'),
+        (Command(run="t", flags=("--lr", "1"), eager=("--no-graphs",)), CudaGraph(), "t --lr 1 --no-graphs"),
+        (Command(run="t", eager=("-n",)), CudaGraph("command", name="g", arguments=("-g", "{seed}")), "t -g 1234"),
+        (Command("megatron_lm", MEGATRON), CudaGraph(), f"torchrun --nproc-per-node 1 pretrain_gpt.py --log-interval 5 {OWN}"),
+        (
+            Command("megatron_lm", MEGATRON), SCOPES,
+            f"torchrun --nproc-per-node 1 pretrain_gpt.py --log-interval 5 {OWN} --cuda-graph-impl transformer_engine "
+            "--cuda-graph-modules attn moe_router --cuda-graph-warmup-steps 3",
+        ),
+        (
+            Command("huggingface", "python t.py --max_steps=9"), CudaGraph("torch_compile"),
+            "python t.py --max_steps=9 --output_dir {output} --dataloader_drop_last True --torch_compile True "
+            "--torch_compile_mode reduce-overhead",
+        ),
+    ],
+)  # fmt: skip
+def test_the_command_of_a_run(command: Command, graph: CudaGraph, words: str) -> None:
+    spec = RunSpec("command", training=Training(steps=120), command=command, cuda_graph=graph)
+    assert " ".join(command_words(spec, {})) == words
+
+
+def test_places_are_filled_when_a_run_starts_and_a_gpu_takes_steps_to_profile() -> None:
+    spec = RunSpec("command", command=Command(run="{python} t.py --out {output} {steps}"), placement=Placement("cuda"))
+    assert command_words(spec, {"python": "py", "output": "/a"}) == ("py", "t.py", "--out", "/a", "103")
+
+
+@pytest.mark.parametrize(
+    ("command", "graph", "rule"),
+    [
+        (Command(), CudaGraph(), "command.run"),
+        (Command(run="t 'open"), CudaGraph(), "command.run"),
+        (Command(run="t {stesp}"), CudaGraph(), "command.placeholders"),
+        (Command(run="t"), SCOPES, "command.framework"),
+        (Command(run="t"), CudaGraph(warmup_steps=97), "command.steps"),
+        (Command("megatron_lm", "t"), SCOPES, None),
+    ],
+)
+def test_what_cannot_run_is_refused(command: Command, graph: CudaGraph, rule: str | None) -> None:
+    found = unsupported(RunSpec("command", command=command, cuda_graph=graph))
+    assert [reason.rule for reason in found] == ([rule] if rule else [])
+    if rule == "command.placeholders":
+        assert unknown_placeholders(RunSpec(command=command)) == ("{stesp}",)

@@ -1,0 +1,128 @@
+"""The observer of a small real program: the records that it writes, and what each way to fail is called."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.unit.launch.observe.observed import PROGRAM, STEPS, observe, spec_of
+
+CLIP = PROGRAM.replace(
+    "    optimizer.step()", "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n    optimizer.step()"
+)
+SAYS = PROGRAM.replace("import torch\n", "import torch\nfrom launch.observe import step\n", 1).replace(
+    '    print({"step": number, "loss": loss.item()})', "    step(loss=loss, grad_norm=model.weight.grad.norm())"
+)
+TWO = (
+    PROGRAM.replace("optimizer = ", "second = torch.optim.SGD([model.bias], lr=0.1)\noptimizer = ")
+    .replace("model.parameters()", "[model.weight]")
+    .replace("    optimizer.step()", "    optimizer.step()\n    second.step()")
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "loss", "norm"),
+    [
+        (PROGRAM, "printed", "computed by the observer"),
+        (CLIP, "printed", "the program's own functions"),
+        (SAYS, "launch.observe.step", "launch.observe.step"),
+        (TWO, "printed", "computed by the observer"),
+    ],
+    ids=("plain", "clips", "says", "two optimizers"),
+)
+def test_steps_losses_and_norms_are_seen_whatever_shows_them(
+    tmp_path: Path, program: str, loss: str, norm: str
+) -> None:
+    plain, seen = observe(tmp_path / "a", PROGRAM, spec_of()), observe(tmp_path / "b", program, spec_of())
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    assert [one.step for one in seen.steps] == list(range(STEPS))
+    if program is not SAYS:
+        # Of two optimizers, the second one is unknown until it steps.
+        before, after = ([one.grad_norm for one in run.steps[1:]] for run in (plain, seen))
+        assert after == pytest.approx(before)
+    assert [one.loss for one in seen.steps] == pytest.approx([one.loss for one in plain.steps])
+    assert [one.phase for one in seen.steps] == ["warmup"] * 3 + ["settle"] * 2 + ["measure"] * (STEPS - 5)
+    assert all(one.step_time_ms > 0 for one in seen.steps[1:])
+    (choices,) = seen.events("choices")
+    assert (choices["choices"]["loss"], choices["choices"]["grad_norm"]) == (loss, norm)
+    first, last = (event["digest"] for event in seen.events("parameters"))
+    assert first != last
+
+
+def test_a_compiled_program_shows_in_which_step_it_compiled(tmp_path: Path) -> None:
+    seen = observe(tmp_path, PROGRAM, spec_of(graphed=True))
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    assert [one.phase for one in seen.steps] == ["capture", "settle", "settle"] + ["measure"] * (STEPS - 3)
+    (proof,) = seen.events("proof")
+    assert proof["graphs"]["impl"] == "command" and proof["graphs"]["graphs"] == 1
+    assert proof["graphs"]["recompilations"] == 0
+
+
+def test_an_eager_run_that_compiles_does_not_pass_as_eager(tmp_path: Path) -> None:
+    (proof,) = observe(tmp_path, PROGRAM, spec_of(), compiled=True).events("proof")
+    assert proof["graphs"]["impl"] == "command" and proof["graphs"]["graphs"] == 1
+
+
+ALWAYS = (
+    PROGRAM.replace("model =", "torch._dynamo.config.recompile_limit = 99\nmodel =", 1)
+    .replace("run(batch)", "run(batch[: number + 1])")
+    .replace("randn(STEPS, 8", "randn(STEPS, STEPS")
+)
+BAD = {
+    "ends before step 1": ("raise SystemExit('no such data')", "FAILED", "before its first optimizer step"),
+    "fails before step 1": ("import torch\nopen('/no/such/file')", "FAILED", "No such file"),
+    "ends early": (PROGRAM.replace("(STEPS", "(STEPS - 4"), "CONFIG", r"after 8 of 12 steps.*\{steps\}"),
+    "never captures": (PROGRAM, "CAPTURE_FAILED", "made no compiled function"),
+    "captures at every step": (ALWAYS, "CAPTURE_FAILED", "still captured.*same shapes"),
+    "prints no metrics": (PROGRAM.replace("print(", "str("), "CONFIG", "shows no loss"),
+    "prints some metrics": (PROGRAM.replace("    print", "    if number % 5 == 0: print"), "CONFIG", "log every step"),
+    "writes NaN": (PROGRAM.replace("loss.item()", "loss.item() if number < 7 else float('nan')"), "NUMERIC", "loss is nan at step 7"),
+    "is killed": (PROGRAM.replace("    print", "    if number == 6: __import__('os').kill(__import__('os').getpid(), 9)\n    print"), "FAILED", "SIGKILL"),
+    "raises": (PROGRAM.replace("    print", "    assert number < 6, 'broken'\n    print"), "FAILED", "broken"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_each_bad_program_has_an_outcome_and_a_fix(tmp_path: Path, name: str) -> None:
+    program, outcome, message = BAD[name]
+    graphed = name in ("never captures", "captures at every step")
+    found = observe(tmp_path, program, spec_of(graphed=graphed), compiled=name == "captures at every step").diagnosis
+    assert found.outcome == outcome, found
+    assert re.search(message, found.message), found
+    assert found.remedy
+
+
+def test_a_program_that_goes_on_after_its_last_step_loses_nothing(tmp_path: Path) -> None:
+    seen = observe(tmp_path, PROGRAM, spec_of(steps=8))
+    assert seen.diagnosis.outcome == "COMPLETED" and len(seen.steps) == 8
+
+
+def test_a_rank_that_the_program_forks_counts_and_other_children_do_not(tmp_path: Path) -> None:
+    forks = """
+import os
+if (child := os.fork()) == 0:
+    exec(PROGRAM)
+    import atexit; atexit._run_exitfuncs(); os._exit(0)
+os.waitpid(child, 0)
+"""
+    seen = observe(tmp_path / "own", forks.replace("exec(PROGRAM)", f"exec({PROGRAM!r})"), spec_of())
+    assert seen.diagnosis.outcome == "COMPLETED" and len(seen.steps) == STEPS
+    loader = PROGRAM.replace("data = ", "import os, atexit\ndata = ").replace(
+        "    print", "    if number == 5 and os.fork() == 0: atexit._run_exitfuncs(); os._exit(0)\n    print"
+    )
+    assert observe(tmp_path / "child", loader, spec_of()).diagnosis.outcome == "COMPLETED"
+
+
+def test_the_environment_names_command_code_and_packages(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    first = json.loads(observe(tmp_path, PROGRAM, spec_of()).attempt.environment.read_text())
+    (tmp_path / "train.py").write_text(PROGRAM + "\n")
+    again = dataclasses.replace(spec_of(), repeat=1)
+    second = json.loads(observe(tmp_path, PROGRAM, again).attempt.environment.read_text())
+    assert first["program"]["command"] == "python train.py" and first["packages"]["torch"]
+    assert first["digests"]["libraries"] == second["digests"]["libraries"]
+    assert first["digests"]["code"] != second["digests"]["code"]

@@ -1,0 +1,94 @@
+"""Pure parts of the observer: which optimizer steps make a step, its phase, and what a printed line says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.observe.metric_log import MetricLog, columns_in_line
+from launch.observe.phase_tracker import PhaseTracker
+from launch.observe.step_groups import StepGroups
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "ended"),
+    [("aaaa", 4), ("ababab", 3), ("abcabc", 2), ("aababab", 4), ("", 0)],
+)
+def test_optimizers_that_step_in_turn_make_one_step(optimizers: str, ended: int) -> None:
+    groups = StepGroups()
+    found = [groups.stepped(ord(name)) for name in optimizers]
+    assert sum(late + now for late, now in found) == ended
+
+
+@pytest.mark.parametrize(
+    ("graphed", "captures", "phases", "recaptures"),
+    [
+        (False, "000000", "wwwssm", 0),
+        (True, "0010000", "wwcssmm", 0),
+        (True, "01010000", "wcscssmm", 0),
+        (True, "100001", "cssmmm", 1),
+        (True, "0000", "wwww", 0),
+    ],
+)
+def test_phases_follow_from_what_was_captured_when(graphed: bool, captures: str, phases: str, recaptures: int) -> None:
+    tracker = PhaseTracker(graphed, warmup_steps=3)
+    assert "".join(tracker.end_step(int(count), 1)[0] for count in captures) == phases
+    assert tracker.recaptures == recaptures
+    last = phases.rfind("c")
+    assert len(tracker.replays) == (len(phases) - last - 1 if last >= 0 else 0)
+
+
+LINES: dict[str, dict[str, float]] = {
+    '{"step": 3, "loss": 2.5, "grad_norm": 0.25}': {"step": 3, "loss": 2.5, "grad_norm": 0.25},
+    "{'loss': '2.5', 'grad_norm': '0.25', 'learning_rate': 1e-05, 'epoch': 0.1}": {"loss": 2.5, "grad_norm": 0.25},
+    " [2026-11-23 08:00:00] iteration        5/      60 | consumed samples:           10 | elapsed time per iteration (ms): 12.0 |"
+    " learning rate: 1.0E-04 | global batch size:     2 | lm loss: 1.050000E+01 | loss scale: 1.0 | grad norm: 1.234 |"
+    " number of skipped iterations:   0 |": {"step": 5, "loss": 10.5, "grad_norm": 1.234},
+    "\x1b[31mstep:  1  \x1b[32mloss:  8.12345  \x1b[33mgrad_norm:  0.2345  \x1b[34mmemory:  5.20GiB(6.55%)\x1b[0m":
+        {"step": 1, "loss": 8.12345, "grad_norm": 0.2345},
+    "step 7: loss=nan": {"step": 7, "loss": float("nan")},
+    "val_loss: 2.0": {},
+    "loading 12 files: 3 of 5": {},
+    "{'eval_loss': 2.0}": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_printed_line_says_step_loss_and_norm(line: str) -> None:
+    assert columns_in_line(line) == pytest.approx(LINES[line], nan_ok=True)
+
+
+@pytest.mark.parametrize(("first", "before"), [(0, False), (1, False), (0, True), (1001, False)])
+def test_numbers_of_steps_count_from_whatever_the_program_begins_at(first: int, before: bool) -> None:
+    """``before``: it speaks before its optimizer steps."""
+    log = MetricLog()
+    for step in range(5):
+        log.say("printed", {"step": first + step, "loss": float(step)}, step if before else step + 1)
+    values = [log.at("loss", step) for step in range(5)]
+    assert [value and value.read() for value in values] == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_the_best_source_that_speaks_is_used() -> None:
+    log = MetricLog()
+    log.say("printed", {"loss": 2.3}, 1)
+    assert log.source("loss") == "printed"
+    log.say("its logger", {"loss": 2.3456789}, 1)
+    value: Any = log.at("loss", 0)
+    assert log.source("loss") == "its logger" and value.read() == 2.3456789
+
+
+@pytest.mark.parametrize("hidden", ["", "print('hidden')"])
+def test_loading_imports_no_torch_and_runs_the_sitecustomize_that_it_hides(tmp_path: Path, hidden: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(hidden)
+    code = "import sys; print(sorted({'torch', 'numpy', 'launch.observe.start'} & {*sys.modules}), 'analysis' in sys.modules)"
+    places = f"{ROOT / 'launch' / 'observe' / 'path'}:{tmp_path}"
+    variables = {"PYTHONPATH": places, "LAUNCH_OBSERVED_ATTEMPT": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout == ("hidden\n" if hidden else "") + "['launch.observe.start'] False\n"

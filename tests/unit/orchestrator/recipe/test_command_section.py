@@ -1,0 +1,63 @@
+"""Recipes with a program of the user's own: one cell for each of its graphs, flags as axes, and what is wrong with one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import InputError
+from orchestrator.recipe.expand import ResolvedCell, expand, filter_cells
+from orchestrator.recipe.recipe import load
+
+HEAD = "name: mine\nengine: command\n"
+COMMAND = "command: {run: python t.py, graphs: {none: [--eager], a: [--graph, 1], b: [-g]}}\n"
+
+
+def cells(folder: Path, text: str) -> tuple[ResolvedCell, ...]:
+    path = folder / "mine.yaml"
+    path.write_text(text)
+    return expand(load(path), "cpu")
+
+
+def test_each_named_graph_is_a_cell_of_one_workload(tmp_path: Path) -> None:
+    found = cells(tmp_path, HEAD + COMMAND)
+    assert [cell.label for cell in found] == ["eager", "a", "b"]
+    assert len({cell.spec.workload_id for cell in found}) == 1 and len({cell.spec.cell_id for cell in found}) == 3
+    assert [cell.spec.cuda_graph.arguments for cell in found] == [(), ("--graph", "1"), ("-g",)]
+    assert all(cell.spec.command.eager == ("--eager",) for cell in found)
+    assert all(cell.spec.command.workdir == str(tmp_path) for cell in found)
+    assert [cell.label for cell in filter_cells(found, ["cuda_graph.name=b"])] == ["eager", "b"]
+
+
+def test_another_graph_leaves_the_eager_runs_as_they_are(tmp_path: Path) -> None:
+    before, after = (cells(tmp_path, HEAD + text) for text in (COMMAND, COMMAND.replace("b: [-g]", "c: [-c]")))
+    assert before[0].spec.run_id == after[0].spec.run_id
+
+
+def test_flags_are_axes(tmp_path: Path) -> None:
+    text = COMMAND.replace("run:", "flags: {bare: true, gone: null, several: [1, 2], --x: 3}, run:")
+    found = cells(tmp_path, f"{HEAD}{text}sweep.grid.command.flags.tp-size: [1, 2]\n")
+    assert [cell.label for cell in found] == ["eager, tp-size=1", "a, tp-size=1", "b, tp-size=1", "eager, tp-size=2", "a, tp-size=2", "b, tp-size=2"]  # fmt: skip
+    assert found[0].spec.command.flags == ("--bare", "--several", "1", "2", "--x", "3", "--tp-size", "1")
+    assert len({cell.spec.workload_id for cell in found}) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: mine\nengine: command\n", "the section and the engine command belong together"),
+        (f"name: mine\nmodel: tiny_moe\n{COMMAND}", "the section and the engine command belong together"),
+        (f"{HEAD}{COMMAND}model: tiny_moe\n", "engine command runs a program with its own"),
+        (HEAD + COMMAND.replace("[-g]", "-g"), "not a list of words"),
+        (HEAD + COMMAND.replace("b: [", "eager: ["), "not usable as the name of graphs"),
+        (HEAD + COMMAND.replace("run:", "flags: {api-key: abc}, run:"), "looks like a secret"),
+        (HEAD + COMMAND.replace("run:", "flags: {x: [{}]}, run:"), "not the value of a flag"),
+        (HEAD + COMMAND.replace("run:", "frame: script, run:"), "no such field"),
+        (HEAD + COMMAND.replace("t.py", "t.py --api-key abcdefgh"), "looks like a secret"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError) as raised:
+        cells(tmp_path, text)
+    assert message in str(raised.value)
