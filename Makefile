@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+MEGATRON_0_19 := $(VENV)/megatron-core-0.19.2
 
 # Tests wait more than they compute. Those that wait longest are collected first, and begin first.
 AT_ONCE ?= --numprocesses 3 --dist loadgroup --no-loadscope-reorder
@@ -10,17 +11,22 @@ AT_ONCE ?= --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 # Rewriting the asserts of all tests takes ten CPU seconds in each process: keep the byte code, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-exhaustive test-slurm test-browser slurm-up slurm-down check ci clean requirements
+.PHONY: demo test test-exhaustive test-megatron-0-19 test-slurm test-browser slurm-up slurm-down check ci clean requirements
 
 demo: $(VENV)/installed
 	$(BIN)/python -m orchestrator sweep recipes/tiny_moe.yaml
 
-test: $(VENV)/installed-dev
+test: $(VENV)/installed-dev $(MEGATRON_0_19)
 	$(BIN)/python -m pytest -m "not gpu and not slurm and not browser" $(AT_ONCE)
 
 # Every legal parallel layout, where `make test` holds a pairwise cover of them: some ten thousand, in hours.
 test-exhaustive: $(VENV)/installed-dev
 	EXHAUSTIVE=1 $(BIN)/python -m pytest tests/numerics/test_layouts.py
+
+# Engine megatron on Megatron-Core 0.19.2, where `make test` runs some of these.
+test-megatron-0-19: $(VENV)/installed-dev $(MEGATRON_0_19)
+	PYTHONPATH=$(MEGATRON_0_19) $(BIN)/python -m pytest tests/numerics/test_megatron.py tests/numerics/test_megatron_graphs.py \
+	    tests/numerics/test_megatron_step_check.py $(AT_ONCE)
 
 # On a real Slurm cluster of four nodes, brought up on this host: docs/slurm.md. Its folder is named so that no process
 # imports the tests of others, and with them PyTorch.
@@ -66,3 +72,10 @@ $(VENV)/installed: pyproject.toml | requirements
 $(VENV)/installed-dev: pyproject.toml $(VENV)/installed
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@
+
+# pip installs this release on Python 3.12 or later alone. Its sources run on earlier ones too.
+$(MEGATRON_0_19): | $(VENV)/installed-dev
+	rm -rf $@.part
+	$(BIN)/pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 --dest $@.part megatron-core==0.19.2
+	$(BIN)/python -m zipfile -e $@.part/*.whl $@.part && rm $@.part/*.whl
+	mv $@.part $@

@@ -31,8 +31,8 @@ SECONDS = 600.0
 GRACE_SECONDS = 5.0
 """Between the first rank's failure and the end of those that still wait for it."""
 PRELOADED = (
-    "pytest", "torch._inductor.compile_fx", "launch.engines.megatron.engine", "launch.engines.torch_native.engine",
-    "launch.train.data_loader", __name__,
+    "pytest", "torch._inductor.compile_fx", "tests.megatron_release", "launch.engines.megatron.engine",
+    "launch.engines.torch_native.engine", "launch.train.data_loader", __name__,
 )  # fmt: skip
 """Imported once, in the server that workers are forks of."""
 HOST = "127.0.0.1"

@@ -258,7 +258,8 @@ def _pair_by_repeat(fast: CellResult, slow: CellResult) -> list[PairSpeed]:
 def _settings(spec: RunSpec) -> dict[str, str]:
     """Return the settings in which cells of one task may differ."""
     training = {name: getattr(spec.training, name) for name in LAYOUT_ONLY}
-    values = {"engine": spec.engine, **vars(spec.parallelism), **training, **spec.environment}
+    release = {"megatron_core": spec.megatron_core} if spec.engine == "megatron" else {}
+    values = {"engine": spec.engine, **release, **vars(spec.parallelism), **training, **spec.environment}
     settings = {"graphs": spec.cuda_graph.label, **{name: str(value) for name, value in values.items()}}
     return settings | {"warmup_steps": str(spec.cuda_graph.warmup_steps)}
 

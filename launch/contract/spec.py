@@ -22,6 +22,7 @@ from launch.contract.graph_impls import GRAPH_IMPLS, SCOPE_PARTS, UNKNOWN, Graph
 
 Device = Literal["cpu", "cuda"]
 EngineName = Literal["torch_native", "megatron", "command"]
+MegatronCore = Literal["0.16", "0.19"]
 GraphImpl = Literal["none", "torch_compile", "torch", "transformer_engine", "local", "full_iteration", "command"]
 FrameworkName = Literal["script", "huggingface", "lightning", "megatron_lm"]
 Launcher = Literal["torchrun", "srun"]
@@ -306,6 +307,8 @@ class RunSpec:
     """One run, fully resolved."""
 
     engine: EngineName = "torch_native"
+    megatron_core: MegatronCore = "0.16"
+    """The release of Megatron-Core on which engine megatron runs, and whose names ``export`` prints."""
     model: Model = field(default_factory=Model)
     parallelism: Parallelism = field(default_factory=Parallelism)
     training: Training = field(default_factory=Training)

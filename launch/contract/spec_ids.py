@@ -77,7 +77,8 @@ def _identity(spec: RunSpec) -> dict[str, str]:
     parts["cuda_graph"] = _section_text(
         spec.cuda_graph, () if spec.cuda_graph.name or spec.cuda_graph.arguments else ("name", "arguments")
     )
-    return parts | {"engine": canonical(spec.engine), "environment": canonical(dict(spec.environment))}
+    release = {"megatron_core": canonical(spec.megatron_core)} if spec.engine == "megatron" else {}
+    return parts | release | {"engine": canonical(spec.engine), "environment": canonical(dict(spec.environment))}
 
 
 def _purpose(spec: RunSpec) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Translate a RunSpec to Megatron-Core's own fields, as plain values. Pure, without torch: ``export`` prints them.
 
-Names are those of megatron-core 0.16.1: TransformerConfig (and its base, ModelParallelConfig), GPTModel,
+Names are those of megatron-core 0.16.1 and 0.19.2: TransformerConfig (and its base, ModelParallelConfig), GPTModel,
 DistributedDataParallelConfig, OptimizerConfig. Precisions and activations are names, not objects. Other fields keep Megatron's
 defaults. launch/support refuses settings that Megatron cannot express.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from launch.contract.spec import Model, Parallelism, RunSpec
-from launch.megatron_config.graph_config import Release, graph_settings
+from launch.megatron_config.graph_config import graph_settings
 
 Layers = Literal["transformer_engine", "local"]
 """The library whose modules form the layers. ``local`` is Megatron-Core itself."""
@@ -21,9 +21,7 @@ CLAMP = 7.0
 """The limit of GPT-OSS's activation: openai/gpt-oss, gpt_oss/torch/model.py, ``swiglu``."""
 
 
-def transformer_settings(
-    spec: RunSpec, layers: Layers = "transformer_engine", release: Release = "0.16"
-) -> dict[str, Any]:
+def transformer_settings(spec: RunSpec, layers: Layers = "transformer_engine") -> dict[str, Any]:
     """Return fields of TransformerConfig."""
     model = spec.model
     return {
@@ -43,7 +41,7 @@ def transformer_settings(
         **_precision(spec),
         **_recomputation(spec),
         **_fusions(spec, layers),
-        **graph_settings(spec.cuda_graph, release),
+        **graph_settings(spec.cuda_graph, spec.megatron_core),
         "deterministic_mode": spec.training.deterministic,
         # Graphs require it. The eager baseline gets it too, so that a pair differs in graphs alone.
         "use_te_rng_tracker": layers == "transformer_engine",

@@ -1,4 +1,4 @@
-"""Rules on what engine megatron supports of Megatron-Core 0.16.1, and what that is known to compute wrongly."""
+"""Rules on what engine megatron supports of Megatron-Core 0.16.1 and 0.19.2, and what these are known to compute wrongly."""
 
 from __future__ import annotations
 
@@ -40,22 +40,25 @@ def _has_other_llama3_scaling(model: Model) -> bool:
 
 
 def _captures_attention(spec: RunSpec) -> bool:
-    return spec.cuda_graph.impl == "transformer_engine" and "attention" in spec.captured_parts
+    return spec.cuda_graph.implementation.takes_scope and "attention" in spec.captured_parts
 
 
 KNOWN_FAULTS: tuple[Rule, ...] = (
     MegatronRule(
         "megatron.local_inputs", ("cuda_graph.impl",),
-        "a local graph of megatron-core 0.16.1 returns its input to a buffer pool before its own backward pass has read it, "
+        "a local graph returns its input to a buffer pool before its own backward pass has read it, "
         "which makes the gradient of the first layer's norm wrong (observed; fixed by Megatron-LM pull request 4433)",
         lambda spec: spec.cuda_graph.impl == "local",
         fix="Use transformer_engine or full_iteration.",
         source=f"{MCORE}transformer/cuda_graphs.py:995",
+        releases=("0.16",),
     ),
     MegatronRule(
         "megatron.yarn_positions", ("model.rope_scaling", *GRAPH),
-        "megatron-core 0.16.1 silently captures attention of a YaRN model without positions",
-        lambda spec: spec.model.rope_scaling == "yarn" and _captures_attention(spec),
+        "TECudaGraphHelper silently captures attention of a YaRN model without positions",
+        lambda spec: spec.model.rope_scaling == "yarn"
+        and spec.cuda_graph.impl == "transformer_engine"
+        and _captures_attention(spec),
         fix=f"{WITHOUT_ATTENTION.capitalize()}, or use full_iteration.",
         source=f"{MCORE}transformer/cuda_graphs.py:1863",
     ),
@@ -132,14 +135,15 @@ RULES: tuple[Rule, ...] = (
     ),
     MegatronRule(
         "megatron.tp", ("parallelism.tp", "parallelism.etp", "parallelism.ep"),
-        "with ep=1 megatron-core 0.16.1 reduces the gradients of experts over dp and cp, so etp must equal tp",
+        "with ep=1 Megatron-Core reduces the gradients of experts over dp and cp, so etp must equal tp",
         lambda spec: spec.model.is_moe and spec.parallelism.ep <= 1 and spec.parallelism.tp != spec.parallelism.etp,
         fix="Set tp to 1, or ep to 2 or more, or etp to tp.",
+        releases=("0.16",),
     ),
     MegatronRule(
         "megatron.overlap_moe_expert_parallel_comm",
         ("parallelism.overlap_moe_expert_parallel_comm", "model.num_layers", "model.moe_layer_freq"),
-        "behind a dense last layer megatron-core 0.16.1 leaves the final norm out of the model",
+        "behind a dense last layer Megatron-Core leaves the final norm out of the model",
         lambda spec: spec.parallelism.overlap_moe_expert_parallel_comm
         and (spec.model.num_layers - 1) % max(spec.model.moe_layer_freq, 1) != 0,
         fix="Set overlap_moe_expert_parallel_comm to false, or a num_layers whose last layer has experts.",
@@ -148,12 +152,13 @@ RULES: tuple[Rule, ...] = (
     MegatronRule(
         "megatron.overlap_moe_expert_parallel_comm",
         ("parallelism.overlap_moe_expert_parallel_comm", "parallelism.ep", "model.num_moe_experts"),
-        "on a rank with one expert megatron-core 0.16.1 frees tokens before its backward pass has read them",
+        "on a rank with one expert Megatron-Core frees tokens before its backward pass has read them",
         lambda spec: spec.parallelism.overlap_moe_expert_parallel_comm
         and spec.parallelism.ep == spec.model.num_moe_experts
         and spec.parallelism.etp <= 1,
         fix="Set overlap_moe_expert_parallel_comm to false, or ep below num_moe_experts.",
         source=f"{MCORE}models/gpt/fine_grained_callables.py:74",
+        releases=("0.16",),
     ),
     MegatronRule(
         "megatron.cp", ("parallelism.cp", "model.window_size", "model.attention_sinks", "training.precision"),
@@ -185,7 +190,7 @@ RULES: tuple[Rule, ...] = (
     fixed("megatron", "data.packed_sequences", False, "Set data.packed_sequences=false, or engine to torch_native."),
     MegatronRule(
         "megatron.recompute", ("training.recompute", *GRAPH),
-        "megatron-core 0.16.1 recomputes attention by a function that refuses torch.autograd.grad, which captures layers",
+        "Megatron-Core recomputes attention by a function that refuses torch.autograd.grad, which captures layers",
         lambda spec: spec.training.recompute == "selective" and _captures_attention(spec),
         fix=f"Set training.recompute=none, or cuda_graph.impl=full_iteration, or {WITHOUT_ATTENTION}.",
         source=f"{MCORE}tensor_parallel/random.py:539",

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, get_args
 
 from launch.contract.errors import OrchestratorError
 from launch.contract.plan import Reason
-from launch.contract.spec import EngineName, RunSpec
+from launch.contract.spec import EngineName, MegatronCore, RunSpec
 
 MCORE = "megatron-core 0.16.1 "
 """Prefix of sources: file and line are those of the released wheel, below ``megatron/core``."""
@@ -23,6 +23,8 @@ CONFIG = f"{MCORE}transformer/transformer_config.py"
 ARITHMETIC = "arithmetic"
 
 GRAPH = ("cuda_graph.impl", "cuda_graph.scope")
+
+RELEASES: tuple[MegatronCore, ...] = get_args(MegatronCore)
 
 _PLAIN = re.compile(r"[\w./:-]+")
 
@@ -43,19 +45,29 @@ class Rule:
     """A change after which no other rule rejects the cell."""
     source: str = ""
     engines: tuple[EngineName, ...] = ("torch_native", "megatron")
-    versions: str = "any"
+    releases: tuple[MegatronCore, ...] = RELEASES
+    """Those of Megatron-Core that it holds for."""
+
+    @property
+    def versions(self) -> str:
+        """The versions of libraries that it holds for, in words."""
+        others = [release for release in RELEASES if release not in self.releases]
+        without = f", not {' and '.join(others)}" if others else ""
+        return "any" if self.engines != ("megatron",) else f"megatron-core {' and '.join(self.releases)}{without}"
 
     def judge(self, spec: RunSpec) -> Reason | None:
-        found = self.violated(spec) if spec.engine in self.engines else False
+        holds = spec.engine in self.engines and (spec.engine != "megatron" or spec.megatron_core in self.releases)
+        found = self.violated(spec) if holds else False
         if not found:
             return None
         fields = self.fields if isinstance(found, bool) else found
         values = ", ".join(f"{field}={spell(field_value(spec, field))}" for field in fields)
-        return Reason(self.id, f"{values}, but {self.statement}", self.fix, self.source)
+        versions = "" if self.versions == "any" else f" ({self.versions})"
+        return Reason(self.id, f"{values}, but {self.statement}{versions}", self.fix, self.source)
 
 
 NativeRule = partial(Rule, engines=("torch_native",))
-MegatronRule = partial(Rule, engines=("megatron",), versions="megatron-core 0.16.*")
+MegatronRule = partial(Rule, engines=("megatron",))
 ONE_ENGINE: Mapping[EngineName, Callable[..., Rule]] = {"torch_native": NativeRule, "megatron": MegatronRule}
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from launch.contract.spec import CudaGraph, Fault, RunSpec
-from launch.megatron_config.graph_config import Release
 from launch.support import known_faults, megatron
 from launch.support.expandable_segments import REGISTER, expandable_segments_setting
 from launch.support.rule import field_value, judge, spell
@@ -27,13 +26,13 @@ class Exported(NamedTuple):
     notes: tuple[str, ...]
 
 
-def export(spec: RunSpec, to: Format, release: Release) -> Exported:
+def export(spec: RunSpec, to: Format) -> Exported:
     printed = spec
     if not _is_on_megatron(spec):
         printed = dataclasses.replace(spec, cuda_graph=CudaGraph(warmup_steps=spec.cuda_graph.warmup_steps))
     render = {"megatron-lm": megatron_lm.render, "bridge": megatron_bridge.render}[to]
-    text, notes = render(printed, release)
-    return Exported(text, (*_rejections(printed), *_not_expressed(spec, release), *notes))
+    text, notes = render(printed)
+    return Exported(text, (*_rejections(printed), *_not_expressed(spec), *notes))
 
 
 def _is_on_megatron(spec: RunSpec) -> bool:
@@ -52,7 +51,7 @@ def _rejections(spec: RunSpec) -> Iterator[str]:
         yield f"[{reason.rule}] {reason.text}"
 
 
-def _not_expressed(spec: RunSpec, release: Release) -> Iterator[str]:
+def _not_expressed(spec: RunSpec) -> Iterator[str]:
     """Yield a note on each setting that neither target has."""
     for field, applies, note in NOT_EXPRESSED:
         if applies(spec):
@@ -60,8 +59,7 @@ def _not_expressed(spec: RunSpec, release: Release) -> Iterator[str]:
     for reason in judge(megatron.RULES, dataclasses.replace(spec, engine="megatron")):
         if reason.rule in LIBRARY_LIMITS:
             yield reason.text
-    if release == "0.16":
-        yield from (fault.message for fault in known_faults(spec))
+    yield from (fault.message for fault in known_faults(dataclasses.replace(spec, engine="megatron")))
     for name, value in spec.environment.items():
         yield f"environment.{name}={spell(value)}: set it in the job"
     if spec.graphed and expandable_segments_setting(spec.environment) and REGISTER not in spec.environment:

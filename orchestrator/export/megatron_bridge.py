@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launch.contract.spec import RunSpec
-from launch.megatron_config.graph_config import Release, graph_settings
+from launch.megatron_config.graph_config import graph_settings
 from launch.megatron_config.transformer_config import (
     FP8_RECIPES,
     data_parallel_settings,
@@ -24,12 +24,10 @@ SET_BY_RECIPE = {"activation_func", "params_dtype", "pipeline_dtype", "bf16", "f
 """Fields that are not plain values, or follow from the recipe's mixed precision."""
 
 
-def render(spec: RunSpec, release: Release) -> tuple[str, tuple[str, ...]]:
+def render(spec: RunSpec) -> tuple[str, tuple[str, ...]]:
     """Return flags and overrides, one on each line of a shell command, and notes on what they do not express."""
     flags = " \\\n".join(f"{name} {value}" for name, value in _harness_flags(spec).items())
-    overrides = " \\\n".join(
-        shlex.quote(f"{name}={_literal(value)}") for name, value in _overrides(spec, release).items()
-    )
+    overrides = " \\\n".join(shlex.quote(f"{name}={_literal(value)}") for name, value in _overrides(spec).items())
     # Only recipes of the harness take this override: elsewhere mixed_precision is not a name. It overrules ddp's
     # (training/config.py:1864), and is bf16 in the harness's recipes of MoE models.
     gradients = f"mixed_precision.grad_reduce_in_fp32={_literal(spec.training.gradient_precision == 'fp32')}"
@@ -73,9 +71,9 @@ def _splits_layers_only(spec: RunSpec) -> bool:
     return spec.parallelism.tp > 1 and not spec.parallelism.sequence_parallel
 
 
-def _overrides(spec: RunSpec, release: Release) -> dict[str, Any]:
+def _overrides(spec: RunSpec) -> dict[str, Any]:
     training = spec.training
-    model = transformer_settings(spec, release=release) | _renamed(model_settings(spec))
+    model = transformer_settings(spec) | _renamed(model_settings(spec))
     optimizer = {name: value for name, value in optimizer_settings(spec).items() if name not in SET_BY_RECIPE}
     return {
         **_under("model", {name: value for name, value in model.items() if name not in SET_BY_RECIPE}),

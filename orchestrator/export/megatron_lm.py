@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launch.contract.spec import RunSpec
-from launch.megatron_config.graph_config import Release
 from launch.megatron_config.transformer_config import model_settings, optimizer_settings, transformer_settings
 
 FLAG_NAMES = {
@@ -38,21 +37,21 @@ WITHOUT_FLAG = {
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
-def render(spec: RunSpec, release: Release) -> tuple[str, tuple[str, ...]]:
+def render(spec: RunSpec) -> tuple[str, tuple[str, ...]]:
     """Return the flags, one on each line of a shell command, and notes on what they do not express."""
-    flags = [*_model_flags(spec, release), *_training_flags(spec), *_data_flags(spec)]
+    flags = [*_model_flags(spec), *_training_flags(spec), *_data_flags(spec)]
     return " \\\n".join(shlex.join(flag) for flag in flags), tuple(_notes(spec))
 
 
-def _model_flags(spec: RunSpec, release: Release) -> Iterator[tuple[str, ...]]:
-    model, settings = spec.model, transformer_settings(spec, release=release)
+def _model_flags(spec: RunSpec) -> Iterator[tuple[str, ...]]:
+    model, settings = spec.model, transformer_settings(spec)
     yield from _flags({name: value for name, value in settings.items() if name not in WITHOUT_FLAG})
     if model.num_query_groups != model.num_attention_heads:
         yield from _flags({"group_query_attention": True, "num_query_groups": model.num_query_groups})
     yield ("--swiglu",) if model.activation == "swiglu" else ("--quick-geglu",)
     if not settings["bias_activation_fusion"]:
         yield ("--no-bias-gelu-fusion",)
-    if settings["cuda_graph_impl"] == "local" and spec.parallelism.ep > 1 and release == "0.16":
+    if settings["cuda_graph_impl"] == "local" and spec.parallelism.ep > 1 and spec.megatron_core == "0.16":
         # Only inference uses it, but every run must set it (core_v0.16.1 megatron/training/arguments.py:1158).
         yield ("--moe-pad-experts-for-cuda-graph-inference",)
     given = model_settings(spec)

@@ -116,7 +116,9 @@ def filter_cells(cells: Sequence[ResolvedCell], selections: Sequence[str]) -> tu
     )
 
 
-_SELECTABLE = ("engine", "model", "parallelism", "training", "data", "cuda_graph", "fault", "command", "placement")
+_SELECTABLE = (
+    "engine", "megatron_core", "model", "parallelism", "training", "data", "cuda_graph", "fault", "command", "placement"
+)  # fmt: skip
 _CELL = FileSchema(RECIPE.top, {**RECIPE.sections, "placement": Schema(Placement)})
 _CELL_FIELDS = {name: field for name, field in _CELL.fields.items() if name.partition(".")[0] in _SELECTABLE}
 
@@ -160,6 +162,7 @@ class _Builder:
         parallelism = self._parallelism(tree.get("parallelism", {}), resources)
         spec = RunSpec(
             engine=tree["engine"],
+            megatron_core=tree["megatron_core"],
             model=self._section(Model, preset | tree.get("model", {})),
             parallelism=parallelism,
             training=self._training(tree.get("training", {}), tree["engine"]),

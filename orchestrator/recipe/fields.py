@@ -16,6 +16,7 @@ from launch.contract.spec import (
     Fault,
     FrameworkName,
     Launcher,
+    MegatronCore,
     Model,
     Parallelism,
     Training,
@@ -59,6 +60,7 @@ class TopLevel:
 
     name: str = checked_field("", _check_sweep_name)
     engine: EngineName = "torch_native"
+    megatron_core: MegatronCore = "0.16"
     repeats: int = checked_field(2, interval_check(POSITIVE))
     perturbed: bool = False
     step_checks: int = checked_field(0, interval_check(COUNT))

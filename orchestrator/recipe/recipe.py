@@ -72,7 +72,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     return Recipe(
         name=top.name,
         file=path,
-        base=base | {"engine": top.engine},
+        base=base | {"engine": top.engine, "megatron_core": top.megatron_core},
         axes=tuple(axes.values()),
         repeats=top.repeats,
         perturbed=top.perturbed,

@@ -38,7 +38,8 @@ PREAMBLE = """\
 
 `plan` rejects a cell that violates a rule, before anything is submitted, and lists every rule that the cell violates. Each
 row says what must hold, for which engines and library versions, how to fix a cell, and where the rule comes from. Files and
-lines are those of the released megatron-core 0.16.1 wheel, below `megatron/core`. `python -m orchestrator.rules` prints this
+lines are those of the released megatron-core 0.16.1 wheel, below `megatron/core`; where a row names 0.19, the code of 0.19.2
+does the same. `python -m orchestrator.rules` prints this
 page.
 
 ## Measured steps

@@ -10,16 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from launch.common.text import count
 from launch.contract.bundle import Step
 from launch.contract.plan import Cell, Reason
-from launch.contract.spec import Device, RunSpec
-from launch.megatron_config.graph_config import INSTALLED, is_installed_release
+from launch.contract.spec import Device, MegatronCore, RunSpec
+from launch.megatron_config.graph_config import is_release
 from launch.support import unsupported
 
 _OPTIONAL_PACKAGES = ("megatron-core", "transformer-engine")
+_RELEASES = {f"megatron-core {release}": release for release in get_args(MegatronCore)}
 
 
 @dataclass(frozen=True)
@@ -81,16 +82,18 @@ def check_software(spec: RunSpec, packages: frozenset[str] | None) -> Iterator[R
         yield Reason("host.cuda", message, "run it on a host with a GPU")
     missing = [] if packages is None else sorted(_needed_packages(spec) - packages)
     if missing:
-        names = " and ".join(f"{name} {INSTALLED}" if name == "megatron-core" else name for name in missing)
         backend = spec.training.attention_backend
-        message = f"engine {spec.engine} with training.attention_backend={backend} needs {names}, not installed here"
-        yield Reason("host.packages", message, "pip install '.[gpu]' in a checkout, on a GPU host")
+        needs = f"engine {spec.engine} with training.attention_backend={backend} needs {' and '.join(missing)}"
+        found = [release for package, release in _RELEASES.items() if package in (packages or ())]
+        fix = f"set megatron_core='{found[0]}', which is installed, or " if found and missing[0] in _RELEASES else ""
+        install = "pip install '.[gpu]' in a checkout, on a GPU host"
+        yield Reason("host.packages", f"{needs}, not installed here", f"{fix}{install}")
     yield from unsupported(spec)
 
 
 def _needed_packages(spec: RunSpec) -> frozenset[str]:
     if spec.engine == "megatron":
-        return frozenset(_OPTIONAL_PACKAGES)
+        return frozenset([f"megatron-core {spec.megatron_core}", "transformer-engine"])
     return frozenset(["transformer-engine"] if spec.training.attention_backend == "transformer_engine" else [])
 
 
@@ -100,8 +103,10 @@ def this_host() -> Host:
 
 
 def installed_packages() -> frozenset[str]:
-    """Return the optional packages that this interpreter finds in a supported release."""
-    return frozenset(name for name in _OPTIONAL_PACKAGES if _is_installed(name))
+    """Return the optional packages that this interpreter finds, Megatron-Core with its release if it is a supported one."""
+    versions = {name: _version(name) for name in _OPTIONAL_PACKAGES}
+    megatron = (package for package, release in _RELEASES.items() if is_release(versions["megatron-core"], release))
+    return frozenset([*megatron, *(["transformer-engine"] if versions["transformer-engine"] else [])])
 
 
 def _visible_gpus() -> tuple[str, ...]:
@@ -115,9 +120,9 @@ def _visible_gpus() -> tuple[str, ...]:
     return tuple(itertools.takewhile(lambda name: name not in ("", "-1"), names))
 
 
-def _is_installed(package: str) -> bool:
+def _version(package: str) -> str:
+    """Return the installed version of ``package``, empty if there is none."""
     try:
-        version = metadata.version(package)
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return False
-    return package != "megatron-core" or is_installed_release(version)
+        return ""

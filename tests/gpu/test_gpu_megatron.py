@@ -30,6 +30,7 @@ from launch.train.data_loader import batch, open_source
 from launch.train.telemetry import memory
 from launch.train.telemetry.profiler import PROBED_STEPS, probe
 from launch.train.worker import ENGINES
+from tests.megatron_release import RELEASE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # Megatron-Core's and Transformer Engine's own
 
@@ -137,7 +138,9 @@ def no_groups_left() -> Iterator[None]:
 )
 def test_both_engines_train_the_same(model: Model) -> None:
     training = Training(steps=8, global_batch_size=4, micro_batch_size=2, precision="bf16")
-    spec = RunSpec(engine="megatron", model=model, training=training, placement=Placement(device="cuda"))
+    spec = RunSpec(
+        engine="megatron", megatron_core=RELEASE, model=model, training=training, placement=Placement(device="cuda")
+    )
     assert unsupported(spec) == ()
     found, expected = results_of(spec), results_of(replace(spec, engine="torch_native"))
     # bfloat16 itself is off by about 4e-3 of a loss of 5.5 nats; a layout or a factor that is wrong, by far more.
@@ -149,7 +152,9 @@ def test_both_engines_train_the_same(model: Model) -> None:
 def test_exchanges_beside_passes_change_nothing(model: Model) -> None:
     """On one GPU, where hooks and buckets are all there is of them."""
     training = Training(steps=8, global_batch_size=4, micro_batch_size=2, precision="bf16")
-    spec = RunSpec(engine="megatron", model=model, training=training, placement=Placement(device="cuda"))
+    spec = RunSpec(
+        engine="megatron", megatron_core=RELEASE, model=model, training=training, placement=Placement(device="cuda")
+    )
     beside = replace(spec, parallelism=Parallelism(**OVERLAPPED))
     assert unsupported(beside) == ()
     found, expected = results_of(beside), results_of(spec)
@@ -216,7 +221,9 @@ FP8: tuple[Any, ...] = ("delayed", "current")
 @pytest.mark.parametrize("model", [Model(qk_layernorm=True), MOE, GPT_OSS], ids=["dense", "moe", "gpt-oss"])
 def test_fp8_is_near_bfloat16_and_something_else(model: Model, fp8: Any) -> None:
     training = Training(steps=8, global_batch_size=4, micro_batch_size=2, precision="bf16", fp8=fp8)
-    spec = RunSpec(engine="megatron", model=model, training=training, placement=Placement(device="cuda"))
+    spec = RunSpec(
+        engine="megatron", megatron_core=RELEASE, model=model, training=training, placement=Placement(device="cuda")
+    )
     assert unsupported(spec) == ()
     found, expected = results_of(spec), results_of(replace(spec, training=replace(training, fp8="none")))
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-1)
@@ -263,6 +270,7 @@ def spec_of(model: Model, graph: CudaGraph, parallelism: Parallelism = Paralleli
     """Distinct micro-batches in each step."""
     return RunSpec(
         engine="megatron",
+        megatron_core=RELEASE,
         model=model,
         parallelism=parallelism,
         training=Training(
@@ -294,9 +302,12 @@ def trained_as_released(spec: RunSpec, rank: int = 0) -> Trained:
 @contextmanager
 def inputs_kept() -> Iterator[None]:
     """A local graph's input stays its own until its backward pass has read it (Megatron-LM pull request 4433)."""
-    from megatron.core.transformer.cuda_graphs import TensorReusePool
+    from megatron.core.transformer import cuda_graphs
 
-    with mock.patch.object(TensorReusePool, "insert", lambda pool, tensor: None):
+    if RELEASE != "0.16":
+        yield
+        return
+    with mock.patch.object(cuda_graphs.TensorReusePool, "insert", lambda pool, tensor: None):
         yield
 
 
@@ -505,7 +516,8 @@ def test_local_graphs_as_released_lose_the_input_of_the_first_layer() -> None:
     found = trained_as_released(spec_of(DENSE, CudaGraph("local")))
     wrong, noisy = (gradients_apart(run.gradients[1], eager.gradients[1]) for run in (found, again))
     apart = {name for name, by in wrong.items() if by > OF_A_GRADIENT + 4 * noisy[name]}
-    assert "0.module.module.decoder.layers.0.self_attention.linear_qkv.layer_norm_weight" in apart, wrong
+    lost = "0.module.module.decoder.layers.0.self_attention.linear_qkv.layer_norm_weight" in apart
+    assert lost == (RELEASE == "0.16"), wrong
     assert not [name for name in apart if "layers.1" in name], wrong
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from inspect import signature
 from typing import Any, get_args
@@ -32,6 +33,7 @@ from launch.megatron_config.transformer_config import (
 )
 from launch.support import unsupported
 from tests.distributed import RankError, workers
+from tests.megatron_release import RELEASE
 from tests.numerics.megatron_on_cpu import cpu_as_cuda, logits_of, train_megatron
 from tests.numerics.megatron_weights import from_megatron
 from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, logits, make_spec, train
@@ -201,10 +203,27 @@ def test_megatron_core_leaves_the_last_norm_out_behind_a_dense_layer() -> None:
     assert (found[0]["loss"] - expected[0]["loss"]).abs() > 1e-1
 
 
-def test_megatron_core_frees_the_tokens_of_a_rank_with_one_expert() -> None:
-    """Why launch.support refuses it."""
-    with pytest.raises(RankError, match="data is not allocated"):
-        with_and_without(Case(replace(EVEN, num_moe_experts=2), {"steps": 1}, {"dp": 2, "ep": 2}))
+def is_refused(spec: RunSpec) -> bool:
+    return bool(unsupported(replace(spec, engine="megatron", placement=Placement(device="cuda"))))
+
+
+def test_megatron_core_freed_the_tokens_of_a_rank_with_one_expert() -> None:
+    """Why launch.support refuses it for 0.16."""
+    case = Case(replace(EVEN, num_moe_experts=2), {"steps": 1, "precision": "bf16"}, {"dp": 2, "ep": 2})
+    freed = pytest.raises(RankError, match="data is not allocated") if RELEASE == "0.16" else nullcontext()
+    with freed:
+        found, expected = with_and_without(case)
+        torch.testing.assert_close(found[0]["loss"], expected[0]["loss"], rtol=LOSS, atol=0)
+    beside = replace(case.spec.parallelism, overlap_moe_expert_parallel_comm=True)
+    assert is_refused(replace(case.spec, parallelism=beside)) == (RELEASE == "0.16")
+
+
+def test_experts_drifted_apart_without_ep_where_etp_is_not_tp() -> None:
+    """Why launch.support refuses it for 0.16."""
+    spec = Case(EVEN, {}, {"tp": 2, "sequence_parallel": True}).spec
+    norm = workers(2).run(train_megatron, spec)[0]["grad_norm"]
+    drifted = not torch.allclose(norm, train_native(spec)["grad_norm"], rtol=NORM, atol=0)
+    assert drifted == is_refused(spec) == (RELEASE == "0.16")
 
 
 @pytest.mark.parametrize("name", BESIDE)
@@ -256,7 +275,7 @@ def test_what_was_seen_to_train_is_what_plans_let_through(name: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_megatron_core_accepts_every_preset(name: str) -> None:
     model = preset(name)
-    spec = RunSpec(engine="megatron", model=model, placement=Placement(device="cuda"))
+    spec = RunSpec(engine="megatron", megatron_core=RELEASE, model=model, placement=Placement(device="cuda"))
     assert unsupported(spec) == ()
     with cpu_as_cuda():
         from megatron.core.distributed import DistributedDataParallelConfig
@@ -339,6 +358,12 @@ def test_the_engine_refuses_by_name_and_says_what_to_install() -> None:
         warnings.simplefilter("ignore")
         with pytest.raises(EnvironmentFault, match=r"needs the package transformer-engine.*\.\[gpu\]"):
             build(RunSpec(engine="megatron", placement=Placement(device="cuda")), RankPlace(0, 1, CPU))
-    check_release(importlib.metadata.version("megatron-core"))
-    with pytest.raises(EnvironmentFault, match=r"needs megatron-core 0\.16, but 0\.18\.2 is installed; install"):
-        check_release("0.18.2")
+    check_release(importlib.metadata.version("megatron-core"), RELEASE)
+    with pytest.raises(
+        EnvironmentFault, match=r"megatron_core=0\.16, but megatron-core 0\.18\.2 is installed; install"
+    ):
+        check_release("0.18.2", "0.16")
+    with pytest.raises(
+        EnvironmentFault, match=r"megatron_core=0\.16, but .* 0\.19\.2 is installed; set megatron_core to '0\.19'"
+    ):
+        check_release("0.19.2", "0.16")

@@ -16,6 +16,7 @@ from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import CudaGraph, Model, Parallelism, RunSpec
 from launch.megatron_config.determinism import settle_determinism
 from tests.distributed import workers
+from tests.megatron_release import RELEASE
 from tests.numerics.megatron_graphs_on_cpu import train_graphed
 from tests.numerics.megatron_on_cpu import cpu_as_cuda, train_megatron
 from tests.numerics.tiny import CPU, DENSE, GPT_OSS, MOE, make_spec
@@ -188,14 +189,20 @@ def test_megatron_core_recomputes_attention_by_a_function_that_layers_are_not_ca
 
 
 SETTINGS = {
-    # as this program spells it, and as megatron-core 0.16.1 has it in the end
+    # as this program spells it, and as the release has it in the end
     graph("none"): ("none", []),
     graph("transformer_engine"): ("transformer_engine", []),
     graph("transformer_engine", "attn", "moe_router"): ("transformer_engine", ["attn", "moe_router"]),
     graph("local"): ("local", []),
     graph("local", "attn"): ("local", ["attn"]),
-    graph("full_iteration"): ("local", ["full_iteration"]),
+    graph("full_iteration"): ("local", ["full_iteration"]) if RELEASE == "0.16" else ("full_iteration", []),
 }
+
+
+def test_local_builds_no_layer_for_mlp_alone() -> None:
+    """Why the rules refuse it."""
+    with pytest.raises(AttributeError, match="is_moe_layer"):
+        train_graphed(spec_of(DENSE, graph("local", "mlp")))
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -204,7 +211,8 @@ def test_megatron_core_takes_the_settings_as_they_are_meant(settings: CudaGraph)
         from launch.engines.megatron.model import make_config
 
         config = make_config(spec_of(EVEN, settings), "local", CPU)
-    assert (config.cuda_graph_impl, [scope.name for scope in config.cuda_graph_scope]) == SETTINGS[settings]
+    scope = config.cuda_graph_scope if RELEASE == "0.16" else config.cuda_graph_modules
+    assert (config.cuda_graph_impl, [part.name for part in scope]) == SETTINGS[settings]
     assert settings.impl == "none" or config.cuda_graph_warmup_steps == WARMUP
 
 

@@ -18,6 +18,7 @@ from launch.engines.torch_native.engine import TorchNativeEngine
 from launch.engines.torch_native.layers.build_context import BuildContext
 from launch.engines.torch_native.layers.pointwise import Elementwise, compiled
 from launch.train.data_loader import batch, open_source
+from tests.megatron_release import RELEASE
 
 CPU = torch.device("cpu")
 
@@ -84,6 +85,7 @@ def no_inductor() -> Iterator[None]:
 def make_spec(model: Model = MOE, dp: int = 1, graph: CudaGraph | None = None, **training: Any) -> RunSpec:
     settings = {"steps": 4, "sequence_length": 8, "global_batch_size": 4, "learning_rate": 1e-2}
     return RunSpec(
+        megatron_core=RELEASE,
         model=model,
         parallelism=Parallelism(dp=dp),
         training=Training(**settings | training),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from typing import get_args
 
 from launch.contract.errors import EnvironmentFault
-from launch.contract.spec import RunSpec
+from launch.contract.spec import MegatronCore, RunSpec
 from launch.engines.determinism import use_deterministic_algorithms
 from launch.engines.packages import import_package
 from launch.engines.protocol import Engine, RankPlace, check_supported
-from launch.megatron_config.graph_config import INSTALLED, is_installed_release
+from launch.megatron_config.graph_config import is_release
 
 PACKAGES = {"megatron-core": "megatron.core", "transformer-engine": "transformer_engine.pytorch"}
 INSTALL = "install it with pip install '.[gpu]' in a checkout"
@@ -25,7 +26,7 @@ def build(spec: RunSpec, mesh: RankPlace) -> Engine:
     check_supported(spec)
     for package, module in PACKAGES.items():
         import_package(module, package, "engine megatron", INSTALL)
-    check_release(importlib.import_module("megatron.core.package_info").__version__)
+    check_release(importlib.import_module("megatron.core.package_info").__version__, spec.megatron_core)
     from launch.engines.megatron.engine import MegatronEngine
 
     if spec.training.deterministic:
@@ -33,11 +34,14 @@ def build(spec: RunSpec, mesh: RankPlace) -> Engine:
     return MegatronEngine(spec, mesh)
 
 
-def check_release(found: str) -> None:
-    """Check the release of Megatron-Core: rules and settings here were verified with ``INSTALLED`` alone.
+def check_release(found: str, release: MegatronCore) -> None:
+    """Check the release of Megatron-Core: the cell was judged for ``release``.
 
     Raises:
         EnvironmentFault: ``found`` belongs to another release.
     """
-    if not is_installed_release(found):
-        raise EnvironmentFault(f"engine megatron needs megatron-core {INSTALLED}, but {found} is installed; {INSTALL}")
+    if is_release(found, release):
+        return
+    known = [other for other in get_args(MegatronCore) if is_release(found, other)]
+    fix = f"set megatron_core to '{known[0]}' in the recipe" if known else INSTALL
+    raise EnvironmentFault(f"the run has megatron_core={release}, but megatron-core {found} is installed; {fix}")

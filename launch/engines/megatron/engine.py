@@ -31,7 +31,7 @@ from launch.engines.megatron.model import (
 )
 from launch.engines.megatron.observed_layers import ObservedLayers
 from launch.engines.megatron.observed_router import observe_routers
-from launch.engines.megatron.schedule import Schedule
+from launch.engines.megatron.schedule import Schedule, to_scalar
 from launch.engines.megatron.side_stream import on_stream, use_side_stream
 from launch.engines.megatron.step_check import MegatronStep
 from launch.engines.megatron.weight_map import draw_weights
@@ -97,7 +97,7 @@ class MegatronEngine:
         (loss, _), kind = self._runner.run(self._step, batch)
         _, norm, _ = self._optimizer.step()
         self._step += 1
-        return StepResult(loss, torch.tensor(norm, dtype=torch.float32, device=self._device), kind)
+        return StepResult(loss, to_scalar(norm, self._device), kind)
 
     def checkable_step(self) -> CheckableStep:
         assert isinstance(self._runner, GraphedStep)

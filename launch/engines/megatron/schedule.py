@@ -9,10 +9,15 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.utils import get_batch_on_this_cp_rank
 
 from launch.contract.spec import RunSpec
 from launch.engines.megatron.model import Configuration
+from launch.engines.megatron.release import cut_for_context_parallelism
+
+
+def to_scalar(norm: float | torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """Return the optimizer's gradient norm as fp32 of shape (). It is on the host or, from some releases, on the device."""
+    return torch.as_tensor(norm, dtype=torch.float32, device=device).reshape(())
 
 
 class Schedule:
@@ -61,7 +66,7 @@ class Schedule:
         With ``return_schedule_plan`` return a plan instead, for a schedule that overlaps the pieces of two microbatches.
         """
         tokens = next(microbatches)["tokens"]
-        batch = get_batch_on_this_cp_rank({"tokens": tokens[:, :-1], "labels": tokens[:, 1:].contiguous()})
+        batch = cut_for_context_parallelism({"tokens": tokens[:, :-1], "labels": tokens[:, 1:].contiguous()})
         run = chunk.build_schedule_plan if return_schedule_plan else chunk
         return run(batch["tokens"], self._positions, None, labels=batch["labels"]), self._objective
 

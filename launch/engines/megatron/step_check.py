@@ -19,7 +19,7 @@ from launch.contract.records.step_check import LayerResult
 from launch.engines.graph_protocol import GraphedStep
 from launch.engines.megatron.observed_layers import ObservedLayers
 from launch.engines.megatron.observed_router import ObservedRouter
-from launch.engines.megatron.schedule import Schedule
+from launch.engines.megatron.schedule import Schedule, to_scalar
 from launch.engines.perturbation import next_after
 from launch.engines.torch_native.moe.router import RepeatedChoice
 
@@ -120,7 +120,7 @@ class MegatronStep:
         for router in self._observed().values():
             router.keeps = False
         self.optimizer.prepare_grads()
-        self._norm = torch.tensor(self.optimizer.get_grad_norm(), dtype=torch.float32)
+        self._norm = to_scalar(self.optimizer.get_grad_norm())
         self.optimizer.zero_grad()
 
     def _observed(self) -> Mapping[str, ObservedRouter]:

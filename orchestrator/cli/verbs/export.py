@@ -20,19 +20,13 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--to", required=True, choices=("megatron-lm", "bridge"), help="print the flags of this program"
     )
-    parser.add_argument(
-        "--release",
-        choices=("0.16", "main"),
-        default="0.16",
-        help="spell graph settings as this megatron-core release does (default: 0.16)",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     cells = filter_cells(expand(load(arguments.recipe, arguments.overrides), "cuda"), arguments.only)
     # Eager baselines are added for comparison. They are meant only if nothing else is left.
     for cell in [cell for cell in cells if not cell.is_added_baseline] or cells:
-        exported = export(cell.spec, arguments.to, arguments.release)
+        exported = export(cell.spec, arguments.to)
         print(f"# {cell.label}\n{exported.text}\n")
         for note in exported.notes:
             print(f"not exported from {cell.label}: {note}", file=sys.stderr)

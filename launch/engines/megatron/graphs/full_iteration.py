@@ -18,9 +18,9 @@ from launch.engines.megatron.schedule import Schedule
 class FullIteration(MegatronCapture):
     """Wraps Megatron-Core's schedule in its FullCudaGraphWrapper.
 
-    The wrapper copies each microbatch into a static buffer on its own stream, which waits for nothing. A replay has ended
-    before the next copy only because the host reads the gradient norm in between. Its state is in class attributes: one run
-    per process (megatron-core 0.16.1 full_cuda_graph.py:61, :97).
+    The wrapper copies each microbatch into a static buffer on its own stream. In 0.16.1 that stream waits for nothing: a
+    replay has ended before the next copy only because the host reads the gradient norm in between. Its state is in class
+    attributes: one run per process (full_cuda_graph.py).
     """
 
     mechanism = "FullCudaGraphWrapper, one graph of a step's forward and backward passes"

@@ -19,6 +19,7 @@ from launch.contract.spec import RunSpec
 from launch.engines.megatron.ddp_hooks import disable_forward_hooks
 from launch.engines.megatron.graphs.megatron_capture import MegatronCapture
 from launch.engines.megatron.observed_router import routers_of
+from launch.engines.megatron.release import has_captured
 from launch.engines.megatron.schedule import Schedule
 
 
@@ -47,7 +48,7 @@ class LayerCallables(MegatronCapture):
 
     @property
     def is_captured(self) -> bool:
-        return bool(self._helper.graphs_created())
+        return has_captured(self._helper)
 
     def run_capture_step(self, batch: torch.Tensor) -> torch.Tensor:
         with self._timing_capture():
@@ -78,7 +79,7 @@ class LayerCallables(MegatronCapture):
             layer.cuda_graphs = callables
 
     def close(self) -> None:
-        if self.is_captured:
+        if self._helper.graphs_created():
             self._helper.delete_cuda_graphs()
         unset_num_microbatches_calculator()
         # Callables are in reference cycles, and their graphs hold communicators.

@@ -11,8 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
-from launch.contract.spec import CudaGraph, Data, Fault, Model, Parallelism, RunSpec, Training
-from launch.megatron_config.graph_config import Release
+from launch.contract.spec import CudaGraph, Data, Fault, MegatronCore, Model, Parallelism, RunSpec, Training
 from launch.megatron_config.transformer_config import data_parallel_settings, optimizer_settings, transformer_settings
 from orchestrator.cli.main import main
 from orchestrator.export.export_cell import NOT_EXPRESSED, Format, export
@@ -67,10 +66,10 @@ SPECS = {
 }
 
 
-def flags_of(spec: RunSpec, release: Any = "0.16") -> dict[str, list[str]]:
+def flags_of(spec: RunSpec, release: MegatronCore = "0.16") -> dict[str, list[str]]:
     """What a shell would hand on."""
     flags: dict[str, list[str]] = {}
-    for word in shlex.split(export(spec, "megatron-lm", release).text.replace("\\\n", "")):
+    for word in shlex.split(export(replace(spec, megatron_core=release), "megatron-lm").text.replace("\\\n", "")):
         if word.startswith("--"):
             assert word not in flags
             flags[word] = []
@@ -79,9 +78,9 @@ def flags_of(spec: RunSpec, release: Any = "0.16") -> dict[str, list[str]]:
     return flags
 
 
-def overrides_of(spec: RunSpec, release: Any = "0.16") -> tuple[dict[str, str], dict[str, str]]:
+def overrides_of(spec: RunSpec, release: MegatronCore = "0.16") -> tuple[dict[str, str], dict[str, str]]:
     """The harness's flags, and the overrides, that of the harness alone among them."""
-    text = export(spec, "bridge", release).text.replace("\\\n", "")
+    text = export(replace(spec, megatron_core=release), "bridge").text.replace("\\\n", "")
     (*flags, override), overrides = (shlex.split(part, comments=True) for part in text.split("# overrides"))
     return dict(zip(flags[::2], flags[1::2], strict=True)), dict(
         word.split("=", 1) for word in (*overrides, override) if "=" in word
@@ -140,11 +139,11 @@ def test_a_zero_is_said() -> None:
 )
 def test_graph_settings_are_spelt_as_the_release_does(graph: CudaGraph, released: Any, later: Any) -> None:
     spec = RunSpec(cuda_graph=graph)
-    before, after = flags_of(spec), flags_of(spec, "main")
+    before, after = flags_of(spec), flags_of(spec, "0.19")
     assert (before["--cuda-graph-impl"][0], before.get("--cuda-graph-scope", [])) == released
     assert (after["--cuda-graph-impl"][0], after.get("--cuda-graph-modules", [])) == later
     assert set(after) <= set(FLAGS) | set(MAINS)
-    harness, overrides = overrides_of(spec, "main")
+    harness, overrides = overrides_of(spec, "0.19")
     said = (harness.get("--cuda_graph_impl"), harness.get("--cuda_graph_scope"))
     # Of whole layers the harness has no word, and an implementation without one ends it.
     assert said == ((released[0], ",".join(released[1])) if released[1] else (None, None))
@@ -158,14 +157,14 @@ def test_megatron_lm_starts_with_a_whole_step_over_expert_parallel_ranks() -> No
     parts = CudaGraph("transformer_engine", ("attn",))
     for other in (replace(spec, parallelism=Parallelism()), replace(spec, cuda_graph=parts)):
         assert asked not in flags_of(other)
-    assert asked not in flags_of(spec, "main")
+    assert asked not in flags_of(spec, "0.19")
 
 
 def test_the_main_branch_is_not_asked_for_the_loss_that_it_refuses() -> None:
     """Transformer Engine's (megatron/training/arguments.py since core_v0.18.2), nor is any release asked for one that it would
     give gradients of float32 in bfloat16, or refuse as not deterministic."""
     fused = RunSpec(training=Training(precision="bf16"))
-    for release in ("0.16", "main"):
+    for release in ("0.16", "0.19"):
         assert flags_of(fused, release)["--cross-entropy-fusion-impl"] == ["native"]
         assert overrides_of(fused, release)[1]["model.cross_entropy_fusion_impl"] == "native"
         assert "--cross-entropy-loss-fusion" in flags_of(fused, release)
@@ -183,7 +182,7 @@ def test_fusions_that_a_recipe_asks_for_are_asked_for() -> None:
             assert overrides_of(spec)[1][f"model.{name}"] == value
         targets: tuple[Format, ...] = ("megatron-lm", "bridge")
         for target in targets:
-            assert any("Apex" in note for note in export(spec, target, "0.16").notes) == (spec is fused)
+            assert any("Apex" in note for note in export(spec, target).notes) == (spec is fused)
 
 
 def test_what_a_run_sets_beside_expandable_segments_is_asked_of_the_job() -> None:
@@ -197,7 +196,7 @@ def test_what_a_run_sets_beside_expandable_segments_is_asked_of_the_job() -> Non
         (replace(graphed, environment={}), False),
         (replace(graphed, environment={**expanding, "NCCL_GRAPH_REGISTER": "0"}), False),
     ):
-        assert any(note.startswith(asked) for note in export(other, "megatron-lm", "0.16").notes) == expected
+        assert any(note.startswith(asked) for note in export(other, "megatron-lm").notes) == expected
 
 
 def test_values_are_words_of_a_shell_and_of_hydra() -> None:
@@ -255,8 +254,8 @@ NOTED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("field", NOTED)
 def test_what_is_not_said_is_told(field: str, to: Format) -> None:
     spec = replace(RunSpec(data=Data(kind="synthetic"), training=Training(precision="bf16")), **NOTED[field])
-    plain = set(export(replace(RunSpec(data=Data(kind="synthetic")), training=spec.training), to, "0.16").notes)
-    notes = export(spec, to, "0.16").notes
+    plain = set(export(replace(RunSpec(data=Data(kind="synthetic")), training=spec.training), to).notes)
+    notes = export(spec, to).notes
     assert [note for note in notes if note.startswith(f"{field}=")]
     others = [note for note in set(notes) - plain if "CUDA_DEVICE_MAX_CONNECTIONS" not in note]
     assert field.startswith("training") or len(others) == 1
@@ -267,21 +266,21 @@ def test_every_row_has_a_case() -> None:
 
 
 def test_what_one_target_alone_lacks() -> None:
-    (note,) = export(replace(SPECS["gpt_oss_20b"], data=Data(kind="synthetic")), "megatron-lm", "0.16").notes
+    (note,) = export(replace(SPECS["gpt_oss_20b"], data=Data(kind="synthetic")), "megatron-lm").notes
     assert note.startswith("model.rope_scaling=yarn")
     fractional = RunSpec(model=Model(rotary_base=0.5), data=Data(kind="synthetic"))
-    assert export(fractional, "megatron-lm", "0.16").notes[0].startswith("model.rotary_base=0.5")
+    assert export(fractional, "megatron-lm").notes[0].startswith("model.rotary_base=0.5")
     in_8_bits = replace(SPECS["in 8 bits"], data=Data(kind="synthetic"))
     assert flags_of(in_8_bits)["--fp8-recipe"] == ["tensorwise"]
-    (note,) = export(in_8_bits, "bridge", "0.16").notes
+    (note,) = export(in_8_bits, "bridge").notes
     assert note.startswith("training.fp8=current") and "fp8_recipe=tensorwise" in note
     whole = RunSpec(cuda_graph=CudaGraph("local"), data=Data(kind="indexed", path="x"))
     starts = {
-        release: {note.partition(":")[0] for note in export(whole, "bridge", release).notes}
-        for release in get_args(Release)
+        release: {note.partition(":")[0] for note in export(replace(whole, megatron_core=release), "bridge").notes}
+        for release in get_args(MegatronCore)
     }
-    assert starts["main"] >= {"training.precision=fp32", "data.path"}
-    assert [start for start in starts["0.16"] - starts["main"] if start.startswith("cuda_graph.impl=local, ")], (
+    assert starts["0.19"] >= {"training.precision=fp32", "data.path"}
+    assert [start for start in starts["0.16"] - starts["0.19"] if start.startswith("cuda_graph.impl=local, ")], (
         "fixed since"
     )
 
@@ -294,8 +293,12 @@ def test_gradients_that_a_job_would_lose_are_told_of(graph: CudaGraph, to: Forma
     """Whatever the release of Megatron: the fault is Transformer Engine's."""
     training = Training(precision="bf16", gradient_accumulation_fusion=True, global_batch_size=4, micro_batch_size=2)
     spec = RunSpec(engine="megatron", training=training, cuda_graph=graph, data=Data(kind="synthetic"))
-    for release in get_args(Release):
-        told = [note for note in export(spec, to, release).notes if "one graph replays all micro-batches" in note]
+    for release in get_args(MegatronCore):
+        told = [
+            note
+            for note in export(replace(spec, megatron_core=release), to).notes
+            if "one graph replays all micro-batches" in note
+        ]
         assert bool(told) == (graph.impl == "transformer_engine")
 
 
@@ -314,11 +317,11 @@ def test_what_rules_reject_on_megatron_is_told_of_whichever_engine_the_cell_is(e
     padded = replace(whole, model=replace(MOE, moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True))
     on_two = replace(padded, parallelism=Parallelism(dp=2, ep=2))
     for cell, rules in ((whole, ["capture.megatron_expert_sync"]), (padded, []), (on_two, []), (spec, [])):
-        told = [note for note in export(cell, to, "0.16").notes if note.startswith("[")]
+        told = [note for note in export(cell, to).notes if note.startswith("[")]
         assert [note[1:].partition("]")[0] for note in told] == rules
         assert all(". Use transformer_engine" in note for note in told)
     compiled = replace(spec, cuda_graph=CudaGraph("torch_compile"))
-    assert not [note for note in export(compiled, to, "0.16").notes if note.startswith("[")], "printed as eager"
+    assert not [note for note in export(compiled, to).notes if note.startswith("[")], "printed as eager"
 
 
 def test_bridges_own_recipes_do_not_overrule_the_cell() -> None:
@@ -339,7 +342,7 @@ def test_the_harness_splits_sequences_where_the_cell_does() -> None:
     assert "--tensor_model_parallel_size" not in harness, "sequence_parallel would come with it"
     assert overrides["model.tensor_model_parallel_size"] == "2"
     assert overrides["model.sequence_parallel"] == "false"
-    (note,) = export(alone, "bridge", "0.16").notes
+    (note,) = export(alone, "bridge").notes
     assert note.startswith("parallelism.sequence_parallel=false")
     assert overrides_of(SPECS["laid out"])[0]["--tensor_model_parallel_size"] == "2"
 
@@ -361,8 +364,8 @@ def test_megatron_lm_starts_with_one_queue_where_ranks_share_layers_or_sequences
         (beside, {}, False),
     ):
         spec = RunSpec(model=MOE, parallelism=layout, environment=environment)
-        assert any(f"set {told}=1" in note for note in export(spec, "megatron-lm", "0.16").notes) is noted
-        assert not any(f"set {told}=1" in note for note in export(spec, "bridge", "0.16").notes)
+        assert any(f"set {told}=1" in note for note in export(spec, "megatron-lm").notes) is noted
+        assert not any(f"set {told}=1" in note for note in export(spec, "bridge").notes)
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)

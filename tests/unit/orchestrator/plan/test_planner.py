@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from launch.common.atomic_files import dumps
 from launch.common.typed_json import from_json
-from launch.contract.plan import Plan
+from launch.contract.plan import Plan, Reason
 from launch.contract.spec import RunSpec, spec_from_json
 from orchestrator.errors import InputError
 from orchestrator.plan.planner import (
@@ -72,7 +72,7 @@ def test_what_a_host_lacks(tmp_path: Path) -> None:
     assert "host.gpus" in lacking(GPU_HOST, parallelism={"dp": 4})
     assert "host.nodes" in lacking(CPU_HOST, parallelism={"dp": 2}, resources={"nodes": 2})
     assert "host.packages" in lacking(GPU_HOST, engine="megatron", training={"precision": "bf16"})
-    both = dataclasses.replace(GPU_HOST, packages=frozenset({"megatron-core", "transformer-engine"}))
+    both = dataclasses.replace(GPU_HOST, packages=frozenset({"megatron-core 0.16", "transformer-engine"}))
     assert not lacking(both, engine="megatron", training={"precision": "bf16"})
     offloading = {"precision": "bf16", "cpu_offloading": True}
     assert lacking(both, engine="megatron", training=offloading) == {"megatron.cpu_offloading"}
@@ -354,17 +354,24 @@ def test_the_plan_is_of_the_specs_it_shows(tmp_path: Path) -> None:
     assert cell.run_spec.training.steps == 77
 
 
-def test_a_release_of_megatron_core_that_the_engine_is_not_of_counts_as_missing(
+def test_a_release_of_megatron_core_that_the_recipe_is_not_for_counts_as_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     versions = {"megatron-core": "0.16.1", "transformer-engine": "2.11.0"}
     monkeypatch.setattr(host.metadata, "version", lambda name: versions[name])
-    assert host.installed_packages() == {"megatron-core", "transformer-engine"}
+    assert host.installed_packages() == {"megatron-core 0.16", "transformer-engine"}
     versions["megatron-core"] = "0.16"
-    assert "megatron-core" in host.installed_packages()
+    assert "megatron-core 0.16" in host.installed_packages()
     versions["megatron-core"] = "0.18.2"
     assert host.installed_packages() == {"transformer-engine"}
-    spec = RunSpec(engine="megatron")
-    reasons = host.check_software(spec, host.installed_packages())
-    (reason,) = (reason for reason in reasons if reason.rule == "host.packages")
+    assert "needs megatron-core 0.16, not installed here" in lacking_package().message
+    versions["megatron-core"] = "0.19.2"
+    reason = lacking_package()
     assert "needs megatron-core 0.16, not installed here" in reason.message
+    assert "set megatron_core='0.19', which is installed, or pip install" in reason.remedy
+
+
+def lacking_package() -> Reason:
+    reasons = host.check_software(RunSpec(engine="megatron"), host.installed_packages())
+    (reason,) = (reason for reason in reasons if reason.rule == "host.packages")
+    return reason

@@ -1,0 +1,14 @@
+"""Where releases of Megatron-Core differ: one adapter each, of which the installed release takes its own."""
+
+from __future__ import annotations
+
+from megatron.core.package_info import __version__
+
+from launch.megatron_config.graph_config import is_release
+
+if is_release(__version__, "0.16"):
+    from launch.engines.megatron.release.megatron_0_16 import cut_for_context_parallelism, has_captured
+else:
+    from launch.engines.megatron.release.megatron_0_19 import cut_for_context_parallelism, has_captured
+
+__all__ = ["cut_for_context_parallelism", "has_captured"]

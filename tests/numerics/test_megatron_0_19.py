@@ -1,0 +1,35 @@
+"""Engine megatron on Megatron-Core 0.19.2: some of its tests, in a process that imports that release.
+
+``make test-megatron-0-19`` runs all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.megatron_release import FOLDER_0_19
+
+HERE = Path(__file__).parent
+CASES = (
+    "test_megatron.py::test_megatron_trains_what_torch_native_trains[gpt-oss]",
+    "test_megatron.py::test_ranks_train_what_one_trains[cp, experts, router losses]",
+    "test_megatron.py::test_experts_drifted_apart_without_ep_where_etp_is_not_tp",
+    "test_megatron.py::test_megatron_core_freed_the_tokens_of_a_rank_with_one_expert",
+    "test_megatron_graphs.py::test_layers_run_from_graphs_once_they_are_captured[attention, routers and preprocessing]",
+    "test_megatron_graphs.py::test_layers_run_from_graphs_once_they_are_captured[local]",
+    "test_megatron_graphs.py::test_each_micro_batch_in_a_pipeline_has_graphs_of_its_own[a stage without any]",
+    "test_megatron_graphs.py::test_megatron_core_takes_the_settings_as_they_are_meant",
+    "test_megatron_graphs.py::test_local_builds_no_layer_for_mlp_alone",
+)
+
+
+def test_the_engine_runs_on_the_later_release() -> None:
+    assert FOLDER_0_19.is_dir(), "Megatron-Core 0.19.2 is missing: make .venv/megatron-core-0.19.2"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short"]
+    environment = os.environ | {"PYTHONPATH": str(FOLDER_0_19)}
+    cases = [str(HERE / case) for case in CASES]
+    done = subprocess.run([*command, *cases], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
