@@ -104,7 +104,7 @@ RULES: tuple[Rule, ...] = (
         lambda spec: _captures_whole_layers(spec)
         and "mlp" in spec.cuda_graph.scope
         and "attn" not in spec.cuda_graph.scope,
-        fix="Use transformer_engine for mlp, or leave the scope of local out.",
+        fix="Use transformer_engine for mlp.",
         source=f"{MCORE}transformer/transformer_layer.py:485 (it asks whether the layer has experts before it knows)",
     ),
     MegatronRule(
