@@ -8,7 +8,7 @@ from launch.megatron_config.graph_config import graph_settings
 
 
 def _graph_flags(graph: CudaGraph) -> Flags:
-    settings = graph_settings(graph, "main")
+    settings = graph_settings(graph, "0.19")
     flags = {name: value if isinstance(value, list) else [value] for name, value in settings.items() if value != []}
     return {"--" + name.replace("_", "-"): tuple(map(str, words)) for name, words in flags.items()}
 
