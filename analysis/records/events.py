@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from launch.common.atomic_files import RecordError, amount, read_json_lines
+from launch.common.atomic_files import RecordError, amount
 from launch.common.typed_json import from_json
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.clocks import Clocks
 from launch.contract.records.events import PHASES, Phase
+from launch.contract.records.events import read_events as read_rank
 from launch.contract.records.identity import without_identity
 from launch.contract.records.memory import Memory
 
@@ -53,7 +54,7 @@ def read_events(paths: AttemptPaths, ranks: int, problems: list[str]) -> Events:
 
 def _read_rank(paths: AttemptPaths, rank: int, problems: list[str]) -> list[dict[str, Any]]:
     try:
-        events = [dict(event) for event in read_json_lines(paths.events(rank))]
+        events = [dict(event) for event in read_rank(paths, rank)]
         without_identity(paths, events[0] if events else {})
         return events
     except DAMAGE as error:

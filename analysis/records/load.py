@@ -29,7 +29,7 @@ from analysis.records.events import (
 )
 from analysis.records.run import Attempt, PartialAttempt, Recorded, Run, digests_of
 from analysis.records.steps import Steps, no_steps, read_steps
-from launch.common.atomic_files import dumps, read_json
+from launch.common.atomic_files import dumps, parse_record
 from launch.common.typed_json import from_json
 from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY, Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, RunPaths, SweepPaths
@@ -167,7 +167,7 @@ def _read_steps(paths: AttemptPaths, problems: list[str]) -> Steps:
 
 def _read_environment(paths: AttemptPaths, problems: list[str]) -> dict[str, Any]:
     try:
-        return without_identity(paths, read_json(paths.environment))
+        return without_identity(paths, parse_record(paths.read(paths.environment), paths.environment.name))
     except DAMAGE as error:
         problems.append(f"environment.json cannot be read: {describe_error(error)}")
         return {}

@@ -11,7 +11,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -174,20 +174,29 @@ def read_json(path: Path | str) -> Any:
         FileNotFoundError: the file does not exist.
         RecordError: it does not hold JSON.
     """
+    return parse_record(read_regular(path, MOST_JSON_BYTES), Path(path).name)
+
+
+def parse_record(content: bytes, name: str) -> Any:
+    """Return the JSON value in ``content``, which is that of the file ``name``.
+
+    Raises:
+        RecordError: it is not JSON.
+    """
     try:
-        return parse_json(read_regular(path, MOST_JSON_BYTES))
+        return parse_json(content)
     except ValueError as error:
-        raise RecordError(f"{Path(path).name}: not JSON ({error})") from error
+        raise RecordError(f"{name}: not JSON ({error})") from error
 
 
-def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the objects in ``path``: none if it does not exist, and without a torn last line (a crash while writing).
+def read_json_lines(path: Path, read: Callable[[Path], bytes] = read_regular) -> Iterator[dict[str, Any]]:
+    """Yield the objects in ``path``: none if it does not exist, and without a torn last line (a crash while writing).
 
     Raises:
         RecordError: a line before the last is not JSON.
     """
     try:
-        content = read_regular(path)
+        content = read(path)
     except FileNotFoundError:
         return
     whole, _, _torn = content.rpartition(b"\n")

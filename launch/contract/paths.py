@@ -6,6 +6,7 @@ A sweep is a folder. Each file in it has one writer:
     <sweep>/bundles/<bundle>/bundle.json    orchestrator      which attempts of which runs the bundle runs
     <sweep>/bundles/<bundle>/cancel         orchestrator      ends runs: all, or those it lists
     <sweep>/bundles/<bundle>/supervisor.log local_queue       what supervisors on this host printed, for people only
+    <sweep>/bundles/<bundle>/track.log      wandb_tracker     what trackers printed, for people only
     <sweep>/bundles/<bundle>/lock           supervisor        who supervises the bundle (host, boot, pid)
     <sweep>/bundles/<bundle>/allocations.jsonl supervisor        a line for each supervisor that took the bundle
     <sweep>/bundles/<bundle>/begun.jsonl    supervisor        a line for each attempt, before its folder is there
@@ -27,15 +28,21 @@ A sweep is a folder. Each file in it has one writer:
                                                               ended the supervisor, the orchestrator writes it
         logs/                               launcher and ranks, for people only
         output/                             what the user's program writes where its command says {output} (engine command)
+        records.pack, logs.pack             supervisor        once it completed: environment.json, events/ and exits/,
+                                                              and logs/, in one file each (launch/common/packed_files.py)
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from launch.common.atomic_files import RecordError
+from launch.common.packed_files import name_in, unpack
+from launch.common.regular_file import read_regular
 
 OBSERVED = "LAUNCH_OBSERVED_ATTEMPT"
 """The variable that gives the attempt's folder to the processes of the user's program (engine command)."""
@@ -72,6 +79,8 @@ class AttemptPaths(Folder):
     rank_exits = Entry("exits")
     logs = Entry("logs")
     output = Entry("output")
+    records_pack = Entry("records.pack")
+    logs_pack = Entry("logs.pack")
 
     @property
     def outcome_text(self) -> str:
@@ -96,6 +105,29 @@ class AttemptPaths(Folder):
 
     def events(self, rank: int) -> Path:
         return self.root / "events" / f"rank{rank}.jsonl"
+
+    def all_events(self) -> list[Path]:
+        """Return the events of each rank that began, whether or not they are packed."""
+        packed = {self.root / name for name in self._packed if name.startswith("events/")}
+        return sorted(packed.union(self.root.glob("events/rank*.jsonl")))
+
+    def read(self, record: Path) -> bytes:
+        """Return the content of the environment, or of the events or the exit of a rank: on its own, or packed.
+
+        Raises:
+            OSError: it cannot be read.
+            RecordError: the pack is damaged.
+        """
+        try:
+            return read_regular(record)
+        except FileNotFoundError:
+            if (content := self._packed.get(name_in(self.records_pack, record))) is None:
+                raise
+            return content
+
+    @cached_property
+    def _packed(self) -> Mapping[str, bytes]:
+        return unpack(self.records_pack)
 
     def rank_exit(self, rank: int) -> Path:
         return self.rank_exits / f"rank{rank}.json"
@@ -130,6 +162,7 @@ class RunPaths(Folder):
 class BundlePaths(Folder):
     order = Entry("bundle.json")
     log = Entry("supervisor.log")
+    track_log = Entry("track.log")
     cancel = Entry("cancel")
     lock = Entry("lock")
     allocations = Entry("allocations.jsonl")

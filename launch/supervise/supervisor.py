@@ -33,6 +33,7 @@ from launch.supervise import host_slots
 from launch.supervise.attempt import Ranks, run_attempt
 from launch.supervise.child_process import Tracker
 from launch.supervise.local_ranks import LocalRanks, local_variables
+from launch.supervise.pack_attempt import pack_if_completed
 from launch.supervise.slurm_step import StepRanks, step_variables
 
 GATHER_SECONDS = 30.0
@@ -111,11 +112,12 @@ class Supervisor:
             return
         ranks, variables = self._start(spec, attempt, slot_names)
         if self._order.tracking is not None:
-            self._trackers.append(Tracker(attempt, self._order.tracking, variables))
+            self._trackers.append(Tracker(attempt, self._order.tracking, variables, self._bundle.track_log))
         run_attempt(
             attempt, ranks, self._order.limits, allocation, lambda: self._end_request(run_id),
             is_command=spec.engine == "command",
         )  # fmt: skip
+        pack_if_completed(attempt, spec.parallelism.world_size)
 
     def _start(
         self, spec: RunSpec, attempt: AttemptPaths, slot_names: tuple[str, ...]

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from launch.common.atomic_files import parse_json
-from launch.common.redact import redact
+from launch.common.redact import Secrets, is_secret_name, redact
 from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, SweepPaths
 from launch.contract.records.step_metrics import step_from_json
@@ -103,7 +103,7 @@ def settings_from_json(content: Mapping[str, Any]) -> TrackSettings:
 def run_config(spec: RunSpec, attempt: AttemptPaths) -> dict[str, Any]:
     """Return the resolved spec, and the ids to group and filter by."""
     names = {"workload_id": spec.workload_id, "task_id": spec.task_id}
-    return spec_to_json(spec) | names | {"run_id": _run_id(attempt), "attempt": attempt.number}
+    return spec_to_json(spec) | names | {"run_id": attempt.run_id, "attempt": attempt.number}
 
 
 def run_summary(outcome: Outcome | None, measured_ms: Sequence[float]) -> dict[str, Any]:
@@ -180,7 +180,9 @@ def _has_key(host: str) -> bool:
         return False
 
 
-def choose_mode(settings: TrackSettings, base_url: str) -> Literal["online", "offline", "disabled"]:
+def choose_mode(
+    attempt: AttemptPaths, settings: TrackSettings, base_url: str
+) -> Literal["online", "offline", "disabled"]:
     """Return the recipe's mode. For auto: WANDB_MODE where it is offline or disabled, else online where possible."""
     if settings.mode != "auto":
         return settings.mode
@@ -190,7 +192,8 @@ def choose_mode(settings: TrackSettings, base_url: str) -> Literal["online", "of
     reason = "WANDB_MODE is offline" if variable == "offline" else why_offline(base_url)
     if reason is None:
         return "online"
-    say(f"offline, as {reason}; upload later with: wandb sync tracking/wandb/offline-run-* (in the sweep's folder)")
+    upload = "upload later with: wandb sync tracking/wandb/offline-run-* (in the sweep's folder)"
+    say(attempt, f"offline, as {reason}; {upload}")
     return "offline"
 
 
@@ -212,11 +215,11 @@ def tracker_id(attempt: AttemptPaths, tracking: Path) -> str:
             pass
         finally:
             temporary.unlink()
-    return f"{_run_id(attempt)}-a{attempt.number}-{path.read_text()}"
+    return f"{_name(attempt)}-{path.read_text()}"
 
 
-def _run_id(attempt: AttemptPaths) -> str:
-    return attempt.spec.parent.name
+def _name(attempt: AttemptPaths) -> str:
+    return f"{attempt.run_id}-a{attempt.number}"
 
 
 # --- the process ----------------------------------------------------------------------------------------------------
@@ -226,20 +229,29 @@ def track(attempt: AttemptPaths, settings: TrackSettings) -> None:
     """Log ``attempt`` from its first step until it ends.
 
     Raises:
+        ValueError: a variable of W&B's holds a secret.
         Exception: whatever wandb raises. The attempt's records are not touched.
     """
+    _check_variables(os.environ)
     tracking = SweepPaths(attempt.root.parents[3]).tracking
-    wandb = _import_wandb(tracking)
+    cache = tracking / "cache" / _name(attempt)
+    wandb = _import_wandb(cache)
+    _log(wandb, attempt, settings, tracking)
+    wandb.teardown()
+    shutil.rmtree(cache, ignore_errors=True)
+
+
+def _log(wandb: Any, attempt: AttemptPaths, settings: TrackSettings, tracking: Path) -> None:
     quiet = {key: value for key, value in QUIET.items() if key in wandb.Settings.model_fields}
-    mode = choose_mode(settings, wandb.setup(wandb.Settings(**quiet)).settings.base_url)
+    mode = choose_mode(attempt, settings, wandb.setup(wandb.Settings(**quiet)).settings.base_url)
     if mode == "disabled":
-        return say("disabled; metrics stay in metrics.jsonl")
+        return say(attempt, "disabled; metrics stay in metrics.jsonl")
     spec = read_spec(attempt.spec)
     run = wandb.init(
         project=settings.project,
         entity=settings.entity,
         id=tracker_id(attempt, tracking),
-        name=f"{_run_id(attempt)}-a{attempt.number}",
+        name=_name(attempt),
         group=settings.group,
         job_type="graphed" if spec.graphed else "eager",
         tags=settings.tags,
@@ -249,13 +261,25 @@ def track(attempt: AttemptPaths, settings: TrackSettings) -> None:
         resume="allow",
     )
     if mode == "online":
-        say(f"online at {run.url}")
+        say(attempt, f"online at {run.url}")
     deliver(attempt, run)
 
 
-def _import_wandb(tracking: Path) -> Any:
+def _check_variables(environment: Mapping[str, str]) -> None:
+    """Check that no variable of W&B's but the key holds a secret: wandb writes their values to its files, and uploads them.
+
+    Raises:
+        ValueError: one does.
+    """
+    found = Secrets(environment)
+    for name, value in environment.items():
+        if name.startswith("WANDB_") and not is_secret_name(name) and (what := found.find(value)):
+            raise ValueError(f"{name} holds {what}; set it to another value")
+
+
+def _import_wandb(cache: Path) -> Any:
     """Import wandb with its cache in the sweep's folder and without its own error reports."""
-    os.environ.setdefault("WANDB_CACHE_DIR", str(tracking / "cache"))
+    os.environ.setdefault("WANDB_CACHE_DIR", str(cache))
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
@@ -281,10 +305,10 @@ def deliver(attempt: AttemptPaths, run: wandb.Run) -> None:
 
 
 def _remove_superseded(run_id: str, keep: Path) -> None:
-    """Remove this attempt's older offline folders: ``keep`` holds all of it."""
-    for folder in keep.parent.glob(f"offline-run-*-{run_id}*"):
-        if folder != keep:
-            shutil.rmtree(folder)
+    """Remove this attempt's older offline folders, since ``keep`` holds all of it, and wandb's own logs in ``keep``."""
+    older = (folder for folder in keep.parent.glob(f"offline-run-*-{run_id}*") if folder != keep)
+    for folder in (*older, *(path for path in keep.iterdir() if path.is_dir())):
+        shutil.rmtree(folder)
 
 
 def explain(error: Exception) -> str:
@@ -295,8 +319,8 @@ def explain(error: Exception) -> str:
     return f"ended early, {type(error).__name__}: {reason}; metrics stay in metrics.jsonl, run this again to upload"
 
 
-def say(message: str) -> None:
-    sys.stdout.write(f"tracking: {redact(message)}\n")
+def say(attempt: AttemptPaths, message: str) -> None:
+    sys.stdout.write(f"tracking {_name(attempt)}: {redact(message)}\n")
     sys.stdout.flush()
 
 
@@ -310,11 +334,12 @@ def main() -> None:
     # The supervisor handles an interrupt from the keyboard or from the stop button of the W&B page.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(10)
+    attempt = AttemptPaths(options.attempt.resolve())
     try:
-        track(AttemptPaths(options.attempt.resolve()), settings_from_json(options.settings))
+        track(attempt, settings_from_json(options.settings))
     except Exception as error:
         # A tracker that fails must never fail a run, and wandb's exit handlers would wait for what has just failed.
-        say(explain(error))
+        say(attempt, explain(error))
         os._exit(0)
 
 

@@ -10,7 +10,15 @@ from pathlib import Path
 from launch.common.regular_file import open_regular
 from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths
 from launch.contract.plan import Plan
-from orchestrator.cli.run_logs import find_attempt, find_bundle, find_rank_log, heading, read_intact_outcome, read_log
+from orchestrator.cli.run_logs import (
+    find_attempt,
+    find_bundle,
+    find_rank_log,
+    heading,
+    read_intact_outcome,
+    read_log,
+    read_rank_log,
+)
 from orchestrator.output.jobs import describe_job
 from orchestrator.sweeps.run_state import RunState, read_state
 from orchestrator.sweeps.slurm_jobs import JobMonitor
@@ -78,7 +86,13 @@ class LogFollower:
 
     def read_while_running(self, attempt: AttemptPaths, path: Path) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        with open_regular(path) as file:
+        try:
+            file = open_regular(path)
+        except FileNotFoundError:
+            # The attempt has completed meanwhile, and its logs are packed.
+            yield read_rank_log(attempt, path)
+            return
+        with file:
             while self.is_running(attempt):
                 yield decoder.decode(file.read())
                 time.sleep(POLL_SECONDS)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launch.common.atomic_files import RecordError, read_json
+from launch.common.packed_files import name_in, unpack
 from launch.common.regular_file import read_regular
 from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPaths
@@ -84,9 +85,26 @@ def _read_failed_exits(attempt: AttemptPaths) -> tuple[RankExit, ...]:
 
 
 def find_rank_log(attempt: AttemptPaths, rank: int | None) -> Path | None:
-    """Return the log of ``rank``, else of the first failing rank, else of rank 0; None if it left none."""
+    """Return the log of ``rank``, else of the first failing rank, else of rank 0; None if it left none.
+
+    That of a completed attempt may be packed (:func:`read_rank_log`).
+    """
     path = attempt.log(first_failing_rank(attempt) or 0 if rank is None else rank)
-    return path if path.exists() else None
+    return path if path.exists() or path.stem in _packed_ranks(attempt) else None
+
+
+def _packed_ranks(attempt: AttemptPaths) -> list[str]:
+    """Return the names of the ranks of an attempt that is packed, also of those that printed nothing."""
+    return [path.stem for path in attempt.all_events()] if attempt.records_pack.exists() else []
+
+
+def read_rank_log(attempt: AttemptPaths, path: Path) -> str:
+    """Return the content of a log that :func:`find_rank_log` found."""
+    try:
+        content = read_regular(path)
+    except FileNotFoundError:
+        content = unpack(attempt.logs_pack).get(name_in(attempt.logs_pack, path), b"")
+    return content.decode(errors="replace")
 
 
 def read_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) -> Iterator[str]:
@@ -104,10 +122,11 @@ def read_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) ->
     path = find_rank_log(attempt, rank) or (launcher if rank is None and launcher.exists() else None)
     if path is not None:
         yield heading(attempt, path)
-        yield read_regular(path).decode(errors="replace")
+        yield read_rank_log(attempt, path)
         return
     if rank is not None:
-        ranks = ", ".join(sorted(path.stem for path in attempt.logs.glob("rank*.log"))) or "none"
+        names = {*_packed_ranks(attempt), *(path.stem for path in attempt.logs.glob("rank*.log"))}
+        ranks = ", ".join(sorted(names)) or "none"
         raise input_error("--rank", f"rank {rank} left no log", f"logs: {ranks}")
     message = f"attempt {attempt.number} of {run.root.name} left no log"
     yield from _read_job_logs(run, plan, input_error("", message, "none of its processes started"))

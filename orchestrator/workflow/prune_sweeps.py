@@ -127,12 +127,13 @@ def _runs(sweep: SweepPaths) -> list[RunPaths]:
 def _find_logs(sweep: SweepPaths) -> Iterator[Path]:
     """Yield what no report is written from: logs, job output, uploads, and how ranks of ended attempts ended."""
     yield from (sweep.root / "submitit", sweep.root / "queue.log", sweep.tracking)
-    yield from (BundlePaths(path).log for path in sorted(sweep.root.glob("bundles/*")))
+    for bundle in map(BundlePaths, sorted(sweep.root.glob("bundles/*"))):
+        yield from (bundle.log, bundle.track_log)
     for run in _runs(sweep):
         for attempt in run.attempts():
             # Without an outcome the rest is the evidence of how it ended.
             if attempt.has_ended:
-                yield from (attempt.logs, attempt.rank_exits, attempt.root / "digests")
+                yield from (attempt.logs, attempt.logs_pack, attempt.rank_exits)
 
 
 def _sizes(path: Path) -> Iterator[int]:

@@ -140,7 +140,7 @@ def test_eager_cells_run_from_recipe_to_report(tmp_path: Path) -> None:
         assert set(phases) == set(PHASES) - {"capture"}
         assert phases["measure"]["peak_allocated"] >= phases["measure"]["allocated"] > 0
         assert all(value is not None for value in phases["measure"].values())
-        environment = json.loads(attempt.environment.read_text())
+        environment = json.loads(attempt.read(attempt.environment))
         assert environment["hardware"]["gpus"] and environment["hardware"]["driver"]
 
 

@@ -48,7 +48,7 @@ def test_runs_train_from_a_checkpoint_on_tokenised_and_indexed_data(host: Host, 
         (attempt,) = sweep.run(run_id).attempts()
         # Weights of zero make every token as likely as any other, and no gradient moves them.
         assert [step.loss for step in read_metrics(attempt)] == pytest.approx([math.log(256)] * 8)
-        digests.append(json.loads(attempt.environment.read_text()))
+        digests.append(json.loads(attempt.read(attempt.environment)))
     assert len({environment["data_digest"] for environment in digests}) == 2
     assert len({environment["digests"]["weights"] for environment in digests}) == 1
 

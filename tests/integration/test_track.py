@@ -143,6 +143,8 @@ def test_a_finished_attempt_is_delivered_whole(attempt: AttemptPaths) -> None:
 
     assert [line for line in said if "offline" in line] == said and len(said) == 1
     [file] = offline_files(attempt)
+    tracking = SweepPaths(attempt.root.parents[3]).tracking
+    assert {path for path in tracking.rglob("*") if path.is_file()} == {file, tracking / "id"}, "its logs are gone"
     records = wandb_records(file)
     assert repr(history(records)) == repr({step.step: step for step in read_metrics(attempt)})
 
@@ -230,12 +232,20 @@ def test_an_unreachable_server_means_offline_and_the_key_reaches_no_file(attempt
     assert files and not [path for path in files if KEY.encode() in path.read_bytes()]
 
 
+def test_a_secret_in_a_variable_of_wandb_reaches_no_file(attempt: AttemptPaths) -> None:
+    (said,) = finish(start(attempt, HF_TOKEN=KEY, WANDB_TAGS=f"x,{KEY}"))
+    assert "WANDB_TAGS holds the value of $HF_TOKEN; set it to another value" in said and KEY not in said
+    assert not SweepPaths(attempt.root.parents[3]).tracking.exists()
+
+
 def test_without_wandb_there_is_one_line(attempt: AttemptPaths, tmp_path: Path) -> None:
     shadow = tmp_path / "shadow"
     shadow.mkdir()
     (shadow / "wandb.py").write_text("raise ModuleNotFoundError(\"No module named 'wandb'\", name='wandb')\n")
     said = finish(start(attempt, PYTHONPATH=f"{shadow}{os.pathsep}{ROOT}"))
-    assert said == ["tracking: wandb is not installed; metrics stay in metrics.jsonl (pip install wandb)"]
+    assert said == [
+        f"tracking {GRAPHED.run_id}-a1: wandb is not installed; metrics stay in metrics.jsonl (pip install wandb)"
+    ]
 
 
 def test_an_error_of_wandb_is_one_line(attempt: AttemptPaths) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.common.atomic_files import read_json, read_json_lines, write_json
+from launch.common.atomic_files import read_json_lines, write_json
 from launch.contract.bundle import BundleOrder, Step
 from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, SweepPaths
@@ -110,8 +111,9 @@ class Bundle:
 
     def nodes_of_ranks(self, run: int) -> list[str]:
         """Return the node that each rank's process recorded."""
-        ends = [read_json(self.attempt(run).rank_exit(rank)) for rank in range(self._size[0] * self._size[1])]
-        return [end["node"] for end in ends]
+        attempt = self.attempt(run)
+        ends = (attempt.read(attempt.rank_exit(rank)) for rank in range(self._size[0] * self._size[1]))
+        return [json.loads(end)["node"] for end in ends]
 
     # --- what is going on ---
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from launch.common.atomic_files import RecordError
 from launch.common.regular_file import read_regular
-from launch.contract.paths import RunPaths, SweepPaths
+from launch.contract.paths import AttemptPaths, RunPaths, SweepPaths
 
 
 def digest_records(sweep: SweepPaths, run_ids: Iterable[str]) -> str:
@@ -15,22 +16,31 @@ def digest_records(sweep: SweepPaths, run_ids: Iterable[str]) -> str:
     found = hashlib.sha256(_content(sweep.plan))
     for run_id in run_ids:
         run = sweep.run(run_id)
-        for path in _records(run):
-            content = _content(path)
-            found.update(f"\n{run_id}{str(path).removeprefix(str(run.root))} {len(content)}\n".encode() + content)
+        for path, content in _records(run):
+            found.update(f"\n{run_id}{str(path).removeprefix(run.path)} {len(content)}\n".encode() + content)
     return found.hexdigest()
 
 
-def _records(run: RunPaths) -> Iterator[Path]:
-    yield run.spec
+def _records(run: RunPaths) -> Iterator[tuple[Path, bytes]]:
+    """Yield each record with its content. It is the same before and after it is packed."""
+    yield run.spec, _content(run.spec)
     for attempt in run.attempts():
-        yield from (attempt.outcome, attempt.metrics, attempt.environment)
-        yield from sorted((attempt.root / "events").glob("rank*.jsonl"))
+        for path in (attempt.outcome, attempt.metrics, attempt.environment, *_all_events(attempt)):
+            yield path, _content(path, attempt.read)
 
 
-def _content(path: Path) -> bytes:
+def _all_events(attempt: AttemptPaths) -> Sequence[Path]:
+    try:
+        return attempt.all_events()
+    except (OSError, RecordError):
+        return ()
+
+
+def _content(path: Path, read: Callable[[Path], bytes] = read_regular) -> bytes:
     """Return what is in the file, or why it cannot be read, which the report names."""
     try:
-        return read_regular(path)
+        return read(path)
     except OSError as error:
         return repr(error.strerror).encode()
+    except RecordError as error:
+        return str(error).encode()

@@ -21,4 +21,4 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 def read_events(attempt: AttemptPaths, rank: int) -> Iterator[dict[str, Any]]:
-    return read_json_lines(attempt.events(rank))
+    return read_json_lines(attempt.events(rank), attempt.read)

@@ -19,6 +19,7 @@ from launch.common.file_lock import Lock
 from launch.contract.bundle import BundleOrder
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Limits
+from launch.supervise.pack_attempt import pack_if_completed
 from orchestrator.cli.main import main
 from tests.records import write_sweep
 
@@ -82,11 +83,16 @@ def test_nothing_behind_a_link_is_deleted(store: Path, tmp_path: Path) -> None:
 
 def test_reports_stay_and_can_be_written_again(store: Path) -> None:
     one = SweepPaths(store / "one")
+    attempt = one.run(next((one.root / "runs").iterdir()).name).attempt(1)
+    attempt.log(0).write_text("printed")
+    pack_if_completed(attempt, 1)
+    assert attempt.logs_pack.exists()
     assert main(["report", "one", "--store", str(store)]) == 0
     before = {path.name: path.read_bytes() for path in one.report.iterdir() if path.is_file()}
     everything = files(store)
     assert prune(store, "one", "--keep", "reports", "--dry-run") == prune(store, "one", "--keep", "reports")
     gone = everything - files(store)
+    assert attempt.records_pack.exists() and not attempt.logs_pack.exists()
     assert gone and all("logs" in path or "submitit" in path or "tracking" in path for path in gone)
     assert not any(path.exists() for path in beside_reports(one))
     assert (store.parent / "outside" / "file").exists()

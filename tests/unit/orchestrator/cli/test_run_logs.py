@@ -14,6 +14,7 @@ from launch.contract.bundle import BundleOrder
 from launch.contract.outcomes import Outcome, outcome_to_json
 from launch.contract.paths import AttemptPaths, RunPaths
 from launch.contract.plan import Limits, read_plan
+from launch.supervise.pack_attempt import pack_if_completed
 from orchestrator.cli import follow_log as follow_log_module
 from orchestrator.cli.follow_log import follow_log
 from orchestrator.cli.run_logs import first_failing_rank, read_log
@@ -66,6 +67,14 @@ def exits(attempt: AttemptPaths, rank: int, seconds: float, code: int) -> None:
     write_json(attempt.rank_exit(rank), {"rank": rank, "code": code, "time": seconds, "node": "n", "oom_killed": False})
 
 
+def completes(attempt: AttemptPaths, ranks: int) -> None:
+    for rank in range(ranks):
+        with JsonLines(attempt.events(rank)) as lines:
+            lines.write({"kind": "enter", "phase": "init"})
+    write_json(attempt.outcome, outcome_to_json(attempt, Outcome("COMPLETED", "teardown", "a", 1.0, 2.0)))
+    pack_if_completed(attempt, ranks)
+
+
 def ends(attempt: AttemptPaths, rank: int | None = None) -> None:
     outcome = Outcome("FAILED", "measure", "a", 1.0, 2.0, rank, "EXIT", "exit code 3")
     write_json(attempt.outcome, outcome_to_json(attempt, outcome))
@@ -111,6 +120,28 @@ def test_read_log_chooses_the_log(run: Run) -> None:
     run.begin(2, launcher="nothing of it began\n")
     assert run.shown() == f"# {run.run_id}, attempt 2, launcher.log\nnothing of it began\n"
     assert run.shown(1).endswith("one\n")
+
+
+def test_the_logs_of_a_completed_attempt_are_packed(run: Run) -> None:
+    attempt = run.begin(rank0="", rank1="grün\n", launcher="")
+    completes(attempt, 2)
+    assert not attempt.logs.exists()
+    assert run.shown() == f"# {run.run_id}, attempt 1, rank0.log\n"
+    assert run.shown(rank=1) == f"# {run.run_id}, attempt 1, rank1.log\ngrün\n"
+    with pytest.raises(InputError, match="rank 2 left no log\n    logs: rank0, rank1"):
+        run.shown(rank=2)
+
+
+def test_following_reads_a_log_that_was_packed_after_it_was_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow_log_module, "POLL_SECONDS", 0.0)
+    attempt = run.begin(rank0="all\n")
+    lock = Lock.try_acquire(run.bundle.lock)
+    assert lock is not None
+    following = follow_log(run.paths, run.plan, None, None)
+    assert next(following) == f"# {run.run_id}, attempt 1, rank0.log\n"
+    completes(attempt, 1)
+    assert "".join(following) == "all\n# ended as COMPLETED\n"
+    lock.release()
 
 
 def test_a_run_that_never_began_has_the_log_of_its_job(run: Run) -> None:
