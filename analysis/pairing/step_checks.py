@@ -61,7 +61,7 @@ def collect_step_checks(attempts: Sequence[tuple[int, Attempt]], spec: RunSpec) 
     """Return what the graphed ``attempts``, by repeat, found; None if ``spec`` plans no checks or nothing is recorded yet."""
     if not spec.checked_steps or not attempts:
         return None
-    found = list(_checks(attempts))
+    found = [one for one in _checks(attempts) if not one.check.missing]
     rows = [row for one in found for row in one.check.differences]
     return StepChecks(
         steps=spec.checked_steps,
@@ -134,6 +134,11 @@ def _describe(found: _Found, row: TensorDifference | RoutingDifference) -> str:
 
 def _undecided(found: Sequence[_Found], attempts: Sequence[tuple[int, Attempt]], spec: RunSpec) -> str:
     """Return why the checks decide nothing, if so."""
+    for one in _checks(attempts):
+        if one.check.missing:
+            return (
+                f"not step-checked: {one.check.missing / 2**30:.1f} GiB of GPU memory missing in step {one.check.step}"
+            )
     for repeat, attempt in attempts:
         for rank in range(spec.parallelism.world_size):
             steps = tuple(sorted(check.step for check in attempt.step_checks.get(rank, ())))

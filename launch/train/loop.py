@@ -16,6 +16,7 @@ from launch.contract.spec import RunSpec
 from launch.engines.protocol import Engine, RankPlace, StepKind
 from launch.train.data_loader import TokenSource, batch
 from launch.train.inspection.capture_blockers import INSPECTED_STEPS, inspect
+from launch.train.inspection.check_memory import eager_step_bytes
 from launch.train.inspection.step_check import check_step
 from launch.train.telemetry.event_log import Recorder
 from launch.train.telemetry.parameter_digest import digest_parameters
@@ -40,7 +41,7 @@ def train(
     capture_step = engine.capture_step
     last_unsettled = spec.cuda_graph.warmup_steps - 1 if capture_step is None else capture_step
 
-    checked = spec.checked_steps
+    checked, needed = spec.checked_steps, 0
 
     def tokens_of(step: int) -> torch.Tensor:
         return batch(source, spec, step, dp_rank).to(mesh.device)
@@ -49,6 +50,8 @@ def train(
         phase = phase_of(step, capture_step, last_unsettled)
         if phase != recorder.phase:
             metrics.flush()
+        if step == capture_step:
+            needed = eager_step_bytes(mesh.device)
         recorder.enter(phase, step)
         if step == last_unsettled + 1:
             recorder.write("parameters", digest=digest_parameters(engine.parameters()))
@@ -56,7 +59,7 @@ def train(
         if step in checked:
             metrics.flush()
             with recorder.excluding():
-                recorder.write("step_check", check=check_step(engine.checkable_step(), step, tensors))
+                recorder.write("step_check", check=check_step(engine.checkable_step(), step, tensors, needed))
         timer = StepTimer(mesh.device)
         timer.begin()
         result = engine.step(tensors)

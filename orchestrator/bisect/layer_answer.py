@@ -71,7 +71,8 @@ class LayerAnswer(Answer):
             return ""
         planned = [step for step in self.search.trial.checked_steps if step <= self.first.step]
         for rank in range(self.search.trial.parallelism.world_size):
-            missing = {*planned} - {check.step for check in self.attempt.step_checks.get(rank, ())}
+            checks = self.attempt.step_checks.get(rank, ())
+            missing = {*planned} - {check.step for check in checks if not check.missing}
             if missing:
                 return f"rank {rank} has no check of step {min(missing)}"
         return ""

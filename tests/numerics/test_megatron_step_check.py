@@ -19,7 +19,7 @@ from tests.distributed import workers
 from tests.numerics.megatron_graphs_on_cpu import graphs_on_cpu
 from tests.numerics.megatron_on_cpu import megatron_engine
 from tests.numerics.test_megatron_graphs import EVEN, OVERLAPPED, PADDED, ROUTED, graph, spec_of
-from tests.numerics.test_step_check import layer_results
+from tests.numerics.test_step_check import layer_results, out_of_memory
 from tests.numerics.tiny import DENSE, batches
 
 BALANCED = replace(EVEN, moe_aux_loss_coeff=0.01)
@@ -29,8 +29,20 @@ BIASED = replace(
 WHOLE, LAYERS, LOCAL = graph("full_iteration"), graph("transformer_engine"), graph("local")
 
 
-def run_with_checks(spec: RunSpec) -> dict[str, Any]:
-    """Return what a rank's run computes, with or without checks, and what these found."""
+def run_with_checks(spec: RunSpec, lacking: str = "") -> dict[str, Any]:
+    """Return what a rank's run computes, with or without checks, and what these found. The first is ``lacking`` memory there."""
+    if lacking:
+        with graphs_on_cpu(spec.cuda_graph.impl):  # imports Megatron-Core without its warnings
+            from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
+            from megatron.core.transformer.transformer_layer import TransformerLayer
+
+            from launch.engines.megatron.step_check import MegatronStep
+        places = {
+            "forward": (TransformerLayer, "forward"),
+            "backward": (_ParamAndGradBucketGroup, "register_grad_ready"),
+        }
+        with out_of_memory(places[lacking], 0, MegatronStep):
+            return run_with_checks(spec)
     found: list[StepCheck] = []
     results = []
     layers = set()
@@ -46,7 +58,7 @@ def run_with_checks(spec: RunSpec) -> dict[str, Any]:
         stats = engine.graph_stats()
     return {
         "results": results, "weights": torch.cat([weights, *(buffer.flatten() for buffer in buffers)]),
-        "proven": stats.proven, "layers": layers, "checks": [(one.step, one.tensors > 8, one.unequal, len(one.routing)) for one in found],
+        "proven": stats.proven, "layers": layers, "checks": [(one.step, one.tensors > 8, one.unequal, len(one.routing)) for one in found if not one.missing],
     }  # fmt: skip
 
 
@@ -79,6 +91,17 @@ def compare_runs(spec: RunSpec) -> None:
 )
 def test_checks_find_nothing_and_change_nothing(model: Model, settings: CudaGraph) -> None:
     compare_runs(spec_of(model, settings))
+
+
+@pytest.mark.parametrize("settings", [WHOLE, LAYERS, LOCAL])
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_a_run_goes_on_without_a_check_that_lacks_memory(settings: CudaGraph, place: str) -> None:
+    spec = spec_of(DENSE, settings, replace(Parallelism(), overlap_grad_reduce=True))
+    with_checks = run_with_checks(replace(spec, step_checks=2), place)
+    without = run_with_checks(spec)
+    assert with_checks["checks"] == [(spec.training.steps - 1, True, 0, 0)], "the second check had its memory"
+    assert with_checks["results"] == without["results"] and with_checks["proven"] == without["proven"]
+    assert torch.equal(with_checks["weights"], without["weights"])
 
 
 def test_layers_that_are_recomputed_count_once() -> None:

@@ -15,7 +15,11 @@ import torch.distributed as dist
 from launch.contract.records.step_check import StepCheck
 from launch.contract.spec import CudaGraph, GraphImpl, Parallelism, RunSpec
 from launch.engines.protocol import RankPlace
+from launch.engines.torch_native.decoder import Layer
 from launch.engines.torch_native.engine import TorchNativeEngine
+from launch.engines.torch_native.parallel.data_parallel import GradientReduction
+from launch.engines.torch_native.step_check import TorchNativeStep
+from launch.train.inspection import check_memory, step_check
 from launch.train.inspection.step_check import check_step
 from tests.distributed import workers
 from tests.numerics.full_iteration_on_cpu import full_iteration_on_cpu
@@ -285,8 +289,77 @@ def test_rounding_is_in_no_layer_a_fault(observed: tuple[TorchNativeEngine, torc
     assert found.unequal > 80 and faults_of(found) == [] and found.first is None
 
 
-def run_with_checks(spec: RunSpec) -> dict[str, Any]:
-    """Return what a rank's run computes, with or without checks, and what these found."""
+@contextmanager
+def out_of_memory(place: tuple[type, str], passes: int, step: type = TorchNativeStep) -> Iterator[None]:
+    """Memory runs out in one uncaptured pass, the one after ``passes``: in the fourth call of a method."""
+    recompute, method = step.recompute, getattr(*place)  # type: ignore[attr-defined]
+    left = iter(range(passes, -1, -1))
+
+    def fail(*arguments: Any, **named: Any) -> Any:
+        if next(calls) == 3:
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of"
+            )
+        return method(*arguments, **named)
+
+    def recompute_once(self: Any, *arguments: Any) -> None:
+        with mock.patch.object(*place, fail) if next(left, 1) == 0 else nullcontext():
+            recompute(self, *arguments)
+
+    calls = iter(range(1 << 30))
+    with mock.patch.object(step, "recompute", recompute_once):
+        yield
+
+
+def test_memory_that_is_missing_is_measured() -> None:
+    failed = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+    needed = check_memory.COMPARISON_BYTES + 2**30
+    with (
+        mock.patch.object(torch, "empty", side_effect=failed),
+        mock.patch.object(torch.cuda, "mem_get_info", lambda device: (needed - 7, 2**40)),
+    ):
+        assert check_memory.missing_bytes(2**30, torch.device("cuda", 0)) == 7
+    assert check_memory.missing_bytes(2**30, CPU) == 0
+    assert check_memory.requested_bytes(failed) == 20 * 2**20
+
+
+PLACES = {"forward": (Layer, "forward_attention"), "backward": (GradientReduction, "ready")}
+
+
+@pytest.mark.parametrize("captured", ["fp32"], indirect=True)
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("passes", range(4))
+def test_a_check_without_memory_leaves_nothing_behind(
+    captured: tuple[TorchNativeEngine, torch.Tensor], passes: int, place: str
+) -> None:
+    """In the first pass, in that with the replay's routing, and in those that measure the noise."""
+    engine, batch = captured
+    moved = other_weight("layers.1.mlp.router.weight", lambda weight: weight[2].neg_())
+
+    def replayed() -> list[torch.Tensor]:
+        step = engine.checkable_step()
+        with step_check._restored(step):
+            step.replay(batch)
+            return [result.clone() for _, result in (*step.results(), *step.updated())]
+
+    before = replayed()
+    with out_of_memory(PLACES[place], passes):
+        found = check(captured, moved)
+    assert (found.missing, found.tensors) == (3 * 2**29, 0)
+    assert not engine._train_step.keep_routing
+    assert all(torch.equal(*pair) for pair in zip(before, replayed(), strict=True))
+    assert check(captured, moved).calibrated
+
+
+def run_with_checks(spec: RunSpec, lacking: str = "") -> dict[str, Any]:
+    """Return what a rank's run computes, with or without checks, and what these found. The first one is ``lacking`` memory."""
+    if lacking == "rank 1":
+        missing = [2**30] if dist.get_rank() == 1 else []
+        with mock.patch.object(step_check, "missing_bytes", lambda *_: missing.pop() if missing else 0):
+            return run_with_checks(spec)
+    if lacking:
+        with out_of_memory(PLACES[lacking], 0):
+            return run_with_checks(spec)
     rank = dist.get_rank() if dist.is_initialized() else 0
     found: list[StepCheck] = []
     results = []
@@ -302,7 +375,7 @@ def run_with_checks(spec: RunSpec) -> dict[str, Any]:
         stats = engine.graph_stats()
         engine.close()
     weights = engine.flat_parameters.weights.clone()
-    checks = [(one.step, one.tensors > 20, one.unequal, len(one.routing)) for one in found]
+    checks = [(one.step, one.tensors > 20, one.unequal, len(one.routing)) for one in found if not one.missing]
     return {"results": results, "weights": weights, "checks": checks, "proven": stats.proven, "layers": layers}
 
 
@@ -341,5 +414,28 @@ def test_checks_find_nothing_and_change_nothing(
     assert layout.pp == 1 or parts[0].isdisjoint(parts[1])
     for without, with_checks in zip(plain, checked, strict=True):
         assert with_checks["checks"] == [(2, True, 0, 0), (3, True, 0, 0)]
+        assert with_checks["results"] == without["results"] and with_checks["proven"]
+        assert torch.equal(with_checks["weights"], without["weights"])
+
+
+@pytest.mark.parametrize(
+    ("impl", "scope", "layout", "lacking"),
+    [
+        ("full_iteration", (), ZERO, "rank 1"),
+        ("torch", ("attn", "moe_router"), PIPELINE, "rank 1"),
+        ("torch", (), Parallelism(), "backward"),
+        ("transformer_engine", ("attn",), Parallelism(), "forward"),
+    ],
+)
+def test_a_run_goes_on_without_a_check_that_lacks_memory(
+    impl: GraphImpl, scope: tuple[str, ...], layout: Parallelism, lacking: str
+) -> None:
+    """On all ranks where one lacks it; and with the numbers of a run without checks."""
+    spec = make_spec(replace(EXPERTS, num_layers=4), steps=4, global_batch_size=4)
+    spec = replace(spec, parallelism=layout, cuda_graph=CudaGraph(impl, scope, 1))
+    ranks = workers(layout.world_size)
+    plain, checked = ranks.run(run_with_checks, spec), ranks.run(run_with_checks, replace(spec, step_checks=2), lacking)
+    for without, with_checks in zip(plain, checked, strict=True):
+        assert with_checks["checks"] == [(3, True, 0, 0)], "the second check had its memory"
         assert with_checks["results"] == without["results"] and with_checks["proven"]
         assert torch.equal(with_checks["weights"], without["weights"])

@@ -108,11 +108,14 @@ class StepCheck:
     seconds: Amount = 0.0
     first: tuple[LayerResult, TensorDifference] | None = None
     """The first result of a layer that is a fault, if results of layers are compared (RunSpec.layer_check_steps)."""
+    missing: Count = 0
+    """How many bytes of GPU memory were missing, on the rank that lacked most. The step was not checked then."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError if nothing was compared, or the counts contradict each other."""
+        """Raise ValueError if nothing was compared, though no memory was missing, or the counts contradict each other."""
         shown = min(self.unequal, MOST_DIFFERENCES)
-        if not (self.unequal <= self.tensors > 0 and len(self.differences) == shown):
+        compared = self.tensors > 0 if not self.missing else self.tensors == 0
+        if not (compared and self.unequal <= self.tensors and len(self.differences) == shown):
             raise ValueError(
                 f"the check of step {self.step} compared {self.tensors} results, with {self.unequal} unequal ones and "
                 f"{len(self.differences)} of their differences: these contradict each other"

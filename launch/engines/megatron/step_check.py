@@ -68,9 +68,11 @@ class MegatronStep:
 
         models = (get_attr_wrapped_model(chunk, "pre_process", return_model_obj=True) for chunk in self.schedule.chunks)
         handles = [model.decoder.layers[0].register_forward_hook(move) for model in models if model.pre_process]
-        yield not self._hides_choices
-        for handle in handles:
-            handle.remove()
+        try:
+            yield not self._hides_choices
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def results(self) -> Iterator[tuple[str, torch.Tensor]]:
         for number, loss in enumerate(self.schedule.losses):
@@ -110,18 +112,23 @@ class MegatronStep:
     def _run(self, passes: Callable[[], object]) -> None:
         """Run ``passes`` from cleared gradients, and compute their norm as the optimizer will, before clipping."""
         self.clear_gradients()
-        for router in self._observed().values():
-            router.forget()
-            router.keeps = True
-        self.observed_layers.forget()
-        self.observed_layers.keeps = True
-        passes()
-        self.observed_layers.keeps = False
-        for router in self._observed().values():
-            router.keeps = False
+        with self._keeping():
+            passes()
         self.optimizer.prepare_grads()
         self._norm = to_scalar(self.optimizer.get_grad_norm())
         self.optimizer.zero_grad()
+
+    @contextmanager
+    def _keeping(self) -> Iterator[None]:
+        observed: list[ObservedRouter | ObservedLayers] = [*self._observed().values(), self.observed_layers]
+        for each in observed:
+            each.forget()
+            each.keeps = True
+        try:
+            yield
+        finally:
+            for each in observed:
+                each.keeps = False
 
     def _observed(self) -> Mapping[str, ObservedRouter]:
         return self.routers or {}
@@ -137,9 +144,11 @@ class MegatronStep:
             calls = range(self._replayed[name][0]) if repeated and not self._hides_choices else ()
             router.repeated = [self._repeated[f"{name}, call {number}"] for number in calls]
             router.repeated_counts = self._counts[name]
-        yield
-        for router in self._observed().values():
-            router.repeated = router.repeated_counts = ()
+        try:
+            yield
+        finally:
+            for router in self._observed().values():
+                router.repeated = router.repeated_counts = ()
 
     def _owned_ranges(self) -> Mapping[nn.Parameter, slice]:
         """Return which elements of each flattened parameter this rank updates. A distributed optimizer reduces no others."""

@@ -62,9 +62,11 @@ class TorchNativeStep:
 
         first = [chunk.named_layers()["0"] for chunk in self.train_step.chunks if chunk.is_first]
         handles = [layer.register_forward_hook(move) for layer in first]
-        yield not self._is_compiled and not self._hides_choices
-        for handle in handles:
-            handle.remove()
+        try:
+            yield not self._is_compiled and not self._hides_choices
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def results(self) -> Iterator[tuple[str, torch.Tensor]]:
         step = self.train_step
@@ -124,8 +126,10 @@ class TorchNativeStep:
     @contextmanager
     def _keeping_routing(self) -> Iterator[None]:
         self.train_step.keep_routing = True
-        yield
-        self.train_step.keep_routing = False
+        try:
+            yield
+        finally:
+            self.train_step.keep_routing = False
 
     @contextmanager
     def _repeating(self, repeated: Mapping[str, torch.Tensor]) -> Iterator[None]:
@@ -135,8 +139,10 @@ class TorchNativeStep:
         if self._repeated:
             places = step.microbatches.routing
             step.repeated = {place: [self._repeated[name] for name in self._names(*place)] for place in places}
-        yield
-        step.repeated = {}
-        for chunk in step.chunks:
-            for router in chunk.routers():
-                router.repeated = None
+        try:
+            yield
+        finally:
+            step.repeated = {}
+            for chunk in step.chunks:
+                for router in chunk.routers():
+                    router.repeated = None

@@ -28,6 +28,7 @@ from launch.contract.records.step_check import (
     TensorDifference,
 )
 from launch.engines.protocol import CheckableStep, ScoredChoices
+from launch.train.inspection.check_memory import largest_on_ranks, missing_bytes, requested_bytes
 
 CHUNK_ELEMENTS = 2**24
 """Elements compared at once, which bounds the memory of a comparison."""
@@ -48,19 +49,34 @@ class _Difference:
     largest: float
 
 
-def check_step(checked: CheckableStep, number: int, batch: torch.Tensor) -> StepCheck:
-    """Check step ``number``, and restore the state before it. A collective call.
+def check_step(checked: CheckableStep, number: int, batch: torch.Tensor, needed: int = 0) -> StepCheck:
+    """Check step ``number`` if its memory is there on all ranks, and restore the state before it. A collective call.
 
     Args:
         batch: int64 (microbatches, microbatch size, sequence + 1).
+        needed: the bytes of GPU memory that an eager step uses beside the state.
+
+    Raises:
+        torch.OutOfMemoryError: memory that was there is missing in a pass of several ranks, which wait for this one.
     """
+    if missing := largest_on_ranks(missing_bytes(needed, batch.device), batch.device):
+        return StepCheck(number, missing=int(missing))
+    try:
+        return _check_step(checked, number, batch)
+    except torch.OutOfMemoryError as error:
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            raise
+        return StepCheck(number, missing=requested_bytes(error))
+
+
+def _check_step(checked: CheckableStep, number: int, batch: torch.Tensor) -> StepCheck:
     begun = time.perf_counter()
     replayed, routing, updated = _replay(checked, batch)
     found = _update(checked, replayed, updated)
     rows = _rows(found, {name: _spacing(updated[name]) for name in found})
     passes = _Passes(checked, batch, replayed, routing)
     calibrated = True
-    if _on_any_rank(passes.is_unequal, batch.device):
+    if largest_on_ranks(passes.is_unequal, batch.device):
         calibrated = passes.calibrate()
         rows += _rows(passes.differences, passes.noise)
     first = _first_fault(rows, checked.layers())
@@ -112,7 +128,7 @@ class _Passes:
     def calibrate(self) -> bool:
         """Measure the noise, with the replay's routing if it differs on any rank. Return whether that is possible."""
         repeated: Routing = {}
-        if _on_any_rank(bool(self._moved), self._batch.device):
+        if largest_on_ranks(bool(self._moved), self._batch.device):
             repeated = self._routing
             self.differences = self._run(self._replayed, repeated)
             self._scored = self._checked.scored_choices()
@@ -241,12 +257,3 @@ def _spacing(result: torch.Tensor) -> float:
 def _count_moved(experts: torch.Tensor, others: torch.Tensor) -> int:
     """Count the tokens of which two choices differ, each int64 (T, topk), in any order."""
     return int((experts.sort(-1).values != others.sort(-1).values).any(-1).sum())
-
-
-def _on_any_rank(condition: bool, device: torch.device) -> bool:
-    """Return whether ``condition`` holds on any rank. A collective call."""
-    if not dist.is_initialized():
-        return condition
-    flag = torch.tensor(float(condition), device=device)
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag)

@@ -55,8 +55,10 @@ class FullIteration(MegatronCapture):
     def uncaptured(self) -> Iterator[None]:
         wrapper = self._schedule.forward_backward
         self._schedule.forward_backward = self._uncaptured
-        yield
-        self._schedule.forward_backward = wrapper
+        try:
+            yield
+        finally:
+            self._schedule.forward_backward = wrapper
 
     def close(self) -> None:
         if self.is_captured:

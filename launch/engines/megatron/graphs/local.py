@@ -72,8 +72,10 @@ class LocalCudaGraphs(MegatronCapture):
     def uncaptured(self) -> Iterator[None]:
         replay = CudaGraphManager.__call__
         CudaGraphManager.__call__ = _call_uncaptured
-        yield
-        CudaGraphManager.__call__ = replay
+        try:
+            yield
+        finally:
+            CudaGraphManager.__call__ = replay
 
     def close(self) -> None:
         """Release the graphs. ``delete_cuda_graphs`` of 0.16.1 does not release graphs that were created."""

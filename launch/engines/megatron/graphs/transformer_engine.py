@@ -74,9 +74,11 @@ class LayerCallables(MegatronCapture):
         graphed = [(layer, layer.cuda_graphs) for layer in self._helper.flattened_callables]
         for layer, _ in graphed:
             layer.cuda_graphs = []
-        yield
-        for layer, callables in graphed:
-            layer.cuda_graphs = callables
+        try:
+            yield
+        finally:
+            for layer, callables in graphed:
+                layer.cuda_graphs = callables
 
     def close(self) -> None:
         if self._helper.graphs_created():

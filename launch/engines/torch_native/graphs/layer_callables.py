@@ -75,8 +75,10 @@ class _LayerCallables(GraphedStep):
     @contextmanager
     def uncaptured(self) -> Iterator[None]:
         graphed, self._train_step.graphed = self._train_step.graphed, lambda chunk, microbatch: {}
-        yield
-        self._train_step.graphed = graphed
+        try:
+            yield
+        finally:
+            self._train_step.graphed = graphed
 
     def close(self) -> None:
         self._callables = []

@@ -56,8 +56,10 @@ class Compiled(GraphedStep):
     @contextmanager
     def uncaptured(self) -> Iterator[None]:
         model, self._train_step.model = self._train_step.model, self._uncompiled
-        yield
-        self._train_step.model = model
+        try:
+            yield
+        finally:
+            self._train_step.model = model
 
     def close(self) -> None:
         torch._dynamo.reset()

@@ -150,6 +150,9 @@ class FlatParameters:
         self._accumulation.stream = torch.cuda.current_stream() if self.gradients.is_cuda else None
         try:
             yield
+        except BaseException:
+            self._reduction.begin()
+            raise
         finally:
             self._accumulation.scale = None
 

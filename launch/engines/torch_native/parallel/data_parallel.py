@@ -42,7 +42,7 @@ class GradientReduction:
             ),
         )
         self._place = {number: i for i, bucket in enumerate(self._buckets) for number in bucket.parameters}
-        self._begin()
+        self.begin()
 
     def ready(self, parameter: int) -> None:
         """Note that a parameter has its gradients of all microbatches, and begin the reductions that this allows.
@@ -68,9 +68,10 @@ class GradientReduction:
             self._reduce_next()
         for work in self._works:
             work.wait()
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Begin a step, whether or not the one before has ended."""
         self._begun = 0
         self._awaited = [set(bucket.parameters) for bucket in self._buckets]
         self._works: list[dist.Work] = []

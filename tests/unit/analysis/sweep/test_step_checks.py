@@ -122,11 +122,12 @@ def test_steps_that_agree_do_not_explain_curves_that_do_not(tmp_path: Path) -> N
     [
         None,
         found(62, ROUNDING, calibrated=False),
+        StepCheck(62, missing=3 * 2**29),
         found(62, dataclasses.replace(ROUNDING, difference=1.0, noise=0.2)),
         found(62, ROUNDING, noise=0.2),
         found(62, routing=(RoutingDifference("router of layer 1, micro-batch 0", 3, gap=0.9, noise=0.2),)),
     ],
-    ids=["missing", "uncalibrated", "blind", "blind beyond the recorded rows", "blind to routing"],
+    ids=["missing", "uncalibrated", "without memory", "blind", "blind beyond the recorded rows", "blind to routing"],
 )
 def test_checks_that_did_not_take_place_decide_nothing(tmp_path: Path, check: StepCheck | None) -> None:
     def edit(run: AttemptRecord) -> None:
@@ -136,11 +137,21 @@ def test_checks_that_did_not_take_place_decide_nothing(tmp_path: Path, check: St
     result = compared(tmp_path, edit)
     assert verdict_of(result)[0] == "INCONCLUSIVE"
     assert result.graphs.step_checks and result.graphs.step_checks.undecided
+    if check and check.missing:
+        expected = "not step-checked: 1.5 GiB of GPU memory missing in step 62"
+        assert (result.graphs.step_checks.undecided, result.graphs.step_checks.tensors) == (expected, 40)
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"tensors": 0}, {"unequal": 41}, {"unequal": 3}, {"differences": [dataclasses.asdict(FAULT)]}, {"step": 61}],
+    [
+        {"tensors": 0},
+        {"missing": 1},
+        {"unequal": 41},
+        {"unequal": 3},
+        {"differences": [dataclasses.asdict(FAULT)]},
+        {"step": 61},
+    ],
     ids=str,
 )
 def test_a_check_that_contradicts_itself_is_damaged(tmp_path: Path, change: dict[str, Any]) -> None:
