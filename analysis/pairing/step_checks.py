@@ -52,10 +52,6 @@ class _Found:
     check: StepCheck
     repeat: int | None = None
 
-    @property
-    def differences(self) -> tuple[TensorDifference | RoutingDifference, ...]:
-        return (*self.check.routing, *self.check.differences)
-
 
 def collect_step_checks(attempts: Sequence[tuple[int, Attempt]], spec: RunSpec) -> StepChecks | None:
     """Return what the graphed ``attempts``, by repeat, found; None if ``spec`` plans no checks or nothing is recorded yet."""
@@ -68,7 +64,7 @@ def collect_step_checks(attempts: Sequence[tuple[int, Attempt]], spec: RunSpec) 
         runs=len(attempts),
         tensors=min((one.check.tensors for one in found), default=0),
         unequal=max((one.check.unequal for one in found), default=0),
-        most=max(map(_size, rows), default=0.0),
+        most=max((row.in_noise for row in rows), default=0.0),
         moved_tokens=sum(row.tokens for one in found for row in one.check.routing),
         seconds=max((one.check.seconds for one in found), default=0.0),
         fault=_describe_fault(found),
@@ -108,15 +104,9 @@ def _checks(attempts: Sequence[tuple[int, Attempt]]) -> Iterator[_Found]:
             yield from (_Found(rank, check, repeat) for check in checks)
 
 
-def _size(row: TensorDifference | RoutingDifference) -> float:
-    """Return a difference in units of its noise."""
-    size = row.difference if isinstance(row, TensorDifference) else row.gap
-    return size / row.noise if row.noise else (float("inf") if size else 0.0)
-
-
 def _describe_fault(found: Sequence[_Found]) -> str:
-    faults = [(one, row) for one in found for row in one.differences if row.is_fault]
-    return _describe(*max(faults, key=lambda each: _size(each[1]))) if faults else ""
+    faults = [(one, row) for one in found for row in one.check.rows if row.is_fault]
+    return _describe(*max(faults, key=lambda each: each[1].in_noise)) if faults else ""
 
 
 def _describe(found: _Found, row: TensorDifference | RoutingDifference) -> str:

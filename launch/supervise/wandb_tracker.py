@@ -34,8 +34,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from launch.common.atomic_files import parse_json
 from launch.common.redact import Secrets, is_secret_name, redact
+from launch.common.typed_json import from_json
 from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, SweepPaths
+from launch.contract.records.events import read_events
+from launch.contract.records.step_check import StepCheck
 from launch.contract.records.step_metrics import step_from_json
 from launch.contract.spec import RunSpec, read_spec, spec_to_json
 
@@ -116,6 +119,26 @@ def run_summary(outcome: Outcome | None, measured_ms: Sequence[float]) -> dict[s
         finite = all(map(math.isfinite, measured_ms))
         summary["median_step_time_ms"] = statistics.median(measured_ms) if finite else math.nan
     return summary
+
+
+def check_summary(checks: Sequence[StepCheck]) -> dict[str, Any]:
+    """Return how many step checks of all ranks took place, their faults, and the largest difference in units of its noise."""
+    done = [check for check in checks if not check.missing]
+    if not checks:
+        return {}
+    rows = [row for check in done for row in check.rows]
+    largest = max((row.in_noise for row in rows), default=0.0)
+    return {
+        "step_checks": len(done),
+        "step_check_faults": sum(row.is_fault for row in rows),
+        "step_check_largest_difference": largest,
+    }
+
+
+def _read_checks(attempt: AttemptPaths, spec: RunSpec) -> list[StepCheck]:
+    ranks = range(spec.parallelism.world_size if spec.checked_steps else 0)
+    events = (event for rank in ranks for event in read_events(attempt, rank) if event["kind"] == "step_check")
+    return [from_json(StepCheck, event["check"]) for event in events]
 
 
 def follow(attempt: AttemptPaths) -> Iterator[dict[str, Any]]:
@@ -298,7 +321,9 @@ def deliver(attempt: AttemptPaths, run: wandb.Run) -> None:
         if step["step"] >= run.starting_step:
             run.log(step, step=step["step"], commit=True)
     outcome = read_outcome(attempt)
-    run.summary.update(run_summary(outcome, measured_ms))
+    run.summary.update(
+        run_summary(outcome, measured_ms) | check_summary(_read_checks(attempt, read_spec(attempt.spec)))
+    )
     run.finish(exit_code=0 if outcome is not None and outcome.results_intact else 1)
     if outcome is not None:
         _remove_superseded(run.id, keep=Path(run.settings.sync_dir))

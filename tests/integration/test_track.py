@@ -25,6 +25,7 @@ from launch.common.atomic_files import JsonLines, write_json
 from launch.contract.outcomes import Outcome, OutcomeName, outcome_to_json
 from launch.contract.paths import AttemptPaths, SweepPaths
 from launch.contract.records.events import Phase
+from launch.contract.records.step_check import StepCheck, TensorDifference
 from launch.contract.records.step_metrics import StepMetrics, read_metrics
 from launch.contract.spec import CudaGraph, RunSpec, spec_to_json
 from launch.supervise.wandb_tracker import (
@@ -41,7 +42,7 @@ SETTINGS = TrackSettings(project="graphs", group="tiny_moe", tags=("cpu", "smoke
 KEY = "0123456789abcdef0123456789abcdef01234567"
 UNREACHABLE = "http://127.0.0.1:9"
 EAGER = RunSpec()
-GRAPHED = RunSpec(cuda_graph=CudaGraph(impl="torch_compile"))
+GRAPHED = RunSpec(cuda_graph=CudaGraph(impl="torch_compile"), step_checks=3)
 
 
 @pytest.fixture
@@ -136,8 +137,19 @@ def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
     return merged
 
 
+def write_checks(attempt: AttemptPaths) -> None:
+    """One that finds rounding, one without memory, and one that finds a fault."""
+    rounding = TensorDifference("gradient of head.weight", 1e-6, 1e-9, noise=1e-6)
+    fault = dataclasses.replace(rounding, difference=8e-6)
+    checks = (StepCheck(4, 40, 1, (rounding,)), StepCheck(5, missing=1), StepCheck(6, 40, 2, (fault, rounding)))
+    with JsonLines(attempt.events(0)) as lines:
+        for check in checks:
+            lines.write({"kind": "step_check", "step": check.step, "check": check})
+
+
 def test_a_finished_attempt_is_delivered_whole(attempt: AttemptPaths) -> None:
     write_steps(attempt, range(6))
+    write_checks(attempt)
     write_outcome(attempt)
     said = finish(start(attempt))
 
@@ -160,6 +172,8 @@ def test_a_finished_attempt_is_delivered_whole(attempt: AttemptPaths) -> None:
     ended = summary(records)
     assert (ended["outcome"], ended["phase"], ended["failure_class"]) == ("COMPLETED", "teardown", "")
     assert ended["median_step_time_ms"] == 13.0
+    assert (ended["step_checks"], ended["step_check_faults"]) == (2, 1)
+    assert ended["step_check_largest_difference"] == pytest.approx(8.0)
     assert records[-1]["exit"]["exit_code"] == 0
 
 

@@ -33,8 +33,13 @@ class TensorDifference:
     they share the largest noise of them."""
 
     @property
+    def in_noise(self) -> float:
+        """Return the difference in units of the noise."""
+        return self.difference / self.noise
+
+    @property
     def is_fault(self) -> bool:
-        return self.difference > NOISE_MULTIPLE * self.noise
+        return self.in_noise > NOISE_MULTIPLE
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,13 @@ class RoutingDifference:
     perturbation, hence that of any."""
 
     @property
+    def in_noise(self) -> float:
+        """Return the gap in units of the noise, which is 0 if no score changes."""
+        return self.gap / self.noise if self.noise else (float("inf") if self.gap else 0.0)
+
+    @property
     def is_fault(self) -> bool:
-        return self.gap > NOISE_MULTIPLE * self.noise
+        return self.in_noise > NOISE_MULTIPLE
 
 
 @dataclass(frozen=True)
@@ -122,10 +132,13 @@ class StepCheck:
             )
 
     @property
+    def rows(self) -> tuple[RoutingDifference | TensorDifference, ...]:
+        return *self.routing, *self.differences
+
+    @property
     def largest_noise(self) -> float:
         """Return the largest noise, relative to its result or in scores."""
-        noises = [row.noise for row in self.differences] + [row.noise for row in self.routing]
-        return max(self.noise, *noises, 0.0)
+        return max(self.noise, *(row.noise for row in self.rows), 0.0)
 
 
 MOST_DIFFERENCES = 32
