@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from launch.contract.errors import UnsupportedError
-from launch.contract.spec import CudaGraph, RunSpec
+from launch.contract.spec import CudaGraph, Model, RunSpec
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine, build
 from tests.distributed import workers
-from tests.numerics.tiny import CPU, MOE, make_spec, train, train_rank
+from tests.numerics.tiny import CPU, DENSE, MOE, make_spec, train, train_rank
 
 ALONE = RankPlace(0, 1, CPU)
 TOKENS = torch.randint(MOE.vocab_size, (4, 1, 9), generator=torch.Generator().manual_seed(5))
@@ -81,11 +81,24 @@ def test_results_are_the_callers_own() -> None:
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("plain_kernels")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_how_a_step_is_run_leaves_its_losses(training: dict[str, Any]) -> None:
-    expected = repeat(make_spec(precision="bf16", steps=8), TOKENS)
-    found = repeat(make_spec(precision="bf16", steps=8, **training), TOKENS)
+    check_losses(MOE, training)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_kernels_of_bfloat16_leave_the_losses() -> None:
+    """Inductor's, of a dense layer. test_model.py compares those of a mixture of experts, in float64."""
+    check_losses(replace(DENSE, num_layers=1, num_query_groups=4), {"compile": "elementwise"})
+
+
+def check_losses(model: Model, training: dict[str, Any]) -> None:
+    """Compare 8 steps in bfloat16 with and without the settings ``training``."""
+    expected = repeat(make_spec(model, precision="bf16", steps=8), TOKENS)
+    found = repeat(make_spec(model, precision="bf16", steps=8, **training), TOKENS)
     assert found[0] == pytest.approx(expected[0], abs=5e-3)
     # bfloat16 rounds to about 4e-3; gradients that were lost or doubled would show as a tenth by now.
     assert found == pytest.approx(expected, abs=3e-2)
