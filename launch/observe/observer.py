@@ -87,20 +87,23 @@ class Observer:
 
     # --- what hooks tell ---------------------------------------------------------------------------------------------
 
-    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def before_optimizer(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
+        """``closure``: the optimizer computes the gradients itself, in the step."""
         if self._is_idle():
             return
         begun = time.perf_counter()
         self._begin()
         self._optimizers[id(optimizer)] = optimizer
-        if not self._norm_seen and self._log.source("grad_norm") in (None, "computed by the observer"):
+        if not closure:
             self._say_norm()
         self._spending += time.perf_counter() - begun
 
-    def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def after_optimizer(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         if self._is_idle() or self._says_steps:
             return
         begun = time.perf_counter()
+        if closure:
+            self._say_norm()
         late, ends = self._groups.stepped(id(optimizer))
         if late and self._moment is not None:
             self._end_step(self._moment)
@@ -252,7 +255,9 @@ class Observer:
         self._log.add(metric, source, self._running, later(value))
 
     def _say_norm(self) -> None:
-        """Compute the norm of all gradients on this rank: the program shows none."""
+        """Compute the norm of all gradients on this rank, where the program shows none."""
+        if self._norm_seen or self._log.source("grad_norm") not in (None, "computed by the observer"):
+            return
         groups = (group for optimizer in self._optimizers.values() for group in optimizer.param_groups)
         gradients = [gradient for group in groups for p in group["params"] if (gradient := _gradient(p)) is not None]
         if gradients:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,16 @@ def install(torch: ModuleType, observer: Observer) -> None:
     """Hook PyTorch now, and other libraries when they are imported."""
     # torch.optim deletes the name of this module.
     optimizers = sys.modules["torch.optim.optimizer"]
-    optimizers.register_optimizer_step_pre_hook(lambda optimizer, *_: observer.before_optimizer(optimizer))
-    optimizers.register_optimizer_step_post_hook(lambda optimizer, *_: observer.after_optimizer(optimizer))
+
+    def has_closure(arguments: Sequence[Any], named: Mapping[str, Any]) -> bool:
+        return any(callable(one) for one in (*arguments[:1], named.get("closure")))
+
+    optimizers.register_optimizer_step_pre_hook(
+        lambda optimizer, arguments, named: observer.before_optimizer(optimizer, closure=has_closure(arguments, named))
+    )
+    optimizers.register_optimizer_step_post_hook(
+        lambda optimizer, arguments, named: observer.after_optimizer(optimizer, closure=has_closure(arguments, named))
+    )
     graph = torch.cuda.graphs.CUDAGraph
     graph.capture_begin = _before(graph.capture_begin, observer.before_capture)
     graph.capture_end = _after(graph.capture_end, lambda *_: observer.after_capture())

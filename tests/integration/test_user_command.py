@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+
+import pytest
 
 from tests.integration.host import Host
 
@@ -44,3 +47,75 @@ def test_a_script_becomes_a_report(host: Host) -> None:
     text = (host.sweep("mine").report / "report.md").read_text()
     assert "not applicable on a CPU: 1 compiled function" in text
     assert "| program.command | {python} train.py 110" in text and "| choices.loss | printed |" in text
+
+
+HUGGINGFACE = """
+import torch
+from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+torch.manual_seed(0)
+(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2))
+rows = [torch.randint(0, 64, (16,)) for _ in range(64)]
+Trainer(model=model, args=arguments, train_dataset=[{"input_ids": row, "labels": row} for row in rows]).train()
+"""
+LIGHTNING = """
+import sys
+import lightning.pytorch as lightning
+import torch
+from lightning.pytorch.loggers import CSVLogger
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+        self.run = torch.compile(self.layer, backend="aot_eager") if "--compile" in sys.argv else self.layer
+
+    def training_step(self, batch, _):
+        loss = (self.run(batch[0]) - batch[0][:, :1]).square().mean()
+        self.log("train_loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+lightning.seed_everything(0)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(64, 8)), batch_size=8)
+quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+logger = CSVLogger(sys.argv[2])
+trainer = lightning.Trainer(max_steps=int(sys.argv[1]), log_every_n_steps=1, logger=logger, accelerator="cpu", **quiet)
+trainer.fit(Model(), data)
+"""
+COMPILE = ["--torch_compile", "True", "--torch_compile_backend", "aot_eager"]
+TRAINERS = {
+    "huggingface": (
+        "accelerate", HUGGINGFACE, "--per_device_train_batch_size 4 --report_to none --save_strategy no --use_cpu True", COMPILE,
+        ("the program's own functions", "the program's own functions"),
+    ),
+    "lightning": ("lightning", LIGHTNING, "{steps} {output}", ["--compile"], ("its logger", "computed by the observer")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("framework", TRAINERS)
+def test_a_trainer_becomes_a_report(host: Host, framework: str) -> None:
+    package, program, arguments, graphs, sources = TRAINERS[framework]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs {package}, of the extra dev")
+    (host.folder / "train.py").write_text(program)
+    run = f"{{python}} -W ignore train.py {arguments}"
+    content = {
+        "name": framework,
+        "engine": "command",
+        "command": {"framework": framework, "run": run, "graphs": {"compiled": graphs}},
+        "training": {"steps": 110},
+        "repeats": 1,
+        "resources": {"device": "cpu"},
+        "wandb": {"mode": "disabled"},
+    }
+    done = host.run("sweep", host.write(content))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((host.sweep(framework).report / "report.json").read_text())
+    (graphed,) = (cell for cell in report["cells"] if cell["impl"] == "command")
+    assert graphed["verdict"]["verdict"] == "BITWISE", graphed["verdict"]
+    text = (host.sweep(framework).report / "report.md").read_text()
+    assert f"| choices.loss | {sources[0]} |" in text and f"| choices.grad_norm | {sources[1]} |" in text
