@@ -34,6 +34,7 @@ _REPORT = {
 }
 _OWN: Mapping[str, Mapping[ExitCode, str]] = {
     "sweep": _REPORT,
+    "wrap": _REPORT,
     "resume": _REPORT,
     "report": _REPORT,
     "plan": {ExitCode.PASS: "the plan is printed, whatever it rejects"},

@@ -7,6 +7,7 @@ VERBS = {
     "sweep": "run the cells of a recipe and write the report",
     "plan": "show what sweep would run, and run nothing",
     "advise": "measure the eager cells of a recipe for a minute, and advise which graphs to sweep",
+    "wrap": "compare two command lines of a program of your own, without a recipe",
     "status": "show the state of a sweep's runs, or list all sweeps",
     "report": "rebuild the report of a sweep from its records",
     "compare": "compare a sweep with an earlier one or with a golden file",

@@ -1,0 +1,65 @@
+"""The recipe that compares two command lines: their common words, and those in which they differ. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from launch.contract.spec_ids import digest
+from orchestrator.errors import input_error
+from orchestrator.recipe.yaml_reader import dump
+
+
+@dataclass(frozen=True)
+class WrappedCommands:
+    """Two command lines, as in a shell, and what every run gets."""
+
+    eager: str
+    graphed: str
+    workdir: str
+    steps: int
+    repeats: int
+    ranks: int
+
+    @property
+    def recipe(self) -> str:
+        """Return the recipe as YAML.
+
+        Raises:
+            InputError: the commands are equal, begin differently or cannot be read.
+        """
+        eager, graphed = _words("--eager", self.eager), _words("--graphed", self.graphed)
+        common = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(eager, graphed, strict=False))]
+        if eager == graphed:
+            raise input_error("--graphed", "it is the eager command", "add what turns the graphs on")
+        if not common:
+            message = f"it begins with {graphed[0]!r}, and the eager one with {eager[0]!r}"
+            raise input_error("--graphed", message, "let both begin with one program, such as bash -c '...'")
+        content: dict[str, Any] = {
+            "name": f"wrap_{digest([eager, graphed, self.workdir])}",
+            "engine": "command",
+            "command": {
+                "run": shlex.join(common),
+                "workdir": self.workdir,
+                "graphs": {"none": eager[len(common) :], "graphed": graphed[len(common) :]},
+            },
+            "training": {"steps": self.steps},
+            "repeats": self.repeats,
+            "resources": {"gpus_per_node": self.ranks},
+            "wandb": {"mode": "disabled"},
+        }
+        return dump(content)
+
+
+def _words(option: str, command: str) -> Sequence[str]:
+    """Return the words of a command. Variables before it are those of ``env``, since no shell reads it."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise input_error(option, f"{command!r} cannot be read: {error}", "close its quotes") from None
+    if not words:
+        raise input_error(option, "the command is empty", "write it as in a shell, in quotes")
+    return ["env", *words] if "=" in words[0] else words

@@ -1,0 +1,51 @@
+"""Two command lines become one recipe, whose cells run exactly these words."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from launch.frameworks.command_line import command_words
+from orchestrator.errors import InputError
+from orchestrator.recipe.expand import expand
+from orchestrator.recipe.recipe import load
+from orchestrator.recipe.wrapped_commands import WrappedCommands
+
+PAIRS = [
+    ("python t.py --x 'a b'", "python t.py --x 'a b' --graphs", ""),
+    ("python t.py --graphs 0 --x", "python t.py --graphs 1 --x", ""),
+    ('GRAPHS=0 python t.py \'{"a": {"b": 1}}\'', 'GRAPHS=1 python t.py \'{"a": {"b": 1}}\'', "env "),
+    ("torchrun t.py --no-graphs", "torchrun t.py", ""),
+]
+
+
+def wrapped(eager: str, graphed: str) -> WrappedCommands:
+    return WrappedCommands(eager, graphed, "/tmp", steps=110, repeats=2, ranks=2)
+
+
+@pytest.mark.parametrize(("eager", "graphed", "before"), PAIRS)
+def test_each_side_runs_its_own_words(tmp_path: Path, eager: str, graphed: str, before: str) -> None:
+    path = tmp_path / "wrap.yaml"
+    path.write_text(wrapped(eager, graphed).recipe)
+    cells = expand(load(path), "cpu")
+    assert [command_words(cell.spec, {}) for cell in cells] == [
+        tuple(shlex.split(before + side)) for side in (eager, graphed)
+    ]
+    assert cells[0].spec.workload_id == cells[1].spec.workload_id
+    assert cells[0].spec.parallelism.world_size == 2
+
+
+@pytest.mark.parametrize(
+    ("eager", "graphed", "message"),
+    [
+        ("a b", "a b", "it is the eager command"),
+        ("a", "b", "begins with 'b'"),
+        ("a", "a 'b", "quotes"),
+        ("", "a", "empty"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(eager: str, graphed: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        _ = wrapped(eager, graphed).recipe
