@@ -1,16 +1,25 @@
-"""Draw each chart once: most sweeps of tests/records.py have the same charts, and so the same bytes."""
+"""Make reports cheap: draw each chart once, and start no process for a report.
+
+Most sweeps of tests/records.py have the same charts, and so the same bytes.
+"""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Hashable, Iterator
+from contextlib import redirect_stderr
 from dataclasses import is_dataclass
+from subprocess import CompletedProcess
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from analysis.report import __main__ as report_command
 from analysis.report import plots
 from analysis.report.charts import Chart
+from orchestrator.sweeps import report_process
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,6 +35,23 @@ def drawn_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plots, "draw", draw_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def reports_in_this_process() -> Iterator[None]:
+    """Write reports of commands here. A process needs a second to import pandas and matplotlib.
+
+    test_report_process.py and tests/integration start that process.
+    """
+
+    def run(command: list[str], **_: object) -> CompletedProcess[str]:
+        with redirect_stderr(io.StringIO()) as said:
+            code = report_command.main(command[3:])
+        return CompletedProcess(command, code, stderr=said.getvalue())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report_process, "subprocess", SimpleNamespace(run=run, DEVNULL=None, PIPE=None))
         yield
 
 

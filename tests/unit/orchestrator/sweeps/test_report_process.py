@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,14 @@ import analysis.report.write_report
 from launch.common.file_lock import Lock
 from launch.contract.outcomes import Outcome
 from orchestrator.errors import SystemFault
+from orchestrator.sweeps import report_process
 from orchestrator.sweeps.report_process import read_exit_code, write_report
 from tests.records import AttemptRecord, write_sweep
+
+
+@pytest.fixture(autouse=True)
+def real_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_process, "subprocess", subprocess)
 
 
 def out_of_memory(run: AttemptRecord) -> None:
