@@ -24,7 +24,7 @@ def test_git_is_asked_without_a_lock_that_a_killed_rank_would_leave_behind(tmp_p
     os.utime(tmp_path / "file", (1e9, 1e9))
     index = tmp_path / ".git" / "index"
     before = index.read_bytes()
-    assert provenance._git(tmp_path, "status", "--porcelain") == ""
+    assert provenance.run_git(tmp_path, "status", "--porcelain") == ""
     assert index.read_bytes() == before
     git("status", "--porcelain")
     assert index.read_bytes() != before, "nothing was out of date"
