@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Literal
 
 Column = Literal["step", "loss", "grad_norm"]
 NAMES: Mapping[Column, tuple[str, ...]] = {
     "step": ("step", "iteration", "globalstep", "trainerglobalstep"),
-    "loss": (
-        "loss",
-        "lmloss",
-        "reducedtrainloss",
-        "lossmetricsglobalavgloss",
-        "trainloss",
-        "trainlossstep",
-        "losstrain",
-    ),
+    "loss": ("loss", "lmloss", "reducedtrainloss", "lossmetricsglobalavgloss"),
     "grad_norm": ("gradnorm", "gradientnorm", "gradientsnorm", "globalgradnorm", "totalnorm", "norm", "gnorm"),
 }
 """The usual names of each column, as :func:`letters` spells them."""
@@ -25,8 +16,8 @@ _COLUMNS = {name: column for column, names in NAMES.items() for name in names}
 
 
 def letters(name: str) -> str:
-    """Return the small letters of ``name``: "lm loss" and "lm-loss" are one name."""
-    return re.sub(r"[^a-z]", "", name.lower())
+    """Return ``name`` in small letters and digits alone, without a leading "train"."""
+    return "".join(filter(str.isalnum, name.lower())).removeprefix("train")
 
 
 def column_of(name: str) -> Column | None:
