@@ -100,7 +100,7 @@ RULES: tuple[Rule, ...] = (
         "layout.interleaving", ("parallelism.schedule", "parallelism.pp", "parallelism.vpp"),
         "schedule interleaved needs pp and vpp above 1, and vpp above 1 needs schedule interleaved",
         _interleaving_mismatch,
-        fix="Set schedule to interleaved with pp and vpp above 1, or to 1f1b with vpp=1 (torch_native has gpipe too).",
+        fix="Set schedule to interleaved with pp and vpp above 1, or to 1f1b with vpp 1 (torch_native has gpipe too).",
         source=f"{MCORE}parallel_state.py:745",
     ),
     Rule(
@@ -114,7 +114,8 @@ RULES: tuple[Rule, ...] = (
         "layout.interleaved_microbatches", ("num_microbatches", "parallelism.pp"),
         "pp must divide the micro-batches of the interleaved schedule",
         _microbatches_indivisible,
-        fix="Make global_batch_size / (micro_batch_size * dp) a multiple of pp.",
+        fix="Set parallelism.vpp=1 and parallelism.schedule=1f1b, or make training.global_batch_size a multiple of pp * "
+        "micro_batch_size * dp.",
         source=f"{MCORE}pipeline_parallel/schedules.py:1007",
     ),
     Rule(

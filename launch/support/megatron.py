@@ -7,9 +7,9 @@ from dataclasses import replace
 from launch.contract.spec import Model, RunSpec
 from launch.support.rule import GRAPH, MCORE, MegatronRule, Rule, divides, fixed, padded_capacity
 
-WITHOUT_ATTENTION = (
-    "capture parts without attention (cuda_graph.scope: [moe_router, moe_preprocess], or [mlp] where layers are dense)"
-)
+WITHOUT_ATTENTION = "cuda_graph.scope=[moe_router, moe_preprocess], or cuda_graph.scope=[mlp]"
+"""The parts to capture without attention."""
+WHOLE_STEP = "cuda_graph.impl=full_iteration and cuda_graph.scope=[]"
 
 
 def _reuses_first_graph(spec: RunSpec) -> bool:
@@ -49,7 +49,7 @@ KNOWN_FAULTS: tuple[Rule, ...] = (
         "a local graph returns its input to a buffer pool before its own backward pass has read it, "
         "which makes the gradient of the first layer's norm wrong (observed; fixed by Megatron-LM pull request 4433)",
         lambda spec: spec.cuda_graph.impl == "local",
-        fix="Use transformer_engine or full_iteration.",
+        fix=f"Set cuda_graph.impl=transformer_engine, or {WHOLE_STEP}, or megatron_core=0.19.",
         source=f"{MCORE}transformer/cuda_graphs.py:995",
         releases=("0.16",),
     ),
@@ -59,7 +59,7 @@ KNOWN_FAULTS: tuple[Rule, ...] = (
         lambda spec: spec.model.rope_scaling == "yarn"
         and spec.cuda_graph.impl == "transformer_engine"
         and _captures_attention(spec),
-        fix=f"{WITHOUT_ATTENTION.capitalize()}, or use full_iteration.",
+        fix=f"Set {WITHOUT_ATTENTION}, or {WHOLE_STEP}, or engine=torch_native.",
         source=f"{MCORE}transformer/cuda_graphs.py:1863",
     ),
     MegatronRule(
@@ -68,7 +68,7 @@ KNOWN_FAULTS: tuple[Rule, ...] = (
         "one graph replays all micro-batches, and transformer-engine 2.11 captures it as that of the first, which overwrites "
         "gradients instead of adding to them (observed; fixed by TransformerEngine pull request 2715)",
         lambda spec: spec.training.gradient_accumulation_fusion and _reuses_first_graph(spec),
-        fix="Set gradient_accumulation_fusion to false, or cuda_graph.impl=full_iteration, or parallelism.pp to 2 or more, or a "
+        fix=f"Set training.gradient_accumulation_fusion=false, or {WHOLE_STEP}, or parallelism.pp to 2 or more, or a "
         "global_batch_size of one micro-batch a step.",
         source="transformer_engine 2.11 pytorch/graph.py:484",
     ),
@@ -97,13 +97,13 @@ RULES: tuple[Rule, ...] = (
         "megatron.step_checks", ("step_checks", "parallelism.overlap_moe_expert_parallel_comm"),
         "exchanges beside computations run layers in pieces, and a check cannot perturb a piece",
         lambda spec: spec.step_checks != 0 and spec.parallelism.overlap_moe_expert_parallel_comm,
-        fix="Set step_checks=0, or overlap_moe_expert_parallel_comm=false.",
+        fix="Set step_checks=0, or parallelism.overlap_moe_expert_parallel_comm=false.",
     ),
     fixed(
         "megatron", "placement.device", "cuda",
-        "Set resources.device=cuda, or engine to torch_native: Megatron-Core's schedules and optimizers allocate on a GPU.",
+        "Set resources.device=cuda, or engine=torch_native: Megatron-Core's schedules and optimizers allocate on a GPU.",
     ),
-    fixed("megatron", "model.weights", "random", "Set model.weights=random, or engine to torch_native."),
+    fixed("megatron", "model.weights", "random", "Set model.weights=random, or engine=torch_native."),
     MegatronRule(
         "megatron.num_query_groups", ("model.num_query_groups", "parallelism.tp"), "tp must divide the query groups",
         lambda spec: not divides(spec.parallelism.tp, spec.model.num_query_groups),
@@ -114,7 +114,8 @@ RULES: tuple[Rule, ...] = (
         ("model.rope_scaling", "model.rope_original_max_position", "model.rope_low_freq_factor", "model.rope_high_freq_factor"),
         "Megatron-Core fixes these values to those of Llama 3",
         lambda spec: _has_other_llama3_scaling(spec.model),
-        fix="Set rope_original_max_position=8192, rope_low_freq_factor=1 and rope_high_freq_factor=4, or engine to torch_native.",
+        fix="Set model.rope_original_max_position=8192 and model.rope_low_freq_factor=1 and model.rope_high_freq_factor=4, or "
+        "engine=torch_native.",
         source=f"{MCORE}models/common/embeddings/rotary_pos_embedding.py",
     ),
     MegatronRule(
@@ -137,7 +138,7 @@ RULES: tuple[Rule, ...] = (
         "megatron.tp", ("parallelism.tp", "parallelism.etp", "parallelism.ep"),
         "with ep=1 Megatron-Core reduces the gradients of experts over dp and cp, so etp must equal tp",
         lambda spec: spec.model.is_moe and spec.parallelism.ep <= 1 and spec.parallelism.tp != spec.parallelism.etp,
-        fix="Set tp to 1, or ep to 2 or more, or etp to tp.",
+        fix="Set parallelism.tp=1, or etp to tp, or megatron_core=0.19, or ep to 2 or more.",
         releases=("0.16",),
     ),
     MegatronRule(
@@ -146,7 +147,7 @@ RULES: tuple[Rule, ...] = (
         "behind a dense last layer Megatron-Core leaves the final norm out of the model",
         lambda spec: spec.parallelism.overlap_moe_expert_parallel_comm
         and (spec.model.num_layers - 1) % max(spec.model.moe_layer_freq, 1) != 0,
-        fix="Set overlap_moe_expert_parallel_comm to false, or a num_layers whose last layer has experts.",
+        fix="Set parallelism.overlap_moe_expert_parallel_comm=false, or a num_layers whose last layer has experts.",
         source=f"{MCORE}models/gpt/fine_grained_callables.py:583",
     ),
     MegatronRule(
@@ -156,7 +157,7 @@ RULES: tuple[Rule, ...] = (
         lambda spec: spec.parallelism.overlap_moe_expert_parallel_comm
         and spec.parallelism.ep == spec.model.num_moe_experts
         and spec.parallelism.etp <= 1,
-        fix="Set overlap_moe_expert_parallel_comm to false, or ep below num_moe_experts.",
+        fix="Set parallelism.overlap_moe_expert_parallel_comm=false, or megatron_core=0.19, or ep below num_moe_experts.",
         source=f"{MCORE}models/gpt/fine_grained_callables.py:74",
         releases=("0.16",),
     ),
@@ -171,7 +172,7 @@ RULES: tuple[Rule, ...] = (
     MegatronRule(
         "megatron.schedule", ("parallelism.schedule", "parallelism.pp"), "Megatron-Core has no GPipe schedule",
         lambda spec: spec.parallelism.schedule == "gpipe" and spec.parallelism.pp != 1,
-        fix="Set parallelism.schedule=1f1b, or engine to torch_native.",
+        fix="Set parallelism.schedule=1f1b, or engine=torch_native.",
     ),
     fixed("megatron", "training.compile", "none"),
     MegatronRule(
@@ -187,12 +188,12 @@ RULES: tuple[Rule, ...] = (
     ),
     fixed("megatron", "training.cpu_offloading", False),
     fixed("megatron", "training.variable_sequence_lengths", False),
-    fixed("megatron", "data.packed_sequences", False, "Set data.packed_sequences=false, or engine to torch_native."),
+    fixed("megatron", "data.packed_sequences", False, "Set data.packed_sequences=false, or engine=torch_native."),
     MegatronRule(
         "megatron.recompute", ("training.recompute", *GRAPH),
         "Megatron-Core recomputes attention by a function that refuses torch.autograd.grad, which captures layers",
         lambda spec: spec.training.recompute == "selective" and _captures_attention(spec),
-        fix=f"Set training.recompute=none, or cuda_graph.impl=full_iteration, or {WITHOUT_ATTENTION}.",
+        fix=f"Set training.recompute=none, or {WHOLE_STEP}, or {WITHOUT_ATTENTION}.",
         source=f"{MCORE}tensor_parallel/random.py:539",
     ),
     MegatronRule(
@@ -201,7 +202,9 @@ RULES: tuple[Rule, ...] = (
         lambda spec: spec.parallelism.pp != 1
         and spec.parallelism.vpp <= 1
         and spec.cuda_graph.implementation.extent == "step",
-        fix="Set parallelism.pp=1, or vpp to 2 or more with schedule=interleaved.",
+        fix="Set parallelism.pp=1, or parallelism.vpp=2 and parallelism.schedule=interleaved, or "
+        "cuda_graph.impl=transformer_engine, or cuda_graph.impl=transformer_engine and "
+        "cuda_graph.scope=[moe_router, moe_preprocess].",
         source=f"{MCORE}pipeline_parallel/p2p_communication.py:398",
     ),
 )  # fmt: skip

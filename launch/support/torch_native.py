@@ -5,7 +5,7 @@ from __future__ import annotations
 from launch.contract.spec import RunSpec
 from launch.support.rule import GRAPH, NativeRule, Rule, fixed, padded_capacity
 
-ON_MEGATRON = "Set it to false, or engine to megatron."
+ON_MEGATRON = "Set it to false, or engine=megatron."
 DEGREES = ("parallelism.tp", "parallelism.pp", "parallelism.ep")
 
 
@@ -49,7 +49,7 @@ RULES: tuple[Rule, ...] = (
     _grouped_width("hidden_size"),
     _grouped_width("moe_ffn_hidden_size"),
     fixed("torch_native", "parallelism.etp", 1),
-    fixed("torch_native", "parallelism.cp", 1, "Set parallelism.cp=1, or engine to megatron."),
+    fixed("torch_native", "parallelism.cp", 1, "Set parallelism.cp=1, or engine=megatron."),
     NativeRule(
         "torch_native.attention_backend", (),
         "sdpa has no windows, sinks or packed documents; flex and transformer_engine run on CUDA; transformer_engine takes "
@@ -65,7 +65,7 @@ RULES: tuple[Rule, ...] = (
     fixed("torch_native", "parallelism.overlap_param_gather", False, ON_MEGATRON),
     fixed("torch_native", "parallelism.overlap_moe_expert_parallel_comm", False, ON_MEGATRON),
     fixed("torch_native", "parallelism.delay_wgrad_compute", False, ON_MEGATRON),
-    fixed("torch_native", "training.fp8", "none", "Set training.fp8=none, or engine to megatron."),
+    fixed("torch_native", "training.fp8", "none", "Set training.fp8=none, or engine=megatron."),
     fixed("torch_native", "training.gradient_accumulation_fusion", False, ON_MEGATRON),
     fixed("torch_native", "training.moe_router_fusion", False, ON_MEGATRON),
     fixed("torch_native", "training.cpu_offloading", False),
@@ -73,7 +73,8 @@ RULES: tuple[Rule, ...] = (
     NativeRule(
         "torch_native.impl", ("cuda_graph.impl", "placement.device"), "CUDA graphs need a GPU",
         lambda spec: spec.cuda_graph.implementation.needs_cuda and spec.placement.device != "cuda",
-        fix="Set cuda_graph.impl=none or torch_compile, or resources.device=cuda.",
+        fix="Set cuda_graph.impl=none and cuda_graph.scope=[], or cuda_graph.impl=torch_compile and cuda_graph.scope=[], or "
+        "resources.device=cuda.",
     ),
     NativeRule(
         "torch_native.impl", ("cuda_graph.impl", *DEGREES), "collectives break the compiled graph of a model that is split",
@@ -83,13 +84,13 @@ RULES: tuple[Rule, ...] = (
     NativeRule(
         "torch_native.compile", ("training.compile", *DEGREES), "collectives break the compiled graph of a model that is split",
         lambda spec: spec.training.compile == "whole" and _is_split(spec),
-        fix="Set training.compile=none or elementwise, or tp, pp and ep to 1.",
+        fix="Set training.compile=none, or training.compile=elementwise, or tp, pp and ep to 1.",
     ),
     NativeRule(
         "torch_native.impl", (*GRAPH, "training.compile"),
         "the model is one compiled function, in which no layer or part can be captured",
         lambda spec: spec.training.compile == "whole" and spec.cuda_graph.implementation.takes_scope,
-        fix="Set cuda_graph.impl=full_iteration or torch_compile, or training.compile=none or elementwise.",
+        fix="Set cuda_graph.impl=full_iteration and cuda_graph.scope=[], or training.compile=none, or training.compile=elementwise.",
     ),
     NativeRule(
         "torch_native.layer_check_steps", ("layer_check_steps", "cuda_graph.impl", "training.compile"),

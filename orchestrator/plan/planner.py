@@ -9,7 +9,9 @@ from typing import Any
 from launch.contract.plan import Cell, CellState, Limits, Plan, PlannedBundle
 from launch.contract.spec import RunSpec, spec_to_json
 from launch.contract.spec_ids import digest, run_id
+from launch.support import unsupported
 from orchestrator.errors import input_error
+from orchestrator.plan.sound_fixes import keep_sound_fixes
 from orchestrator.recipe.expand import ResolvedCell
 from orchestrator.recipe.recipe import Recipe
 from orchestrator.rules import violations
@@ -38,10 +40,12 @@ def make_plan(recipe: Recipe, cells: Sequence[ResolvedCell], target: Target) -> 
 
 def _judge(cell: ResolvedCell, recipe: Recipe, target: Target) -> Cell:
     state: CellState = "rejected"
-    reasons = violations(cell.spec)
-    if not reasons:
+    if reasons := violations(cell.spec):
+        reasons = (*reasons, *unsupported(cell.spec))
+    else:
         reasons = target.check_spec(cell.spec)
         state = "not_runnable" if reasons else "run"
+    reasons = keep_sound_fixes(cell.spec, reasons)
     repeats = range(recipe.repeats if state == "run" else 0)
     run_ids = tuple(run_id(cell.spec.cell_id, repeat) for repeat in repeats)
     judged = Cell(

@@ -102,7 +102,7 @@ def filter_cells(cells: Sequence[ResolvedCell], selections: Sequence[str]) -> tu
     """
     if not selections:
         return tuple(cells)
-    wanted = [_parse_selection(text) for text in selections]
+    wanted = [parse_setting(text) for text in selections]
     chosen = {c.spec.cell_id for c in cells if all(_get_field(c.spec, key) == value for key, value in wanted)}
     if not chosen:
         present = {key: {str(_get_field(cell.spec, key)) for cell in cells} for key, _ in wanted}
@@ -117,14 +117,19 @@ def filter_cells(cells: Sequence[ResolvedCell], selections: Sequence[str]) -> tu
 
 
 _SELECTABLE = (
-    "engine", "megatron_core", "model", "parallelism", "training", "data", "cuda_graph", "fault", "command", "placement"
+    "engine", "megatron_core", "model", "parallelism", "training", "data", "cuda_graph", "fault", "command", "placement",
+    "step_checks",
 )  # fmt: skip
 _CELL = FileSchema(RECIPE.top, {**RECIPE.sections, "placement": Schema(Placement)})
 _CELL_FIELDS = {name: field for name, field in _CELL.fields.items() if name.partition(".")[0] in _SELECTABLE}
 
 
-def _parse_selection(text: str) -> tuple[str, Any]:
-    """Return the field of a cell and the value that ``key=value`` names."""
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Return the field of a cell and the value that ``key=value`` names.
+
+    Raises:
+        InputError: there is no such field, or it does not take the value.
+    """
     written, equals, value = text.partition("=")
     name = "model.preset" if written == "model" else canonical_place(written.strip())
     if not equals:

@@ -124,6 +124,8 @@ class Schema:
     def _convert(self, key: str, value: Any) -> Any:
         if isinstance(value, str) and self.is_list(key) and self._comma_lists:
             value = [part.strip() for part in value.split(",") if part.strip()]
+        if isinstance(value, float) and self.choices(key):
+            value = str(value)  # a release, which YAML reads as a number
         refused = ValueError(f"not {self.describe_type(key)}")
         if value == MISSING or not _is_bool_only_where_wanted(value, self._types[key] is bool):
             raise refused

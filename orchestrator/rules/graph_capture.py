@@ -10,8 +10,10 @@ EXPERTS = (
     *GRAPH, "model.moe_expert_capacity_factor", "model.moe_pad_expert_input_to_capacity", "parallelism.dispatcher",
     "parallelism.ep",
 )  # fmt: skip
-PADDED = (
-    "drop and pad (moe_expert_capacity_factor and moe_pad_expert_input_to_capacity; another task: tokens are dropped)"
+PADDED = "model.moe_expert_capacity_factor=1.0 and model.moe_pad_expert_input_to_capacity=true (another task: tokens are dropped)"
+ROUTERS_ALONE = (
+    "cuda_graph.impl=transformer_engine and cuda_graph.scope=[attn, moe_router], or cuda_graph.impl=torch and "
+    "cuda_graph.scope=[attn, moe_router]"
 )
 
 
@@ -58,9 +60,10 @@ RULES: tuple[Rule, ...] = (
         "capture.megatron_expert_sync", EXPERTS,
         "captured experts must be drop-and-pad with dispatcher alltoall, since any other dispatch waits for the host",
         _megatron_experts_wait,
-        fix="Use transformer_engine with [attn, moe_router, moe_preprocess], or set moe_expert_capacity_factor and "
-        "moe_pad_expert_input_to_capacity (another task: tokens are dropped) with dispatcher alltoall, or use engine "
-        "torch_native.",
+        fix="Set cuda_graph.impl=transformer_engine and cuda_graph.scope=[attn, moe_router, moe_preprocess], or "
+        "cuda_graph.impl=transformer_engine and cuda_graph.scope=[moe_router, moe_preprocess], or "
+        f"parallelism.dispatcher=alltoall and {PADDED}, or engine=torch_native, or engine=torch_native and "
+        "parallelism.dispatcher=allgather.",
         source=f"{CONFIG}:1764 (moe); {MCORE}transformer/moe/token_dispatcher.py:899, :295 and "
         "transformer/transformer_layer.py:472 (all others: accepted, fail in the capture)",
     ),
@@ -68,15 +71,14 @@ RULES: tuple[Rule, ...] = (
         "capture.native_expert_sync", EXPERTS,
         "captured dropless experts need dispatcher allgather or ep=1, since all-to-all reads its split sizes on the host",
         _native_experts_wait,
-        fix="Set parallelism.dispatcher to allgather, or ep to 1, or capture [attn, moe_router] only, by torch or "
-        "transformer_engine.",
+        fix=f"Set parallelism.dispatcher=allgather, or parallelism.ep=1, or {ROUTERS_ALONE}.",
         source="torch.distributed.all_to_all_single takes its split sizes as Python integers",
     ),
     NativeRule(
         "capture.native_fp32_experts", (*GRAPH, "training.precision"),
         "captured dropless experts must be bf16, since in fp32 the host reads how many rows each expert has",
         _native_fp32_experts,
-        fix=f"Set training.precision to bf16, or {PADDED}, or capture [attn, moe_router] only, by torch or transformer_engine.",
+        fix=f"Set training.precision=bf16, or {PADDED}, or {ROUTERS_ALONE}.",
         source="torch.nn.functional.grouped_mm has no float32 kernel on CUDA that leaves offsets on the device",
     ),
     MegatronRule(
@@ -107,7 +109,8 @@ RULES: tuple[Rule, ...] = (
         "capture.full_recompute", ("training.recompute", *GRAPH),
         "full recomputation needs full_iteration or no graphs: it would run a layer's graph inside a checkpoint",
         lambda spec: spec.training.recompute == "full" and spec.cuda_graph.implementation.takes_scope,
-        fix="Set training.recompute to none, or selective on torch_native, or use full_iteration.",
+        fix="Set training.recompute=none, or training.recompute=selective, or cuda_graph.impl=full_iteration and "
+        "cuda_graph.scope=[].",
         source=f"{CONFIG}:1780",
     ),
     Rule(
@@ -152,7 +155,7 @@ RULES: tuple[Rule, ...] = (
         "capture.static_input_precision", ("cuda_graph.impl", "training.precision"),
         "transformer_engine captures with bf16 inputs, whatever the precision of the model",
         lambda spec: spec.cuda_graph.impl == "transformer_engine" and spec.training.precision != "bf16",
-        fix="Set training.precision to bf16, or use full_iteration.",
+        fix="Set training.precision=bf16, or cuda_graph.impl=full_iteration and cuda_graph.scope=[].",
         source=f"{MCORE}transformer/module.py:247",
     ),
     Rule(

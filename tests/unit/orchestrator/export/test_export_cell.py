@@ -319,7 +319,7 @@ def test_what_rules_reject_on_megatron_is_told_of_whichever_engine_the_cell_is(e
     for cell, rules in ((whole, ["capture.megatron_expert_sync"]), (padded, []), (on_two, []), (spec, [])):
         told = [note for note in export(cell, to).notes if note.startswith("[")]
         assert [note[1:].partition("]")[0] for note in told] == rules
-        assert all(". Use transformer_engine" in note for note in told)
+        assert all(". Set cuda_graph.impl=transformer_engine" in note for note in told)
     compiled = replace(spec, cuda_graph=CudaGraph("torch_compile"))
     assert not [note for note in export(compiled, to).notes if note.startswith("[")], "printed as eager"
 

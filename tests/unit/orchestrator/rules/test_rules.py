@@ -467,7 +467,7 @@ FIXES: Mapping[str, tuple[RunSpec, str, Mapping[str, Any]]] = {
     ),
     "capture.native_expert_sync": (
         graphed("full_iteration", model=MOE, **on_ranks(2, ep=2)),
-        "capture [attn, moe_router] only, by torch",
+        "cuda_graph.impl=torch and cuda_graph.scope=[attn, moe_router]",
         {"cuda_graph": CudaGraph("torch", ("attn", "moe_router"))},
     ),
     "layout.interleaving": (
@@ -475,7 +475,7 @@ FIXES: Mapping[str, tuple[RunSpec, str, Mapping[str, Any]]] = {
     ),
     "megatron.yarn_positions": (
         graphed(TE, "attn", **M, model=dataclasses.replace(SCALED, rope_scaling="yarn")),
-        "[mlp] where layers are dense",
+        "or cuda_graph.scope=[mlp]",
         {"cuda_graph__scope": ("mlp",)},
     ),
     "megatron.recompute": (
@@ -485,7 +485,7 @@ FIXES: Mapping[str, tuple[RunSpec, str, Mapping[str, Any]]] = {
     ),
     "megatron.tp": (
         spec(**M, model=dataclasses.replace(MOE, add_bias_linear=True), **on_ranks(2, tp=2, sequence_parallel=True)),
-        "Set tp to 1",
+        "Set parallelism.tp=1",
         {"parallelism": Parallelism(dp=2)},
     ),
 }  # fmt: skip

@@ -1,0 +1,68 @@
+"""Fixes that lead to no other refusal.
+
+A fix lists alternatives ("Set A, or B and C"). One that spells a setting as ``field=value`` can be tried on the cell: what
+another rule would refuse is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from launch.contract.plan import Reason
+from launch.contract.spec import RunSpec
+from launch.support import unsupported
+from orchestrator.recipe.aliases import canonical_values
+from orchestrator.recipe.expand import parse_setting
+from orchestrator.rules import violations
+
+_BETWEEN = re.compile(r"(?:, or|\. Or) ")
+_SETTING = re.compile(r"\b[a-z_]+(?:\.[a-z_]+)*=(?:\[[^\]]*\]|[\w.]*\w)")
+
+
+def alternatives(fix: str) -> list[tuple[str, list[str]]]:
+    """Return each alternative of ``fix`` with the settings that it spells."""
+    return [(text, _SETTING.findall(text)) for text in _BETWEEN.split(fix.rstrip("."))]
+
+
+def keep_sound_fixes(spec: RunSpec, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
+    """Return the ``reasons`` why ``spec`` does not run, each without alternatives that another rule refuses."""
+    refused = {reason.rule for reason in reasons}
+    return tuple(replace(reason, remedy=_keep_sound(spec, reason, refused - {reason.rule})) for reason in reasons)
+
+
+def _keep_sound(spec: RunSpec, reason: Reason, others: set[str]) -> str:
+    every = alternatives(reason.remedy)
+    sound = [text for text, settings in every if not settings or _refusals(apply(spec, settings)) <= others]
+    if len(sound) == len(every):
+        return reason.remedy
+    if not sound:
+        return f"{reason.remedy} None of these is enough alone: another rule refuses what follows."
+    text = ", or ".join(sound)
+    return f"{'Set ' if _SETTING.match(text) else ''}{text if _SETTING.match(text) else text[0].upper() + text[1:]}."
+
+
+def _refusals(spec: RunSpec) -> set[str]:
+    return {reason.rule for reason in (*violations(spec), *unsupported(spec))}
+
+
+def apply(spec: RunSpec, settings: list[str]) -> RunSpec:
+    """Return ``spec`` with ``settings``. Degrees of parallelism leave the number of ranks as it is."""
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in (parse_setting(text.replace("resources.device", "placement.device")) for text in settings):
+        section, _, key = name.partition(".")
+        sections.setdefault(section if key else "", {})[key or section] = value
+    top = sections.pop("", {})
+    changed = {name: _change(spec, name, values) for name, values in sections.items()}
+    result = replace(spec, **changed, **top)
+    layout, ranks = result.parallelism, spec.parallelism.world_size
+    dp = max(1, ranks // max(1, layout.tp * layout.cp * layout.pp))
+    return result if layout == spec.parallelism else replace(result, parallelism=replace(layout, dp=dp))
+
+
+def _change(spec: RunSpec, section: str, values: Mapping[str, Any]) -> Any:
+    present = getattr(spec, section)
+    whole = canonical_values(vars(present) | values) if section == "cuda_graph" else values
+    return replace(present, **whole)

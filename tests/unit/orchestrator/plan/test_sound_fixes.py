@@ -1,0 +1,111 @@
+"""A fix never leads to another refusal: every fix of every refusal of every shipped recipe, applied as a user would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launch.contract.plan import Reason
+from launch.contract.spec import Device, RunSpec, spec_to_json
+from launch.support import SUPPORT, unsupported
+from orchestrator.plan.sound_fixes import alternatives, apply, keep_sound_fixes
+from orchestrator.recipe.expand import expand
+from orchestrator.recipe.recipe import load
+from orchestrator.rules import RULES, violations
+
+RECIPES = Path(__file__).parents[4] / "recipes"
+IN_WORDS: Mapping[str, Sequence[str]] = {
+    "scope.moe_and_router": ["cuda_graph.scope=[attn, moe]"],
+    "layout.interleaved_microbatches": ["training.global_batch_size=8"],
+}
+"""Settings for fixes that only say in words what to do."""
+REFUSED_FOR_SHOW = {"gpt_oss_20b.yaml", "gpt_oss_120b.yaml", "qwen3_8l_megatron.yaml", "tiny_moe.yaml"}
+"""Recipes with cells that are refused, at least."""
+
+
+def refusals(spec: RunSpec) -> tuple[Reason, ...]:
+    return (*violations(spec), *unsupported(spec))
+
+
+@cache
+def refused_cells() -> list[tuple[str, RunSpec]]:
+    """The refused cells of all shipped recipes, on either device, with their recipe."""
+    found: dict[str, tuple[str, RunSpec]] = {}
+    devices: tuple[Device, ...] = ("cuda", "cpu")
+    for path in sorted([*RECIPES.glob("*.yaml"), *RECIPES.glob("exhibits/*.yaml")]):
+        for device in devices:
+            for cell in expand(load(path), device):
+                if refusals(cell.spec):
+                    found.setdefault(cell.spec.cell_id, (path.name, cell.spec))
+    return list(found.values())
+
+
+def as_recipe(spec: RunSpec, path: Path) -> None:
+    """Write ``spec`` as the recipe of one cell."""
+    content: dict[str, Any] = spec_to_json(spec)
+    placement = content.pop("placement")
+    for own in ("repeat", "perturbed", "inspect", "layer_check_steps", "command"):
+        content.pop(own, None)
+    content = {name: value for name, value in content.items() if value != {}}
+    del content["parallelism"]["dp"]  # it follows from the resources
+    content["cuda_graph"] = {
+        name: content["cuda_graph"][name] for name in ("impl", "scope", "warmup_steps", "optimizer")
+    }
+    resources = {
+        "nodes": placement["nodes"],
+        "gpus_per_node": placement["ranks_per_node"],
+        "device": placement["device"],
+    }
+    content["model"].pop("preset")
+    path.write_text(yaml.safe_dump({"name": "fixed", "repeats": 2, "resources": resources, **content}))
+
+
+def fixes(spec: RunSpec) -> Iterator[tuple[str, list[str]]]:
+    """Yield the rule and the settings of each alternative of each fix that the plan prints."""
+    for reason in keep_sound_fixes(spec, refusals(spec)):
+        spelled = [settings for _, settings in alternatives(reason.remedy) if settings]
+        spelled += [[*IN_WORDS[reason.rule]]] if reason.rule in IN_WORDS else []
+        assert spelled, f"{reason.rule} spells no setting: {reason.remedy}"
+        yield from ((reason.rule, settings) for settings in spelled)
+
+
+def test_the_shipped_recipes_have_refusals() -> None:
+    assert {recipe for recipe, _ in refused_cells()} >= REFUSED_FOR_SHOW
+
+
+@pytest.mark.parametrize("number", range(len(refused_cells())))
+def test_every_fix_of_a_shipped_recipe_is_accepted(number: int, tmp_path: Path) -> None:
+    _, spec = refused_cells()[number]
+    as_recipe(spec, tmp_path / "cell.yaml")
+    rules = {reason.rule for reason in refusals(spec)}
+    for rule, settings in fixes(spec):
+        overrides = [setting.replace(" ", "") for setting in settings]
+        cells = expand(load(tmp_path / "cell.yaml", overrides), spec.placement.device)
+        (fixed,) = (cell.spec for cell in cells if not cell.is_added_baseline)
+        assert {reason.rule for reason in refusals(fixed)} <= rules - {rule}, (rule, settings)
+
+
+def test_an_engine_that_runs_the_cell_is_named() -> None:
+    """TECudaGraphHelper captures a YaRN model's attention wrongly; torch_native runs the same cell."""
+    (remedy,) = {
+        reason.remedy
+        for recipe, spec in refused_cells()
+        for reason in keep_sound_fixes(spec, refusals(spec))
+        if recipe == "gpt_oss_20b.yaml" and reason.rule == "megatron.yarn_positions"
+    }
+    assert remedy == (
+        "Set cuda_graph.scope=[moe_router, moe_preprocess], or engine=torch_native, or set training.deterministic=true, or "
+        "step_checks=5: the verdict then shows the fault."
+    )
+
+
+def test_settings_in_fixes_are_those_of_a_cell() -> None:
+    """A field with a typing error raises InputError."""
+    for rule in (*RULES, *(rule for rules in SUPPORT.values() for rule in rules)):
+        for _, settings in alternatives(rule.fix):
+            apply(RunSpec(), settings)
