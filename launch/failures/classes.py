@@ -43,6 +43,7 @@ EXCEPTION_CLASSES: tuple[FailureClass, ...] = (
     FailureClass("CHECKPOINT", "CONFIG", "correct model.weights, or the model section of the recipe, as the message says", r"^CheckpointError:"),
     FailureClass("SAFETENSORS", "CONFIG", "a file of model.weights changed after it was checked: make sure that nothing writes there while runs start, or copy it again", r"^SafetensorError:"),
     FailureClass("NUMERIC", "NUMERIC", "look at the eager baseline at the same step: if it is finite, the capture changed the numbers; if not, lower training.learning_rate", r"^NumericError:"),
+    FailureClass("OOM_STEP_CHECK", "CUDA_OOM", "a step check needs the memory of an eager step beside the graphs, and the run does not: set step_checks: 0", r"OutOfMemoryError: in the check of step"),
     FailureClass("OOM_CAPTURE", "CUDA_OOM", "graphs hold memory in addition to the eager step's: capture fewer modules, lower training.micro_batch_size, or raise parallelism.pp or tp", _OUT_OF_MEMORY, phase="capture"),
     FailureClass("CUDA_OOM", "CUDA_OOM", "lower training.micro_batch_size, or raise parallelism.pp or tp; where the eager baseline fits, capture fewer modules", _OUT_OF_MEMORY),
     FailureClass("HOST_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks per node", r"^MemoryError|DefaultCPUAllocator: (can't allocate|not enough) memory"),

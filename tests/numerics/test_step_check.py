@@ -323,6 +323,20 @@ def test_memory_that_is_missing_is_measured() -> None:
     assert check_memory.requested_bytes(failed) == 20 * 2**20
 
 
+def test_memory_that_runs_out_in_a_pass_of_several_ranks_ends_the_run_with_the_reason(
+    captured: tuple[TorchNativeEngine, torch.Tensor],
+) -> None:
+    with (
+        mock.patch.multiple(dist, is_initialized=lambda: True, get_world_size=lambda: 2),
+        mock.patch.object(step_check, "largest_on_ranks", lambda value, device: value),
+        out_of_memory(PLACES["forward"], 0),
+        pytest.raises(
+            torch.OutOfMemoryError, match=r"^in the check of step 2, where other ranks wait: CUDA out of memory"
+        ),
+    ):
+        check(captured, lambda engine: nullcontext())
+
+
 PLACES = {"forward": (Layer, "forward_attention"), "backward": (GradientReduction, "ready")}
 
 

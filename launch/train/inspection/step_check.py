@@ -65,7 +65,7 @@ def check_step(checked: CheckableStep, number: int, batch: torch.Tensor, needed:
         return _check_step(checked, number, batch)
     except torch.OutOfMemoryError as error:
         if dist.is_initialized() and dist.get_world_size() > 1:
-            raise
+            raise torch.OutOfMemoryError(f"in the check of step {number}, where other ranks wait: {error}") from error
         return StepCheck(number, missing=requested_bytes(error))
 
 

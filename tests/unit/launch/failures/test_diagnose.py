@@ -50,6 +50,7 @@ def said(rank: int, time: float, type_name: str, message: str, phase: Phase = "m
     ("type_name", "message", "name"),
     [
         ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB.", "CUDA_OOM"),
+        ("OutOfMemoryError", "in the check of step 4, where other ranks wait: CUDA out of memory. Tried to allocate 2.00 GiB.", "OOM_STEP_CHECK"),
         ("RuntimeError", "CUDA error: out of memory", "CUDA_OOM"),
         ("DistBackendError", "NCCL error: unhandled cuda error. Last error:\nCuda failure 2 'out of memory'", "CUDA_OOM"),
         ("RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "CUDA_OOM"),
