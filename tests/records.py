@@ -260,7 +260,8 @@ def _events(spec: RunSpec) -> list[dict[str, Any]]:
     writer.write("parameters", "settle", warmup + spec.graphed, digest="first")
     writer.phase("settle", warmup + spec.graphed, 1.1)
     for step in spec.checked_steps:
-        writer.write("step_check", phase_of(spec, step), step, check=dataclasses.asdict(StepCheck(step, tensors=40)))
+        phase = "settle" if phase_of(spec, step) == "settle" else "measure"
+        writer.write("step_check", phase, step, check=dataclasses.asdict(StepCheck(step, tensors=40)))
     writer.phase("measure", warmup + spec.graphed + SETTLE_STEPS, 1.1)
     writer.phase("probe", steps, 1.1)
     writer.write("parameters", "probe", steps, digest="last")

@@ -204,6 +204,10 @@ def _step_check(event: Mapping[str, Any]) -> StepCheck:
     check = from_json(StepCheck, event["check"])
     if check.step != event["step"]:
         raise ValueError(f"a check of step {check.step} was recorded in step {event['step']}")
+    if event["phase"] not in ("settle", "measure"):
+        raise ValueError(
+            f"a check of step {check.step} was recorded in phase {event['phase']}, where nothing is replayed"
+        )
     return check
 
 

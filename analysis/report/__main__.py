@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from analysis.report.write_report import write_report
-from launch.common.atomic_files import FULL, RecordError
+from launch.common.atomic_files import FULL, MISPLACED, RecordError, explain
 from launch.contract.paths import SweepPaths
 
 
@@ -25,8 +25,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _describe(error: OSError | RecordError) -> str:
-    if isinstance(error, RecordError):
-        return str(error)
+    if isinstance(error, RecordError) or error.errno in MISPLACED:
+        return explain(error)
     return f"{error.strerror}; free space there" if error.errno in FULL else str(error.strerror)
 
 

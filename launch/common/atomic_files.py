@@ -23,6 +23,25 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a write without room: on the disk, in a quota, or within the shell's limit (ulimit -f)."""
 
 
+MISPLACED = (errno.EISDIR, errno.ELOOP)
+"""Error numbers of a path where a folder, or a link, is in place of a file."""
+_FIXES = {
+    **dict.fromkeys(FULL, "free space there"),
+    errno.EISDIR: "it must be a file: move the folder away",
+    errno.ENOTDIR: "a part of it is no folder: name another one",
+    errno.ELOOP: "it must be no link: delete the link",
+}
+"""The fix, by the number of an error."""
+
+
+def explain(error: Exception) -> str:
+    """Return what is wrong, with the path and the fix where they are known."""
+    if not isinstance(error, OSError) or error.errno not in _FIXES:
+        return str(error)
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{error.strerror}; {_FIXES[error.errno]}"
+
+
 class RecordError(Exception):
     """A record on disk is not what it should be. The message names the file and the place in it."""
 
@@ -50,7 +69,13 @@ def encode(value: Any) -> Any:
 
 
 def number(value: float | str) -> float:
-    """Return the float that :func:`encode` wrote as a number or as one of its three strings."""
+    """Return the float that :func:`encode` wrote as a number or as one of its three strings.
+
+    Raises:
+        TypeError: ``value`` is something else.
+    """
+    if type(value) not in (float, int) and value not in NOT_FINITE:
+        raise TypeError(f"{value!r} is not a number")
     return float(value)
 
 

@@ -9,6 +9,7 @@ Whoever can open a lock's file can hold the lock. So only its owner can (mode 06
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -63,6 +64,9 @@ def was_killed(path: Path) -> bool:
 
 def _look(path: Path) -> tuple[bool, Owner | None]:
     """Return whether a process holds the lock, and the last one that held it and did not release it."""
+    if path.is_symlink():
+        # It may lead to a lock that another program holds.
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     try:
         with open_regular(path) as file:
             lock = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _WHOLE_FILE)

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launch.common.atomic_files import RecordError, read_json_lines
+from launch.common.atomic_files import parse_json
 from launch.common.file_lock import Owner
+from launch.common.regular_file import read_regular
 from launch.common.typed_json import from_json
 from launch.contract.paths import BundlePaths
 from launch.contract.plan import Limits
@@ -67,8 +68,10 @@ class Beginning:
 def read_beginnings(bundle: BundlePaths) -> dict[tuple[str, int], Beginning]:
     """Return the latest beginning of each attempt that was begun, by run and number, as far as they can be read."""
     found = {}
-    with contextlib.suppress(RecordError, TypeError, ValueError):
-        for line in read_json_lines(bundle.begun):
-            beginning = from_json(Beginning, line)
-            found[beginning.run_id, beginning.attempt] = beginning
+    with contextlib.suppress(FileNotFoundError):
+        for line in read_regular(bundle.begun).splitlines():
+            # Each line stands for itself, also after a damaged one.
+            with contextlib.suppress(TypeError, ValueError):
+                beginning = from_json(Beginning, parse_json(line))
+                found[beginning.run_id, beginning.attempt] = beginning
     return found

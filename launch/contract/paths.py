@@ -35,6 +35,7 @@ A sweep is a folder. Each file in it has one writer:
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,6 +47,10 @@ from launch.common.regular_file import read_regular
 
 OBSERVED = "LAUNCH_OBSERVED_ATTEMPT"
 """The variable that gives the attempt's folder to the processes of the user's program (engine command)."""
+
+
+_ATTEMPT = re.compile(r"[1-9][0-9]{0,8}")
+"""The name of an attempt's folder. After a larger number none could be ordered."""
 
 
 @dataclass(frozen=True, init=False)
@@ -150,7 +155,7 @@ class RunPaths(Folder):
         """Return the numbers of all attempts that were started, in order."""
         try:
             names = os.listdir(f"{self.path}/attempts")
-            return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+            return sorted(int(name) for name in names if _ATTEMPT.fullmatch(name))
         except FileNotFoundError:
             return []
 

@@ -86,8 +86,18 @@ class Cell:
 
     @property
     def run_spec(self) -> RunSpec:
-        """The cell's spec with repeat 0."""
-        return spec_from_json(self.spec)
+        """The cell's spec with repeat 0.
+
+        Raises:
+            RecordError: it is damaged, or of another version.
+        """
+        try:
+            return spec_from_json(self.spec)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise RecordError(
+                f"plan.json: the spec of cell {self.cell_id} is none of this version ({error}); run the sweep again to write a "
+                "new plan"
+            ) from error
 
     @property
     def graphed(self) -> bool:
@@ -174,4 +184,16 @@ def _run_faults(cells: Iterable[Cell], bundles: Iterable[PlannedBundle]) -> Iter
 
 
 def read_plan(sweep: SweepPaths) -> Plan:
-    return plan_from_json(read_json(sweep.plan))
+    """Return the plan of a sweep.
+
+    Raises:
+        FileNotFoundError: there is none.
+        RecordError: it is damaged, or of another version.
+    """
+    try:
+        return plan_from_json(read_json(sweep.plan))
+    except (RecordError, TypeError, ValueError) as error:
+        reason = str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {error}"
+        raise RecordError(
+            f"{sweep.plan}: not a plan of this version ({reason}); run the sweep again to write a new one"
+        ) from error

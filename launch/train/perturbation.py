@@ -6,11 +6,13 @@ run does.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from launch.contract.errors import EnvironmentFault
 from launch.engines.perturbation import next_after
 from launch.train.fault_injection import FaultyEngine
 
@@ -31,15 +33,26 @@ def perturb_weight(run: FaultyEngine) -> None:
 def perturb(run: FaultyEngine) -> None:
     """Move each output of the first layer by one unit in the last place, in the step that is due.
 
-    Later stages of a pipeline have no first layer.
+    Later stages of a pipeline have no first layer, but rank 0 has.
+
+    Raises, in the first step:
+        EnvironmentFault: rank 0 finds none, so nothing would be moved.
     """
 
     def find(model: nn.Module, inputs: Any) -> None:
         handle.remove()
-        for name, module in model.named_modules():
-            # Megatron-Core counts the layers of a stage from 0, but their ``layer_number`` from 1 in the whole model.
-            if name.endswith("layers.0") and getattr(module, "layer_number", 1) == 1:
-                module.register_forward_hook(move)
+        # Megatron-Core counts the layers of a stage from 0, but their ``layer_number`` from 1 in the whole model.
+        first = [
+            module
+            for name, module in model.named_modules()
+            if name.endswith("layers.0") and getattr(module, "layer_number", 1) == 1
+        ]
+        if not first and int(os.environ.get("RANK", "0")) == 0:
+            raise EnvironmentFault(
+                f"{type(model).__name__} has no module layers.0, so the perturbed run would equal the eager baseline"
+            )
+        for module in first:
+            module.register_forward_hook(move)
 
     def move(layer: nn.Module, inputs: Any, outputs: Any) -> Any:
         return (next_after(outputs[0]), *outputs[1:]) if run.is_due else outputs

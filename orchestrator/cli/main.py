@@ -65,7 +65,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _run_verb(arguments: argparse.Namespace) -> int:
     # The verb has loaded them by now; --help does without.
-    from launch.common.atomic_files import RecordError
+    from launch.common.atomic_files import RecordError, explain
     from launch.contract.errors import OrchestratorError
 
     try:
@@ -73,7 +73,7 @@ def _run_verb(arguments: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except (OrchestratorError, OSError, RecordError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {explain(error)}", file=sys.stderr)
         return error.exit_code if isinstance(error, OrchestratorError) else OrchestratorError.exit_code
 
 

@@ -8,6 +8,7 @@ from launch.common.atomic_files import dumps
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from orchestrator.output.states import states_to_json
+from orchestrator.sweeps.report_process import read_needed_runs
 from orchestrator.sweeps.run_state import open_submissions, read_states
 from orchestrator.sweeps.slot_holders import slot_holders
 from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
@@ -25,7 +26,8 @@ def print_sweep_json(paths: SweepPaths, plan: Plan, *, has_report: bool) -> None
 def print_states_json(paths: SweepPaths, plan: Plan) -> None:
     jobs = query_jobs(open_submissions(paths))
     states = read_states(paths, plan, jobs)
-    print(dumps(states_to_json(plan, states, jobs, slot_holders(paths, plan, states)), indent=1))
+    needed = read_needed_runs(paths, plan, states)
+    print(dumps(states_to_json(plan, states, jobs, slot_holders(paths, plan, states), needed), indent=1))
 
 
 def query_jobs(submissions: Sequence[Submission]) -> Jobs | None:

@@ -13,7 +13,7 @@ from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from orchestrator.sweeps.report_process import read_needed_runs
 from orchestrator.sweeps.run_state import RunState
-from orchestrator.sweeps.store import Store
+from orchestrator.sweeps.store import default_store
 
 
 def print_next_commands(commands: Sequence[str]) -> None:
@@ -56,7 +56,7 @@ def format_command(verb: str, sweep: SweepPaths) -> str:
     """Return a whole command line, with --store if the sweep is not in the default store."""
     words = [_python(), "-m", "orchestrator", verb]
     store = sweep.root.parent
-    if store != Store().root:
+    if store != default_store():
         words += ["--store", shlex.quote(str(store))]
     return " ".join(words)
 

@@ -42,8 +42,13 @@ def steps_done(state: RunState, cell: Cell) -> int:
 
 
 def states_to_json(
-    plan: Plan, states: Mapping[str, RunState], jobs: Jobs | None = None, holders: Sequence[SlotHolder] = ()
+    plan: Plan,
+    states: Mapping[str, RunState],
+    jobs: Jobs | None = None,
+    holders: Sequence[SlotHolder] = (),
+    needed: Iterable[str] = (),
 ) -> dict[str, Any]:
+    """Return what ``status --json`` prints. ``needed``: the runs that verdicts need and nobody has ordered."""
     cells = plan.cell_of_run()
     rows = [
         {
@@ -62,6 +67,7 @@ def states_to_json(
         "sweep": plan.name,
         "counts": count_states(states),
         "runs": rows,
+        "needed_runs": sorted(needed),
         "fault": jobs.fault if jobs else "",
         "slots_held_by_others": [asdict(held) | {"sweep": str(held.sweep.root)} for held in holders],
     }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from launch.common.atomic_files import RecordError, read_json_lines
+from launch.common.atomic_files import parse_json
 from launch.common.file_lock import UNNAMED, Owner, holder
+from launch.common.regular_file import read_regular
 from launch.contract.bundle import Beginning, BundleOrder, read_beginnings
 from launch.contract.cancellation import Cancellation, read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
@@ -123,11 +124,12 @@ class BundleOwner:
 
     @cached_property
     def _taken(self) -> Mapping[str, Any]:
-        """What the latest supervisor wrote when it took the bundle; empty where none did."""
-        try:
-            return deque(read_json_lines(self.bundle.allocations), maxlen=1).pop()
-        except (RecordError, IndexError):
-            return {}
+        """What the latest supervisor wrote when it took the bundle; empty where none did, or where it is damaged."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            # A damaged line before it says nothing of this one.
+            latest = parse_json(read_regular(self.bundle.allocations).rpartition(b"\n")[0].rpartition(b"\n")[2])
+            return latest if isinstance(latest, dict) else {}
+        return {}
 
 
 def bundle_owners(

@@ -17,7 +17,9 @@ from typing import Any
 
 from launch.common.atomic_files import (
     FULL,
+    MISPLACED,
     RecordError,
+    explain,
     iter_json_object,
     members,
     read_json,
@@ -30,20 +32,31 @@ from launch.common.typed_json import from_json
 from launch.contract.bundle import BundleOrder
 from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
-from launch.contract.plan import Plan, plan_from_json
+from launch.contract.plan import Plan
+from launch.contract.plan import read_plan as read_record
 from orchestrator.errors import SystemFault, input_error, suggestion
 
 VARIABLE = "ORCHESTRATOR_STORE"
 ORDER_SECONDS = 120.0
-PRUNED = ".pruned-"
-"""How the name of a folder begins that was a sweep, and is being deleted."""
+
+
+def default_store() -> Path:
+    return Path(os.environ.get(VARIABLE, "sweeps"))
 
 
 class Store:
     """The folder that holds all sweeps."""
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = root or Path(os.environ.get(VARIABLE, "sweeps"))
+        """Take the folder ``root``, or the default.
+
+        Raises:
+            InputError: it is something else than a folder.
+        """
+        self.root = root or default_store()
+        if self.root.exists() and not self.root.is_dir():
+            place = "--store" if root else f"${VARIABLE}"
+            raise input_error(place, f"{self.root} is no folder", "name the folder that holds all sweeps, or a new one")
 
     def sweep(self, name: str) -> SweepPaths:
         return SweepPaths(self.root / name)
@@ -59,7 +72,7 @@ class Store:
             InputError: there is no such sweep.
         """
         for sweep in (self.sweep(name), SweepPaths(Path(name))):
-            if sweep.plan.is_file():
+            if sweep.plan.exists():
                 return sweep
         raise input_error(
             "",
@@ -149,6 +162,8 @@ def report_disk_errors(sweep: SweepPaths) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in MISPLACED:
+            raise SystemFault(explain(error)) from error
         fix = "free space there, or choose" if error.errno in FULL else "choose"
         raise SystemFault(
             f"{sweep.root}: cannot be written ({error.strerror}); {fix} another place with --store"
@@ -162,11 +177,9 @@ def read_plan(sweep: SweepPaths) -> Plan:
         SystemFault: it is damaged, or written by another version.
     """
     try:
-        return plan_from_json(read_json(sweep.plan))
-    except (RecordError, TypeError, ValueError) as error:
-        raise SystemFault(
-            f"{sweep.plan}: not a plan of this version ({_reason(error)}); run the sweep again to write a new one"
-        ) from error
+        return read_record(sweep)
+    except (RecordError, IsADirectoryError) as error:
+        raise SystemFault(explain(error)) from error
 
 
 def bundles(sweep: SweepPaths) -> list[BundlePaths]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import time
@@ -25,11 +26,12 @@ from orchestrator.errors import SystemFault
 from orchestrator.submit.slurm_queue import poll_jobs
 from orchestrator.sweeps.run_state import live_runs
 from orchestrator.sweeps.slurm_jobs import JobMonitor
-from orchestrator.sweeps.store import PRUNED, Store, order_lock, read_plan, report_disk_errors
+from orchestrator.sweeps.store import Store, order_lock, read_plan, report_disk_errors
 
 Keep = Literal["nothing", "reports"]
 """What stays of a sweep. "reports": its reports, and what they can be written from again."""
 DAY_SECONDS = 86_400
+_TAKEN_OUT = re.compile(r"\.pruned-.+-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,10 @@ def prune(sweep: SweepPaths, keep: Keep, older_than_days: float | None, *, dry_r
             sizes = [size for path in found for size in _sizes(path)]
             if not dry_run:
                 with report_disk_errors(sweep):
-                    _delete([_take_out(sweep)] if keep == "nothing" else found)
+                    if keep == "nothing":
+                        _delete_sweep(_take_out(sweep))
+                    else:
+                        _delete(found)
             return Pruned(name, len(sizes), sum(sizes))
     except FileNotFoundError:
         return Pruned(name, kept="another command has just deleted it")
@@ -80,13 +85,25 @@ def _report_lock(sweep: SweepPaths) -> Iterator[bool]:
 
 
 def delete_leftovers(store: Store) -> None:
-    """Delete what an earlier prune took out of the store and had no time to delete.
+    """Delete what an earlier prune took out of the store and had no time to delete, and nothing else of a like name.
 
     Raises:
         SystemFault: the store cannot be written to.
     """
     with report_disk_errors(SweepPaths(store.root)):
-        _delete(store.root.glob(f"{PRUNED}*"))
+        for path in store.root.glob(".pruned-*"):
+            if _was_taken_out(path):
+                _delete_sweep(path)
+
+
+def _was_taken_out(path: Path) -> bool:
+    """Whether :func:`_take_out` gave the folder its name: it still has the plan of a sweep, or nothing at all."""
+    if not _TAKEN_OUT.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+        return False
+    with contextlib.suppress(SystemFault, FileNotFoundError):
+        read_plan(SweepPaths(path))
+        return True
+    return not any(path.iterdir())
 
 
 def _drop_outside(folder: Path, paths: Iterable[Path]) -> list[Path]:
@@ -147,7 +164,15 @@ def _sizes(path: Path) -> Iterator[int]:
 
 def _take_out(sweep: SweepPaths) -> Path:
     """Rename the sweep, so that no command finds it any more. Return its new path."""
-    return sweep.root.rename(sweep.root.with_name(f"{PRUNED}{sweep.root.name}-{secrets.token_hex(4)}"))
+    return sweep.root.rename(sweep.root.with_name(f".pruned-{sweep.root.name}-{secrets.token_hex(4)}"))
+
+
+def _delete_sweep(folder: Path) -> None:
+    """Delete a sweep that was taken out, its plan last: it shows the next prune what the folder was."""
+    plan = SweepPaths(folder).plan
+    with contextlib.suppress(FileNotFoundError):
+        _delete(path for path in folder.iterdir() if path != plan)
+        _delete([plan, folder])
 
 
 def _delete(paths: Iterable[Path]) -> None:

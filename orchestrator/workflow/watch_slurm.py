@@ -76,12 +76,13 @@ def _is_infrastructure(state: RunState) -> bool:
 
 
 class PendingTimeout:
-    """Cancel jobs that have waited for more than ``minutes``; None is forever.
+    """Cancel jobs that this command has seen waiting for more than ``minutes``; None is forever.
 
-    The time in which a job waits for others of its own sweep does not count.
+    The time in which a job waits for others of its own sweep does not count. Nor does that before this command, which only
+    clocks of other hosts know.
     """
 
-    def __init__(self, minutes: float | None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, minutes: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._minutes = minutes
         self._clock = clock
         self._since: dict[str, float] = {}
@@ -107,7 +108,7 @@ class PendingTimeout:
                     continue
                 if job.reason in OF_THIS_SWEEP:
                     self._since[job_id] = now
-                elif now - self._since.setdefault(job_id, submission.time) > minutes * 60:
+                elif now - self._since.setdefault(job_id, now) > minutes * 60:
                     reason = job.reason or "no reason given"
                     overdue[job_id] = f"it waited longer than max_pending_minutes, {minutes:g} min ({reason})"
         return overdue

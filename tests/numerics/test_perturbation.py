@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from launch.contract.errors import EnvironmentFault
 from launch.contract.spec import RunSpec
 from launch.engines.protocol import Engine, RankPlace
 from launch.engines.torch_native.engine import build
@@ -49,6 +50,21 @@ def check(spec: RunSpec, engine_of: Build, inject: Callable[[FaultyEngine], None
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_one_step_is_off_by_rounding_and_its_gradients_are_sound(precision: str, recompute: str) -> None:
     check(make_spec(precision=precision, recompute=recompute, steps=STEPS), torch_native)
+
+
+def test_a_model_without_a_first_layer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unnoticed, the run would equal the eager baseline, and every rounding look like a fault."""
+    model = torch.nn.Linear(2, 2)
+
+    class Other:
+        def step(self, batch: torch.Tensor) -> None:
+            model(batch)
+
+    engine = FaultyEngine(Other(), perturb, PERTURBED, CPU)  # type: ignore[arg-type]
+    with pytest.raises(EnvironmentFault, match=r"Linear has no module layers\.0"):
+        engine.step(torch.zeros(2))
+    monkeypatch.setenv("RANK", "1")
+    FaultyEngine(Other(), perturb, PERTURBED, CPU).step(torch.zeros(2))  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")

@@ -335,6 +335,16 @@ def test_a_damaged_or_lost_record_is_incomparable(tmp_path: Path, name: str) -> 
         assert graphed_result(sweep).verdict.verdict == "INCOMPARABLE"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("value", ["12.5", True, None])
+@pytest.mark.parametrize("name", ["loss", "step_time_ms"])
+def test_what_is_no_number_is_read_as_none(tmp_path: Path, name: str, value: object) -> None:
+    def edit(run: AttemptRecord) -> None:
+        run.metrics[70][name] = value
+
+    verdict = graphed_result(write_sweep(tmp_path, steps=80, repeats=1, edit=edit)).verdict
+    assert verdict is not None and verdict.verdict == "INCOMPARABLE" and f"{value!r} is not a number" in verdict.reason
+
+
 def test_a_spec_of_another_run_is_incomparable(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path)
     first, second = graphed_result(sweep).runs

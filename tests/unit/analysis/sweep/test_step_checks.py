@@ -92,6 +92,17 @@ def test_clean_checks_stand_in_for_curves_that_noise_hides(tmp_path: Path) -> No
     assert {pair.verdict.verdict for pair in result.pairs} == {"EQUIVALENT (step-checked)"}
 
 
+@pytest.mark.parametrize("phase", ["warmup", "capture", "probe"])
+def test_a_check_where_nothing_is_replayed_stands_in_for_nothing(tmp_path: Path, phase: str) -> None:
+    def edit(run: AttemptRecord) -> None:
+        add_noise(run, 2.0)
+        for event in run.events[0]:
+            event["phase"] = phase if event["kind"] == "step_check" and event["step"] == 62 else event["phase"]
+
+    verdict, reason = verdict_of(compared(tmp_path, edit))
+    assert verdict == "INCOMPARABLE" and f"a check of step 62 was recorded in phase {phase}" in reason
+
+
 @pytest.mark.parametrize("mode", ["full", "quick"])
 def test_a_short_window_passes_by_its_checks_in_quick_mode_alone(
     tmp_path: Path, mode: Literal["full", "quick"]

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 from analysis import loss
+from analysis.report.__main__ import main as write_report
 from launch.common.atomic_files import read_json, write_json
 from launch.common.file_lock import Lock
 from launch.common.typed_json import from_json
@@ -488,6 +489,55 @@ def test_brackets_without_end_are_a_damaged_record(
         assert main(command) in (0, 2, 3, 4)
     captured = capsys.readouterr()
     assert "nested too deeply" in captured.out + captured.err
+
+
+@pytest.mark.parametrize(
+    ("name", "commands"),
+    [("queue.lock", ("status", "resume")), ("order.lock", ("resume",)), ("report.lock", ("report",)), ("plan.json", ("status",)),
+     ("bundles/bundle000/lock", ("status", "cancel")), ("bundles/bundle000/bundle.json", ("resume", "cancel"))],
+)  # fmt: skip
+def test_a_folder_or_a_link_in_place_of_a_file_is_named_with_its_fix(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path, name: str, commands: tuple[str, ...]
+) -> None:
+    sweep = write_sweep(elsewhere / "sweeps" / "mine", repeats=1, steps=20)
+    order = BundleOrder("bundle000", "w", (("run-r0", 1),), Limits(), 1, ("cpu0",))
+    write_json(sweep.bundle("bundle000").order, order)
+    path = sweep.root / name
+    for verb in commands:
+        path.unlink(missing_ok=True)
+        path.mkdir()
+        assert main([verb, "mine"]) == 2
+        assert f"{name}: Is a directory; it must be a file: move the folder away" in capsys.readouterr().err
+        path.rmdir()
+        if name.endswith("lock"):
+            path.symlink_to(elsewhere / "another.lock")
+            assert main([verb, "mine"]) == 2
+            assert "it must be no link: delete the link" in capsys.readouterr().err
+
+
+def test_a_store_is_a_folder(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = elsewhere / "store"
+    store.touch()
+    for command in (["status"], ["status", "mine"], ["prune", "--older-than", "1"], ["logs", "eager"]):
+        assert main([*command, "--store", str(store)]) == 1
+        assert f"--store: {store} is no folder" in capsys.readouterr().err
+    monkeypatch.setenv("ORCHESTRATOR_STORE", str(store))
+    assert main(["status"]) == 1
+    assert f"$ORCHESTRATOR_STORE: {store} is no folder" in capsys.readouterr().err
+
+
+def test_a_plan_of_another_version_is_one_message(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
+    sweep = write_sweep(elsewhere / "sweeps" / "old", repeats=1, steps=20)
+    plan = sweep.plan.read_text()
+    for damaged in (plan.replace('"margins"', '"margin"'), plan.replace('"inspect"', '"inspected"')):
+        sweep.plan.write_text(damaged)
+        assert write_report(["sweeps/old"]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "of this version" in line and "run the sweep again to write a new" in line
+        assert main(["resume", "old"]) == 2
+        assert line in capsys.readouterr().err
 
 
 def test_no_record_steers_the_terminal(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:

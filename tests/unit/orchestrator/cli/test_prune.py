@@ -116,6 +116,30 @@ def test_only_old_sweeps_go_and_a_dry_run_deletes_nothing(store: Path, capsys: p
     assert "say how old they must be" in capsys.readouterr().err
 
 
+def test_only_what_prune_took_out_of_the_store_is_a_leftover(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    users = [store / name for name in (".pruned-mine", ".pruned-mine-0123abcd", ".pruned-link-0123abcd")]
+    for folder in users[:2]:
+        folder.mkdir()
+        (folder / "precious").touch()
+    users[2].symlink_to(store / "two")
+    calls = []
+
+    def die_at_the_second(path: Path) -> None:
+        calls.append(path)
+        if len(calls) == 2:
+            raise MemoryError
+        _rmtree(path)
+
+    _rmtree = shutil.rmtree
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(shutil, "rmtree", die_at_the_second)
+        prune(store, "one")
+    (left,) = {path for path in store.iterdir() if path.name.startswith(".pruned-one")}
+    assert len(list(left.iterdir())) > 1
+    assert prune(store, "two", "--older-than", "100000")[0] == 0
+    assert not left.exists() and all(path.exists() for path in users)
+
+
 def test_what_runs_stays(store: Path) -> None:
     one = SweepPaths(store / "one")
     run = next(path for path in sorted((one.root / "runs").iterdir()))

@@ -143,6 +143,7 @@ def test_a_job_that_has_waited_for_too_long_is_taken_out_once(scancelled: Path) 
     array = Submission("token", "token", ("a", "b", "c"), NOW, "host", "12")
     jobs = Jobs({job_id: job("Resources", word, job_id) for job_id, word in
                  (("12_0", "PENDING"), ("12_1", "RUNNING"), ("12_2", "CANCELLED"))})  # fmt: skip
+    assert patience.cancel_overdue([array], jobs) == []
     clock.now = NOW + 599
     assert patience.cancel_overdue([array], jobs) == [] and not scancelled.exists()
     clock.now = NOW + 601
@@ -152,6 +153,15 @@ def test_a_job_that_has_waited_for_too_long_is_taken_out_once(scancelled: Path) 
     assert patience.cancelled == {"12_0": why}
     assert scancelled.read_text().split() == ["--quiet", "12_0"]
     assert patience.cancel_overdue([array], jobs) == [], "Slurm may not have heard yet"
+
+
+def test_a_clock_that_is_set_forward_takes_out_nothing(scancelled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lane, jobs = [Submission("token", "lane", ("a",), NOW, "host", "12")], Jobs({"12": job("Priority")})
+    patience = PendingTimeout(10)
+    for wall in (NOW, NOW + 86_400):
+        monkeypatch.setattr("time.time", lambda wall=wall: wall)
+        assert patience.cancel_overdue(lane, jobs) == []
+    assert not scancelled.exists()
 
 
 def test_waiting_for_jobs_of_the_same_sweep_does_not_count(scancelled: Path) -> None:
@@ -177,7 +187,9 @@ def test_without_a_limit_nothing_is_taken_out(scancelled: Path) -> None:
 def test_a_scancel_that_fails_is_tried_again(scancelled: Path) -> None:
     clock = Clock()
     patience = PendingTimeout(10, clock)
-    lane = [Submission("token", "lane", ("a",), NOW - 601, "host", "12")]
+    lane = [Submission("token", "lane", ("a",), NOW, "host", "12")]
+    assert patience.cancel_overdue(lane, Jobs({"12": job("Priority")})) == []
+    clock.now = NOW + 601
     (scancelled.parent / "down").touch()
     (line,) = patience.cancel_overdue(lane, Jobs({"12": job("Priority")}))
     assert "could not be cancelled" in line and patience.cancelled == {}

@@ -349,6 +349,29 @@ def test_what_a_job_had_begun_when_it_was_requeued_has_ended(sweep: Sweep, job: 
     assert second.name == ("QUEUED" if job == "RUNNING" else "PLANNED")
 
 
+def test_a_damaged_line_hides_no_other(sweep: Sweep) -> None:
+    sweep.submit("12", (0, 1), (1, 1))
+    for path in (sweep.bundle.allocations, sweep.bundle.begun):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{\n[]\n")
+    sweep.take()
+    sweep.begin(0)
+    sweep.take()
+    first, *_ = sweep.all(j12="RUNNING")
+    assert first.outcome is not None and first.outcome.failure_class == "REQUEUED"
+    with open(sweep.bundle.allocations, "a") as lines:
+        lines.write("{\n")
+    assert sweep.states(j12="RUNNING")[0] == "RUNNING*", "who took it last is unknown"
+
+
+def test_folders_that_are_no_attempts_do_not_count(sweep: Sweep) -> None:
+    sweep.begin(0, outcome="COMPLETED")
+    attempts = sweep.paths.run(sweep.run_ids[0]).root / "attempts"
+    for name in ("9" * 255, "007", "0", "1x", "-2", "\u0662"):
+        (attempts / name).mkdir()
+    assert (sweep.all()[0].name, sweep.all()[0].next_attempt) == ("COMPLETED", 2)
+
+
 def test_what_was_cancelled_is_not_made_again_unasked(sweep: Sweep) -> None:
     """A node failed under one run, and then somebody cancelled: by the command, or the job that was to make it again."""
     sweep.begin(0, outcome="NODE_FAIL")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ def test_a_needed_run_is_a_job_of_its_own_after_all_others_have_ended(
     report(sweep)
     assert main(["status", found.name, "--store", str(tmp_path)]) == 0
     assert f"{needed} is still to be run" in capsys.readouterr().out
+    assert main(["status", found.name, "--json", "--store", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["needed_runs"] == [needed]
     end_runs(sweep, found, runs[3:])
     assert carry_out() == [needed]
     assert carry_out() == [needed], "the first command was killed before sbatch"
