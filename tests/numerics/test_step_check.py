@@ -404,6 +404,26 @@ def layer_results(spec: RunSpec) -> set[str]:
 PIPELINE, ZERO = Parallelism(pp=2), Parallelism(dp=2, ep=2, distributed_optimizer=True)
 
 
+def first_on_rank(spec: RunSpec) -> str:
+    """Return what a check names first on this rank, of a graph that reads a stale weight on the second."""
+    rank = dist.get_rank()
+    engine, given = engine_of(spec, rank), batches(spec)
+    for _ in range(spec.first_compared):
+        engine.step(next(given))
+    stale = other_weight("layers.2.attention_norm.weight", lambda weight: weight.mul_(1.5))
+    found = check((engine, next(given)), stale if rank else lambda engine: nullcontext())
+    return found.first[0].name if found.first else ""
+
+
+def test_the_stage_that_differs_first_names_the_output_and_the_one_before_it_a_gradient() -> None:
+    spec = make_spec(replace(MODEL, num_layers=4), steps=4, global_batch_size=4)
+    spec = replace(spec, parallelism=PIPELINE, cuda_graph=FULL, step_checks=1, layer_check_steps=4)
+    assert workers(2).run(first_on_rank, spec) == [
+        "gradient of the output of decoder layer 1, micro-batch 0",
+        "output of decoder layer 2, micro-batch 0",
+    ]
+
+
 @pytest.mark.parametrize(
     ("impl", "scope", "optimizer", "layout"),
     [
