@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import math
 import os
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from launch.common.atomic_files import JsonLines, write_json
 from launch.contract.errors import CaptureError, NumericError, OrchestratorError
 from launch.contract.metric_names import Column
 from launch.contract.paths import AttemptPaths
+from launch.contract.records.events import Phase
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.identity import identity_of
 from launch.contract.records.step_metrics import StepMetrics
@@ -44,6 +46,21 @@ ON_A_CPU = "compiled without CUDA graphs (CPU)"
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
+_Method = TypeVar("_Method", bound=Callable[..., None])
+
+
+def _counted(method: _Method) -> _Method:
+    """Count the time of ``method`` as the observer's own."""
+
+    @functools.wraps(method)
+    def counted(self: Observer, *arguments: Any, **named: Any) -> None:
+        begun = time.perf_counter()
+        method(self, *arguments, **named)
+        self._spending += time.perf_counter() - begun
+
+    return cast(_Method, counted)
+
+
 class ProgramError(OrchestratorError):
     """The program did not do what its run needs."""
 
@@ -57,22 +74,18 @@ class Observer:
         self._folders = tuple(sys.path)
         self._cuda = self._spec.placement.device == "cuda"
         self._last = observed_steps(self._spec)
-        self._phases = PhaseTracker(self._spec.graphed, self._spec.cuda_graph.warmup_steps)
-        self._groups = StepGroups()
-        self._log = MetricLog()
+        self._start_counting()
         self._recorder: Recorder | None = None
         self._metrics: JsonLines | None = None
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._clock = Clock(self._cuda)
         self._moment: Moment | None = None
         """When the last optimizer stepped."""
-        self._ended: list[tuple[Moment, str]] = []
-        """The end and the phase of each step."""
         self._written = 0
         self._loss_sum: Any = None
         self._loss_step = -1
         """The step of that sum."""
-        self._graphs = self._captures = self._replays = 0
+        self._captures = self._replays = 0
         self._seen = (0, 0, 0)
         """Captures, replays and compilations when the last step ended."""
         self._begun = self._says_steps = self._norm_seen = self._silent = self._done = self._failed = False
@@ -82,26 +95,34 @@ class Observer:
         self._trace: StepsTrace | None = None
         if "RANK" in os.environ:
             self._claim()
+        # Registered first, and so called last.
         atexit.register(self._leave)
         os.register_at_fork(after_in_child=self._forget)
 
+    def _start_counting(self) -> None:
+        self._phases = PhaseTracker(self._spec.graphed, self._spec.cuda_graph.warmup_steps)
+        self._groups = StepGroups()
+        self._log = MetricLog()
+        self._graphs = 0
+        self._ended: list[tuple[Moment, Phase]] = []
+        """The end and the phase of each step."""
+
     # --- what hooks tell ---------------------------------------------------------------------------------------------
 
+    @_counted
     def before_optimizer(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         """``closure``: the optimizer computes the gradients itself, in the step."""
         if self._is_idle():
             return
-        begun = time.perf_counter()
         self._begin()
         self._optimizers[id(optimizer)] = optimizer
         if not closure:
             self._say_norm()
-        self._spending += time.perf_counter() - begun
 
+    @_counted
     def after_optimizer(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         if self._is_idle() or self._says_steps:
             return
-        begun = time.perf_counter()
         if closure:
             self._say_norm()
         late, ends = self._groups.stepped(id(optimizer))
@@ -110,21 +131,28 @@ class Observer:
         self._moment = self._now()
         if ends:
             self._end_step(self._moment)
-        self._spending += time.perf_counter() - begun
 
+    @_counted
     def say_step(self, loss: Any, grad_norm: Any) -> None:
-        """End a step that the program announces. What its optimizers do counts no longer."""
-        if self._silent or self._done:
+        """End a step that the program announces. What its optimizers do counts no longer, nor what they did before."""
+        if self._is_idle():
             return
-        self._says_steps = True
+        if not self._says_steps and self._written:
+            raise ProgramError(
+                "launch.observe.step was not called in the first steps: call it at the end of every step"
+            )
         self._begin()
+        if not self._says_steps:
+            self._says_steps = True
+            self._seen = (0, 0, 0)
+            self._start_counting()
         self._add("loss", "launch.observe.step", loss)
         if grad_norm is not None:
             self._add("grad_norm", "launch.observe.step", grad_norm)
         self._end_step(self._now())
 
     def before_capture(self) -> None:
-        if self._silent or self._recorder is None:
+        if self._silent or self._recorder is None or not self._begun:
             return
         if self._spec.graphed and self._phases.phase in ("warmup", "settle"):
             self._recorder.enter("capture", self._phases.steps)
@@ -137,12 +165,14 @@ class Observer:
     def before_replay(self) -> None:
         self._replays += 1
 
+    @_counted
     def say_own(self, metric: Metric, value: Any) -> None:
         """Take what a function of the program's own returned for the step that runs."""
         if not self._is_idle():
             self._norm_seen |= metric == "grad_norm"
             self._add(metric, "the program's own functions", value)
 
+    @_counted
     def add_own_loss(self, loss: Any) -> None:
         """Add a micro-batch's share of the loss."""
         if not self._is_idle():
@@ -152,15 +182,19 @@ class Observer:
             self._loss_step = self._running
             self._add("loss", "the program's own functions", self._loss_sum)
 
+    @_counted
     def say(self, source: Source, said: Mapping[Column, float]) -> None:
         """Take what the program logged or printed, after the step that it is about."""
         if not self._silent and said.keys() & {"loss", "grad_norm"}:
             self._log.say(source, said, self._running)
-            self._write_steps()
+            # Asking a device for its progress would break a capture.
+            if not self._is_idle():
+                self._write_steps()
 
     @property
     def wants_printed(self) -> bool:
-        return not self._silent and self._log.source("loss") in (None, "printed")
+        known = self._log.source("loss"), self._log.source("grad_norm")
+        return not (self._silent or self._done) and ("printed" in known or None in known)
 
     def excepthook(self, then: ExceptHook) -> ExceptHook:
         """Return a hook that records an exception nobody caught, then calls ``then``."""
@@ -207,6 +241,8 @@ class Observer:
         self._seen = moment.counts
         phase = self._phases.end_step(captures if self._cuda else frames, replays)
         self._graphs += (captures if self._cuda else frames) if phase != "measure" else 0
+        if phase == "capture":
+            self._unsettle()
         self._ended.append((moment, phase))
         self._norm_seen = False
         if self._phases.steps == spec.training.steps:
@@ -218,6 +254,12 @@ class Observer:
         self._spent.append(self._spending)
         self._spending = 0.0
         self._write_steps()
+
+    def _unsettle(self) -> None:
+        """Count steps that settled before another capture as warm-up: both runs of a pair settle once. None is written yet."""
+        for place in range(self._written, len(self._ended)):
+            moment, phase = self._ended[place]
+            self._ended[place] = (moment, "warmup" if phase == "settle" else phase)
 
     def _prove(self, recorder: Recorder) -> None:
         """Write the proof of replay after the last timed step, and begin to profile."""
@@ -244,8 +286,12 @@ class Observer:
     def _digest(self, recorder: Recorder) -> None:
         """Write a digest of the parameters, which shows whether the optimizer changes any."""
         groups = (group for optimizer in self._optimizers.values() for group in optimizer.param_groups)
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        if not parameters:
+            recorder.note("no optimizer was seen, so whether parameters change is unknown")
+            return
         try:
-            recorder.write("parameters", digest=digest_parameters(p for group in groups for p in group["params"]))
+            recorder.write("parameters", digest=digest_parameters(parameters))
         except (RuntimeError, TypeError, KeyError, NotImplementedError) as error:
             recorder.note(f"parameters have no digest, so whether they change is unknown: {error}")
 
@@ -290,7 +336,7 @@ class Observer:
         if not (wait or (loss.ready() and norm.ready() and moment.ready())):
             return False
         before = self._ended[step - 1][0] if step else None
-        numbers = StepMetrics(step, loss.read(), norm.read(), moment.milliseconds_since(before), self._tokens, phase)  # type: ignore[arg-type] # PhaseTracker's phases are Phase
+        numbers = StepMetrics(step, loss.read(), norm.read(), moment.milliseconds_since(before), self._tokens, phase)
         if self._metrics is None:
             self._metrics = JsonLines(self._attempt.metrics)
             self._tell_choices()
@@ -373,6 +419,11 @@ class Observer:
 
     def _why_incomplete(self) -> str:
         ended, wanted = len(self._ended), self._last
+        if ended < wanted and self._replays > ended:
+            return (
+                f"{ended} of {wanted} optimizer steps were seen, but {self._replays} replays of graphs: where a graph holds the "
+                "optimizer, call launch.observe.step(loss=..., grad_norm=...) at the end of each step"
+            )
         if ended < wanted:
             return f"the program ended after {ended} of {wanted} steps: let it take {wanted} ({{steps}} in the command)"
         for metric in ("loss", "grad_norm"):

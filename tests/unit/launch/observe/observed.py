@@ -17,7 +17,7 @@ from launch.common.atomic_files import write_json
 from launch.contract.paths import OBSERVED, AttemptPaths
 from launch.contract.records.events import read_events
 from launch.contract.records.step_metrics import StepMetrics, read_metrics
-from launch.contract.spec import Command, CudaGraph, RunSpec, Training, spec_to_json
+from launch.contract.spec import Command, CudaGraph, Device, Placement, RunSpec, Training, spec_to_json
 from launch.failures.diagnose import Diagnosis, diagnose
 from launch.failures.evidence import read_evidence
 from launch.observe import start
@@ -39,6 +39,46 @@ for number, batch in enumerate(data):
 """
 
 
+GPU = """
+import time
+import launch.train.telemetry.event_log as event_log
+import launch.train.telemetry.memory as memory
+from launch.contract.records.memory import Memory
+from launch.contract.records.probe import Probe
+from launch.observe import observer
+
+class Graph:
+    capturing = False
+    def capture_begin(self): Graph.capturing = True
+    def capture_end(self): Graph.capturing = False
+    def replay(self): pass
+
+class Event:
+    def __init__(self, enable_timing=False): pass
+    def record(self): self.time = time.perf_counter()
+    def query(self):
+        assert not Graph.capturing, "a query breaks a capture"
+        return True
+    def synchronize(self): self.query()
+    def elapsed_time(self, later): return (later.time - self.time) * 1e3
+
+class Clocks:
+    def __init__(self, device): self.unknown = ""
+    def turn(self): return None
+
+class Trace:
+    def end(self, steps): return Probe(1.0, 10.0, 1.0, 1.0, None)
+
+torch.cuda.graphs.CUDAGraph = torch.cuda.CUDAGraph = Graph
+torch.cuda.Event, torch.cuda.current_device = Event, lambda: 0
+torch.cuda.is_current_stream_capturing = lambda: Graph.capturing
+memory.sample, memory.reset_peaks = lambda device: Memory(1, 1), lambda device: True
+event_log.PhaseClocks, observer.StepsTrace = Clocks, Trace
+observer.describe_program = lambda *_: {}
+"""
+"""What stands for a GPU: graphs that do nothing, events by the host's clock."""
+
+
 @dataclass(frozen=True)
 class Observed:
     """What a program left behind, and what a supervisor would say of it."""
@@ -54,13 +94,17 @@ class Observed:
         return [event for event in read_events(self.attempt, 0) if event["kind"] == kind]
 
 
-def spec_of(*, graphed: bool = False, steps: int = STEPS) -> RunSpec:
+def spec_of(*, graphed: bool = False, steps: int = STEPS, device: Device = "cpu") -> RunSpec:
     graph = CudaGraph("command", name="compiled", arguments=("--compile",)) if graphed else CudaGraph()
-    return RunSpec("command", training=Training(steps=steps), cuda_graph=graph, command=Command(run="python train.py"))
+    command, placement = Command(run="python train.py"), Placement(device)
+    return RunSpec("command", training=Training(steps=steps), cuda_graph=graph, command=command, placement=placement)
 
 
 def observe(folder: Path, program: str, spec: RunSpec, *, compiled: bool | None = None) -> Observed:
-    """Run ``program`` as rank 0 of an attempt in ``folder``. It compiles where ``spec`` is graphed, unless ``compiled`` says."""
+    """Run ``program`` as rank 0 of an attempt in ``folder``. It compiles where ``spec`` is graphed, unless ``compiled`` says.
+
+    On ``cuda`` it meets what stands for a GPU.
+    """
     attempt = AttemptPaths(folder / "runs" / spec.run_id / "attempts" / "1")
     attempt.logs.mkdir(parents=True)
     spec = replace(spec, command=replace(spec.command, workdir=str(folder)))
@@ -68,13 +112,13 @@ def observe(folder: Path, program: str, spec: RunSpec, *, compiled: bool | None 
     names = {"STEPS": STEPS, "COMPILE": spec.graphed if compiled is None else compiled, "__name__": "__main__"}
     child = os.fork()
     if child == 0:
-        _run(attempt, program, names)
+        _run(attempt, program, names, GPU if spec.placement.device == "cuda" else "")
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     evidence = replace(read_evidence(attempt, "itself"), exit_code=code, is_command=True)
     return Observed(attempt, diagnose(evidence))
 
 
-def _run(attempt: AttemptPaths, program: str, names: dict[str, Any]) -> None:
+def _run(attempt: AttemptPaths, program: str, names: dict[str, Any], before: str) -> None:
     """Run ``program`` as Python would, and end the process."""
     code = 0
     try:
@@ -83,6 +127,7 @@ def _run(attempt: AttemptPaths, program: str, names: dict[str, Any]) -> None:
         log = os.open(attempt.log(0), os.O_WRONLY | os.O_CREAT)
         sys.stdout = sys.stderr = os.fdopen(log, "w", buffering=1)
         atexit._clear()
+        exec(before, {"torch": torch})
         start.start()
         exec(compile(program, "train.py", "exec"), names)
     except BaseException as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.contract.records.graph_stats import GraphStats
 from tests.unit.launch.observe.observed import PROGRAM, STEPS, observe, spec_of
 
 CLIP = PROGRAM.replace(
@@ -126,3 +127,77 @@ def test_the_environment_names_command_code_and_packages(tmp_path: Path) -> None
     assert first["program"]["command"] == "python train.py" and first["packages"]["torch"]
     assert first["digests"]["libraries"] == second["digests"]["libraries"]
     assert first["digests"]["code"] != second["digests"]["code"]
+
+
+BY_HAND = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+graph = torch.cuda.CUDAGraph()
+def compute(number):
+    model.zero_grad()
+    loss = torch.ones(8, 4).mul(model(torch.full((8, 4), 0.1 * number)).sum()).mean()
+    loss.backward()
+    return loss
+for number in range(STEPS):
+    if number == 4:
+        graph.capture_begin()
+        compute(number)
+        print({"step": number, "loss": 0.5})
+        graph.capture_end()
+    if number > 4 and number not in EAGER:
+        graph.replay()
+    loss = compute(number)
+    optimizer.step()
+    print({"step": number, "loss": loss.item()})
+"""
+
+
+@pytest.mark.parametrize("eager_steps", [(), (8,)])
+def test_replays_of_every_step_are_the_proof(tmp_path: Path, eager_steps: tuple[int, ...]) -> None:
+    """Three steps after the timed ones are profiled."""
+    program = BY_HAND.replace("EAGER", repr(eager_steps))
+    seen = observe(tmp_path, program, spec_of(graphed=True, steps=STEPS - 3, device="cuda"))
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    assert [one.phase for one in seen.steps] == ["warmup"] * 4 + ["capture", "settle", "settle"] + ["measure"] * (
+        STEPS - 10
+    )
+    assert [event["phase"] for event in seen.events("enter")] == [
+        "init", "warmup", "capture", "settle", "measure", "probe", "teardown"
+    ]  # fmt: skip
+    (proof,), (probe,) = seen.events("proof"), seen.events("probe")
+    stats, steps = GraphStats(**proof["graphs"]), STEPS - 3 - 5
+    assert (stats.graphs, stats.expected_replays, stats.launches_per_step) == (1, steps, 1)
+    assert stats.replays == steps - (8 in eager_steps) and probe["probe"]["graph_launches"] == 1.0
+    assert stats.proven == (8 not in eager_steps)
+
+
+def test_graphs_made_before_the_first_step_count_as_captured_in_it(tmp_path: Path) -> None:
+    program = BY_HAND.replace("number == 4", "False").replace("number > 4", "True").replace("EAGER", "()")
+    program = program.replace("def compute", "graph.capture_begin(); graph.capture_end()\ndef compute", 1)
+    seen = observe(tmp_path, program, spec_of(graphed=True, steps=STEPS - 3, device="cuda"))
+    assert [one.phase for one in seen.steps][:4] == ["capture", "settle", "settle", "measure"]
+    (proof,) = seen.events("proof")
+    assert GraphStats(**proof["graphs"]).proven
+
+
+WHOLE = BY_HAND.replace(
+    "    loss = compute(number)\n    optimizer.step()",
+    "    loss = compute(number)\n    if number < 4: optimizer.step()",
+)
+
+
+def test_a_graph_that_holds_the_optimizer_needs_the_two_lines(tmp_path: Path) -> None:
+    silent = observe(
+        tmp_path / "a", WHOLE.replace("EAGER", "()"), spec_of(graphed=True, steps=STEPS - 3, device="cuda")
+    )
+    assert silent.diagnosis.outcome == "CONFIG" and "launch.observe.step" in silent.diagnosis.message
+    says = WHOLE.replace("EAGER", "()").replace(
+        '    print({"step": number, "loss": loss.item()})\n', "    step(loss=loss, grad_norm=1.0)\n"
+    )
+    warms_up = "from launch.observe import step\nimport torch\nold = torch.optim.SGD([torch.zeros(1)], lr=1.0)\n[old.step() for _ in '123']\n"
+    seen = observe(tmp_path / "b", warms_up + says, spec_of(graphed=True, steps=STEPS - 3, device="cuda"))
+    assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
+    assert [one.step for one in seen.steps] == list(range(STEPS - 3))
+    assert [one.phase for one in seen.steps][3:6] == ["warmup", "capture", "settle"]
