@@ -62,6 +62,7 @@ _OWN: Mapping[str, Mapping[ExitCode, str]] = {
         ExitCode.PASS: "everything that may be deleted is deleted",
         ExitCode.UNFINISHED: "the system failed, or cannot tell whether a sweep still runs, or a folder is no sweep",
     },
+    "init": {ExitCode.PASS: "the recipe is printed"},
     "export": {ExitCode.PASS: "the flags are printed"},
     LOSS: {
         ExitCode.PASS: "BITWISE or EQUIVALENT",

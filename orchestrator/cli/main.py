@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -45,10 +46,24 @@ def _parse_overrides_anywhere(parser: Parser, words: Sequence[str]) -> argparse.
     arguments: argparse.Namespace
     arguments, rest = parser.parse_known_args(words)
     if rest and ("overrides" not in arguments or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)} (see {PROGRAM} {arguments.verb} --help)")
+        line = _as_overrides(words, rest) if "overrides" in arguments else ""
+        answer = f"; for flags of Megatron write {line}" if line else f" (see {PROGRAM} {arguments.verb} --help)"
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{answer}")
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]
     return arguments
+
+
+def _as_overrides(words: Sequence[str], rest: Sequence[str]) -> str:
+    """Return the overrides that mean the flags of Megatron in ``words``, from the first unknown one on."""
+    from launch.contract.errors import OrchestratorError
+    from orchestrator.export.read_flags import as_overrides
+
+    first = next(number for number, word in enumerate(words) if word == rest[0])
+    try:
+        return shlex.join(as_overrides(words[first:]))
+    except OrchestratorError:
+        return ""
 
 
 def main(words: Sequence[str] | None = None) -> int:

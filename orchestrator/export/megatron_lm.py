@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launch.contract.spec import RunSpec
+from launch.megatron_config.field_names import TRAINING_FLAGS
 from launch.megatron_config.transformer_config import model_settings, optimizer_settings, transformer_settings
+from launch.support.rule import field_value
 
 FLAG_NAMES = {
     "fp8": "fp8_format",
@@ -69,24 +71,16 @@ def _model_flags(spec: RunSpec) -> Iterator[tuple[str, ...]]:
 
 
 def _training_flags(spec: RunSpec) -> Iterator[tuple[str, ...]]:
-    training = spec.training
     optimizer = {
         name: value for name, value in optimizer_settings(spec).items() if name not in ("bf16", "params_dtype")
     }
     yield from _flags(
         {
-            "seq_length": training.sequence_length,
-            "micro_batch_size": training.micro_batch_size,
-            "global_batch_size": training.global_batch_size,
-            "train_iters": training.steps,
+            **{flag: field_value(spec, field) for flag, field in TRAINING_FLAGS.items()},
             "eval_iters": 0,
             **optimizer,
-            "overlap_grad_reduce": spec.parallelism.overlap_grad_reduce,
-            "lr_decay_style": training.learning_rate_schedule,
-            "lr_warmup_iters": training.learning_rate_warmup_steps,
-            "grad_reduce_in_bf16": training.gradient_precision == "bf16",
+            "grad_reduce_in_bf16": spec.training.gradient_precision == "bf16",
             "no_check_for_nan_in_loss_and_grad": True,
-            "seed": training.seed,
         }
     )
 

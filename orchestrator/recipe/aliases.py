@@ -2,7 +2,8 @@
 
 Megatron-Core up to 0.16 writes ``cuda_graph_impl: local`` with ``cuda_graph_scope: full_iteration`` for the whole
 iteration, and a comma-separated scope. Later releases write ``cuda_graph_impl: full_iteration`` and
-``cuda_graph_modules``. This project writes ``cuda_graph: {impl, scope, warmup_steps}``.
+``cuda_graph_modules``. Megatron Bridge's guide sets them as ``cfg.model.cuda_graph_impl``. This project writes ``cuda_graph:
+{impl, scope, warmup_steps}``.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from typing import Any
 from launch.contract.graph_impls import GRAPH_SCOPES
 
 _WHERE = r"^(sweep\.grid\.|sweep\.points\[\d+\]\.)?"
-_FLAT = re.compile(_WHERE + r"cuda_graph_(impl|scope|modules|warmup_steps)(?![a-z_])")
+_BRIDGE = re.compile(_WHERE + r"cfg\.")
+_FLAT = re.compile(_WHERE + r"(?:model\.)?cuda_graph_(impl|scope|modules|warmup_steps)(?![a-z_])")
 _MODULES = re.compile(_WHERE + r"(cuda_graph(?:\[\d+\])?)\.modules(?![a-z_])")
 
 
 def canonical_place(place: str) -> str:
     """Return the place of a field in this project's spelling: ``cuda_graph_modules`` becomes ``cuda_graph.scope``."""
-    nested = _FLAT.sub(r"\1cuda_graph.\2", place) if "cuda_graph_" in place else place
+    place = _BRIDGE.sub(lambda found: found[1] or "", place) if "cfg." in place else place
+    nested = (
+        _FLAT.sub(lambda found: f"{found[1] or ''}cuda_graph.{found[2]}", place) if "cuda_graph_" in place else place
+    )
     return _MODULES.sub(r"\1\2.scope", nested) if ".modules" in nested else nested
 
 

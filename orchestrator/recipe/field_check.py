@@ -18,6 +18,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launch.common.redact import is_secret_name
+from launch.megatron_config.field_names import DEPRECATED, FIELDS
 from orchestrator.errors import suggestion
 from orchestrator.recipe.aliases import canonical_place
 from orchestrator.recipe.source_fields import SECRET_FIX, SourceFields, Tree
@@ -61,12 +62,12 @@ def checked_field(default: Any, check: Check | None, **metadata: Any) -> Any:
 class Schema:
     """The fields of one frozen dataclass. OmegaConf converts values to their types."""
 
-    def __init__(self, cls: type, checks: Mapping[str, Check] | None = None, *, comma_lists: bool = True) -> None:
-        """``checks`` add to those of the fields. ``comma_lists`` reads the text "a, b" as the list [a, b]."""
+    def __init__(self, cls: type, checks: Mapping[str, Check] | None = None, *, separator: str = ",") -> None:
+        """``checks`` add to those of the fields. A text is a list if ``separator``, a pattern, is in it; "" matches none."""
         fields = dataclasses.fields(cls)
         self.fields = tuple(field.name for field in fields)
         self._checks = {field.name: field.metadata.get("check") for field in fields} | dict(checks or {})
-        self._comma_lists = comma_lists
+        self._separator = separator
         self._types = typing.get_type_hints(cls)
         self._scratch = OmegaConf.structured(cls)
         # OmegaConf makes the config of a frozen dataclass read-only.
@@ -122,8 +123,8 @@ class Schema:
         return f"write {example}, or leave it out for the default"
 
     def _convert(self, key: str, value: Any) -> Any:
-        if isinstance(value, str) and self.is_list(key) and self._comma_lists:
-            value = [part.strip() for part in value.split(",") if part.strip()]
+        if isinstance(value, str) and self.is_list(key) and self._separator:
+            value = [part.strip() for part in re.split(self._separator, value) if part.strip()]
         if isinstance(value, float) and self.choices(key):
             value = str(value)  # a release, which YAML reads as a number
         refused = ValueError(f"not {self.describe_type(key)}")
@@ -177,6 +178,10 @@ class FileSchema:
             self.sections[first].fields if first in self.sections else [n for n in names if n not in self.rejections]
         )
         last = canonical_place(name).rpartition(".")[2]
+        if last in DEPRECATED:
+            return f"write {' = '.join(DEPRECATED[last])}"
+        if last in FIELDS and FIELDS[last] in self.fields:
+            return f"write {FIELDS[last]}"
         same = [other for other in self.fields if other.rpartition(".")[2] == last]
         elsewhere = next((other for other in same if other.partition(".")[0] not in self.rejections), None)
         if elsewhere is None:

@@ -112,14 +112,17 @@ RECIPE = FileSchema(
     Schema(TopLevel),
     # Rules check the other sections. Margins are in no cell.
     {name: Schema(cls) for name, cls in SECTIONS.items()}
-    | {"equivalence": Schema(Margins, dict.fromkeys(("loss", "grad_norm"), interval_check(COUNT)))},
+    | {"equivalence": Schema(Margins, dict.fromkeys(("loss", "grad_norm"), interval_check(COUNT)))}
+    # Megatron's flag separates scopes by blanks.
+    | {"cuda_graph": Schema(CudaGraph, separator=r"[,\s]+")},
     {"environment": check_variable, "command.flags": _check_flag, "command.graphs": _check_graph},
+    {"rng": Flaw("Megatron's te_rng_tracker is always on here", "leave it out; the seed is training.seed")},
     other_names=("sweep",),
 )
-PATCH = replace(RECIPE, rejections={
-    name: Flaw(f"{name} belongs to the whole sweep, so it cannot be an axis", "write another recipe")
-    for name in ("name", "repeats", "perturbed", "step_checks", "cluster", "equivalence", "wandb", "sweep")
-})  # fmt: skip
+_OF_THE_SWEEP = ("name", "repeats", "perturbed", "step_checks", "cluster", "equivalence", "wandb", "sweep")
+PATCH = replace(RECIPE, rejections={**RECIPE.rejections, **{
+    name: Flaw(f"{name} belongs to the whole sweep, so it cannot be an axis", "write another recipe") for name in _OF_THE_SWEEP
+}})  # fmt: skip
 """What one point of an axis may set."""
 PRESET = FileSchema(
     RECIPE.sections["model"],

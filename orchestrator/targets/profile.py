@@ -171,7 +171,7 @@ DEFAULT = "default"
 """The profile of the user's own folder that applies where none is named."""
 
 # A line of shell contains commas.
-SCHEMA = Schema(Profile, comma_lists=False)
+SCHEMA = Schema(Profile, separator="")
 _FILE = FileSchema(
     SCHEMA,
     mappings={"sbatch": partial(check_option, "sbatch"), "environment": check_variable},

@@ -1,0 +1,218 @@
+"""Read the flags of Megatron-LM's training scripts as a recipe: the reverse of ``export``. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+from launch.contract.spec import SECTIONS, RunSpec, spec_to_json
+from launch.megatron_config.field_names import DEPRECATED, FIELDS
+from orchestrator.errors import input_error
+from orchestrator.export import megatron_lm
+from orchestrator.recipe.aliases import canonical_values
+from orchestrator.recipe.expand import parse_setting
+from orchestrator.recipe.yaml_reader import dump
+
+Flags = Mapping[str, Sequence[str]]
+"""The words behind each flag, by its name with underscores."""
+DEFAULTS = {
+    "model.norm_epsilon": 1e-5, "model.add_bias_linear": True, "model.tie_embeddings": True, "model.moe_router_topk": 2,
+    "parallelism.dispatcher": "allgather", "training.adam_beta2": 0.999, "training.gradient_accumulation_fusion": True,
+}  # fmt: skip
+"""Megatron-LM's defaults where they are not those of a recipe."""
+SWITCHES: Mapping[str, Mapping[str, Any]] = {
+    "bf16": {"training.precision": "bf16"},
+    "swiglu": {"model.activation": "swiglu"},
+    "quick_geglu": {"model.activation": "clamped_quick_gelu_glu"},
+    "disable_bias_linear": {"model.add_bias_linear": False},
+    "untie_embeddings_and_output_weights": {"model.tie_embeddings": False},
+    "use_rope_scaling": {"model.rope_scaling": "llama3", "model.rope_original_max_position": 8192},
+    "moe_router_pre_softmax": {"model.moe_router_normalize_topk": False},
+    "no_gradient_accumulation_fusion": {"training.gradient_accumulation_fusion": False},
+    "grad_reduce_in_bf16": {"training.gradient_precision": "bf16"},
+    "recompute_activations": {"training.recompute": "selective"},
+    "mock_data": {"data.kind": "synthetic"},
+    **{switch: {field: value} for switch, (field, value) in DEPRECATED.items()},
+}
+"""Flags without words, and what they mean."""
+VALUES: Mapping[str, Callable[[Sequence[str]], Mapping[str, Any]]] = {
+    "data_path": lambda words: {"data.kind": "indexed", "data.path": words[-1]},
+    "window_size": lambda words: {"model.window_size": int(re.findall(r"\d+", " ".join(words))[0]) + 1},
+    "softmax_type": lambda words: {"model.attention_sinks": words[0] == "learnable"},
+    "fp8_format": lambda words: {"training.fp8": "delayed"},
+}
+"""Flags with words that are not the recipe's."""
+NEEDED = {
+    "normalization": "LayerNorm", "position_embedding_type": "learned_absolute", "hidden_dropout": "0.1",
+    "attention_dropout": "0.1", "lr_decay_style": "linear",
+}  # fmt: skip
+"""What the engine has one value of, and Megatron-LM's default, which is another."""
+DROPS = "moe_expert_rank_capacity_factor"
+NODES = {"nnodes": "nodes", "nproc_per_node": "gpus_per_node"}
+"""Flags of torchrun."""
+SAID_ELSEWHERE = {"vocab_size", "tokenizer_type", "max_position_embeddings", "group_query_attention", "make_vocab_size_divisible_by",
+                  "num_layers_per_virtual_pipeline_stage", *SWITCHES}  # fmt: skip
+
+
+class ReadFlags(NamedTuple):
+    """A recipe as YAML, and notes on flags that it does not express."""
+
+    text: str
+    notes: tuple[str, ...]
+
+
+def read_command(command: str) -> ReadFlags:
+    """Return the recipe of a command line with flags of Megatron-LM.
+
+    Raises:
+        InputError: a flag has a value that no recipe takes, or the command has no flags.
+    """
+    try:
+        words = shlex.split(command.replace("\\\n", " "))
+    except ValueError as error:
+        raise input_error("--from-megatron-flags", f"{error}", "quote the whole command line") from None
+    script = next((number for number, word in enumerate(words) if word.endswith(".py")), -1)
+    launcher, flags = parse_flags(words[: script + 1]), parse_flags(words[script + 1 :])
+    if not flags:
+        raise input_error("--from-megatron-flags", "it has no flags", "write 'pretrain_gpt.py --num-layers 8 ...'")
+    settings = DEFAULTS | _settings(flags)
+    spec = _spec(settings)
+    resources = {NODES[name]: int(words[0]) for name, words in launcher.items() if name in NODES and words[0].isdigit()}
+    return ReadFlags(_recipe(spec, resources), tuple(_notes(flags, spec)))
+
+
+def parse_flags(words: Iterable[str]) -> Flags:
+    """Return the flags among ``words``. What comes before the first is no flag."""
+    flags: dict[str, list[str]] = {}
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            flags[last := name.replace("-", "_")] = [value] if equals else []
+        elif flags:
+            flags[last].append(word)
+    return flags
+
+
+def as_overrides(words: Iterable[str]) -> list[str]:
+    """Return the overrides of a recipe that mean the flags of Megatron among ``words``."""
+    known = {name: given for name, given in parse_flags(words).items() if _knows(name)}
+    return [f"{field}={_spell(value)}" for field, value in _settings(known, complete=False).items()]
+
+
+def _knows(name: str) -> bool:
+    return name in FIELDS or name in SWITCHES or name in VALUES
+
+
+def _settings(flags: Flags, complete: bool = True) -> dict[str, Any]:
+    """Return the settings that ``flags`` mean, and with ``complete`` those that follow from them."""
+    settings: dict[str, Any] = {}
+    for name, words in flags.items():
+        if name in SWITCHES:
+            settings |= SWITCHES[name]
+        elif name in VALUES:
+            settings |= VALUES[name](words)
+        elif name in FIELDS and not (name in NEEDED and words[0] not in ("constant", "cosine")):
+            settings |= dict([parse_setting(f"{FIELDS[name]}={','.join(words) if words else 'true'}")])
+    return settings | (_derived(flags, settings) if complete else {})
+
+
+def _derived(flags: Flags, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what Megatron-LM computes where a flag is missing."""
+    heads, hidden = (settings.get(f"model.{name}", 1) for name in ("num_attention_heads", "hidden_size"))
+    tp, pp = (settings.get(f"parallelism.{name}", 1) for name in ("tp", "pp"))
+    derived: dict[str, Any] = {}
+    if "group_query_attention" not in flags:
+        derived["model.num_query_groups"] = heads
+    if "kv_channels" not in flags:
+        derived["model.kv_channels"] = hidden // heads
+    if "ffn_hidden_size" not in flags:
+        # megatron/training/arguments.py, validate_args
+        derived["model.ffn_hidden_size"] = int(hidden * 8 / 3) // 64 * 64 if "swiglu" in flags else 4 * hidden
+    if "num_experts" in flags and "moe_ffn_hidden_size" not in flags:
+        derived["model.moe_ffn_hidden_size"] = derived.get(
+            "model.ffn_hidden_size", settings.get("model.ffn_hidden_size")
+        )
+    if "vocab_size" in flags and "padded_vocab_size" not in flags:
+        multiple = int(flags.get("make_vocab_size_divisible_by", ["128"])[0]) * tp
+        tokens = int(flags["vocab_size"][0]) + (flags.get("tokenizer_type") == ["NullTokenizer"])
+        derived["model.vocab_size"] = -(-tokens // multiple) * multiple
+    if layers := flags.get("num_layers_per_virtual_pipeline_stage"):
+        derived["parallelism.vpp"] = settings["model.num_layers"] // pp // int(layers[0])
+    if derived.get("parallelism.vpp", settings.get("parallelism.vpp", 1)) > 1:
+        derived["parallelism.schedule"] = "interleaved"
+    if flags.get("fp8_recipe") == ["tensorwise"]:
+        derived["training.fp8"] = "current"
+    if "num_experts" not in flags:
+        derived["model.moe_router_topk"] = 0
+    later = "cuda_graph_modules" in flags or flags.get("cuda_graph_impl") == ["full_iteration"]
+    return derived | {"megatron_core": "0.19" if later else "0.16"}
+
+
+def _spec(settings: Mapping[str, Any]) -> RunSpec:
+    spec = RunSpec(engine="megatron", megatron_core=settings["megatron_core"])
+    for section, cls in SECTIONS.items():
+        names = {each.name for each in fields(cls)}
+        own = {name: settings[f"{section}.{name}"] for name in names if f"{section}.{name}" in settings}
+        changed = replace(getattr(spec, section), **own)
+        if section == "cuda_graph":
+            changed = replace(changed, **canonical_values({"impl": changed.impl, "scope": changed.scope}))
+        spec = replace(spec, **{section: changed})
+    return spec
+
+
+def _recipe(spec: RunSpec, resources: Mapping[str, int]) -> str:
+    """Return the YAML of ``spec``: what differs from a recipe's defaults."""
+    plain, default = spec_to_json(spec), spec_to_json(RunSpec())
+    tree: dict[str, Any] = {"name": "from_megatron_flags", "engine": "megatron"}
+    tree |= {"megatron_core": spec.megatron_core} if spec.megatron_core != "0.16" else {}
+    for section in ("model", "parallelism", "training", "data", "cuda_graph"):
+        own = {
+            name: value
+            for name, value in plain[section].items()
+            if value != default[section][name] or name == "num_layers"
+        }
+        tree |= {section: own} if own else {}
+    return dump(tree | {"resources": {**resources, "device": "cuda"}})
+
+
+def _notes(flags: Flags, spec: RunSpec) -> Iterator[str]:
+    """Yield what the recipe does not express of ``flags``: they are compared with those of its export."""
+    text, _ = megatron_lm.render(spec)
+    exported = parse_flags(shlex.split(text.replace("\\\n", " ")))
+    expressed = {FIELDS.get(name) for name in exported} | {"cuda_graph.scope"}
+    silent = [name for name in flags if name not in exported and name not in SAID_ELSEWHERE | VALUES.keys()]
+    unknown = [name for name in silent if FIELDS.get(name, "") not in expressed]
+    for name in (name for name in flags if name in exported and name not in SAID_ELSEWHERE):
+        if not _same(flags[name], exported[name]):
+            yield f"{_flag(name, flags[name])}: the recipe's cells train with {_flag(name, exported[name])}"
+    for name, default in NEEDED.items():
+        if name not in flags and exported.get(name) != [default]:
+            yield f"--{name.replace('_', '-')} is not given, so it is {default}; the recipe's is {' '.join(exported[name])}"
+    if not {"swiglu", "quick_geglu"} & set(flags):
+        yield "--swiglu is not given; the recipe's activation is swiglu"
+    if "global_batch_size" not in flags:
+        yield f"--global-batch-size is not given; the recipe has {spec.training.global_batch_size}"
+    if DROPS in flags and "moe_paged_stash" not in flags:
+        yield f"--{DROPS.replace('_', '-')} without --moe-paged-stash: Megatron-Core 0.19.2 drops tokens above it and says nothing"
+    if unknown:
+        yield f"without a counterpart in a recipe: {', '.join(_flag(name, flags[name]) for name in unknown)}"
+
+
+def _same(given: Sequence[str], exported: Sequence[str]) -> bool:
+    try:
+        return [float(word) for word in given] == [float(word) for word in exported]
+    except ValueError:
+        return sorted(",".join(given).split(",")) == sorted(",".join(exported).split(","))
+
+
+def _flag(name: str, words: Sequence[str]) -> str:
+    return " ".join(["--" + name.replace("_", "-"), *words])
+
+
+def _spell(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{','.join(value)}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,106 @@
+"""``init`` reads what ``export`` prints, says what it does not understand, and knows Megatron-LM's defaults."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launch.contract.spec import MegatronCore, RunSpec
+from launch.support.rule import RELEASES
+from orchestrator.cli.main import main
+from orchestrator.errors import InputError
+from orchestrator.export.export_cell import export
+from orchestrator.export.read_flags import as_overrides, read_command
+from orchestrator.recipe.expand import expand
+from orchestrator.recipe.recipe import load
+from tests.unit.orchestrator.export.test_export_cell import SPECS
+
+NOT_IN_FLAGS = {"gpt_oss_20b", "gpt_oss_120b"}
+"""YaRN has no flags."""
+
+
+def spec_of(text: str, folder: Path) -> RunSpec:
+    """Return the spec of the graphed cell, or the only one, of the recipe ``text``."""
+    path = folder / "recipe.yaml"
+    path.write_text(text)
+    return [cell.spec for cell in expand(load(path), "cuda") if not cell.is_added_baseline][-1]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("name", sorted(SPECS.keys() - NOT_IN_FLAGS))
+def test_what_export_prints_is_read_back(name: str, release: MegatronCore, tmp_path: Path) -> None:
+    printed = export(replace(SPECS[name], megatron_core=release), "megatron-lm").text
+    read = read_command(f"pretrain_gpt.py {printed}")
+    again = export(replace(spec_of(read.text, tmp_path), megatron_core=release), "megatron-lm").text
+    assert sorted(again.split(" \\\n")) == sorted(printed.split(" \\\n"))
+    assert [note for note in read.notes if "not given" not in note] == []
+
+
+COMMAND = """torchrun --nproc-per-node 8 --nnodes=2 pretrain_gpt.py \\
+ --num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --train-iters 60 --global-batch-size 32 --lr 1e-4 \\
+ --tensor-model-parallel-size 2 --tokenizer-type NullTokenizer --vocab-size 32000 --bf16 --swiglu --num-experts 16 \\
+ --moe-ffn-hidden-size 512 --cuda-graph-impl transformer_engine --cuda-graph-modules moe_router attn --log-interval 1 \\
+ --hidden-dropout 0 --moe-expert-rank-capacity-factor 1.5"""
+
+
+def test_a_command_line_is_read_with_megatrons_defaults(tmp_path: Path) -> None:
+    read = read_command(COMMAND)
+    spec = spec_of(read.text, tmp_path)
+    assert (spec.engine, spec.megatron_core, spec.placement.nodes, spec.placement.ranks_per_node) == (
+        "megatron",
+        "0.19",
+        2,
+        8,
+    )
+    assert (spec.cuda_graph.impl, spec.cuda_graph.scope) == ("transformer_engine", ("attn", "moe_router"))
+    assert (spec.model.kv_channels, spec.model.num_query_groups, spec.model.ffn_hidden_size) == (64, 16, 2688)
+    assert spec.model.vocab_size == 32256, "32,001 tokens, padded to 128 * tp"
+    assert spec.model.add_bias_linear and spec.model.tie_embeddings and spec.parallelism.dispatcher == "allgather"
+    assert (spec.training.adam_beta2, spec.training.gradient_accumulation_fusion) == (0.999, True)
+
+
+def test_what_a_recipe_does_not_express_is_said() -> None:
+    notes = "\n".join(read_command(COMMAND).notes)
+    assert "--attention-dropout is not given, so it is 0.1; the recipe's is 0.0" in notes
+    assert "--hidden-dropout" not in notes
+    assert "without --moe-paged-stash: Megatron-Core 0.19.2 drops tokens above it" in notes
+    assert "without a counterpart in a recipe: --log-interval 1" in notes
+
+
+def test_the_spellings_of_before_are_read(tmp_path: Path) -> None:
+    flags = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --num-layers-per-virtual-pipeline-stage 1"
+    spec = spec_of(read_command(f"pretrain_gpt.py {flags} --enable-cuda-graph").text, tmp_path)
+    assert (spec.cuda_graph.impl, spec.cuda_graph.scope, spec.parallelism.vpp) == ("local", (), 2)
+    whole = spec_of(
+        read_command(f"x.py {flags} --cuda-graph-impl local --cuda-graph-scope full_iteration").text, tmp_path
+    )
+    assert (whole.cuda_graph.impl, whole.cuda_graph.scope, whole.megatron_core) == ("full_iteration", (), "0.16")
+
+
+def test_pasted_flags_are_answered_with_the_line_to_write(capsys: pytest.CaptureFixture[str]) -> None:
+    assert as_overrides(["--enable-cuda-graph", "--seq-length", "64"]) == [
+        "cuda_graph.impl=local",
+        "training.sequence_length=64",
+    ]
+    with pytest.raises(SystemExit):
+        main(
+            [
+                "plan",
+                "recipes/gpt_oss_20b.yaml",
+                "--cuda-graph-impl",
+                "transformer_engine",
+                "--cuda-graph-scope",
+                "attn",
+                "mlp",
+            ]
+        )
+    said = capsys.readouterr().err
+    assert "for flags of Megatron write cuda_graph.impl=transformer_engine 'cuda_graph.scope=[attn,mlp]'" in said
+
+
+@pytest.mark.parametrize("command", ["", "pretrain_gpt.py", "pretrain_gpt.py --num-layers two", "x.py --lr '1"])
+def test_a_command_that_is_none_is_refused(command: str) -> None:
+    with pytest.raises(InputError):
+        read_command(command)
