@@ -197,6 +197,14 @@ RULES: tuple[Rule, ...] = (
         source=f"{MCORE}tensor_parallel/random.py:539",
     ),
     MegatronRule(
+        "megatron.precision", ("training.precision", *GRAPH),
+        "TECudaGraphHelper captures layers with inputs in bfloat16: an fp32 capture of attention fails, and one of parts behind it "
+        "silently rounds their inputs (observed)",
+        lambda spec: spec.training.precision == "fp32" and spec.cuda_graph.impl == "transformer_engine",
+        fix="Set training.precision=bf16, or cuda_graph.impl=full_iteration.",
+        source=f"{MCORE}transformer/module.py:247",
+    ),
+    MegatronRule(
         "megatron.pp", ("parallelism.pp", "parallelism.vpp", "cuda_graph.impl"),
         "without interleaved stages each transfer waits for the whole device, which no capture allows",
         lambda spec: spec.parallelism.pp != 1

@@ -162,7 +162,8 @@ def test_all_reasons_come_at_once() -> None:
     assert {reason.rule for reason in unsupported(spec)} == {"torch_native.cp", "torch_native.cpu_offloading"}
 
 
-ON_GPU = RunSpec(engine="megatron", placement=Placement(device="cuda"))
+BF16 = Training(precision="bf16")
+ON_GPU = RunSpec(engine="megatron", training=BF16, placement=Placement(device="cuda"))
 SIGMOID = {"moe_router_score_function": "sigmoid"}
 MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # fields of the model, and those of other sections; the rule is the key
@@ -176,7 +177,7 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gradient_accumulation_fusion": (
         {},
         {
-            "training": Training(gradient_accumulation_fusion=True, global_batch_size=4, micro_batch_size=2),
+            "training": dataclasses.replace(BF16, gradient_accumulation_fusion=True, global_batch_size=4, micro_batch_size=2),
             "cuda_graph": CudaGraph("transformer_engine", ("attn",)),
         },
     ),
@@ -195,9 +196,10 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "variable_sequence_lengths": ({}, {"training": Training(variable_sequence_lengths=True)}),
     "packed_sequences": ({}, {"data": PACKED}),
     "local_inputs": ({}, {"cuda_graph": CudaGraph("local")}),
+    "precision": ({}, {"training": Training(), "cuda_graph": CudaGraph("transformer_engine", ("attn",))}),
     "yarn_positions": ({"rope_scaling": "yarn"}, {"cuda_graph": CudaGraph("transformer_engine", ("attn",))}),
     "pp": ({}, {"parallelism": Parallelism(pp=2), "cuda_graph": CudaGraph("full_iteration")}),
-    "recompute": ({}, {"training": Training(recompute="selective"), "cuda_graph": CudaGraph("transformer_engine")}),
+    "recompute": ({}, {"training": dataclasses.replace(BF16, recompute="selective"), "cuda_graph": CudaGraph("transformer_engine")}),
     "device": ({}, {"placement": Placement(device="cpu")}),
 }  # fmt: skip
 

@@ -98,6 +98,7 @@ STRICTER = {
     "megatron.num_query_groups": OURS,
     "megatron.overlap_moe_expert_parallel_comm": f"{DOOMED}: the final norm, or tokens that were freed",
     "megatron.pp": f"{DOOMED}: a transfer waits for the device in the capture",
+    "megatron.precision": f"{DOOMED}: inputs of a capture are bfloat16",
     "megatron.recompute": f"{DOOMED}: a checkpoint refuses torch.autograd.grad",
     "megatron.tp": f"{DOOMED}: experts drift apart (0.16)",
     "megatron.yarn_positions": f"{DOOMED}: attention without positions",
