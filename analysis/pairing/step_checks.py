@@ -127,7 +127,8 @@ def _undecided(found: Sequence[_Found], attempts: Sequence[tuple[int, Attempt]],
     for one in _checks(attempts):
         if one.check.missing:
             return (
-                f"not step-checked: {one.check.missing / 2**30:.1f} GiB of GPU memory missing in step {one.check.step}"
+                f"not step-checked: {one.check.missing / 2**30:.1f} GiB of {one.check.missing_on} memory missing in step "
+                f"{one.check.step}"
             )
     for repeat, attempt in attempts:
         for rank in range(spec.parallelism.world_size):

@@ -59,7 +59,8 @@ def train(
         if step in checked:
             metrics.flush()
             with recorder.excluding():
-                recorder.write("step_check", check=check_step(engine.checkable_step(), step, tensors, needed))
+                check = check_step(engine.checkable_step(), step, tensors, needed, spec.placement.ranks_per_node)
+                recorder.write("step_check", check=check)
         timer = StepTimer(mesh.device)
         timer.begin()
         result = engine.step(tensors)

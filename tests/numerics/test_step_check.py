@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -321,6 +322,22 @@ def test_memory_that_is_missing_is_measured() -> None:
         assert check_memory.missing_bytes(2**30, torch.device("cuda", 0)) == 7
     assert check_memory.missing_bytes(2**30, CPU) == 0
     assert check_memory.requested_bytes(failed) == 20 * 2**20
+
+
+def test_host_memory_that_is_missing_is_measured(
+    captured: tuple[TorchNativeEngine, torch.Tensor], tmp_path: Path
+) -> None:
+    """Within the limits of control groups, and for all ranks of a host."""
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("700000\n")
+    (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 100000\n")
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "memory.max").write_text("max\n")
+    with mock.patch.object(check_memory, "_memory_groups", lambda: [tmp_path, tmp_path / "open", tmp_path / "none"]):
+        assert check_memory.missing_host_bytes(400_000, 1) == 0 < check_memory.missing_host_bytes(400_001, 1)
+        assert check_memory.missing_host_bytes(300_000, 2) == 100_000
+        found = check(captured, lambda engine: nullcontext())
+    assert (found.missing_on, found.tensors) == ("host", 0) and 100_000 < found.missing < 10_000_000
 
 
 def test_memory_that_runs_out_in_a_pass_of_several_ranks_ends_the_run_with_the_reason(

@@ -7,6 +7,7 @@ first layer's output moved by one unit in the last place.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from launch.common.typed_json import Amount, Count
 
@@ -119,7 +120,8 @@ class StepCheck:
     first: tuple[LayerResult, TensorDifference] | None = None
     """The first result of a layer that is a fault, if results of layers are compared (RunSpec.layer_check_steps)."""
     missing: Count = 0
-    """How many bytes of GPU memory were missing, on the rank that lacked most. The step was not checked then."""
+    """How many bytes of memory were missing, on the rank that lacked most. The step was not checked then."""
+    missing_on: Literal["GPU", "host"] = "GPU"
 
     def __post_init__(self) -> None:
         """Raise ValueError if nothing was compared, though no memory was missing, or the counts contradict each other."""

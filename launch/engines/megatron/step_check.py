@@ -34,7 +34,7 @@ class MegatronStep:
     clear_gradients: Callable[[], None]
     routers: Mapping[str, ObservedRouter] | None
     observed_layers: ObservedLayers
-    _norm: torch.Tensor = field(init=False)
+    _norm: torch.Tensor = field(init=False, default_factory=lambda: torch.zeros(()))
     _replayed: Mapping[str, tuple[int, int]] = field(init=False, default_factory=dict)
     """How many choices and counts of each router the replay showed."""
     _counts: Mapping[str, Sequence[torch.Tensor]] = field(init=False, default_factory=dict)

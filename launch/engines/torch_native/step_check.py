@@ -27,7 +27,7 @@ class TorchNativeStep:
     updates: bool
     _is_compiled: bool = field(init=False)
     """Whether the uncaptured code is compiled whole too: then nothing reaches into it."""
-    _norm: torch.Tensor = field(init=False)
+    _norm: torch.Tensor = field(init=False, default_factory=lambda: torch.zeros(()))
     _repeated: Mapping[str, RepeatedChoice] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:

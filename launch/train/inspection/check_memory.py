@@ -1,14 +1,17 @@
-"""The memory of a step check: that of an eager step, beside the graphs."""
+"""The memory of a step check: that of an eager step beside the graphs, and of copies on the host."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 COMPARISON_BYTES = 2**29
 """For the temporary tensors of a comparison."""
+_UNLIMITED = 2**62
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -28,6 +31,40 @@ def missing_bytes(needed: int, device: torch.device) -> int:
     except torch.OutOfMemoryError:
         return max(needed + COMPARISON_BYTES - torch.cuda.mem_get_info(device)[0], 1)
     return 0
+
+
+def pinned_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return what copies of ``tensors`` take on the host: PyTorch rounds pinned memory up to powers of two."""
+    return sum(1 << (tensor.nbytes - 1).bit_length() for tensor in tensors if tensor.nbytes)
+
+
+def missing_host_bytes(needed: int, ranks: int) -> int:
+    """Return how many of ``needed`` bytes the host lacks, if each of its ``ranks`` takes as many."""
+    available = min(_free_memory(), *(_free_in_group(group) for group in _memory_groups()))
+    return max(needed - available // ranks, 0)
+
+
+def _free_memory() -> int:
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 2**10
+
+
+def _memory_groups() -> list[Path]:
+    """Return the control groups (version 2) of this process, and those that contain them."""
+    own = [
+        line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
+    ]
+    root = Path("/sys/fs/cgroup")
+    return [root / place for path in own for place in (path.lstrip("/"), *map(str, Path(path.lstrip("/")).parents))]
+
+
+def _free_in_group(group: Path) -> int:
+    """Return what the limit of ``group`` leaves, or a number beyond any memory if it has none. Cached files can go."""
+    limit, used, kinds = group / "memory.max", group / "memory.current", group / "memory.stat"
+    if not limit.exists() or not limit.read_text().strip().isdigit():
+        return _UNLIMITED
+    files = dict(line.split() for line in kinds.read_text().splitlines())
+    return int(limit.read_text()) - int(used.read_text()) + int(files["inactive_file"])
 
 
 def requested_bytes(error: torch.OutOfMemoryError) -> int:

@@ -28,7 +28,13 @@ from launch.contract.records.step_check import (
     TensorDifference,
 )
 from launch.engines.protocol import CheckableStep, ScoredChoices
-from launch.train.inspection.check_memory import largest_on_ranks, missing_bytes, requested_bytes
+from launch.train.inspection.check_memory import (
+    largest_on_ranks,
+    missing_bytes,
+    missing_host_bytes,
+    pinned_bytes,
+    requested_bytes,
+)
 
 CHUNK_ELEMENTS = 2**24
 """Elements compared at once, which bounds the memory of a comparison."""
@@ -49,7 +55,9 @@ class _Difference:
     largest: float
 
 
-def check_step(checked: CheckableStep, number: int, batch: torch.Tensor, needed: int = 0) -> StepCheck:
+def check_step(
+    checked: CheckableStep, number: int, batch: torch.Tensor, needed: int = 0, ranks_on_host: int = 1
+) -> StepCheck:
     """Check step ``number`` if its memory is there on all ranks, and restore the state before it. A collective call.
 
     Args:
@@ -59,6 +67,9 @@ def check_step(checked: CheckableStep, number: int, batch: torch.Tensor, needed:
     Raises:
         torch.OutOfMemoryError: memory that was there is missing in a pass of several ranks, which wait for this one.
     """
+    lacked = missing_host_bytes(_copied_bytes(checked), ranks_on_host)
+    if missing := largest_on_ranks(lacked, batch.device):
+        return StepCheck(number, missing=int(missing), missing_on="host")
     if missing := largest_on_ranks(missing_bytes(needed, batch.device), batch.device):
         return StepCheck(number, missing=int(missing))
     try:
@@ -67,6 +78,12 @@ def check_step(checked: CheckableStep, number: int, batch: torch.Tensor, needed:
         if dist.is_initialized() and dist.get_world_size() > 1:
             raise torch.OutOfMemoryError(f"in the check of step {number}, where other ranks wait: {error}") from error
         return StepCheck(number, missing=requested_bytes(error))
+
+
+def _copied_bytes(checked: CheckableStep) -> int:
+    """Return what lies on the host at once: the state, and results of the replay and of an uncaptured pass."""
+    results, updated = ((one for _, one in found) for found in (checked.results(), checked.updated()))
+    return 2 * pinned_bytes(results) + pinned_bytes(updated) + pinned_bytes(checked.state())
 
 
 def _check_step(checked: CheckableStep, number: int, batch: torch.Tensor) -> StepCheck:
