@@ -90,8 +90,17 @@ def amount(value: Any, name: str = "a figure") -> float:
     return float(value)
 
 
+_LINES = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
+"""Made once: a line is written in every step."""
+
+
 def dumps(value: Any, indent: int | None = None) -> str:
-    text = json.dumps(encode(value), indent=indent, allow_nan=False, ensure_ascii=False)
+    plain = encode(value)
+    text = (
+        _LINES.encode(plain)
+        if indent is None
+        else json.dumps(plain, indent=indent, allow_nan=False, ensure_ascii=False)
+    )
     return _utf8(text).decode()
 
 

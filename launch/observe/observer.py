@@ -27,7 +27,7 @@ from launch.contract.records.identity import identity_of
 from launch.contract.records.step_metrics import StepMetrics
 from launch.contract.spec import read_spec
 from launch.frameworks.command_line import observed_steps
-from launch.observe.metric_log import Metric, MetricLog, Source
+from launch.observe.metric_log import Metric, MetricLog, Source, columns_in_line
 from launch.observe.phase_tracker import PhaseTracker
 from launch.observe.program import describe_program
 from launch.observe.readings import Clock, Moment, later
@@ -182,7 +182,6 @@ class Observer:
             self._loss_step = self._running
             self._add("loss", "the program's own functions", self._loss_sum)
 
-    @_counted
     def say(self, source: Source, said: Mapping[Column, float]) -> None:
         """Take what the program logged or printed, after the step that it is about."""
         if not self._silent and said.keys() & {"loss", "grad_norm"}:
@@ -191,8 +190,14 @@ class Observer:
             if not self._is_idle():
                 self._write_steps()
 
+    @_counted
+    def read_line(self, line: str) -> None:
+        """Read a printed line, where no better source is known."""
+        if self._wants_printed and (said := columns_in_line(line)):
+            self.say("printed", said)
+
     @property
-    def wants_printed(self) -> bool:
+    def _wants_printed(self) -> bool:
         known = self._log.source("loss"), self._log.source("grad_norm")
         return not (self._silent or self._done) and ("printed" in known or None in known)
 
@@ -314,13 +319,13 @@ class Observer:
         if self._recorder is None or self._done:
             return
         complete = len(self._ended) >= self._last
-        timed = self._ended[: self._spec.training.steps]
-        while self._written < len(timed) and (complete or len(self._ended) > self._written + WAIT_STEPS):
+        timed = min(len(self._ended), self._spec.training.steps)
+        while self._written < timed and (complete or len(self._ended) > self._written + WAIT_STEPS):
             if not self._write(self._written):
                 break
         if len(self._ended) > self._written + MOST_WAITING:
             raise ProgramError(self._why_incomplete())
-        if complete and (self._written == len(timed) or self._others_write()):
+        if complete and (self._written == timed or self._others_write()):
             self._finish(self._recorder)
 
     def _write(self, step: int, *, wait: bool = False) -> bool:

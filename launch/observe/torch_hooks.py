@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from launch.observe.import_hook import after_import
-from launch.observe.metric_log import columns_in, columns_in_line
+from launch.observe.metric_log import columns_in
 
 if TYPE_CHECKING:
     from launch.observe.observer import Observer
@@ -96,9 +96,8 @@ def _hook_stream(stream: Any, observer: Observer) -> None:
         written = write(text)
         lines = (rest[0] + text).replace("\r", "\n").split("\n")
         rest[0] = lines.pop()[-LONGEST_LINE:]
-        for line in lines if observer.wants_printed else ():
-            if said := columns_in_line(line[:LONGEST_LINE]):
-                observer.say("printed", said)
+        for line in filter(None, lines):
+            observer.read_line(line[:LONGEST_LINE])
         return written
 
     stream.write = read
