@@ -12,7 +12,7 @@ from tests.integration.host import Finished, Host, recipe
 
 @pytest.fixture
 def host(tmp_path: Path, compile_cache: Path) -> Iterator[Host]:
-    host = Host(tmp_path, compile_cache)
+    host = Host(tmp_path, compile_cache, slow_ranks=True)
     yield host
     host.clear()
 

@@ -26,8 +26,9 @@ from launch.contract.records.events import read_events
 ROOT = Path(__file__).resolve().parents[2]
 SECRETS = {"WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567", "HF_TOKEN": "hf_not_to_be_written_anywhere"}
 
-STEPS = 400
-"""A second or two of steps: long enough to be caught in, short enough to be waited for."""
+STEPS = 60
+"""Two seconds of steps where ranks are slow: long enough to be caught in, short enough to be waited for."""
+SLOW_RANKS = Path(__file__).parent / "slow_ranks"
 MODEL = {
     "num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "num_query_groups": 2, "kv_channels": 8,
     "ffn_hidden_size": 32, "vocab_size": 256,
@@ -57,7 +58,7 @@ class Host:
 
     executor = "local"
 
-    def __init__(self, folder: Path, cache: Path) -> None:
+    def __init__(self, folder: Path, cache: Path, slow_ranks: bool = False) -> None:
         self.folder = folder
         self.store = folder / "store"
         for name in ("tmp", "home"):
@@ -68,7 +69,7 @@ class Host:
         (folder / "tmp" / headers.name).symlink_to(headers)
         self.environment = {
             "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{SLOW_RANKS}" if slow_ranks else str(ROOT),
             "HOME": str(folder / "home"),
             "TMPDIR": str(folder / "tmp"),
             "ORCHESTRATOR_SLOTS": str(folder / "tmp"),
@@ -104,6 +105,12 @@ class Host:
         wait_until(lambda: plan.exists() or process.poll() is not None, 120, "a plan")
         assert plan.exists(), process.communicate()
         return process, self.run_ids(content["name"])
+
+    def begin_unwatched(self, content: dict[str, Any]) -> list[str]:
+        """Start a sweep that no command watches, so that none writes its report. Return its run ids, in order of
+        execution."""
+        assert self.run("sweep", self.write(content), "--no-wait").returncode == 0
+        return self.run_ids(content["name"])
 
     def run(
         self, *arguments: str, seconds: float = 600, limit_bytes: int | None = None

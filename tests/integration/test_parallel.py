@@ -70,14 +70,13 @@ def test_a_rank_that_fails_mid_step_ends_the_run_and_is_named(
     layout: dict[str, int], number: signal.Signals, said: str, host: Host
 ) -> None:
     model = {**recipe("ranks")["model"], "num_layers": 2}
-    sweep, (run_id,) = host.begin(recipe("ranks", steps=10**6, parallelism=layout) | {"model": model})
+    (run_id,) = host.begin_unwatched(recipe("ranks", steps=10**6, parallelism=layout) | {"model": model})
     attempt = host.wait_for_step("ranks", run_id)
     assert listeners(environment(rank_pid(attempt))["MASTER_PORT"]) == ["0100007F"]
     os.kill(rank_pid(attempt, 1), number)
     failed = time.time()
-    sweep.communicate(timeout=300)
+    host.wait_for_nobody()
     outcome = host.outcome("ranks", run_id)
     assert outcome.ended - failed < 30
     assert (outcome.outcome, outcome.rank) == ("FAILED", 1), outcome
     assert said in outcome.message and outcome.failure_class in said
-    host.wait_for_nobody()

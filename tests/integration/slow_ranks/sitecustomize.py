@@ -1,0 +1,29 @@
+"""Slow a rank down while it trains its first steps, so that a test catches it there. It sleeps, which costs others no time.
+
+Python imports a module of this name at its start (docs.python.org/3/library/site.html).
+"""
+
+import atexit
+import os
+import signal
+import sys
+import time
+
+PAUSES = iter(range(50))
+COMPUTE_SECONDS, PAUSE_SECONDS = 0.005, 0.04
+
+
+def pause(*_: object) -> None:
+    """Sleep if the engine is built, and call this again soon. A compilation takes up the pauses."""
+    if "launch.engines.torch_native.engine" in sys.modules:
+        if next(PAUSES, None) is None:
+            return
+        time.sleep(PAUSE_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, COMPUTE_SECONDS)
+
+
+if "launch.train.worker" in sys.orig_argv and os.environ["WORLD_SIZE"] == "1":
+    signal.signal(signal.SIGALRM, pause)
+    signal.setitimer(signal.ITIMER_REAL, COMPUTE_SECONDS)
+    # A process that ends has no handlers.
+    atexit.register(signal.signal, signal.SIGALRM, signal.SIG_IGN)
