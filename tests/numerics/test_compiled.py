@@ -21,10 +21,10 @@ pytestmark = [
 
 PLAIN = pytest.mark.usefixtures("plain_kernels")
 ALONE = RankPlace(0, 1, CPU)
-# A dense layer and a mixture of experts in one compilation. The experts drop and pad; those of GPT_OSS do not.
+# One layer, whose experts drop and pad; those of GPT_OSS do not. tests/integration/test_sweep.py compiles a dense layer.
 MODEL = replace(
     MOE,
-    moe_layer_freq=2,
+    num_layers=1,
     moe_aux_loss_coeff=0.01,
     moe_router_score_function="sigmoid",
     moe_router_enable_expert_bias=True,
@@ -90,17 +90,18 @@ def curves(results: list[StepResult]) -> list[tuple[float, float]]:
 
 def test_compiled_steps_of_gpt_oss_equal_eager_ones() -> None:
     """Its experts are chosen after the softmax here, so that Inductor compiles that order too."""
-    compare_with_eager(replace(GPT_OSS, moe_router_order="softmax_then_topk"), compile="none")
+    compare_with_eager(replace(GPT_OSS, num_layers=1, moe_router_order="softmax_then_topk"), compile="none")
 
 
 @PLAIN
 def test_parts_that_are_compiled_for_eager_steps_are_compiled_into_the_whole() -> None:
-    compare_with_eager(GPT_OSS, compile="elementwise")
+    """Of a dense layer and one with experts."""
+    compare_with_eager(replace(GPT_OSS, num_layers=2, moe_layer_freq=2), compile="elementwise")
 
 
 def compare_with_eager(model: Model, compile: str) -> None:
-    """Train a layer of GPT-OSS eagerly and compiled: losses and gradient norms are close, and the proof holds."""
-    eager = make_spec(replace(model, init_std=0.2, num_layers=1), steps=5, recompute="selective", compile=compile)
+    """Train GPT-OSS eagerly and compiled: losses and gradient norms are close, and the proof holds."""
+    eager = make_spec(replace(model, init_std=0.2), steps=5, recompute="selective", compile=compile)
     spec = replace(eager, cuda_graph=CudaGraph(impl="torch_compile", warmup_steps=2))
     engine = build(spec, ALONE)
     for found, expected in zip(train(engine, spec), train(build(eager, ALONE), eager), strict=True):
@@ -112,7 +113,7 @@ def compare_with_eager(model: Model, compile: str) -> None:
 
 @PLAIN
 def test_recompilation_undoes_the_proof() -> None:
-    spec = make_spec(replace(MODEL, num_layers=1), graph=CudaGraph(impl="torch_compile", warmup_steps=0))
+    spec = make_spec(MODEL, graph=CudaGraph(impl="torch_compile", warmup_steps=0))
     engine = build(spec, ALONE)
     engine.step(torch.zeros(4, 1, 9, dtype=torch.int64))
     assert engine.graph_stats().recompilations == 0
@@ -133,7 +134,7 @@ def test_recompilation_undoes_the_proof() -> None:
     ids=["shape", "dtype"],
 )
 def test_another_batch_than_was_compiled_is_refused_with_both(batch: torch.Tensor, said: str) -> None:
-    spec = make_spec(replace(MODEL, num_layers=1), graph=CudaGraph(impl="torch_compile", warmup_steps=0))
+    spec = make_spec(MODEL, graph=CudaGraph(impl="torch_compile", warmup_steps=0))
     engine = build(spec, ALONE)
     engine.step(torch.zeros(4, 1, 9, dtype=torch.int64))
     with pytest.raises(ReplayError, match=f"the batch has {said}"):
@@ -142,7 +143,7 @@ def test_another_batch_than_was_compiled_is_refused_with_both(batch: torch.Tenso
 
 
 def test_eager_micro_batches_after_the_capture_undo_the_proof() -> None:
-    engine = build(replace(COMPILED, model=replace(MODEL, num_layers=1)), ALONE)
+    engine = build(COMPILED, ALONE)
     with torch.compiler.set_stance("force_eager"):
         train(engine, COMPILED)
     stats = engine.graph_stats()
