@@ -21,7 +21,8 @@ SOURCES: tuple[Source, ...] = (
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PAIR = re.compile(
-    r"([A-Za-z][A-Za-z_ /.-]*?)['\"]?\s*[:=]\s*['\"]?([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf)\b)", re.IGNORECASE
+    r"([A-Za-z][A-Za-z_ /.-]*?)['\"]?(?:\s*[:=]\s*|\s+)['\"]?([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf)\b)",
+    re.IGNORECASE,
 )
 _STEP = re.compile(r"\b(?:iteration|step|iter)\s*[:=]?\s*(\d+)\b", re.IGNORECASE)
 

@@ -20,6 +20,8 @@ class WrappedCommands:
     eager: str
     graphed: str
     workdir: str
+    code: str
+    """Digest of the program's files: a changed program is another sweep."""
     steps: int
     repeats: int
     ranks: int
@@ -39,7 +41,7 @@ class WrappedCommands:
             message = f"it begins with {graphed[0]!r}, and the eager one with {eager[0]!r}"
             raise input_error("--graphed", message, "let both begin with one program, such as bash -c '...'")
         content: dict[str, Any] = {
-            "name": f"wrap_{digest([eager, graphed, self.workdir])}",
+            "name": f"wrap_{digest([eager, graphed, self.workdir, self.code])}",
             "engine": "command",
             "command": {
                 "run": shlex.join(common),

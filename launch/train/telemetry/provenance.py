@@ -6,7 +6,6 @@ import hashlib
 import os
 import platform
 import socket
-import subprocess
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from launch.common.checkout import run_git
 from launch.common.redact import is_secret_name, redact
 from launch.contract.spec_ids import digest
 from launch.train.telemetry import memory
@@ -62,16 +62,6 @@ def _code() -> dict[str, Any]:
     commit = run_git(package.parent, "rev-parse", "HEAD")
     changed = run_git(package.parent, "status", "--porcelain", "--", "launch")
     return {"commit": commit, "dirty": bool(changed), "digest": content.hexdigest()[:10]}
-
-
-def run_git(folder: Path, *arguments: str) -> str | None:
-    """Run git without locks. A killed rank would leave its lock in the user's checkout."""
-    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _hardware(device: torch.device) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from launch.common.checkout import describe_code
 from launch.common.command_line import Parser
 from orchestrator.cli.arguments import add_allow_empty, add_budget, add_json, add_no_wait, add_target, redirect_messages
 from orchestrator.cli.verbs import sweep
@@ -33,8 +34,10 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    workdir = Path.cwd()
+    code = describe_code(workdir)["digest"]
     commands = WrappedCommands(
-        arguments.eager, arguments.graphed, str(Path.cwd()), arguments.steps, arguments.repeats, arguments.ranks
+        arguments.eager, arguments.graphed, str(workdir), code, arguments.steps, arguments.repeats, arguments.ranks
     )
     text = commands.recipe
     with redirect_messages(arguments):

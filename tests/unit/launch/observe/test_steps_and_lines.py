@@ -53,7 +53,11 @@ LINES: dict[str, dict[str, float]] = {
     "\x1b[31mstep:  1  \x1b[32mloss:  8.12345  \x1b[33mgrad_norm:  0.2345  \x1b[34mmemory:  5.20GiB(6.55%)\x1b[0m":
         {"step": 1, "loss": 8.12345, "grad_norm": 0.2345},
     "step 7: loss=nan": {"step": 7, "loss": float("nan")},
+    "step 7 loss 2.5 lr 0.1": {"step": 7, "loss": 2.5},
+    "epoch 1 | step 7/500 | loss 2.5 | grad norm 0.5": {"step": 7, "loss": 2.5, "grad_norm": 0.5},
     "val_loss: 2.0": {},
+    "val loss 2.0": {},
+    "loss scale 65536, step 3": {},
     "loading 12 files: 3 of 5": {},
     "{'eval_loss': 2.0}": {},
 }  # fmt: skip

@@ -22,7 +22,7 @@ PAIRS = [
 
 
 def wrapped(eager: str, graphed: str) -> WrappedCommands:
-    return WrappedCommands(eager, graphed, "/tmp", steps=110, repeats=2, ranks=2)
+    return WrappedCommands(eager, graphed, "/tmp", "", steps=110, repeats=2, ranks=2)
 
 
 @pytest.mark.parametrize(("eager", "graphed", "before"), PAIRS)

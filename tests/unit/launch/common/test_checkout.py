@@ -1,4 +1,4 @@
-"""What a rank records of its surroundings leaves them as they were."""
+"""Code is described as it is, and git leaves it as it was."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from launch.train.telemetry import provenance
+from launch.common import checkout
 
 
 def test_git_is_asked_without_a_lock_that_a_killed_rank_would_leave_behind(tmp_path: Path) -> None:
@@ -24,7 +24,19 @@ def test_git_is_asked_without_a_lock_that_a_killed_rank_would_leave_behind(tmp_p
     os.utime(tmp_path / "file", (1e9, 1e9))
     index = tmp_path / ".git" / "index"
     before = index.read_bytes()
-    assert provenance.run_git(tmp_path, "status", "--porcelain") == ""
+    assert checkout.run_git(tmp_path, "status", "--porcelain") == ""
     assert index.read_bytes() == before
     git("status", "--porcelain")
     assert index.read_bytes() != before, "nothing was out of date"
+
+
+def test_a_digest_changes_with_the_program_alone(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / ".venv").mkdir()
+    for name in ("train.py", "package/model.py", ".venv/library.py"):
+        (tmp_path / name).write_text("a = 1")
+    before = checkout.describe_code(tmp_path)
+    (tmp_path / ".venv/library.py").write_text("a = 2")
+    assert checkout.describe_code(tmp_path) == before == {**before, "commit": None, "dirty": False}
+    (tmp_path / "package/model.py").write_text("a = 2")
+    assert checkout.describe_code(tmp_path)["digest"] != before["digest"]

@@ -1,0 +1,50 @@
+"""The code in a folder: its commit, whether that was changed, and a digest."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_NOT_OWN = {"site-packages", "node_modules"}
+"""Folders with code of others."""
+
+
+def describe_code(folder: Path) -> dict[str, Any]:
+    """Return commit and changes of the checkout that ``folder`` is in, and a digest of both; elsewhere of its Python files."""
+    commit = run_git(folder, "rev-parse", "HEAD")
+    content = hashlib.sha256((commit or "").encode())
+    changes = ""
+    if commit is not None:
+        changes = run_git(folder, "diff", "HEAD") or ""
+        content.update(changes.encode())
+    for path in _untracked(folder) if commit is not None else _python_files(folder):
+        content.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+    return {"commit": commit, "dirty": bool(changes), "digest": content.hexdigest()[:10]}
+
+
+def run_git(folder: Path, *arguments: str) -> str | None:
+    """Run git without locks. A killed rank would leave its lock in the user's checkout."""
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _untracked(folder: Path) -> Iterator[Path]:
+    listed = run_git(folder, "ls-files", "--others", "--exclude-standard", "--", "*.py") or ""
+    return (path for name in listed.splitlines() if (path := folder / name).is_file())
+
+
+def _python_files(folder: Path) -> list[Path]:
+    """Return the Python files below ``folder``, without hidden folders and installed packages."""
+    found = (path for path in folder.rglob("*.py") if path.is_file())
+    return sorted(path for path in found if not _is_of_others(path.relative_to(folder).parent))
+
+
+def _is_of_others(folder: Path) -> bool:
+    return any(part in _NOT_OWN or part.startswith(".") for part in folder.parts)
