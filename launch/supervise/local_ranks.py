@@ -37,12 +37,17 @@ class LocalRanks:
             **variables, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count,
             "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port()),
         }  # fmt: skip
-        module, processes, log = rank_program(spec, attempt)
+        module, processes = rank_program(spec)
         self._killed_before = oom_kills()
         self._failures: list[RankExit] = []
         self._attempt = attempt
         self._ranks = [
-            start(module, (str(attempt.root),), {**shared, "RANK": rank, "LOCAL_RANK": rank}, log)
+            start(
+                module,
+                (str(attempt.root),),
+                {**shared, "RANK": rank, "LOCAL_RANK": rank},
+                attempt.logs / "launcher.log",
+            )
             for rank in map(str, range(processes))
         ]
 
@@ -96,12 +101,12 @@ class LocalRanks:
         return ""
 
 
-def rank_program(spec: RunSpec, attempt: AttemptPaths) -> tuple[str, int, Path]:
-    """Return the module that starts ranks on a node, how often it starts there, and the log of what it prints."""
+def rank_program(spec: RunSpec) -> tuple[str, int]:
+    """Return the module that starts ranks on a node, and how often it starts there."""
     if spec.engine != "command":
-        return "launch.train.worker", spec.placement.ranks_per_node, attempt.logs / "launcher.log"
+        return "launch.train.worker", spec.placement.ranks_per_node
     once = spec.command.launcher == "torchrun"
-    return "launch.supervise.user_command", 1 if once else spec.placement.ranks_per_node, attempt.log(0)
+    return "launch.supervise.user_command", 1 if once else spec.placement.ranks_per_node
 
 
 def observed_processes(attempt: AttemptPaths) -> set[int]:

@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     attempt = AttemptPaths(Path(arguments[0]))
     place = rank_place(os.environ)
     killed_before = oom_kills()
-    module, _, _ = rank_program(read_spec(attempt.spec), attempt)
+    module, _ = rank_program(read_spec(attempt.spec))
     worker = subprocess.Popen(
         [sys.executable, "-u", "-m", module, str(attempt.root)],
         env={**os.environ, **place, PARENT: str(os.getpid())},

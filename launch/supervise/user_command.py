@@ -22,8 +22,12 @@ _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 def main(arguments: list[str]) -> None:
-    """Replace this process by the program."""
+    """Replace this process by the program, which prints to its rank's log; a launcher of ranks to that of its node's number."""
     attempt = AttemptPaths(Path(arguments[0]).absolute())
+    log = os.open(attempt.log(int(os.environ["RANK"])), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
     spec = read_spec(attempt.spec)
     attempt.output.mkdir(exist_ok=True)
     words, variables = command_words(spec, _places(attempt, os.environ)), program_variables(spec, attempt, os.environ)
@@ -45,7 +49,9 @@ def program_variables(spec: RunSpec, attempt: AttemptPaths, inherited: Mapping[s
     # The checkout itself stays out: a program may have packages of the same names.
     variables["PYTHONPATH"] = os.pathsep.join((str(ROOT / "launch" / "observe" / "path"), *others))
     if spec.command.launcher == "torchrun":
-        variables |= {f"PET_{name}": variables[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in variables}
+        meeting = {"NNODES": str(spec.placement.nodes), "NODE_RANK": variables.get("SLURM_NODEID", "0")}
+        meeting |= {name: variables[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in variables}
+        variables |= {f"PET_{name}": value for name, value in meeting.items()}
         variables = {name: value for name, value in variables.items() if name not in _OF_A_RANK}
     return variables
 

@@ -71,7 +71,11 @@ class Cluster:
         profile, request = self.profile, placement_request(vars(spec.placement), 0, self.profile)
         python = profile.python or ("python3" if profile.container_image else sys.executable)
         arguments = tuple(_srun_arguments(profile, self.folders))
-        step = Step(request.nodes, request.ranks_per_node, request.cpus_per_rank, python, arguments)
+        tasks, cpus = request.ranks_per_node, request.cpus_per_rank
+        if spec.engine == "command" and spec.command.launcher == "torchrun":
+            # It starts the ranks of its node itself.
+            tasks, cpus = 1, cpus * tasks
+        step = Step(request.nodes, tasks, cpus, python, arguments)
         return StartSettings(0, (), step, profile.environment)
 
     def _check_size(self, request: JobRequest) -> tuple[Reason, ...]:

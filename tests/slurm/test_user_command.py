@@ -1,0 +1,58 @@
+"""A program of the user's own over two nodes: started by its own torchrun once on each, and by srun once for each rank."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launch.contract.plan import read_plan
+from launch.contract.records.step_metrics import read_metrics
+from tests.slurm.site import Site
+
+pytestmark = pytest.mark.slurm
+
+STEPS = 8
+PROGRAM = """
+import sys
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+data = torch.randn(16, 8, generator=torch.Generator().manual_seed(rank))
+for step in range(int(sys.argv[1])):
+    loss = (model(data) - data[:, :1]).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    total = loss.detach() / ranks
+    dist.all_reduce(total)
+    if rank == ranks - 1:
+        print({"step": step + 1, "loss": total.item()}, flush=True)
+"""
+COMMANDS = {
+    "torchrun": "{python} -m torch.distributed.run --nproc-per-node {ranks_per_node} train.py {steps}",
+    "srun": "{python} train.py {steps}",
+}
+
+
+def test_two_nodes_of_two_ranks_train_one_model_however_they_start(site: Site) -> None:
+    (site.folder / "train.py").write_text(PROGRAM)
+    content = {
+        "name": "mine",
+        "engine": "command",
+        "command": {"workdir": str(site.folder)},
+        "training": {"steps": STEPS},
+        "repeats": 1,
+        "resources": {"device": "cpu", "nodes": 2, "gpus_per_node": 2},
+        "wandb": {"mode": "disabled"},
+        "sweep": {"points": [{"command": {"launcher": name, "run": run}} for name, run in COMMANDS.items()]},
+    }
+    done = site.run("sweep", site.write(content), seconds=600)
+    assert done.returncode == 0, done.stdout + done.stderr + json.dumps(site.states("mine"))
+    sweep = site.sweep("mine")
+    by_node, by_rank = (list(read_metrics(sweep.run(cell.run_ids[0]).attempt(1))) for cell in read_plan(sweep).cells)
+    assert len(by_node) == STEPS and [one.loss for one in by_node] == [one.loss for one in by_rank]
