@@ -84,7 +84,7 @@ class Cell:
         """Return the spec of run ``number`` as JSON."""
         return {**self.spec, "repeat": number, "perturbed": number >= len(self.repeat_ids)}
 
-    @property
+    @cached_property
     def run_spec(self) -> RunSpec:
         """The cell's spec with repeat 0.
 
