@@ -12,6 +12,9 @@ MACHINE = ("hardware.gpus", "hardware.cpu", "hardware.driver", "versions.", "dig
 
 def differences(eager: Mapping[str, Any], graphed: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the differences of two environments as "key: value (eager), value (graphed)"."""
+    if eager is graphed:
+        # As nearly always: runs of one host share the object.
+        return ()
     before, after = flat(eager), flat(graphed)
     keys = sorted(before.keys() | after.keys())
     return tuple(

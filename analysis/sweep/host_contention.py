@@ -56,7 +56,7 @@ class _Hosts:
             if until >= end:
                 # Of thousands of attempts at once the first few cover it.
                 break
-            if other.outcome.allocation != attempt.outcome.allocation:
+            if other.outcome.ended > until and other.outcome.allocation != attempt.outcome.allocation:
                 first, last = max(until, other.outcome.started), min(end, other.outcome.ended)
                 total, until = total + max(0.0, last - first), max(until, last)
         return total

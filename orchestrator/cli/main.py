@@ -100,7 +100,7 @@ def run() -> NoReturn:
     """
     code: int = ExitCode.CLOSED_PIPE
     # Plans and records hold no cycles: to look for some among those of ten thousand runs takes 50 ms.
-    gc.set_threshold(1_000_000)
+    gc.set_threshold(100_000)
     try:
         code = main()
         # It is None if a shell closed it: ``>&-``
