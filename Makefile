@@ -69,9 +69,10 @@ $(VENV)/installed: pyproject.toml | requirements
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
-$(VENV)/installed-dev: pyproject.toml $(VENV)/installed
+$(VENV)/installed-dev: pyproject.toml | requirements
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[dev]'
-	touch $@
+	touch $(VENV)/installed $@
 
 # pip installs this release on Python 3.12 or later alone. Its sources run on earlier ones too.
 $(MEGATRON_0_19): | $(VENV)/installed-dev
