@@ -28,7 +28,7 @@ MISPLACED = (errno.EISDIR, errno.ELOOP)
 _FIXES = {
     **dict.fromkeys(FULL, "free space there"),
     errno.EISDIR: "it must be a file: move the folder away",
-    errno.ENOTDIR: "a part of it is no folder: name another one",
+    errno.ENOTDIR: "it, or a part of it, must be a folder: move the file away",
     errno.ELOOP: "it must be no link: delete the link",
 }
 """The fix, by the number of an error."""
