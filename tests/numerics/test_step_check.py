@@ -43,8 +43,8 @@ def engine_of(spec: RunSpec, rank: int = 0) -> TorchNativeEngine:
         return TorchNativeEngine(spec, RankPlace(rank, spec.parallelism.world_size, CPU))
 
 
-def train_to_first_check(spec: RunSpec) -> tuple[TorchNativeEngine, torch.Tensor]:
-    engine, given = engine_of(spec), batches(spec)
+def train_to_first_check(spec: RunSpec, rank: int = 0) -> tuple[TorchNativeEngine, torch.Tensor]:
+    engine, given = engine_of(spec, rank), batches(spec)
     for _ in range(spec.first_compared):
         engine.step(next(given))
     return engine, next(given)
@@ -195,6 +195,20 @@ def test_a_planted_fault_is_found_and_named(captured: tuple[TorchNativeEngine, t
     fault, tensor = FAULTS[name]
     found = check(captured, fault)
     assert found.calibrated and tensor in faults_of(found)
+
+
+def check_with_late_rank(spec: RunSpec) -> list[str]:
+    """The replay of rank 1 computes another batch than that of rank 0."""
+    late = dist.get_rank() == 1
+    return faults_of(
+        check(train_to_first_check(spec, dist.get_rank()), previous_batch if late else lambda _: nullcontext())
+    )
+
+
+def test_a_rank_that_is_out_of_step_is_found_on_both() -> None:
+    spec = replace(spec_of(FULL), parallelism=Parallelism(tp=2, etp=2))
+    for faults in workers(2).run(check_with_late_rank, spec):
+        assert "gradient of 0.head.weight" in faults
 
 
 def test_rounding_is_no_fault(captured: tuple[TorchNativeEngine, torch.Tensor]) -> None:
