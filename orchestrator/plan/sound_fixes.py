@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from launch.contract.plan import Reason
@@ -48,10 +49,16 @@ def _refusals(spec: RunSpec) -> set[str]:
     return {reason.rule for reason in (*violations(spec), *unsupported(spec))}
 
 
+@lru_cache(maxsize=1024)
+def _parse(setting: str) -> tuple[str, Any]:
+    """Thousands of refused cells have few fixes."""
+    return parse_setting(setting.replace("resources.device", "placement.device"))
+
+
 def apply(spec: RunSpec, settings: list[str]) -> RunSpec:
     """Return ``spec`` with ``settings``. Degrees of parallelism leave the number of ranks as it is."""
     sections: dict[str, dict[str, Any]] = {}
-    for name, value in (parse_setting(text.replace("resources.device", "placement.device")) for text in settings):
+    for name, value in map(_parse, settings):
         section, _, key = name.partition(".")
         sections.setdefault(section if key else "", {})[key or section] = value
     top = sections.pop("", {})
