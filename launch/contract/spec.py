@@ -244,6 +244,8 @@ class CudaGraph:
     name: str = ""
     """What engine command calls these graphs, and the ``arguments`` that make its program capture them."""
     arguments: tuple[str, ...] = ()
+    mend: tuple[str, ...] = ()
+    """Known faults of Megatron-Core that engine megatron repairs in this cell (launch/engines/megatron/mends/)."""
 
     @property
     def capture_step(self) -> int:
@@ -260,7 +262,8 @@ class CudaGraph:
             return "eager"
         if self.name:
             return self.name
-        return ".".join((self.impl, *self.scope, *(("optimizer",) if self.optimizer else ())))
+        rest = (*(("optimizer",) if self.optimizer else ()), *(("mended",) if self.mend else ()))
+        return ".".join((self.impl, *self.scope, *rest))
 
 
 @dataclass(frozen=True)

@@ -74,9 +74,8 @@ def _identity(spec: RunSpec) -> dict[str, str]:
     """Return what determines a cell, as canonical JSON by section: everything but the repeat and the preset's name."""
     sections = ("model", "parallelism", "training", "data", "placement")
     parts = {name: _section_text(getattr(spec, name)) for name in sections} | _purpose(spec)
-    parts["cuda_graph"] = _section_text(
-        spec.cuda_graph, () if spec.cuda_graph.name or spec.cuda_graph.arguments else ("name", "arguments")
-    )
+    unset = () if spec.cuda_graph.name or spec.cuda_graph.arguments else ("name", "arguments")
+    parts["cuda_graph"] = _section_text(spec.cuda_graph, unset if spec.cuda_graph.mend else (*unset, "mend"))
     release = {"megatron_core": canonical(spec.megatron_core)} if spec.engine == "megatron" else {}
     return parts | release | {"engine": canonical(spec.engine), "environment": canonical(dict(spec.environment))}
 

@@ -43,7 +43,21 @@ def _captures_attention(spec: RunSpec) -> bool:
     return spec.cuda_graph.implementation.takes_scope and "attention" in spec.captured_parts
 
 
-KNOWN_FAULTS: tuple[Rule, ...] = (
+MENDS = ("local_inputs", "yarn_positions")
+"""Faults that the engine repairs where ``cuda_graph.mend`` names them (launch/engines/megatron/mends/)."""
+
+
+def _name(fault: Rule) -> str:
+    return fault.id.removeprefix("megatron.")
+
+
+def needed_mends(spec: RunSpec) -> tuple[str, ...]:
+    """Return the mends of ``spec`` whose fault it would have without them."""
+    faults = {_name(fault) for fault in _FAULTS if fault.judge(spec)}
+    return tuple(mend for mend in spec.cuda_graph.mend if mend in faults)
+
+
+_FAULTS: tuple[Rule, ...] = (
     MegatronRule(
         "megatron.local_inputs", ("cuda_graph.impl",),
         "a local graph returns its input to a buffer pool before its own backward pass has read it, "
@@ -73,6 +87,20 @@ KNOWN_FAULTS: tuple[Rule, ...] = (
         source="transformer_engine 2.11 pytorch/graph.py:484",
     ),
 )  # fmt: skip
+
+
+def _unless_mended(fault: Rule) -> Rule:
+    name = _name(fault)
+    if name not in MENDS:
+        return fault
+    return replace(
+        fault,
+        violated=lambda spec: name not in spec.cuda_graph.mend and fault.violated(spec),
+        fix=f"{fault.fix.rstrip('.')}, or cuda_graph.mend=[{name}].",
+    )
+
+
+KNOWN_FAULTS: tuple[Rule, ...] = tuple(map(_unless_mended, _FAULTS))
 """What the libraries compute wrongly, although the engine runs it. A cell runs if its verdict can show the fault."""
 
 
@@ -88,6 +116,12 @@ def _refused_without_evidence(fault: Rule) -> Rule:
 
 RULES: tuple[Rule, ...] = (
     *map(_refused_without_evidence, KNOWN_FAULTS),
+    MegatronRule(
+        "megatron.mend", ("cuda_graph.mend", *GRAPH, "model.rope_scaling"),
+        f"a mend ({', '.join(MENDS)}) repairs a known fault that the cell has without it",
+        lambda spec: needed_mends(spec) != spec.cuda_graph.mend,
+        fix="Set cuda_graph.mend=[].",
+    ),
     MegatronRule(
         "megatron.step_checks", ("step_checks", "training.fp8"), "engine megatron cannot restore the scales of fp8 after a check",
         lambda spec: spec.step_checks != 0 and spec.training.fp8 != "none",

@@ -49,6 +49,7 @@ RULES: tuple[Rule, ...] = (
     _grouped_width("hidden_size"),
     _grouped_width("moe_ffn_hidden_size"),
     fixed("torch_native", "parallelism.etp", 1),
+    fixed("torch_native", "cuda_graph.mend", ()),
     fixed("torch_native", "parallelism.cp", 1, "Set parallelism.cp=1, or engine=megatron."),
     NativeRule(
         "torch_native.attention_backend", (),

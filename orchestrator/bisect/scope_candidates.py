@@ -13,6 +13,7 @@ from typing import Literal
 
 from launch.contract.graph_impls import GRAPH_SCOPES
 from launch.contract.spec import CudaGraph, RunSpec
+from launch.support.megatron import needed_mends
 from orchestrator.rules import graph_scope
 
 Status = Literal["fails", "fails otherwise", "passes", "unclear"]
@@ -64,10 +65,16 @@ def list_candidates(whole: RunSpec) -> tuple[RunSpec, ...]:
     """
     all_parts = whole.captured_parts
     scopes = (parts for size in range(len(GRAPH_SCOPES) + 1) for parts in combinations(GRAPH_SCOPES, size))
-    specs = (replace(whole, cuda_graph=replace(whole.cuda_graph, scope=parts, optimizer=False)) for parts in scopes)
+    specs = (_smaller(whole, parts) for parts in scopes)
     smaller = [
         spec
         for spec in specs
         if spec.captured_parts < all_parts and not any(rule.judge(spec) for rule in graph_scope.RULES)
     ]
     return (*smaller, whole)
+
+
+def _smaller(whole: RunSpec, scope: tuple[str, ...]) -> RunSpec:
+    """Return ``whole`` with another scope, without mends that have nothing to repair in it."""
+    spec = replace(whole, cuda_graph=replace(whole.cuda_graph, scope=scope, optimizer=False))
+    return replace(spec, cuda_graph=replace(spec.cuda_graph, mend=needed_mends(spec)))

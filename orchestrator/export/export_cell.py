@@ -97,6 +97,8 @@ NOT_EXPRESSED: Sequence[tuple[str, Callable[[RunSpec], bool], str]] = (
     ("data.kind", lambda spec: spec.data.kind == "text", "name data of the target's own format and its tokenizer"),
     ("data.packed_sequences", lambda spec: spec.data.packed_sequences, "pack documents by the target's own data settings"),
     ("cuda_graph.impl", lambda spec: not _is_on_megatron(spec), "Megatron does not have it; printed as eager"),
+    ("cuda_graph.mend", lambda spec: bool(spec.cuda_graph.mend),
+     "your job has the fault; launch/engines/megatron/mends has the repair"),
     ("cuda_graph.optimizer", lambda spec: spec.cuda_graph.optimizer,
      "only torch_native has it; Megatron's graph ends before the optimizer"),
     ("fault.kind", lambda spec: spec.fault.is_set, "only this project injects faults"),

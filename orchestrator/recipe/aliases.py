@@ -34,7 +34,7 @@ def canonical_values(graph: Mapping[str, Any]) -> dict[str, Any]:
 
     The full iteration is an implementation, not a scope. The parts of a scope get one order, since a scope is a set.
     """
-    normal = dict(graph)
+    normal = dict(graph) | ({"mend": tuple(sorted(graph["mend"]))} if "mend" in graph else {})
     scope = tuple(normal.get("scope", ()))
     # Megatron's default is the whole layer.
     if scope == ("full",):

@@ -39,7 +39,7 @@ QUICK_STEPS = 20
 _UNKNOWN_BATCH = {"global_batch_size": 0, "sequence_length": 0}
 """Of a user's program, unless the recipe says it: then throughput has no tokens."""
 
-_NOT_IN_SETTINGS = ("cuda_graph.impl", "cuda_graph.scope", "cuda_graph.optimizer", "cuda_graph.name", "cuda_graph.arguments", "resources.minutes_per_run",
+_NOT_IN_SETTINGS = ("cuda_graph.impl", "cuda_graph.scope", "cuda_graph.optimizer", "cuda_graph.name", "cuda_graph.arguments", "cuda_graph.mend", "resources.minutes_per_run",
                     "resources.hang_minutes")  # fmt: skip
 """Fields in which cells of one workload may differ. The graph label names the first three; the others change no run."""
 

@@ -7,7 +7,7 @@ import gc
 import importlib
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -82,6 +82,7 @@ OVERLAPPED = {"distributed_optimizer": True, "overlap_grad_reduce": True, "overl
 EAGER = CudaGraph("none")
 WHOLE = CudaGraph("full_iteration")
 ROUTED = ("attn", "moe_router", "moe_preprocess")
+YARN_GRAPHS = (CudaGraph("transformer_engine", ("attn",)), CudaGraph("transformer_engine", ROUTED))
 CASES: list[tuple[str, CudaGraph]] = [
     *[("dense", CudaGraph("transformer_engine", scope)) for scope in ((), ("attn",), ("mlp",), ("attn", "mlp"))],
     ("dense", CudaGraph("local")),
@@ -98,12 +99,11 @@ CASES: list[tuple[str, CudaGraph]] = [
     ("padded gpt-oss", WHOLE),
     ("padded yarn", CudaGraph("local")),
     ("padded yarn", WHOLE),
+    *[("padded yarn", replace(graph, mend=("yarn_positions",))) for graph in YARN_GRAPHS],
     ("steered", CudaGraph("transformer_engine", ROUTED)),
     ("padded, steered", WHOLE),
 ]
-REFUSED: list[tuple[str, CudaGraph]] = [
-    ("padded yarn", CudaGraph("transformer_engine", ("attn",))),
-]
+REFUSED: list[tuple[str, CudaGraph]] = [("padded yarn", YARN_GRAPHS[0])]
 
 
 def named(case: tuple[str, CudaGraph]) -> str:
@@ -301,13 +301,10 @@ def trained_as_released(spec: RunSpec, rank: int = 0) -> Trained:
 
 @contextmanager
 def inputs_kept() -> Iterator[None]:
-    """A local graph's input stays its own until its backward pass has read it (Megatron-LM pull request 4433)."""
-    from megatron.core.transformer import cuda_graphs
+    """What ``cuda_graph.mend: [local_inputs]`` does."""
+    from launch.engines.megatron.mends import MENDS
 
-    if RELEASE != "0.16":
-        yield
-        return
-    with mock.patch.object(cuda_graphs.TensorReusePool, "insert", lambda pool, tensor: None):
+    with MENDS["local_inputs"]() if RELEASE == "0.16" else nullcontext():
         yield
 
 

@@ -15,6 +15,7 @@ from launch.contract.errors import CaptureError, EnvironmentFault, ReplayError
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import CudaGraph, Model, Parallelism, RunSpec
 from launch.megatron_config.determinism import settle_determinism
+from launch.support import megatron
 from tests.distributed import workers
 from tests.megatron_release import RELEASE
 from tests.numerics.megatron_graphs_on_cpu import train_graphed
@@ -174,6 +175,29 @@ def test_megatron_core_captures_a_yarn_models_attention_without_positions() -> N
     found, expected = train_graphed(spec)["loss"], train_megatron(eager(spec))["loss"]
     torch.testing.assert_close(found[:WARMUP], expected[:WARMUP], rtol=0, atol=0)
     assert (found[WARMUP] - expected[WARMUP]).abs() > 1e-3
+    mended = train_graphed(replace(spec, cuda_graph=replace(spec.cuda_graph, mend=("yarn_positions",))))
+    torch.testing.assert_close(mended["loss"], expected, rtol=0, atol=0)
+    assert mended["choices"]["mended"] == "yarn_positions"
+
+
+@pytest.mark.parametrize(
+    "layout", [Parallelism(pp=2), Parallelism(tp=2, ep=2, sequence_parallel=True)], ids=["pp", "tp, ep"]
+)
+def test_a_yarn_models_attention_is_captured_with_its_positions_on_ranks_too(layout: Parallelism) -> None:
+    calm = replace(GPT_OSS, init_std=0.4, vocab_size=32, num_layers=4)
+    settings = replace(graph("transformer_engine", *ROUTED), mend=("yarn_positions",))
+    spec = spec_of(calm, settings, layout)
+    for found, expected in zip(
+        workers(2).run(train_graphed, spec), workers(2).run(train_megatron, eager(spec)), strict=True
+    ):
+        torch.testing.assert_close(found["loss"], expected["loss"], rtol=0, atol=0)
+        torch.testing.assert_close(found["grad_norm"], expected["grad_norm"], rtol=1e-6, atol=0)
+
+
+def test_every_mend_has_its_fault() -> None:
+    from launch.engines.megatron.mends import MENDS
+
+    assert tuple(MENDS) == megatron.MENDS
 
 
 def test_megatron_core_recomputes_attention_by_a_function_that_layers_are_not_captured_with() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from launch.engines.graph_protocol import GraphedStep
 from launch.engines.lr_schedule import learning_rate
 from launch.engines.megatron.ddp_hooks import wrap_with_ddp
 from launch.engines.megatron.graphs import make_runner
+from launch.engines.megatron.mends import MENDS
 from launch.engines.megatron.model import (
     Configuration,
     build_chunk,
@@ -69,6 +71,9 @@ class MegatronEngine:
         self._layers = ObservedLayers(spec.model.num_layers, spec.cuda_graph.implementation.extent == "step")
         if spec.layer_check_steps:
             self._layers.attach(self.chunks)
+        self._mends = ExitStack()
+        for name in spec.cuda_graph.mend:
+            self._mends.enter_context(MENDS[name]())
         self._schedule = Schedule(spec, self.config, self.chunks, mesh.device)
         self._runner = make_runner(spec, self._schedule, self._optimizer)
 
@@ -79,7 +84,15 @@ class MegatronEngine:
     @property
     def choices(self) -> Mapping[str, str]:
         modules = {"transformer_engine": "Transformer Engine", "local": "Megatron-Core"}
-        return {"layers": f"modules of {modules[self.layers]}", **self._fused_gradients(), **self._environment}
+        return {
+            "layers": f"modules of {modules[self.layers]}",
+            **self._fused_gradients(),
+            **self._mended(),
+            **self._environment,
+        }
+
+    def _mended(self) -> Mapping[str, str]:
+        return {"mended": ", ".join(self._spec.cuda_graph.mend)} if self._spec.cuda_graph.mend else {}
 
     def _fused_gradients(self) -> Mapping[str, str]:
         if not self._spec.training.gradient_accumulation_fusion:
@@ -118,6 +131,7 @@ class MegatronEngine:
 
     def close(self) -> None:
         self._runner.close()
+        self._mends.close()
         parallel_state.destroy_model_parallel()
         if self._stream is not None:
             on_stream(torch.cuda.default_stream())

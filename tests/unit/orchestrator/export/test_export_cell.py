@@ -227,6 +227,7 @@ NOTED: dict[str, dict[str, Any]] = {
     "data.packed_sequences": {"data": Data(kind="synthetic", packed_sequences=True, eod_token=0)},
     "cuda_graph.impl": {"cuda_graph": CudaGraph("torch", ("attn",))},
     "cuda_graph.optimizer": {"cuda_graph": CudaGraph("full_iteration", optimizer=True)},
+    "cuda_graph.mend": {"cuda_graph": CudaGraph("local", ("attn",), mend=("local_inputs",))},
     "fault.kind": {"fault": Fault("nan")},
     "model.rope_scaling": {"model": Model(rope_scaling="llama3", rope_original_max_position=4096)},
     "model.moe_router_normalize_topk": {

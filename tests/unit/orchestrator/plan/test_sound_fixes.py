@@ -96,11 +96,11 @@ def test_an_engine_that_runs_the_cell_is_named() -> None:
         reason.remedy
         for recipe, spec in refused_cells()
         for reason in keep_sound_fixes(spec, refusals(spec))
-        if recipe == "gpt_oss_20b.yaml" and reason.rule == "megatron.yarn_positions"
+        if recipe == "gpt_oss_120b.yaml" and reason.rule == "megatron.yarn_positions"
     }
     assert remedy == (
-        "Set cuda_graph.scope=[moe_router, moe_preprocess], or engine=torch_native, or set training.deterministic=true, or "
-        "step_checks=5: the verdict then shows the fault."
+        "Set cuda_graph.scope=[moe_router, moe_preprocess], or engine=torch_native, or cuda_graph.mend=[yarn_positions], or set "
+        "training.deterministic=true, or step_checks=5: the verdict then shows the fault."
     )
 
 

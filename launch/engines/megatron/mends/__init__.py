@@ -1,0 +1,17 @@
+"""Repairs of known faults of Megatron-Core, by the names under which a recipe asks for them (``cuda_graph.mend``).
+
+Each lasts as long as the engine. launch/support/megatron.py knows the releases that have the fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+
+from launch.engines.megatron.mends.local_inputs import inputs_kept
+from launch.engines.megatron.mends.yarn_positions import positions_captured
+
+MENDS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
+    "local_inputs": inputs_kept,
+    "yarn_positions": positions_captured,
+}
