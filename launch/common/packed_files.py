@@ -13,8 +13,8 @@ from pathlib import Path
 from launch.common.atomic_files import RecordError, amount, dumps, parse_json, write_bytes
 from launch.common.regular_file import read_regular
 
-MOST_BYTES = 64 << 20
-"""A larger file stays on its own."""
+MOST_BYTES = 1 << 20
+"""A larger file stays on its own: there are few, and all of a pack are in memory at once."""
 
 
 def pack(path: Path, files: Iterable[Path]) -> None:

@@ -85,6 +85,15 @@ def test_a_crash_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert crashes > 3 and names(attempt) == {"outcome.json", "metrics.jsonl", "records.pack", "logs.pack"}
 
 
+def test_a_large_file_stays_on_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, (attempt, *_) = written(tmp_path)
+    before = read(sweep)
+    monkeypatch.setattr("launch.common.packed_files.MOST_BYTES", attempt.environment.stat().st_size)
+    pack_if_completed(attempt, RANKS)
+    assert attempt.events(0).exists() and not attempt.environment.exists()
+    assert read(sweep) == before
+
+
 def test_a_failed_attempt_stays_as_it_is(tmp_path: Path) -> None:
     def fail(record: AttemptRecord) -> None:
         assert record.outcome is not None
