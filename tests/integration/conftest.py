@@ -17,6 +17,13 @@ def host(tmp_path: Path, compile_cache: Path) -> Iterator[Host]:
     host.clear()
 
 
+@pytest.fixture
+def another_host(tmp_path: Path, compile_cache: Path) -> Iterator[Host]:
+    host = Host(tmp_path / "another", compile_cache, slow_ranks=True)
+    yield host
+    host.clear()
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> Iterator[Finished]:
     """Run a sweep of two pairs of an eager and a compiled run, tracked offline."""

@@ -7,10 +7,13 @@ import json
 import os
 import re
 import signal
+import subprocess
+from typing import Any
 
 import pytest
 
 from launch.common.file_lock import was_killed
+from launch.contract.paths import AttemptPaths
 from launch.contract.records.step_metrics import read_metrics
 from tests.integration.host import Host, held, rank_pid, recipe, wait_until
 
@@ -109,31 +112,30 @@ def test_a_dead_rank_ends_its_run_and_no_other(host: Host) -> None:
     host.wait_for_nobody()
 
 
-def test_a_run_that_hangs_is_ended_with_a_stack(host: Host) -> None:
-    sweep, (run_id,) = host.begin(recipe("stuck", resources={"hang_minutes": MINUTE}))
-    attempt = host.wait_for_step("stuck", run_id)
-    os.kill(rank_pid(attempt), signal.SIGSTOP)
-    sweep.communicate(timeout=300)
+def test_a_run_that_hangs_and_one_that_takes_too_long_are_ended(host: Host, another_host: Host) -> None:
+    """At once, since each waits for a minute."""
+    stuck, hung = _begin_and_stop(host, recipe("stuck", resources={"hang_minutes": MINUTE}))
+    slow, late = _begin_and_stop(another_host, recipe("slow", resources={"minutes_per_run": MINUTE}))
+    for sweep in (stuck, slow):
+        sweep.communicate(timeout=300)
+        assert sweep.returncode == 3
+    for one in (host, another_host):
+        one.wait_for_nobody()
 
-    outcome = host.outcome("stuck", run_id)
+    outcome = host.outcome("stuck", host.run_ids("stuck")[0])
     assert (outcome.outcome, outcome.phase, outcome.message) == ("HANG", "measure", "no sign of life for 60 s")
-    assert "launch/train/loop.py" in attempt.log(0).read_text(), "a stack of the rank that hung"
-    assert sweep.returncode == 3
-    host.wait_for_nobody()
-
-
-def test_a_run_that_takes_too_long_is_ended(host: Host) -> None:
-    sweep, (run_id,) = host.begin(recipe("slow", steps=10**6, resources={"minutes_per_run": MINUTE}))
-    attempt = host.wait_for_step("slow", run_id)
-    # Its time runs out either way, and a rank that computes all the while takes the core from other tests.
-    os.kill(rank_pid(attempt), signal.SIGSTOP)
-    sweep.communicate(timeout=300)
-
-    outcome = host.outcome("slow", run_id)
+    assert "launch/train/loop.py" in hung.log(0).read_text(), "a stack of the rank that hung"
+    outcome = another_host.outcome("slow", another_host.run_ids("slow")[0])
     assert (outcome.outcome, outcome.message) == ("TIMEOUT", "not finished after 60 s")
-    assert len(list(read_metrics(attempt))) > 0
-    assert sweep.returncode == 3
-    host.wait_for_nobody()
+    assert len(list(read_metrics(late))) > 0
+
+
+def _begin_and_stop(host: Host, content: dict[str, Any]) -> tuple[subprocess.Popen[str], AttemptPaths]:
+    """Start a sweep of one run, and stop its rank once it trains."""
+    sweep, (run_id,) = host.begin(content)
+    attempt = host.wait_for_step(content["name"], run_id)
+    os.kill(rank_pid(attempt), signal.SIGSTOP)
+    return sweep, attempt
 
 
 def test_numbers_that_are_not_finite_end_a_run_and_may_be_expected(host: Host) -> None:

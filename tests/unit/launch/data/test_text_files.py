@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from launch.contract.errors import DataError
 from launch.contract.spec import Data
+from launch.data import text_files
 from launch.data.text_files import read_text
 from launch.data.tokenizer import load_tokenizer
 
@@ -78,12 +79,13 @@ def test_bytes_are_tokens_without_a_tokenizer(documents: list[bytes], eod: int |
     assert text.tokens.dtype == (np.int32 if (eod or 0) > 255 else np.uint8)
 
 
-def test_many_files_are_encoded_in_their_order(tmp_path: Path) -> None:
-    # More than one batch of 16 MiB, so that the borders of batches are crossed.
-    lines = [f"{word} " * (1 << 19) for word in ("the", "cat", "sat", "dog", "cat")] * 2
+def test_many_files_are_encoded_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # More than one batch, so that the borders of batches are crossed.
+    monkeypatch.setattr(text_files, "ENCODED_TOGETHER", 1 << 14)
+    lines = [f"{word} " * (1 << 9) for word in ("the", "cat", "sat", "dog", "cat")] * 4
     text = read_text(corpus(tmp_path, *lines, tokenizer=word_tokenizer()), 8)
-    assert text.tokens[:: 1 << 19].tolist() == [1, 2, 3, 0, 2] * 2
-    assert len(text.tokens) == 10 << 19
+    assert text.tokens[:: 1 << 9].tolist() == [1, 2, 3, 0, 2] * 4
+    assert len(text.tokens) == 20 << 9
 
 
 def test_a_tokenizer_cuts_pads_and_adds_nothing(tmp_path: Path) -> None:
