@@ -13,6 +13,7 @@ import numpy as np
 
 from analysis.graphs.replay_check import Replay, check_replay
 from analysis.pairing.eager_baseline import EagerBaseline
+from analysis.pairing.first_replay import check_first_replay
 from analysis.pairing.flaky_attempts import contradictions
 from analysis.pairing.parameter_updates import check_updates
 from analysis.pairing.printed_metrics import check_digits, check_sources
@@ -156,6 +157,9 @@ def _judge_pair(
     complete = baseline.repeats.get(graphed.digests, {}).values()
     others = [steps for steps in complete if steps is not eager.steps]
     captured, equal = capture_step(graphed.steps, spec), exact is not None
+    repeats = [attempt for attempt in attempts_of(baseline.runs) if attempt.digests == graphed.digests]
+    if changed := check_first_replay(eager, graphed, [one for one in repeats if one is not eager], captured):
+        return changed
     if disagree := check_agreement([eager.steps, *others], graphed.steps, captured, margins, equal):
         return disagree
     return check_digits(eager, graphed, exact, margins) if spec.engine == "command" else exact

@@ -34,6 +34,7 @@ from launch.common.typed_json import from_json
 from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY, Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, RunPaths, SweepPaths
 from launch.contract.plan import Cell, Plan, read_plan
+from launch.contract.records.gradient_sketch import GradientSketch, StepSketch
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.identity import without_identity
 from launch.contract.records.inspection import Inspection
@@ -148,6 +149,7 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         proofs=last_of_kind(events, "proof", _graph_stats, problems),
         probes=last_of_kind(events, "probe", _probe, problems),
         updates=parameter_updates(events),
+        sketches=_by_step(all_of_kind(events, "gradients", _step_sketch, problems)),
         inspections=last_of_kind(events, "inspection", _inspection, problems),
         step_checks=all_of_kind(events, "step_check", _step_check, problems),
         clocks=measured_clocks(events, problems),
@@ -209,6 +211,18 @@ def _step_check(event: Mapping[str, Any]) -> StepCheck:
             f"a check of step {check.step} was recorded in phase {event['phase']}, where nothing is replayed"
         )
     return check
+
+
+def _step_sketch(event: Mapping[str, Any]) -> StepSketch:
+    return from_json(StepSketch, event["sketch"])
+
+
+def _by_step(found: Mapping[int, list[StepSketch]]) -> dict[int, dict[tuple[int, str], GradientSketch]]:
+    steps: dict[int, dict[tuple[int, str], GradientSketch]] = {}
+    for rank, sketches in found.items():
+        for sketch in sketches:
+            steps.setdefault(sketch.step, {}).update({(rank, one.name): one for one in sketch.gradients})
+    return steps
 
 
 def _probe(event: Mapping[str, Any]) -> Probe:

@@ -11,6 +11,7 @@ from analysis.records.events import PhaseMemory
 from analysis.records.steps import Steps
 from launch.contract.outcomes import Outcome
 from launch.contract.records.clocks import Clocks
+from launch.contract.records.gradient_sketch import GradientSketch
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.inspection import Inspection
 from launch.contract.records.probe import Probe
@@ -38,6 +39,8 @@ class Recorded:
     clocks: Mapping[int, Clocks]
     measured_seconds: float
     updates: Mapping[int, bool]
+    sketches: Mapping[int, Mapping[tuple[int, str], GradientSketch]]
+    """Gradients by step, then by rank and parameter."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,10 @@ class Attempt:
     def updates(self) -> Mapping[int, bool]:
         """Return for each rank whether its parameters changed after the capture; ranks that did not record it are left out."""
         return self._recorded.updates
+
+    @property
+    def sketches(self) -> Mapping[int, Mapping[tuple[int, str], GradientSketch]]:
+        return self._recorded.sketches
 
     @property
     def fingerprint(self) -> tuple[object, ...]:

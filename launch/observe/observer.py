@@ -22,11 +22,13 @@ from launch.contract.errors import CaptureError, NumericError, OrchestratorError
 from launch.contract.metric_names import Column
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.events import Phase
+from launch.contract.records.gradient_sketch import StepSketch
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.identity import identity_of
 from launch.contract.records.step_metrics import StepMetrics
 from launch.contract.spec import read_spec
 from launch.frameworks.command_line import observed_steps
+from launch.observe.gradient_sketches import gradient_of, parameter_names, sketch
 from launch.observe.metric_log import Metric, MetricLog, Source, columns_in_line
 from launch.observe.phase_tracker import PhaseTracker
 from launch.observe.program import describe_program
@@ -40,6 +42,8 @@ WAIT_STEPS = 2
 """How long a line waits for a better source of its metrics."""
 OTHER_RANK_AFTER = 8
 """After so many steps without metrics of rank 0, the last rank writes its own: Megatron logs there."""
+SKETCHED_STEPS = 16
+"""Gradients of later steps are not sketched, whenever the program captures."""
 MOST_WAITING = 10_000
 ON_A_CPU = "compiled without CUDA graphs (CPU)"
 
@@ -77,6 +81,7 @@ class Observer:
         self._start_counting()
         self._recorder: Recorder | None = None
         self._metrics: JsonLines | None = None
+        self._parameter_names: dict[int, Mapping[int, str]] = {}
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._clock = Clock(self._cuda)
         self._moment: Moment | None = None
@@ -117,14 +122,14 @@ class Observer:
         self._begin()
         self._optimizers[id(optimizer)] = optimizer
         if not closure:
-            self._say_norm()
+            self._say_gradients(optimizer)
 
     @_counted
     def after_optimizer(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         if self._is_idle() or self._says_steps:
             return
         if closure:
-            self._say_norm()
+            self._say_gradients(optimizer)
         late, ends = self._groups.stepped(id(optimizer))
         if late and self._moment is not None:
             self._end_step(self._moment)
@@ -305,12 +310,30 @@ class Observer:
     def _add(self, metric: Metric, source: Source, value: Any) -> None:
         self._log.add(metric, source, self._running, later(value))
 
+    def _say_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Sketch the gradients of the first steps, outside the timed ones, and compute their norm where nothing shows it."""
+        if self._recorder is not None and self._phases.phase != "measure" and self._phases.steps < SKETCHED_STEPS:
+            try:
+                gradients = sketch(optimizer, self._names(optimizer))
+                self._recorder.write("gradients", sketch=StepSketch(self._running, tuple(gradients)))
+            except (RuntimeError, TypeError, NotImplementedError) as error:
+                self._recorder.note(
+                    f"gradients have no sketch, so those of the first replays are not compared: {error}"
+                )
+        self._say_norm()
+
+    def _names(self, optimizer: torch.optim.Optimizer) -> Mapping[int, str]:
+        if id(optimizer) not in self._parameter_names:
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            self._parameter_names[id(optimizer)] = parameter_names(parameters)
+        return self._parameter_names[id(optimizer)]
+
     def _say_norm(self) -> None:
         """Compute the norm of all gradients on this rank, where the program shows none."""
         if self._norm_seen or self._log.source("grad_norm") not in (None, "computed by the observer"):
             return
         groups = (group for optimizer in self._optimizers.values() for group in optimizer.param_groups)
-        gradients = [gradient for group in groups for p in group["params"] if (gradient := _gradient(p)) is not None]
+        gradients = [gradient for group in groups for p in group["params"] if (gradient := gradient_of(p)) is not None]
         if gradients:
             self._add("grad_norm", "computed by the observer", torch.nn.utils.get_total_norm(gradients))
 
@@ -475,12 +498,6 @@ class Observer:
         self._write_steps()
         if not self._done and (self._rank == 0 or self._metrics is not None):
             raise ProgramError(self._why_incomplete())
-
-
-def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    """Return what the optimizer will use: Megatron and Transformer Engine keep it under names of their own."""
-    names = ("decoupled_grad", "grad", "main_grad")
-    return next((found for name in names if (found := getattr(parameter, name, None)) is not None), None)
 
 
 def _compiled_frames() -> int:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from launch.common.typed_json import from_json
+from launch.contract.records.gradient_sketch import StepSketch
 from launch.contract.records.graph_stats import GraphStats
 from tests.unit.launch.observe.observed import PROGRAM, STEPS, observe, spec_of
 
@@ -201,3 +203,26 @@ def test_a_graph_that_holds_the_optimizer_needs_the_two_lines(tmp_path: Path) ->
     assert seen.diagnosis.outcome == "COMPLETED", seen.diagnosis
     assert [one.step for one in seen.steps] == list(range(STEPS - 3))
     assert [one.phase for one in seen.steps][3:6] == ["warmup", "capture", "settle"]
+
+
+def test_gradients_of_the_first_steps_are_sketched_by_name(tmp_path: Path) -> None:
+    program = BY_HAND.replace("EAGER", "()")
+    right, wrong = (
+        observe(tmp_path / name, text, spec_of(graphed=True, steps=STEPS - 3, device="cuda"))
+        for name, text in (
+            ("a", program),
+            (
+                "b",
+                program.replace(
+                    "    optimizer.step()", "    if number > 4: model.weight.grad *= 2\n    optimizer.step()"
+                ),
+            ),
+        )
+    )
+    sketches = [[from_json(StepSketch, event["sketch"]) for event in one.events("gradients")] for one in (right, wrong)]
+    assert [[one.step for one in each] for each in sketches] == [list(range(7))] * 2, "none of a timed step"
+    before, after = ({one.step: {row.name: row for row in one.gradients} for one in each} for each in sketches)
+    assert list(before[4]) == ["weight", "bias"]
+    assert before[4] == after[4]
+    assert after[5]["weight"].distance(before[5]["weight"]) == pytest.approx(before[5]["weight"].norm, rel=1.0)
+    assert after[5]["bias"] == before[5]["bias"]

@@ -1,0 +1,77 @@
+"""Compare the gradients of the first replayed steps with those of eager runs, parameter by parameter.
+
+Both runs took the same steps up to the capture, so a replay that computes something else shows at once, in the parameters that it
+concerns, and long before a curve does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+
+from analysis.records.run import Attempt
+from analysis.verdict.verdict import Verdict
+from launch.contract.records.gradient_sketch import GradientSketch
+
+NOISE_MULTIPLE = 6.0
+"""Differences up to so many times those of eager runs, or of the step before the capture, are no fault: as in step checks."""
+LEAST_OF_ITSELF, LEAST_OF_ALL = 1 / 16, 1 / 50
+"""A fault is as large a part of the gradient, and of the norm of all. Rounding of other kernels is smaller, but for gradients
+that are zero but for rounding, such as those of a key's bias."""
+MOST_NAMED = 3
+FIRST_REPLAYS = 3
+
+_Place = tuple[int, str]
+"""A rank, and the name of a parameter."""
+_Gradients = Mapping[_Place, GradientSketch]
+
+
+def check_first_replay(eager: Attempt, graphed: Attempt, others: Sequence[Attempt], captured: int) -> Verdict | None:
+    """Return DIVERGED if a gradient of the first steps after step ``captured`` is another one than in eager runs.
+
+    Without a second eager run of ``others``, or where the runs differ before the capture, nothing is decided.
+    """
+    repeats = [attempt for attempt in (eager, *others) if attempt.sketches]
+    if len(repeats) < 2 or not graphed.sketches:
+        return None
+    steps = sorted(step for step in graphed.sketches if all(step in attempt.sketches for attempt in repeats))
+    before = [step for step in steps if step < captured][-1:]
+    if before and _faults(repeats, graphed, before[0], {}):
+        return None
+    scale = _distances(eager.sketches[before[0]], graphed.sketches[before[0]]) if before else {}
+    for step in [step for step in steps if step > captured][:FIRST_REPLAYS]:
+        if found := _faults(repeats, graphed, step, scale):
+            named = "; ".join(
+                f"{name} on rank {rank} by {share:.2g} of it" for (rank, name), share in found[:MOST_NAMED]
+            )
+            more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+            reason = f"replays compute other gradients in step {step}, and eager runs agree: {named}{more}"
+            return Verdict("DIVERGED", reason, "capture less, and see with which part the gradients become equal")
+    return None
+
+
+def _faults(
+    repeats: Sequence[Attempt], graphed: Attempt, step: int, scale: Mapping[_Place, float]
+) -> list[tuple[_Place, float]]:
+    """Return the gradients that differ from those of every eager run, with the part of each that differs, the largest first."""
+    found = dict(_differing([attempt.sketches[step] for attempt in repeats], graphed.sketches[step], scale))
+    return sorted(found.items(), key=lambda item: -item[1])
+
+
+def _differing(
+    eager: Sequence[_Gradients], graphed: _Gradients, scale: Mapping[_Place, float]
+) -> Iterator[tuple[_Place, float]]:
+    noise: dict[_Place, float] = dict(scale)
+    for one, two in combinations(eager, 2):
+        noise = {**noise, **{place: max(noise.get(place, 0.0), size) for place, size in _distances(one, two).items()}}
+    of_all = math.sqrt(sum(gradient.norm**2 for gradient in eager[0].values()))
+    for place in graphed.keys() & set.intersection(*(set(one) for one in eager)):
+        size = min(one[place].distance(graphed[place]) for one in eager)
+        norm = max(eager[0][place].norm, graphed[place].norm)
+        if size > max(NOISE_MULTIPLE * noise.get(place, 0.0), LEAST_OF_ITSELF * norm, LEAST_OF_ALL * of_all):
+            yield place, size / norm
+
+
+def _distances(one: _Gradients, two: _Gradients) -> dict[_Place, float]:
+    return {place: one[place].distance(two[place]) for place in one.keys() & two.keys()}

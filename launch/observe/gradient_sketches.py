@@ -1,0 +1,75 @@
+"""Sketch the gradients of an optimizer's step (launch/contract/records/gradient_sketch.py), and find their names."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from launch.contract.records.gradient_sketch import PROJECTIONS, GradientSketch
+
+CHUNK_ELEMENTS = 2**22
+"""Elements to sign at once, which bounds the temporary memory to some tens of MiB."""
+_PREFIXES = ("module.", "_orig_mod.")
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Return what the optimizer will use: Megatron and Transformer Engine keep it under names of their own."""
+    names = ("decoupled_grad", "grad", "main_grad")
+    return next((found for name in names if (found := getattr(parameter, name, None)) is not None), None)
+
+
+def sketch(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[GradientSketch]:
+    """Return sketches of the gradients of ``optimizer``. ``names`` are by id of the parameter. The host waits once."""
+    told: list[str] = []
+    numbers: list[torch.Tensor] = []
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    for place, parameter in enumerate(parameters):
+        gradient = gradient_of(parameter)
+        if gradient is not None and not gradient.is_sparse:
+            told.append(names.get(id(parameter), f"parameter {place} of shape {tuple(parameter.shape)}"))
+            numbers.append(_numbers(gradient, place))
+    rows = torch.stack(numbers).tolist() if numbers else []
+    # Scaled losses overflow in the first steps.
+    finite = ((name, row) for name, row in zip(told, rows, strict=True) if all(map(math.isfinite, row)))
+    return [GradientSketch(name, row[0], tuple(row[1:])) for name, row in finite]
+
+
+def _numbers(gradient: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return the norm and the projections, shape (1 + PROJECTIONS,). The program's own random numbers stay as they are."""
+    local = gradient.detach()
+    flat = (local.to_local() if hasattr(local, "to_local") else local).reshape(-1)
+    generator = torch.Generator(flat.device).manual_seed(seed)
+    sums = torch.zeros(1 + PROJECTIONS, dtype=torch.float64, device=flat.device)
+    for piece in flat.split(CHUNK_ELEMENTS):
+        shape = (PROJECTIONS, len(piece))
+        signs = torch.randint(2, shape, generator=generator, device=flat.device, dtype=torch.int8).mul_(2).sub_(1)
+        exact = piece.double()
+        sums[0] += exact.square().sum()
+        sums[1:] += (signs * exact).sum(dim=1)
+    sums[0].sqrt_()
+    return sums
+
+
+def parameter_names(parameters: Iterable[torch.Tensor]) -> dict[int, str]:
+    """Return the longest name that a module of this process has for each parameter, by its id.
+
+    Optimizers of Megatron step copies in fp32, which are the ``main_param`` of the model's parameters.
+    """
+    wanted = {id(parameter) for parameter in parameters}
+    names: dict[int, str] = {}
+    # By type: asking a weak proxy for its class fails once its object is gone.
+    for module in [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]:
+        for name, parameter in module.named_parameters():
+            for key in (id(parameter), id(getattr(parameter, "main_param", None))):
+                if key in wanted and len(name) > len(names.get(key, "")):
+                    names[key] = name
+    return {key: _plain(name) for key, name in names.items()}
+
+
+def _plain(name: str) -> str:
+    for prefix in _PREFIXES:
+        name = name.replace(prefix, "")
+    return name
