@@ -201,6 +201,7 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pp": ({}, {"parallelism": Parallelism(pp=2), "cuda_graph": CudaGraph("full_iteration")}),
     "recompute": ({}, {"training": dataclasses.replace(BF16, recompute="selective"), "cuda_graph": CudaGraph("transformer_engine")}),
     "device": ({}, {"placement": Placement(device="cpu")}),
+    "mend": ({}, {"cuda_graph": CudaGraph("transformer_engine", ("attn",), mend=("yarn_positions",))}),
 }  # fmt: skip
 
 
@@ -227,6 +228,22 @@ def test_a_known_fault_runs_where_a_verdict_shows_it_and_is_named_in_any_case(fa
     checked = dataclasses.replace(spec, step_checks=5)
     assert [rules_of(one) for one in (spec, deterministic, checked)] == [{fault}, set(), set()]
     assert all([reason.rule for reason in known_faults(one)] == [fault] for one in (spec, deterministic, checked))
+    mend = fault.removeprefix("megatron.")
+    if mend in megatron.MENDS:
+        mended = dataclasses.replace(spec, cuda_graph=dataclasses.replace(spec.cuda_graph, mend=(mend,)))
+        assert (unsupported(mended), known_faults(mended)) == ((), ())
+
+
+def test_a_refusal_names_the_releases_that_it_holds_for() -> None:
+    local = dataclasses.replace(ON_GPU, cuda_graph=CudaGraph("local"))
+    (reason,) = unsupported(local)
+    assert reason.message.endswith("(megatron-core 0.16, not 0.19)")
+    later = dataclasses.replace(local, megatron_core="0.19")
+    assert (unsupported(later), known_faults(later)) == ((), ())
+    mended = dataclasses.replace(later, cuda_graph=CudaGraph("local", mend=("local_inputs",)))
+    assert rules_of(mended) == {"megatron.mend"}
+    (reason,) = unsupported(dataclasses.replace(later, parallelism=Parallelism(pp=2, schedule="gpipe")))
+    assert reason.message.endswith("(megatron-core 0.16 and 0.19)")
 
 
 CAPTURES_ATTENTION = {
@@ -245,6 +262,12 @@ def test_megatron_is_refused_what_it_does_wrong_in_a_layers_graph_alone(graph: C
     captured = CAPTURES_ATTENTION[graph]
     assert ("megatron.recompute" in rules_of(recomputed)) is captured
     assert ("megatron.yarn_positions" in rules_of(yarn)) is captured
+
+
+def test_local_graphs_cannot_hold_recomputed_attention_either() -> None:
+    recomputed = Training(precision="bf16", recompute="selective", deterministic=True)
+    spec = dataclasses.replace(ON_GPU, training=recomputed, cuda_graph=CudaGraph("local"))
+    assert rules_of(spec) == {"megatron.recompute"}
 
 
 def test_fused_gradients_are_refused_where_one_graph_serves_all_micro_batches() -> None:
