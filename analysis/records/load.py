@@ -169,7 +169,7 @@ def _read_steps(paths: AttemptPaths, problems: list[str]) -> Steps:
 
 def _read_environment(paths: AttemptPaths, problems: list[str]) -> dict[str, Any]:
     try:
-        return without_identity(paths, parse_record(paths.read(paths.environment), paths.environment.name))
+        return without_identity(paths, parse_record(paths.read(paths.environment), paths.environment))
     except DAMAGE as error:
         problems.append(f"environment.json cannot be read: {describe_error(error)}")
         return {}

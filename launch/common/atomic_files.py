@@ -208,11 +208,11 @@ def read_json(path: Path | str) -> Any:
         FileNotFoundError: the file does not exist.
         RecordError: it does not hold JSON.
     """
-    return parse_record(read_regular(path, MOST_JSON_BYTES), Path(path).name)
+    return parse_record(read_regular(path, MOST_JSON_BYTES), path)
 
 
-def parse_record(content: bytes, name: str) -> Any:
-    """Return the JSON value in ``content``, which is that of the file ``name``.
+def parse_record(content: bytes, path: Path | str) -> Any:
+    """Return the JSON value in ``content``, which is that of the file ``path``.
 
     Raises:
         RecordError: it is not JSON.
@@ -220,7 +220,7 @@ def parse_record(content: bytes, name: str) -> Any:
     try:
         return parse_json(content)
     except ValueError as error:
-        raise RecordError(f"{name}: not JSON ({error})") from error
+        raise RecordError(f"{Path(path).name}: not JSON ({error})") from error
 
 
 def read_json_lines(path: Path, read: Callable[[Path], bytes] = read_regular) -> Iterator[dict[str, Any]]:
