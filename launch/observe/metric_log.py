@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import json
-import re
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
-from launch.contract.metric_names import Column, column_of
+from launch.contract.metric_names import Column, column_of, texts_in_line
 
 Metric = Literal["loss", "grad_norm"]
 Source = Literal[
@@ -18,13 +15,6 @@ SOURCES: tuple[Source, ...] = (
     "launch.observe.step", "the program's own functions", "its logger", "computed by the observer", "printed",
 )  # fmt: skip
 """The best first. Printed digits may be rounded."""
-
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_PAIR = re.compile(
-    r"([A-Za-z][A-Za-z_ /.-]*?)['\"]?(?:\s*[:=]\s*|\s+)['\"]?([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf)\b)",
-    re.IGNORECASE,
-)
-_STEP = re.compile(r"\b(?:iteration|step|iter)\s*[:=]?\s*(\d+)\b", re.IGNORECASE)
 
 
 class Later(Protocol):
@@ -103,22 +93,5 @@ def columns_in(record: Mapping[Any, Any]) -> dict[Column, float]:
 
 
 def columns_in_line(line: str) -> dict[Column, float]:
-    """Return those of a printed line: JSON, a Python dictionary, or names with numbers. Empty without a loss."""
-    text = _COLOUR.sub("", line).strip()
-    found = columns_in(_record(text)) if text.startswith("{") else {}
-    if not found:
-        found = columns_in(dict(reversed(_PAIR.findall(text))))
-        if "step" not in found and (step := _STEP.search(text)):
-            found["step"] = float(step[1])
-    return found if "loss" in found else {}
-
-
-def _record(text: str) -> Mapping[Any, Any]:
-    try:
-        record = json.loads(text)
-    except ValueError:
-        try:
-            record = ast.literal_eval(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return {}
-    return record if isinstance(record, dict) else {}
+    """Return those of a printed line; empty without a loss."""
+    return {column: float(text) for column, text in texts_in_line(line).items()}

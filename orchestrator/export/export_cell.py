@@ -6,10 +6,12 @@ A note says what the target cannot express. Every omitted setting has a note.
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from launch.contract.spec import CudaGraph, Fault, RunSpec
+from launch.frameworks.command_line import command_words
 from launch.support import known_faults, megatron
 from launch.support.expandable_segments import REGISTER, expandable_segments_setting
 from launch.support.rule import field_value, judge, spell
@@ -27,6 +29,10 @@ class Exported(NamedTuple):
 
 
 def export(spec: RunSpec, to: Format) -> Exported:
+    if spec.engine == "command":
+        return Exported(
+            shlex.join(command_words(spec, {})), ("engine command has a program of its own: this is its command",)
+        )
     printed = spec
     if not _is_on_megatron(spec):
         printed = dataclasses.replace(spec, cuda_graph=CudaGraph(warmup_steps=spec.cuda_graph.warmup_steps))
