@@ -279,6 +279,7 @@ class Observer:
         each = max(phases.replays, default=0)
         stats = GraphStats(
             impl=spec.cuda_graph.impl if spec.graphed or not self._graphs else "command",
+            effective_scope=spec.cuda_graph.scope or tuple(filter(None, [spec.cuda_graph.name])),
             mechanism="" if not self._graphs else "captured by the program" if self._cuda else ON_A_CPU,
             graphs=self._graphs,
             replays=sum(phases.replays),

@@ -455,3 +455,14 @@ def test_the_documented_classes_are_the_classes() -> None:
 def test_every_outcome_is_documented_once() -> None:
     table = DOCS.split("## Outcomes")[1].split("A recipe may expect")[0]
     assert [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[4:] if line] == list(OUTCOMES)
+
+
+def test_a_program_of_the_users_own_that_shows_nothing_is_no_failed_launch() -> None:
+    """Nothing shows it before its first step, so that neither a retry nor another node is the fix."""
+    ends: tuple[tuple[EndedBy, int, str, str], ...] = (
+        ("hang", 0, "HANG", "HANG"), ("deadline", 0, "TIMEOUT", "TIMEOUT"), ("itself", 0, "FAILED", "PROGRAM"), ("itself", 127, "FAILED", "PROGRAM"),
+    )  # fmt: skip
+    for ended_by, code, outcome, name in ends:
+        found = diagnose(Evidence(ended_by, code, {}, is_command=True))
+        assert (found.outcome, found.failure_class, found.infrastructure) == (outcome, name, False)
+        assert found.remedy
