@@ -21,6 +21,11 @@ MAXIMUM_CELLS = 6
 """Graphed cells in one picture; more would hide one another."""
 MAXIMUM_POINTS = 2000
 """Of a line: see :func:`thin_out`."""
+MAXIMUM_BARS = 40
+"""Cells in the picture of speed-ups."""
+SPEED_COLOURS = {"FASTER": 3, "NEUTRAL": 0, "INCONCLUSIVE": 5, "SLOWER": 2}
+FAILING = 7
+"""The colour of cells that do not pass."""
 EAGER = 0
 """The colour of eager cells; graphed ones have 1 and up."""
 AXES: dict[Metric, tuple[str, str]] = {
@@ -93,13 +98,35 @@ class MemoryChart:
     bars: tuple[Bars, ...]
 
 
-Chart = CurveChart | TimeChart | MemoryChart
+@dataclass(frozen=True)
+class SpeedBar:
+    """A cell's speed-up with its interval, None for one pair, and its upper bound, None where unknown. ``label`` is the verdict."""
+
+    label: str
+    colour: int
+    name: str
+    ratio: float
+    low: float | None
+    high: float | None
+    bound: float | None
+
+
+@dataclass(frozen=True)
+class SpeedChart:
+    """The axis ends at ``right``, which may cut wide intervals off."""
+
+    unit: str
+    bars: tuple[SpeedBar, ...]
+    right: float
+
+
+Chart = CurveChart | TimeChart | MemoryChart | SpeedChart
 Colours = dict[str, int]
 """By cell id."""
 
 
 def charts_of(results: Sequence[CellResult], margins: Margins) -> dict[Kind, Chart]:
-    """Return the charts of one workload, without the kinds that have no data.
+    """Return the charts of one workload, without the kinds that have no data, and without curves that are all equal.
 
     ``results`` holds the eager cell and at most :data:`MAXIMUM_CELLS` graphed ones, with their steps.
     """
@@ -108,13 +135,47 @@ def charts_of(results: Sequence[CellResult], margins: Margins) -> dict[Kind, Cha
     colours = {result.cell.cell_id: EAGER for result in results if not result.cell.graphed}
     colours |= {cell_id: colour for colour, cell_id in enumerate(graphed, start=1)}
     cells = sorted((r for r in results if r.cell.cell_id in colours), key=lambda r: colours[r.cell.cell_id])
+    equal = all_bitwise(results)
     charts: dict[Kind, Chart | None] = {
-        "loss": _curves(cells, colours, "loss", margins.loss),
-        "grad_norm": _curves(cells, colours, "grad_norm", margins.grad_norm),
+        "loss": None if equal else _curves(cells, colours, "loss", margins.loss),
+        "grad_norm": None if equal else _curves(cells, colours, "grad_norm", margins.grad_norm),
         "step_time": _times(cells, colours),
         "memory": _memory(cells, colours),
     }
     return {kind: chart for kind, chart in charts.items() if chart is not None}
+
+
+def all_bitwise(results: Sequence[CellResult]) -> bool:
+    """Return whether all pairs of a workload are BITWISE, and every graphed cell has one."""
+    graphed = [result for result in results if result.cell.graphed]
+    pairs = [pair for result in graphed for pair in result.pairs]
+    return all(result.pairs for result in graphed) and {pair.verdict.verdict for pair in pairs} == {"BITWISE"}
+
+
+def speed_chart(results: Sequence[CellResult]) -> SpeedChart | None:
+    """Return the speed-ups of graphed cells, or None if none was timed. A cell that does not pass has its loss verdict."""
+    timed = [(result, result.speed.speedup) for result in results if result.speed.speedup and result.verdict]
+    bars = []
+    for result, speed in timed[:MAXIMUM_BARS]:
+        assert speed and result.verdict
+        label = speed.verdict if result.passes else result.verdict.verdict
+        colour = SPEED_COLOURS.get(label, FAILING) if result.passes else FAILING
+        bars.append(SpeedBar(label, colour, result.name, speed.ratio, speed.low, speed.high, _upper_bound(result)))
+    if not bars:
+        return None
+    shown = f"; the first {len(bars)} of {len(timed)} cells" if len(bars) < len(timed) else ""
+    on_cpu = "" if any(result.on_gpu for result, _ in timed) else "; CPU times show nothing about CUDA graphs"
+    most = 1.1 * max(max(1.0, bar.ratio, bar.bound or 0.0) for bar in bars)
+    right = max(most, min(2 * most, 1.05 * max(bar.high or 0.0 for bar in bars)))
+    return SpeedChart(f"eager over graphed step time{shown}{on_cpu}", tuple(bars), right)
+
+
+def _upper_bound(result: CellResult) -> float | None:
+    """Return the largest speed-up that graphs of the baseline's kernels can reach; None if unknown."""
+    bound = result.speed.bound
+    if bound is None or bound.eager is None or bound.bound == "other kernels":
+        return None
+    return bound.eager.largest_speedup or bound.eager.largest_speedup_computing
 
 
 def drawn_repeats(results: Sequence[CellResult]) -> Sequence[int]:

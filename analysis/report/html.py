@@ -21,7 +21,8 @@ from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
-from analysis.report.charts import Chart, CurveChart, MemoryChart, TimeChart
+from analysis.report.charts import Chart, CurveChart, MemoryChart, SpeedChart, TimeChart
+from analysis.report.sections.tables import FOLD, FOLD_END
 from launch.common.atomic_files import dumps
 
 _ASSETS = Path(__file__).parent
@@ -30,7 +31,7 @@ _ASSETS = Path(__file__).parent
 def page(markdown: str, charts: Mapping[str, Chart]) -> str:
     """Return the whole file. ``charts`` are keyed by the image that each replaces. Any other image appears as its text, since
     an image would be fetched."""
-    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+    reader = MarkdownIt("commonmark", {"html": True}).enable("table")
     reader.renderer = _Renderer(charts)
     tokens = reader.parse(markdown)
     title = next((token.content for token in tokens if token.type == "inline"), "Validation report")
@@ -61,7 +62,7 @@ def _digest(text: str) -> str:
 
 
 class _Renderer(RendererHTML):
-    """Renders charts in place of images, and tables that scroll on their own."""
+    """Renders charts in place of images, tables that scroll on their own, and of HTML nothing but folds."""
 
     def __init__(self, charts: Mapping[str, Chart]) -> None:
         super().__init__()
@@ -76,6 +77,13 @@ class _Renderer(RendererHTML):
         # The escape keeps a record from ending the script element.
         data = dumps(_data(chart)).replace("<", "\\u003c")
         return f'<figure><figcaption>{title}</figcaption><script type="application/json">{data}</script></figure>'
+
+    def html_block(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+        content = tokens[index].content
+        return content if content in (FOLD, FOLD_END) else html.escape(content)
+
+    def html_inline(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+        return html.escape(tokens[index].content)
 
     def paragraph_open(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
         return "" if self._is_chart(tokens[index + 1]) else str(self.renderToken(tokens, index, options, env))
@@ -93,7 +101,7 @@ class _Renderer(RendererHTML):
         return [child.attrs.get("src") in self._charts for child in inline.children or ()] == [True]
 
 
-KINDS = {CurveChart: "curves", TimeChart: "times", MemoryChart: "memory"}
+KINDS = {CurveChart: "curves", TimeChart: "times", MemoryChart: "memory", SpeedChart: "speeds"}
 
 
 def _data(chart: Chart) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     {"format": 2, "sweep": name, "recipe_file": name,
      "exit_code": 0 | 2 | 3 | 4,
-     "summary": {"text", "verdicts": {verdict: cells}, "cells": {state: cells}, "unexpected": cells, "unfinished_runs",
+     "summary": {"headline", "notes": [text], "text": both, "verdicts": {verdict: cells}, "cells": {state: cells}, "unexpected": cells, "unfinished_runs",
                  "unvalidated": why no graphed cell has a verdict},
      "margins": {"loss": nats, "grad_norm": relative},
      "cells": [one object per cell of the plan that ran or was to run, in the plan's order:
@@ -47,7 +47,7 @@
                   where eager and graphed are null for times and rates of a CPU,
      "memory_risks": [{"graphs", "fitting", "out_of_memory": [label]}],
      "failure_modes": [{"name", "ending", "message", "fix", "graphed": [label], "eager": [label]}],
-     "plots": {"drawn": {workload: [files]}, "undrawn": {file: reason}, "left_out_workloads": [...], "left_out_cells": [...]},
+     "plots": {"drawn": {workload, or "sweep": [files]}, "undrawn": {file: reason}, "left_out_workloads": [...], "left_out_cells": [...]},
      "notes": {message: runs}, "provenance": {key: [[value, runs], ...]}, "recipe": YAML}
 
 VERDICT is {"verdict", "reason", "fix", "evidence": null | {...}, "deviation": null | {"step", "metric", "size"}, "noisy", "needed_run"} with the
@@ -145,7 +145,7 @@ def _without(content: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def _summary(summary: Summary) -> dict[str, Any]:
-    return _without(to_json(summary), "exit_code")
+    return {**_without(to_json(summary), "exit_code"), "text": summary.text}
 
 
 # --- cells ----------------------------------------------------------------------------------------------------------

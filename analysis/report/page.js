@@ -163,10 +163,32 @@ class Figure {
     svg.addEventListener("dblclick", () => { this.zoom = undefined; this.draw(); });
   }
 
+  speeds(width) {
+    const bars = this.shown(this.data.bars), height = 34 + 26 * bars.length, x = linear([0, this.data.right], [40, width - 12]);
+    const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": "speed-ups" });
+    for (const value of [...ticks(0, this.data.right, width / 110), 1]) {
+      svg.append(make("line", { class: value === 1 ? "mark" : "axis", x1: x(value), x2: x(value), y1: 4, y2: height - 22 }),
+        make("text", { x: x(value), y: height - 6, "text-anchor": "middle" }, figureOf(value)));
+    }
+    const edge = (value) => x(Math.min(value, this.data.right));
+    bars.forEach((bar, row) => {
+      const { low, high, bound } = bar, y = 16 + 26 * row, colour = series(bar.colour), group = make("g", { "data-label": bar.name },
+        make("rect", { x: 0, y: y - 13, width, height: 26, fill: "transparent" }), make("text", { x: 34, y: y + 4, "text-anchor": "end" }, bar.name));
+      if (low !== null) group.append(make("line", { x1: edge(low), x2: edge(high), y1: y, y2: y, stroke: colour, "stroke-width": 2.5 }));
+      group.append(make("rect", { x: x(bar.ratio) - 5, y: y - 5, width: 10, height: 10, rx: 5, fill: colour }));
+      if (bound !== null) group.append(make("line", { class: "bound", x1: x(bound), x2: x(bound), y1: y - 9, y2: y + 9 }));
+      group.addEventListener("pointermove", (event) => this.say(event, `${bar.name}: ${bar.label}`, [[bar.colour,
+        `${bar.ratio.toFixed(2)}x${low === null ? "" : `, ${low.toFixed(2)} to ${high.toFixed(2)}`}${bound === null ? "" : `; upper bound ${bound.toFixed(2)}x`}`]]));
+      group.addEventListener("pointerleave", () => this.quiet());
+      svg.append(group);
+    });
+    return [svg, make("p", {}, `${this.data.unit}; dot: speed-up, line: its interval, bar: upper bound`)];
+  }
+
   times(width) {
     const boxes = this.shown(this.data.boxes), height = 34 + 34 * boxes.length;
     const ends = boxes.flatMap((box) => box.percentiles);
-    const span = ends.length ? extent(ends) : [0, 1], x = linear(span, [12, width - 12]);
+    const span = [0, ends.length ? extent(ends)[1] : 1], x = linear(span, [12, width - 12]);
     const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": "step times" });
     for (const value of ticks(...span, width / 110)) {
       svg.append(make("line", { class: "axis", x1: x(value), x2: x(value), y1: 4, y2: height - 22 }),

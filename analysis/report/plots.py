@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.records.steps import Floats, Metric
-from analysis.report.charts import EAGER, Chart, CurveChart, Line, MemoryChart, TimeChart
+from analysis.report.charts import EAGER, Chart, CurveChart, Line, MemoryChart, SpeedChart, TimeChart
 
-COLOURS = ("#4d4d4d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Eager's, then graphed cells'."""
-BAD_COLOUR = "#b2182b"
+COLOURS = ("#4d4d4d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#b2182b")
+"""Eager's, then graphed cells', then that of what is wrong."""
+BAD_COLOUR = COLOURS[-1]
 TITLES: dict[Metric, str] = {"loss": "Loss", "grad_norm": "Gradient norm"}
 STYLE: dict[Any, Any] = {
     "figure.dpi": 100,
@@ -49,10 +49,7 @@ def draw(chart: Chart) -> bytes:
     with mpl.rc_context(), np.errstate(over="ignore", invalid="ignore"):
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)
-        if isinstance(chart, CurveChart):
-            figure = _curves(chart)
-        else:
-            figure = _times(chart) if isinstance(chart, TimeChart) else _memory(chart)
+        figure = _curves(chart) if isinstance(chart, CurveChart) else _bars(chart)
         figure.savefig(content, format="png", metadata={"Software": None})
     return content.getvalue()
 
@@ -159,7 +156,34 @@ def _decades(threshold: float, largest: float) -> list[float]:
     return [0.0] + [10.0**power for power in range(first, last + 1, stride)]
 
 
-# --- step times, memory ---------------------------------------------------------------------------------------------
+# --- speed-ups, step times, memory ----------------------------------------------------------------------------------
+
+
+def _bars(chart: SpeedChart | TimeChart | MemoryChart) -> Figure:
+    if isinstance(chart, SpeedChart):
+        return _speeds(chart)
+    return _times(chart) if isinstance(chart, TimeChart) else _memory(chart)
+
+
+def _speeds(chart: SpeedChart) -> Figure:
+    rows = len(chart.bars)
+    figure = _figure(1.2 + 0.26 * rows, 0.07, 0.55, 1)
+    axes = figure.subplots()
+    for place, bar in enumerate(reversed(chart.bars)):
+        colour = COLOURS[bar.colour]
+        if bar.low is not None and bar.high is not None:
+            axes.plot([bar.low, bar.high], [place, place], color=colour, linewidth=2)
+        axes.plot(bar.ratio, place, "o", color=colour, label=bar.label)
+        if bar.bound is not None:
+            axes.plot(bar.bound, place, "k|", markersize=11, label="upper bound")
+    axes.axvline(1, color="#999999", linewidth=1)
+    axes.set_xlim(0, chart.right)
+    axes.set_yticks(range(rows), [bar.name for bar in reversed(chart.bars)])
+    axes.set_ylim(-0.6, rows - 0.4)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(chart.unit)
+    _legend(axes, 1, "Speed-up and its interval")
+    return figure
 
 
 def _times(chart: TimeChart) -> Figure:
@@ -175,6 +199,7 @@ def _times(chart: TimeChart) -> Figure:
         axes.plot([middle, middle], [place - 0.22, place + 0.22], color=colour, linewidth=2.5, zorder=4)
         axes.annotate(f"{middle:.3f}", (middle, place + 0.24), ha="center", va="bottom", fontsize=8, color=colour)
     axes.set_yticks(range(rows), labels)
+    axes.set_xlim(left=0)
     axes.set_ylim(-0.6, rows - 0.4)
     axes.grid(axis="y", visible=False)
     axes.set_title("Step time over the measured steps of the repeats")

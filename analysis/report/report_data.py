@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from analysis.report.selection import Selection, select
 from analysis.report.summary import Summary, summarise
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_sweep import SweepResults
+
+SWEEP = "sweep"
+"""The key of the plots of a whole sweep, in place of a workload's."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class ReportData:
     summary: Summary
     selection: Selection
     plots: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Files by workload, relative to the report."""
+    """Files by workload, or by :data:`SWEEP`, relative to the report."""
     undrawn: Mapping[str, str] = field(default_factory=dict)
     """Why a plot cannot be drawn, by its file."""
 
@@ -33,4 +36,25 @@ class ReportData:
 
 
 def report_data(sweep: SweepResults) -> ReportData:
+    sweep = replace(sweep, results=_named(sweep.results))
     return ReportData(sweep, summarise(sweep.results), select(sweep.results))
+
+
+def _named(results: Sequence[CellResult]) -> tuple[CellResult, ...]:
+    """Give each cell that ran its short name: a letter per workload, and a number that is 0 for the eager cell."""
+    graphed: dict[str, int] = {}
+    named = []
+    for result in results:
+        if result.cell.state == "run":
+            number = graphed.setdefault(result.cell.workload_id, 0) + result.cell.graphed
+            graphed[result.cell.workload_id] = number
+            letters = _letters(list(graphed).index(result.cell.workload_id))
+            result = replace(result, name=f"{letters}{number if result.cell.graphed else 0}")
+        named.append(result)
+    return tuple(named)
+
+
+def _letters(number: int) -> str:
+    """Return "A" for 0, "Z" for 25 and "AA" for 26, as spreadsheets name columns."""
+    more, last = divmod(number, 26)
+    return (_letters(more - 1) if more else "") + chr(ord("A") + last)

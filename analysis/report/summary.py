@@ -1,4 +1,4 @@
-"""The result of a sweep in a few sentences: counts by verdict, the worst news first."""
+"""The result of a sweep: the headline, then what else to know in a few sentences, the worst news first."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from analysis.limits.speedup_bound import NEAR, Bound
+from analysis.report.headline import headline
 from analysis.sweep.cell_results import CellResult, exit_code
 from analysis.sweep.ranking import diverging_cells, rank
 from analysis.verdict.verdict import VERDICTS, VerdictName
@@ -24,7 +25,6 @@ BOTTLENECKS: dict[Bound, str] = {
     "gaps": "the time between kernels",
 }
 Detail = Callable[[CellResult], str]
-CPU_NOTE = "These are CPU times, which show nothing about CUDA graphs."
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,16 @@ class Summary:
     unvalidated: str
     """Why nothing was validated; empty if a graphed cell ran."""
     exit_code: ExitCode
-    text: str
+    headline: str
+    notes: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return " ".join((self.headline, *self.notes))
 
 
 def summarise(results: Sequence[CellResult]) -> Summary:
-    unvalidated = _describe_unvalidated(results)
+    unvalidated, decision = _describe_unvalidated(results), headline(results)
     verdicts = Counter(result.verdict.verdict for result in results if result.verdict)
     cells = Counter(str(result.cell.state) for result in results)
     return Summary(
@@ -53,28 +58,24 @@ def summarise(results: Sequence[CellResult]) -> Summary:
         unfinished_runs=sum(run.attempt is None for result in results for run in result.runs),
         unvalidated=unvalidated,
         exit_code=exit_code(results) or (ExitCode.INCONCLUSIVE if unvalidated else ExitCode.PASS),
-        text=one_line(" ".join(filter(None, _sentences(results)))),
+        headline=one_line(decision or f"**Nothing was validated**: {unvalidated}."),
+        notes=tuple(map(one_line, filter(None, _notes(results, decision)))),
     )
 
 
-def _sentences(results: Sequence[CellResult]) -> Iterator[str]:
+def _notes(results: Sequence[CellResult], decision: str) -> Iterator[str]:
     ran = [result for result in results if result.cell.state == "run"]
-    if unvalidated := _describe_unvalidated(results):
-        yield f"**Nothing was validated**: {unvalidated}."
     if not ran:
         yield f"No cell ran: {count('cell', len(results))} rejected or not runnable on this host."
         return
     yield from (_bad_news(ran, *problem) for problem in PROBLEMS)
-    yield _passing(ran)
     yield _expected_failures(ran)
     yield from (_bad_news(ran, *doubt) for doubt in DOUBTS)
-    yield _speed(ran)
+    yield _undecided_speed(ran)
     yield _not_ranked(ran)
-    yield _fastest(ran)
+    yield _fastest(ran, decision)
     yield _nearest(ran)
     yield _not_run(results)
-    if not any(result.on_gpu for result in ran):
-        yield CPU_NOTE
 
 
 def _describe_unvalidated(results: Sequence[CellResult]) -> str:
@@ -131,35 +132,19 @@ DOUBTS: tuple[tuple[str, str, Detail], ...] = (
 )
 
 
-def _passing(ran: Sequence[CellResult]) -> str:
-    graphed = [result for result in ran if result.cell.graphed]
-    if not graphed:
-        return ""
-    counts = Counter(result.verdict.verdict for result in graphed if result.verdict and result.verdict.passes)
-    parts = ", ".join(f"{counts[word]} {word}" for word in VERDICTS if counts[word])
-    verb = "passes" if len(graphed) == 1 else "pass"
-    return f"{sum(counts.values())} of {count('graphed cell', len(graphed))} {verb}{f' ({parts})' if parts else ''}."
-
-
 def _expected_failures(ran: Sequence[CellResult]) -> str:
     met = [r for r in ran if r.cell.expect.outcome not in RESULTS_INTACT and not r.unexpected and not r.unfinished]
     return f"{count('cell', len(met))} failed as expected." if met else ""
 
 
-def _speed(ran: Sequence[CellResult]) -> str:
-    """Return the largest speed-up of the cells that pass. Their verdicts hold all at once, so one may be picked."""
-    passing = [result for result in ran if result.passes]
-    certain = [result for result in passing if not result.speed.timing_doubt]
-    timed = [(result.speed.speedup, result.cell.label) for result in certain if result.speed.speedup]
-    faster = [(speed, label) for speed, label in timed if speed.verdict == "FASTER"]
-    if faster:
-        speed, label = max(faster, key=lambda item: item[0].ratio)
-        return f"Largest confirmed speed-up: {speed.summary}, `{label}`."
-    unsure = [(speed, label) for speed, label in timed if speed.verdict == "INCONCLUSIVE" and speed.ratio > 1]
-    if not unsure:
-        return "No cell that passes is faster than eager." if passing else ""
-    speed, label = max(unsure, key=lambda item: item[0].ratio)
-    return f"No speed-up confirmed yet. Best measured: {speed.summary}, `{label}` ({speed.reason})."
+def _undecided_speed(ran: Sequence[CellResult]) -> str:
+    """Return what a speed verdict lacks, for the cell that measured the largest speed-up, if no cell is FASTER."""
+    timed = [(result.speed.speedup, result) for result in ran if result.passes and not result.speed.timing_doubt]
+    unsure = [(speed, result) for speed, result in timed if speed and speed.verdict == "INCONCLUSIVE"]
+    if not unsure or any(speed and speed.verdict == "FASTER" for speed, _ in timed):
+        return ""
+    speed, result = max(unsure, key=lambda item: item[0].ratio)
+    return f"Speed undecided: `{result.cell.label}`, {speed.reason}."
 
 
 def _not_ranked(ran: Sequence[CellResult]) -> str:
@@ -168,9 +153,11 @@ def _not_ranked(ran: Sequence[CellResult]) -> str:
     return _bad_news(ran, "eager cell", "left out of the ranking", lambda r: reasons.get(r.cell.cell_id, ""))
 
 
-def _fastest(ran: Sequence[CellResult]) -> str:
-    """Name the fastest cell of each task with more cells than one and its eager baseline."""
+def _fastest(ran: Sequence[CellResult], decision: str) -> str:
+    """Name the fastest cell of each task with more cells than one and its eager baseline, unless the ``decision`` names it."""
     rankings = [ranking for ranking in rank(ran) if len(ranking.cells) > 2]
+    if all(f"`{ranking.best.label}`" in decision for ranking in rankings):
+        return ""
     names = []
     for ranking in rankings:
         tied = sum(not cell.told_apart for cell in ranking.cells[1:])

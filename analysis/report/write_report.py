@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from analysis.report.charts import Chart, charts_of
+from analysis.report.charts import Chart, charts_of, speed_chart
 from analysis.report.html import page
 from analysis.report.json_report import report_to_json, summary_to_json
-from analysis.report.report_data import ReportData, report_data
+from analysis.report.report_data import SWEEP, ReportData, report_data
 from analysis.report.sections import render_markdown
 from analysis.report.steps_parquet import steps_writer
 from analysis.sweep.cell_results import CellResult
@@ -76,9 +76,9 @@ def _write_files(sweep: SweepPaths) -> Report:
 
 
 def _charts(sweep: SweepPaths, data: ReportData) -> dict[str, dict[str, Chart]]:
-    """Return the charts of the selected cells, by workload and by file, relative to the report."""
-    charts: dict[str, dict[str, Chart]] = {}
-    plan = data.sweep.plan
+    """Return the charts of the sweep and of the selected cells, by workload and by file, relative to the report."""
+    speeds, plan = speed_chart([result for result in data.shown if result.cell.graphed]), data.sweep.plan
+    charts: dict[str, dict[str, Chart]] = {SWEEP: {"plots/speedups.png": speeds}} if speeds else {}
     for workload, selected in data.selection.drawn.items():
         whole = {result.cell.cell_id: result for result in judge_workload(sweep, plan, workload)}
         by_kind = charts_of([whole[result.cell.cell_id] for result in selected], plan.margins)

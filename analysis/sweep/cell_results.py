@@ -88,6 +88,8 @@ class CellResult:
     graphs: CellGraphs = CellGraphs()
     loss: CellLoss = CellLoss()
     integrity: CellIntegrity = CellIntegrity()
+    name: str = ""
+    """Short, within a report: "B2" is the second graphed cell of its second workload, "B0" the eager cell."""
 
     @property
     def spec(self) -> RunSpec:
@@ -133,8 +135,8 @@ class CellResult:
 
     @property
     def name_with_verdict(self) -> str:
-        """Return the label as markdown, with a verdict that does not pass."""
-        return f"`{self.cell.label}`" + ("" if self.passes or not self.verdict else f" (**{self.verdict.verdict}**)")
+        """Return the short name, with a verdict that does not pass."""
+        return self.name + ("" if self.passes or not self.verdict else f" (**{self.verdict.verdict}**)")
 
     @property
     def compared_steps(self) -> int:

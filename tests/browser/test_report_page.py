@@ -73,7 +73,7 @@ def middle_of(page: Chromium, selector: str, share: float = 0.5) -> tuple[float,
     return float(x), float(y)
 
 
-def drawn(page: Chromium, figure: int = 0) -> list[str]:
+def drawn(page: Chromium, figure: int = 1) -> list[str]:
     curves = page.evaluate(
         f"[...document.querySelectorAll('figure')[{figure}].querySelectorAll('.curve')].map(c => c.dataset.label)"
     )
@@ -85,7 +85,7 @@ def test_every_picture_is_drawn_and_nobody_is_asked_for_anything(page: Chromium,
     asked = [event["request"]["url"] for event in of_kind(page, "Network.requestWillBeSent")]
     assert asked == [(folder / "report.html").as_uri()]
     pictures = re.findall(r"^!\[(.*)\]\(", (folder / "report.md").read_text(), flags=re.MULTILINE)
-    assert len(pictures) == 12
+    assert len(pictures) == 11
     assert page.evaluate("[...document.querySelectorAll('figure figcaption')].map(c => c.textContent)") == pictures
     empty = "[...document.querySelectorAll('figure')].filter(f => !f.querySelector('svg path[d], svg rect')).length"
     assert page.evaluate(empty) == 0
@@ -98,7 +98,7 @@ def test_what_records_hold_is_text(page: Chromium) -> None:
     assert page.evaluate("typeof window.evil") == "undefined"
     assert page.evaluate("document.querySelectorAll('img, iframe, object, link, a[href^=javascript]').length") == 0
     assert page.evaluate("document.body.innerText.split('window.evil = 1').length") > 20
-    assert page.evaluate("document.querySelector('.legend button').textContent").endswith(
+    assert page.evaluate("document.querySelector('figure:has(.curve) .legend button').textContent").endswith(
         "<script>window.evil = 1</script>"
     )
     assert page.evaluate("document.styleSheets.length") == 1
@@ -127,43 +127,60 @@ def test_a_long_name_leaves_room_for_the_first_table(page: Chromium, tmp_path: P
     write_report(sweep)
     page.screen(1280, 900)
     page.open(sweep.report / "report.html")
-    widths = page.evaluate("(t => [t.scrollWidth, t.clientWidth])(document.querySelector('.table'))")
-    assert widths[0] <= widths[1]
+    for table in (0, 1):
+        widths = page.evaluate(f"(t => [t.scrollWidth, t.clientWidth])(document.querySelectorAll('.table')[{table}])")
+        assert widths[0] <= widths[1]
+
+
+@pytest.mark.parametrize("width", [390, 900])
+def test_verdict_and_speed_up_are_seen_without_scrolling_sideways(page: Chromium, width: int) -> None:
+    page.screen(width, 900)
+    assert page.evaluate("document.querySelectorAll('th')[2].textContent") == "speed-up"
+    edges = "[...document.querySelectorAll('tr > :nth-child(3)')].slice(0, 7).map(cell => cell.getBoundingClientRect().right)"
+    assert max(page.evaluate(edges)) <= width
+    assert page.evaluate("document.querySelectorAll('details[open]').length") == 0
+    page.evaluate("document.querySelector('summary').click()")
+    assert page.evaluate("document.querySelector('details').innerText.includes('A graphed cell passes as BITWISE')")
 
 
 def test_the_pointer_brings_up_the_values_of_a_step(page: Chromium) -> None:
-    x, y = middle_of(page, "figure svg")
+    x, y = middle_of(page, "figure:has(.curve) svg")
     page.mouse("mouseMoved", x, y)
-    said = page.evaluate("document.querySelector('.values').innerText")
+    said = page.evaluate("document.querySelector('figure:has(.curve) .values').innerText")
     step = int(re.search(r"step (\d+)", said)[1])  # type: ignore[index]
-    data = page.evaluate("JSON.parse(document.querySelector('figure script').textContent)")
+    data = page.evaluate("JSON.parse(document.querySelector('figure:has(.curve) script').textContent)")
     assert 50 < step < 70
     for line in data["curves"]:
         assert f"{line['y'][step]:.7g}" in said
     page.mouse("mouseMoved", 1, 1)
-    assert page.evaluate("document.querySelector('.values').hidden")
+    assert page.evaluate("document.querySelector('figure:has(.curve) .values').hidden")
 
 
 def test_cells_are_switched_off_and_on(page: Chromium) -> None:
     before = drawn(page)
-    label = page.evaluate("document.querySelectorAll('.legend button')[1].textContent")
-    x, y = middle_of(page, ".legend button:nth-child(2)")
+    label = page.evaluate("document.querySelectorAll('figure:has(.curve) .legend button')[1].textContent")
+    x, y = middle_of(page, "figure:has(.curve) .legend button:nth-child(2)")
     for state in ("false", "true"):
         page.mouse("mousePressed", x, y, button="left", clickCount=1)
         page.mouse("mouseReleased", x, y, button="left", clickCount=1)
-        assert page.evaluate("document.querySelectorAll('.legend button')[1].getAttribute('aria-pressed')") == state
+        assert (
+            page.evaluate(
+                "document.querySelectorAll('figure:has(.curve) .legend button')[1].getAttribute('aria-pressed')"
+            )
+            == state
+        )
         assert drawn(page) == [found for found in before if state == "true" or found != label]
 
 
 def test_a_stretch_of_steps_is_zoomed_into_and_left(page: Chromium) -> None:
     whole = page.evaluate("document.querySelector('figure .curve').getAttribute('d')")
-    left, y = middle_of(page, "figure svg", 0.5)
-    right, _ = middle_of(page, "figure svg", 0.75)
+    left, y = middle_of(page, "figure:has(.curve) svg", 0.5)
+    right, _ = middle_of(page, "figure:has(.curve) svg", 0.75)
     page.mouse("mouseMoved", left, y)
     page.mouse("mousePressed", left, y, button="left", clickCount=1)
     page.mouse("mouseMoved", right, y, button="left", buttons=1)
     page.mouse("mouseReleased", right, y, button="left", clickCount=1)
-    said = page.evaluate("document.querySelector('figure div > p:last-child').textContent")
+    said = page.evaluate("document.querySelector('figure:has(.curve) div > p:last-child').textContent")
     first, last = map(int, re.findall(r"\d+", said))
     assert 50 < first < last < 95 and "double-click" in said
     assert page.evaluate("document.querySelector('figure .curve').getAttribute('d')") != whole
@@ -173,11 +190,11 @@ def test_a_stretch_of_steps_is_zoomed_into_and_left(page: Chromium) -> None:
 
 
 def test_tables_sort_by_a_column(page: Chromium) -> None:
-    column = "[...document.querySelector('tbody').rows].map(row => row.cells[3].innerText)"
+    column = "[...document.querySelector('tbody').rows].map(row => row.cells[1].innerText)"
     before = page.evaluate(column)
     for order in ("ascending", "descending"):
-        page.evaluate("document.querySelectorAll('th')[3].click()")
-        assert page.evaluate("document.querySelectorAll('th')[3].getAttribute('aria-sort')") == order
+        page.evaluate("document.querySelectorAll('th')[1].click()")
+        assert page.evaluate("document.querySelectorAll('th')[1].getAttribute('aria-sort')") == order
         assert page.evaluate(column) == sorted(before, reverse=order == "descending")
 
 

@@ -1,17 +1,28 @@
-"""One row per cell: outcome, verdict, memory, speed."""
+"""How to read the first screen, and the legend of its short names: what each cell is and how it ended."""
 
 from __future__ import annotations
 
 from analysis.memory.peaks import KIND_WORDS
 from analysis.report.report_data import ReportData
-from analysis.report.sections.tables import escape, figure, table
+from analysis.report.sections.tables import escape, figure, how_to_read, table
 from analysis.sweep.cell_results import CellResult
+from analysis.sweep.labels import layout_words
 from analysis.verdict.rungs import MINIMUM_STEPS
-from launch.common.text import count, size
 from launch.contract.plan import Margins
 
-HEADER = ("cell", "implementation (effective scope)", "outcome", "loss verdict", "largest loss difference",
-          "peak memory", "speed-up", "replay check")  # fmt: skip
+HEADER = (
+    "name",
+    "cell",
+    "layout",
+    "implementation (effective scope)",
+    "outcome",
+    "largest loss difference",
+    "replay check",
+)
+SPEED = (
+    "The speed-up is eager's step time over the graphed one, with the interval that its verdict follows from. Step times are "
+    "means over the steady steps. "
+)
 
 
 def render(report: ReportData) -> list[str]:
@@ -23,12 +34,11 @@ def render(report: ReportData) -> list[str]:
     left_out = f"The tables show {shown:,} of {ran:,} cells, worst news first. report.json has all cells."
     memory = f"Memory is {' or '.join(kinds)}: the largest peak of any phase, rank and repeat."
     return [
+        *how_to_read(_rules(report.sweep.plan.margins), SPEED + (memory if kinds else "")),
         "## Cells",
         *([selected] if only else []),
         *([left_out] if shown < ran else []),
         table(HEADER, map(_row, report.shown)),
-        _rules(report.sweep.plan.margins),
-        *([memory] if kinds else []),
     ]
 
 
@@ -46,13 +56,12 @@ def _rules(margins: Margins) -> str:
 def _row(result: CellResult) -> list[str]:
     replay = result.graphs.replay
     return [
+        result.name,
         f"`{result.cell.label}`",
+        layout_words(result.spec.parallelism),
         _implementation(result),
         _outcome(result),
-        _verdict(result),
         _difference(result),
-        size(result.memory.peak) if result.memory else "-",
-        _speed(result),
         replay.summary if replay else "-",
     ]
 
@@ -84,25 +93,9 @@ def _ending(result: CellResult) -> str:
     return result.outcome if expect.outcome == "COMPLETED" else f"{result.outcome} (as expected)"
 
 
-def _verdict(result: CellResult) -> str:
-    if result.verdict is None:
-        return "-" if result.cell.graphed else "reference"
-    if not result.passes:
-        return f"**{result.verdict.verdict}**"
-    # Equality needs no minimum of steps, so a low number of them is shown.
-    steps = result.compared_steps
-    return result.verdict.verdict + (f" over {count('step', steps)} only" if steps < MINIMUM_STEPS else "")
-
-
 def _difference(result: CellResult) -> str:
     floor, runs = result.loss.noise_floor, len(result.cell.repeat_ids)
     if floor is not None:
         of_all = f" of {runs}" if floor.repeats < runs else ""
         return f"{figure(floor.loss)} over {floor.repeats}{of_all} repeats{' and a perturbed run' * floor.perturbed}"
     return "-" if result.max_loss_difference is None else figure(result.max_loss_difference)
-
-
-def _speed(result: CellResult) -> str:
-    speedup = result.speed.speedup
-    # A cell that computes something else is neither faster nor slower.
-    return f"{speedup.summary} {speedup.verdict if result.passes else ''}" if speedup else "-"

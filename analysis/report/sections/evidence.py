@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from analysis.records.run import attempts_of
 from analysis.records.steps import Metric
 from analysis.report.report_data import ReportData
-from analysis.report.sections.tables import cell_text, escape, figure, item, table
+from analysis.report.sections.tables import cell_text, escape, figure, how_to_read, item, table
 from analysis.sweep.cell_results import CellResult, PairResult
 from analysis.verdict.curve_difference import METRIC_NAMES, METRICS, CurveEvidence, Estimate
 from launch.common.text import count
@@ -53,8 +53,7 @@ def _pair_row(result: CellResult, pair: PairResult) -> list[str]:
             f"{figure(evidence.max_grad_norm_difference)} at {evidence.max_grad_norm_step}",
             _equal_steps(evidence),
         ]
-    name = f"`{result.cell.label}`"
-    return [name, str(pair.repeat), attempts, pair.verdict.verdict, *figures, _speed(result, pair)]
+    return [result.name, str(pair.repeat), attempts, pair.verdict.verdict, *figures, _speed(result, pair)]
 
 
 def _equal_steps(evidence: CurveEvidence) -> str:
@@ -122,7 +121,7 @@ def _bisect(result: CellResult) -> str:
 def _ladder(shown: Sequence[CellResult]) -> list[str]:
     judged = [(result, result.verdict.evidence) for result in shown if result.verdict and result.verdict.evidence]
     rows = [_rung_row(result, evidence, metric) for result, evidence in judged for metric in METRICS]
-    return ["### Loss, rung by rung", table(LADDER_HEADER, rows), LADDER_NOTE] if rows else []
+    return ["### Loss, rung by rung", table(LADDER_HEADER, rows), *how_to_read(LADDER_NOTE)] if rows else []
 
 
 def _rung_row(result: CellResult, evidence: CurveEvidence, metric: Metric) -> list[str]:
@@ -135,7 +134,7 @@ def _rung_row(result: CellResult, evidence: CurveEvidence, metric: Metric) -> li
         tests = [mean, drift, "leaves the margin" if tested.growth else "no"]
     runs = f" of {len(result.runs)} each" if evidence.graphed_runs < len(result.runs) else ""
     return [
-        f"`{result.cell.label}`",
+        result.name,
         result.verdict.verdict if result.verdict else "",
         f"{evidence.eager_runs} / {evidence.graphed_runs}{runs}",
         METRIC_NAMES[metric],

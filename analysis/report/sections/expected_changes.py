@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from analysis.report.report_data import ReportData
-from analysis.report.sections.tables import UNCHANGED, percent_change, table
+from analysis.report.sections.tables import UNCHANGED, how_to_read, percent_change, table
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.labels import layout_words, machine_words, model_words, precision_words
 from analysis.sweep.metric_changes import (
@@ -32,7 +32,7 @@ def render(report: ReportData) -> list[str]:
     changes = [change for change in metric_changes(results) if on_gpu or change.metric != "model TFLOP/s/GPU"]
     rows = [_change_row(change, conditions, on_gpu) for change in changes]
     rows += [_risk_row(risk) for risk in memory_risks(results)] if on_gpu else []
-    return ["## Expected metric changes", table(HEADER, rows), NOTE] if rows else []
+    return ["## Expected metric changes", table(HEADER, rows), *how_to_read(NOTE)] if rows else []
 
 
 def _conditions(result: CellResult) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis.report.report_data import ReportData
-from analysis.report.sections.tables import figure, percent_change, table
+from analysis.report.sections.tables import figure, how_to_read, percent_change, table
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.labels import batch_words, layout_words, machine_words, model_words
 from launch.common.text import count, size
@@ -19,14 +19,14 @@ NOTE = (
 def render(report: ReportData) -> list[str]:
     baselines = {result.cell.workload_id: result for result in report.ran if not result.cell.graphed}
     rows = [_row(result, baselines.get(result.cell.workload_id)) for result in report.shown if result.cell.graphed]
-    return ["## Measured results", table(HEADER, rows), NOTE] if rows else []
+    return ["## Measured results", table(HEADER, rows), *how_to_read(NOTE)] if rows else []
 
 
 def _row(result: CellResult, eager: CellResult | None) -> list[str]:
     spec, own, baseline = result.spec, result.memory, eager.memory if eager else None
     step_time, throughput = _speed(result)
     return [
-        f"`{result.cell.label}`",
+        result.name,
         model_words(spec),
         ", ".join(filter(None, (layout_words(spec.parallelism), batch_words(spec)))),
         machine_words(result),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from analysis.memory.peaks import KIND_WORDS, CellMemory
 from analysis.memory.static_memory import state_bytes
 from analysis.report.report_data import ReportData
-from analysis.report.sections.tables import table
+from analysis.report.sections.tables import how_to_read, table
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.fit_matrix import OutcomeMatrix, outcome_matrix, states_of
 from launch.common.text import first_names, size
@@ -53,12 +53,12 @@ def _peaks(shown: Sequence[CellResult]) -> list[str]:
     header = ["cell", "ended", *forecast, *PHASES, "held above eager", *own]
     note = NOTE.format(kind=" or ".join(sorted({KIND_WORDS[memory.kind] for _, memory in cells})))
     rows = [_row(result, memory, on_gpu) for result, memory in cells]
-    return [table(header, rows), f"{note} {NOTE_GPU}" if on_gpu else note]
+    return [table(header, rows), *how_to_read(f"{note} {NOTE_GPU}" if on_gpu else note)]
 
 
 def _row(result: CellResult, memory: CellMemory, on_gpu: bool) -> list[str]:
     phases = {phase.phase: phase for phase in memory.phases}
-    row = [f"`{result.cell.label}`", states_of(result), *([size(state_bytes(result.spec))] if on_gpu else [])]
+    row = [result.name, states_of(result), *([size(state_bytes(result.spec))] if on_gpu else [])]
     row += [_bytes(phases[phase].peak) if phase in phases else "-" for phase in PHASES]
     row += [_bytes(memory.added, signed=True)]
     if not on_gpu:

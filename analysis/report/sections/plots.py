@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analysis.report.charts import drawn_repeats
+from analysis.report.charts import all_bitwise, drawn_repeats
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import escape
 from analysis.report.selection import MAXIMUM_WORKLOADS, workload_label
 from analysis.sweep.cell_results import CellResult
+from launch.common.text import count
 
 TITLES = {
     "loss": "Loss and its difference",
@@ -25,7 +26,7 @@ def render(report: ReportData) -> list[str]:
     blocks = ["## Plots"]
     for workload, results in selection.drawn.items():
         blocks.append(f"### `{workload_label(results)}` (workload {workload})")
-        blocks += _other_versions(results)
+        blocks += [*_other_versions(results), *_equal_curves(results)]
         blocks += [f"![{TITLES[_kind(file)]}]({file})" for file in report.plots[workload]]
     blocks += [
         f"{TITLES[_kind(file)]}: {file} cannot be drawn ({escape(why)})." for file, why in report.undrawn.items()
@@ -45,6 +46,15 @@ def _other_versions(results: Sequence[CellResult]) -> list[str]:
         return []
     left_out = f"repeat{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
     return [f"The plots leave out {left_out}, of other code, libraries or data than repeat {drawn[0]}."]
+
+
+def _equal_curves(results: Sequence[CellResult]) -> list[str]:
+    if not all_bitwise(results):
+        return []
+    steps = min(result.compared_steps for result in results if result.cell.graphed)
+    return [
+        f"All pairs are BITWISE: losses and gradient norms are equal over {count('step', steps)}, so no curve is drawn."
+    ]
 
 
 def _kind(file: str) -> str:

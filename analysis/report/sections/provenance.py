@@ -13,7 +13,7 @@ from launch.common.text import count
 
 def render(report: ReportData) -> list[str]:
     attempts, plan = [a for result in report.ran for a in attempts_of(result.runs)], report.sweep.plan
-    blocks = ["## Provenance"]
+    blocks = ["## Provenance", f"Exit code {report.summary.exit_code}."]
     if attempts:
         values = provenance([attempt.environment for attempt in attempts])
         rows = [(key, _value(found, len(attempts))) for key, found in values.items() if _is_told(key, found)]

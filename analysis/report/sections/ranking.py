@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from analysis.report.report_data import ReportData
-from analysis.report.sections.tables import cell_text, table
+from analysis.report.sections.tables import cell_text, how_to_read, table
 from analysis.sweep.ranking import ALLOCATION_ALLOWANCE, Ranked, Ranking, rank
 from launch.common.text import count, size
 
@@ -23,24 +25,25 @@ NOTE = (
 
 def render(report: ReportData) -> list[str]:
     rankings = rank(report.sweep.results)
-    blocks = [block for ranking in rankings[:MAXIMUM_TASKS] for block in _ranking(ranking)]
+    names = {result.cell.label: result.name for result in report.ran}
+    blocks = [block for ranking in rankings[:MAXIMUM_TASKS] for block in _ranking(ranking, names)]
     if len(rankings) > MAXIMUM_TASKS:
         blocks.append(f"report.json lists {count('more task', len(rankings) - MAXIMUM_TASKS)}.")
-    return ["## Ranking", NOTE, *blocks] if blocks else []
+    return ["## Ranking", *blocks, *how_to_read(NOTE)] if blocks else []
 
 
-def _ranking(ranking: Ranking) -> list[str]:
+def _ranking(ranking: Ranking, names: Mapping[str, str]) -> list[str]:
     on_gpu = ranking.device == "cuda"
     header = ["place", "cell", "settings", *(["GPUs", "step time", "tokens/s/GPU", "model TFLOP/s/GPU"] if on_gpu else
               ["ranks", "step time, first = 1"]), "memory per rank", "Pareto front", "runs"]  # fmt: skip
-    rows = [_row(place, cell, ranking) for place, cell in enumerate(ranking.cells[:MAXIMUM_CELLS], 1)]
+    rows = [_row(place, cell, ranking, names) for place, cell in enumerate(ranking.cells[:MAXIMUM_CELLS], 1)]
     blocks = [f"### {ranking.name} (task {ranking.task_id})", _best(ranking), table(header, rows)]
     if len(ranking.cells) > MAXIMUM_CELLS:
         blocks.append(f"report.json lists {count('slower cell', len(ranking.cells) - MAXIMUM_CELLS)}.")
     if ranking.left_out:
-        names = ", ".join(f"`{label}` ({reason})" for label, reason in ranking.left_out[:MAXIMUM_CELLS])
+        left_out = ", ".join(f"`{label}` ({reason})" for label, reason in ranking.left_out[:MAXIMUM_CELLS])
         more = len(ranking.left_out) - MAXIMUM_CELLS
-        blocks.append(f"Not ranked: {names}{f' and {more} more' if more > 0 else ''}.")
+        blocks.append(f"Not ranked: {left_out}{f' and {more} more' if more > 0 else ''}.")
     if ranking.machines:
         blocks.append(f"**The ranked runs differ in machine or software**: {cell_text('; '.join(ranking.machines))}.")
     return blocks
@@ -59,9 +62,9 @@ def _best(ranking: Ranking) -> str:
     return f"{text}. The runs used {count('allocation', ranking.allocations)}."
 
 
-def _row(place: int, cell: Ranked, ranking: Ranking) -> list[str]:
+def _row(place: int, cell: Ranked, ranking: Ranking, names: Mapping[str, str]) -> list[str]:
     tied = " (statistically tied)" if place > 1 and not cell.told_apart else ""
-    row = [f"{place}{tied}", f"`{cell.label}`", ", ".join(cell.sets_apart)]
+    row = [f"{place}{tied}", names[cell.label], ", ".join(cell.sets_apart)]
     if ranking.device == "cuda":
         row += [
             f"{cell.ranks} on {cell.nodes} nodes" if cell.nodes > 1 else str(cell.ranks),

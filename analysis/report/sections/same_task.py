@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from analysis.report.report_data import ReportData
-from analysis.report.sections.tables import figure, table
+from analysis.report.sections.tables import figure, how_to_read, table
 from analysis.sweep.task_agreement import Trained
 
 HEADER = (
@@ -23,7 +23,7 @@ NOTE = (
 
 def render(report: ReportData) -> list[str]:
     tables = [table(HEADER, map(_row, task)) for task in report.sweep.trained]
-    return ["## One task, several configurations", NOTE, *tables] if tables else []
+    return ["## One task, several configurations", *tables, *how_to_read(NOTE)] if tables else []
 
 
 def _row(cell: Trained) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from analysis.limits.throttling import CAPPED_APART, SLOWED
 from analysis.records.provenance import differing_fields
 from analysis.report.report_data import ReportData
-from analysis.report.sections.tables import cell_text, table
+from analysis.report.sections.tables import cell_text, how_to_read, table
 from analysis.speed.confidence_interval import ALPHA
 from analysis.speed.speedup import BAND, MINIMUM_STEPS, Speed
 from analysis.speed.steady_window import FENCE, NOTICEABLE, RARE
@@ -53,8 +53,7 @@ def render(report: ReportData) -> list[str]:
         "## Speed",
         table([*HEADER, *(GPU_HEADER if on_gpu else [])], rows),
         *_unlike_repeats([result for result, _ in timed]),
-        NOTE,
-        *([NOTE_GPU, NOTE_THROTTLED] if on_gpu else []),
+        *how_to_read(NOTE, *([NOTE_GPU, NOTE_THROTTLED] if on_gpu else [])),
         *([_contention(neighbours)] if neighbours else []),
         *remarks,
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from analysis.limits.speedup_bound import NEAR, EagerStep, GraphedStep, ProbedStep, SpeedupBound, classify_bound
 from analysis.report.report_data import ReportData
-from analysis.report.sections.tables import table
+from analysis.report.sections.tables import how_to_read, table
 from analysis.speed.speedup import BAND
 from analysis.sweep.cell_results import CellResult
 
@@ -31,7 +31,7 @@ NOTES = (
 def render(report: ReportData) -> list[str]:
     """Render the graphed cells on GPUs. A cell that failed as expected has no bound."""
     rows = [_row(result, result.speed.bound) for result in report.shown if result.speed.bound and result.verdict]
-    return ["## Distance from the upper bound", table(HEADER, rows), *NOTES] if rows else []
+    return ["## Distance from the upper bound", table(HEADER, rows), *how_to_read(*NOTES)] if rows else []
 
 
 def _row(result: CellResult, bound: SpeedupBound) -> list[str]:

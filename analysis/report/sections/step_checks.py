@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis.report.report_data import ReportData
-from analysis.report.sections.tables import table
+from analysis.report.sections.tables import how_to_read, table
 from analysis.sweep.cell_results import CellResult
 from launch.contract.records.step_check import NOISE_MULTIPLE
 
@@ -19,7 +19,7 @@ NOTE = (
 
 def render(report: ReportData) -> list[str]:
     rows = [row for result in report.shown if (row := _row(result))]
-    return ["## Step checks", table(HEADER, rows), NOTE] if rows else []
+    return ["## Step checks", table(HEADER, rows), *how_to_read(NOTE)] if rows else []
 
 
 def _row(result: CellResult) -> list[str]:
@@ -29,4 +29,4 @@ def _row(result: CellResult) -> list[str]:
     finding = f"**{checks.fault}**" if checks.fault else checks.undecided or "none beyond noise"
     counts = [checks.runs, checks.tensors, checks.unequal, f"{checks.most:.2g}", checks.moved_tokens]
     steps = ", ".join(map(str, checks.steps))
-    return [f"`{result.cell.label}`", steps, *map(str, counts), f"{checks.seconds:.1f} s", finding]
+    return [result.name, steps, *map(str, counts), f"{checks.seconds:.1f} s", finding]

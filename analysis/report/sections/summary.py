@@ -1,11 +1,60 @@
-"""The title, what came of the sweep in a few sentences, and the exit code."""
+"""The first screen: the headline, what else to know, and a row for each graphed cell."""
 
 from __future__ import annotations
 
-from analysis.report.report_data import ReportData
-from analysis.report.sections.tables import escape
+from analysis.report.headline import OUT_OF_MEMORY, gib, over_steps
+from analysis.report.report_data import SWEEP, ReportData
+from analysis.report.sections.tables import escape, table
+from analysis.sweep.cell_results import CellResult
+
+HEADER = ("cell", "verdict", "speed-up", "peak GiB, eager to graphed", "replay")
+GPU_HEADER = (*HEADER[:3], "step ms, eager to graphed", *HEADER[3:])
 
 
 def render(report: ReportData) -> list[str]:
-    title = f"# Validation report: {escape(report.sweep.plan.name)}"
-    return [title, escape(report.summary.text), f"Exit code {report.summary.exit_code}."]
+    eager = {result.cell.workload_id: result for result in report.ran if not result.cell.graphed}
+    graphed = [result for result in report.shown if result.cell.graphed]
+    on_gpu = any(result.on_gpu for result in graphed)
+    rows = [_row(result, eager.get(result.cell.workload_id), on_gpu) for result in graphed]
+    return [
+        f"# Validation report: {escape(report.sweep.plan.name)}",
+        escape(report.summary.headline),
+        *([table(GPU_HEADER if on_gpu else HEADER, rows)] if rows else []),
+        *([f"![Speed-ups]({file})" for file in report.plots.get(SWEEP, ())]),
+        *(["\n".join(f"- {escape(note)}" for note in report.summary.notes)] if report.summary.notes else []),
+    ]
+
+
+def _row(result: CellResult, eager: CellResult | None, on_gpu: bool) -> list[str]:
+    speed, replay = result.speed.speedup, result.graphs.replay
+    times = f"{speed.eager_ms:.4g} to {speed.graphed_ms:.4g}" if speed and result.on_gpu else "-"
+    proof = ("proven" if replay.proven else "**not proven**") if replay else "-"
+    own_times = [times] if on_gpu else []
+    return [result.name, _verdict(result), _speedup(result), *own_times, _peaks(result, eager), proof]
+
+
+def _peaks(result: CellResult, eager: CellResult | None) -> str:
+    """Return both peaks. No record holds the peak of a phase that ran out of memory."""
+    before = gib(eager.memory.peak) if eager and eager.memory and eager.memory.whole else "-"
+    after = gib(result.memory.peak) if result.memory and result.memory.whole else "-"
+    after = "out of memory" if result.outcome == OUT_OF_MEMORY else after
+    return f"{before} to {after}"
+
+
+def _verdict(result: CellResult) -> str:
+    """Return the verdict, or how the cell ended if that decides."""
+    if result.verdict is None:
+        return f"{result.outcome} (as expected)"
+    if not result.passes:
+        ended = f" ({result.outcome})" if result.unexpected else ""
+        return f"**{result.verdict.verdict}**{ended}"
+    return result.verdict.verdict + over_steps(result)
+
+
+def _speedup(result: CellResult) -> str:
+    """Return the speed-up. A cell that computes something else is neither faster nor slower."""
+    speed = result.speed.speedup
+    if speed is None:
+        return "-"
+    interval = "" if speed.low is None or speed.high is None else f" ({speed.low:.2f} to {speed.high:.2f})"
+    return f"{speed.ratio:.2f}x{interval}{f' {speed.verdict}' if result.passes else ''}"

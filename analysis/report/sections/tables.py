@@ -14,6 +14,15 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell_text(text) for text in line) + " |" for line in lines)
 
 
+FOLD, FOLD_END = "<details><summary>How to read this</summary>\n", "</details>\n"
+"""The only HTML in a report. A reader of markdown takes each for a block of its own."""
+
+
+def how_to_read(*notes: str) -> list[str]:
+    """Return ``notes`` in a fold that a reader opens."""
+    return [FOLD.strip(), *notes, FOLD_END.strip()]
+
+
 def cell_text(text: str) -> str:
     return escape(text).replace("|", "\\|") or "-"
 

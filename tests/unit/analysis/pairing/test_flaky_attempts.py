@@ -227,7 +227,7 @@ def test_other_bits_before_the_capture_say_nothing_of_graphs(tmp_path: Path) -> 
 def test_the_row_of_the_cell_names_the_attempt_before(tmp_path: Path) -> None:
     retried(tmp_path, ended("NUMERIC", message="NumericError: loss is nan at step 89"), EAGER)
     report = report_text(SweepPaths(tmp_path))
-    row = next(line for line in report.splitlines() if line.startswith("| `eager, lr 0.001` | eager |"))
+    row = next(line for line in report.splitlines() if line.startswith("| A0 | `eager, lr 0.001` | - | eager |"))
     assert "COMPLETED (repeat 0: attempt 1 ended NUMERIC in measure, attempt 2 COMPLETED)" in row
     assert "`eager, lr 0.001`, repeat 0, attempt 1: NumericError: loss is nan at step 89." in report
 

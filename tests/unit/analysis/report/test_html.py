@@ -21,7 +21,7 @@ from analysis.compare.golden import golden_of
 from analysis.compare.junit import junit_of_report
 from analysis.report.charts import MAXIMUM_POINTS, CurveChart, Line, thin_out
 from analysis.report.html import page
-from analysis.report.sections.tables import code_block, escape, item, table
+from analysis.report.sections.tables import FOLD, FOLD_END, code_block, escape, item, table
 from analysis.report.write_report import write_report
 from analysis.sweep.judge_sweep import judge_sweep
 from launch.common.atomic_files import read_json, write_json
@@ -68,6 +68,13 @@ def test_a_picture_becomes_its_chart_and_no_other_image_is_asked_for() -> None:
     assert read(text).tags.count("figure") == 1 and "img" not in read(text).tags
     assert "example.com" not in text and "else" in read(text).text
     assert data_of(text)["curves"][0]["y"] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("markup", ["<details open>", "<b>x</b>", f"{FOLD.strip()}<b>", "x <i>y</i>"])
+def test_no_html_but_a_fold_reaches_the_page(markup: str) -> None:
+    kept = page(f"# T\n\n{FOLD}\nnote\n\n{FOLD_END}", {})
+    assert f"{FOLD}<p>note</p>\n{FOLD_END}" in kept
+    assert not {"details", "b", "i"} & set(read(page(f"# T\n\n{markup}\n", {})).tags)
 
 
 def test_sections_can_be_jumped_to() -> None:
@@ -185,12 +192,13 @@ def test_no_record_writes_markup_or_control_characters_into_a_report(tmp_path: P
     text = report.markdown.read_text()
     assert {c for c in text if unicodedata.category(c) in ("Cc", "Cf")} == {"\n"}
     found = tokens(text)
-    assert not {"html_block", "html_inline"} & {kind for kind, _ in found}
+    assert {part for part in found if part[0].startswith("html")} == {("html_block", FOLD), ("html_block", FOLD_END)}
     headings = [found[place + 1][1] for place, (kind, _) in enumerate(found) if kind == "heading_open"]
     assert headings[:2] == ["Validation report: written", "Cells"]
     assert not [heading for heading in headings if re.search("^Forged|^All 5", heading)]
     page_read = read((sweep.report / "report.html").read_text())
     assert page_read.tags.count("h1") == 1 and "img" not in page_read.tags
+    assert page_read.tags.count("details") == text.count(FOLD) > 2
     assert not set(report.summary) & {"\0", "\x1b", "\n"}
     outcome = read_json(report.json)["cells"][1]["runs"][0]["outcome"]
     assert outcome["message"] == f"boom \ud800{EVIL}", "report.json holds it whole"

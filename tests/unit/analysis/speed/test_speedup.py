@@ -477,10 +477,10 @@ def apart(run: AttemptRecord) -> None:
 def test_what_one_pair_shows_is_said_and_not_claimed(tmp_path: Path) -> None:
     text = summarise(judge_sweep(write_sweep(tmp_path, repeats=1)).results).text
     assert (
-        "No speed-up confirmed yet. Best measured: 1.25x (1 pair), `torch_compile, lr 0.001` (one pair cannot separate a speed-up"
-        in text
+        "`torch_compile, lr 0.001` measured 1.25x (1 pair) and is bit-identical" in text
+        and "Speed undecided: `torch_compile, lr 0.001`, one pair cannot separate a speed-up" in text
     )
-    assert "Largest" not in text
+    assert "faster (" not in text
 
 
 def test_words_of_a_sweep_are_said_of_all_cells_at_once(tmp_path: Path) -> None:
@@ -495,9 +495,10 @@ def test_words_of_a_sweep_are_said_of_all_cells_at_once(tmp_path: Path) -> None:
         "FASTER on its own (1.119 to 1.374), but not certain as one of 3 timed cells: more repeats narrow the interval"
     )
     assert first[1].reason == reason
-    assert "Largest confirmed speed-up: 1.24x (1.09-1.41 over 2 pairs), `torch_compile, lr 0.001`." in said[0]
-    assert f"No speed-up confirmed yet. Best measured: {first[1].summary}" in said[1]
-    assert reason in said[1] and "Largest" not in said[1]
+    assert "`torch_compile, lr 0.001` is 1.24x faster (1.09 to 1.41, 2 pairs)" in said[0]
+    low, high = first[1].low, first[1].high
+    assert f"`torch_compile, lr 0.001` measured {first[1].ratio:.2f}x ({low:.2f} to {high:.2f}, 2 pairs)" in said[1]
+    assert reason in said[1] and "faster (" not in said[1]
 
 
 # --- what the capture cost ------------------------------------------------------------------------------------------

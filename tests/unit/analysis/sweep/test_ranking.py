@@ -164,9 +164,12 @@ def test_a_single_run_tells_nothing_apart(tmp_path: Path) -> None:
     assert not any(cell.told_apart for cell in ranked(tmp_path / "two", impls=("torch",), repeats=1).cells)
     sweep = write_sweep(tmp_path / "one", impls=("torch", "full_iteration"), repeats=1, device="cuda", edit=timed)
     report = write_report(sweep)
-    assert "Fastest of its task: `torch, lr 0.001` of 3 cells, statistically tied with 2 others." in report.summary
+    assert (
+        "`torch, lr 0.001` (A1) measured " in report.summary
+        and "it is statistically tied with 2 other cells." in report.summary
+    )
     markdown = report.markdown.read_text()
-    assert "| place | cell |" in markdown and "| 3 (statistically tied) | `eager, lr 0.001` |" in markdown
+    assert "| place | cell |" in markdown and "| 3 (statistically tied) | A0 |" in markdown
 
 
 def spoilt(run: AttemptRecord) -> None:
@@ -244,8 +247,8 @@ def test_the_report_names_the_fastest_and_what_it_rests_on(tmp_path: Path) -> No
     report = write_report(write_sweep(tmp_path, device="cuda", impls=("torch", "full_iteration"), edit=same_task_times))
     text = report.markdown.read_text().split("## Ranking")[1].split("\n## ")[0]
     assert "Fastest: `full_iteration, lr 0.001`, 12.00 ms per step on 1 GPU. The runs used 1 allocation." in text
-    assert "| 3 | `eager, lr 0.001` | graphs=eager | 1 | 20.00 ms (20.00-20.00) |" in text
-    assert "Fastest of its task: `full_iteration, lr 0.001` of 3 cells." in report.summary
+    assert "| 3 | A0 | graphs=eager | 1 | 20.00 ms (20.00-20.00) |" in text
+    assert "Turn graphs on: `full_iteration, lr 0.001` (A2) is 1.67x faster (" in report.summary
     (ranking,) = json.loads(report.json.read_text())["rankings"]
     assert [round(cell["relative"], 3) for cell in ranking["cells"]] == [1.0, 1.333, 1.667]
 

@@ -1,0 +1,181 @@
+"""The sentence of a report that people repeat: whether to turn graphs on, with which figures, and what does not pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from analysis.speed.speedup import Speed
+from analysis.sweep.cell_results import CellResult
+from analysis.sweep.ranking import rank
+from analysis.verdict.rungs import MINIMUM_STEPS
+from analysis.verdict.verdict import STEP_CHECKED, VerdictName
+from launch.common.text import count, first_names
+from launch.contract.outcomes import OutcomeName
+
+AGREEMENT: Mapping[VerdictName, str] = {
+    "BITWISE": "bit-identical",
+    "EQUIVALENT": "equivalent in its losses",
+    STEP_CHECKED: "equivalent in its checked steps (noise hides the curves)",
+}
+DECIDED = ("DIVERGED", "out of memory", "ended CAPTURE_FAILED", "failed as expected")
+"""States that more runs do not change."""
+OUT_OF_MEMORY: OutcomeName = "CUDA_OOM"
+Timed = tuple[CellResult, Speed]
+
+
+def headline(results: Sequence[CellResult]) -> str:
+    """Decide what to say of a sweep, and claim no more than the verdicts do. Return "" if no graphed cell was to run.
+
+    Of a sweep with GPUs it speaks of the cells on GPUs alone: a CPU shows nothing about CUDA graphs.
+    """
+    ran = [result for result in results if result.cell.state == "run"]
+    ran = [result for result in ran if result.on_gpu] or ran
+    graphed = [result for result in ran if result.cell.graphed]
+    if not graphed:
+        return ""
+    eager = {result.cell.workload_id: result for result in ran if not result.cell.graphed}
+    states = {result.cell.cell_id: _state(result, eager.get(result.cell.workload_id)) for result in graphed}
+    sound = [result for result in graphed if not states[result.cell.cell_id]]
+    decided = all(state in ("", *DECIDED) for state in states.values())
+    if not sound:
+        decision = _none_passes(graphed, states, decided)
+    else:
+        decision = _faster(graphed, sound, eager, ran) or _none_is_faster(sound, decided, ran)
+    lead, claim = decision
+    lead = lead if graphed[0].on_gpu else "A CPU shows nothing about CUDA graphs"
+    return f"{lead}: {claim}.{_others(graphed, sound, states)}"
+
+
+def _state(result: CellResult, eager: CellResult | None) -> str:
+    """Return what keeps a graphed cell from passing, or "" if it passes."""
+    if result.verdict is None:
+        return "failed as expected"
+    if result.verdict.verdict == "DIVERGED":
+        return "DIVERGED"
+    if result.unexpected:
+        ending = "out of memory" if result.outcome == OUT_OF_MEMORY else f"ended {result.outcome}"
+        return f"{ending}, as is eager" if eager and eager.outcome == result.outcome else ending
+    if result.integrity.unsound_records:
+        return "with unsound records"
+    return "" if result.passes else result.verdict.verdict
+
+
+# --- decisions ------------------------------------------------------------------------------------------------------
+
+
+def _none_passes(graphed: Sequence[CellResult], states: Mapping[str, str], decided: bool) -> tuple[str, str]:
+    if all(result.verdict is None for result in graphed):
+        return "Leave graphs off", f"{_all_of(graphed).lower()} failed, as the recipe expects"
+    lead = "Leave graphs off" if decided else "No decision yet"
+    if len(graphed) == 1:
+        return lead, f"{_name(graphed[0])} does not pass ({states[graphed[0].cell.cell_id]})"
+    return lead, f"none of {len(graphed)} configurations passes"
+
+
+def _faster(
+    graphed: Sequence[CellResult],
+    sound: Sequence[CellResult],
+    eager: Mapping[str, CellResult],
+    ran: Sequence[CellResult],
+) -> tuple[str, str] | None:
+    """Return the decision if a cell that passes is FASTER. The family's intervals hold all at once, so one may be picked."""
+    faster = [(result, speed) for result, speed in _timed(sound) if speed.verdict == "FASTER"]
+    if not faster:
+        return None
+    result, speed = max(faster, key=lambda item: item[1].ratio)
+    workloads = {each.cell.workload_id for each in graphed}
+    won, where, gain = {each.cell.workload_id for each, _ in faster}, "", ""
+    if len(workloads) > 1:
+        layouts = {each.spec.parallelism for each in graphed}
+        noun = "layout" if len(layouts) == len(workloads) else "workload"
+        where, gain = f" in {len(won)} of {len(workloads)} {noun}s", ", the largest gain,"
+    claim = f"{_name(result)} is {speed.ratio:.2f}x faster ({interval(speed)}){gain} and {_agreement(result)}"
+    ties, memory = _ties(result, ran), _memory(eager.get(result.cell.workload_id), result)
+    return f"Turn graphs on{where}", "; ".join(filter(None, (claim, ties, memory)))
+
+
+def _none_is_faster(sound: Sequence[CellResult], decided: bool, ran: Sequence[CellResult]) -> tuple[str, str]:
+    timed = _timed(sound)
+    if len(timed) == len(sound) and decided and all(speed.verdict != "INCONCLUSIVE" for _, speed in timed):
+        result, speed = max(timed, key=lambda item: item[1].ratio)
+        best = f"the best is {_name(result)}, {speed.ratio:.2f}x ({interval(speed)}) and {_agreement(result)}"
+        return "Leave graphs off", f"no configuration that passes is faster than eager; {best}"
+    lead = "No speed-up confirmed yet"
+    if not timed:
+        return lead, f"{_name(sound[0])} is {_agreement(sound[0])}, but its speed is not known"
+    result, speed = max(timed, key=lambda item: item[1].ratio)
+    claim = f"{_name(result)} measured {speed.ratio:.2f}x ({interval(speed)}) and is {_agreement(result)}"
+    return lead, "; ".join(filter(None, (claim, _ties(result, ran))))
+
+
+def _timed(sound: Sequence[CellResult]) -> list[Timed]:
+    """Return the cells with a speed-up that nothing makes doubtful."""
+    certain = [result for result in sound if not result.speed.timing_doubt]
+    return [(result, result.speed.speedup) for result in certain if result.speed.speedup]
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+def _name(result: CellResult) -> str:
+    return f"`{result.cell.label}`" + (f" ({result.name})" if result.name else "")
+
+
+def interval(speed: Speed) -> str:
+    """Return the interval of the verdict and the number of pairs: "1.11 to 1.58, 3 pairs"."""
+    pairs = count("pair", speed.pairs)
+    return pairs if speed.low is None or speed.high is None else f"{speed.low:.2f} to {speed.high:.2f}, {pairs}"
+
+
+def gib(value: int) -> str:
+    """Return bytes in GiB, in three digits."""
+    return f"{value / 2**30:.3g}"
+
+
+def over_steps(result: CellResult) -> str:
+    """Return over how few steps a cell passes: equality needs no minimum, so a low number is shown."""
+    steps = result.compared_steps
+    return f" over {count('step', steps)} only" if steps < MINIMUM_STEPS else ""
+
+
+def _agreement(result: CellResult) -> str:
+    assert result.verdict is not None
+    return AGREEMENT[result.verdict.verdict] + over_steps(result)
+
+
+def _memory(eager: CellResult | None, graphed: CellResult) -> str:
+    if not (eager and eager.memory and graphed.memory and graphed.on_gpu):
+        return ""
+    before, after = gib(eager.memory.peak), gib(graphed.memory.peak)
+    if before == after:
+        return f"peak memory stays at {after} GiB"
+    verb = "falls" if graphed.memory.peak < eager.memory.peak else "rises"
+    return f"peak memory {verb} from {before} to {after} GiB"
+
+
+def _ties(result: CellResult, ran: Sequence[CellResult]) -> str:
+    """Return how many cells of its task are tied with a cell that is the fastest of it."""
+    rankings = [ranking for ranking in rank(ran) if ranking.best.label == result.cell.label]
+    tied = sum(not cell.told_apart for ranking in rankings for cell in ranking.cells[1:])
+    return f"it is statistically tied with {count('other cell', tied)}" if tied else ""
+
+
+def _others(graphed: Sequence[CellResult], sound: Sequence[CellResult], states: Mapping[str, str]) -> str:
+    """Return how many cells pass, and what keeps the others from it, by kind."""
+    if len(graphed) == 1 or all(result.verdict is None for result in graphed):
+        return ""
+    labels: dict[str, list[str]] = {}
+    for result in graphed:
+        if state := states[result.cell.cell_id]:
+            labels.setdefault(state, []).append(f"`{result.cell.label}`")
+    if not labels:
+        return f" {_all_of(graphed)} pass."
+    kinds = ", ".join(f"{len(names)} {state} ({first_names(names)})" for state, names in labels.items())
+    passing = f" {len(sound)} of {len(graphed)} configurations pass." if sound else ""
+    return f"{passing} Not passing: {kinds}."
+
+
+def _all_of(graphed: Sequence[CellResult]) -> str:
+    if len(graphed) < 3:
+        return "The configuration" if len(graphed) == 1 else "Both configurations"
+    return f"All {len(graphed)} configurations"

@@ -1,0 +1,151 @@
+"""The sentence that people repeat claims no more than the verdicts do, whatever they are together."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from analysis.memory.peaks import CellMemory, PhasePeak
+from analysis.records.run import Attempt, Run
+from analysis.report.headline import headline
+from analysis.speed.speedup import Speed, SpeedVerdict
+from analysis.sweep.cell_results import CellIntegrity, CellResult, CellSpeed
+from analysis.verdict.verdict import STEP_CHECKED, VERDICTS, Verdict, VerdictName
+from launch.contract.outcomes import Expectation, Outcome, OutcomeName
+from launch.contract.spec import Device, GraphImpl
+from tests.records import GIB, workload_spec, written_cell
+
+INTERVALS = {"FASTER": (1.11, 1.58), "NEUTRAL": (0.995, 1.004), "SLOWER": (0.8, 0.9), "INCONCLUSIVE": (0.54, 2.82)}
+
+
+def speed(verdict: SpeedVerdict, ratio: float = 1.33, pairs: int = 3) -> Speed:
+    low, high = INTERVALS[verdict] if pairs > 1 else (None, None)
+    return Speed(
+        verdict, ratio, low, high, low, high, pairs, 100, 0, 0, "", None, "", 187.0, 187.0 / ratio, 1.0, 1.0, 1.0, 1.0
+    )
+
+
+def cell(
+    impl: GraphImpl = "none",
+    verdict: VerdictName | None = None,
+    sped: Speed | None = None,
+    *,
+    peak: float = 97.5,
+    outcome: OutcomeName = "COMPLETED",
+    expect: OutcomeName = "COMPLETED",
+    workload: int = 0,
+    device: Device = "cuda",
+) -> CellResult:
+    written = written_cell(workload_spec(workload, impl, 120, device=device), 1, Expectation(expect))
+    attempt = Attempt(1, Outcome(outcome, "measure", "b", 0.0, 1.0), {}, (), (), None)
+    memory = CellMemory("device", (PhasePeak("measure", int(peak * GIB), None, None, None),), None, whole=True)
+    return CellResult(
+        written,
+        (Run("r", 0, 1, attempt),),
+        verdict=verdict and Verdict(verdict),
+        speed=CellSpeed(speedup=sped),
+        memory=memory,
+    )
+
+
+EAGER = cell()
+
+
+def test_a_gain_is_told_with_its_interval_its_agreement_and_its_memory() -> None:
+    best = cell("full_iteration", "BITWISE", speed("FASTER"), peak=95.5)
+    assert headline([EAGER, best]) == (
+        "Turn graphs on: `full_iteration, lr 0.001` is 1.33x faster (1.11 to 1.58, 3 pairs) and bit-identical over 0 steps only; "
+        "peak memory falls from 97.5 to 95.5 GiB."
+    )
+    checked = cell("torch", STEP_CHECKED, speed("FASTER", 1.2))
+    both = headline([EAGER, checked, best])
+    assert "`full_iteration" in both.split("faster")[0] and both.endswith("Both configurations pass.")
+    alone = headline([EAGER, checked])
+    assert "equivalent in its checked steps (noise hides the curves)" in alone and "bit-identical" not in alone
+
+
+def test_what_diverged_or_ran_out_of_memory_stands_beside_a_gain() -> None:
+    said = headline([
+        EAGER,
+        cell("torch", "EQUIVALENT", speed("FASTER")),
+        cell("local", "DIVERGED", speed("FASTER", 3.0)),
+        cell("full_iteration", "INCOMPARABLE", outcome="CUDA_OOM"),
+    ])  # fmt: skip
+    assert said.startswith("Turn graphs on: `torch, lr 0.001` is 1.33x faster") and "3.00x" not in said
+    assert said.endswith(
+        "1 of 3 configurations pass. Not passing: 1 DIVERGED (`local, lr 0.001`), 1 out of memory (`full_iteration, lr 0.001`)."
+    )
+
+
+def test_several_layouts_are_counted_and_the_largest_gain_is_named() -> None:
+    layouts = [cell(workload=number) for number in range(3)]
+    graphed = [cell("torch", "BITWISE", speed(*each), workload=number) for number, each in enumerate(
+        [("FASTER", 1.2), ("FASTER", 1.4), ("NEUTRAL", 1.0)])]  # fmt: skip
+    said = headline([*layouts, *graphed])
+    assert said.startswith(
+        "Turn graphs on in 2 of 3 workloads: `torch, lr 0.002` is 1.40x faster (1.11 to 1.58, 3 pairs), the largest"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ([cell("torch", "BITWISE", speed("NEUTRAL", 1.0))], "Leave graphs off: no configuration that passes is faster"),
+        ([cell("torch", "BITWISE", speed("INCONCLUSIVE"))], "No speed-up confirmed yet: `torch, lr 0.001` measured 1.33x (0.54 to"),
+        ([cell("torch", "BITWISE", speed("INCONCLUSIVE", pairs=1))], "No speed-up confirmed yet: `torch, lr 0.001` measured 1.33x (1 pair)"),
+        ([cell("torch", "BITWISE")], "No speed-up confirmed yet: `torch, lr 0.001` is bit-identical over 0 steps only, but its speed"),
+        ([cell("torch", "BITWISE", speed("SLOWER", 0.85)), cell("local", "INCONCLUSIVE")], "No speed-up confirmed yet: "),
+        ([cell("torch", "DIVERGED", speed("FASTER"))], "Leave graphs off: `torch, lr 0.001` does not pass (DIVERGED)."),
+        ([cell("torch", "DIVERGED"), cell("local", "UNFINISHED")], "No decision yet: none of 2 configurations passes."),
+        ([cell("torch", "INCOMPARABLE", outcome="NODE_FAIL")], "No decision yet: `torch, lr 0.001` does not pass (ended NODE_FAIL)."),
+        ([cell("torch", None, outcome="CUDA_OOM", expect="CUDA_OOM")], "Leave graphs off: the configuration failed, as the recipe"),
+    ],
+)  # fmt: skip
+def test_without_a_gain_nobody_is_told_to_turn_graphs_on(cells: list[CellResult], said: str) -> None:
+    assert headline([EAGER, *cells]).startswith(said)
+
+
+def test_memory_that_eager_lacks_too_says_nothing_against_graphs() -> None:
+    said = headline([cell(outcome="CUDA_OOM"), cell("torch", "INCOMPARABLE", outcome="CUDA_OOM")])
+    assert said == "No decision yet: `torch, lr 0.001` does not pass (out of memory, as is eager)."
+
+
+def test_a_cpu_decides_nothing_and_gpus_speak_for_themselves() -> None:
+    on_cpu = [cell(device="cpu"), cell("torch_compile", "EQUIVALENT", speed("FASTER", 9.0), device="cpu")]
+    assert headline(on_cpu).startswith(
+        "A CPU shows nothing about CUDA graphs: `torch_compile, lr 0.001` is 9.00x faster"
+    )
+    both = headline([*on_cpu, EAGER, cell("torch", "BITWISE", speed("NEUTRAL", 1.0))])
+    assert both.startswith("Leave graphs off") and "torch_compile" not in both
+
+
+def test_no_combination_of_verdicts_claims_more_than_they_do() -> None:
+    kinds = [(verdict, sped) for verdict in VERDICTS for sped in (*get_args(SpeedVerdict), None)]
+    for (left, left_speed), (right, right_speed) in itertools.product(kinds, kinds):
+        cells = [
+            cell("torch", left, left_speed and speed(left_speed)),
+            cell("local", right, right_speed and speed(right_speed)),
+        ]
+        said = headline([EAGER, *cells])
+        gains = [
+            each for each in cells if each.passes and each.speed.speedup and each.speed.speedup.verdict == "FASTER"
+        ]
+        assert said.startswith("Turn graphs on") == ("x faster (" in said) == bool(gains)
+        assert ("bit-identical" in said) <= ("BITWISE" in (left, right))
+        assert all(verdict in said for verdict in (left, right) if not Verdict(verdict).passes)
+        if said.startswith("Leave graphs off"):
+            assert not {"INCONCLUSIVE", "UNFINISHED", "INCOMPARABLE"} & {left, right}
+            assert not any(each.passes and each.speed.speedup is None for each in cells)
+
+
+def test_a_cell_in_doubt_is_not_recommended() -> None:
+    gain = cell("torch", "BITWISE", speed("FASTER"))
+    doubtful = replace(gain, speed=replace(gain.speed, timing_doubt="timing is doubtful"))
+    unsound = replace(gain, integrity=CellIntegrity(("events of rank 0 cannot be read",)))
+    expected_to_fail = replace(gain, cell=replace(gain.cell, expect=Expectation("CUDA_OOM")))
+    for result in (doubtful, unsound, expected_to_fail):
+        assert not headline([EAGER, result]).startswith("Turn graphs on")
+    assert headline([EAGER]) == ""
