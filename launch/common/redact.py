@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 _SECRET_NAME = re.compile(
-    # Not the end-of-document token of the data section, a number of tokens, or a tokenizer.
-    r"(?<!eod_)token(?!s|iz)|secret|passw|passphrase|credential|authorization|api_?key|private_?key"
+    # Not the end-of-document token of the data section, a number of tokens, a tokenizer, or Megatron's flags of experts.
+    r"(?<!eod_)(?<!moe_)token(?!s|iz)|secret|passw|passphrase|credential|authorization|api_?key|private_?key"
     r"|(?:^|_)(?:pat|jwt|o?auth|pw|creds?)(?:$|_)|(?<!by)(?<!com|ask)pass(?:$|_)"
     # Not the shell's folder, the key of an account in Slurm or of a partition in InfiniBand, or a word.
     r"|(?<=.)(?<!^old)pwd(?:$|_)|(?<=.)(?<!wc|_p)(?<!mon|don|tur|hot|pub)key$"

@@ -41,7 +41,7 @@ def _words(spec: RunSpec) -> tuple[str, ...]:
     said = (*shlex.split(command.run), *command.flags, *(spec.cuda_graph.arguments if spec.graphed else command.eager))
     flags = framework.own_flags(spec)
     if spec.graphed and spec.cuda_graph.impl != "command":
-        flags = {**flags, **framework.graph_flags(spec.cuda_graph)}
+        flags = {**flags, **framework.graph_flags(spec)}
     return (*said, *_flag_words(flags, said))
 
 

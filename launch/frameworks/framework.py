@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from launch.contract.spec import CudaGraph, GraphImpl, RunSpec
+from launch.contract.spec import GraphImpl, RunSpec
 
 Flags = Mapping[str, tuple[str, ...]]
 """The words of each flag, none for a bare one: {"--max_steps": ("120",)}."""
@@ -21,7 +21,7 @@ class Framework:
 
     impls: tuple[GraphImpl, ...] = ("command",)
     """The graph implementations that flags can name; ``command`` are the recipe's own."""
-    graph_flags: Callable[[CudaGraph], Flags] = no_flags
+    graph_flags: Callable[[RunSpec], Flags] = no_flags
     """Turn graphs of these implementations on."""
     own_flags: Callable[[RunSpec], Flags] = no_flags
     """What every run gets, eager or not, unless the command says it itself."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from launch.contract.spec import CudaGraph, RunSpec
+from launch.contract.spec import RunSpec
 from launch.frameworks.framework import Flags, Framework
 
 
-def _graph_flags(graph: CudaGraph) -> Flags:
+def _graph_flags(spec: RunSpec) -> Flags:
     compiled = {"--torch_compile": ("True",), "--torch_compile_mode": ("reduce-overhead",)}
-    return compiled if graph.impl == "torch_compile" else {}
+    return compiled if spec.cuda_graph.impl == "torch_compile" else {}
 
 
 def _own_flags(spec: RunSpec) -> Flags:

@@ -38,7 +38,7 @@ def test_names_of_secrets(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["PATH", "NCCL_DEBUG", "MONKEY", "KEYBOARD", "OMP_NUM_THREADS", "PATTERN", "GIT_AUTHOR_NAME", "XAUTHORITY", "MAX_TOKENS",
-                                  "TOKENIZERS_PARALLELISM", "eod_token", "HF_TOKEN_PATH", "SSH_AUTH_SOCK", "KEY", "PWD", "OLDPWD",
+                                  "TOKENIZERS_PARALLELISM", "eod_token", "--moe-token-dispatcher-type", "moe_token_drop_policy", "HF_TOKEN_PATH", "SSH_AUTH_SOCK", "KEY", "PWD", "OLDPWD",
                                   "SBATCH_WCKEY", "NCCL_IB_PKEY", "BYPASS", "SSH_ASKPASS", "PGPASSFILE"])  # fmt: skip
 def test_names_of_other_things(name: str) -> None:
     assert not is_secret_name(name)

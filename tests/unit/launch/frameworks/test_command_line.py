@@ -10,7 +10,10 @@ from launch.support import unsupported
 
 SCOPES = CudaGraph("transformer_engine", ("attn", "moe_router"))
 MEGATRON = "torchrun --nproc-per-node {ranks_per_node} pretrain_gpt.py --log-interval 5"
-OWN = "--train-iters 120 --tensorboard-dir {output}/tensorboard --tensorboard-log-interval 1"
+OWN = (
+    "--train-iters 120 --tensorboard-dir {output}/tensorboard --tensorboard-log-interval 1 --te-rng-tracker "
+    "--no-check-for-nan-in-loss-and-grad"
+)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +36,7 @@ OWN = "--train-iters 120 --tensorboard-dir {output}/tensorboard --tensorboard-lo
     ],
 )  # fmt: skip
 def test_the_command_of_a_run(command: Command, graph: CudaGraph, words: str) -> None:
-    spec = RunSpec("command", training=Training(steps=120), command=command, cuda_graph=graph)
+    spec = RunSpec("command", training=Training(steps=120), command=command, cuda_graph=graph, megatron_core="0.19")
     assert " ".join(command_words(spec, {})) == words
 
 
@@ -58,3 +61,8 @@ def test_what_cannot_run_is_refused(command: Command, graph: CudaGraph, rule: st
     assert [reason.rule for reason in found] == ([rule] if rule else [])
     if rule == "command.placeholders":
         assert unknown_placeholders(RunSpec(command=command)) == ("{stesp}",)
+
+
+def test_a_release_of_megatron_has_its_own_spelling() -> None:
+    spec = RunSpec("command", command=Command("megatron_lm", "t"), cuda_graph=SCOPES, megatron_core="0.16")
+    assert "--cuda-graph-scope attn moe_router" in " ".join(command_words(spec, {}))
