@@ -35,11 +35,19 @@ def plain_kernels() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def own_workers() -> Iterator[None]:
-    """End the worker processes of each test; the next test forks new ones at once.
-
-    Megatron-Core keeps its process groups, and each group of gloo has three polling threads.
-    """
+    """End the worker processes of each module; the next one forks new ones."""
     yield
     end_workers()
+
+
+@pytest.fixture(autouse=True)
+def own_workers_of_megatron(request: pytest.FixtureRequest) -> Iterator[None]:
+    """End them after each test of Megatron-Core, which keeps its process groups.
+
+    Each group of gloo has three polling threads.
+    """
+    yield
+    if "megatron" in request.path.stem:
+        end_workers()
