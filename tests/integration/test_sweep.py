@@ -185,22 +185,23 @@ def test_a_damaged_order_is_one_message(copied: Host) -> None:
     assert copied.run("sweep", str(copied.folder / "pairs.yaml")).returncode == 0
 
 
-def test_a_damaged_outcome_counts_again_once_its_attempt_has_been_moved_away(copied: Host) -> None:
-    run_id = copied.run_ids("pairs")[0]
-    attempt = copied.sweep("pairs").run(run_id).attempt(1)
+def test_a_damaged_outcome_counts_again_once_its_attempt_has_been_moved_away(host: Host) -> None:
+    (run_id,) = host.begin_unwatched(recipe("mini", steps=20))
+    host.wait_for_nobody()
+    attempt = host.sweep("mini").run(run_id).attempt(1)
     attempt.outcome.write_text("{")
-    assert copied.states("pairs")[run_id] == "INTERRUPTED"
-    assert f"{run_id}/attempts/1/outcome.json: not JSON" in copied.run("status", "pairs").stdout
-    assert copied.run("logs", run_id).returncode == 0
-    again = copied.run("sweep", str(copied.folder / "pairs.yaml"))
+    assert host.states("mini") == {run_id: "INTERRUPTED"}
+    assert f"{run_id}/attempts/1/outcome.json: not JSON" in host.run("status", "mini").stdout
+    assert host.run("logs", run_id).returncode == 0
+    again = host.run("sweep", str(host.folder / "mini.yaml"))
     assert again.returncode == 3 and f"{run_id}/attempts/1/outcome.json cannot be read" in again.stdout
-    resumed = copied.run("resume", "pairs")
+    resumed = host.run("resume", "mini")
     assert resumed.returncode == 3, "whatever the attempt after it came to"
     assert f"{run_id} runs again, as attempt 2: {attempt.outcome}: not JSON" in resumed.stdout
-    assert copied.attempts("pairs")[run_id] == [1, 2]
-    attempt.root.rename(copied.folder / "away")
-    assert copied.run("resume", "pairs").returncode == 0
-    assert copied.attempts("pairs")[run_id] == [2]
+    assert host.attempts("mini") == {run_id: [1, 2]}
+    attempt.root.rename(host.folder / "away")
+    assert host.run("resume", "mini").returncode == 0
+    assert host.attempts("mini") == {run_id: [2]}
 
 
 @pytest.mark.parametrize("store", ["a-file", "/sys/kernel/sweeps"])
