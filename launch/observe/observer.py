@@ -250,7 +250,8 @@ class Observer:
         captures, replays, frames = (now - before for now, before in zip(moment.counts, self._seen, strict=True))
         self._seen = moment.counts
         phase = self._phases.end_step(captures if self._cuda else frames, replays)
-        self._graphs += (captures if self._cuda else frames) if phase != "measure" else 0
+        if phase != "measure" or not spec.graphed:
+            self._graphs += captures if self._cuda else frames
         if phase == "capture":
             self._unsettle()
         self._ended.append((moment, phase))

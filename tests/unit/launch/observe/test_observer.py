@@ -65,8 +65,10 @@ def test_a_compiled_program_shows_in_which_step_it_compiled(tmp_path: Path) -> N
     assert proof["graphs"]["recompilations"] == 0
 
 
-def test_an_eager_run_that_compiles_does_not_pass_as_eager(tmp_path: Path) -> None:
-    (proof,) = observe(tmp_path, PROGRAM, spec_of(), compiled=True).events("proof")
+@pytest.mark.parametrize("since", [0, 8])
+def test_an_eager_run_that_compiles_does_not_pass_as_eager(tmp_path: Path, since: int) -> None:
+    program = PROGRAM.replace("run(batch)", f"(run if number >= {since} else model)(batch)")
+    (proof,) = observe(tmp_path, program, spec_of(), compiled=True).events("proof")
     assert proof["graphs"]["impl"] == "command" and proof["graphs"]["graphs"] == 1
 
 
