@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from analysis.speed.speedup import Speed
@@ -9,7 +10,7 @@ from analysis.sweep.cell_results import CellResult
 from analysis.sweep.ranking import rank
 from analysis.verdict.rungs import MINIMUM_STEPS
 from analysis.verdict.verdict import STEP_CHECKED, VerdictName
-from launch.common.text import count, first_names
+from launch.common.text import count
 from launch.contract.outcomes import OutcomeName
 
 AGREEMENT: Mapping[VerdictName, str] = {
@@ -20,7 +21,6 @@ AGREEMENT: Mapping[VerdictName, str] = {
 DECIDED = ("DIVERGED", "out of memory", "ended CAPTURE_FAILED", "failed as expected")
 """States that more runs do not change."""
 OUT_OF_MEMORY: OutcomeName = "CUDA_OOM"
-Timed = tuple[CellResult, Speed]
 
 
 def headline(results: Sequence[CellResult]) -> str:
@@ -34,16 +34,16 @@ def headline(results: Sequence[CellResult]) -> str:
     if not graphed:
         return ""
     eager = {result.cell.workload_id: result for result in ran if not result.cell.graphed}
-    states = {result.cell.cell_id: _state(result, eager.get(result.cell.workload_id)) for result in graphed}
-    sound = [result for result in graphed if not states[result.cell.cell_id]]
-    decided = all(state in ("", *DECIDED) for state in states.values())
-    if not sound:
-        decision = _none_passes(graphed, states, decided)
-    else:
-        decision = _faster(graphed, sound, eager, ran) or _none_is_faster(sound, decided, ran)
-    lead, claim = decision
+    states = [_state(result, eager.get(result.cell.workload_id)) for result in graphed]
+    sound = [result for result, state in zip(graphed, states, strict=True) if not state]
+    decided = all(state in ("", *DECIDED) for state in states)
+    lead, claim = "Leave graphs off" if decided else "No decision yet", "no configuration passes"
+    if sound:
+        lead, claim = _faster(graphed, sound, eager, ran) or _none_is_faster(sound, decided, ran)
     lead = lead if graphed[0].on_gpu else "A CPU shows nothing about CUDA graphs"
-    return f"{lead}: {claim}.{_others(graphed, sound, states)}"
+    kinds = ", ".join(f"{number} {state}" for state, number in Counter(filter(None, states)).items())
+    passing = f" {len(sound)} of {count('configuration', len(graphed))} {'passes' if len(graphed) == 1 else 'pass'}"
+    return f"{lead}: {claim}.{passing}{f'; {kinds}' if kinds else ''}."
 
 
 def _state(result: CellResult, eager: CellResult | None) -> str:
@@ -61,15 +61,6 @@ def _state(result: CellResult, eager: CellResult | None) -> str:
 
 
 # --- decisions ------------------------------------------------------------------------------------------------------
-
-
-def _none_passes(graphed: Sequence[CellResult], states: Mapping[str, str], decided: bool) -> tuple[str, str]:
-    if all(result.verdict is None for result in graphed):
-        return "Leave graphs off", f"{_all_of(graphed).lower()} failed, as the recipe expects"
-    lead = "Leave graphs off" if decided else "No decision yet"
-    if len(graphed) == 1:
-        return lead, f"{_name(graphed[0])} does not pass ({states[graphed[0].cell.cell_id]})"
-    return lead, f"none of {len(graphed)} configurations passes"
 
 
 def _faster(
@@ -108,10 +99,9 @@ def _none_is_faster(sound: Sequence[CellResult], decided: bool, ran: Sequence[Ce
     return lead, "; ".join(filter(None, (claim, _ties(result, ran))))
 
 
-def _timed(sound: Sequence[CellResult]) -> list[Timed]:
+def _timed(sound: Sequence[CellResult]) -> list[tuple[CellResult, Speed]]:
     """Return the cells with a speed-up that nothing makes doubtful."""
-    certain = [result for result in sound if not result.speed.timing_doubt]
-    return [(result, result.speed.speedup) for result in certain if result.speed.speedup]
+    return [(r, r.speed.speedup) for r in sound if r.speed.speedup and not r.speed.timing_doubt]
 
 
 # --- words ----------------------------------------------------------------------------------------------------------
@@ -158,24 +148,3 @@ def _ties(result: CellResult, ran: Sequence[CellResult]) -> str:
     rankings = [ranking for ranking in rank(ran) if ranking.best.label == result.cell.label]
     tied = sum(not cell.told_apart for ranking in rankings for cell in ranking.cells[1:])
     return f"it is statistically tied with {count('other cell', tied)}" if tied else ""
-
-
-def _others(graphed: Sequence[CellResult], sound: Sequence[CellResult], states: Mapping[str, str]) -> str:
-    """Return how many cells pass, and what keeps the others from it, by kind."""
-    if len(graphed) == 1 or all(result.verdict is None for result in graphed):
-        return ""
-    labels: dict[str, list[str]] = {}
-    for result in graphed:
-        if state := states[result.cell.cell_id]:
-            labels.setdefault(state, []).append(f"`{result.cell.label}`")
-    if not labels:
-        return f" {_all_of(graphed)} pass."
-    kinds = ", ".join(f"{len(names)} {state} ({first_names(names)})" for state, names in labels.items())
-    passing = f" {len(sound)} of {len(graphed)} configurations pass." if sound else ""
-    return f"{passing} Not passing: {kinds}."
-
-
-def _all_of(graphed: Sequence[CellResult]) -> str:
-    if len(graphed) < 3:
-        return "The configuration" if len(graphed) == 1 else "Both configurations"
-    return f"All {len(graphed)} configurations"

@@ -6,7 +6,7 @@
                  "unvalidated": why no graphed cell has a verdict},
      "margins": {"loss": nats, "grad_norm": relative},
      "cells": [one object per cell of the plan that ran or was to run, in the plan's order:
-        {"cell_id", "label", "workload_id", "task_id", "impl", "scope", "effective_scope", "device",
+        {"cell_id", "label", "name": short, as in report.md, "workload_id", "task_id", "impl", "scope", "effective_scope", "device",
          "expect": {"outcome", "phase"}, "outcome", "unexpected", "unsound_records": [text], "flaky_attempts": [text],
          "uncompared_attempts": [text],
          "unfinished", "seconds": how long the attempts that count ran,
@@ -156,6 +156,7 @@ def _cell(result: CellResult) -> dict[str, Any]:
     content = {
         "cell_id": cell.cell_id,
         "label": cell.label,
+        "name": result.name,
         "workload_id": cell.workload_id,
         "task_id": cell.task_id,
         "impl": graph.impl,

@@ -49,9 +49,16 @@ def draw(chart: Chart) -> bytes:
     with mpl.rc_context(), np.errstate(over="ignore", invalid="ignore"):
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)
-        figure = _curves(chart) if isinstance(chart, CurveChart) else _bars(chart)
-        figure.savefig(content, format="png", metadata={"Software": None})
+        _figure_of(chart).savefig(content, format="png", metadata={"Software": None})
     return content.getvalue()
+
+
+def _figure_of(chart: Chart) -> Figure:
+    if isinstance(chart, CurveChart):
+        return _curves(chart)
+    if isinstance(chart, SpeedChart):
+        return _speeds(chart)
+    return _times(chart) if isinstance(chart, TimeChart) else _memory(chart)
 
 
 # --- curves ---------------------------------------------------------------------------------------------------------
@@ -157,12 +164,6 @@ def _decades(threshold: float, largest: float) -> list[float]:
 
 
 # --- speed-ups, step times, memory ----------------------------------------------------------------------------------
-
-
-def _bars(chart: SpeedChart | TimeChart | MemoryChart) -> Figure:
-    if isinstance(chart, SpeedChart):
-        return _speeds(chart)
-    return _times(chart) if isinstance(chart, TimeChart) else _memory(chart)
 
 
 def _speeds(chart: SpeedChart) -> Figure:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from analysis.report.selection import Selection, select
@@ -42,14 +43,13 @@ def report_data(sweep: SweepResults) -> ReportData:
 
 def _named(results: Sequence[CellResult]) -> tuple[CellResult, ...]:
     """Give each cell that ran its short name: a letter per workload, and a number that is 0 for the eager cell."""
-    graphed: dict[str, int] = {}
+    numbers: dict[str, Iterator[int]] = {}
     named = []
     for result in results:
         if result.cell.state == "run":
-            number = graphed.setdefault(result.cell.workload_id, 0) + result.cell.graphed
-            graphed[result.cell.workload_id] = number
-            letters = _letters(list(graphed).index(result.cell.workload_id))
-            result = replace(result, name=f"{letters}{number if result.cell.graphed else 0}")
+            number = numbers.setdefault(result.cell.workload_id, itertools.count(1))
+            letters = _letters(list(numbers).index(result.cell.workload_id))
+            result = replace(result, name=f"{letters}{next(number) if result.cell.graphed else 0}")
         named.append(result)
     return tuple(named)
 

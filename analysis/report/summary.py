@@ -144,7 +144,7 @@ def _undecided_speed(ran: Sequence[CellResult]) -> str:
     if not unsure or any(speed and speed.verdict == "FASTER" for speed, _ in timed):
         return ""
     speed, result = max(unsure, key=lambda item: item[0].ratio)
-    return f"Speed undecided: `{result.cell.label}`, {speed.reason}."
+    return f"Speed undecided: `{result.cell.label}` ({speed.reason})."
 
 
 def _not_ranked(ran: Sequence[CellResult]) -> str:

@@ -35,7 +35,7 @@ def _report_row(cell: Mapping[str, Any]) -> tuple[str, ...]:
     outcome = cell["outcome"] + (" (unexpected)" if cell["unexpected"] else "")
     word = verdict["verdict"] if verdict else "reference" if cell["impl"] == "none" else "-"
     loss = "-" if difference is None else f"{number(difference):.2g}"
-    return (cell["label"], outcome, word, loss, _format_speed(speed) if speed else "-")
+    return (f"{cell['name']} {cell['label']}", outcome, word, loss, _format_speed(speed) if speed else "-")
 
 
 def _format_speed(speed: Mapping[str, Any]) -> str:

@@ -478,7 +478,7 @@ def test_what_one_pair_shows_is_said_and_not_claimed(tmp_path: Path) -> None:
     text = summarise(judge_sweep(write_sweep(tmp_path, repeats=1)).results).text
     assert (
         "`torch_compile, lr 0.001` measured 1.25x (1 pair) and is bit-identical" in text
-        and "Speed undecided: `torch_compile, lr 0.001`, one pair cannot separate a speed-up" in text
+        and "Speed undecided: `torch_compile, lr 0.001` (one pair cannot separate a speed-up" in text
     )
     assert "faster (" not in text
 
