@@ -10,7 +10,7 @@ import torch
 
 from launch.contract.records.gradient_sketch import PROJECTIONS, GradientSketch
 
-CHUNK_ELEMENTS = 2**22
+CHUNK_ELEMENTS = 2**20
 """Elements to sign at once, which bounds the temporary memory to some tens of MiB."""
 _PREFIXES = ("module.", "_orig_mod.")
 

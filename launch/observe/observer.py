@@ -316,7 +316,8 @@ class Observer:
         """Sketch the gradients of the first steps, outside the timed ones, and compute their norm where nothing shows it."""
         if self._recorder is not None and self._phases.phase != "measure" and self._phases.steps < SKETCHED_STEPS:
             try:
-                gradients = sketch(optimizer, self._names(optimizer))
+                with self._recorder.excluding():
+                    gradients = sketch(optimizer, self._names(optimizer))
                 self._recorder.write("gradients", sketch=StepSketch(self._running, tuple(gradients)))
             except (RuntimeError, TypeError, NotImplementedError) as error:
                 self._recorder.note(
