@@ -37,13 +37,13 @@ def headline(results: Sequence[CellResult]) -> str:
     states = [_state(result, eager.get(result.cell.workload_id)) for result in graphed]
     sound = [result for result, state in zip(graphed, states, strict=True) if not state]
     decided = all(state in ("", *DECIDED) for state in states)
-    lead, claim = "Leave graphs off" if decided else "No decision yet", "no configuration passes"
+    lead, claim = "Leave graphs off" if decided else "No decision yet", ""
     if sound:
         lead, claim = _faster(graphed, sound, eager, ran) or _none_is_faster(sound, decided, ran)
     lead = lead if graphed[0].on_gpu else "A CPU shows nothing about CUDA graphs"
-    kinds = ", ".join(f"{number} {state}" for state, number in Counter(filter(None, states)).items())
-    passing = f" {len(sound)} of {count('configuration', len(graphed))} {'passes' if len(graphed) == 1 else 'pass'}"
-    return f"{lead}: {claim}.{passing}{f'; {kinds}' if kinds else ''}."
+    kinds = [f"{number} {state}" for state, number in Counter(filter(None, states)).items()]
+    passing = f"{len(sound)} of {count('configuration', len(graphed))} {'passes' if len(graphed) == 1 else 'pass'}"
+    return f"{lead}: {f'{claim}. ' if claim else ''}{'; '.join(filter(None, (passing, ', '.join(kinds))))}."
 
 
 def _state(result: CellResult, eager: CellResult | None) -> str:
