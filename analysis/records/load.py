@@ -25,6 +25,7 @@ from analysis.records.events import (
     memory_of,
     notes_of,
     parameter_updates,
+    phase_seconds,
     read_events,
 )
 from analysis.records.run import Attempt, PartialAttempt, Recorded, Run, digests_of
@@ -154,6 +155,7 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         step_checks=all_of_kind(events, "step_check", _step_check, problems),
         clocks=measured_clocks(events, problems),
         measured_seconds=measured_seconds(events, problems),
+        phase_seconds=phase_seconds(events),
     )
     shared = _shared(dumps({**environment, **choices_of(events)}))
     return Attempt(paths.number, outcome, shared, notes_of(events), tuple(problems), recorded)

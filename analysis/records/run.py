@@ -11,6 +11,7 @@ from analysis.records.events import PhaseMemory
 from analysis.records.steps import Steps
 from launch.contract.outcomes import Outcome
 from launch.contract.records.clocks import Clocks
+from launch.contract.records.events import Phase
 from launch.contract.records.gradient_sketch import GradientSketch
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.inspection import Inspection
@@ -38,6 +39,7 @@ class Recorded:
     step_checks: Mapping[int, Sequence[StepCheck]]
     clocks: Mapping[int, Clocks]
     measured_seconds: float
+    phase_seconds: Mapping[Phase, float]
     updates: Mapping[int, bool]
     sketches: Mapping[int, Mapping[tuple[int, str], GradientSketch]]
     """Gradients by step, then by rank and parameter."""
@@ -92,6 +94,10 @@ class Attempt:
     def measured_seconds(self) -> float:
         """Return how long rank 0 spent on the measured steps by its host's clock, or 0 if it did not record it."""
         return self._recorded.measured_seconds
+
+    @property
+    def phase_seconds(self) -> Mapping[Phase, float]:
+        return self._recorded.phase_seconds
 
     @property
     def updates(self) -> Mapping[int, bool]:

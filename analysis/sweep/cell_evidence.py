@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +29,7 @@ from analysis.sweep.loss_trajectory import loss_trajectory
 from analysis.verdict.completeness import finite_steps, incomplete
 from launch.contract.outcomes import RESULTS_INTACT
 from launch.contract.plan import Cell, Margins
+from launch.contract.records.events import Phase
 from launch.contract.spec import RunSpec
 
 
@@ -86,6 +88,7 @@ def _eager_cell(cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline | Non
         memory=cell_memory(attempts, (), spec.placement.device),
         loss=CellLoss(loss_trajectory(attempts), baseline.noise_floor if baseline else None),
         integrity=_integrity(runs, flaky, spec.training.steps),
+        phase_seconds=_phase_seconds(runs),
     )
     return CellEvidence(result)
 
@@ -114,8 +117,16 @@ def _graphed_cell(cell: Cell, runs: tuple[Run, ...], baseline: EagerBaseline, ma
         CellGraphs(worst(proofs) if proofs else None, capture_cost(attempts), _step_checks(pairs, spec)),
         CellLoss(loss_trajectory(attempts)),
         _integrity(runs, {pair.repeat: pair.flaky_attempts for pair in pairs}, spec.training.steps),
+        _phase_seconds(runs),
     )
     return CellEvidence(result, throttle_bounds(pairs, ranks), (bound.doubt or bound.eager_doubt) if bound else "")
+
+
+def _phase_seconds(runs: Sequence[Run]) -> dict[Phase, float]:
+    spent: Counter[Phase] = Counter()
+    for attempt in attempts_of(runs):
+        spent.update(attempt.phase_seconds)
+    return dict(spent)
 
 
 def _step_checks(pairs: Sequence[PairResult], spec: RunSpec) -> StepChecks | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from analysis.graphs.capture_cost import CaptureCost
 from analysis.graphs.replay_check import Replay
@@ -22,6 +22,7 @@ from analysis.verdict.curve_difference import NoiseFloor
 from analysis.verdict.verdict import PASSES, Verdict
 from launch.contract.exit_codes import ExitCode
 from launch.contract.plan import Cell
+from launch.contract.records.events import Phase
 from launch.contract.spec import RunSpec
 
 
@@ -88,6 +89,8 @@ class CellResult:
     graphs: CellGraphs = CellGraphs()
     loss: CellLoss = CellLoss()
     integrity: CellIntegrity = CellIntegrity()
+    phase_seconds: Mapping[Phase, float] = field(default_factory=dict)
+    """How long rank 0 spent in each phase, over the attempts that count."""
     name: str = ""
     """Short, within a report: "B2" is the second graphed cell of its second workload, "B0" the eager cell."""
 

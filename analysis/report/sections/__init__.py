@@ -7,6 +7,7 @@ from collections.abc import Callable
 from analysis.report.report_data import ReportData
 from analysis.report.sections import (
     cells,
+    cost,
     evidence,
     expected_changes,
     failure_modes,
@@ -43,6 +44,7 @@ SECTIONS: tuple[Section, ...] = (
     failure_modes.render,
     failures.render,
     evidence.render,
+    cost.render,
     provenance.render,
 )
 

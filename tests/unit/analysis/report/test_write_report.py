@@ -76,7 +76,7 @@ def test_parts_stand_in_order_with_the_worst_news_first(tmp_path: Path) -> None:
     headings = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
     assert headings == [
         "Cells", "Plots", "Ranking", "Speed", "Memory", "Measured results", "Expected metric changes",
-        "Cells that this host cannot run", "Rejected cells", "Failure modes", "Failures", "Evidence", "Provenance",
+        "Cells that this host cannot run", "Rejected cells", "Failure modes", "Failures", "Evidence", "What this cost", "Provenance",
     ]  # fmt: skip
     assert (
         text.index("DIVERGED")
@@ -91,9 +91,18 @@ def test_parts_stand_in_order_with_the_worst_news_first(tmp_path: Path) -> None:
 def test_tables_keep_their_columns_whatever_a_message_holds(tmp_path: Path) -> None:
     text = report_text(eventful_sweep(tmp_path))
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("| ")]
-    assert len(tables) == 14
+    assert len(tables) == 15
     for lines in tables:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+
+
+def test_a_report_says_what_it_cost_and_where_the_seconds_went(tmp_path: Path) -> None:
+    text = report_text(write_sweep(tmp_path, ranks=2, device="cuda"))
+    cost = text.split("## What this cost")[1].split("\n## ")[0]
+    assert "0.133 GPU-hours in the attempts that count: 0.0667 eager, 0.0667 graphed." in cost, (
+        "four runs of 60 s on two GPUs"
+    )
+    assert "| capture | 0.0 s | 0.0 s |" in cost and "| build | 2.0 s | 2.0 s |" in cost
 
 
 def test_reasons_and_failures_are_said_with_their_way_out(tmp_path: Path) -> None:
