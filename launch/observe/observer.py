@@ -347,7 +347,8 @@ class Observer:
         complete = len(self._ended) >= self._last
         timed = min(len(self._ended), self._spec.training.steps)
         while self._written < timed and (complete or len(self._ended) > self._written + WAIT_STEPS):
-            if not self._write(self._written):
+            # Nothing is timed any more, and a later hook may never come.
+            if not self._write(self._written, wait=complete):
                 break
         if len(self._ended) > self._written + MOST_WAITING:
             raise ProgramError(self._why_incomplete())
@@ -362,16 +363,14 @@ class Observer:
         """
         loss, norm = self._log.at("loss", step), self._log.at("grad_norm", step)
         moment, phase = self._ended[step]
-        if loss is None or norm is None or not self._is_writer():
+        writer = self._writer()
+        if loss is None or norm is None or writer is None:
             return False
         if not (wait or (loss.ready() and norm.ready() and moment.ready())):
             return False
         before = self._ended[step - 1][0] if step else None
         numbers = StepMetrics(step, loss.read(), norm.read(), moment.milliseconds_since(before), self._tokens, phase)
-        if self._metrics is None:
-            self._metrics = JsonLines(self._attempt.metrics)
-            self._tell_choices()
-        self._metrics.write(numbers)
+        writer.write(numbers)
         self._log.forget(step)
         self._written += 1
         for name, value in (("loss", numbers.loss), ("grad_norm", numbers.grad_norm)):
@@ -383,15 +382,16 @@ class Observer:
     def _tokens(self) -> int:
         return self._spec.training.global_batch_size * self._spec.training.sequence_length
 
-    def _is_writer(self) -> bool:
-        """Whether this rank writes the metrics: rank 0, or the last one where rank 0 has none."""
+    def _writer(self) -> JsonLines | None:
+        """Return the file of metrics, where this rank writes it: rank 0, or the last one where rank 0 has none."""
         if self._metrics is not None:
-            return True
+            return self._metrics
         is_last = self._rank == self._spec.parallelism.world_size - 1 and len(self._ended) >= OTHER_RANK_AFTER
         knows = self._log.source("loss") and self._log.source("grad_norm")
-        if not (knows and (self._rank == 0 or is_last)):
-            return False
-        return _create(self._attempt.metrics)
+        if knows and (self._rank == 0 or is_last) and _create(self._attempt.metrics):
+            self._metrics = JsonLines(self._attempt.metrics)
+            self._tell_choices()
+        return self._metrics
 
     def _others_write(self) -> bool:
         return self._metrics is None and (self._rank != 0 or self._attempt.metrics.exists())
