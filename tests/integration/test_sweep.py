@@ -204,7 +204,7 @@ def test_a_damaged_outcome_counts_again_once_its_attempt_has_been_moved_away(hos
     assert host.attempts("mini") == {run_id: [2]}
 
 
-@pytest.mark.parametrize("store", ["a-file", "/sys/kernel/sweeps"])
+@pytest.mark.parametrize("store", ["a-file/sweeps", "/sys/kernel/sweeps"])
 def test_a_store_that_cannot_be_made_is_one_message(host: Host, store: str) -> None:
     (host.folder / "a-file").write_text("")
     host.store = host.folder / store
