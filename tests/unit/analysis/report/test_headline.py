@@ -8,9 +8,12 @@ from typing import get_args
 
 import pytest
 
+from analysis.limits.speedup_bound import EagerStep, SpeedupBound
 from analysis.memory.peaks import CellMemory, PhasePeak
 from analysis.records.run import Attempt, Run
+from analysis.report.charts import FAILING, SPEED_COLOURS, speed_chart
 from analysis.report.headline import headline
+from analysis.report.plots import draw
 from analysis.speed.speedup import Speed, SpeedVerdict
 from analysis.sweep.cell_results import CellIntegrity, CellResult, CellSpeed
 from analysis.verdict.verdict import STEP_CHECKED, VERDICTS, Verdict, VerdictName
@@ -147,3 +150,28 @@ def test_a_cell_in_doubt_is_not_recommended() -> None:
     for result in (doubtful, unsound, expected_to_fail):
         assert not headline([EAGER, result]).startswith("Turn graphs on")
     assert headline([EAGER]) == ""
+
+
+def test_workloads_that_differ_in_layout_are_called_layouts() -> None:
+    def over(ranks: int, result: CellResult) -> CellResult:
+        spec = workload_spec(ranks, result.spec.cuda_graph.impl, 120, ranks, "cuda")
+        return replace(result, cell=written_cell(spec, 1))
+
+    cells = [over(ranks, result) for ranks in (1, 2) for result in (EAGER, cell("torch", "BITWISE", speed("FASTER")))]
+    assert headline(cells).startswith("Turn graphs on in 2 of 2 layouts: ")
+
+
+def test_the_picture_of_speed_ups_has_the_verdict_as_colour_and_the_upper_bound() -> None:
+    step = EagerStep(20.0, 16.0, 15.5, 19.0, 1000.0)
+    bounded = cell("torch", "BITWISE", speed("FASTER"))
+    bounded = replace(bounded, name="A1", speed=replace(bounded.speed, bound=SpeedupBound(step)))
+    waits = replace(bounded, speed=replace(bounded.speed, bound=SpeedupBound(replace(step, communicates=True))))
+    diverged = cell("local", "DIVERGED", speed("FASTER", 3.0, pairs=1))
+    chart = speed_chart([bounded, waits, diverged, cell("full_iteration", "BITWISE")])
+    assert chart is not None and chart.right >= 3.3
+    assert [(bar.label, bar.colour, bar.bound) for bar in chart.bars] == [
+        ("FASTER", SPEED_COLOURS["FASTER"], 1.25), ("FASTER", SPEED_COLOURS["FASTER"], 20 / 15.5), ("DIVERGED", FAILING, None),
+    ]  # fmt: skip
+    assert (chart.bars[0].name, chart.bars[0].low, chart.bars[2].low) == ("A1", 1.11, None)
+    assert draw(chart).startswith(b"\x89PNG")
+    assert speed_chart([EAGER]) is None
