@@ -37,6 +37,12 @@ _URL_LOGIN = re.compile(
 """The ``user:password`` of a URL, or the token there. A user's name of up to seven characters is none (``git@``)."""
 _IMAGE_LOGIN = re.compile(rf"(?<![^\s\"'=#])[^\s/:@,]{{1,99}}:(?![$/]){_PORT}[^\s:@,]{{1,999}}@(?!sha\d)")
 """The same without a URL, as in the name of an image. ``image:tag@sha256:...`` has none."""
+_TOKEN = re.compile(
+    # Each form begins with a letter, for speed. The "sk-" of task-1 is none.
+    r"(?P<form>hf_(?=[A-Za-z0-9]{16})|s(?<![A-Za-z0-9]s)k-(?=[\w-]{0,40}[A-Za-z0-9]{16})|gh[opsu]_(?=[A-Za-z0-9]{16})"
+    r"|github_pat_(?=\w{16})|AKIA(?=[A-Z0-9]{16})|eyJ(?=[\w-]{8,999}\.eyJ[\w-]{8})|glpat-(?=[\w-]{16})|xox[a-z]-(?=[\w-]{10}))[\w.-]+"
+)
+"""A token by the form that its issuer gives it: Hugging Face, OpenAI, GitHub, AWS, a JWT, GitLab, Slack."""
 _NAMED = re.compile(
     r"""(?<![\w$-])(?:--(?P<option>\w[\w-]*)(?:=|[ \t]+(?!-))        # --x abc, --x=abc
       | (?P<name>\w[\w-]*)(?:=|[ \t]+=[ \t]+                         # X=abc, but not X=$(cat file)
@@ -80,7 +86,9 @@ class Secrets:
                 return f"the value of ${name}"
         if login := _URL_LOGIN.search(text) or _IMAGE_LOGIN.search(text):
             return f"a {'token' if login.groupdict().get('token') else 'password'} before @"
-        return next((f"a literal {name}" for name, _ in _literals(text)), "")
+        if literal := next(_literals(text), None):
+            return f"a literal {literal[0]}"
+        return f"a token {token['form']}..." if (token := _TOKEN.search(text)) else ""
 
     def holds(self, place: str, value: Any) -> bool:
         """Return whether a field has the name of a secret, or its ``value`` a secret in it. ``place`` is a dotted path."""
@@ -107,7 +115,7 @@ class Secrets:
             text = _IMAGE_LOGIN.sub("<password>@", _URL_LOGIN.sub("<password>", text))
         for name, value in reversed(list(_literals(text))):
             text = f"{text[: value.start]}<{name}>{text[value.stop :]}"
-        return text
+        return _TOKEN.sub("<token>", text)
 
 
 def _literals(text: str) -> Iterator[tuple[str, slice]]:

@@ -33,7 +33,7 @@ class WrappedCommands:
         Raises:
             InputError: the commands are equal, begin differently or cannot be read.
         """
-        eager, graphed = _words("--eager", self.eager), _words("--graphed", self.graphed)
+        eager, graphed = _alike(_words("--eager", self.eager), _words("--graphed", self.graphed))
         common = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(eager, graphed, strict=False))]
         if eager == graphed:
             raise input_error("--graphed", "it is the eager command", "add what turns the graphs on")
@@ -57,11 +57,17 @@ class WrappedCommands:
 
 
 def _words(option: str, command: str) -> Sequence[str]:
-    """Return the words of a command. Variables before it are those of ``env``, since no shell reads it."""
+    """Return the words of a command."""
     try:
         words = shlex.split(command)
     except ValueError as error:
         raise input_error(option, f"{command!r} cannot be read: {error}", "close its quotes") from None
     if not words:
         raise input_error(option, "the command is empty", "write it as in a shell, in quotes")
-    return ["env", *words] if "=" in words[0] else words
+    return words
+
+
+def _alike(*commands: Sequence[str]) -> list[Sequence[str]]:
+    """Return both commands behind ``env`` if one begins with variables, since no shell reads them."""
+    before = ["env"] if any("=" in words[0] for words in commands) else []
+    return [[*before, *words] for words in commands]

@@ -124,6 +124,10 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("r.yaml:3: environment.NCCL_Y = [1]", "not the text of a variable", "write it in quotes"),
         ],
     ),
+    "a token by its form": (
+        "environment: {NCCL_X: --key hf_0123456789abcdefgh}\n",
+        [('r.yaml:3: environment.NCCL_X = "***"', "looks like a secret (a token hf_...)", "set it in the shell")],
+    ),
     "a secret by interpolation": (
         "environment: {NCCL_X: '${oc.env:HF_TOKEN}'}\n",
         [("r.yaml:3: environment.NCCL_X", "$HF_TOKEN looks like a secret", "remove it")],

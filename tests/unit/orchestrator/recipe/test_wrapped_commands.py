@@ -18,6 +18,8 @@ PAIRS = [
     ("python t.py --graphs 0 --x", "python t.py --graphs 1 --x", ""),
     ('GRAPHS=0 python t.py \'{"a": {"b": 1}}\'', 'GRAPHS=1 python t.py \'{"a": {"b": 1}}\'', "env "),
     ("torchrun t.py --no-graphs", "torchrun t.py", ""),
+    ("python t.py", "GR=1 python t.py --graphs", "env "),
+    ("GR=0 python t.py", "python t.py", "env "),
 ]
 
 
