@@ -33,7 +33,9 @@ class Parameters:
 
 
 def state_bytes(spec: RunSpec) -> int:
-    """Return the bytes of the rank with the largest part of the model."""
+    """Return the bytes of the rank with the largest part of the model; 0 where the model is unknown."""
+    if spec.engine == "command":
+        return 0
     return max(bytes_of_stages(spec))
 
 

@@ -70,8 +70,9 @@ def _speed(result: CellResult, pair: PairResult) -> str:
     ratio = f"{speed.ratio:.3f}x over {count('step', speed.steps)}"
     if not result.on_gpu:
         return ratio
-    tokens = f"{speed.eager_tokens_per_second:,.0f} / {speed.graphed_tokens_per_second:,.0f} tokens/s"
-    return f"{ratio}: {speed.eager_ms:.2f} / {speed.graphed_ms:.2f} ms, {tokens}"
+    # The batch of a user's program may be unknown.
+    known = f", {speed.eager_tokens_per_second:,.0f} / {speed.graphed_tokens_per_second:,.0f} tokens/s"
+    return f"{ratio}: {speed.eager_ms:.2f} / {speed.graphed_ms:.2f} ms{known if speed.eager_tokens_per_second else ''}"
 
 
 def _reasons(shown: Sequence[CellResult]) -> list[str]:

@@ -49,7 +49,7 @@ def _speed(result: CellResult) -> tuple[str, str]:
     times = rates = ""
     if result.on_gpu:
         times = f" ({speed.eager_ms:.4g} to {speed.graphed_ms:.4g} ms)"
-        rates = f" ({speed.eager_tflops:.4g} to {speed.graphed_tflops:.4g} TFLOP/s)"
+        rates = f" ({speed.eager_tflops:.4g} to {speed.graphed_tflops:.4g} TFLOP/s)" if speed.eager_tflops else ""
     step_time, throughput = percent_change(speed.graphed_ms / speed.eager_ms - 1), percent_change(speed.ratio - 1)
     return f"{step_time}{times}{doubt}", f"{throughput}{rates}{doubt}"
 

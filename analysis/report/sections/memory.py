@@ -58,7 +58,7 @@ def _peaks(shown: Sequence[CellResult]) -> list[str]:
 
 def _row(result: CellResult, memory: CellMemory, on_gpu: bool) -> list[str]:
     phases = {phase.phase: phase for phase in memory.phases}
-    row = [result.name, states_of(result), *([size(state_bytes(result.spec))] if on_gpu else [])]
+    row = [result.name, states_of(result), *([_bytes(state_bytes(result.spec) or None)] if on_gpu else [])]
     row += [_bytes(phases[phase].peak) if phase in phases else "-" for phase in PHASES]
     row += [_bytes(memory.added, signed=True)]
     if not on_gpu:

@@ -88,8 +88,10 @@ def _gpu_row(result: CellResult, speed: Speed) -> list[str]:
     return [
         f"{speed.eager_ms:.2f} / {speed.graphed_ms:.2f} ms",
         f"{throttling.eager.summary} / {throttling.own.summary}" if throttling and throttling.eager else "not known",
-        f"{speed.eager_tokens_per_second / ranks:,.0f} / {speed.graphed_tokens_per_second / ranks:,.0f}",
-        f"{speed.eager_tflops:.4g} / {speed.graphed_tflops:.4g}",
+        f"{speed.eager_tokens_per_second / ranks:,.0f} / {speed.graphed_tokens_per_second / ranks:,.0f}"
+        if speed.eager_tokens_per_second
+        else "-",
+        f"{speed.eager_tflops:.4g} / {speed.graphed_tflops:.4g}" if speed.eager_tflops else "-",
     ]
 
 
