@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from launch.contract.spec import SECTIONS, RunSpec, spec_to_json
 from launch.megatron_config.field_names import DEPRECATED, FIELDS
-from orchestrator.errors import input_error
+from orchestrator.errors import InputError, input_error
 from orchestrator.export import megatron_lm
 from orchestrator.recipe.aliases import canonical_values
 from orchestrator.recipe.expand import parse_setting
 from orchestrator.recipe.yaml_reader import dump
 
 Flags = Mapping[str, Sequence[str]]
-"""The words behind each flag, by its name with underscores."""
+"""The words behind each flag, by its name with underscores, or with its one dash (``-p``)."""
 DEFAULTS = {
     "model.norm_epsilon": 1e-5, "model.add_bias_linear": True, "model.tie_embeddings": True, "model.moe_router_topk": 2,
     "parallelism.dispatcher": "allgather", "training.adam_beta2": 0.999, "training.gradient_accumulation_fusion": True,
@@ -40,11 +43,11 @@ SWITCHES: Mapping[str, Mapping[str, Any]] = {
 """Flags without words, and what they mean."""
 VALUES: Mapping[str, Callable[[Sequence[str]], Mapping[str, Any]]] = {
     "data_path": lambda words: {"data.kind": "indexed", "data.path": words[-1]},
-    "window_size": lambda words: {"model.window_size": int(re.findall(r"\d+", " ".join(words))[0]) + 1},
-    "softmax_type": lambda words: {"model.attention_sinks": words[0] == "learnable"},
+    "window_size": lambda words: {"model.window_size": int(re.findall(r"-?\d+", " ".join(words))[0]) + 1},
+    "softmax_type": lambda words: {"model.attention_sinks": {"vanilla": False, "learnable": True}[words[0]]},
     "fp8_format": lambda words: {"training.fp8": "delayed"},
 }
-"""Flags with words that are not the recipe's."""
+"""Flags with words that are not the recipe's. They raise LookupError or ValueError for words that no recipe has."""
 NEEDED = {
     "normalization": "LayerNorm", "position_embedding_type": "learned_absolute", "hidden_dropout": "0.1",
     "attention_dropout": "0.1", "lr_decay_style": "linear",
@@ -53,6 +56,7 @@ NEEDED = {
 DROPS = "moe_expert_rank_capacity_factor"
 NODES = {"nnodes": "nodes", "nproc_per_node": "gpus_per_node"}
 """Flags of torchrun."""
+EXPAND = "let the shell expand it: put echo before the command, and paste what that prints"
 SAID_ELSEWHERE = {"vocab_size", "tokenizer_type", "max_position_embeddings", "group_query_attention", "make_vocab_size_divisible_by",
                   "num_layers_per_virtual_pipeline_stage", *SWITCHES}  # fmt: skip
 
@@ -70,30 +74,60 @@ def read_command(command: str) -> ReadFlags:
     Raises:
         InputError: a flag has a value that no recipe takes, or the command has no flags.
     """
-    try:
-        words = shlex.split(command.replace("\\\n", " "))
-    except ValueError as error:
-        raise input_error("--from-megatron-flags", f"{error}", "quote the whole command line") from None
+    words = _command_words(command)
     script = next((number for number, word in enumerate(words) if word.endswith(".py")), -1)
-    launcher, flags = parse_flags(words[: script + 1]), parse_flags(words[script + 1 :])
-    if not flags:
-        raise input_error("--from-megatron-flags", "it has no flags", "write 'pretrain_gpt.py --num-layers 8 ...'")
+    launcher, own = parse_flags(words[: script + 1]), words[script + 1 :]
+    flags = parse_flags(own)
+    _check(own, flags)
+    if frequency := _frequency(flags.get("moe_layer_freq", ())):
+        flags = {**flags, "moe_layer_freq": [str(frequency)]}
     settings = DEFAULTS | _settings(flags)
     spec = _spec(settings)
-    resources = {NODES[name]: int(words[0]) for name, words in launcher.items() if name in NODES and words[0].isdigit()}
-    return ReadFlags(_recipe(spec, resources), tuple(_notes(flags, spec)))
+    sizes = {NODES[name]: int(words[0]) for name, words in launcher.items() if name in NODES and _is_number(words)}
+    return ReadFlags(_recipe(spec, sizes), (*_notes_on_words(launcher, own), *_notes(flags, spec)))
+
+
+def _check(words: Sequence[str], flags: Flags) -> None:
+    """Raise InputError if the shell would put flags in place of a word, there are none, or two exclude each other."""
+    values = ((before, word) for before, word in pairwise(["", *words]) if word.startswith("$"))
+    if lost := [word for before, word in values if "[@]" in word or not before.startswith("-")]:
+        raise input_error("--from-megatron-flags", f"the shell has not expanded {lost[0]}", EXPAND)
+    if not flags:
+        raise input_error("--from-megatron-flags", "it has no flags", "write 'pretrain_gpt.py --num-layers 8 ...'")
+    if {"bf16", "fp16"} <= flags.keys():
+        raise input_error("--fp16", "--bf16 is given too, and Megatron-LM refuses both", "keep one of them")
+
+
+def _command_words(command: str) -> list[str]:
+    """Return the words of the longest command in a line of the shell, without its redirections."""
+    # The 2 of 2>&1 is no word.
+    lexer = shlex.shlex(
+        re.sub(r"(?<=\s)\d+(?=[<>])", "", command.replace("\\\n", " ")), posix=True, punctuation_chars="|&;<>"
+    )
+    lexer.whitespace_split, lexer.commenters = True, ""
+    try:
+        commands = groupby(lexer, key=lambda word: not set(word) <= set("|&;<>"))
+        return max((list(words) for is_command, words in commands if is_command), key=len, default=[])
+    except ValueError as error:
+        raise input_error("--from-megatron-flags", f"{error}", "quote the whole command line") from None
 
 
 def parse_flags(words: Iterable[str]) -> Flags:
-    """Return the flags among ``words``. What comes before the first is no flag."""
-    flags: dict[str, list[str]] = {}
+    """Return the flags among ``words``, each as it is given last. What comes before the first is no flag."""
+    return dict(_each_flag(words))
+
+
+def _each_flag(words: Iterable[str]) -> list[tuple[str, list[str]]]:
+    found: list[tuple[str, list[str]]] = []
     for word in words:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            flags[last := name.replace("-", "_")] = [value] if equals else []
-        elif flags:
-            flags[last].append(word)
-    return flags
+            found.append((name.replace("-", "_"), [value] if equals else []))
+        elif re.match("-[A-Za-z]", word):
+            found.append((word, []))
+        elif found:
+            found[-1][1].append(word)
+    return found
 
 
 def as_overrides(words: Iterable[str]) -> list[str]:
@@ -110,25 +144,100 @@ def _settings(flags: Flags, complete: bool = True) -> dict[str, Any]:
     """Return the settings that ``flags`` mean, and with ``complete`` those that follow from them."""
     settings: dict[str, Any] = {}
     for name, words in flags.items():
-        if name in SWITCHES:
-            settings |= SWITCHES[name]
-        elif name in VALUES:
-            settings |= VALUES[name](words)
-        elif name in FIELDS and not (name in NEEDED and words[0] not in ("constant", "cosine")):
-            settings |= dict([parse_setting(f"{FIELDS[name]}={','.join(words) if words else 'true'}")])
+        settings |= _setting(name, words)
     return settings | (_derived(flags, settings) if complete else {})
+
+
+def _setting(name: str, words: Sequence[str]) -> Mapping[str, Any]:
+    """Return the settings that one flag means.
+
+    Raises:
+        InputError: it lacks a value, or no recipe takes its value.
+    """
+    flag = _flag(name, words)
+    if _knows(name) and any("$" in word for word in words):
+        raise input_error(flag, f"the shell has not expanded {' '.join(words)}", EXPAND)
+    if name in SWITCHES:
+        if words:
+            raise input_error(
+                flag, "Megatron-LM's flag takes no value", f"write {_flag(name, ())} alone, or leave it out"
+            )
+        return SWITCHES[name]
+    try:
+        if name in VALUES:
+            return VALUES[name](words)
+        if name in FIELDS and not _is_noted(name, words):
+            return dict([parse_setting(f"{FIELDS[name]}={','.join(words) if words else 'true'}", flag)])
+    except (LookupError, ValueError, InputError) as error:
+        if not words:
+            raise input_error(
+                flag, "it has no value", "write the value after the flag, or leave the flag out"
+            ) from None
+        if isinstance(error, InputError):
+            raise
+        raise input_error(flag, "no recipe takes this value", "docs/recipes.md lists what recipes take") from None
+    return {}
+
+
+def _is_noted(name: str, words: Sequence[str]) -> bool:
+    """Return whether no recipe has this value of a flag, and a note says what its cells do."""
+    if name == "moe_layer_freq":
+        return "[" in "".join(words)
+    return name in NEEDED and bool(words) and words[0] not in ("constant", "cosine")
+
+
+def _frequency(words: Sequence[str]) -> int:
+    """Return N where ``words`` are Megatron's pattern of layers, every N-th of which has experts. Return 0 for any other."""
+    try:
+        pattern = _pattern(ast.parse("".join(words), mode="eval").body)
+    except (SyntaxError, TypeError, ValueError):
+        return 0
+    every = range(1, len(pattern) + 1)
+    return next((n for n in every if pattern == [int(layer % n == 0) for layer in range(len(pattern))]), 0)
+
+
+def _pattern(node: ast.expr) -> list[int]:
+    """Return the items of ``([1]+[0]*3)*2``.
+
+    Raises:
+        ValueError: it is of another form.
+    """
+    match node:
+        case ast.List(items):
+            return [int(ast.literal_eval(item)) for item in items]
+        case ast.BinOp(left, ast.Add(), right):
+            return _pattern(left) + _pattern(right)
+        case ast.BinOp(left, ast.Mult(), ast.Constant(int(times))) if times < 1000:
+            return _pattern(left) * times
+    raise ValueError
+
+
+def _is_number(words: Sequence[str]) -> bool:
+    return bool(words) and words[0].isdecimal() and int(words[0]) > 0
+
+
+def _number(flags: Flags, name: str, default: int = 0) -> int:
+    """Return the positive number behind a flag.
+
+    Raises:
+        InputError: it is none, or the flag is missing and has no ``default``.
+    """
+    words = flags.get(name, [str(default)] if default else [])
+    if _is_number(words) and len(words) == 1:
+        return int(words[0])
+    message = "it is not a positive whole number" if name in flags else "it is missing, and other values follow from it"
+    raise input_error(_flag(name, words), message, f"write for example {_flag(name, ['8'])}")
 
 
 def _derived(flags: Flags, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what Megatron-LM computes where a flag is missing."""
-    heads, hidden = (settings.get(f"model.{name}", 1) for name in ("num_attention_heads", "hidden_size"))
-    tp, pp = (settings.get(f"parallelism.{name}", 1) for name in ("tp", "pp"))
     derived: dict[str, Any] = {}
     if "group_query_attention" not in flags:
-        derived["model.num_query_groups"] = heads
+        derived["model.num_query_groups"] = _number(flags, "num_attention_heads")
     if "kv_channels" not in flags:
-        derived["model.kv_channels"] = hidden // heads
+        derived["model.kv_channels"] = _number(flags, "hidden_size") // _number(flags, "num_attention_heads")
     if "ffn_hidden_size" not in flags:
+        hidden = _number(flags, "hidden_size")
         # megatron/training/arguments.py, validate_args
         derived["model.ffn_hidden_size"] = int(hidden * 8 / 3) // 64 * 64 if "swiglu" in flags else 4 * hidden
     if "num_experts" in flags and "moe_ffn_hidden_size" not in flags:
@@ -136,11 +245,11 @@ def _derived(flags: Flags, settings: Mapping[str, Any]) -> dict[str, Any]:
             "model.ffn_hidden_size", settings.get("model.ffn_hidden_size")
         )
     if "vocab_size" in flags and "padded_vocab_size" not in flags:
-        multiple = int(flags.get("make_vocab_size_divisible_by", ["128"])[0]) * tp
-        tokens = int(flags["vocab_size"][0]) + (flags.get("tokenizer_type") == ["NullTokenizer"])
+        multiple = _number(flags, "make_vocab_size_divisible_by", 128) * _number(flags, "tensor_model_parallel_size", 1)
+        tokens = _number(flags, "vocab_size") + (flags.get("tokenizer_type") == ["NullTokenizer"])
         derived["model.vocab_size"] = -(-tokens // multiple) * multiple
-    if layers := flags.get("num_layers_per_virtual_pipeline_stage"):
-        derived["parallelism.vpp"] = settings["model.num_layers"] // pp // int(layers[0])
+    if "num_layers_per_virtual_pipeline_stage" in flags:
+        derived["parallelism.vpp"] = _virtual_stages(flags)
     if derived.get("parallelism.vpp", settings.get("parallelism.vpp", 1)) > 1:
         derived["parallelism.schedule"] = "interleaved"
     if flags.get("fp8_recipe") == ["tensorwise"]:
@@ -149,6 +258,17 @@ def _derived(flags: Flags, settings: Mapping[str, Any]) -> dict[str, Any]:
         derived["model.moe_router_topk"] = 0
     later = "cuda_graph_modules" in flags or flags.get("cuda_graph_impl") == ["full_iteration"]
     return derived | {"megatron_core": "0.19" if later else "0.16"}
+
+
+def _virtual_stages(flags: Flags) -> int:
+    name = "num_layers_per_virtual_pipeline_stage"
+    layers, each = (
+        _number(flags, "num_layers") // _number(flags, "pipeline_model_parallel_size", 1),
+        _number(flags, name),
+    )
+    if layers % each:
+        raise input_error(_flag(name, flags[name]), f"a pipeline stage has {layers} layers", "write a divisor of that")
+    return layers // each
 
 
 def _spec(settings: Mapping[str, Any]) -> RunSpec:
@@ -176,6 +296,17 @@ def _recipe(spec: RunSpec, resources: Mapping[str, int]) -> str:
         }
         tree |= {section: own} if own else {}
     return dump(tree | {"resources": {**resources, "device": "cuda"}})
+
+
+def _notes_on_words(launcher: Flags, own: Iterable[str]) -> Iterator[str]:
+    """Yield what the words of the command leave open: flags of the launcher that are no number, and flags given twice."""
+    for name, words in launcher.items():
+        if name in NODES and not _is_number(words):
+            yield f"{_flag(name, words[:1])} is no number: set resources.{NODES[name]} in the recipe"
+    given = _each_flag(own)
+    for name, count in Counter(name for name, _ in given).items():
+        if count > 1:
+            yield f"{_flag(name, ())} is given {count} times, and the last counts: {_flag(name, dict(given)[name])}"
 
 
 def _notes(flags: Flags, spec: RunSpec) -> Iterator[str]:
@@ -209,7 +340,7 @@ def _same(given: Sequence[str], exported: Sequence[str]) -> bool:
 
 
 def _flag(name: str, words: Sequence[str]) -> str:
-    return " ".join(["--" + name.replace("_", "-"), *words])
+    return " ".join([name if name.startswith("-") else "--" + name.replace("_", "-"), *words])
 
 
 def _spell(value: Any) -> str:

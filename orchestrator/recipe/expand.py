@@ -124,8 +124,8 @@ _CELL = FileSchema(RECIPE.top, {**RECIPE.sections, "placement": Schema(Placement
 _CELL_FIELDS = {name: field for name, field in _CELL.fields.items() if name.partition(".")[0] in _SELECTABLE}
 
 
-def parse_setting(text: str) -> tuple[str, Any]:
-    """Return the field of a cell and the value that ``key=value`` names.
+def parse_setting(text: str, place: str = "--only") -> tuple[str, Any]:
+    """Return the field of a cell and the value that ``key=value`` names. Errors name the ``place`` of the text.
 
     Raises:
         InputError: there is no such field, or it does not take the value.
@@ -133,16 +133,16 @@ def parse_setting(text: str) -> tuple[str, Any]:
     written, equals, value = text.partition("=")
     name = "model.preset" if written == "model" else canonical_place(written.strip())
     if not equals:
-        raise input_error("--only", f"{text!r} is not of the form key=value", "--only cuda_graph.impl=torch_compile")
+        raise input_error(place, f"{text!r} is not of the form key=value", "--only cuda_graph.impl=torch_compile")
     if name not in _CELL_FIELDS:
         fix = suggestion(name, _CELL_FIELDS, "docs/recipes.md lists them")
-        raise input_error("--only", f"{written!r} is not a field of a cell", fix)
+        raise input_error(place, f"{written!r} is not a field of a cell", fix)
     schema, key = _CELL_FIELDS[name]
     plain = value.strip().removeprefix("[").removesuffix("]") if schema.is_list(key) else value.strip()
     try:
         converted = schema.convert(key, None if plain == "null" else plain)
     except ValueError as error:
-        raise input_error("--only", f"{text}: {name} is {error}", suggestion(value, schema.choices(key), "")) from None
+        raise input_error(place, f"{text}: {name} is {error}", suggestion(value, schema.choices(key), "")) from None
     return name, canonical_values({"scope": converted})["scope"] if name == "cuda_graph.scope" else converted
 
 

@@ -104,3 +104,65 @@ def test_pasted_flags_are_answered_with_the_line_to_write(capsys: pytest.Capture
 def test_a_command_that_is_none_is_refused(command: str) -> None:
     with pytest.raises(InputError):
         read_command(command)
+
+
+MODEL = "--num-layers 8 --hidden-size 64 --num-attention-heads 4"
+REFUSED = {
+    f"{MODEL} --data-path": "--data-path: it has no value",
+    f"{MODEL} --softmax-type": "--softmax-type: it has no value",
+    f"{MODEL} --softmax-type off-by-one": "--softmax-type off-by-one: no recipe takes this value",
+    f"{MODEL} --lr-decay-style": "--lr-decay-style: it has no value",
+    f"{MODEL} --window-size foo": "--window-size foo: no recipe takes this value",
+    f"{MODEL} --vocab-size": "--vocab-size: it is not a positive",
+    f"{MODEL} --vocab-size abc": "--vocab-size abc: it is not a positive",
+    f"{MODEL} --vocab-size 9 --make-vocab-size-divisible-by 0": "--make-vocab-size-divisible-by 0: it is not a positive",
+    f"{MODEL} --vocab-size 9 --tensor-model-parallel-size 0": "--tensor-model-parallel-size 0: it is not a positive",
+    f"{MODEL} --num-layers-per-virtual-pipeline-stage 0": "--num-layers-per-virtual-pipeline-stage 0: it is not a pos",
+    f"{MODEL} --num-layers-per-virtual-pipeline-stage x": "--num-layers-per-virtual-pipeline-stage x: it is not a pos",
+    f"{MODEL} --num-layers-per-virtual-pipeline-stage 3": "--num-layers-per-virtual-pipeline-stage 3: a pipeline stage has 8",
+    "--hidden-size 64 --num-attention-heads 4 --num-layers-per-virtual-pipeline-stage 2": "--num-layers: it is missing",
+    "--hidden-size 64 --num-attention-heads 0": "--num-attention-heads 0: it is not a positive",
+    "--num-layers 8": "--num-attention-heads: it is missing",
+    "--num-layers 8 --num-attention-heads 4": "--hidden-size: it is missing",
+    "--num-layers eight": "--num-layers eight: model.num_layers=eight",
+    "--num-layers $LAYERS": "--num-layers $LAYERS: the shell has not expanded $LAYERS",
+    f"{MODEL} --bf16 ${{MOE_ARGS[@]}}": "the shell has not expanded ${MOE_ARGS[@]}",
+    "$GPT_ARGS --bf16": "the shell has not expanded $GPT_ARGS",
+    f"{MODEL} --bf16 false": "--bf16 false: Megatron-LM's flag takes no value",
+    f"{MODEL} --bf16 --fp16": "--fp16: --bf16 is given too",
+}
+
+
+@pytest.mark.parametrize("flags", REFUSED)
+def test_a_wrong_flag_is_named_with_its_value(flags: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_command(f"pretrain_gpt.py {flags}")
+    assert REFUSED[flags] in str(caught.value)
+
+
+NOTED = {
+    f"x.py {MODEL} -p 3": "without a counterpart in a recipe: -p 3",
+    f"cd x && x.py {MODEL} 2>&1 | tee --append log; echo --lr 2": "",
+    f"x.py {MODEL} > log --eval-iters 3": "",
+    f"x.py --num-layers 4 {MODEL}": "--num-layers is given 2 times, and the last counts: --num-layers 8",
+    f"x.py {MODEL} --num-experts 4 --moe-layer-freq '([0]*3+[1]*5)'": "--moe-layer-freq ([0]*3+[1]*5): the recipe's cells train",
+    f"x.py {MODEL} --num-experts 4 --moe-layer-freq '[[1]]'": "--moe-layer-freq [[1]]: the recipe's cells train",
+    f"srun torchrun --nnodes=$N x.py {MODEL}": "--nnodes $N is no number: set resources.nodes in the recipe",
+    f"torchrun --nproc-per-node gpu x.py {MODEL}": "--nproc-per-node gpu is no number: set resources.gpus_per_node",
+}
+
+
+@pytest.mark.parametrize("command", NOTED)
+def test_what_a_command_leaves_open_is_noted(command: str) -> None:
+    usual = read_command(f"x.py {MODEL}")
+    read = read_command(command)
+    notes = [note for note in read.notes if note not in usual.notes]
+    assert [note[: len(NOTED[command])] for note in notes] == ([NOTED[command]] if NOTED[command] else [])
+    assert "experts" in command or read.text == usual.text
+
+
+@pytest.mark.parametrize(("pattern", "every"), [("([1]+[0])*4", 2), ("[1]*8", 1), ("4", 4), ("[1, 0, 0]*2+[1,0]", 3)])
+def test_megatrons_pattern_of_layers_is_a_frequency(pattern: str, every: int, tmp_path: Path) -> None:
+    read = read_command(f"x.py {MODEL} --num-experts 4 --moe-layer-freq '{pattern}'")
+    assert spec_of(read.text, tmp_path).model.moe_layer_freq == every
+    assert "moe-layer-freq" not in "".join(read.notes)
