@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 Column = Literal["step", "loss", "grad_norm"]
@@ -18,12 +18,16 @@ NAMES: Mapping[Column, tuple[str, ...]] = {
 _COLUMNS = {name: column for column, names in NAMES.items() for name in names}
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# No percentage, and no digits in groups of three. A name has a bound, or a long line would take seconds.
 _PAIR = re.compile(
-    r"([A-Za-z][A-Za-z_ /.-]*?)['\"]?(?:\s*[:=]\s*|\s+)['\"]?([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf)\b)",
+    r"([A-Za-z][A-Za-z_ /.-]{0,40}?)['\"]?(?:\s*[:=]\s*|\s+)(?:tensor\()?['\"]?"
+    r"([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|\.\d+|nan|inf)\b)(?!\s*%|,\d{3}\b)",
     re.IGNORECASE,
 )
-_NUMBER = re.compile(r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf|infinity)", re.IGNORECASE)
-_STEP = re.compile(r"\b(?:iteration|step|iter)\s*[:=]?\s*(\d+)\b", re.IGNORECASE)
+_OTHER = re.compile(r"\b(?:val|valid|validation|eval|evaluation|test|testing|ema)\b", re.IGNORECASE)
+"""Words before a loss that is not the trained one."""
+_NUMBER = re.compile(r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|\.\d+|nan|inf|infinity)", re.IGNORECASE)
+_STEP = re.compile(r"\b(?:iteration|step|iter)\s*[:=]?\s*(\d+)\b(?!\s*%)", re.IGNORECASE)
 
 
 def letters(name: str) -> str:
@@ -39,15 +43,27 @@ def column_of(name: str) -> Column | None:
 def texts_in_line(line: str) -> dict[Column, str]:
     """Return step, loss and gradient norm as a line has them: JSON, a Python dictionary, or names with numbers.
 
-    Empty without a loss.
+    Empty without a loss, or if words say that it is that of an evaluation.
     """
+    if "loss" not in line.lower():
+        return {}
     text = _COLOUR.sub("", line).strip()
-    found = _columns(_record(text)) if text.startswith("{") else {}
+    record = _record(text) if text.startswith("{") else {}
+    found = _columns(record)
+    if any(isinstance(value, str) and _OTHER.fullmatch(value) for value in record.values()):
+        return {}
     if not found:
-        found = _columns(dict(reversed(_PAIR.findall(text))))
+        pairs = list(_PAIR.finditer(text))
+        if _OTHER.search(_PAIR.sub("", text[: _start_of_loss(pairs)])):
+            return {}
+        found = _columns({pair[1]: pair[2] for pair in reversed(pairs)})
         if "step" not in found and (step := _STEP.search(text)):
             found["step"] = step[1]
     return found if "loss" in found else {}
+
+
+def _start_of_loss(pairs: Sequence[re.Match[str]]) -> int:
+    return next((pair.start() for pair in pairs if column_of(pair[1]) == "loss"), 0)
 
 
 def _columns(record: Mapping[Any, Any]) -> dict[Column, str]:

@@ -44,17 +44,32 @@ class MetricLog:
     def __init__(self) -> None:
         self._values: dict[Metric, dict[Source, dict[int, Later]]] = {"loss": {}, "grad_norm": {}}
         self._first_number: dict[Source, int] = {}
+        self._last_number: dict[Source, int] = {}
+        self.contradictions: dict[int, str] = {}
+        """By step, printed numbers that differ from an earlier one. The earlier one counts."""
 
     def add(self, metric: Metric, source: Source, step: int, value: Later) -> None:
+        known = self._values[metric].get(source, {}).get(step) if source == "printed" else None
+        if known is not None:
+            if repr(known.read()) != repr(value.read()):
+                text = f"a {metric} of {known.read():g} and one of {value.read():g} in step {step}"
+                self.contradictions.setdefault(step, text)
+            return
         self._values[metric].setdefault(source, {})[step] = value
 
     def say(self, source: Source, said: Mapping[Column, float], ended: int) -> None:
-        """Take what the program said after ``ended`` steps. Its own number of the step counts, from whatever it begins at."""
+        """Take what the program said after ``ended`` steps.
+
+        Its own number of the step counts, from whatever it begins at, and again where it begins anew: in each epoch.
+        """
         last = max(ended - 1, 0)
         step = last
         if "step" in said:
             number = int(said["step"])
-            step = number - self._first_number.setdefault(source, number - last)
+            if source not in self._first_number or number < self._last_number[source]:
+                self._first_number[source] = number - last
+            self._last_number[source] = number
+            step = number - self._first_number[source]
         for metric in self._values:
             if metric in said:
                 self.add(metric, source, step, Known(said[metric]))

@@ -45,6 +45,8 @@ OTHER_RANK_AFTER = 8
 SKETCHED_STEPS = 16
 """Gradients of later steps are not sketched, whenever the program captures."""
 MOST_WAITING = 10_000
+MOST_CONTRADICTIONS = 1
+"""A summary at the end may differ from the last step's loss."""
 ON_A_CPU = "compiled without CUDA graphs (CPU)"
 
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
@@ -94,6 +96,7 @@ class Observer:
         self._seen = (0, 0, 0)
         """Captures, replays and compilations when the last step ended."""
         self._begun = self._says_steps = self._norm_seen = self._silent = self._done = self._failed = False
+        self._reported = False
         self._capture_seconds = self._began_capture = 0.0
         self._spent: list[float] = []
         self._spending = 0.0
@@ -117,6 +120,8 @@ class Observer:
     @_counted
     def before_optimizer(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         """``closure``: the optimizer computes the gradients itself, in the step."""
+        if self._silent:
+            self._report_second_process()
         if self._is_idle():
             return
         self._begin()
@@ -130,7 +135,7 @@ class Observer:
             return
         if closure:
             self._say_gradients(optimizer)
-        late, ends = self._groups.stepped(id(optimizer))
+        late, ends = self._groups.stepped(_identity(optimizer))
         if late and self._moment is not None:
             self._end_step(self._moment)
         self._moment = self._now()
@@ -188,12 +193,16 @@ class Observer:
             self._add("loss", "the program's own functions", self._loss_sum)
 
     def say(self, source: Source, said: Mapping[Column, float]) -> None:
-        """Take what the program logged or printed, after the step that it is about."""
-        if not self._silent and said.keys() & {"loss", "grad_norm"}:
-            self._log.say(source, said, self._running)
-            # Asking a device for its progress would break a capture.
-            if not self._is_idle():
-                self._write_steps()
+        """Take what the program logged or printed, after the step that it is about. A capture computes no loss."""
+        if self._is_idle() or not said.keys() & {"loss", "grad_norm"}:
+            return
+        self._log.say(source, said, self._running)
+        if len(self._log.contradictions) > MOST_CONTRADICTIONS:
+            raise ProgramError(
+                f"the program prints {' and '.join(self._log.contradictions.values())}: call launch.observe.step(loss=..., "
+                "grad_norm=...) at the end of each step"
+            )
+        self._write_steps()
 
     @_counted
     def read_line(self, line: str) -> None:
@@ -419,6 +428,14 @@ class Observer:
         else:
             self._silent = True
 
+    def _report_second_process(self) -> None:
+        """Record that this process trains, though another one was the rank: nothing of its steps is compared."""
+        if not self._reported:
+            self._reported = True
+            recorder = Recorder(self._attempt, self._rank, torch.device("cpu"))
+            text = f"a second process trains as rank {self._rank}: let the command start one training program"
+            recorder.exception(ProgramError(text))
+
     def _forget(self) -> None:
         """Be no rank in a forked child, unless nobody was one before: then it may become one."""
         if self._recorder is not None:
@@ -506,6 +523,11 @@ class Observer:
 def _compiled_frames() -> int:
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
+
+
+def _identity(optimizer: torch.optim.Optimizer) -> int:
+    """Return a number that an optimizer shares with the one that it replaces: that of its first parameter."""
+    return next((id(parameter) for group in optimizer.param_groups for parameter in group["params"]), id(optimizer))
 
 
 def _create(path: Path) -> bool:

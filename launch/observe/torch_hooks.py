@@ -96,6 +96,9 @@ def _hook_stream(stream: Any, observer: Observer) -> None:
         written = write(text)
         lines = (rest[0] + text).replace("\r", "\n").split("\n")
         rest[0] = lines.pop()[-LONGEST_LINE:]
+        if text.startswith("\r"):  # a line that the next one overwrites
+            lines.append(rest[0])
+            rest[0] = ""
         for line in filter(None, lines):
             observer.read_line(line[:LONGEST_LINE])
         return written

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,16 @@ LINES: dict[str, dict[str, float]] = {
     "step 7: loss=nan": {"step": 7, "loss": float("nan")},
     "step 7 loss 2.5 lr 0.1": {"step": 7, "loss": 2.5},
     "epoch 1 | step 7/500 | loss 2.5 | grad norm 0.5": {"step": 7, "loss": 2.5, "grad_norm": 0.5},
+    "step:  37%|###  | 41/110 [00:01<00:02, loss=0.53]": {"loss": 0.53},
+    "loss: tensor(0.25, grad_fn=<MulBackward0>)": {"loss": 0.25},
+    "loss .5": {"loss": 0.5},
+    "loss 1,234.5": {},
+    "[valid] step 3 loss 0.5": {},
+    "val: loss=0.5": {},
+    "eval | loss 0.4": {},
+    '{"split": "val", "loss": 2.0}': {},
+    "step 3 val loss 2.4 loss 2.5": {"step": 3, "loss": 2.5},
+    '{"step": 3, "loss": 2.5, "val_loss": 2.0}': {"step": 3, "loss": 2.5},
     "val_loss: 2.0": {},
     "val loss 2.0": {},
     "loss scale 65536, step 3": {},
@@ -96,3 +107,25 @@ def test_loading_imports_no_torch_and_runs_the_sitecustomize_that_it_hides(tmp_p
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout == ("hidden\n" if hidden else "") + "['launch.observe.start'] False\n"
+
+
+def test_a_long_line_takes_no_time() -> None:
+    begun = time.process_time()
+    assert columns_in_line("a loss " + "x" * 10_000) == {}
+    assert time.process_time() - begun < 0.2
+
+
+def test_the_first_loss_of_a_step_counts_and_others_contradict_it() -> None:
+    log = MetricLog()
+    for loss in (2.5, 2.5, 2.0):
+        log.say("printed", {"step": 1, "loss": loss}, ended=2)
+    found = log.at("loss", 1)
+    assert found is not None and found.read() == 2.5
+    assert log.contradictions == {1: "a loss of 2.5 and one of 2 in step 1"}
+
+
+def test_numbers_of_steps_may_begin_anew() -> None:
+    log = MetricLog()
+    for step in range(30):
+        log.say("printed", {"step": step % 10, "loss": float(step)}, ended=step + 1)
+    assert [found.read() for step in range(30) if (found := log.at("loss", step))] == list(range(30))
