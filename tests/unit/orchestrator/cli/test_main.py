@@ -362,7 +362,7 @@ def without_last_step(run: AttemptRecord) -> None:
 def test_a_sweep_of_eager_cells_validates_nothing(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
     write_sweep(elsewhere / "sweeps" / "eager", impls=(), steps=20)
     assert main(["report", "eager"]) == 4
-    assert capsys.readouterr().out.startswith("\n**Nothing was validated**: the plan has no graphed cell. ")
+    assert capsys.readouterr().out.startswith("\n**Nothing was validated**: the plan has no graphed cell.")
     assert main(["report", "eager", "--allow-empty"]) == 0
     write_sweep(elsewhere / "sweeps" / "failing", impls=(), steps=20, edit=without_last_step)
     assert main(["report", "failing", "--allow-empty"]) == 3, "a failure is a failure"
