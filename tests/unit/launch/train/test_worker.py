@@ -66,4 +66,4 @@ def test_a_run_remarks_what_is_known_to_be_wrong_in_it_and_the_way_out(
     spec = replace(SPEC, engine="megatron", cuda_graph=CudaGraph(impl))
     worker.run(spec, RankPlace(0, 1, device), attempt, event_log.Recorder(attempt, 0, device))
     notes = [line["message"] for line in written if line["kind"] == "note"]
-    assert ["Use transformer_engine or full_iteration" in note for note in notes] == [True] * is_faulty
+    assert ["Set cuda_graph.impl=transformer_engine, or " in note for note in notes] == [True] * is_faulty
