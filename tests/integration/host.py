@@ -28,6 +28,8 @@ SECRETS = {"WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567", "HF_TOKE
 
 STEPS = 60
 """Two seconds of steps where ranks are slow: long enough to be caught in, short enough to be waited for."""
+LONG = 180
+"""Steps of a run that a test holds: a busy machine may look seconds after the first step."""
 SLOW_RANKS = Path(__file__).parent / "slow_ranks"
 MODEL = {
     "num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "num_query_groups": 2, "kv_channels": 8,

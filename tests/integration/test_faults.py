@@ -15,7 +15,7 @@ import pytest
 from launch.common.file_lock import was_killed
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.step_metrics import read_metrics
-from tests.integration.host import Host, held, rank_pid, recipe, wait_until
+from tests.integration.host import LONG, Host, held, rank_pid, recipe, wait_until
 
 MINUTE = 1.0
 """A limit that a run on a busy machine meets until its first step: on a free one that takes three seconds."""
@@ -23,7 +23,7 @@ MINUTE = 1.0
 
 def test_a_command_that_goes_away_leaves_its_sweep_to_the_next_one(host: Host) -> None:
     """Ctrl-C, then kill -9 of the command and of the queue, while the first of two runs goes on."""
-    first, run_ids = host.begin(recipe("mini", repeats=2))
+    first, run_ids = host.begin(recipe("mini", repeats=2, steps=LONG))
     path, attempt = str(host.folder / "mini.yaml"), host.wait_for_step("mini", run_ids[0])
     with held(attempt):
         first.send_signal(signal.SIGINT)
@@ -76,7 +76,7 @@ def test_a_supervisor_that_dies_takes_its_ranks_along_and_the_queue_goes_on(host
 
 
 def test_one_resume_is_enough_while_another_supervisor_goes_on_with_the_bundle(host: Host) -> None:
-    killed, later = host.begin_unwatched(recipe("mini", repeats=2))
+    killed, later = host.begin_unwatched(recipe("mini", repeats=2, steps=LONG))
     host.wait_for_step("mini", killed)
     os.kill(host.supervisor("mini"), signal.SIGKILL)
     with held(host.wait_for_step("mini", later)):
@@ -151,7 +151,7 @@ def test_numbers_that_are_not_finite_end_a_run_and_may_be_expected(host: Host) -
 
 def test_cancel_ends_everything_and_another_sweep_never_ran_beside_it(host: Host) -> None:
     """Two sweeps on one host, started without waiting: the second has the slot when the first is cancelled."""
-    running, waiting = host.begin_unwatched(recipe("one", repeats=2))
+    running, waiting = host.begin_unwatched(recipe("one", repeats=2, steps=LONG))
     (other,) = host.begin_unwatched(recipe("two"))
     with held(host.wait_for_step("one", running)):
         assert host.states("one") == {running: "RUNNING", waiting: "QUEUED"}

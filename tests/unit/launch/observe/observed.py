@@ -125,6 +125,9 @@ def _run(attempt: AttemptPaths, program: str, names: dict[str, Any], before: str
     try:
         os.environ[OBSERVED] = str(attempt.root)
         torch.set_num_threads(1)
+        # A program of its own starts without what other tests compiled in this process.
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
         log = os.open(attempt.log(0), os.O_WRONLY | os.O_CREAT)
         sys.stdout = sys.stderr = os.fdopen(log, "w", buffering=1)
         atexit._clear()
