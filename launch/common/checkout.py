@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 _NOT_OWN = {"site-packages", "node_modules"}
 """Folders with code of others."""
+PARTS = ("orchestrator", "launch", "analysis", "recipes", "clusters")
+"""What pip installs of the checkout."""
+BUILT_FROM = "built_from.json"
+"""The file of an installed folder that holds what :func:`describe_commit` said of the checkout."""
+
+
+def describe_commit(root: Path, parts: Sequence[str] = PARTS) -> dict[str, Any]:
+    """Return the commit of this program, whose packages are in ``root``, and whether ``parts`` of it were changed.
+
+    An installed copy names the commit that it was built from: a repository around it is another project's.
+    """
+    try:
+        return dict(json.loads((root / BUILT_FROM).read_text()))
+    except FileNotFoundError:
+        changed = run_git(root, "status", "--porcelain", "--", *parts)
+        return {"commit": run_git(root, "rev-parse", "HEAD"), "dirty": bool(changed)}
 
 
 def describe_code(folder: Path) -> dict[str, Any]:

@@ -12,10 +12,12 @@ import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
 from launch.common.command_line import Parser
 from launch.contract.exit_codes import ExitCode
+from orchestrator import __version__
 from orchestrator.cli.arguments import PROGRAM, add_store, epilog
 from orchestrator.cli.verbs import VERBS
 
@@ -25,9 +27,12 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = Parser(
         prog=PROGRAM,
         description="Find out which CUDA-graph implementation and scope is correct, fits in memory and is fastest.",
-        epilog=epilog("sweep", "sweep recipes/tiny_moe.yaml"),
+        epilog=epilog("sweep", "sweep tiny_moe"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    # The commit takes git a while.
+    version = _describe_version() if "--version" in words else ""
+    parser.add_argument("--version", action="version", version=version, help="print version and commit, and exit")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
     for name, summary in VERBS.items():
         verb = verbs.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -39,6 +44,14 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
             module.add_arguments(verb)
             add_store(verb)
     return _parse_overrides_anywhere(parser, words)
+
+
+def _describe_version() -> str:
+    from launch.common.checkout import describe_commit
+
+    code = describe_commit(Path(__file__).resolve().parents[2])
+    changed = ", changed since" if code["dirty"] else ""
+    return f"cuda-graph-orchestrator {__version__}, commit {code['commit'] or 'unknown'}{changed}"
 
 
 def _parse_overrides_anywhere(parser: Parser, words: Sequence[str]) -> argparse.Namespace:

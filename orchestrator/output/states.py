@@ -137,6 +137,6 @@ def describe_slots(holders: Sequence[SlotHolder]) -> list[str]:
 def print_sweeps(sweeps: Sequence[tuple[str, Mapping[str, RunState]]], root: Path) -> None:
     """Print a line for each sweep of the store at ``root``."""
     if not sweeps:
-        print(f"no sweeps in {root}; start one with: python -m orchestrator sweep recipes/tiny_moe.yaml")
+        print(f"no sweeps in {root}; start one with: python -m orchestrator sweep tiny_moe")
     for name, states in sweeps:
         print(f"{name:32} {format_counts(states)}")

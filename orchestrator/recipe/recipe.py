@@ -6,22 +6,22 @@ Every problem is reported at once, each with file, line, field, value and fix. d
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launch.contract.plan import Margins
-from orchestrator.errors import InputError, suggestion
+from orchestrator.errors import InputError, input_error, suggestion
 from orchestrator.recipe.axes import Axes, read_axes, swept_fields
 from orchestrator.recipe.field_check import check_fields
 from orchestrator.recipe.fields import PRESET, RECIPE, TopLevel, Tracking
 from orchestrator.recipe.source_fields import SourceFields, Tree, leaves, read_fields
-from orchestrator.recipe.yaml_reader import dump, find_yaml, list_yaml
+from orchestrator.recipe.yaml_reader import dump, find_yaml, suggest_yaml
 
 MOST_RUNS = 100_000
 """A larger sweep is a mistake: its plan alone would take hundreds of megabytes."""
-_SHIPPED_PRESETS = Path(__file__).resolve().parents[2] / "recipes" / "models"
-
+_SHIPPED = Path(__file__).resolve().parents[2] / "recipes"
 
 QUICK_CHECKS = 5
 """Step checks of a quick sweep whose recipe does not say how many."""
@@ -52,12 +52,27 @@ class Recipe:
     """The model presets that it names, by name."""
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Load the recipe in ``path`` with ``overrides`` (OmegaConf dotlist: ``training.steps=50``).
+def find_recipe(written: Path) -> Path:
+    """Return the file that ``written`` names: itself, else the recipe of that bare name in ./recipes or that ships.
+
+    Raises:
+        InputError: there is neither.
+    """
+    folders = (Path("recipes"), _SHIPPED)
+    found = written if os.path.lexists(written) else find_yaml(str(written), folders)
+    if found is None:
+        files = suggestion(written, map(str, written.parent.glob("*.yaml")), otherwise="")
+        raise input_error(str(written), "no such file or directory", files or suggest_yaml(written.stem, folders))
+    return found
+
+
+def load(written: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Load the recipe that ``written`` names, with ``overrides`` (OmegaConf dotlist: ``training.steps=50``).
 
     Raises:
         InputError: with every problem of the recipe.
     """
+    path = find_recipe(written)
     source = read_fields(path, overrides)
     swept = {place: value for place, value in source.fields.items() if place.partition(".")[0] == "sweep"}
     base = check_fields(source, RECIPE, {place: v for place, v in source.fields.items() if place not in swept})
@@ -92,14 +107,14 @@ def _load_presets(base: Tree, axes: Axes, path: Path, source: SourceFields) -> d
     for place, patch in ({"model.preset": base} | patches).items():
         name = patch.get("model", {}).get("preset")
         if name is not None and name not in presets:
-            presets[name] = _load_preset(name, place, (path.parent / "models", _SHIPPED_PRESETS), source)
+            presets[name] = _load_preset(name, place, (path.parent / "models", _SHIPPED / "models"), source)
     return presets
 
 
 def _load_preset(name: str, place: str, folders: Sequence[Path], source: SourceFields) -> Tree:
     path = find_yaml(name, folders)
     if path is None:
-        source.problem(place, name, "no such preset", suggestion(name, list_yaml(folders)))
+        source.problem(place, name, "no such preset", suggest_yaml(name, folders))
         return {}
     try:
         preset = read_fields(path)

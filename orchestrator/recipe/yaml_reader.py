@@ -86,9 +86,11 @@ def find_yaml(name: str, folders: Sequence[Path]) -> Path | None:
     return next((path for folder in folders if (path := folder / f"{name}.yaml").is_file()), None)
 
 
-def list_yaml(folders: Sequence[Path]) -> list[str]:
-    """Return the names that :func:`find_yaml` finds in ``folders``."""
-    return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+def suggest_yaml(name: str, folders: Sequence[Path]) -> str:
+    """Return the folders, and the closest name that :func:`find_yaml` finds there, else all of them."""
+    names = {path.stem for folder in folders for path in folder.glob("*.yaml")}
+    looked = " and ".join(dict.fromkeys(map(str, folders)))
+    return f"looked in {looked}; {suggestion(name, names) or 'there is none'}"
 
 
 def _read_text(path: Path) -> str:
@@ -105,9 +107,7 @@ def _read_text(path: Path) -> str:
 def _suggest_file(path: Path, error: OSError) -> str:
     if isinstance(error, PermissionError):
         return "check its permissions"
-    files = (path if path.is_dir() else path.parent).glob("*.yaml")
-    known = isinstance(error, (FileNotFoundError, IsADirectoryError)) and suggestion(path, map(str, files))
-    return known or f"name a YAML file; {EXAMPLES}"
+    return suggestion(path, map(str, path.glob("*.yaml"))) or f"name a YAML file; {EXAMPLES}"
 
 
 def _compose(text: str, file: str) -> yaml.Node | None:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from orchestrator.errors import input_error, suggestion
+from orchestrator.errors import input_error
 from orchestrator.recipe.field_check import (
     Check,
     FileSchema,
@@ -27,7 +27,7 @@ from orchestrator.recipe.field_check import (
     interval_check,
 )
 from orchestrator.recipe.source_fields import SourceFields, Tree, read_fields
-from orchestrator.recipe.yaml_reader import find_yaml, list_yaml
+from orchestrator.recipe.yaml_reader import find_yaml, suggest_yaml
 from orchestrator.rules.ranges import ABOVE_ZERO, COUNT, POSITIVE
 from orchestrator.targets.reserved_options import DEVICES, RESERVED, Command
 
@@ -192,9 +192,9 @@ def load_profile(name: str = "") -> Profile:
         return Profile()
     path = find_yaml(name or DEFAULT, folders)
     if path is None:
-        known = list_yaml(folders)
-        otherwise = f"known: {', '.join(known)}; put your own into {folders[0]}"
-        raise input_error("cluster", f"no profile {name!r}", suggestion(name, known, otherwise))
+        raise input_error(
+            "cluster", f"no profile {name!r}", f"{suggest_yaml(name, folders)}; put your own into the first"
+        )
     source = read_fields(path, interpolate=False)
     values = check_fields(source, _FILE)
     _check_combinations(values, source)

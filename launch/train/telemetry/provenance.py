@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from launch.common.checkout import run_git
+from launch.common.checkout import describe_commit
 from launch.common.redact import is_secret_name, redact
 from launch.contract.spec_ids import digest
 from launch.train.telemetry import memory
@@ -54,14 +54,12 @@ def _versions() -> dict[str, str]:
 
 
 def _code() -> dict[str, Any]:
-    """Return the digest of the job's source, and its commit if it is in a checkout."""
+    """Return the digest of the job's source, and its commit where that is known."""
     package = Path(__file__).resolve().parents[2]
     content = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         content.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
-    commit = run_git(package.parent, "rev-parse", "HEAD")
-    changed = run_git(package.parent, "status", "--porcelain", "--", "launch")
-    return {"commit": commit, "dirty": bool(changed), "digest": content.hexdigest()[:10]}
+    return {**describe_commit(package.parent, ["launch"]), "digest": content.hexdigest()[:10]}
 
 
 def _hardware(device: torch.device) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from orchestrator.output.plan import print_plan_summary
 from orchestrator.sweeps.store import Store
 from orchestrator.workflow.run_sweep import run_sweep
 
-EXAMPLE = "advise recipes/launch_bound.yaml"
+EXAMPLE = "advise launch_bound"
 
 
 def add_arguments(parser: Parser) -> None:

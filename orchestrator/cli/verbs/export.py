@@ -11,7 +11,7 @@ from orchestrator.export.export_cell import export
 from orchestrator.recipe.expand import expand, filter_cells
 from orchestrator.recipe.recipe import load
 
-EXAMPLE = "export recipes/qwen3_8l.yaml --to megatron-lm --only cuda_graph.impl=full_iteration"
+EXAMPLE = "export qwen3_8l --to megatron-lm --only cuda_graph.impl=full_iteration"
 NOTE = "Settings of a cell that the target cannot express are listed on standard error, one per line.\n\n"
 
 

@@ -14,7 +14,7 @@ from orchestrator.submit.batch_script import batch_scripts
 from orchestrator.sweeps.store import Store
 from orchestrator.targets.slurm_cluster import Cluster
 
-EXAMPLE = "plan recipes/gpt_oss_20b.yaml --only cuda_graph.impl=transformer_engine"
+EXAMPLE = "plan gpt_oss_20b --only cuda_graph.impl=transformer_engine"
 
 
 def add_arguments(parser: Parser) -> None:

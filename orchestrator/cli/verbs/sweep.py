@@ -12,7 +12,7 @@ from orchestrator.output.plan import print_plan_summary
 from orchestrator.sweeps.store import Store
 from orchestrator.workflow.run_sweep import run_sweep
 
-EXAMPLE = "sweep recipes/tiny_moe.yaml training.steps=50"
+EXAMPLE = "sweep tiny_moe training.steps=50"
 
 
 def add_arguments(parser: Parser) -> None:
