@@ -8,6 +8,7 @@ OrchestratorError
 ├── CompileError       the code that training.compile names could not be compiled
 ├── CaptureError       a graph could not be captured: a result of the run, not an accident
 ├── ReplayError        an input of a graph is not the one that was captured
+├── ProgramError       the user's program did not do what its run needs
 └── NumericError       a loss or a gradient norm is NaN or infinite
 """
 
@@ -49,6 +50,10 @@ class CaptureError(OrchestratorError):
 
 class ReplayError(OrchestratorError):
     """An input of a graph is not the one that was captured."""
+
+
+class ProgramError(OrchestratorError):
+    """The user's program did not do what its run needs."""
 
 
 class NumericError(OrchestratorError):

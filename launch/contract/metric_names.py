@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 Column = Literal["step", "loss", "grad_norm"]
@@ -17,6 +18,7 @@ NAMES: Mapping[Column, tuple[str, ...]] = {
 """The usual names of each column, as :func:`letters` spells them."""
 _COLUMNS = {name: column for column, names in NAMES.items() for name in names}
 
+_DECODER = json.JSONDecoder(parse_float=str)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # No percentage, and no digits in groups of three. A name has a bound, or a long line would take seconds.
 _PAIR = re.compile(
@@ -35,6 +37,7 @@ def letters(name: str) -> str:
     return "".join(filter(str.isalnum, name.lower())).removeprefix("train")
 
 
+@lru_cache(maxsize=1024)
 def column_of(name: str) -> Column | None:
     """Return the column that ``name`` usually means, or None."""
     return _COLUMNS.get(letters(name))
@@ -54,7 +57,7 @@ def texts_in_line(line: str) -> dict[Column, str]:
         return {}
     if not found:
         pairs = list(_PAIR.finditer(text))
-        if _OTHER.search(_PAIR.sub("", text[: _start_of_loss(pairs)])):
+        if _OTHER.search(_words_before_loss(text, pairs)):
             return {}
         found = _columns({pair[1]: pair[2] for pair in reversed(pairs)})
         if "step" not in found and (step := _STEP.search(text)):
@@ -62,8 +65,11 @@ def texts_in_line(line: str) -> dict[Column, str]:
     return found if "loss" in found else {}
 
 
-def _start_of_loss(pairs: Sequence[re.Match[str]]) -> int:
-    return next((pair.start() for pair in pairs if column_of(pair[1]) == "loss"), 0)
+def _words_before_loss(text: str, pairs: Sequence[re.Match[str]]) -> str:
+    """Return what stands before the loss, without the names and numbers there."""
+    number = next((number for number, pair in enumerate(pairs) if column_of(pair[1]) == "loss"), -1)
+    ends = [0, *(pair.end() for pair in pairs[:number])]
+    return " ".join(text[end : pair.start()] for end, pair in zip(ends, pairs[: number + 1], strict=False))
 
 
 def _columns(record: Mapping[Any, Any]) -> dict[Column, str]:
@@ -78,7 +84,8 @@ def _columns(record: Mapping[Any, Any]) -> dict[Column, str]:
 def _record(text: str) -> Mapping[Any, Any]:
     """Return the JSON object or the Python dictionary in ``text``, with its floats as they are printed."""
     try:
-        record = json.loads(text, parse_float=str)
+        # The literal of a Python dictionary takes three times as long to read.
+        record = _DECODER.decode(text if '"' in text else text.replace("'", '"'))
     except ValueError:
         try:
             record = ast.literal_eval(text)

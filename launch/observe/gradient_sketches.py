@@ -17,8 +17,9 @@ _PREFIXES = ("module.", "_orig_mod.")
 
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
     """Return what the optimizer will use: Megatron and Transformer Engine keep it under names of their own."""
-    names = ("decoupled_grad", "grad", "main_grad")
-    return next((found for name in names if (found := getattr(parameter, name, None)) is not None), None)
+    found = getattr(parameter, "decoupled_grad", None)
+    found = parameter.grad if found is None else found
+    return getattr(parameter, "main_grad", None) if found is None else found
 
 
 def sketch(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[GradientSketch]:

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from launch.observe.import_hook import after_import
-from launch.observe.metric_log import columns_in
+from launch.observe.steps.metric_log import columns_in
 
 if TYPE_CHECKING:
     from launch.observe.observer import Observer
@@ -43,7 +43,7 @@ def install(torch: ModuleType, observer: Observer) -> None:
     after_import("transformers.trainer", lambda module: _hook_trainer(module.Trainer, observer))
     for package in ("lightning.pytorch", "pytorch_lightning"):
         after_import(f"{package}.loggers.csv_logs", lambda module: _hook_logger(module.CSVLogger, observer))
-    for stream in (sys.stdout, sys.stderr):
+    for stream in {sys.stdout, sys.stderr}:
         _hook_stream(stream, observer)
 
 

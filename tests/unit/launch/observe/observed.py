@@ -45,7 +45,7 @@ import launch.train.telemetry.event_log as event_log
 import launch.train.telemetry.memory as memory
 from launch.contract.records.memory import Memory
 from launch.contract.records.probe import Probe
-from launch.observe import observer
+from launch.observe import observer, rank
 
 class Graph:
     capturing = False
@@ -75,7 +75,7 @@ torch.cuda.Event, torch.cuda.current_device = Event, lambda: 0
 torch.cuda.is_current_stream_capturing = lambda: Graph.capturing
 memory.sample, memory.reset_peaks = lambda device: Memory(1, 1), lambda device: True
 event_log.PhaseClocks, observer.StepsTrace = Clocks, Trace
-observer.describe_program = lambda *_: {}
+rank.describe_program = lambda *_: {}
 """
 """What stands for a GPU: graphs that do nothing, events by the host's clock."""
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from launch.observe.metric_log import MetricLog, columns_in_line
-from launch.observe.phase_tracker import PhaseTracker
-from launch.observe.step_groups import StepGroups
+from launch.observe.steps.metric_log import MetricLog, columns_in_line
+from launch.observe.steps.phase_tracker import PhaseTracker
+from launch.observe.steps.step_groups import StepGroups
 
 ROOT = Path(__file__).parents[4]
 

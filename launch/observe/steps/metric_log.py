@@ -88,11 +88,6 @@ class MetricLog:
             for values in sources.values():
                 values.pop(step, None)
 
-    def count(self, metric: Metric) -> int:
-        """Return how many values of the best source wait to be written."""
-        source = self.source(metric)
-        return len(self._values[metric][source]) if source else 0
-
 
 def columns_in(record: Mapping[Any, Any]) -> dict[Column, float]:
     """Return the step, the loss and the gradient norm of a record with the program's names."""

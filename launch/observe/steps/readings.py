@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from launch.observe.metric_log import Known, Later
+from launch.observe.steps.metric_log import Known, Later
 
 Counts = tuple[int, int, int]
 """Captures, replays and compilations so far."""

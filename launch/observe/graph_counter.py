@@ -1,0 +1,78 @@
+"""Count what a program captures, replays and compiles."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from launch.contract.errors import CaptureError
+from launch.contract.records.graph_stats import GraphStats
+from launch.contract.spec import RunSpec
+from launch.observe.steps.phase_tracker import PhaseTracker
+from launch.observe.steps.readings import Counts
+
+_ON_A_CPU = "compiled without CUDA graphs (CPU)"
+
+
+class GraphCounter:
+    """``graphs`` are those that count: graphs of CUDA, or functions that were compiled where there is no GPU."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.captures = self.replays = self.graphs = 0
+        self._spec = spec
+        self._cuda = spec.placement.device == "cuda"
+        self._seen = (0, 0, 0)
+        """What was counted when the last step ended."""
+        self._capture_seconds = self._began = 0.0
+
+    @property
+    def counts(self) -> Counts:
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        frames = int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
+        return self.captures, self.replays, frames
+
+    def restart(self) -> None:
+        """Count again from the program's beginning."""
+        self.graphs, self._seen = 0, (0, 0, 0)
+
+    def begin_capture(self) -> None:
+        self._began = time.monotonic()
+
+    def end_capture(self) -> None:
+        self.captures += 1
+        self._capture_seconds += time.monotonic() - self._began if self._began else 0.0
+
+    def since_last_step(self, counts: Counts) -> tuple[int, int]:
+        """Return how many graphs were made, and replays begun, in the step that ended at ``counts``."""
+        captures, replays, frames = (now - before for now, before in zip(counts, self._seen, strict=True))
+        self._seen = counts
+        return captures if self._cuda else frames, replays
+
+    def stats(self, phases: PhaseTracker) -> GraphStats:
+        """Return the proof of replay after the last timed step."""
+        spec, each = self._spec, max(phases.replays, default=0)
+        return GraphStats(
+            impl=spec.cuda_graph.impl if spec.graphed or not self.graphs else "command",
+            effective_scope=spec.cuda_graph.scope or tuple(filter(None, [spec.cuda_graph.name])),
+            mechanism="" if not self.graphs else "captured by the program" if self._cuda else _ON_A_CPU,
+            graphs=self.graphs,
+            replays=sum(phases.replays),
+            expected_replays=each * len(phases.replays),
+            recompilations=phases.recaptures,
+            capture_seconds=self._capture_seconds,
+            launches_per_step=each,
+        )
+
+    def fault(self, phases: PhaseTracker) -> CaptureError | None:
+        """Return why a complete run shows nothing of its graphs, or None."""
+        if not self._spec.graphed or phases.phase == "measure":
+            return None
+        if not self.graphs:
+            what = "CUDA graph" if self._cuda else "compiled function"
+            return CaptureError(
+                f"the program made no {what} in {phases.steps} steps: check that the arguments of these graphs turn them on"
+            )
+        return CaptureError(
+            f"the program still captured graphs in the last of {phases.steps} steps: give every step the same shapes (pad "
+            "sequences, drop the last batch of an epoch), or train for more steps"
+        )

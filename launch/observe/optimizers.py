@@ -1,0 +1,52 @@
+"""The optimizers that step, and what their gradients and parameters show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+
+from launch.contract.records.gradient_sketch import GradientSketch
+from launch.observe.gradient_sketches import gradient_of, parameter_names, sketch
+from launch.train.telemetry.event_log import Recorder
+from launch.train.telemetry.parameter_digest import digest_parameters
+
+
+class Optimizers:
+    def __init__(self) -> None:
+        self._seen: dict[int, torch.optim.Optimizer] = {}
+        self._names: dict[int, Mapping[int, str]] = {}
+
+    def add(self, optimizer: torch.optim.Optimizer) -> None:
+        self._seen[id(optimizer)] = optimizer
+
+    def sketch(self, optimizer: torch.optim.Optimizer) -> tuple[GradientSketch, ...]:
+        """Return sketches of the gradients of ``optimizer``. The host waits."""
+        if id(optimizer) not in self._names:
+            self._names[id(optimizer)] = parameter_names(_parameters([optimizer]))
+        return tuple(sketch(optimizer, self._names[id(optimizer)]))
+
+    def norm(self) -> torch.Tensor | None:
+        """Return the norm of all gradients on this rank, or None without any."""
+        gradients = [found for one in _parameters(self._seen.values()) if (found := gradient_of(one)) is not None]
+        return torch.nn.utils.get_total_norm(gradients) if gradients else None
+
+    def write_digest(self, recorder: Recorder) -> None:
+        """Write a digest of the parameters, which shows whether the optimizer changes any."""
+        parameters = list(_parameters(self._seen.values()))
+        if not parameters:
+            recorder.note("no optimizer was seen, so whether parameters change is unknown")
+            return
+        try:
+            recorder.write("parameters", digest=digest_parameters(parameters))
+        except (RuntimeError, TypeError, KeyError, NotImplementedError) as error:
+            recorder.note(f"parameters have no digest, so whether they change is unknown: {error}")
+
+
+def identity(optimizer: torch.optim.Optimizer) -> int:
+    """Return a number that an optimizer shares with the one that it replaces: that of its first parameter."""
+    return id(next(_parameters([optimizer]), optimizer))
+
+
+def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:
+    return (one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"])

@@ -1,0 +1,95 @@
+"""This process as a rank of the attempt: of several processes with one number, the first to claim it is the rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from launch.common.atomic_files import write_json
+from launch.contract.errors import ProgramError
+from launch.contract.paths import AttemptPaths
+from launch.contract.records.events import Phase
+from launch.contract.records.identity import identity_of
+from launch.contract.spec import RunSpec
+from launch.observe.program import describe_program
+from launch.train.telemetry.event_log import Recorder
+
+
+class Rank:
+    """A process that may turn out to be a rank. ``recorder`` is None until then."""
+
+    def __init__(self, attempt: AttemptPaths, spec: RunSpec) -> None:
+        self.attempt = attempt
+        self.recorder: Recorder | None = None
+        self.silent = False
+        """Another process is this rank."""
+        self.begun = self.done = self.failed = False
+        """Whether its first step began, all of its records are written, and it recorded an exception."""
+        self._spec = spec
+        self._folders = tuple(sys.path)
+        self._reported = False
+        if "RANK" in os.environ:
+            self.claim()
+
+    @property
+    def number(self) -> int:
+        if "RANK" in os.environ:
+            return int(os.environ["RANK"])
+        return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+    def claim(self) -> None:
+        """Become this rank, unless another process is: a launcher's children inherit its variables."""
+        if self.recorder is not None or self.silent:
+            return
+        if create(self.attempt.events(self.number)):
+            self.recorder = Recorder(self.attempt, self.number, torch.device(self._spec.placement.device))
+        else:
+            self.silent = True
+
+    def begin(self, phase: Phase) -> None:
+        """Become a rank at the first step."""
+        if self.begun:
+            return
+        self.begun = True
+        self.claim()
+        if self.recorder is None:
+            return
+        if self.recorder.device.type == "cuda":
+            self.recorder.device = torch.device("cuda", torch.cuda.current_device())
+        if self.number == 0:
+            environment = describe_program(self.recorder.device, self._spec, self._folders)
+            write_json(self.attempt.environment, identity_of(self.attempt) | environment)
+        self.recorder.enter(phase, 0)
+
+    def report_second_process(self) -> None:
+        """Record that this process trains, though another one was the rank: nothing of its steps is compared."""
+        if not self._reported:
+            self._reported = True
+            recorder = Recorder(self.attempt, self.number, torch.device("cpu"))
+            text = f"a second process trains as rank {self.number}: let the command start one training program"
+            recorder.exception(ProgramError(text))
+
+    def forget(self) -> None:
+        """Be no rank in a forked child, unless nobody was one before: then it may become one."""
+        self.silent |= self.recorder is not None
+
+    def fail(self, error: BaseException) -> None:
+        """Record what ends this process before its records are complete."""
+        self.claim()
+        if self.recorder is not None and not (self.done or self.failed or isinstance(error, SystemExit)):
+            self.failed = True
+            self.recorder.exception(error)
+
+
+def create(path: Path) -> bool:
+    """Create an empty file. Return False where it is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.touch(0o644, exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
