@@ -84,8 +84,8 @@ class CheckableStep(Protocol):
     def layers(self) -> Iterable[LayerResult]:
         """Return which results are those of layers; none unless ``RunSpec.layer_check_steps`` is set."""
 
-    def update(self, results: Mapping[str, torch.Tensor]) -> None:
-        """Run the optimizer uncaptured on the gradients of earlier results."""
+    def update(self) -> None:
+        """Run the optimizer uncaptured on the gradients of the last computation."""
 
     def updated(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield by name what a captured optimizer writes: weights and moments. Nothing if the graph has no optimizer."""

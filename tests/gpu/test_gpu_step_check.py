@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ from launch.contract.spec import CudaGraph, Model, RunSpec
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine, build
 from launch.train.data_loader import batch, open_source
+from launch.train.inspection import check_memory
 from launch.train.inspection.step_check import check_step
 from orchestrator.rules import violations
 from tests.gpu.test_gpu_eager import GPT_OSS, MOE
@@ -27,6 +29,7 @@ from tests.numerics.test_step_check import (
     overwritten_microbatch,
     weigh_sample,
 )
+from tests.presets import preset
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 CHECKS = 15
@@ -165,6 +168,34 @@ def test_outputs_of_layers_are_clean_and_name_the_first_that_differs(
     weight.data = weight.data * 1.5
     (found,) = check_steps((engine, tokens), 1)
     assert found.first and found.first[0].name == "output of decoder layer 1, micro-batch 0"
+
+
+@pytest.mark.parametrize("optimizer", [False, True], ids=["gradients", "captured optimizer"])
+def test_the_first_check_of_5_b_parameters_is_cheap(
+    optimizer: bool, record_property: Callable[[str, object], None]
+) -> None:
+    """The whole of it, with memory that it takes. Only the state of a captured optimizer may have to go to the host."""
+    graph = CudaGraph("full_iteration", optimizer=optimizer)
+    large: Any = {"global_batch_size": 2, "sequence_length": 2048, "learning_rate": 3e-4, "compile": "elementwise"}
+    spec = checked_spec(preset("qwen3_8l"), graph, **large)
+    engine, tokens = train(spec)
+    device = torch.device("cuda", 0)
+    seconds = []
+    for step in range(engine._step, engine._step + 3):
+        given, free = tokens(step), check_memory._free_memory()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats(device)
+        begun, held = time.perf_counter(), torch.cuda.memory_allocated(device)
+        found = check_step(engine.checkable_step(), step, given)
+        seconds.append(time.perf_counter() - begun)
+        record_property("GiB on the GPU", (torch.cuda.max_memory_allocated(device) - held) / 2**30)
+        record_property("GiB on the host", (free - check_memory._free_memory()) / 2**30)
+        record_property("result", (found.seconds, found.tensors, found.unequal, worst([found]), found.missing))
+        engine.step(given)
+    engine.close()
+    record_property("seconds", seconds)
+    assert faults_of(found) == []
+    assert optimizer or (found.tensors and max(seconds) < 10), seconds
 
 
 @contextmanager

@@ -139,7 +139,7 @@ def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 def write_checks(attempt: AttemptPaths) -> None:
     """One that finds rounding, one without memory, and one that finds a fault."""
-    rounding = TensorDifference("gradient of head.weight", 1e-6, 1e-9, noise=1e-6)
+    rounding = TensorDifference("gradient of head.weight", 1e-6, noise=1e-6)
     fault = dataclasses.replace(rounding, difference=8e-6)
     checks = (StepCheck(4, 40, 1, (rounding,)), StepCheck(5, missing=1), StepCheck(6, 40, 2, (fault, rounding)))
     with JsonLines(attempt.events(0)) as lines:

@@ -26,8 +26,6 @@ class TensorDifference:
 
     name: str
     difference: Amount
-    largest: Amount
-    """The largest absolute difference of an element."""
     noise: Amount
     """The larger one of two differences: of two passes of the uncaptured code, and that which the perturbation makes. At least
     the spacing of the result's numbers. Losses and the norm are single numbers, which a perturbation may leave by chance:

@@ -90,7 +90,7 @@ class MegatronStep:
     def layers(self) -> Iterable[LayerResult]:
         return self.observed_layers.kept
 
-    def update(self, results: Mapping[str, torch.Tensor]) -> None:
+    def update(self) -> None:
         raise AssertionError("no graph of megatron-core 0.16.1 holds the optimizer")
 
     def updated(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -81,10 +81,8 @@ class TorchNativeStep:
     def layers(self) -> Iterable[LayerResult]:
         return self.train_step.microbatches.layers.kept
 
-    def update(self, results: Mapping[str, torch.Tensor]) -> None:
-        for name, gradient in self._gradients():
-            gradient.copy_(results[f"gradient of {name}"])
-        self.train_step.optimizer.update_again(results["gradient norm"].to(self._norm.device))
+    def update(self) -> None:
+        self.train_step.optimizer.update_again(self._norm)
 
     def updated(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self.updates:

@@ -13,7 +13,7 @@ gradients, which would make rounding of the smallest ones look large.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -35,24 +35,44 @@ from launch.train.inspection.check_memory import (
     pinned_bytes,
     requested_bytes,
 )
+from launch.train.inspection.fingerprint import NOT_FINITE, Fingerprint, FingerprintMaker
 
-CHUNK_ELEMENTS = 2**24
-"""Elements compared at once, which bounds the memory of a comparison."""
-NOT_FINITE = 1e300
-"""The difference of a result that is finite on one side alone, and the noise of results that are not calibrated."""
+PART_ELEMENTS = 2**26
+"""How many elements of the state are copied at once, a power of two."""
 
-Copies = Mapping[str, torch.Tensor]
-"""Results by name, on the host."""
+Results = Mapping[str, Fingerprint]
 Routing = Mapping[str, torch.Tensor]
 """The experts of each token by router call, int64 (T, topk)."""
 
 
-@dataclass(frozen=True)
-class _Difference:
-    """Of two tensors: the relative 2-norm, and the largest of an element."""
+@dataclass(frozen=True, eq=False)
+class _Replay:
+    """What the replay computed: its results, its routing, and what its optimizer wrote. ``make`` makes fingerprints."""
 
-    relative: float
-    largest: float
+    make: Callable[[Iterable[tuple[str, torch.Tensor]]], Results]
+    results: Results
+    routing: Routing
+    updated: Results
+
+
+class Snapshot:
+    """What computing a step changes, as it was before: ``state``, and the state of the default random generators."""
+
+    def __init__(self, state: Sequence[torch.Tensor], on_host: bool) -> None:
+        self._state = state
+        self._values = [_to_host(tensor) if on_host else tensor.clone() for tensor in state]
+        self._random = torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            for tensor, value in zip(self._state, self._values, strict=True):
+                tensor.copy_(value)
+            torch.set_rng_state(self._random[0])
+            if self._random[1] is not None:
+                torch.cuda.set_rng_state(self._random[1])
 
 
 def check_step(
@@ -67,40 +87,43 @@ def check_step(
     Raises:
         torch.OutOfMemoryError: memory that was there is missing in a pass of several ranks, which wait for this one.
     """
-    lacked = missing_host_bytes(_copied_bytes(checked), ranks_on_host)
-    if missing := largest_on_ranks(lacked, batch.device):
+    device, state = batch.device, _parts(checked.state())
+    beside = needed + sum(tensor.nbytes for tensor in state)
+    on_host = device.type == "cpu" or largest_on_ranks(missing_bytes(beside, device), device) > 0
+    lacked = missing_host_bytes(pinned_bytes(state), ranks_on_host) if on_host else 0
+    if missing := largest_on_ranks(lacked, device):
         return StepCheck(number, missing=int(missing), missing_on="host")
-    if missing := largest_on_ranks(missing_bytes(needed, batch.device), batch.device):
+    if missing := largest_on_ranks(missing_bytes(needed, device), device):
         return StepCheck(number, missing=int(missing))
     try:
-        return _check_step(checked, number, batch)
+        return _check_step(checked, number, batch, state, on_host)
     except torch.OutOfMemoryError as error:
         if dist.is_initialized() and dist.get_world_size() > 1:
             raise torch.OutOfMemoryError(f"in the check of step {number}, where other ranks wait: {error}") from error
         return StepCheck(number, missing=requested_bytes(error))
+    finally:
+        if device.type == "cuda":
+            # NCCL and others cannot use what PyTorch keeps.
+            torch.cuda.empty_cache()
 
 
-def _copied_bytes(checked: CheckableStep) -> int:
-    """Return what lies on the host at once: the state, and results of the replay and of an uncaptured pass."""
-    results, updated = ((one for _, one in found) for found in (checked.results(), checked.updated()))
-    return 2 * pinned_bytes(results) + pinned_bytes(updated) + pinned_bytes(checked.state())
-
-
-def _check_step(checked: CheckableStep, number: int, batch: torch.Tensor) -> StepCheck:
+def _check_step(
+    checked: CheckableStep, number: int, batch: torch.Tensor, state: Sequence[torch.Tensor], on_host: bool
+) -> StepCheck:
     begun = time.perf_counter()
-    replayed, routing, updated = _replay(checked, batch)
-    found = _update(checked, replayed, updated)
-    rows = _rows(found, {name: _spacing(updated[name]) for name in found})
-    passes = _Passes(checked, batch, replayed, routing)
+    snapshot = Snapshot(state, on_host)
+    replay = _replay(checked, batch, snapshot)
+    rows = _update(checked, replay, snapshot)
+    passes = _Passes(checked, batch, replay, snapshot)
     calibrated = True
     if largest_on_ranks(passes.is_unequal, batch.device):
         calibrated = passes.calibrate()
         rows += _rows(passes.differences, passes.noise)
     first = _first_fault(rows, checked.layers())
-    rows.sort(key=lambda row: row.difference / row.noise, reverse=True)
+    rows.sort(key=lambda row: row.in_noise, reverse=True)
     return StepCheck(
         number,
-        len(replayed) + len(updated),
+        len(replay.results) + len(replay.updated),
         len(rows),
         tuple(rows[:MOST_DIFFERENCES]),
         passes.routing_differences(),
@@ -128,14 +151,15 @@ class _Passes:
         noise: what rounding explains of each result's difference, above 0.
     """
 
-    def __init__(self, checked: CheckableStep, batch: torch.Tensor, replayed: Copies, routing: Routing) -> None:
-        self._checked, self._batch, self._replayed, self._routing = checked, batch, replayed, routing
-        self.differences = self._run(replayed)
+    def __init__(self, checked: CheckableStep, batch: torch.Tensor, replay: _Replay, snapshot: Snapshot) -> None:
+        self._checked, self._batch, self._replay, self._snapshot = checked, batch, replay, snapshot
+        self._plain = self._run()
         chosen = checked.routing()
-        both = routing.keys() & chosen.keys()
-        self._moved = {name: count for name in sorted(both) if (count := _count_moved(routing[name], chosen[name]))}
+        both = sorted(replay.routing.keys() & chosen.keys())
+        self._moved = {name: count for name in both if (count := _count_moved(replay.routing[name], chosen[name]))}
         self._scored: ScoredChoices = {}
         self._score_noise = 0.0
+        self.differences = _compare(self._plain, replay.results)
         self.noise: Mapping[str, float] = {}
 
     @property
@@ -146,16 +170,16 @@ class _Passes:
         """Measure the noise, with the replay's routing if it differs on any rank. Return whether that is possible."""
         repeated: Routing = {}
         if largest_on_ranks(bool(self._moved), self._batch.device):
-            repeated = self._routing
-            self.differences = self._run(self._replayed, repeated)
+            repeated = self._replay.routing
+            self._plain = self._run(repeated)
+            self.differences = _compare(self._plain, self._replay.results)
             self._scored = self._checked.scored_choices()
-        plain = _copies(self._checked.results())
-        again = self._run(plain, repeated)
+        again = _compare(self._run(repeated), self._plain)
         self._compare_scores()
         with self._checked.perturbed() as calibrated:
-            perturbed = self._run(plain, repeated)
+            perturbed = _compare(self._run(repeated), self._plain)
         self._compare_scores()
-        self.noise = _noise(plain, again, perturbed) if calibrated else dict.fromkeys(plain, NOT_FINITE)
+        self.noise = _noise(self._plain, again, perturbed) if calibrated else dict.fromkeys(self._plain, NOT_FINITE)
         return calibrated
 
     def routing_differences(self) -> tuple[RoutingDifference, ...]:
@@ -170,105 +194,61 @@ class _Passes:
         changes = (float((others[name].scores - one.scores).abs().max()) for name, one in self._scored.items())
         self._score_noise = max(self._score_noise, *changes, 0.0)
 
-    def _run(self, reference: Copies, repeated: Mapping[str, torch.Tensor] = {}) -> dict[str, _Difference]:
-        """Run the passes, and return how their results differ from ``reference``."""
-        with _restored(self._checked):
+    def _run(self, repeated: Mapping[str, torch.Tensor] = {}) -> Results:
+        with self._snapshot.restored():
             self._checked.recompute(self._batch, repeated)
-            return _compare(self._checked.results(), reference)
+            return self._replay.make(self._checked.results())
 
 
-def _replay(checked: CheckableStep, batch: torch.Tensor) -> tuple[Copies, Routing, Copies]:
-    """Return the replay's results, its routing, and what its optimizer wrote."""
-    with _restored(checked):
+def _replay(checked: CheckableStep, batch: torch.Tensor, snapshot: Snapshot) -> _Replay:
+    with snapshot.restored():
         checked.replay(batch)
         routing = {name: experts.clone() for name, experts in checked.routing().items()}
-        return _copies(checked.results()), routing, _copies(checked.updated())
+        results, updated = list(checked.results()), list(checked.updated())
+        make = FingerprintMaker(max(one.numel() for _, one in results + updated), batch.device).make
+        return _Replay(make, make(results), routing, make(updated))
 
 
-def _update(checked: CheckableStep, replayed: Copies, updated: Copies) -> dict[str, _Difference]:
+def _update(checked: CheckableStep, replay: _Replay, snapshot: Snapshot) -> list[TensorDifference]:
     """Run the optimizer uncaptured on the replay's gradients. Return how the captured one's results differ."""
-    if not updated:
-        return {}
-    with _restored(checked):
-        checked.update(replayed)
-        return _compare(checked.updated(), updated)
+    if not replay.updated:
+        return []
+    with snapshot.restored():
+        checked.update()
+        found = _compare(replay.make(checked.updated()), replay.updated)
+    return _rows(found, {name: replay.updated[name].spacing for name in found})
 
 
-def _noise(
-    plain: Copies, again: Mapping[str, _Difference], perturbed: Mapping[str, _Difference]
-) -> Mapping[str, float]:
+def _noise(plain: Results, again: Mapping[str, float], perturbed: Mapping[str, float]) -> Mapping[str, float]:
     """Return the noise of each result: the larger difference of both passes, and at least the spacing of its numbers."""
-    relative = {
-        name: max((found[name].relative for found in (again, perturbed) if name in found), default=0.0)
-        for name in plain
-    }
-    single = {name for name, result in plain.items() if result.numel() == 1}
-    shared = max((relative[name] for name in single), default=0.0)
-    return {name: max(shared if name in single else one, _spacing(plain[name])) for name, one in relative.items()}
+    relative = {name: max(again.get(name, 0.0), perturbed.get(name, 0.0)) for name in plain}
+    numbers = {name for name, result in plain.items() if result.is_number}
+    shared = max((relative[name] for name in numbers), default=0.0)
+    return {name: max(shared if name in numbers else one, plain[name].spacing) for name, one in relative.items()}
 
 
-@contextmanager
-def _restored(checked: CheckableStep) -> Iterator[None]:
-    """Restore the state of the step and of the default random generators."""
-    state = checked.state()
-    before = [_to_host(tensor) for tensor in state]
-    generators = torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    try:
-        yield
-    finally:
-        for tensor, value in zip(state, before, strict=True):
-            tensor.copy_(value)
-        torch.set_rng_state(generators[0])
-        if generators[1] is not None:
-            torch.cuda.set_rng_state(generators[1])
-
-
-def _copies(results: Iterator[tuple[str, torch.Tensor]]) -> Copies:
-    return {name: _to_host(result) for name, result in results}
+def _parts(state: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return ``state`` in parts of few elements: PyTorch rounds the pinned copy of a large tensor up to twice its size."""
+    tensors = [tensor.detach() for tensor in state]
+    return [
+        part
+        for tensor in tensors
+        for part in (tensor.view(-1).split(PART_ELEMENTS) if tensor.is_contiguous() else [tensor])
+    ]
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
-    return copy.copy_(tensor.detach())
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor)
 
 
-def _compare(results: Iterator[tuple[str, torch.Tensor]], reference: Copies) -> dict[str, _Difference]:
-    """Return how live results differ from ``reference``, for those that differ in a bit. Both sides have the same names."""
-    found = {name: _difference(result.detach(), reference[name]) for name, result in results}
+def _compare(results: Results, reference: Results) -> dict[str, float]:
+    """Return how far ``results`` are from ``reference``, for those that differ in a bit. Both have the same names."""
+    found = {name: result.difference(reference[name]) for name, result in results.items()}
     return {name: difference for name, difference in found.items() if difference is not None}
 
 
-def _difference(result: torch.Tensor, reference: torch.Tensor) -> _Difference | None:
-    """Compare two tensors of one shape, chunk by chunk on the device of ``result``. Return None if they have equal bits."""
-    squares = torch.zeros((2,), dtype=torch.float64, device=result.device)
-    largest = torch.zeros((), dtype=torch.float64, device=result.device)
-    equal = True
-    for a, other in zip(
-        result.reshape(-1).split(CHUNK_ELEMENTS), reference.reshape(-1).split(CHUNK_ELEMENTS), strict=True
-    ):
-        b = other.to(result.device)
-        # NaN equals itself in bits.
-        equal = equal and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-        change = (a.double() - b.double()).abs()
-        squares += torch.stack((change.square().sum(), b.double().square().sum()))
-        largest = torch.maximum(largest, change.max())
-    if equal:
-        return None
-    size, scale = squares.sqrt().tolist()
-    if not (size < NOT_FINITE and scale < NOT_FINITE):
-        return _Difference(NOT_FINITE, NOT_FINITE)
-    # Zeros of either sign differ in their bits alone.
-    relative = size / scale if scale else (NOT_FINITE if size else 0.0)
-    return _Difference(relative, float(largest))
-
-
-def _rows(differences: Mapping[str, _Difference], noise: Mapping[str, float]) -> list[TensorDifference]:
-    return [TensorDifference(name, one.relative, one.largest, noise[name]) for name, one in differences.items()]
-
-
-def _spacing(result: torch.Tensor) -> float:
-    """Return the relative spacing of the numbers of ``result``."""
-    return torch.finfo(result.dtype).eps
+def _rows(differences: Mapping[str, float], noise: Mapping[str, float]) -> list[TensorDifference]:
+    return [TensorDifference(name, difference, noise[name]) for name, difference in differences.items()]
 
 
 def _count_moved(experts: torch.Tensor, others: torch.Tensor) -> int:

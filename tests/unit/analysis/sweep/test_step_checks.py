@@ -22,8 +22,8 @@ from launch.contract.records.step_check import NOISE_MULTIPLE, RoutingDifference
 from tests.records import AttemptRecord, write_attempt, write_sweep
 
 STEPS = (4, 62, 119)
-ROUNDING = TensorDifference("gradient of head.weight", 1e-6, 1e-9, noise=1e-6)
-FAULT = TensorDifference("gradient of layers.3.mlp.down", 1e-3, 1e-4, noise=1e-6)
+ROUNDING = TensorDifference("gradient of head.weight", 1e-6, noise=1e-6)
+FAULT = TensorDifference("gradient of layers.3.mlp.down", 1e-3, noise=1e-6)
 Edit = Callable[[AttemptRecord], None]
 
 

@@ -58,7 +58,7 @@ def unchanged(run: AttemptRecord) -> None:
 def check_with(run: AttemptRecord, rank: int, step: int, fault: LayerResult | str) -> None:
     """Record ``fault`` in a check: a result of a layer, or the name of another."""
     name = fault if isinstance(fault, str) else fault.name
-    difference = TensorDifference(name, 1e-3, 1e-4, noise=1e-6)
+    difference = TensorDifference(name, 1e-3, noise=1e-6)
     first = None if isinstance(fault, str) else (fault, difference)
     (event,) = (one for one in run.events[rank] if (one["kind"], one["step"]) == ("step_check", step))
     event["check"] = dataclasses.asdict(StepCheck(step, 40, 1, (difference,), first=first))
