@@ -35,15 +35,6 @@ def program_name(command: Command) -> str:
     return Path(next((word for word in words if word.endswith(".py")), words[0])).name
 
 
-def batch_words(spec: RunSpec) -> str:
-    """Return the batch and precision; empty for a user's program, which has its own."""
-    if spec.engine == "command":
-        return ""
-    training = spec.training
-    batch = f"GBS={training.global_batch_size}, MBS={training.micro_batch_size}"
-    return f"{batch}, {training.sequence_length} tokens, {precision_words(spec)}"
-
-
 def precision_words(spec: RunSpec) -> str:
     """Return the precision, and the FP8 recipe of matrix products if there is one: "bf16, fp8 (delayed)". Empty for a user's
     program."""

@@ -15,7 +15,7 @@ from analysis.sweep.cell_results import CellResult, PairResult
 from analysis.sweep.host_contention import HostContention, neighbours_of
 from launch.common.text import count
 
-HEADER = ("cell", "speed-up", "verdict", "steady steps", "break-even step")
+HEADER = ("cell", "speed-up", "verdict", "steady steps", "captured", "break-even step")
 GPU_HEADER = ("step time, eager / graphed", "throttled, eager / graphed", "tokens/s/GPU", "model TFLOP/s/GPU")
 NOTE = (
     "The speed-up of a pair is the ratio of the mean steps of its steady window. In brackets is its interval over the pairs, by "
@@ -25,7 +25,8 @@ NOTE = (
     f"{MINIMUM_STEPS} steady steps. The window holds the steps that both runs measured, without those that settle. Outliers are "
     f"further from their run's median than {FENCE:g} robust standard deviations and {NOTICEABLE:.0%}. Both sides leave them out, "
     f"unless they are more than {RARE:.0%} of a run or on one side only: then they are how the run behaves, and all steps count. "
-    "A verdict must also hold with the outliers, for drift between repeats, for either order of runs and for changes within the window."
+    "A verdict must also hold with the outliers, for drift between repeats, for either order of runs and for changes within the window. "
+    "Graphs and seconds of a capture are the largest of ranks and repeats; with torch_compile they include the compilation."
 )
 NOTE_GPU = (
     "Operations are the model's, forward and backward, counted as Megatron does: 6 for each weight that a token uses (of the "
@@ -65,6 +66,7 @@ def _row(result: CellResult, speed: Speed) -> list[str]:
         speed.summary,
         speed.verdict if result.passes else "-",
         _steps(speed),
+        _captured(result),
         _break_even(speed),
     ]
 
@@ -73,6 +75,14 @@ def _steps(speed: Speed) -> str:
     left_out = [count("outlier", speed.left_out)] if speed.left_out else []
     left_out += [f"{speed.settling} settling"] if speed.settling else []
     return f"{speed.steps} ({', '.join(left_out)})" if left_out else str(speed.steps)
+
+
+def _captured(result: CellResult) -> str:
+    cost = result.graphs.capture_cost
+    if cost is None or not cost.graphs:
+        return "-"
+    graphs = f"{count('graph', cost.graphs)} per rank"
+    return f"{graphs} in {cost.seconds:.2f} s" if result.on_gpu else graphs
 
 
 def _break_even(speed: Speed) -> str:

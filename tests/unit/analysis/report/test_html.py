@@ -198,7 +198,7 @@ def test_no_record_writes_markup_or_control_characters_into_a_report(tmp_path: P
     assert not [heading for heading in headings if re.search("^Forged|^All 5", heading)]
     page_read = read((sweep.report / "report.html").read_text())
     assert page_read.tags.count("h1") == 1 and "img" not in page_read.tags
-    assert page_read.tags.count("details") == text.count(FOLD) > 2
+    assert page_read.tags.count("details") == text.count(FOLD) > 1
     assert not set(report.summary) & {"\0", "\x1b", "\n"}
     outcome = read_json(report.json)["cells"][1]["runs"][0]["outcome"]
     assert outcome["message"] == f"boom \ud800{EVIL}", "report.json holds it whole"
