@@ -28,7 +28,7 @@ from analysis.records.events import (
     phase_seconds,
     read_events,
 )
-from analysis.records.run import Attempt, PartialAttempt, Recorded, Run, digests_of
+from analysis.records.run import Attempt, PartialAttempt, Run, digests_of
 from analysis.records.steps import Steps, no_steps, read_steps
 from launch.common.atomic_files import dumps, parse_record
 from launch.common.typed_json import from_json
@@ -142,7 +142,11 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
     events = read_events(paths, spec.parallelism.world_size, problems)
     if outcome.results_intact and any(is_of(event, "exception") for lines in events.values() for event in lines):
         problems.append(f"a rank recorded an exception, but the outcome is {outcome.outcome}")
-    recorded = Recorded(
+    return Attempt(
+        paths.number,
+        outcome,
+        _shared(dumps({**environment, **choices_of(events)})),
+        notes_of(events),
         pid=next((str(event.get("pid")) for event in events[0]), ""),
         steps=steps,
         memory=memory_of(events, problems),
@@ -156,9 +160,9 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         clocks=measured_clocks(events, problems),
         measured_seconds=measured_seconds(events, problems),
         phase_seconds=phase_seconds(events),
+        # Last, since all of the above add to them.
+        problems=tuple(problems),
     )
-    shared = _shared(dumps({**environment, **choices_of(events)}))
-    return Attempt(paths.number, outcome, shared, notes_of(events), tuple(problems), recorded)
 
 
 def _read_steps(paths: AttemptPaths, problems: list[str]) -> Steps:

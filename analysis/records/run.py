@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from analysis.records.events import PhaseMemory
 from analysis.records.steps import Steps
@@ -26,99 +26,14 @@ TIMED_STEPS = 10
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """What an attempt wrote while it ran. The mappings are by rank. ``pid`` is the process of rank 0."""
-
-    pid: str
-    steps: Steps
-    memory: tuple[PhaseMemory, ...]
-    captures: Mapping[int, GraphStats]
-    proofs: Mapping[int, GraphStats]
-    probes: Mapping[int, Probe]
-    inspections: Mapping[int, Inspection]
-    step_checks: Mapping[int, Sequence[StepCheck]]
-    clocks: Mapping[int, Clocks]
-    measured_seconds: float
-    phase_seconds: Mapping[Phase, float]
-    updates: Mapping[int, bool]
-    sketches: Mapping[int, Mapping[tuple[int, str], GradientSketch]]
-    """Gradients by step, then by rank and parameter."""
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One attempt of a run. ``notes`` are what ranks remarked; ``recorded`` is None once it has been judged and let go,
-    since a sweep's steps are more than fits in memory. Asking for any of it then is a mistake, and an AssertionError."""
+class EndedAttempt:
+    """How one attempt of a run ended. ``notes`` are what ranks remarked."""
 
     number: int
     outcome: Outcome
     environment: Mapping[str, Any]
     notes: tuple[str, ...]
     problems: tuple[str, ...]
-    recorded: Recorded | None
-
-    @property
-    def steps(self) -> Steps:
-        return self._recorded.steps
-
-    @property
-    def memory(self) -> tuple[PhaseMemory, ...]:
-        return self._recorded.memory
-
-    @property
-    def captures(self) -> Mapping[int, GraphStats]:
-        return self._recorded.captures
-
-    @property
-    def proofs(self) -> Mapping[int, GraphStats]:
-        return self._recorded.proofs
-
-    @property
-    def probes(self) -> Mapping[int, Probe]:
-        return self._recorded.probes
-
-    @property
-    def inspections(self) -> Mapping[int, Inspection]:
-        return self._recorded.inspections
-
-    @property
-    def step_checks(self) -> Mapping[int, Sequence[StepCheck]]:
-        return self._recorded.step_checks
-
-    @property
-    def clocks(self) -> Mapping[int, Clocks]:
-        """Over the measured steps."""
-        return self._recorded.clocks
-
-    @property
-    def measured_seconds(self) -> float:
-        """Return how long rank 0 spent on the measured steps by its host's clock, or 0 if it did not record it."""
-        return self._recorded.measured_seconds
-
-    @property
-    def phase_seconds(self) -> Mapping[Phase, float]:
-        return self._recorded.phase_seconds
-
-    @property
-    def updates(self) -> Mapping[int, bool]:
-        """Return for each rank whether its parameters changed after the capture; ranks that did not record it are left out."""
-        return self._recorded.updates
-
-    @property
-    def sketches(self) -> Mapping[int, Mapping[tuple[int, str], GradientSketch]]:
-        return self._recorded.sketches
-
-    @property
-    def fingerprint(self) -> tuple[object, ...]:
-        """Return what no two attempts share: the bytes of their steps, and of few steps also their start and process."""
-        arrays = (self.steps.loss, self.steps.grad_norm, self.steps.step_time_ms)
-        few = () if len(self.steps) >= TIMED_STEPS else (self.outcome.started, self._recorded.pid)
-        return (*few, *(array.tobytes() for array in arrays))
-
-    @property
-    def _recorded(self) -> Recorded:
-        assert self.recorded is not None, "this attempt has been judged and let go"
-        return self.recorded
 
     @property
     def ending(self) -> str:
@@ -130,8 +45,46 @@ class Attempt:
         return digests_of(self.environment)
 
 
+@dataclass(frozen=True)
+class Attempt(EndedAttempt):
+    """An attempt and what it wrote while it ran. The mappings are by rank. ``pid`` is the process of rank 0."""
+
+    pid: str
+    steps: Steps
+    memory: tuple[PhaseMemory, ...]
+    captures: Mapping[int, GraphStats]
+    proofs: Mapping[int, GraphStats]
+    probes: Mapping[int, Probe]
+    inspections: Mapping[int, Inspection]
+    step_checks: Mapping[int, Sequence[StepCheck]]
+    clocks: Mapping[int, Clocks]
+    """Over the measured steps."""
+    measured_seconds: float
+    """How long rank 0 spent on the measured steps by its host's clock, or 0 if it did not record it."""
+    phase_seconds: Mapping[Phase, float]
+    updates: Mapping[int, bool]
+    """Whether parameters changed after the capture; ranks that did not record it are left out."""
+    sketches: Mapping[int, Mapping[tuple[int, str], GradientSketch]]
+    """Gradients by step, then by rank and parameter."""
+
+    @property
+    def fingerprint(self) -> tuple[object, ...]:
+        """Return what no two attempts share: the bytes of their steps, and of few steps also their start and process."""
+        arrays = (self.steps.loss, self.steps.grad_norm, self.steps.step_time_ms)
+        few = () if len(self.steps) >= TIMED_STEPS else (self.outcome.started, self.pid)
+        return (*few, *(array.tobytes() for array in arrays))
+
+    def without_records(self) -> Attempt:
+        """Return how the attempt ended, alone: a sweep's steps are more than fits in memory.
+
+        Reading a record of the result is a mistake, and an AttributeError.
+        """
+        ended = EndedAttempt(**{field.name: getattr(self, field.name) for field in fields(EndedAttempt)})
+        return cast(Attempt, ended)
+
+
 def digests_of(environment: Mapping[str, Any]) -> Digests:
-    """:attr:`Attempt.digests`, of the content of its environment.json."""
+    """:attr:`EndedAttempt.digests`, of the content of its environment.json."""
     digests = environment.get("digests")
     content = {**(digests if isinstance(digests, dict) else {}), "data": environment.get("data_digest")}
     return tuple(sorted((name, str(value)) for name, value in content.items() if value))
@@ -205,7 +158,7 @@ class Run:
     def without_records(self) -> Run:
         """Return this run without steps and other records of its attempts."""
         partial = tuple(replace(one, curve=None) for one in self.partial)
-        return replace(self, attempt=self.attempt and replace(self.attempt, recorded=None), earlier=(), partial=partial)
+        return replace(self, attempt=self.attempt and self.attempt.without_records(), earlier=(), partial=partial)
 
     @property
     def status(self) -> str:

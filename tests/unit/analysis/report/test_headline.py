@@ -10,7 +10,7 @@ import pytest
 
 from analysis.limits.speedup_bound import EagerStep, SpeedupBound
 from analysis.memory.peaks import CellMemory, PhasePeak
-from analysis.records.run import Attempt, Run
+from analysis.records.run import EndedAttempt, Run
 from analysis.report.charts import FAILING, SPEED_COLOURS, speed_chart
 from analysis.report.headline import headline
 from analysis.report.plots import draw
@@ -43,7 +43,7 @@ def cell(
     device: Device = "cuda",
 ) -> CellResult:
     written = written_cell(workload_spec(workload, impl, 120, device=device), 1, Expectation(expect))
-    attempt = Attempt(1, Outcome(outcome, "measure", "b", 0.0, 1.0), {}, (), (), None)
+    attempt = EndedAttempt(1, Outcome(outcome, "measure", "b", 0.0, 1.0), {}, (), ())
     memory = CellMemory("device", (PhasePeak("measure", int(peak * GIB), None, None, None),), None, whole=True)
     return CellResult(
         written,

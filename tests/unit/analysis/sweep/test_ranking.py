@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from analysis.memory.peaks import CellMemory, PhasePeak
 from analysis.records.load import load
-from analysis.records.run import Attempt, Run
+from analysis.records.run import EndedAttempt, Run
 from analysis.report.summary import summarise
 from analysis.report.write_report import write_report
 from analysis.speed.step_time import StepTime
@@ -218,7 +218,7 @@ def eager(number: int, milliseconds: float, peak: int, ranks: int = 1) -> CellRe
     )
     cell = replace(written_cell(spec, 1), label=f"cell {number}", workload_id=str(number), spec=spec_to_json(spec))
     memory = CellMemory("device", (PhasePeak("measure", peak, None, None, None),), None)
-    run = Run("run", 0, 1, Attempt(1, Outcome("COMPLETED", "teardown", "bundle", 0.0, 1.0), {}, (), (), None))
+    run = Run("run", 0, 1, EndedAttempt(1, Outcome("COMPLETED", "teardown", "bundle", 0.0, 1.0), {}, (), ()))
     step = StepTime(milliseconds, milliseconds, milliseconds, 2, ("bundle",))
     return CellResult(cell, (run,), memory=memory, speed=CellSpeed(step))
 
