@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from launch.contract.plan import read_plan
@@ -32,6 +30,7 @@ for step in range(int(sys.argv[1])):
     dist.all_reduce(total)
     if rank == ranks - 1:
         print({"step": step + 1, "loss": total.item()}, flush=True)
+dist.destroy_process_group()
 """
 COMMANDS = {
     "torchrun": "{python} -m torch.distributed.run --nproc-per-node {ranks_per_node} train.py {steps}",
@@ -52,7 +51,8 @@ def test_two_nodes_of_two_ranks_train_one_model_however_they_start(site: Site) -
         "sweep": {"points": [{"command": {"launcher": name, "run": run}} for name, run in COMMANDS.items()]},
     }
     done = site.run("sweep", site.write(content), seconds=600)
-    assert done.returncode == 0, done.stdout + done.stderr + json.dumps(site.states("mine"))
     sweep = site.sweep("mine")
+    logs = [file.read_text() for file in sorted(sweep.root.glob("runs/*/attempts/*/logs/*")) if file.is_file()]
+    assert done.returncode == 0, "\n".join((done.stdout, done.stderr, *logs))
     by_node, by_rank = (list(read_metrics(sweep.run(cell.run_ids[0]).attempt(1))) for cell in read_plan(sweep).cells)
     assert len(by_node) == STEPS and [one.loss for one in by_node] == [one.loss for one in by_rank]
