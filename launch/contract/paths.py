@@ -6,7 +6,7 @@ A sweep is a folder. Each file in it has one writer:
     <sweep>/bundles/<bundle>/bundle.json    orchestrator      which attempts of which runs the bundle runs
     <sweep>/bundles/<bundle>/cancel         orchestrator      ends runs: all, or those it lists
     <sweep>/bundles/<bundle>/supervisor.log local_queue       what supervisors on this host printed, for people only
-    <sweep>/bundles/<bundle>/track.log      wandb_tracker     what trackers printed, for people only
+    <sweep>/bundles/<bundle>/track.log      launch.track      what trackers printed, for people only
     <sweep>/bundles/<bundle>/lock           supervisor        who supervises the bundle (host, boot, pid)
     <sweep>/bundles/<bundle>/allocations.jsonl supervisor        a line for each supervisor that took the bundle
     <sweep>/bundles/<bundle>/begun.jsonl    supervisor        a line for each attempt, before its folder is there
@@ -17,7 +17,7 @@ A sweep is a folder. Each file in it has one writer:
     <sweep>/queue.log, submitit/            orchestrator      for people only
     <sweep>/report/                         write_report      derived from the rest at any time: report.md, report.html,
                                                               report.json, summary.json, steps.parquet, plots/
-    <sweep>/tracking/                       wandb_tracker     what a later upload to W&B needs
+    <sweep>/tracking/                       launch.track      what a later upload to W&B needs
     <sweep>/runs/<run>/spec.json            orchestrator      the RunSpec
     <sweep>/runs/<run>/attempts/<k>/        supervisor        a folder that exists is a started attempt
         events/rank<r>.jsonl                that rank         phases with memory, captures, replays, exceptions

@@ -126,7 +126,7 @@ class Plan:
     cells: tuple[Cell, ...]
     bundles: tuple[PlannedBundle, ...]
     tracking: Mapping[str, Any] | None = None
-    """Settings for launch.supervise.wandb_tracker; None means no tracking."""
+    """Settings for launch.track; None means no tracking."""
     scheduler: Literal["host", "slurm"] = "host"
     """Where the cells were planned to run: this host or a Slurm cluster."""
     cluster: str = ""

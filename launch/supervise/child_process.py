@@ -30,13 +30,13 @@ def start(
 
 
 class Tracker:
-    """The process of launch.supervise.wandb_tracker for one attempt."""
+    """The process of launch.track for one attempt."""
 
     def __init__(
         self, attempt: AttemptPaths, settings: Mapping[str, Any], environment: Mapping[str, str], log: Path
     ) -> None:
         arguments = (attempt.path, "--settings", json.dumps(dict(settings)))
-        self._process = start("launch.supervise.wandb_tracker", arguments, environment, log)
+        self._process = start("launch.track", arguments, environment, log)
 
     def finish(self, seconds: float) -> None:
         """Let it deliver the rest within ``seconds``. What remains stays on disk for a later upload."""

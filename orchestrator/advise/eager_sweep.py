@@ -19,7 +19,7 @@ from orchestrator.advise.advice import Candidates, advice_to_json, advise
 from orchestrator.advise.render import render
 from orchestrator.output.report import print_document
 from orchestrator.recipe.expand import ResolvedCell
-from orchestrator.recipe.fields import Tracking
+from orchestrator.recipe.fields import OtherTrackers, Tracking
 from orchestrator.recipe.recipe import Recipe
 from orchestrator.rules import graph_scope, violations
 from orchestrator.rules.training import CAPTURE_STEPS, SETTLE_STEPS
@@ -30,7 +30,8 @@ MEASURED_STEPS = 20
 
 def advice_recipe(recipe: Recipe) -> Recipe:
     """Return ``recipe`` as a sweep of its own, with one repeat and without tracking."""
-    return replace(recipe, name=f"{recipe.name}-advice", repeats=1, perturbed=False, wandb=Tracking(mode="disabled"))
+    untracked = replace(recipe, wandb=Tracking(mode="disabled"), tracking=OtherTrackers())
+    return replace(untracked, name=f"{recipe.name}-advice", repeats=1, perturbed=False)
 
 
 def inspected_eager_cells(cells: Sequence[ResolvedCell]) -> tuple[ResolvedCell, ...]:

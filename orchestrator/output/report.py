@@ -14,8 +14,8 @@ MOST_ROWS = 40
 """Cells that are printed; the report has all."""
 
 
-def print_report(paths: SweepPaths) -> None:
-    """Print the summary, a row for each cell, and the path of the report."""
+def print_report(paths: SweepPaths, tracked: str = "") -> None:
+    """Print the summary, a row for each cell, the path of the report, and what trackers said of it."""
     content = read_json(paths.report / "summary.json")
     print(f"\n{content['summary']['text']}\n".replace("`", ""))
     rows: list[tuple[str, ...]] = [
@@ -28,6 +28,8 @@ def print_report(paths: SweepPaths) -> None:
     if content["total_cells"] > MOST_ROWS:
         print(f"... and {content['total_cells'] - MOST_ROWS} more cells in the report")
     print(f"\nreport: {paths.report / 'report.md'}")
+    if tracked:
+        print(tracked)
 
 
 def _report_row(cell: Mapping[str, Any]) -> tuple[str, ...]:

@@ -176,6 +176,6 @@ def check_budget(hours: float, most: float | None) -> None:
 
 def _tracking(recipe: Recipe) -> dict[str, Any] | None:
     settings = recipe.wandb
-    if settings.mode == "disabled":
+    if settings.mode == "disabled" and not recipe.tracking.tensorboard:
         return None
-    return {**asdict(settings), "tags": list(settings.tags), "group": recipe.name}
+    return {**asdict(settings), **asdict(recipe.tracking), "tags": list(settings.tags), "group": recipe.name}

@@ -49,6 +49,13 @@ class Tracking:
     tags: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class OtherTrackers:
+    """Trackers beside Weights & Biases."""
+
+    tensorboard: bool = False
+
+
 def _check_sweep_name(name: str) -> Flaw | None:
     fix = "use up to 64 letters, digits, '.', '_', '-', a letter or digit first"
     return None if NAME.fullmatch(name) else Flaw("not usable as the name of a folder", fix)
@@ -107,6 +114,7 @@ SECTIONS: Mapping[str, type] = {
     "equivalence": Margins,
     "resources": Resources,
     "wandb": Tracking,
+    "tracking": OtherTrackers,
 }
 RECIPE = FileSchema(
     Schema(TopLevel),
@@ -119,7 +127,7 @@ RECIPE = FileSchema(
     {"rng": Flaw("Megatron's te_rng_tracker is always on here", "leave it out; the seed is training.seed")},
     other_names=("sweep",),
 )
-_OF_THE_SWEEP = ("name", "repeats", "perturbed", "step_checks", "cluster", "equivalence", "wandb", "sweep")
+_OF_THE_SWEEP = ("name", "repeats", "perturbed", "step_checks", "cluster", "equivalence", "wandb", "tracking", "sweep")
 PATCH = replace(RECIPE, rejections={**RECIPE.rejections, **{
     name: Flaw(f"{name} belongs to the whole sweep, so it cannot be an axis", "write another recipe") for name in _OF_THE_SWEEP
 }})  # fmt: skip

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from launch.contract.plan import Margins
 from orchestrator.errors import InputError, input_error, suggestion
 from orchestrator.recipe.axes import Axes, read_axes, swept_fields
 from orchestrator.recipe.field_check import check_fields
-from orchestrator.recipe.fields import PRESET, RECIPE, TopLevel, Tracking
+from orchestrator.recipe.fields import PRESET, RECIPE, OtherTrackers, TopLevel, Tracking
 from orchestrator.recipe.source_fields import SourceFields, Tree, leaves, read_fields
 from orchestrator.recipe.yaml_reader import dump, find_yaml, suggest_yaml
 
@@ -50,6 +50,7 @@ class Recipe:
     """The recipe with its overrides, as YAML, followed by the fields of its presets as comments."""
     presets: Mapping[str, Tree]
     """The model presets that it names, by name."""
+    tracking: OtherTrackers = field(default_factory=OtherTrackers)
 
 
 def find_recipe(written: Path) -> Path:
@@ -84,6 +85,7 @@ def load(written: Path, overrides: Sequence[str] = ()) -> Recipe:
     _check_overrides(axes, source)
     source.raise_problems()
     equivalence, wandb = Margins(**base.pop("equivalence", {})), Tracking(**base.pop("wandb", {}))
+    tracking = OtherTrackers(**base.pop("tracking", {}))
     return Recipe(
         name=top.name,
         file=path,
@@ -95,6 +97,7 @@ def load(written: Path, overrides: Sequence[str] = ()) -> Recipe:
         cluster=top.cluster,
         equivalence=equivalence,
         wandb=wandb,
+        tracking=tracking,
         text=source.text + _presets_as_comments(presets),
         presets=presets,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from orchestrator.errors import SystemFault
 from orchestrator.sweeps.run_state import RunState
+
+TRACK_SECONDS = 60.0
 
 
 def write_report(sweep: SweepPaths) -> None:
@@ -32,6 +35,20 @@ def write_report(sweep: SweepPaths) -> None:
     if done.returncode != 0:
         errors = done.stderr.strip().splitlines() or [f"its process ended with {done.returncode}"]
         raise SystemFault(f"{sweep.report}: cannot be written ({errors[-1]}); to see more: {' '.join(command)}")
+
+
+def track_report(sweep: SweepPaths, plan: Plan) -> str:
+    """Send the report on disk to the plan's trackers. Return what they said: where it is, or how to upload it."""
+    if plan.tracking is None or plan.tracking["mode"] == "disabled":
+        return ""
+    command = [sys.executable, "-m", "launch.track", str(sweep.root), "--settings", json.dumps(dict(plan.tracking))]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=TRACK_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"tracking {plan.name}: not delivered within {TRACK_SECONDS:g} s; report {plan.name} tries again"
+    return done.stdout.strip()
 
 
 def read_records_digest(sweep: SweepPaths) -> str:

@@ -24,7 +24,13 @@ from orchestrator.submit.executor import Executor
 from orchestrator.submit.local_queue import run_in_foreground, start_queue
 from orchestrator.submit.slurm_queue import enqueue, poll_jobs
 from orchestrator.sweeps.close_attempts import close_dead_attempts
-from orchestrator.sweeps.report_process import read_exit_code, read_needed_runs, read_records_digest, write_report
+from orchestrator.sweeps.report_process import (
+    read_exit_code,
+    read_needed_runs,
+    read_records_digest,
+    track_report,
+    write_report,
+)
 from orchestrator.sweeps.run_state import RunState, live_runs, open_submissions, read_states
 from orchestrator.sweeps.slurm_jobs import JobMonitor, Jobs
 from orchestrator.sweeps.store import (
@@ -240,12 +246,13 @@ def _delete_stale_orders(paths: SweepPaths, plan: Plan, jobs: Jobs) -> None:
 
 def _report(paths: SweepPaths, plan: Plan, *, allow_empty: bool) -> int:
     """Print the report of the records on disk. Return its exit code."""
-    _update_report(paths, plan)
-    print_report(paths)
+    print_report(paths, _update_report(paths, plan))
     return read_exit_code(paths, allow_empty=allow_empty)
 
 
-def _update_report(paths: SweepPaths, plan: Plan) -> None:
-    """Write the report again unless it is of the records on disk."""
-    if read_records_digest(paths) != digest_records(paths, plan.cell_of_run()):
-        write_report(paths)
+def _update_report(paths: SweepPaths, plan: Plan) -> str:
+    """Write and track the report again unless it is of the records on disk. Return what trackers said."""
+    if read_records_digest(paths) == digest_records(paths, plan.cell_of_run()):
+        return ""
+    write_report(paths)
+    return track_report(paths, plan)

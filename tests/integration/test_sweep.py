@@ -85,7 +85,7 @@ def test_records_are_whole(finished: Finished) -> None:
 
 def test_every_run_is_ready_for_an_upload(finished: Finished) -> None:
     runs = list((finished.host.sweep("pairs").tracking / "wandb").glob("offline-run-*"))
-    assert len(runs) == 4
+    assert len(runs) == 5, "four runs, and the report"
     assert all(len(list(run.glob("run-*.wandb"))) == 1 for run in runs)
 
 

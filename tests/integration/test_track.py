@@ -9,6 +9,7 @@ import json
 import math
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -20,22 +21,23 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from launch.common.atomic_files import JsonLines, write_json
+from analysis.report.write_report import write_report
+from launch.common.atomic_files import JsonLines, read_json, write_json
 from launch.contract.outcomes import Outcome, OutcomeName, outcome_to_json
 from launch.contract.paths import AttemptPaths, SweepPaths
 from launch.contract.records.events import Phase
+from launch.contract.records.graph_stats import GraphStats
+from launch.contract.records.memory import Memory
 from launch.contract.records.step_check import StepCheck, TensorDifference
 from launch.contract.records.step_metrics import StepMetrics, read_metrics
 from launch.contract.spec import CudaGraph, RunSpec, spec_to_json
-from launch.supervise.wandb_tracker import (
-    Tail,
-    TrackSettings,
-    run_summary,
-    settings_from_json,
-    tracker_id,
-    why_offline,
-)
+from launch.track.attempt_content import median_step_time, step_row
+from launch.track.follow import Tail
+from launch.track.settings import TrackSettings, settings_from_json
+from launch.track.weights_and_biases import sweep_token, why_offline
+from tests.records import write_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = TrackSettings(project="graphs", group="tiny_moe", tags=("cpu", "smoke"))
@@ -75,18 +77,15 @@ def write_outcome(attempt: AttemptPaths, name: OutcomeName = "COMPLETED", failur
 
 
 def start(attempt: AttemptPaths, settings: TrackSettings = SETTINGS, **environ: str) -> subprocess.Popen[str]:
+    return start_on(attempt.root, attempt.spec.parents[3], settings, **environ)
+
+
+def start_on(folder: Path, home: Path, settings: TrackSettings = SETTINGS, **environ: str) -> subprocess.Popen[str]:
     """Start a tracker with no W&B setting or key in its environment but ``environ``."""
-    home = attempt.spec.parents[3]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
+    words = [str(folder), "--settings", json.dumps(dataclasses.asdict(settings))]
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "launch.supervise.wandb_tracker",
-            str(attempt.root),
-            "--settings",
-            json.dumps(dataclasses.asdict(settings)),
-        ],
+        [sys.executable, "-m", "launch.track", *words],
         env=inherited | {"HOME": str(home), "PYTHONPATH": str(ROOT)} | environ,
         cwd=home,
         stdin=subprocess.PIPE,
@@ -124,8 +123,9 @@ def history(records: list[dict[str, Any]]) -> dict[int, StepMetrics]:
     names = [field.name for field in dataclasses.fields(StepMetrics)]
     steps = {}
     for item in (record["history"]["item"] for record in records if record["type"] == "history"):
-        numbers = {key: float(item[key]) for key in ("loss", "grad_norm", "step_time_ms")}
-        steps[item["_step"]] = StepMetrics(**{name: item[name] for name in names} | numbers)
+        milliseconds = item["step_time_ms" if item["phase"] == "measure" else f"{item['phase']}_step_time_ms"]
+        numbers = {key: float(item[key]) for key in ("loss", "grad_norm")} | {"step_time_ms": float(milliseconds)}
+        steps[item["_step"]] = StepMetrics(**{name: item[name] for name in names if name in item} | numbers)
     return steps
 
 
@@ -142,14 +142,20 @@ def write_checks(attempt: AttemptPaths) -> None:
     rounding = TensorDifference("gradient of head.weight", 1e-6, noise=1e-6)
     fault = dataclasses.replace(rounding, difference=8e-6)
     checks = (StepCheck(4, 40, 1, (rounding,)), StepCheck(5, missing=1), StepCheck(6, 40, 2, (fault, rounding)))
+    stats = GraphStats("torch_compile", graphs=2, replays=40, capture_seconds=7.5)
+    memory = {"build": Memory(0, 2 << 30), "measure": Memory(0, 0, peak_reserved=3 << 30, device_outside=1 << 29)}
     with JsonLines(attempt.events(0)) as lines:
         for check in checks:
             lines.write({"kind": "step_check", "step": check.step, "check": check})
+        for phase, sample in memory.items():
+            lines.write({"kind": "phase", "phase": phase, "memory": dataclasses.asdict(sample)})
+        lines.write({"kind": "proof", "graphs": dataclasses.asdict(stats)})
 
 
 def test_a_finished_attempt_is_delivered_whole(attempt: AttemptPaths) -> None:
     write_steps(attempt, range(6))
     write_checks(attempt)
+    write_json(attempt.environment, {"hardware": {"gpus": ["GPU of the test"] * 2}})
     write_outcome(attempt)
     said = finish(start(attempt))
 
@@ -160,12 +166,13 @@ def test_a_finished_attempt_is_delivered_whole(attempt: AttemptPaths) -> None:
     records = wandb_records(file)
     assert repr(history(records)) == repr({step.step: step for step in read_metrics(attempt)})
 
-    [run] = [record["run"] for record in records if record["type"] == "run"]
+    run = next(record["run"] for record in records if record["type"] == "run")
     config = run["config"]["update"]
     assert {key: config[key] for key in spec_to_json(GRAPHED)} == spec_to_json(GRAPHED)
     assert (config["run_id"], config["workload_id"], config["attempt"]) == (GRAPHED.run_id, GRAPHED.workload_id, 1)
     assert (run["run_group"], run["job_type"], run["project"]) == ("tiny_moe", "graphed", "graphs")
-    assert run["tags"] == ["cpu", "smoke"]
+    last = [record["run"] for record in records if record["type"] == "run"][-1]
+    assert last["tags"] == ["cpu", "smoke", "torch_native", "one rank", "torch_compile", "GPU of the test"]
     metrics = [record["metric"] for record in records if record["type"] == "metric"]
     assert {metric.get("glob_name"): metric.get("step_metric") for metric in metrics}["*"] == "step"
 
@@ -174,6 +181,8 @@ def test_a_finished_attempt_is_delivered_whole(attempt: AttemptPaths) -> None:
     assert ended["median_step_time_ms"] == 13.0
     assert (ended["step_checks"], ended["step_check_faults"]) == (2, 1)
     assert ended["step_check_largest_difference"] == pytest.approx(8.0)
+    assert (ended["peak_memory_gib/build"], ended["peak_memory_gib/measure"]) == (2.0, 3.5)
+    assert (ended["graphs"], ended["replays"], ended["capture_seconds"]) == (2, 40, 7.5)
     assert records[-1]["exit"]["exit_code"] == 0
 
 
@@ -187,6 +196,70 @@ def test_a_failed_eager_run_is_shown_as_failed(tmp_path: Path) -> None:
     assert summary(records)["failure_class"] == "cuda_out_of_memory"
     assert next(record["run"]["job_type"] for record in records if record["type"] == "run") == "eager"
     assert records[-1]["exit"]["exit_code"] == 1
+
+
+def test_only_timed_steps_have_a_step_time() -> None:
+    """A capture takes a thousand times as long: on one axis the others would be a flat line."""
+    step = {"step": 4, "loss": 1.0, "grad_norm": 1.0, "step_time_ms": 2000.0, "tokens": 64, "phase": "capture"}
+    capture, timed = (step_row(step | {"phase": phase}, ranks=4) for phase in ("capture", "measure"))
+    assert (capture["capture_step_time_ms"], timed["step_time_ms"]) == (2000.0, 2000.0)
+    assert "step_time_ms" not in capture and timed["tokens_per_second_per_rank"] == 8.0
+
+
+def test_a_resumed_run_continues_its_run(attempt: AttemptPaths) -> None:
+    write_steps(attempt, range(2))
+    write_outcome(attempt, "PREEMPTED")
+    finish(start(attempt))
+    again = SweepPaths(attempt.root.parents[3]).run(GRAPHED.run_id).attempt(2)
+    write_steps(again, range(5))
+    write_outcome(again)
+    finish(start(again))
+    [file] = offline_files(attempt)
+    records = wandb_records(file)
+    assert list(history(records)) == [0, 1, 2, 3, 4]
+    assert {record["history"]["item"]["attempt"] for record in records if record["type"] == "history"} == {2}
+
+
+def test_the_report_becomes_a_run_of_its_own(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "sweeps" / "mine", steps=120)
+    write_report(sweep)
+    for _ in range(2):
+        said = finish(start_on(sweep.root, tmp_path))
+        assert len(said) == 1 and "wandb sync" in said[0]
+    [file] = sweep.tracking.glob("wandb/offline-run-*/run-analysis-*.wandb")
+    records = wandb_records(file)
+    assert next(record["run"] for record in records if record["type"] == "run")["job_type"] == "analysis"
+    report = read_json(sweep.report / "report.json")
+    (table,) = file.parent.glob("files/media/table/verdicts*.json")
+    rows = {row[0]: row for row in read_json(table)["data"]}
+    found = summary(records)
+    assert found["headline"] == report["summary"]["headline"]
+    for cell in report["cells"]:
+        name = cell["name"]
+        assert rows[name][2:4] == [cell["outcome"], cell["verdict"] and cell["verdict"]["verdict"]]
+        assert found[f"{name}/outcome"] == cell["outcome"]
+        if cell["speed"]:
+            assert found[f"{name}/speedup"] == pytest.approx(cell["speed"]["ratio"])
+    assert any(cell["speed"] and cell["verdict"] for cell in report["cells"])
+    artifacts = [record["artifact"] for record in records if record["type"] == "artifact"]
+    contents = {item["path"]: Path(item["local_path"]) for found in artifacts for item in found["manifest"]["contents"]}
+    assert contents["report.html"].read_bytes() == (sweep.report / "report.html").read_bytes()
+    assert all(path.is_relative_to(sweep.tracking) for path in contents.values()), "an upload finds them there"
+
+
+def test_event_files_of_tensorboard_hold_every_step(attempt: AttemptPaths) -> None:
+    write_steps(attempt, range(6))
+    write_outcome(attempt)
+    for _ in range(2):
+        finish(start(attempt, dataclasses.replace(SETTINGS, tensorboard=True, mode="disabled")))
+    folder = SweepPaths(attempt.root.parents[3]).tracking / "tensorboard" / GRAPHED.run_id / "1"
+    found = EventAccumulator(str(folder)).Reload()
+    losses = [(scalar.step, scalar.value) for scalar in found.Scalars("loss")]
+    assert repr(losses) == repr(
+        [(s.step, struct.unpack("f", struct.pack("f", s.loss))[0]) for s in map(step_metrics, range(6))]
+    )
+    assert [scalar.step for scalar in found.Scalars("step_time_ms")] == [1, 2, 3, 4, 5]
+    assert found.Scalars("summary/median_step_time_ms")[0].value == 13.0
 
 
 def test_a_killed_tracker_harms_nothing_and_a_second_one_delivers_all(attempt: AttemptPaths) -> None:
@@ -268,7 +341,7 @@ def test_an_error_of_wandb_is_one_line(attempt: AttemptPaths) -> None:
 
 
 def test_importing_the_tracker_imports_neither_wandb_nor_torch() -> None:
-    question = "import sys, launch.supervise.wandb_tracker; sys.exit(bool({'wandb', 'torch'} & set(sys.modules)))"
+    question = "import sys, launch.track; sys.exit(bool({'wandb', 'torch'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", question], cwd=ROOT, check=True)
 
 
@@ -296,8 +369,8 @@ def test_online_takes_a_key_and_a_server(server: str, tmp_path: Path, monkeypatc
 
 def test_an_attempt_keeps_its_id_and_shares_it_with_no_other_sweep(tmp_path: Path) -> None:
     first, second = (begin(tmp_path / name, GRAPHED) for name in ("mine", "yours"))
-    ids = {tracker_id(attempt, attempt.root.parents[3] / "tracking") for attempt in (first, second, first)}
-    assert len(ids) == 2 and all(name.startswith(GRAPHED.run_id) for name in ids)
+    ids = {sweep_token(attempt.root.parents[3] / "tracking") for attempt in (first, second, first)}
+    assert len(ids) == 2
 
 
 @given(cuts=st.lists(st.integers(0, 2000), max_size=8))
@@ -318,8 +391,8 @@ def test_a_tail_gives_each_line_once_wherever_the_writer_was(
 
 
 def test_a_median_among_nans_is_nan() -> None:
-    assert math.isnan(run_summary(None, [1.0, math.nan, 3.0])["median_step_time_ms"])
-    assert run_summary(None, []) == {}
+    assert math.isnan(median_step_time([1.0, math.nan, 3.0])["median_step_time_ms"])
+    assert median_step_time([]) == {}
 
 
 def test_settings_survive_json_and_refuse_an_unknown_mode() -> None:

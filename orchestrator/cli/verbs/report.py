@@ -16,7 +16,7 @@ from orchestrator.cli.arguments import add_allow_empty, add_json, add_junit, red
 from orchestrator.output.jobs import print_job_problems
 from orchestrator.output.report import print_report
 from orchestrator.sweeps.close_attempts import close_dead_attempts
-from orchestrator.sweeps.report_process import read_exit_code, write_report
+from orchestrator.sweeps.report_process import read_exit_code, track_report, write_report
 from orchestrator.sweeps.run_state import open_submissions, read_states
 from orchestrator.sweeps.slurm_jobs import JobMonitor
 from orchestrator.sweeps.store import Store, read_plan
@@ -41,12 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
             print_job_problems(scheduler.look(submissions), {})
         close_dead_attempts(paths, read_states(paths, plan, scheduler.settled(submissions)))
     write_report(paths)
+    said = track_report(paths, plan)
     if arguments.junit or arguments.golden:
         _write_exports(paths, arguments.junit, arguments.golden, allow_empty=arguments.allow_empty)
     if arguments.json:
         print((paths.report / "report.json").read_text(), end="")
     else:
-        print_report(paths)
+        print_report(paths, said)
     return read_exit_code(paths, allow_empty=arguments.allow_empty)
 
 

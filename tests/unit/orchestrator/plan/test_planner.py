@@ -344,8 +344,17 @@ def test_a_plan_beyond_its_budget_is_refused_with_both_numbers(most: float) -> N
 
 def test_tracking_is_the_recipes_and_none_where_it_is_disabled(tmp_path: Path) -> None:
     tracking = plan(tmp_path, wandb={"project": "p", "tags": ["a"]}).tracking
-    assert tracking == {"project": "p", "entity": None, "mode": "auto", "tags": ["a"], "group": "x"}
+    assert tracking == {
+        "project": "p",
+        "entity": None,
+        "mode": "auto",
+        "tags": ["a"],
+        "group": "x",
+        "tensorboard": False,
+    }
     assert plan(tmp_path, wandb={"mode": "disabled"}).tracking is None
+    tracking = plan(tmp_path, wandb={"mode": "disabled"}, tracking={"tensorboard": True}).tracking
+    assert tracking and (tracking["mode"], tracking["tensorboard"]) == ("disabled", True)
 
 
 def test_the_plan_is_of_the_specs_it_shows(tmp_path: Path) -> None:

@@ -1,0 +1,119 @@
+"""Log an attempt, or the report of a sweep, in a process of its own.
+
+    python -m launch.track ATTEMPT_DIR --settings '{"project": "graphs", "group": "tiny_moe"}'
+    python -m launch.track SWEEP_DIR --settings '{"project": "graphs", "group": "tiny_moe"}'
+
+A process that captures CUDA graphs must have no tracker threads, and no step may wait for a network. So this process
+only reads records. It may be killed at any moment, and running it again delivers the whole attempt. It ends
+when the attempt has an outcome, or when its standard input closes: the supervisor holds the other end of that pipe.
+
+Any failure of a tracker is one line on standard output and exit code 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from launch.common.redact import redact
+from launch.contract.outcomes import read_outcome
+from launch.contract.paths import AttemptPaths, SweepPaths
+from launch.contract.spec import read_spec
+from launch.track.attempt_content import run_summary, step_row
+from launch.track.follow import follow
+from launch.track.settings import TrackSettings, settings_from_json
+from launch.track.tensorboard import EventFiles
+from launch.track.weights_and_biases import Session, open_attempt, publish_report
+
+Say = Callable[[str], None]
+
+
+class Sink(Protocol):
+    """Where an attempt goes."""
+
+    def log(self, row: Mapping[str, Any]) -> None: ...
+
+    def finish(self, summary: Mapping[str, Any], *, complete: bool) -> None: ...
+
+
+def track_attempt(attempt: AttemptPaths, settings: TrackSettings, say: Say) -> None:
+    """Log ``attempt`` from its first step until it ends.
+
+    Raises:
+        ValueError: a variable of W&B's holds a secret.
+        Exception: whatever a tracker raises. The attempt's records are not touched.
+    """
+    sweep = SweepPaths(attempt.root.parents[3])
+    sinks: list[Sink] = []
+    if settings.tensorboard and find_spec("tensorboard") is None:
+        say("tensorboard is not installed, so there are no event files (pip install tensorboard)")
+    elif settings.tensorboard:
+        sinks.append(EventFiles(sweep.tracking / "tensorboard" / attempt.run_id / str(attempt.number)))
+    with Session(sweep, name_of(attempt), settings, say) as session:
+        if session.mode != "disabled":
+            sinks.append(open_attempt(session, attempt))
+        _deliver(attempt, sinks)
+
+
+def _deliver(attempt: AttemptPaths, sinks: list[Sink]) -> None:
+    spec, measured_ms = read_spec(attempt.spec), []
+    for step in follow(attempt):
+        if step["phase"] == "measure":
+            measured_ms.append(step["step_time_ms"])
+        row = step_row(step, spec.parallelism.world_size)
+        for sink in sinks:
+            sink.log(row)
+    outcome, summary = read_outcome(attempt), run_summary(attempt, spec, measured_ms)
+    for sink in sinks:
+        sink.finish(summary, complete=outcome is not None and outcome.results_intact)
+
+
+def name_of(attempt: AttemptPaths) -> str:
+    return f"{attempt.run_id}-a{attempt.number}"
+
+
+def explain(error: Exception) -> str:
+    """Return why a tracker ended early, and the fix, in one line."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "wandb":
+        return "wandb is not installed; metrics stay in metrics.jsonl (pip install wandb)"
+    reason = next(iter(str(error).splitlines()), "")
+    return f"ended early, {type(error).__name__}: {reason}; metrics stay in metrics.jsonl, run this again to upload"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m launch.track", description="Log an attempt, or a sweep's report.")
+    parser.add_argument("folder", type=Path, help="<sweep>, or <sweep>/runs/<run>/attempts/<k>")
+    parser.add_argument("--settings", type=json.loads, required=True, help="TrackSettings, as a JSON object")
+    options = parser.parse_args()
+    # The supervisor handles an interrupt from the keyboard or from the stop button of the W&B page.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(10)
+    folder = options.folder.resolve()
+    is_sweep = (folder / "plan.json").is_file()
+    name = folder.name if is_sweep else name_of(AttemptPaths(folder))
+
+    def say(message: str) -> None:
+        sys.stdout.write(f"tracking {name}: {redact(message)}\n")
+        sys.stdout.flush()
+
+    try:
+        settings = settings_from_json(options.settings)
+        if is_sweep:
+            publish_report(SweepPaths(folder), settings, say)
+        else:
+            track_attempt(AttemptPaths(folder), settings, say)
+    except Exception as error:
+        # A tracker that fails must never fail a run, and wandb's exit handlers would wait for what has just failed.
+        say(explain(error))
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

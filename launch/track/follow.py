@@ -1,0 +1,50 @@
+"""Follow the steps of an attempt while it runs."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from launch.common.atomic_files import parse_json
+from launch.contract.paths import AttemptPaths
+from launch.contract.records.step_metrics import step_from_json
+
+POLL_SECONDS = 1.0
+
+
+def follow(attempt: AttemptPaths) -> Iterator[dict[str, Any]]:
+    """Yield the attempt's steps as they are written, from the first, until the attempt or the supervisor ends."""
+    tail = Tail(attempt.metrics)
+    ended = False
+    while not ended:
+        # Check for the end first, so that the last read covers everything written before it.
+        ended = attempt.has_ended or _supervisor_ended(POLL_SECONDS)
+        yield from tail.read()
+
+
+class Tail:
+    """Read each complete line of a growing file once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                whole, newline, _torn = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return
+        self._offset += len(whole + newline)
+        for line in whole.splitlines():
+            yield step_from_json(parse_json(line))
+
+
+def _supervisor_ended(timeout: float) -> bool:
+    """Wait at most ``timeout`` seconds for standard input to close. Return whether it did."""
+    readable, _, _ = select.select([0], [], [], timeout)
+    return bool(readable) and not os.read(0, 4096)

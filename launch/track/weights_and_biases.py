@@ -1,0 +1,278 @@
+"""Weights & Biases: a run for each run of a sweep, and one for its report.
+
+wandb itself reads the API key, from the environment or from netrc; we write it to no file and no command line.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import netrc
+import os
+import secrets
+import shutil
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from launch.common.redact import Secrets, is_secret_name
+from launch.contract.paths import AttemptPaths, SweepPaths
+from launch.contract.spec import read_spec
+from launch.track.attempt_content import GIB, gpu_tags, run_config, run_tags, usable_tags
+from launch.track.settings import TrackSettings
+
+if TYPE_CHECKING:
+    import wandb
+
+REACH_SECONDS = 3.0
+FINISH_SECONDS = 25.0
+"""How long the final upload may take: less than launch.supervise.supervisor waits, so that the tracker itself reports what
+it could not deliver."""
+
+QUIET: Mapping[str, Any] = {
+    "silent": True,
+    "console": "off",
+    "disable_git": True,
+    "disable_code": True,
+    "disable_job_creation": True,
+    "save_code": False,
+    "symlink": False,
+    "finish_timeout": FINISH_SECONDS,
+    "finish_timeout_raises": True,
+    "x_disable_machine_info": True,
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "x_save_requirements": False,
+}
+"""wandb settings that restrict it to what we log: no console, code, git, packages or machine, and a limited wait."""
+
+
+UPLOAD = "upload later with: wandb sync tracking/wandb/offline-run-* (in the sweep's folder)"
+
+
+class Session:
+    """wandb in this process, with its files in the sweep's folder, and the mode that it runs in."""
+
+    def __init__(self, sweep: SweepPaths, name: str, settings: TrackSettings, say: Callable[[str], None]) -> None:
+        self.settings, self.folder, self._cache, self._say = (
+            settings,
+            sweep.tracking,
+            sweep.tracking / "cache" / name,
+            say,
+        )
+        self.mode: Literal["online", "offline", "disabled"] = "disabled"
+
+    def __enter__(self) -> Session:
+        if self.settings.mode == "disabled":
+            return self
+        _check_variables(os.environ)
+        self._wandb = _import_wandb(self.folder / "data", self._cache)
+        quiet = {key: value for key, value in QUIET.items() if key in self._wandb.Settings.model_fields}
+        base_url = self._wandb.setup(self._wandb.Settings(**quiet)).settings.base_url
+        self.mode, reason = choose_mode(self.settings, base_url)
+        if reason:
+            self._say(reason)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self.settings.mode != "disabled":
+            self._wandb.teardown()
+            shutil.rmtree(self._cache, ignore_errors=True)
+
+    def open(self, name: str, job_type: str, tags: Sequence[str], config: Mapping[str, Any]) -> wandb.Run:
+        """Begin the W&B run of ``name``, or continue it."""
+        run: wandb.Run = self._wandb.init(
+            project=self.settings.project,
+            entity=self.settings.entity,
+            id=f"{name}-{sweep_token(self.folder)}",
+            name=name,
+            group=self.settings.group,
+            job_type=job_type,
+            tags=usable_tags(*self.settings.tags, *tags),
+            config=dict(config),
+            dir=self.folder,
+            mode=self.mode,
+            resume="allow",
+        )
+        if self.mode == "online":
+            self._say(f"online at {run.url}")
+        return run
+
+
+def why_offline(base_url: str) -> str | None:
+    """Return why the server at ``base_url`` cannot be used, in words; None where it can."""
+    if not _has_key(urllib.parse.urlsplit(base_url).netloc):
+        return "no API key is configured (WANDB_API_KEY or netrc)"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(base_url, method="HEAD"), timeout=REACH_SECONDS):
+            return None
+    except urllib.error.HTTPError:
+        # It answered.
+        return None
+    except (OSError, http.client.HTTPException) as error:
+        return f"{base_url} cannot be reached ({error})"
+
+
+def _has_key(host: str) -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    try:
+        return netrc.netrc(path).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def choose_mode(settings: TrackSettings, base_url: str) -> tuple[Literal["online", "offline", "disabled"], str]:
+    """Return the recipe's mode, and what to say of it. For auto: WANDB_MODE where it is offline or disabled, else online where possible."""
+    if settings.mode != "auto":
+        return settings.mode, ""
+    variable = os.environ.get("WANDB_MODE")
+    if variable == "disabled":
+        return "disabled", "disabled; metrics stay in metrics.jsonl"
+    reason = "WANDB_MODE is offline" if variable == "offline" else why_offline(base_url)
+    return ("online", "") if reason is None else ("offline", f"offline, as {reason}; {UPLOAD}")
+
+
+def sweep_token(tracking: Path) -> str:
+    """Return the token of a sweep's folder, which ends the W&B ids of its runs.
+
+    Two people who run one recipe in one project have the same run_ids. A random token keeps their runs apart.
+    """
+    path, token = tracking / "id", secrets.token_hex(4)
+    tracking.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        temporary = tracking / f".id.{token}"
+        temporary.write_text(token)
+        try:
+            # Unlike a rename, a link never replaces another tracker's token.
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink()
+    return path.read_text()
+
+
+def _check_variables(environment: Mapping[str, str]) -> None:
+    """Check that no variable of W&B's but the key holds a secret: wandb writes their values to its files, and uploads them.
+
+    Raises:
+        ValueError: one does.
+    """
+    found = Secrets(environment)
+    for name, value in environment.items():
+        if name.startswith("WANDB_") and not is_secret_name(name) and (what := found.find(value)):
+            raise ValueError(f"{name} holds {what}; set it to another value")
+
+
+def _import_wandb(data: Path, cache: Path) -> Any:
+    """Import wandb with its artifacts and its cache in the sweep's folder and without its own error reports."""
+    os.environ.setdefault("WANDB_DATA_DIR", str(data))
+    os.environ.setdefault("WANDB_CACHE_DIR", str(cache))
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
+    return wandb
+
+
+class AttemptRun:
+    """The W&B run of an attempt. A later attempt of the same run continues it."""
+
+    def __init__(self, run: wandb.Run, attempt: AttemptPaths) -> None:
+        self._run, self._attempt = run, attempt
+        run.define_metric("step")
+        run.define_metric("*", step_metric="step")
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        # A tracker that was killed, or an earlier attempt, has delivered the earlier ones.
+        if row["step"] >= self._run.starting_step:
+            self._run.log({**row, "attempt": self._attempt.number}, step=row["step"], commit=True)
+
+    def finish(self, summary: Mapping[str, Any], *, complete: bool) -> None:
+        """Finish the run with ``summary``. W&B shows it as failed if it is not ``complete``."""
+        self._run.tags = usable_tags(*(self._run.tags or ()), *gpu_tags(self._attempt))
+        self._run.summary.update(dict(summary))
+        self._run.finish(exit_code=0 if complete else 1)
+        if self._attempt.has_ended:
+            _remove_superseded(self._run)
+
+
+def open_attempt(session: Session, attempt: AttemptPaths) -> AttemptRun:
+    spec = read_spec(attempt.spec)
+    job_type = "graphed" if spec.graphed else "eager"
+    return AttemptRun(session.open(attempt.run_id, job_type, run_tags(spec), run_config(spec, attempt)), attempt)
+
+
+def _remove_superseded(run: wandb.Run) -> None:
+    """Remove the older offline folders of ``run``, since its last one holds all of it, and wandb's own logs in that."""
+    keep = Path(run.settings.sync_dir)
+    for folder in keep.parent.glob(f"offline-run-*-{run.id}*"):
+        # A later attempt may have begun.
+        if folder != keep and folder.stat().st_mtime <= keep.stat().st_mtime:
+            shutil.rmtree(folder)
+    for folder in (path for path in keep.iterdir() if path.is_dir() and not (path / "media").exists()):
+        shutil.rmtree(folder)
+
+
+# --- the report ---
+
+
+COLUMNS = ("cell", "label", "outcome", "verdict", "speedup", "speedup_low", "speedup_high", "peak_memory_gib")
+
+
+MOST_SUMMARISED = 100
+"""Cells in the summary of a report's run. The table has all."""
+
+
+def publish_report(sweep: SweepPaths, settings: TrackSettings, say: Callable[[str], None]) -> None:
+    """Log the report on disk as a run of job type ``analysis``: its table of verdicts, its speed-ups and report.html."""
+    with Session(sweep, "analysis", settings, say) as session:
+        if session.mode == "disabled":
+            return
+        import wandb
+
+        content = json.loads((sweep.report / "report.json").read_text())
+        rows = verdict_rows(content)
+        shutil.rmtree(sweep.tracking / "data", ignore_errors=True)
+        run = session.open("analysis", "analysis", (), {"sweep": content["sweep"], "recipe": content["recipe"]})
+        table = wandb.Table(columns=list(COLUMNS), data=list(rows))
+        speeds = wandb.plot.bar(table, "cell", "speedup", title="Speed-up over eager")
+        run.log({"verdicts": table, "speedups": speeds})
+        run.summary.update(report_summary(content, rows))
+        artifact = wandb.Artifact(f"report-{run.id.removeprefix('analysis-')}", type="report")
+        artifact.add_file(str(sweep.report / "report.html"))
+        run.log_artifact(artifact)
+        run.finish()
+        _remove_superseded(run)
+
+
+def verdict_rows(content: Mapping[str, Any]) -> list[Sequence[Any]]:
+    """Return a row of ``COLUMNS`` for each cell of report.json. What is unknown is None."""
+    return [
+        [
+            cell["name"],
+            cell["label"],
+            cell["outcome"],
+            (cell["verdict"] or {}).get("verdict"),
+            *((cell["speed"] or {}).get(key) for key in ("ratio", "low", "high")),
+            cell["memory"]["peak"] / GIB if cell["memory"] else None,
+        ]
+        for cell in content["cells"]
+    ]
+
+
+def report_summary(content: Mapping[str, Any], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Return the headline, the exit code, and what is known of each cell as NAME/COLUMN."""
+    summary: dict[str, Any] = {"headline": content["summary"]["headline"], "exit_code": content["exit_code"]}
+    for name, *values in rows[:MOST_SUMMARISED]:
+        summary |= {
+            f"{name}/{column}": value for column, value in zip(COLUMNS[1:], values, strict=True) if value is not None
+        }
+    return summary
