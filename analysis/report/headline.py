@@ -145,6 +145,5 @@ def _memory(eager: CellResult | None, graphed: CellResult) -> str:
 
 def _ties(result: CellResult, ran: Sequence[CellResult]) -> str:
     """Return how many cells of its task are tied with a cell that is the fastest of it."""
-    rankings = [ranking for ranking in rank(ran) if ranking.best.label == result.cell.label]
-    tied = sum(not cell.told_apart for ranking in rankings for cell in ranking.cells[1:])
+    tied = sum(ranking.tied for ranking in rank(ran) if ranking.best.label == result.cell.label)
     return f"it is statistically tied with {count('other cell', tied)}" if tied else ""

@@ -286,32 +286,16 @@ def _tables(results: Sequence[CellResult]) -> dict[str, Any]:
 
 
 def _ranking(ranking: Ranking) -> dict[str, Any]:
-    return {
-        "task_id": ranking.task_id,
-        "name": ranking.name,
-        "device": ranking.device,
-        "allocations": ranking.allocations,
-        "machines": ranking.machines,
-        "not_ranked": ranking.left_out,
-        "cells": [_ranked(cell, ranking) for cell in ranking.cells],
-    }
+    return to_json(ranking) | {"cells": [_ranked(cell, ranking) for cell in ranking.cells]}
 
 
 def _ranked(cell: Ranked, ranking: Ranking) -> dict[str, Any]:
-    content = {
-        "label": cell.label,
-        "settings": cell.sets_apart,
-        "ranks": cell.ranks,
-        "nodes": cell.nodes,
-        "memory_per_rank": cell.peak,
-        "on_pareto_front": cell.on_front,
-        "statistically_tied": cell is not ranking.best and not cell.told_apart,
-        "runs": cell.step.runs,
-        "relative": cell.step.milliseconds / ranking.best.step.milliseconds,
-    }
+    step, rates = cell.step, ("tokens_per_second_per_rank", "tflops")
+    content = _without(to_json(cell), "step", *rates)
+    content |= {"runs": step.runs, "relative": step.milliseconds / ranking.best.step.milliseconds}
     if ranking.device == "cuda":
-        content |= {"step_ms": cell.step.milliseconds, "low_ms": cell.step.low, "high_ms": cell.step.high}
-        content |= {"tokens_per_second_per_rank": cell.tokens_per_second_per_rank, "tflops": cell.tflops}
+        content |= {"step_ms": step.milliseconds, "low_ms": step.low, "high_ms": step.high}
+        content |= {name: getattr(cell, name) for name in rates}
     return content
 
 

@@ -160,8 +160,7 @@ def _fastest(ran: Sequence[CellResult], decision: str) -> str:
         return ""
     names = []
     for ranking in rankings:
-        tied = sum(not cell.told_apart for cell in ranking.cells[1:])
-        ties = f", statistically tied with {count('other', tied)}" if tied else ""
+        ties = f", statistically tied with {count('other', ranking.tied)}" if ranking.tied else ""
         names.append(f"`{ranking.best.label}` of {len(ranking.cells)} cells{ties}")
     of = "its task" if len(rankings) == 1 else "their tasks"
     return f"Fastest of {of}: {first_names(names, MAXIMUM_NAMES)}." if names else ""

@@ -38,47 +38,52 @@ Point = tuple[float, float, int]
 
 @dataclass(frozen=True)
 class Ranked:
-    """A cell that users may choose. ``sets_apart`` lists the settings in which it differs from others: "pp=2"."""
+    """A cell that users may choose. ``settings`` lists those in which it differs from others: "pp=2"."""
 
     label: str
-    sets_apart: tuple[str, ...]
-    step: StepTime
+    settings: tuple[str, ...]
     ranks: int
     nodes: int
-    tokens_per_second_per_rank: float
-    tflops: float
-    """Model TFLOP/s per rank (analysis/speed/flops.py)."""
-    peak: int | None
+    memory_per_rank: int | None
     """Peak memory in bytes of the rank with the highest peak; None if unknown."""
-    on_front: bool
-    told_apart: bool
-    """Whether the first cell is certainly faster; otherwise both are statistically tied.
+    on_pareto_front: bool
+    statistically_tied: bool
+    """Whether the first cell, if this is another, is not certainly faster.
 
     Cells of one workload are compared by their pairs. Other cells need two runs each, and every run of the first cell must
     be faster than every run of this one by more than ``ALLOCATION_ALLOWANCE``.
     """
+    step: StepTime
+    tokens_per_second_per_rank: float
+    tflops: float
+    """Model TFLOP/s per rank (analysis/speed/flops.py)."""
 
 
 @dataclass(frozen=True)
 class Ranking:
     """The ranking of one task, fastest first.
 
-    ``left_out`` has the label and the reason of each cell that is not ranked. ``machines`` names the fields of the
-    environment in which the ranked runs differ.
+    ``machines`` names the fields of the environment in which the ranked runs differ. ``not_ranked`` has the label and the
+    reason of each other cell.
     """
 
     task_id: str
     name: str
     """Model, batch and precision."""
     device: Device
-    cells: tuple[Ranked, ...]
-    left_out: tuple[tuple[str, str], ...]
     allocations: int
     machines: tuple[str, ...]
+    not_ranked: tuple[tuple[str, str], ...]
+    cells: tuple[Ranked, ...]
 
     @property
     def best(self) -> Ranked:
         return self.cells[0]
+
+    @property
+    def tied(self) -> int:
+        """Return how many cells are statistically tied with the first."""
+        return sum(cell.statistically_tied for cell in self.cells)
 
     @property
     def most_of_a_rank(self) -> Ranked:
@@ -149,10 +154,10 @@ def _ranking(task_id: str, device: Device, results: Sequence[CellResult]) -> Ran
         task_id,
         task_words(candidates[0].spec),
         device,
-        cells,
-        tuple((result.cell.label, reason) for result, reason in zip(results, reasons, strict=True) if reason),
         len({allocation for candidate in candidates for allocation in candidate.step.allocations}),
         differing_fields(list(environments.values())),
+        tuple((result.cell.label, reason) for result, reason in zip(results, reasons, strict=True) if reason),
+        cells,
     )
 
 
@@ -182,21 +187,21 @@ def _loss_divergence(result: CellResult, task: Sequence[CellResult]) -> str:
 
 
 def _ranked(
-    candidate: _Candidate, sets_apart: tuple[str, ...], front: set[Point], slower: set[str], first: _Candidate
+    candidate: _Candidate, settings: tuple[str, ...], front: set[Point], slower: set[str], first: _Candidate
 ) -> Ranked:
     spec, step = candidate.spec, candidate.step
     ranks = spec.parallelism.world_size
     return Ranked(
         label=candidate.result.cell.label,
-        sets_apart=sets_apart,
-        step=step,
+        settings=settings,
         ranks=ranks,
         nodes=spec.placement.nodes,
+        memory_per_rank=candidate.result.memory.peak if candidate.result.memory else None,
+        on_pareto_front=candidate.point in front,
+        statistically_tied=candidate is not first and not _certainly_faster(first, candidate, slower),
+        step=step,
         tokens_per_second_per_rank=tokens_per_step(spec) / ranks / step.milliseconds * 1e3,
         tflops=model_flops(spec) / ranks / step.milliseconds / 1e9,
-        peak=candidate.result.memory.peak if candidate.result.memory else None,
-        on_front=candidate.point in front,
-        told_apart=_certainly_faster(first, candidate, slower),
     )
 
 

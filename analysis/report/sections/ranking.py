@@ -40,10 +40,10 @@ def _ranking(ranking: Ranking, names: Mapping[str, str]) -> list[str]:
     blocks = [f"### {ranking.name} (task {ranking.task_id})", _best(ranking), table(header, rows)]
     if len(ranking.cells) > MAXIMUM_CELLS:
         blocks.append(f"report.json lists {count('slower cell', len(ranking.cells) - MAXIMUM_CELLS)}.")
-    if ranking.left_out:
-        left_out = ", ".join(f"`{label}` ({reason})" for label, reason in ranking.left_out[:MAXIMUM_CELLS])
-        more = len(ranking.left_out) - MAXIMUM_CELLS
-        blocks.append(f"Not ranked: {left_out}{f' and {more} more' if more > 0 else ''}.")
+    if ranking.not_ranked:
+        not_ranked = ", ".join(f"`{label}` ({reason})" for label, reason in ranking.not_ranked[:MAXIMUM_CELLS])
+        more = len(ranking.not_ranked) - MAXIMUM_CELLS
+        blocks.append(f"Not ranked: {not_ranked}{f' and {more} more' if more > 0 else ''}.")
     if ranking.machines:
         blocks.append(f"**The ranked runs differ in machine or software**: {cell_text('; '.join(ranking.machines))}.")
     return blocks
@@ -55,16 +55,16 @@ def _best(ranking: Ranking) -> str:
     if on_gpu:
         nodes = f" on {best.nodes} nodes" if best.nodes > 1 else ""
         text += f", {best.step.milliseconds:.2f} ms per step on {count('GPU', best.ranks)}{nodes}"
-    if tied := sum(not cell.told_apart for cell in ranking.cells[1:]):
-        text += f", statistically tied with {count('other', tied)}"
+    if ranking.tied:
+        text += f", statistically tied with {count('other', ranking.tied)}"
     if ranking.most_of_a_rank is not best:
         text += f". Most tokens/s/{'GPU' if on_gpu else 'rank'}: `{ranking.most_of_a_rank.label}`"
     return f"{text}. The runs used {count('allocation', ranking.allocations)}."
 
 
 def _row(place: int, cell: Ranked, ranking: Ranking, names: Mapping[str, str]) -> list[str]:
-    tied = " (statistically tied)" if place > 1 and not cell.told_apart else ""
-    row = [f"{place}{tied}", names[cell.label], ", ".join(cell.sets_apart)]
+    tied = " (statistically tied)" if cell.statistically_tied else ""
+    row = [f"{place}{tied}", names[cell.label], ", ".join(cell.settings)]
     if ranking.device == "cuda":
         row += [
             f"{cell.ranks} on {cell.nodes} nodes" if cell.nodes > 1 else str(cell.ranks),
@@ -74,8 +74,8 @@ def _row(place: int, cell: Ranked, ranking: Ranking, names: Mapping[str, str]) -
         ]
     else:
         row += [str(cell.ranks), _time(cell, ranking.best.step.milliseconds, "")]
-    peak = "-" if cell.peak is None else size(cell.peak)
-    return [*row, peak, "yes" if cell.on_front else "-", str(cell.step.runs)]
+    peak = "-" if cell.memory_per_rank is None else size(cell.memory_per_rank)
+    return [*row, peak, "yes" if cell.on_pareto_front else "-", str(cell.step.runs)]
 
 
 def _time(cell: Ranked, unit: float, suffix: str) -> str:

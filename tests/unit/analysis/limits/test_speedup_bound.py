@@ -505,7 +505,7 @@ def test_an_eager_step_shorter_than_its_kernels_makes_graphs_neither_faster_nor_
     assert f"**1 eager cell cannot be as fast as timed**: `eager, lr 0.001` ({why})." in report.summary
     (ranking,) = rank(judge_sweep(sweep).results)
     assert [cell.label for cell in ranking.cells] == ["torch, lr 0.001", "full_iteration, lr 0.001"]
-    assert ranking.left_out == (("eager, lr 0.001", why),)
+    assert ranking.not_ranked == (("eager, lr 0.001", why),)
 
 
 @pytest.mark.parametrize(("eager_ms", "doubtful"), [(14.8, False), (14.7, True)])
@@ -539,7 +539,7 @@ def test_an_eager_step_as_long_as_its_kernels_is_sound_on_machines_that_differ(
     eager, graphed = judge_sweep(sweep).results
     assert (eager.speed.timing_doubt, graphed.speed.timing_doubt) == ("", "")
     (ranking,) = rank([eager, graphed])
-    assert ranking.left_out == ()
+    assert ranking.not_ranked == ()
 
 
 def test_without_a_speed_the_eager_step_is_of_the_same_runs_as_its_kernels(tmp_path: Path) -> None:

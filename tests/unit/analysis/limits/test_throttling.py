@@ -191,7 +191,7 @@ def test_it_is_the_first_news_and_is_not_ranked(tmp_path: Path) -> None:
         summarise(judged.results).text
     )
     (ranking,) = rank(judged.results)
-    assert (judged.results[0].cell.label, f"its GPUs were slowed down by {said}") in ranking.left_out
+    assert (judged.results[0].cell.label, f"its GPUs were slowed down by {said}") in ranking.not_ranked
 
 
 def test_what_was_slowed_down_is_not_held_to_be_near_its_limit(tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ def test_graphed_cells_are_not_told_apart_by_what_throttling_may_explain(
     (ranking,) = rank(judge_sweep(sweep).results)
     first, second = ranking.cells[:2]
     assert (first.label, second.label) == ("torch, lr 0.001", "full_iteration, lr 0.001")
-    assert second.told_apart == apart
+    assert second.statistically_tied != apart
 
 
 # --- what is not known ----------------------------------------------------------------------------------------------

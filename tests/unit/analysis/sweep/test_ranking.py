@@ -59,8 +59,8 @@ def test_the_shortest_step_comes_first_across_workloads(tmp_path: Path) -> None:
     )
     assert ranking.allocations == 2
     assert ranking.best.tokens_per_second_per_rank == pytest.approx(8 * 128e3 / (11.0 * 11.11) ** 0.5)
-    assert all(cell.told_apart for cell in ranking.cells[1:])
-    assert [cell.on_front for cell in ranking.cells] == [True, True, False, False]
+    assert not ranking.tied
+    assert [cell.on_pareto_front for cell in ranking.cells] == [True, True, False, False]
 
 
 def test_runs_that_overlap_in_time_are_not_told_apart(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_runs_that_overlap_in_time_are_not_told_apart(tmp_path: Path) -> None:
         for step in run.metrics:
             step["step_time_ms"] = 20.0 + 2 * run.spec.repeat + run.spec.training.learning_rate * 1000
 
-    assert not any(cell.told_apart for cell in ranked(tmp_path, noisy, impls=("torch",)).cells)
+    assert all(cell.statistically_tied for cell in ranked(tmp_path, noisy, impls=("torch",)).cells[1:])
 
 
 def test_a_pair_is_told_apart_by_its_paired_speed_up(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_pair_is_told_apart_by_its_paired_speed_up(tmp_path: Path) -> None:
     ranking = ranked(tmp_path, drifting, impls=("torch",), repeats=4)
     first, second = ranking.cells[:2]
     assert second.step.low < first.step.high
-    assert (second.label, second.told_apart) == ("eager, lr 0.002", True)
+    assert (second.label, second.statistically_tied) == ("eager, lr 0.002", False)
 
 
 @pytest.mark.parametrize(("apart", "told"), [(1.03, False), (1.08, True)])
@@ -98,7 +98,7 @@ def test_cells_of_other_allocations_are_level_within_the_allowance(tmp_path: Pat
 
     first, second = ranked(tmp_path, edit, impls=("torch",)).cells[:2]
     assert (first.label, second.label) == ("torch, lr 0.001", "torch, lr 0.002")
-    assert second.told_apart == told
+    assert second.statistically_tied != told
 
 
 def test_graphed_cells_of_a_workload_are_told_apart_by_their_repeats(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_graphed_cells_of_a_workload_are_told_apart_by_their_repeats(tmp_path: P
     )
     first, second, _ = ranking.cells
     assert (first.label, second.label) == ("full_iteration, lr 0.001", "torch, lr 0.001")
-    assert second.step.low < first.step.high and second.told_apart
+    assert second.step.low < first.step.high and not second.statistically_tied
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_what_trains_something_else_is_not_ranked(tmp_path: Path, lost: Any, sai
         return
     assert [cell.label for cell in ranking.cells] == ["torch, lr 0.001", "eager, lr 0.001"]
     why = f"trains something else than eager, lr 0.001: {said}"
-    assert ranking.left_out == (("eager, lr 0.002", why), ("torch, lr 0.002", why))
+    assert ranking.not_ranked == (("eager, lr 0.002", why), ("torch, lr 0.002", why))
 
 
 def test_paragraph_one_says_what_trains_something_else_and_does_not_name_it_fastest(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_paragraph_one_says_what_trains_something_else_and_does_not_name_it_fast
 
 
 def test_a_single_run_tells_nothing_apart(tmp_path: Path) -> None:
-    assert not any(cell.told_apart for cell in ranked(tmp_path / "two", impls=("torch",), repeats=1).cells)
+    assert all(cell.statistically_tied for cell in ranked(tmp_path / "two", impls=("torch",), repeats=1).cells[1:])
     sweep = write_sweep(tmp_path / "one", impls=("torch", "full_iteration"), repeats=1, device="cuda", edit=timed)
     report = write_report(sweep)
     assert (
@@ -183,7 +183,7 @@ def spoilt(run: AttemptRecord) -> None:
 def test_what_does_not_pass_is_left_out_with_the_reason(tmp_path: Path) -> None:
     ranking = ranked(tmp_path, spoilt, impls=("torch",))
     assert [cell.label for cell in ranking.cells] == ["eager, lr 0.002", "eager, lr 0.001"]
-    assert ranking.left_out == (
+    assert ranking.not_ranked == (
         ("torch, lr 0.001", "COMPLETED x1, CUDA_OOM x1"),
         ("torch, lr 0.002", "DIVERGED"),
     )
@@ -229,15 +229,15 @@ def test_the_front_is_what_no_other_cell_beats(points: list[tuple[float, int, in
     for cell in ranking.cells:
         own = points[int(cell.label.split()[1])]
         beaten = any(other != own and all(a <= b for a, b in zip(other, own, strict=True)) for other in points)
-        assert cell.on_front != beaten
+        assert cell.on_pareto_front != beaten
     assert [cell.step.milliseconds for cell in ranking.cells] == sorted(time for time, _, _ in points)
 
 
 def test_fewer_ranks_may_do_more_each() -> None:
     (ranking,) = rank([eager(0, 10.0, GIB, ranks=4), eager(1, 25.0, GIB, ranks=1)])
     assert (ranking.best.label, ranking.most_of_a_rank.label) == ("cell 0", "cell 1")
-    assert [cell.on_front for cell in ranking.cells] == [True, True]
-    assert [cell.sets_apart for cell in ranking.cells] == [("dp=4",), ("dp=1",)]
+    assert [cell.on_pareto_front for cell in ranking.cells] == [True, True]
+    assert [cell.settings for cell in ranking.cells] == [("dp=4",), ("dp=1",)]
 
 
 # --- the report -----------------------------------------------------------------------------------------------------
