@@ -286,7 +286,7 @@ def _tables(results: Sequence[CellResult]) -> dict[str, Any]:
 
 
 def _ranking(ranking: Ranking) -> dict[str, Any]:
-    return to_json(ranking) | {"cells": [_ranked(cell, ranking) for cell in ranking.cells]}
+    return {**to_json(ranking), "cells": [_ranked(cell, ranking) for cell in ranking.cells]}
 
 
 def _ranked(cell: Ranked, ranking: Ranking) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from launch.contract.paths import SweepPaths
 from launch.contract.plan import Cell, Plan, Reason
 from launch.contract.spec import CudaGraph, RunSpec
 from orchestrator.bisect.failure_status import NO_OUTCOME, FailureStatus, cause_unknown, classify_failure, judge_cell
-from orchestrator.bisect.scope_answer import ScopeAnswer, ScopeSearch
+from orchestrator.bisect.scope_answer import ScopeFindings, ScopeSearch, scope_answer
 from orchestrator.bisect.scope_candidates import Conclusion, list_candidates, next_scopes
+from orchestrator.bisect.search import Answer
 from orchestrator.bisect.side_sweep import plan_side_sweep, raise_if_rejected
 from orchestrator.errors import input_error
 from orchestrator.rules import violations
@@ -73,13 +74,12 @@ def _explain_no_candidates(whole: RunSpec, left_out: Mapping[CudaGraph, tuple[Re
     return f"no scope captures less than {graph.label}"
 
 
-def read_answer(sweep: SweepPaths, search: ScopeSearch, target: Target) -> ScopeAnswer:
+def read_answer(sweep: SweepPaths, search: ScopeSearch, target: Target) -> Answer:
     """Return what the records of ``sweep``, the search's own, show."""
     statuses = _read_statuses(sweep, search, target)
     step = next_scopes(search.candidates, {graph: status.status for graph, status in statuses.items()})
-    if isinstance(step, Conclusion):
-        return ScopeAnswer(search, (), statuses, step)
-    return ScopeAnswer(search, step, statuses, Conclusion())
+    missing, conclusion = ((), step) if isinstance(step, Conclusion) else (step, Conclusion())
+    return scope_answer(ScopeFindings(search, statuses, conclusion), missing)
 
 
 def _read_statuses(sweep: SweepPaths, search: ScopeSearch, target: Target) -> dict[CudaGraph, FailureStatus]:

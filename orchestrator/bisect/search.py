@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from launch.contract.exit_codes import ExitCode
@@ -34,11 +33,18 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Answer(ABC):
+class Answer:
     """What the records of a search show. ``missing`` must have outcomes before the search can go on or end."""
 
     search: Search
     missing: tuple[RunSpec, ...]
+    is_found: bool = False
+    evidence: Sequence[str] = ()
+    """Paragraphs."""
+    sentences: Sequence[str] = ()
+    """The conclusion, where no run is missing."""
+    json_fields: Mapping[str, Any] = field(default_factory=dict)
+    """The fields that only this kind of search has."""
 
     @property
     def exit_code(self) -> ExitCode:
@@ -58,25 +64,6 @@ class Answer(ABC):
         if self.missing:
             return "Runs were lost before the answer was known. The same command resumes them."
         return " ".join(self.sentences)
-
-    @property
-    @abstractmethod
-    def is_found(self) -> bool: ...
-
-    @property
-    @abstractmethod
-    def evidence(self) -> Sequence[str]:
-        """Paragraphs."""
-
-    @property
-    @abstractmethod
-    def sentences(self) -> Sequence[str]:
-        """The conclusion, where no run is missing."""
-
-    @property
-    @abstractmethod
-    def json_fields(self) -> Mapping[str, Any]:
-        """The fields that only this kind of answer has."""
 
 
 def answer_to_json(answer: Answer) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from orchestrator.targets.slurm_cluster import Target
 LEAST_REPEATS = 2
 """One eager run gives no noise floor, so nothing could be DIVERGED."""
 AnySearch = TypeVar("AnySearch", bound=Search)
-AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
 
 
 def plan_side_sweep(search: Search, graphed: Sequence[RunSpec], target: Target) -> Plan:
@@ -61,12 +60,12 @@ def _eager_baseline(spec: RunSpec) -> RunSpec:
 
 
 def run_search(
-    read_answer: Callable[[SweepPaths, AnySearch, Target], AnyAnswer],
+    read_answer: Callable[[SweepPaths, AnySearch, Target], Answer],
     sweep: SweepPaths,
     search: AnySearch,
     target: Target,
     execute: Callable[[Plan], None],
-) -> AnyAnswer:
+) -> Answer:
     """Execute the missing runs, round by round, until none is missing or a round leaves them without outcomes.
 
     Args:

@@ -18,8 +18,8 @@ from launch.contract.paths import SweepPaths
 from launch.contract.plan import Cell, Margins, Plan, PlannedBundle
 from launch.contract.records.step_check import LayerResult, StepCheck, TensorDifference, layer_names
 from launch.contract.spec import CudaGraph, Model, Parallelism, Placement, RunSpec, Training, spec_from_json
-from orchestrator.bisect.layer_answer import LayerAnswer
 from orchestrator.bisect.layer_search import MOST_CHECKS, read_answer, start_search
+from orchestrator.bisect.search import Answer
 from orchestrator.bisect.side_sweep import plan_side_sweep, run_search
 from orchestrator.cli.main import main
 from orchestrator.errors import InputError
@@ -89,7 +89,7 @@ def make_runs(sweep: SweepPaths, plan: Plan, edit: Edit) -> list[str]:
     return made
 
 
-def answer_of(root: Path, *edits: Edit, spec: RunSpec = SPEC) -> LayerAnswer:
+def answer_of(root: Path, *edits: Edit, spec: RunSpec = SPEC) -> Answer:
     """Return the answer if the run with checks comes out as ``edits`` say, one round after the other."""
     search = start_search(*written(root, spec), GPUS)
     sweep, rounds = SweepPaths(root / search.name), iter(edits)
