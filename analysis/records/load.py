@@ -152,10 +152,14 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         memory=memory_of(events, problems),
         captures=last_of_kind(events, "capture", _graph_stats, problems),
         proofs=last_of_kind(events, "proof", _graph_stats, problems),
-        probes=last_of_kind(events, "probe", _probe, problems),
+        probes=last_of_kind(events, "probe", lambda event: from_json(Probe, event["probe"]), problems),
         updates=parameter_updates(events),
-        sketches=_by_step(all_of_kind(events, "gradients", _step_sketch, problems)),
-        inspections=last_of_kind(events, "inspection", _inspection, problems),
+        sketches=_by_step(
+            all_of_kind(events, "gradients", lambda event: from_json(StepSketch, event["sketch"]), problems)
+        ),
+        inspections=last_of_kind(
+            events, "inspection", lambda event: from_json(Inspection, event["inspection"]), problems
+        ),
         step_checks=all_of_kind(events, "step_check", _step_check, problems),
         clocks=measured_clocks(events, problems),
         measured_seconds=measured_seconds(events, problems),
@@ -219,21 +223,9 @@ def _step_check(event: Mapping[str, Any]) -> StepCheck:
     return check
 
 
-def _step_sketch(event: Mapping[str, Any]) -> StepSketch:
-    return from_json(StepSketch, event["sketch"])
-
-
 def _by_step(found: Mapping[int, list[StepSketch]]) -> dict[int, dict[tuple[int, str], GradientSketch]]:
     steps: dict[int, dict[tuple[int, str], GradientSketch]] = {}
     for rank, sketches in found.items():
         for sketch in sketches:
             steps.setdefault(sketch.step, {}).update({(rank, one.name): one for one in sketch.gradients})
     return steps
-
-
-def _probe(event: Mapping[str, Any]) -> Probe:
-    return from_json(Probe, event["probe"])
-
-
-def _inspection(event: Mapping[str, Any]) -> Inspection:
-    return from_json(Inspection, event["inspection"])

@@ -140,6 +140,11 @@ def to_json(value: Any) -> Any:
     return [to_json(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
+def _pick(value: Any, *names: str) -> dict[str, Any]:
+    """Return the named fields and properties of a dataclass, as :func:`to_json` does."""
+    return {name: to_json(getattr(value, name)) for name in names}
+
+
 def _without(content: dict[str, Any], *keys: str) -> dict[str, Any]:
     return {key: value for key, value in content.items() if key not in keys}
 
@@ -154,23 +159,16 @@ def _summary(summary: Summary) -> dict[str, Any]:
 def _cell(result: CellResult) -> dict[str, Any]:
     cell, graph, speed, graphs = result.cell, result.spec.cuda_graph, result.speed, result.graphs
     content = {
-        "cell_id": cell.cell_id,
-        "label": cell.label,
+        **_pick(cell, "cell_id", "label"),
         "name": result.name,
-        "workload_id": cell.workload_id,
-        "task_id": cell.task_id,
-        "impl": graph.impl,
-        "scope": graph.scope,
+        **_pick(cell, "workload_id", "task_id"),
+        **_pick(graph, "impl", "scope"),
         "effective_scope": graphs.replay.stats.effective_scope if graphs.replay else None,
         "device": result.spec.placement.device,
         "expect": to_json(cell.expect),
-        "outcome": result.outcome,
-        "unexpected": result.unexpected,
+        **_pick(result, "outcome", "unexpected"),
         **to_json(result.integrity),
-        "unfinished": result.unfinished,
-        "seconds": result.seconds,
-        "verdict": to_json(result.verdict),
-        "max_loss_difference": result.max_loss_difference,
+        **_pick(result, "unfinished", "seconds", "verdict", "max_loss_difference"),
         "noise_floor": to_json(result.loss.noise_floor),
         "memory": _memory(result.memory),
         "static_memory": state_bytes(result.spec),
@@ -220,19 +218,14 @@ def _speedup_bound(bound: SpeedupBound) -> dict[str, Any]:
         "not_computing": eager and eager.not_computing,
         "upper_bound": eager and eager.largest_speedup,
         "upper_bound_computing": eager and eager.largest_speedup_computing,
-        "times_busy": bound.times_busy,
-        "times_computing": bound.times_computing,
-        "attained": bound.attained,
-        "attained_computing": bound.attained_computing,
-        "bound": bound.bound,
+        **_pick(bound, "times_busy", "times_computing", "attained", "attained_computing", "bound"),
     }
 
 
 def _run(run: Run) -> dict[str, Any]:
     attempt = run.attempt
     return {
-        "run_id": run.run_id,
-        "repeat": run.repeat,
+        **_pick(run, "run_id", "repeat"),
         "attempt": attempt.number if attempt else None,
         "attempts_begun": run.begun,
         "status": run.status,
@@ -256,14 +249,7 @@ def _pair(pair: PairResult) -> dict[str, Any]:
 
 
 def _not_run(result: CellResult) -> dict[str, Any]:
-    cell = result.cell
-    return {
-        "cell_id": cell.cell_id,
-        "label": cell.label,
-        "workload_id": cell.workload_id,
-        "state": cell.state,
-        "reasons": to_json(cell.reasons),
-    }
+    return _pick(result.cell, "cell_id", "label", "workload_id", "state", "reasons")
 
 
 # --- tables of the whole sweep --------------------------------------------------------------------------------------
