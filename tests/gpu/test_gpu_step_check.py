@@ -17,7 +17,7 @@ from launch.contract.spec import CudaGraph, Model, RunSpec
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import TorchNativeEngine, build
 from launch.train.data_loader import batch, open_source
-from launch.train.inspection import check_memory
+from launch.train.inspection import check_memory, step_check
 from launch.train.inspection.step_check import check_step
 from orchestrator.rules import violations
 from tests.gpu.test_gpu_eager import GPT_OSS, MOE
@@ -135,8 +135,11 @@ def test_models_that_are_compiled_whole_are_clean(
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_a_check_changes_nothing(graph: str) -> None:
+@pytest.mark.parametrize("is_full", [False, True], ids=["state on the GPU", "state on the host"])
+def test_a_check_changes_nothing(graph: str, is_full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit by bit: losses, norms and weights of a deterministic run."""
+    if is_full:
+        monkeypatch.setattr(step_check, "missing_bytes", lambda needed, device: needed)
     spec = checked_spec(SHARED, GRAPHS[graph], deterministic=True)
     results = []
     for checks in (0, 3):

@@ -11,7 +11,7 @@ import torch
 from launch.train.inspection import fingerprint
 from launch.train.inspection.fingerprint import COLUMNS, NOT_FINITE, FingerprintMaker
 
-SHAPE = 256, 512
+SHAPE = 32, 4096
 Change = Callable[[torch.Tensor], object]
 
 
@@ -83,7 +83,7 @@ CHANGES: dict[str, Change] = {
     "columns as wide as a head": lambda tensor: tensor[:, 128:192].mul_(0.99),
     "low rank": lambda tensor: tensor.add_(1e-3 * torch.outer(*(torch.linspace(-1, 2, size) for size in SHAPE))),
     "a constant": lambda tensor: tensor.add_(1e-3),
-    "one element": lambda tensor: tensor[200, 3].mul_(4),
+    "one element": lambda tensor: tensor[20, 3].mul_(4),
 }
 
 
