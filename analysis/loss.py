@@ -13,25 +13,14 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from analysis.curves.curve import CurveError
-from analysis.curves.curve_files import CurveFiles, constant_norm, read_curves
-from analysis.curves.print_precision import (
-    differences_below_precision,
-    drop_below_precision,
-    insufficient_precision,
-    widen_margins,
-)
-from analysis.records.steps import Integers, Metric
-from analysis.verdict.curve_difference import METRIC_NAMES, CurveEvidence, sample_of
-from analysis.verdict.divergence import exceeds_margin_surely
+from analysis.curves.curve_files import CurveFiles, read_curves
+from analysis.curves.judge_files import judge_files
+from analysis.records.steps import Metric
+from analysis.verdict.curve_difference import METRIC_NAMES, CurveEvidence
 from analysis.verdict.growth import Growth
-from analysis.verdict.ladder import judge_curves
-from analysis.verdict.noise_scale import noise_along_steps
 from analysis.verdict.verdict import Verdict, VerdictName
 from launch.common.command_line import Parser
 from launch.contract.exit_codes import LOSS, ExitCode, help_lines
@@ -42,9 +31,6 @@ _UNCHECKED = (
     "or whether graphs were replayed"
 )
 _COPY = "the same numbers as {}; a copy proves nothing"
-_ANOTHER = "add an eager run with other numbers, or a perturbed one (--perturbed)"
-_CONSTANT = "a norm that is clipped, printed too coarsely or not computed shows nothing"
-_LEAVE_OUT = "record the norm before it is clipped, with nine digits (%.9g), or leave the column out of all files"
 _EXIT_CODES: Mapping[VerdictName, ExitCode] = {
     "BITWISE": ExitCode.PASS,
     "EQUIVALENT": ExitCode.PASS,
@@ -60,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     evidence: list[str] = []
     try:
         files = read_curves(options.eager, options.graphed, options.perturbed)
-        verdict = _judge(files, options.capture_step, margins)
+        verdict = judge_files(files, options.capture_step, margins)
     except CurveError as error:
         verdict = Verdict("INCOMPARABLE", str(error))
     else:
@@ -85,59 +71,11 @@ def _print(text: str) -> bool:
     return True
 
 
-def _judge(files: CurveFiles, capture_step: int | None, margins: Margins) -> Verdict:
-    steps = files.steps
-    first = 0 if capture_step is None else int(np.searchsorted(steps, capture_step, side="right"))
-    verdict = _judge_printed(files, steps, first, margins)
-    # A perturbed run with numbers of its own shows the noise that equal eager runs do not.
-    if verdict.verdict in ("EQUIVALENT", "DIVERGED") and files.copies and files.perturbed.keys() <= files.copies.keys():
-        verdict = _judge_without_copies(verdict, files, first, margins)
-    constant = constant_norm(files, first) if verdict.verdict not in ("DIVERGED", "INCOMPARABLE") else ""
-    return Verdict("INCOMPARABLE", f"{constant}: {_CONSTANT}", _LEAVE_OUT, verdict.evidence) if constant else verdict
-
-
-def _judge_without_copies(verdict: Verdict, files: CurveFiles, first: int, margins: Margins) -> Verdict:
-    """Return the verdict on curves that count once each. Keep a DIVERGED that a second eager run would not change."""
-    different = files.drop_copies()
-    alone = _judge_printed(different, files.steps, first, margins)
-    if alone.verdict != "INCONCLUSIVE":
-        return alone
-    if verdict.verdict == "DIVERGED" and _exceeds_own_noise(verdict, files, first, margins):
-        return verdict
-    return replace(alone, fix=_ANOTHER) if len(different.eager) == 1 else alone
-
-
-def _exceeds_own_noise(verdict: Verdict, files: CurveFiles, first: int, margins: Margins) -> bool:
-    """Return whether graphed differences exceed a margin by more than their own noise: no second eager run would show that."""
-    eager, graphed = (list(side.values()) for side in files.sides)
-    means = {tested.metric: tested.mean for tested in verdict.evidence.tested} if verdict.evidence else {}
-    samples = (sample_of(metric, eager, graphed, slice(first, None)) for metric in files.metrics)
-    return any(
-        exceeds_margin_surely(one, margins.of(one.metric), noise_along_steps(one), means.get(one.metric)).any()
-        for one in samples
-    )
-
-
-def _judge_printed(files: CurveFiles, steps: Integers, first: int, margins: Margins) -> Verdict:
-    """Judge the curves with regard to the digits that they are printed with."""
-    verdict = judge_curves(*files.sides, steps, first, margins, files.metrics, files.perturbed_steps)
-    coarse = insufficient_precision(files, first, margins) if verdict.verdict != "INCOMPARABLE" else {}
-    if not coarse:
-        return verdict
-    sure = drop_below_precision(files, coarse)
-    wide = widen_margins(margins, coarse)
-    surely = judge_curves(*sure.sides, steps, first, wide, files.metrics, sure.perturbed_steps)
-    if verdict.verdict == surely.verdict == "DIVERGED":
-        same = verdict.deviation and surely.deviation and verdict.deviation.step == surely.deviation.step
-        return verdict if same else replace(surely, evidence=verdict.evidence)
-    return differences_below_precision(verdict, coarse, margins)
-
-
 def _parser() -> Parser:
     parser = Parser(
         prog="python -m analysis.loss",
-        description="Compare graphed loss curves with eager ones. Files are CSV or JSON lines with step, loss and optionally\n"
-        "grad_norm. Several files of one side are repeats of one configuration. docs/verdicts.md has the rules.",
+        description="Compare graphed loss curves with eager ones. Files are CSV, JSON lines, logs, event files of TensorBoard,\n"
+        "*.wandb or trainer_state.json, with loss and optionally grad_norm. Several files of one side are repeats of one configuration. docs/verdicts.md has the rules.",
         epilog=help_lines(LOSS),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -151,7 +89,10 @@ def _parser() -> Parser:
         "needs more than its difference",
     )  # fmt: skip
     parser.add_argument(
-        "--capture-step", type=_step, metavar="K", help="compare the steps after K; by default all steps are compared"
+        "--capture-step",
+        type=whole_number,
+        metavar="K",
+        help="compare the steps after K; by default all steps are compared",
     )
     parser.add_argument(
         "--loss-margin", type=_margin, default=Margins.loss, metavar="NATS", help="absolute (default: %(default)s)"
@@ -163,7 +104,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _step(text: str) -> int:
+def whole_number(text: str) -> int:
     if not text.strip().isdecimal():
         raise argparse.ArgumentTypeError(f"a step is a whole number, 0 or larger, not {text}")
     return int(text)

@@ -27,10 +27,11 @@ from analysis.verdict.curve_difference import METRICS
 from launch.common.regular_file import read_regular
 from launch.contract.metric_names import NAMES, Column, letters
 
-_MOST_BYTES = 256 << 20
+MOST_BYTES = 256 << 20
 _MAXIMUM_NAMES = 8
 """How many columns an error names."""
-Rows = Sequence[tuple[str, Mapping[str, Any]]]
+Row = tuple[str, Mapping[str, Any]]
+Rows = Sequence[Row]
 """The place of each line, as errors name it, and its values by column."""
 
 
@@ -62,12 +63,20 @@ def read_curve(path: Path) -> Curve:
     Raises:
         CurveError: the file cannot be read, or holds no curve.
     """
-    text = _read_text(path)
+    text = read_text(path)
     if re.match(r"\s*\[\s*[{\[\]]", text):
         raise CurveError(f"{path}: a JSON array; write an object a line (JSON lines)")
     if re.match(r"\s*(\x1b)?\[", text):
         raise CurveError(f"{path}: looks like a log; write its steps, losses and gradient norms as CSV or JSON lines")
-    rows = list((_json_rows if text.lstrip().startswith("{") else _csv_rows)(path, text))
+    return curve_of(path, list((_json_rows if text.lstrip().startswith("{") else _csv_rows)(path, text)))
+
+
+def curve_of(path: Path, rows: Rows) -> Curve:
+    """Return the curve in the ``rows`` of a file. A metric that any row has, all rows have.
+
+    Raises:
+        CurveError: they hold no curve.
+    """
     if not rows:
         raise CurveError(f"{path}: no step")
     columns = _find_columns(str(path), list(dict.fromkeys(name for _, row in rows for name in row)))
@@ -75,16 +84,16 @@ def read_curve(path: Path) -> Curve:
     steps = np.array([_step(at, row, columns["step"]) for at, row in rows], dtype=np.int64)
     found = {metric: columns[metric] for metric in METRICS if metric in columns}
     values = {metric: np.array([_metric(at, row, metric, name) for at, row in rows]) for metric, name in found.items()}
-    units = {metric: np.array([_unit(row[name]) for _, row in rows]) for metric, name in found.items()}
+    units = {metric: np.array([unit_of(row[name]) for _, row in rows]) for metric, name in found.items()}
     none = np.full(len(rows), np.nan)
     tokens, phase = np.zeros(len(rows), dtype=np.int64), np.full(len(rows), "", dtype="U8")
     numbers = Steps(steps, values["loss"], values.get("grad_norm", none), none, tokens, phase)
     return Curve(numbers, units, tuple(columns.values()))
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
     try:
-        return read_regular(path, _MOST_BYTES).decode("utf-8-sig")
+        return read_regular(path, MOST_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise CurveError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -112,7 +121,7 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
         raise CurveError(f"{path}, line {reader.line_num}: {error}") from error
 
 
-class _Digits(str):
+class Digits(str):
     """A number of a JSON line as it was printed."""
 
     __repr__ = str.__str__
@@ -125,7 +134,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
         at = f"{path}, line {number}"
         try:
             # An object becomes a tuple of its pairs: a dict would drop all but the last of a name.
-            pairs = json.loads(line, parse_float=_Digits, object_pairs_hook=tuple)
+            pairs = json.loads(line, parse_float=Digits, object_pairs_hook=tuple)
         except (ValueError, RecursionError) as error:
             raise CurveError(f"{at}: not JSON") from error
         if not isinstance(pairs, tuple):
@@ -215,7 +224,7 @@ def _metric(at: str, row: Mapping[str, Any], metric: Metric, name: str) -> float
     return number
 
 
-def _unit(value: Any) -> float:
+def unit_of(value: Any) -> float:
     """Return the unit of the last digit of a number that :func:`_value` accepts; 0 where it is not finite."""
     if not math.isfinite(float(value)):
         return 0.0

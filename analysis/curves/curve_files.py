@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.curves.curve import Curve, CurveError, read_curve
+from analysis.curves.curve import Curve, CurveError
+from analysis.curves.run_file import read_run
 from analysis.records.steps import Floats, Integers, Metric, Steps
 from analysis.verdict.curve_difference import METRICS
 
@@ -81,7 +82,7 @@ def read_curves(eager: Sequence[Path], graphed: Sequence[Path], perturbed: Seque
             perturbed run has other steps than the eager ones.
     """
     paths = (*eager, *graphed, *perturbed)
-    curves = {str(path): read_curve(path) for path in paths}
+    curves = {str(path): read_run(path) for path in paths}
     for place, path in enumerate(paths):
         if any(path.samefile(earlier) for earlier in paths[:place]):
             raise CurveError(f"{path}: given twice; comparing a run with itself proves nothing")

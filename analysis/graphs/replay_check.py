@@ -53,6 +53,8 @@ class Replay:
 
 def check_replay(attempt: Attempt, spec: RunSpec) -> Replay:
     """Check on every rank that ``attempt`` replayed graphs of the implementation in ``spec``."""
+    if spec.made_elsewhere:
+        return Replay(False, "no log shows replays", GraphStats(spec.cuda_graph.impl), 1)
     compiled_only = spec.engine == "command" and spec.placement.device == "cpu"
     ranks, bare = spec.parallelism.world_size, _bare_ranks(attempt, spec)
     steps = int((attempt.steps.step > _capture_step(attempt)).sum())

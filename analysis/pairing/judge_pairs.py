@@ -15,6 +15,7 @@ import numpy as np
 
 from analysis.pairing.eager_baseline import EagerBaseline, MissingRun
 from analysis.pairing.flaky_attempts import OtherAttempt, comparable_attempts, deviations, has_other_bits
+from analysis.pairing.logged_runs import judge_logs
 from analysis.pairing.pair import Pair
 from analysis.pairing.parameter_updates import both_update
 from analysis.records.run import Digests
@@ -69,6 +70,8 @@ def judge_pairs(
 
     ``margins`` are those of ``margins_for`` the cell's spec.
     """
+    if pairs and pairs[0].made_elsewhere:
+        return judge_logs(pairs, baseline, margins)
     groups: dict[Digests, _Group] = {}
     for digests in dict.fromkeys(pair.attempts[1].digests for pair in pairs if pair.comparable):
         group = [pair for pair in pairs if pair.comparable and pair.attempts[1].digests == digests]

@@ -53,6 +53,8 @@ class Pair:
     differences: tuple[str, ...] = ()
     flaky_attempts: Mapping[int, str] = field(default_factory=dict)
     """Descriptions, by number, of attempts of the graphed run that contradict the one that counts."""
+    made_elsewhere: bool = False
+    """Whether logs are all that is known of both runs."""
 
     @property
     def comparable(self) -> bool:
@@ -73,6 +75,9 @@ class Pair:
 def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: Margins) -> Pair:
     """Collect the evidence of a graphed run and the eager run of the same repeat."""
     eager = next((run for run in baseline.runs if run.repeat == graphed.repeat), None)
+    if spec.made_elsewhere and eager and eager.attempt and graphed.attempt:
+        unproven, untimed = check_replay(graphed.attempt, spec), PairSpeed(reason="made elsewhere")
+        return Pair(graphed.repeat, eager, graphed, None, untimed, unproven, made_elsewhere=True)
     replay = check_replay(graphed.attempt, spec) if graphed.attempt else None
     if eager is None or eager.damaged or graphed.damaged or replay is None or eager.attempt is None:
         flaky = contradictions(graphed, (), margins)

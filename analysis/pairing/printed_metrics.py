@@ -43,12 +43,17 @@ def check_digits(eager: Attempt, graphed: Attempt, exact: Verdict | None, margin
         if relative > LARGEST_UNIT * margins.of(metric):
             reason = f"the {METRIC_NAMES[metric]} is printed in units of {unit:.1g}, too coarse for its margin of {margins.of(metric):g}"
             return Verdict("INCONCLUSIVE", reason, _FIX)
-    if exact is None or exact.verdict != "BITWISE" or not any(units.values()):
-        return exact
+    return not_of_bits(exact) if exact and any(units.values()) else exact
+
+
+def not_of_bits(verdict: Verdict) -> Verdict:
+    """Return ``verdict``, but never BITWISE: the numbers may be rounded."""
+    if verdict.verdict != "BITWISE":
+        return verdict
     reason = "every printed digit is equal, which does not show equal bits"
-    if exact.evidence and exact.evidence.steps >= MINIMUM_STEPS:
-        return Verdict("EQUIVALENT", reason, evidence=exact.evidence)
-    return Verdict("INCONCLUSIVE", reason, "train for more steps", exact.evidence)
+    if verdict.evidence and verdict.evidence.steps >= MINIMUM_STEPS:
+        return Verdict("EQUIVALENT", reason, evidence=verdict.evidence)
+    return Verdict("INCONCLUSIVE", reason, "train for more steps", verdict.evidence)
 
 
 def _choices(attempt: Attempt) -> dict[str, str]:

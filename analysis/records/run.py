@@ -39,6 +39,11 @@ class EndedAttempt:
     def ending(self) -> str:
         return f"ended {self.outcome.outcome}"
 
+    @property
+    def made_elsewhere(self) -> bool:
+        """Whether its log is all that is known of it (``wrap --from-logs``)."""
+        return self.environment.get("made") == "elsewhere"
+
     @cached_property
     def digests(self) -> Digests:
         """Return the digests that the attempt recorded; missing ones are left out."""
@@ -71,7 +76,8 @@ class Attempt(EndedAttempt):
     def fingerprint(self) -> tuple[object, ...]:
         """Return what no two attempts share: the bytes of their steps, and of few steps also their start and process."""
         arrays = (self.steps.loss, self.steps.grad_norm, self.steps.step_time_ms)
-        few = () if len(self.steps) >= TIMED_STEPS else (self.outcome.started, self.pid)
+        timed = len(self.steps) >= TIMED_STEPS and not self.made_elsewhere
+        few = () if timed else (self.outcome.started, self.pid)
         return (*few, *(array.tobytes() for array in arrays))
 
     def without_records(self) -> Attempt:

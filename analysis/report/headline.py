@@ -43,7 +43,8 @@ def headline(results: Sequence[CellResult]) -> str:
     lead = lead if graphed[0].on_gpu else "A CPU shows nothing about CUDA graphs"
     kinds = [f"{number} {state}" for state, number in Counter(filter(None, states)).items()]
     passing = f"{len(sound)} of {count('configuration', len(graphed))} {'passes' if len(graphed) == 1 else 'pass'}"
-    return f"{lead}: {f'{claim}. ' if claim else ''}{'; '.join(filter(None, (passing, ', '.join(kinds))))}."
+    logs = " Read from logs: replay is unproven." if graphed[0].spec.made_elsewhere else ""
+    return f"{lead}: {f'{claim}. ' if claim else ''}{'; '.join(filter(None, (passing, ', '.join(kinds))))}.{logs}"
 
 
 def _state(result: CellResult, eager: CellResult | None) -> str:

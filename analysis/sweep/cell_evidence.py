@@ -27,6 +27,7 @@ from analysis.speed.step_time import cell_step_time
 from analysis.sweep.cell_results import CellGraphs, CellIntegrity, CellLoss, CellResult, CellSpeed, PairResult
 from analysis.sweep.loss_trajectory import loss_trajectory
 from analysis.verdict.completeness import finite_steps, incomplete
+from analysis.verdict.curve_difference import METRICS
 from launch.contract.outcomes import RESULTS_INTACT
 from launch.contract.plan import Cell, Margins
 from launch.contract.records.events import Phase
@@ -175,7 +176,9 @@ def _integrity(runs: Sequence[Run], flaky: Mapping[int, Mapping[int, str]], step
 def _unsound_records(attempt: Attempt, steps: int) -> tuple[str, ...]:
     """Return the defects in the records of a completed ``attempt`` with ``steps`` planned steps."""
     gap = incomplete(attempt.steps, np.arange(steps), "run")
-    finite = bool(finite_steps(attempt.steps).all())
+    # Logs may have no gradient norms.
+    metrics = METRICS[:1] if attempt.made_elsewhere and np.isnan(attempt.steps.grad_norm).all() else METRICS
+    finite = bool(finite_steps(attempt.steps, metrics).all())
     return (
         *attempt.problems,
         *((gap,) if gap else ()),

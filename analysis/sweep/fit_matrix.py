@@ -33,8 +33,8 @@ class OutcomeMatrix:
 
 
 def outcome_matrix(results: Sequence[CellResult]) -> OutcomeMatrix:
-    """Return the matrix of the graphed cells that the plan runs."""
-    ran = [result for result in results if result.cell.state == "run"]
+    """Return the matrix of the graphed cells that the plan runs. Nothing is known of the memory of runs made elsewhere."""
+    ran = [result for result in results if result.cell.state == "run" and not result.spec.made_elsewhere]
     eager = {result.cell.workload_id: state_of(result) for result in ran if not result.cell.graphed}
     labels: dict[tuple[str, str], tuple[str, ...]] = {}
     for result in ran:

@@ -83,7 +83,7 @@ def memory_risks(results: Sequence[CellResult]) -> tuple[MemoryRisk, ...]:
     fitting: dict[str, list[CellResult]] = {}
     for result in results:
         baseline = baselines.get(result.cell.workload_id)
-        ended = result.cell.state == "run" and not result.unfinished
+        ended = result.cell.state == "run" and not (result.unfinished or result.spec.made_elsewhere)
         if result.cell.graphed and ended and baseline is not None and state_of(baseline) == FITS:
             fitting.setdefault(result.spec.cuda_graph.label, []).append(result)
     return tuple(

@@ -15,7 +15,8 @@ def judge_family(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
     tested = [place for place, verdict in enumerate(verdicts) if verdict.evidence and verdict.evidence.tested]
     holds = dict(zip(tested, holm([verdicts[place].p for place in tested]), strict=True))
     return tuple(
-        verdict if verdict.verdict != "EQUIVALENT" or holds[place] else _uncertain(verdict, len(tested))
+        # Equal printed digits pass without a test.
+        verdict if verdict.verdict != "EQUIVALENT" or holds.get(place, True) else _uncertain(verdict, len(tested))
         for place, verdict in enumerate(verdicts)
     )
 

@@ -24,7 +24,7 @@ Device = Literal["cpu", "cuda"]
 EngineName = Literal["torch_native", "megatron", "command"]
 MegatronCore = Literal["0.16", "0.19"]
 GraphImpl = Literal["none", "torch_compile", "torch", "transformer_engine", "local", "full_iteration", "command"]
-FrameworkName = Literal["script", "huggingface", "lightning", "megatron_lm"]
+FrameworkName = Literal["script", "huggingface", "lightning", "megatron_lm", "logs"]
 Launcher = Literal["torchrun", "srun"]
 Axis = Literal["tp", "cp", "dp", "pp", "etp", "ep", "expert_dp"]
 AXES: tuple[Axis, ...] = get_args(Axis)
@@ -363,6 +363,11 @@ class RunSpec:
     @property
     def graphed(self) -> bool:
         return self.cuda_graph.impl != "none"
+
+    @property
+    def made_elsewhere(self) -> bool:
+        """Whether logs of the run are all that is known of it, and nothing can run it (``wrap --from-logs``)."""
+        return self.engine == "command" and self.command.framework == "logs"
 
     @property
     def compiles(self) -> bool:

@@ -13,4 +13,5 @@ FRAMEWORKS: Mapping[FrameworkName, Framework] = {
     "huggingface": huggingface.FRAMEWORK,
     "lightning": Framework(),
     "megatron_lm": megatron_lm.FRAMEWORK,
+    "logs": Framework(),
 }

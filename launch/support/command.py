@@ -33,6 +33,11 @@ RULES: tuple[Rule, ...] = (
         fix="Write the command line as in a shell. It runs without one: for variables and pipes write bash -c '...'.",
     ),
     CommandRule(
+        "command.logs", ("command.framework",), "runs of this framework were made elsewhere, and nothing here can run them",
+        lambda spec: spec.made_elsewhere,
+        fix="Read their logs by wrap --from-logs, or name the framework that command.run starts.",
+    ),
+    CommandRule(
         "command.placeholders", ("command.run", "command.flags", "command.eager", "cuda_graph.arguments"),
         "words in braces name fields of training, parallelism and placement, or output, python, world_size, node_rank, "
         "master_addr and master_port",

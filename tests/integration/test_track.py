@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from analysis.curves.run_file import read_run
 from analysis.report.write_report import write_report
 from launch.common.atomic_files import JsonLines, read_json, write_json
 from launch.contract.outcomes import Outcome, OutcomeName, outcome_to_json
@@ -165,6 +166,9 @@ def test_a_finished_attempt_is_delivered_whole(attempt: AttemptPaths) -> None:
     assert {path for path in tracking.rglob("*") if path.is_file()} == {file, tracking / "id"}, "its logs are gone"
     records = wandb_records(file)
     assert repr(history(records)) == repr({step.step: step for step in read_metrics(attempt)})
+    curve = read_run(file).steps
+    shown = list(zip(curve.step.tolist(), curve.loss.tolist(), curve.grad_norm.tolist(), strict=True))
+    assert repr(shown) == repr([(one.step, one.loss, one.grad_norm) for one in read_metrics(attempt)])
 
     run = next(record["run"] for record in records if record["type"] == "run")
     config = run["config"]["update"]

@@ -71,7 +71,7 @@ def _implementation(result: CellResult) -> str:
     if not result.cell.graphed:
         return "eager"
     # Only a run that has ended shows what it captured.
-    if result.unfinished and not replay:
+    if result.spec.made_elsewhere or (result.unfinished and not replay):
         return impl
     scope = replay.stats.effective_scope if replay and replay.stats.graphs else None
     captured = "nothing captured" if scope is None else ", ".join(scope) or "whole"

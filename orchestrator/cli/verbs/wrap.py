@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+from analysis.curves.curve import CurveError
+from analysis.curves.curve_files import read_curves
+from analysis.loss import whole_number
 from launch.common.checkout import describe_code
 from launch.common.command_line import Parser
 from orchestrator.cli.arguments import add_allow_empty, add_budget, add_json, add_no_wait, add_target, redirect_messages
 from orchestrator.cli.verbs import sweep
+from orchestrator.errors import input_error
+from orchestrator.output.report import print_report
+from orchestrator.plan.logged_runs import plan_logs
 from orchestrator.recipe.wrapped_commands import WrappedCommands
+from orchestrator.sweeps.logged_runs import write_logged_runs
+from orchestrator.sweeps.report_process import read_exit_code, write_report
+from orchestrator.sweeps.store import Store
 
 EXAMPLE = "wrap --eager 'python train.py' --graphed 'python train.py --cuda-graphs'"
 LEAST_STEPS = 110
@@ -18,8 +29,20 @@ LEAST_STEPS = 110
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("--eager", required=True, metavar="COMMAND", help="the program without CUDA graphs")
-    parser.add_argument("--graphed", required=True, metavar="COMMAND", help="the same program with them")
+    parser.add_argument(
+        "--eager", required=True, nargs="+", metavar="COMMAND", help="the program without CUDA graphs, in quotes"
+    )
+    parser.add_argument("--graphed", required=True, nargs="+", metavar="COMMAND", help="the same program with them")
+    parser.add_argument(
+        "--from-logs", action="store_true",
+        help="run nothing: --eager and --graphed name the logs of runs made elsewhere, a repeat each",
+    )  # fmt: skip
+    parser.add_argument(
+        "--capture-step",
+        type=whole_number,
+        metavar="K",
+        help="with --from-logs, compare the steps after K (default: all)",
+    )
     parser.add_argument("--repeats", type=int, default=2, metavar="N", help="runs of each (default: %(default)s)")
     parser.add_argument(
         "--steps", type=int, default=LEAST_STEPS, metavar="N",
@@ -34,11 +57,14 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.from_logs:
+        return _report_logs(arguments)
+    if arguments.capture_step is not None:
+        raise input_error("--capture-step", "it is for logs alone", "add --from-logs, or leave it out")
     workdir = Path.cwd()
     code = describe_code(workdir)["digest"]
-    commands = WrappedCommands(
-        arguments.eager, arguments.graphed, str(workdir), code, arguments.steps, arguments.repeats, arguments.ranks
-    )
+    eager, graphed = _only("--eager", arguments.eager), _only("--graphed", arguments.graphed)
+    commands = WrappedCommands(eager, graphed, str(workdir), code, arguments.steps, arguments.repeats, arguments.ranks)
     text = commands.recipe
     with redirect_messages(arguments):
         print(f"# the same as a recipe (docs/your_own_job.md):\n{text}")
@@ -47,3 +73,36 @@ def run(arguments: argparse.Namespace) -> int:
         path.write_text(text)
         planned = {"recipe": path, "overrides": [], "only": []}
         return sweep.run(argparse.Namespace(**vars(arguments), **planned))
+
+
+def _only(option: str, commands: Sequence[str]) -> str:
+    if len(commands) > 1:
+        raise input_error(
+            option, f"{len(commands)} commands", "put the command in quotes, or add --from-logs for files"
+        )
+    return commands[0]
+
+
+def _report_logs(arguments: argparse.Namespace) -> int:
+    """Write the report on runs whose logs are all that is left."""
+    eager, graphed = ([Path(name) for name in side] for side in (arguments.eager, arguments.graphed))
+    if len(graphed) > len(eager):
+        fix = "name an eager log for each: without one, nothing says what graphs changed"
+        raise input_error("--graphed", f"{len(graphed)} logs, but {len(eager)} eager ones", fix)
+    try:
+        files = read_curves(eager, graphed)
+        contents = [
+            hashlib.sha256(curve.steps.loss.tobytes() + curve.steps.grad_norm.tobytes()).hexdigest()
+            for curve in files.curves.values()
+        ]
+        plan = plan_logs(files, contents, arguments.capture_step)
+        paths = Store(arguments.store).sweep(plan.name)
+        write_logged_runs(paths, plan, files)
+    except CurveError as error:
+        raise input_error("--from-logs", str(error), "docs/your_own_job.md says what can be read") from None
+    write_report(paths)
+    if arguments.json:
+        print((paths.report / "report.json").read_text(), end="")
+    else:
+        print_report(paths)
+    return read_exit_code(paths, allow_empty=arguments.allow_empty)

@@ -1,0 +1,79 @@
+"""Judge the curves of files, whose numbers may be copies, clipped, or printed with few digits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from analysis.curves.curve_files import CurveFiles, constant_norm
+from analysis.curves.print_precision import (
+    differences_below_precision,
+    drop_below_precision,
+    insufficient_precision,
+    widen_margins,
+)
+from analysis.records.steps import Integers
+from analysis.verdict.curve_difference import sample_of
+from analysis.verdict.divergence import exceeds_margin_surely
+from analysis.verdict.ladder import judge_curves
+from analysis.verdict.noise_scale import noise_along_steps
+from analysis.verdict.verdict import Verdict
+from launch.contract.plan import Margins
+
+_ANOTHER = "add an eager run with other numbers, or a perturbed one (--perturbed)"
+_CONSTANT = "a norm that is clipped, printed too coarsely or not computed shows nothing"
+_LEAVE_OUT = "record the norm before it is clipped, with nine digits (%.9g), or leave the column out of all files"
+
+
+def judge_files(files: CurveFiles, capture_step: int | None, margins: Margins) -> Verdict:
+    """Judge ``files``, from the step after ``capture_step`` on.
+
+    Raises:
+        CurveError: steps are not evenly spaced.
+    """
+    steps = files.steps
+    first = 0 if capture_step is None else int(np.searchsorted(steps, capture_step, side="right"))
+    verdict = _judge_printed(files, steps, first, margins)
+    # A perturbed run with numbers of its own shows the noise that equal eager runs do not.
+    if verdict.verdict in ("EQUIVALENT", "DIVERGED") and files.copies and files.perturbed.keys() <= files.copies.keys():
+        verdict = _judge_without_copies(verdict, files, first, margins)
+    constant = constant_norm(files, first) if verdict.verdict not in ("DIVERGED", "INCOMPARABLE") else ""
+    return Verdict("INCOMPARABLE", f"{constant}: {_CONSTANT}", _LEAVE_OUT, verdict.evidence) if constant else verdict
+
+
+def _judge_without_copies(verdict: Verdict, files: CurveFiles, first: int, margins: Margins) -> Verdict:
+    """Return the verdict on curves that count once each. Keep a DIVERGED that a second eager run would not change."""
+    different = files.drop_copies()
+    alone = _judge_printed(different, files.steps, first, margins)
+    if alone.verdict != "INCONCLUSIVE":
+        return alone
+    if verdict.verdict == "DIVERGED" and _exceeds_own_noise(verdict, files, first, margins):
+        return verdict
+    return replace(alone, fix=_ANOTHER) if len(different.eager) == 1 else alone
+
+
+def _exceeds_own_noise(verdict: Verdict, files: CurveFiles, first: int, margins: Margins) -> bool:
+    """Return whether graphed differences exceed a margin by more than their own noise: no second eager run would show that."""
+    eager, graphed = (list(side.values()) for side in files.sides)
+    means = {tested.metric: tested.mean for tested in verdict.evidence.tested} if verdict.evidence else {}
+    samples = (sample_of(metric, eager, graphed, slice(first, None)) for metric in files.metrics)
+    return any(
+        exceeds_margin_surely(one, margins.of(one.metric), noise_along_steps(one), means.get(one.metric)).any()
+        for one in samples
+    )
+
+
+def _judge_printed(files: CurveFiles, steps: Integers, first: int, margins: Margins) -> Verdict:
+    """Judge the curves with regard to the digits that they are printed with."""
+    verdict = judge_curves(*files.sides, steps, first, margins, files.metrics, files.perturbed_steps)
+    coarse = insufficient_precision(files, first, margins) if verdict.verdict != "INCOMPARABLE" else {}
+    if not coarse:
+        return verdict
+    sure = drop_below_precision(files, coarse)
+    wide = widen_margins(margins, coarse)
+    surely = judge_curves(*sure.sides, steps, first, wide, files.metrics, sure.perturbed_steps)
+    if verdict.verdict == surely.verdict == "DIVERGED":
+        same = verdict.deviation and surely.deviation and verdict.deviation.step == surely.deviation.step
+        return verdict if same else replace(surely, evidence=verdict.evidence)
+    return differences_below_precision(verdict, coarse, margins)

@@ -1,0 +1,84 @@
+"""Read the curve of a run made elsewhere from what its program left: a log, or the file of a logger.
+
+CSV and JSON lines are read strictly (analysis.curves.curve). The others hold more than steps: rows without a loss are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from analysis.curves.curve import Curve, CurveError, Digits, Row, curve_of, read_curve, read_text
+from analysis.curves.event_file import read_events
+from analysis.curves.wandb_file import read_history
+from launch.contract.metric_names import column_of, texts_in_line
+
+_LOGS = (".log", ".out", ".err", ".txt")
+_KNOWN = ("*tfevents*", "*.wandb", "trainer_state.json", "metrics.csv")
+"""Files that are looked for in a folder."""
+
+
+def read_run(path: Path) -> Curve:
+    """Return the curve in ``path``, a file or a folder with one known file.
+
+    Raises:
+        CurveError: it cannot be read, or holds no curve.
+    """
+    file = _file_in(path) if path.is_dir() else path
+    reader = _reader_of(file)
+    return curve_of(file, _with_loss(reader(file))) if reader else read_curve(file)
+
+
+def _file_in(folder: Path) -> Path:
+    found = [file for pattern in _KNOWN for file in sorted(folder.rglob(pattern)) if file.is_file()]
+    if len(found) != 1:
+        names = ", ".join(str(file.relative_to(folder)) for file in found[:4]) or "none"
+        raise CurveError(
+            f"{folder}: Is a directory; of {', '.join(_KNOWN)} it must hold one file, not {names}; name a file"
+        )
+    return found[0]
+
+
+def _reader_of(file: Path) -> Callable[[Path], Iterator[Row]] | None:
+    if "tfevents" in file.name:
+        return read_events
+    if file.suffix == ".wandb":
+        return read_history
+    if file.name == "trainer_state.json":
+        return _read_trainer_state
+    return _read_log if file.suffix in _LOGS else None
+
+
+def _read_log(path: Path) -> Iterator[Row]:
+    """Yield the steps that lines of a log show, counted where it does not number them."""
+    rows: list[Row] = []
+    for number, line in enumerate(read_text(path).replace("\r", "\n").split("\n"), start=1):
+        if said := texts_in_line(line):
+            rows.append((f"{path}, line {number}", {str(name): text for name, text in said.items()}))
+    counts = not any("step" in row for _, row in rows)
+    for place, (at, row) in enumerate(rows):
+        yield at, {"step": place, **row} if counts else row
+
+
+def _read_trainer_state(path: Path) -> Iterator[Row]:
+    try:
+        content = json.loads(read_text(path), parse_float=Digits)
+        rows = [dict(row) for row in content["log_history"]]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CurveError(f"{path}: not the state of a Trainer, which has a log_history") from error
+    for number, row in enumerate(rows):
+        yield f"{path}, log_history[{number}]", row
+
+
+def _with_loss(rows: Iterator[Row]) -> list[Row]:
+    """Return the rows of training steps. A Trainer's summary has another name for its mean loss."""
+    kept = list(rows)
+    names = dict.fromkeys(str(name) for _, row in kept for name in row)
+    loss = "loss" if "loss" in names else next((name for name in names if column_of(name) == "loss"), "loss")
+    return [(at, _known(row)) for at, row in kept if loss in row]
+
+
+def _known(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: value for name, value in row.items() if not isinstance(value, (dict, list))}

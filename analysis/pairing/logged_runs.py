@@ -1,0 +1,50 @@
+"""Judge runs that were made elsewhere by the numbers in their logs, as curves of files are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from analysis.curves.curve import Curve, unit_of
+from analysis.curves.curve_files import CurveFiles
+from analysis.curves.judge_files import judge_files
+from analysis.pairing.eager_baseline import EagerBaseline
+from analysis.pairing.pair import Pair
+from analysis.pairing.printed_metrics import not_of_bits
+from analysis.records.run import Run
+from analysis.verdict.curve_difference import METRICS
+from analysis.verdict.verdict import Verdict
+from launch.contract.plan import Margins
+
+UNCHECKED = "from logs: replay is unproven, and nothing shows that the runs share workload, data, code and libraries"
+
+
+def judge_logs(
+    pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins
+) -> tuple[tuple[Verdict, ...], Verdict | None]:
+    """Return the verdict on all runs together, for each pair and for the cell."""
+    eager, graphed = _curves(baseline.runs, "eager"), _curves([pair.graphed for pair in pairs], "graphed")
+    metrics = (
+        METRICS if all("grad_norm" in curve.units for curve in (*eager.values(), *graphed.values())) else METRICS[:1]
+    )
+    captured = max(pair.first_compared for pair in pairs) - 1
+    files = CurveFiles(eager, graphed, {}, metrics)
+    judged = judge_files(files, captured if captured >= 0 else None, margins)
+    reasons = (not_of_bits(judged).reason, "a copied log looks the same" * (judged.verdict == "BITWISE"), UNCHECKED)
+    verdict = replace(not_of_bits(judged), reason="; ".join(filter(None, reasons)))
+    return tuple(verdict for _ in pairs), verdict
+
+
+def _curves(runs: Iterable[Run], side: str) -> dict[str, Curve]:
+    return {f"{side} repeat {run.repeat}": _curve(run) for run in runs}
+
+
+def _curve(run: Run) -> Curve:
+    """Return the curve of a run. Its numbers have their shortest digits, without trailing zeros."""
+    assert run.attempt is not None, "a log is read before its run exists"
+    steps = run.attempt.steps
+    known = [metric for metric in METRICS if not np.isnan(steps.of(metric)).all()]
+    units = {metric: np.array([unit_of(repr(float(value))) for value in steps.of(metric)]) for metric in known}
+    return Curve(steps, units, ("step", *known))

@@ -1,0 +1,97 @@
+"""What programs and their loggers leave is read as curves: logs, event files of TensorBoard, a Trainer's state."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from analysis.curves.curve import CurveError
+from analysis.curves.run_file import read_run
+
+LOSSES, NORMS = [2.5, 2.25, 1.125], [1.5, 0.75, 0.5]
+STEPS = list(zip(range(1, 4), LOSSES, NORMS, strict=True))
+LOGS = {
+    "megatron.log": " iteration {:8d}/ 3 | lm loss: {:.6E} | grad norm: {:.3f} | number of nan iterations: 0 |\n",
+    "titan.out": "[titan] \x1b[31mstep: {:2d}  \x1b[32mloss: {:8.5f}  \x1b[33mgrad_norm: {:.4f}  mfu: 1.00%\n",
+    "slurm-7.txt": 'loading\n{{"step": {}, "loss": {}, "grad_norm": {}}}\nvalidation loss: 9.0\n',
+}
+
+
+def _varint(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + _varint(value >> 7)
+
+
+def _field(number: int, content: bytes | int) -> bytes:
+    if isinstance(content, int):
+        return _varint(number << 3) + _varint(content)
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _event(step: int, tag: str, value: float, *, tensor: bool) -> bytes:
+    """Return a framed record: a plain value, or the tensor that newer writers use."""
+    plain = _varint(2 << 3 | 5) + struct.pack("<f", value)
+    number = _field(8, _field(1, 1) + _field(5, struct.pack("<f", value))) if tensor else plain
+    event = (
+        _varint(1 << 3 | 1)
+        + struct.pack("<d", 1.0)
+        + _field(2, step)
+        + _field(5, _field(1, _field(1, tag.encode()) + number))
+    )
+    return struct.pack("<Q", len(event)) + bytes(4) + event + bytes(4)
+
+
+def write_events(path: Path, *, tensor: bool = False) -> Path:
+    tags = [("train/loss", 1), ("grad-norm", 2), ("lm loss vs samples", 1)]
+    rows = (_event(row[0], tag, row[place], tensor=tensor) for row in STEPS for tag, place in tags)
+    path.write_bytes(b"".join(rows))
+    return path
+
+
+def shown(path: Path) -> list[tuple[int, float, float]]:
+    steps = read_run(path).steps
+    return list(zip(steps.step.tolist(), steps.loss.tolist(), steps.grad_norm.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_logs_are_read_as_the_observer_reads_lines(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("".join(LOGS[name].format(*row) for row in STEPS))
+    assert shown(tmp_path / name) == STEPS
+
+
+def test_a_log_without_numbers_of_steps_counts_them(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(
+        "".join(f"{{'loss': {loss}, 'grad_norm': {norm}}}\n" for _, loss, norm in STEPS)
+    )
+    assert [step for step, _, _ in shown(tmp_path / "train.log")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+def test_scalars_of_an_event_file_are_read_to_the_last_whole_record(tmp_path: Path, tensor: bool) -> None:
+    path = write_events(tmp_path / "events.out.tfevents.1.host", tensor=tensor)
+    assert shown(path) == shown(tmp_path) == STEPS
+    path.write_bytes(path.read_bytes() + struct.pack("<Q", 99) + bytes(20))
+    assert shown(path) == STEPS, "a torn record is what a killed program leaves"
+
+
+@pytest.mark.parametrize("damaged", [b"\x1f\x8b" + bytes(30), struct.pack("<Q", 8) + bytes(4) + b"\xff" * 8 + bytes(4)])
+def test_what_is_no_event_file_says_so(tmp_path: Path, damaged: bytes) -> None:
+    (tmp_path / "x.tfevents").write_bytes(damaged)
+    with pytest.raises(CurveError, match=r"x\.tfevents: "):
+        read_run(tmp_path / "x.tfevents")
+
+
+def test_the_state_of_a_trainer_is_read_without_its_summary(tmp_path: Path) -> None:
+    rows = [{"step": step, "loss": loss, "grad_norm": norm} for step, loss, norm in STEPS]
+    rows += [{"step": 3, "eval_loss": 9.0}, {"step": 3, "train_loss": 2.0}]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
+    assert shown(tmp_path) == STEPS
+
+
+def test_a_folder_with_two_known_files_is_refused(tmp_path: Path) -> None:
+    write_events(tmp_path / "a.tfevents.1")
+    write_events(tmp_path / "b.tfevents.1")
+    with pytest.raises(CurveError, match="name a file"):
+        read_run(tmp_path)

@@ -1,0 +1,93 @@
+"""Runs made elsewhere become a sweep: its verdicts rest on their logs, and say so."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from analysis.curves.curve_files import read_curves
+from analysis.report.headline import headline
+from analysis.sweep.cell_results import CellResult
+from analysis.sweep.judge_sweep import judge_sweep
+from launch.contract.exit_codes import ExitCode
+from launch.contract.paths import SweepPaths
+from orchestrator.cli.main import main
+from orchestrator.cli.verbs import wrap
+from orchestrator.plan.logged_runs import plan_logs
+from orchestrator.sweeps.logged_runs import write_logged_runs
+
+STEPS = 130
+
+
+def log(path: Path, seed: int, *, offset: float = 0.0, digits: int = 9, norms: bool = True, first: int = 1) -> Path:
+    """Write a curve that differs from others by noise of its ``seed``, and by ``offset``."""
+    noise = random.Random(seed)
+    with path.open("w") as file:
+        for step in range(STEPS):
+            loss = 2 + math.exp(-step / 40) + 0.1 * math.sin(step * step) + noise.gauss(0, 1e-5) + offset
+            row = {"step": first + step, "loss": float(f"{loss:.{digits}f}")}
+            file.write(json.dumps(row | ({"grad_norm": 1 + loss / 7} if norms else {})) + "\n")
+    return path
+
+
+def judged(folder: Path, eager: Sequence[Path], graphed: Sequence[Path], capture: int | None = None) -> CellResult:
+    files = read_curves(eager, graphed)
+    plan = plan_logs(files, [str(folder)], capture)
+    sweep = SweepPaths(folder / plan.name)
+    write_logged_runs(sweep, plan, files)
+    write_logged_runs(sweep, plan, files)
+    (result,) = (one for one in judge_sweep(sweep, lambda *_: None).results if one.cell.graphed)
+    return result
+
+
+CASES = {
+    "noise": ([1, 2], [{"seed": 3}, {"seed": 4}], "EQUIVALENT", ""),
+    "an offset": ([1, 2], [{"seed": 3, "offset": 0.01}], "DIVERGED", ""),
+    "four digits": ([1, 2], [{"seed": 3, "digits": 3}], "INCONCLUSIVE", "in units of 0.001"),
+    "equal numbers": ([1, 1], [{"seed": 1}], "EQUIVALENT", "every printed digit is equal.*a copied log looks the same"),
+    "no norms": ([1, 2], [{"seed": 3}], "EQUIVALENT", ""),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_verdicts_rest_on_digits_and_never_on_bits(tmp_path: Path, name: str) -> None:
+    before, after, verdict, reason = CASES[name]
+    norms = name != "no norms"
+    eager = [log(tmp_path / f"e{place}.jsonl", seed, norms=norms) for place, seed in enumerate(before)]
+    graphed = [log(tmp_path / f"g{place}.jsonl", norms=norms, **each) for place, each in enumerate(after)]  # type: ignore[arg-type]
+    found = judged(tmp_path, eager, graphed, capture=4)
+    assert found.verdict is not None and found.verdict.verdict == verdict, found.verdict
+    assert re.search(reason, found.verdict.reason), found.verdict.reason
+    assert "replay is unproven" in found.verdict.reason
+    assert found.verdict.evidence is None or found.verdict.evidence.first_step == 4, "step 4 of the logs is step 3 here"
+    assert found.graphs.replay is not None and not found.graphs.replay.proven
+    assert not found.integrity.unsound_records
+    assert "replay is unproven" in headline([found])
+
+
+def test_a_report_is_written_and_what_nothing_can_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place in range(3):
+        log(tmp_path / f"{place}.jsonl", place)
+    monkeypatch.setattr(wrap, "write_report", lambda paths: None)
+    monkeypatch.setattr(wrap, "print_report", lambda paths: print(paths.root))
+    monkeypatch.setattr(wrap, "read_exit_code", lambda *_, **__: 0)
+    assert main(["wrap", "--from-logs", "--eager", "0.jsonl", "1.jsonl", "--graphed", "2.jsonl"]) == 0
+    sweep = capsys.readouterr().out.strip()
+    assert main(["resume", Path(sweep).name]) == 0, "there is nothing to run"
+    for words, message in (
+        (["--eager", "0.jsonl", "--graphed", "1.jsonl", "2.jsonl"], "name an eager log for each"),
+        (["--eager", "none.jsonl", "--graphed", "1.jsonl"], "none.jsonl: No such file"),
+    ):
+        assert main(["wrap", "--from-logs", *words]) == ExitCode.WRONG_INPUT
+        assert message in capsys.readouterr().err
+    assert main(["wrap", "--eager", "a", "b", "--graphed", "c"]) == ExitCode.WRONG_INPUT
+    assert "in quotes" in capsys.readouterr().err
