@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from typing import Any, NoReturn
 
@@ -21,4 +22,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        self.exit(1, f"error: {message}\n")
+        self.exit(1, f"error: {message}{_suggest_choice(message)}\n")
+
+
+def _suggest_choice(message: str) -> str:
+    """Return "; did you mean ...?" where argparse says that a word is none of its choices."""
+    if not (found := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)):
+        return ""
+    import difflib
+
+    close = difflib.get_close_matches(found[1], re.findall(r"[\w.-]+", found[2]), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -18,6 +18,12 @@ def first_names(names: Sequence[str], most: int = 3) -> str:
     return "; ".join([*names[:most], *([f"and {len(names) - most} more"] if len(names) > most else [])])
 
 
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return ``rows`` of equally many words as lines, in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
 def size(value: int) -> str:
     """Return bytes in MiB below one GiB, else in GiB."""
     return f"{value / 2**20:.0f} MiB" if abs(value) < 2**30 else f"{value / 2**30:.2f} GiB"

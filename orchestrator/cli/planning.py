@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from launch.contract.plan import Plan
-from orchestrator.errors import input_error
+from orchestrator.errors import InputError, input_error
 from orchestrator.output.plan import warn_outage, warn_unused_cluster
 from orchestrator.plan.input_files import check_inputs
 from orchestrator.plan.planner import check_budget, gpu_hours, make_plan
@@ -25,10 +25,21 @@ def plan_recipe(arguments: argparse.Namespace) -> tuple[Plan, Target, Executor]:
     return plan_cells(arguments, recipe, cells, target), target, executor
 
 
+def load_recipe(arguments: argparse.Namespace) -> Recipe:
+    try:
+        return load(arguments.recipe, arguments.overrides)
+    except InputError:
+        name = str(arguments.recipe)
+        if arguments.recipe.exists() or not Store(arguments.store).sweep(name).plan.exists():
+            raise
+        fix = f"name a recipe; python -m orchestrator status {name} shows the sweep"
+        raise input_error(name, "is a sweep, not a recipe", fix) from None
+
+
 def load_cells(arguments: argparse.Namespace) -> tuple[Recipe, Sequence[ResolvedCell], Target, Executor]:
     """Load the recipe, and those of its cells that ``--only`` keeps."""
     executor = resolve_executor(arguments.executor)
-    recipe = load(arguments.recipe, arguments.overrides)
+    recipe = load_recipe(arguments)
     target = find_target(arguments, executor, recipe.cluster)
     return recipe, filter_cells(expand(recipe, target.device), arguments.only), target, executor
 

@@ -30,6 +30,8 @@ def find_run(store: Store, name: str) -> RunPaths:
     sweep, _, prefix = name.rpartition("/")
     folders = [store.sweep(name).root / "runs" for name in ([sweep] if sweep else store.names())]
     paths = {f"{folder.parent.name}/{path.name}": path for folder in folders for path in sorted(folder.glob("*"))}
+    if store.sweep(name).plan.exists() and not any(path.name.startswith(name) for path in paths.values()):
+        raise input_error("", f"{name!r} is a sweep, not a run", f"python -m orchestrator status {name} lists its runs")
     found = find_by_run_id(((path.name, name) for name, path in paths.items()), prefix, sweep or str(store.root))
     return RunPaths(paths[found])
 

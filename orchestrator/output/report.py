@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.common.atomic_files import number, read_json
-from launch.common.text import count
+from launch.common.text import align, count
 from launch.contract.paths import SweepPaths
 
 MOST_ROWS = 40
@@ -22,9 +22,7 @@ def print_report(paths: SweepPaths, tracked: str = "") -> None:
         ("cell", "outcome", "loss verdict", "largest difference", "eager / graphed step time")
     ]
     rows += [_report_row(cell) for cell in content["cells"]]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows[: MOST_ROWS + 1]:
-        print("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
+    print(*align(rows[: MOST_ROWS + 1]), sep="\n")
     if content["total_cells"] > MOST_ROWS:
         print(f"... and {content['total_cells'] - MOST_ROWS} more cells in the report")
     print(f"\nreport: {paths.report / 'report.md'}")

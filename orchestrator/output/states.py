@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from launch.common.text import one_line
+from launch.common.text import align, one_line, size
 from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Cell, Plan
@@ -78,13 +78,11 @@ def print_states(plan: Plan, states: Mapping[str, RunState]) -> None:
     cells = plan.cell_of_run()
     rows = [_row(state, cells[run_id]) for run_id, state in states.items()]
     # One text: thousands of small ones take as long to print as the records to read.
-    print("\n".join([*rows, f"{plan.name}: {format_counts(states)}"]))
+    print("\n".join([*align([("run", "state", "steps", "cell", ""), *rows]), f"{plan.name}: {format_counts(states)}"]))
 
 
-def _row(state: RunState, cell: Cell) -> str:
-    row = f"{state.run_id:44} {state.name:13} {format_steps(state, cell):>11}  {cell.label}"
-    note = _note(state)
-    return f"{row}  {one_line(note)[:160]}" if note else row
+def _row(state: RunState, cell: Cell) -> tuple[str, ...]:
+    return state.run_id, state.name, format_steps(state, cell), cell.label, one_line(_note(state))[:160]
 
 
 def _note(state: RunState) -> str:
@@ -134,9 +132,10 @@ def describe_slots(holders: Sequence[SlotHolder]) -> list[str]:
     ]
 
 
-def print_sweeps(sweeps: Sequence[tuple[str, Mapping[str, RunState]]], root: Path) -> None:
-    """Print a line for each sweep of the store at ``root``."""
+def print_sweeps(sweeps: Sequence[tuple[str, int, Mapping[str, RunState]]], root: Path) -> None:
+    """Print a line for each sweep of the store at ``root``, with its bytes on disk."""
     if not sweeps:
         print(f"no sweeps in {root}; start one with: python -m orchestrator sweep tiny_moe")
-    for name, states in sweeps:
-        print(f"{name:32} {format_counts(states)}")
+        return
+    rows = [(name, str(len(states)), size(on_disk), format_counts(states)) for name, on_disk, states in sweeps]
+    print(*align([("sweep", "runs", "on disk", "states"), *rows]), sep="\n")

@@ -74,11 +74,22 @@ class Store:
         for sweep in (self.sweep(name), SweepPaths(Path(name))):
             if sweep.plan.exists():
                 return sweep
-        raise input_error(
-            "",
-            f"no sweep {name!r} in {self.root}",
-            suggestion(name, self.names(), "python -m orchestrator sweep RECIPE makes one"),
+        is_file = Path(name).is_file()
+        otherwise = (
+            "a recipe names its sweep: write the name in it"
+            if is_file
+            else "python -m orchestrator sweep RECIPE makes one"
         )
+        raise input_error("", f"no sweep {name!r} in {self.root}", suggestion(Path(name).stem, self.names(), otherwise))
+
+
+def file_sizes(path: Path) -> Iterator[int]:
+    """Yield the bytes of each file in ``path``, or of the file ``path``. No link is followed."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.is_symlink() or not path.is_dir():
+            yield path.lstat().st_size
+        for folder, _, files in os.walk(path):
+            yield from (os.lstat(os.path.join(folder, file)).st_size for file in files)  # noqa: PTH118
 
 
 def other_writers(folder: Path) -> list[str]:

@@ -175,7 +175,15 @@ SCHEMA = Schema(Profile, separator="")
 _FILE = FileSchema(
     SCHEMA,
     mappings={"sbatch": partial(check_option, "sbatch"), "environment": check_variable},
-    rejections={"name": Flaw("no such field", "leave it out: the name of a profile is the name of its file")},
+    rejections={
+        name: Flaw("no such field", fix)
+        for name, fix in {
+            "name": "leave it out: the name of a profile is the name of its file",
+            "modules": "write setup: [module load NAME]",
+            "gres": "write gpus: gres, and gpu_type for GPUs of one type",
+            "time": "write resources.minutes_per_run in the recipe",
+        }.items()
+    },
 )
 
 

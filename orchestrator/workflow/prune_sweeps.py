@@ -7,7 +7,6 @@ the store by one rename, and what is left of it then is deleted by the next prun
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
 import shutil
@@ -26,7 +25,7 @@ from orchestrator.errors import SystemFault
 from orchestrator.submit.slurm_queue import poll_jobs
 from orchestrator.sweeps.run_state import live_runs
 from orchestrator.sweeps.slurm_jobs import JobMonitor
-from orchestrator.sweeps.store import Store, order_lock, read_plan, report_disk_errors
+from orchestrator.sweeps.store import Store, file_sizes, order_lock, read_plan, report_disk_errors
 
 Keep = Literal["nothing", "reports"]
 """What stays of a sweep. "reports": its reports, and what they can be written from again."""
@@ -61,7 +60,7 @@ def prune(sweep: SweepPaths, keep: Keep, older_than_days: float | None, *, dry_r
             if reason:
                 return Pruned(name, kept=reason)
             found = [sweep.root] if keep == "nothing" else _drop_outside(sweep.root, _find_logs(sweep))
-            sizes = [size for path in found for size in _sizes(path)]
+            sizes = [size for path in found for size in file_sizes(path)]
             if not dry_run:
                 with report_disk_errors(sweep):
                     if keep == "nothing":
@@ -151,15 +150,6 @@ def _find_logs(sweep: SweepPaths) -> Iterator[Path]:
             # Without an outcome the rest is the evidence of how it ended.
             if attempt.has_ended:
                 yield from (attempt.logs, attempt.logs_pack, attempt.rank_exits)
-
-
-def _sizes(path: Path) -> Iterator[int]:
-    """Yield the bytes of each file in ``path``, or of the file ``path``. No link is followed."""
-    with contextlib.suppress(FileNotFoundError):
-        if path.is_symlink() or not path.is_dir():
-            yield path.lstat().st_size
-        for folder, _, files in os.walk(path):
-            yield from (os.lstat(os.path.join(folder, file)).st_size for file in files)  # noqa: PTH118
 
 
 def _take_out(sweep: SweepPaths) -> Path:

@@ -46,6 +46,8 @@ def reports_in_this_process() -> Iterator[None]:
     """
 
     def run(command: list[str], **_: object) -> CompletedProcess[str]:
+        if "launch.track" in command:
+            return CompletedProcess(command, 0, stdout="")
         with redirect_stderr(io.StringIO()) as said:
             code = report_command.main(command[3:])
         return CompletedProcess(command, code, stderr=said.getvalue())

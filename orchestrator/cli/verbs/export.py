@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 
+from launch.common.atomic_files import read_json
 from launch.common.command_line import Parser
+from launch.contract.spec import RunSpec
 from orchestrator.cli.arguments import add_recipe
+from orchestrator.cli.planning import load_recipe
+from orchestrator.errors import input_error
 from orchestrator.export.export_cell import export
 from orchestrator.recipe.expand import expand, filter_cells
-from orchestrator.recipe.recipe import load
+from orchestrator.sweeps.store import Store, read_plan
 
 EXAMPLE = "export qwen3_8l --to megatron-lm --only cuda_graph.impl=full_iteration"
 NOTE = "Settings of a cell that the target cannot express are listed on standard error, one per line.\n\n"
@@ -20,14 +24,47 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--to", required=True, choices=("megatron-lm", "bridge"), help="print the flags of this program"
     )
+    parser.add_argument(
+        "--best",
+        action="store_true",
+        help="name a sweep instead of a recipe: print the fastest cell of each task that passes",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    cells = filter_cells(expand(load(arguments.recipe, arguments.overrides), "cuda"), arguments.only)
-    # Eager baselines are added for comparison. They are meant only if nothing else is left.
-    for cell in [cell for cell in cells if not cell.is_added_baseline] or cells:
-        exported = export(cell.spec, arguments.to)
-        print(f"# {cell.label}\n{exported.text}\n")
+    for label, spec in _best_cells(arguments) if arguments.best else _cells(arguments):
+        exported = export(spec, arguments.to)
+        print(f"# {label}\n{exported.text}\n")
         for note in exported.notes:
-            print(f"not exported from {cell.label}: {note}", file=sys.stderr)
+            print(f"not exported from {label}: {note}", file=sys.stderr)
     return 0
+
+
+def _cells(arguments: argparse.Namespace) -> list[tuple[str, RunSpec]]:
+    """Return the cells of the recipe. Eager baselines are added for comparison, and meant only if nothing else is left."""
+    cells = filter_cells(expand(load_recipe(arguments), "cuda"), arguments.only)
+    meant = [cell for cell in cells if not cell.is_added_baseline] or cells
+    return [(cell.label, cell.spec) for cell in meant]
+
+
+def _best_cells(arguments: argparse.Namespace) -> list[tuple[str, RunSpec]]:
+    """Return the fastest cell of each task of a sweep, by its report, which ranks no graphed cell without a pass.
+
+    Raises:
+        InputError: an option is for recipes, or the sweep has no report, or no cell of it is ranked.
+    """
+    if arguments.overrides or arguments.only:
+        raise input_error("--best", "takes the cells of a sweep as they ran", "leave out --only and key=value")
+    paths = Store(arguments.store).find(str(arguments.recipe))
+    plan, file = read_plan(paths), paths.report / "report.json"
+    again = f"write it: python -m orchestrator report {plan.name}"
+    if not file.is_file():
+        raise input_error(str(file), "there is no report", again)
+    report = read_json(file)
+    ids = {(cell["task_id"], cell["label"]): cell["cell_id"] for cell in report["cells"]}
+    best = {ids[task["task_id"], task["cells"][0]["label"]] for task in report["rankings"] if task["cells"]}
+    found = [(cell.label, cell.run_spec) for cell in plan.cells if cell.cell_id in best]
+    if not found:
+        fix = "a task is ranked where a graphed cell passes beside others; the report says what is missing"
+        raise input_error(plan.name, "its report ranks no cell of the plan", fix)
+    return found

@@ -27,7 +27,7 @@ from orchestrator.sweeps.report_process import read_needed_runs
 from orchestrator.sweeps.run_state import open_submissions, read_states
 from orchestrator.sweeps.slot_holders import slot_holders
 from orchestrator.sweeps.slurm_jobs import JobMonitor
-from orchestrator.sweeps.store import Store, read_plan
+from orchestrator.sweeps.store import Store, file_sizes, read_plan
 
 EXAMPLE = "status tiny_moe --watch"
 
@@ -85,9 +85,13 @@ def _list_sweeps(store: Store, *, as_json: bool) -> int:
             print(f"error: {fault}", file=sys.stderr)
             code = fault.exit_code
     jobs = query_jobs([submission for _, submissions in found.values() for submission in submissions])
-    rows = [(name, read_states(store.sweep(name), plan, jobs)) for name, (plan, _) in found.items()]
+    rows = [
+        (name, sum(file_sizes(store.sweep(name).root)), read_states(store.sweep(name), plan, jobs))
+        for name, (plan, _) in found.items()
+    ]
     if as_json:
-        print(dumps([{"sweep": name, "runs": count_states(states)} for name, states in rows], indent=1))
+        listed = [{"sweep": name, "bytes": on_disk, "runs": count_states(states)} for name, on_disk, states in rows]
+        print(dumps(listed, indent=1))
     else:
         print_sweeps(rows, store.root)
         print_job_problems(jobs, {})

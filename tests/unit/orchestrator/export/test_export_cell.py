@@ -18,6 +18,7 @@ from orchestrator.export.export_cell import NOT_EXPRESSED, Format, export
 from orchestrator.recipe.expand import expand
 from orchestrator.recipe.recipe import load
 from tests.presets import PRESETS, preset
+from tests.records import AttemptRecord, write_sweep
 
 RECIPES = Path(__file__).parents[4] / "recipes"
 GOLDEN = Path(__file__).parents[3] / "golden"
@@ -386,3 +387,24 @@ def test_twins_are_printed_where_they_are_asked_for(capsys: pytest.CaptureFixtur
     printed = capsys.readouterr().out
     assert printed.startswith("# eager")
     assert "--cuda-graph-impl none" in printed
+
+
+def test_the_best_cell_of_a_sweep_is_the_fastest_that_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def wrong(run: AttemptRecord) -> None:
+        if run.spec.cuda_graph.impl == "torch":
+            for row in run.metrics[5:]:
+                row["loss"] += 1.0
+
+    write_sweep(tmp_path / "sweeps" / "mine", impls=("torch", "full_iteration"), device="cuda", edit=wrong)
+    words = ["export", "mine", "--best", "--to", "megatron-lm"]
+    assert main(words) == 1 and "there is no report" in capsys.readouterr().err
+    main(["report", "mine"])
+    capsys.readouterr()
+    assert main(words) == 0
+    exported = capsys.readouterr().out
+    assert exported.startswith("# full_iteration") and exported.count("# ") == 1
+    assert main([*words, "training.steps=3"]) == 1 and "leave out" in capsys.readouterr().err

@@ -1,0 +1,67 @@
+"""What a mistyped or misplaced name is answered with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.main import main
+from tests.records import write_sweep
+
+MEANT = {
+    "satus": "did you mean 'status'?",
+    "plan tiny_moe --executor slrum": "did you mean 'slurm'?",
+    "status miin": "did you mean 'mine'?",
+    "plan tiny_mo": "did you mean 'tiny_moe'?",
+    "plan mine": "mine: is a sweep, not a recipe\n    name a recipe; python -m orchestrator status mine shows the sweep",
+    "export mine --to bridge": "mine: is a sweep, not a recipe",
+    "logs mine": "'mine' is a sweep, not a run\n    python -m orchestrator status mine lists its runs",
+    "status mine.yaml": "did you mean 'mine'?",
+}
+
+
+@pytest.mark.parametrize("command", MEANT)
+def test_a_wrong_name_is_answered_with_the_right_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_sweep(tmp_path / "sweeps" / "mine", steps=2)
+    try:
+        code = main(command.split())
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    assert code == 1
+    assert MEANT[command] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("line", "fix"), [("modules: [cuda]", "setup: [module load"), ("gres: gpu:8", "gpus: gres")])
+def test_a_field_of_another_tool_is_answered_with_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, fix: str
+) -> None:
+    from orchestrator.errors import InputError
+    from orchestrator.targets.profile import load_profile
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    folder = tmp_path / "cuda-graph-orchestrator" / "clusters"
+    folder.mkdir(parents=True)
+    (folder / "site.yaml").write_text(line)
+    with pytest.raises(InputError) as caught:
+        load_profile("site")
+    assert fix in str(caught.value)
+
+
+def test_sweeps_are_listed_with_their_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_sweep(tmp_path / "sweeps" / "mine", steps=2)
+    (tmp_path / "sweeps" / "mine" / "large").write_bytes(bytes(3 << 20))
+    assert main(["status"]) == 0
+    heads, row = capsys.readouterr().out.splitlines()
+    assert heads.split() == ["sweep", "runs", "on", "disk", "states"]
+    assert row.split()[:4] == ["mine", "4", "3", "MiB"] and heads.index("states") == row.index("4 COMPLETED")
+    assert main(["status", "mine"]) == 0
+    heads, *rows, counts = capsys.readouterr().out.split("next:")[0].splitlines()
+    assert heads.split() == ["run", "state", "steps", "cell"]
+    assert {row.index("COMPLETED") for row in rows} == {heads.index("state")} and counts == "written: 4 COMPLETED"
