@@ -14,15 +14,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from launch.contract.records.graph_stats import GraphStats
-from launch.engines.protocol import CheckableStep, Engine, StepResult
+from launch.engines.protocol import Engine, StepResult
 
 FREED_BYTES = 1 << 26
 """Large enough for a segment of its own, which the driver takes back when it is freed."""
@@ -30,25 +29,28 @@ MOST_BYTES, LEAST_BYTES = 1 << 38, 1 << 9
 """The first allocation that tries to take all memory, and PyTorch's smallest block."""
 
 
-Inject = Callable[["FaultyEngine"], None]
+Inject = Callable[["FaultyStep"], None]
 
 
-class FaultyEngine:
-    """An engine with a fault. ``number`` is the current step, and ``batch`` the engine's input in it.
+class FaultyStep:
+    """A fault in the steps of ``engine``. ``number`` is the current step, and ``batch`` the engine's input in it.
 
     Args:
         inject: prepares the fault, which is due in ``step``.
     """
 
     def __init__(self, engine: Engine, inject: Inject, step: int, device: torch.device) -> None:
+        self.engine = engine
         self.device = device
         self.number = 0
         self.batch = torch.empty(0)
         self.held: list[torch.Tensor] = []
-        self._engine = engine
+        self._run = engine.step
         self._step = step
         self._in_step: Callable[[], object] = lambda: None
         inject(self)
+        # The engine's own step runs inside this one.
+        engine.step = self.run  # type: ignore[method-assign]
 
     def in_step(self, act: Callable[[], object]) -> None:
         """Call ``act`` when the fault's step begins."""
@@ -59,33 +61,13 @@ class FaultyEngine:
         """Whether this is the fault's step."""
         return self.number == self._step
 
-    @property
-    def capture_step(self) -> int | None:
-        return self._engine.capture_step
-
-    @property
-    def choices(self) -> Mapping[str, str]:
-        return self._engine.choices
-
-    def step(self, batch: torch.Tensor) -> StepResult:
+    def run(self, batch: torch.Tensor) -> StepResult:
         self.batch = batch
         if self.is_due:
             self._in_step()
-        result = self._engine.step(self.batch)
+        result = self._run(self.batch)
         self.number += 1
         return result
-
-    def checkable_step(self) -> CheckableStep:
-        return self._engine.checkable_step()
-
-    def parameters(self) -> Iterable[torch.Tensor]:
-        return self._engine.parameters()
-
-    def graph_stats(self) -> GraphStats:
-        return self._engine.graph_stats()
-
-    def close(self) -> None:
-        self._engine.close()
 
 
 def in_capture(act: Callable[[], object]) -> None:
@@ -102,12 +84,12 @@ def in_capture(act: Callable[[], object]) -> None:
 # --- anywhere -------------------------------------------------------------------------------------------------------
 
 
-def exception(run: FaultyEngine) -> None:
+def exception(run: FaultyStep) -> None:
     """Add tensors whose shapes do not match: an ordinary bug."""
     run.in_step(lambda: torch.ones(2) + torch.ones(3))
 
 
-def nan(run: FaultyEngine) -> None:
+def nan(run: FaultyStep) -> None:
     """Set a weight of the module that is called first, usually the model, to NaN."""
     weights: list[nn.Parameter] = []
 
@@ -119,17 +101,17 @@ def nan(run: FaultyEngine) -> None:
     run.in_step(lambda: weights[0].detach().fill_(math.nan))
 
 
-def hang(run: FaultyEngine) -> None:
+def hang(run: FaultyStep) -> None:
     """Wait forever."""
     run.in_step(lambda: threading.Event().wait())
 
 
-def segfault(run: FaultyEngine) -> None:
+def segfault(run: FaultyStep) -> None:
     """Read through a null pointer."""
     run.in_step(lambda: ctypes.string_at(0))
 
 
-def host_kill(run: FaultyEngine) -> None:
+def host_kill(run: FaultyStep) -> None:
     """Send SIGKILL to this process, as an operator does, or the kernel when memory runs out."""
     run.in_step(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
@@ -137,12 +119,12 @@ def host_kill(run: FaultyEngine) -> None:
 # --- in a capture ---------------------------------------------------------------------------------------------------
 
 
-def item_in_capture(run: FaultyEngine) -> None:
+def item_in_capture(run: FaultyStep) -> None:
     """Read a number on the host (900, cudaErrorStreamCaptureUnsupported)."""
     in_capture(lambda: torch.ones((), device=run.device).item())
 
 
-def background_thread(run: FaultyEngine) -> None:
+def background_thread(run: FaultyStep) -> None:
     """Synchronize the stream from another thread, which invalidates the capture (901, cudaErrorStreamCaptureInvalidated)."""
 
     def wait_for(stream: torch.cuda.Stream) -> None:
@@ -158,7 +140,7 @@ def background_thread(run: FaultyEngine) -> None:
     in_capture(elsewhere)
 
 
-def unjoined_stream(run: FaultyEngine) -> None:
+def unjoined_stream(run: FaultyStep) -> None:
     """Fork work to a side stream and never join it (904, cudaErrorStreamCaptureUnjoined)."""
 
     def fork() -> None:
@@ -170,7 +152,7 @@ def unjoined_stream(run: FaultyEngine) -> None:
     in_capture(fork)
 
 
-def legacy_stream(run: FaultyEngine) -> None:
+def legacy_stream(run: FaultyStep) -> None:
     """Let the default stream wait for the captured one (906, cudaErrorStreamCaptureImplicit).
 
     Autograd does so if it accumulates a gradient on the stream on which its parameter was first used.
@@ -178,7 +160,7 @@ def legacy_stream(run: FaultyEngine) -> None:
     in_capture(lambda: torch.cuda.default_stream().wait_stream(torch.cuda.current_stream()))
 
 
-def unregistered_generator(run: FaultyEngine) -> None:
+def unregistered_generator(run: FaultyStep) -> None:
     """Draw random numbers from a generator that is not registered with the graph."""
     generator = torch.Generator(run.device)
     in_capture(lambda: torch.rand((), device=run.device, generator=generator))
@@ -187,19 +169,19 @@ def unregistered_generator(run: FaultyEngine) -> None:
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
-def oom_eager(run: FaultyEngine) -> None:
+def oom_eager(run: FaultyStep) -> None:
     """Fill the device before a step."""
     run.in_step(lambda: run.held.extend(_all_memory(run.device)))
 
 
-def oom_capture(run: FaultyEngine) -> None:
+def oom_capture(run: FaultyStep) -> None:
     """Fill the device during a capture."""
     in_capture(lambda: run.held.extend(_all_memory(run.device)))
 
 
-def oom_replay(run: FaultyEngine) -> None:
+def oom_replay(run: FaultyStep) -> None:
     """Fill the device before a step that replays graphs."""
-    if run.capture_step is not None:
+    if run.engine.capture_step is not None:
         oom_eager(run)
 
 
@@ -215,7 +197,7 @@ def _all_memory(device: torch.device) -> Iterator[torch.Tensor]:
 # --- after a capture ------------------------------------------------------------------------------------------------
 
 
-def input_freed(run: FaultyEngine) -> None:
+def input_freed(run: FaultyStep) -> None:
     """Return memory that a graph reads to the driver, so that the next replay accesses an unmapped address."""
     run.held.append(torch.ones(FREED_BYTES, dtype=torch.uint8, device=run.device))
 
@@ -227,7 +209,7 @@ def input_freed(run: FaultyEngine) -> None:
     run.in_step(free)
 
 
-def dynamic_shape(run: FaultyEngine) -> None:
+def dynamic_shape(run: FaultyStep) -> None:
     """Shorten the sequences of a batch by one token."""
 
     def shorten() -> None:
@@ -236,7 +218,7 @@ def dynamic_shape(run: FaultyEngine) -> None:
     run.in_step(shorten)
 
 
-def frozen_scalar(run: FaultyEngine) -> None:
+def frozen_scalar(run: FaultyStep) -> None:
     """Scale module outputs by a Python number that grows every step.
 
     Eager code uses the new value, a graph the value of its capture. Nothing fails, and the numbers diverge.
@@ -251,7 +233,7 @@ def frozen_scalar(run: FaultyEngine) -> None:
 # --- before the first step ------------------------------------------------------------------------------------------
 
 
-def missing_attention_backend(run: FaultyEngine) -> None:
+def missing_attention_backend(run: FaultyStep) -> None:
     """Make Transformer Engine impossible to import."""
     sys.modules["transformer_engine"] = None  # type: ignore[assignment]
 

@@ -14,23 +14,23 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from launch.contract.errors import EnvironmentFault
 from launch.engines.perturbation import next_after
-from launch.train.fault_injection import FaultyEngine
+from launch.train.fault_injection import FaultyStep
 
 
-def perturb_weight(run: FaultyEngine) -> None:
+def perturb_weight(run: FaultyStep) -> None:
     """Move the first weight by one unit in the last place before the step that is due.
 
     This is for a model that is compiled whole, which calls no hooks. The weight is that of the first layer's first norm.
     """
 
     def move() -> None:
-        weight = next(iter(run.parameters())).detach()
+        weight = next(iter(run.engine.parameters())).detach()
         weight.copy_(next_after(weight))
 
     run.in_step(move)
 
 
-def perturb(run: FaultyEngine) -> None:
+def perturb(run: FaultyStep) -> None:
     """Move each output of the first layer by one unit in the last place, in the step that is due.
 
     Later stages of a pipeline have no first layer, but rank 0 has.

@@ -35,7 +35,7 @@ from launch.engines.protocol import Engine, RankPlace
 from launch.slurm.allocation import LOOPBACK
 from launch.support import known_faults
 from launch.train.data_loader import open_source
-from launch.train.fault_injection import KINDS, FaultyEngine
+from launch.train.fault_injection import KINDS, FaultyStep
 from launch.train.loop import train
 from launch.train.perturbation import perturb, perturb_weight
 from launch.train.telemetry.event_log import Recorder
@@ -80,12 +80,12 @@ def run(spec: RunSpec, mesh: RankPlace, attempt: AttemptPaths, recorder: Recorde
     engine: Engine = build(spec, mesh)
     if spec.fault.is_set:
         recorder.note(f"injected fault: fault.kind={spec.fault.kind}, fault.step={spec.fault.step}")
-        engine = FaultyEngine(engine, KINDS[spec.fault.kind], spec.fault.step, mesh.device)
+        FaultyStep(engine, KINDS[spec.fault.kind], spec.fault.step, mesh.device)
     if spec.perturbed:
         moved = "the weight of the first norm" if spec.compiles_whole else "the first layer's output"
         recorder.note(f"perturbed: {moved} is moved by one unit in the last place in step {spec.first_compared}")
         inject = perturb_weight if spec.compiles_whole else perturb
-        engine = FaultyEngine(engine, inject, spec.first_compared, mesh.device)
+        FaultyStep(engine, inject, spec.first_compared, mesh.device)
     for fault in known_faults(spec):
         recorder.note(fault.text)
     recorder.write("choices", choices=engine.choices)

@@ -14,7 +14,7 @@ from launch.contract.errors import EnvironmentFault
 from launch.contract.spec import RunSpec
 from launch.engines.protocol import Engine, RankPlace
 from launch.engines.torch_native.engine import build
-from launch.train.fault_injection import FaultyEngine
+from launch.train.fault_injection import FaultyStep
 from launch.train.perturbation import perturb, perturb_weight
 from tests.numerics.megatron_on_cpu import megatron_engine
 from tests.numerics.tiny import CPU, DENSE, batches, make_spec
@@ -29,7 +29,7 @@ def torch_native(spec: RunSpec) -> AbstractContextManager[Engine]:
     return nullcontext(build(spec, RankPlace(0, 1, CPU)))
 
 
-def check(spec: RunSpec, engine_of: Build, inject: Callable[[FaultyEngine], None] = perturb) -> None:
+def check(spec: RunSpec, engine_of: Build, inject: Callable[[FaultyStep], None] = perturb) -> None:
     """Train with and without the perturbation: it shows from its step on, and its gradients are sound."""
 
     def train(engine: Engine) -> list[tuple[float, float]]:
@@ -39,7 +39,8 @@ def check(spec: RunSpec, engine_of: Build, inject: Callable[[FaultyEngine], None
     with engine_of(spec) as engine:
         plain = train(engine)
     with engine_of(spec) as engine:
-        perturbed = train(FaultyEngine(engine, inject, PERTURBED, CPU))
+        FaultyStep(engine, inject, PERTURBED, CPU)
+        perturbed = train(engine)
     assert perturbed[:PERTURBED] == plain[:PERTURBED]
     assert perturbed[PERTURBED:] != plain[PERTURBED:]
     ulp = torch.finfo(torch.float32 if spec.training.precision == "fp32" else torch.bfloat16).eps
@@ -60,11 +61,13 @@ def test_a_model_without_a_first_layer_is_refused(monkeypatch: pytest.MonkeyPatc
         def step(self, batch: torch.Tensor) -> None:
             model(batch)
 
-    engine = FaultyEngine(Other(), perturb, PERTURBED, CPU)  # type: ignore[arg-type]
+    engine = Other()
+    FaultyStep(engine, perturb, PERTURBED, CPU)  # type: ignore[arg-type]
     with pytest.raises(EnvironmentFault, match=r"Linear has no module layers\.0"):
         engine.step(torch.zeros(2))
     monkeypatch.setenv("RANK", "1")
-    FaultyEngine(Other(), perturb, PERTURBED, CPU).step(torch.zeros(2))  # type: ignore[arg-type]
+    FaultyStep(other := Other(), perturb, PERTURBED, CPU)  # type: ignore[arg-type]
+    other.step(torch.zeros(2))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from megatron.core.full_cuda_graph import FullCudaGraphWrapper, StaticBufferLoader
 
 from launch.contract.spec import RunSpec
+from launch.engines.graph_protocol import replaced
 from launch.engines.megatron.graphs.megatron_capture import MegatronCapture
 from launch.engines.megatron.schedule import Schedule
 
@@ -51,14 +51,8 @@ class FullIteration(MegatronCapture):
             self._graph.replay = self.counter.counting(self._graph.replay)
         return loss
 
-    @contextmanager
-    def uncaptured(self) -> Iterator[None]:
-        wrapper = self._schedule.forward_backward
-        self._schedule.forward_backward = self._uncaptured
-        try:
-            yield
-        finally:
-            self._schedule.forward_backward = wrapper
+    def uncaptured(self) -> AbstractContextManager[None]:
+        return replaced(self._schedule, "forward_backward", self._uncaptured)
 
     def close(self) -> None:
         if self.is_captured:

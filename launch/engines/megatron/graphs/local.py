@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from megatron.core.transformer.cuda_graphs import CudaGraphManager, delete_cuda_graphs
 
 from launch.contract.spec import RunSpec
+from launch.engines.graph_protocol import replaced
 from launch.engines.megatron.graphs.megatron_capture import MegatronCapture
 from launch.engines.megatron.schedule import Schedule
 from launch.engines.megatron.side_stream import on_stream
@@ -68,14 +68,8 @@ class LocalCudaGraphs(MegatronCapture):
                 runner.fwd_graph.replay = self.counter.counting(runner.fwd_graph.replay)
         return loss
 
-    @contextmanager
-    def uncaptured(self) -> Iterator[None]:
-        replay = CudaGraphManager.__call__
-        CudaGraphManager.__call__ = _call_uncaptured
-        try:
-            yield
-        finally:
-            CudaGraphManager.__call__ = replay
+    def uncaptured(self) -> AbstractContextManager[None]:
+        return replaced(CudaGraphManager, "__call__", _call_uncaptured)
 
     def close(self) -> None:
         """Release the graphs. ``delete_cuda_graphs`` of 0.16.1 does not release graphs that were created."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from megatron.core.num_microbatches_calculator import (
 from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 
 from launch.contract.spec import RunSpec
+from launch.engines.graph_protocol import replaced
 from launch.engines.megatron.ddp_hooks import disable_forward_hooks
 from launch.engines.megatron.graphs.megatron_capture import MegatronCapture
 from launch.engines.megatron.observed_router import routers_of
@@ -71,14 +72,10 @@ class LayerCallables(MegatronCapture):
     @contextmanager
     def uncaptured(self) -> Iterator[None]:
         """A layer without callables runs its own code."""
-        graphed = [(layer, layer.cuda_graphs) for layer in self._helper.flattened_callables]
-        for layer, _ in graphed:
-            layer.cuda_graphs = []
-        try:
+        with ExitStack() as stack:
+            for layer in self._helper.flattened_callables:
+                stack.enter_context(replaced(layer, "cuda_graphs", []))
             yield
-        finally:
-            for layer, callables in graphed:
-                layer.cuda_graphs = callables
 
     def close(self) -> None:
         if self._helper.graphs_created():

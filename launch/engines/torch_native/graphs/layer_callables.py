@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import gc
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
 from launch.contract.spec import RunSpec
-from launch.engines.graph_protocol import GraphedStep, StepOutput, check_input
+from launch.engines.graph_protocol import GraphedStep, StepOutput, check_input, replaced
 from launch.engines.packages import import_package
 from launch.engines.torch_native.decoder import RunLayer
 from launch.engines.torch_native.graphs.layer_parts import Part, assemble_layer, layer_parts
@@ -72,13 +72,8 @@ class _LayerCallables(GraphedStep):
         self.replays_per_step = sum(len(in_flight[0]) for in_flight in self._callables) * self._microbatches
         return self.replay(batch)
 
-    @contextmanager
-    def uncaptured(self) -> Iterator[None]:
-        graphed, self._train_step.graphed = self._train_step.graphed, lambda chunk, microbatch: {}
-        try:
-            yield
-        finally:
-            self._train_step.graphed = graphed
+    def uncaptured(self) -> AbstractContextManager[None]:
+        return replaced(self._train_step, "graphed", lambda chunk, microbatch: {})
 
     def close(self) -> None:
         self._callables = []

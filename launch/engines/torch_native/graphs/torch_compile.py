@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ import torch
 from launch.contract.errors import CaptureError
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import RunSpec
-from launch.engines.graph_protocol import GraphedStep, StepOutput
+from launch.engines.graph_protocol import GraphedStep, StepOutput, replaced
 from launch.engines.torch_native.compiled_model import CompiledModel, compile_errors_as
 from launch.engines.torch_native.decoder import Losses, ObserveOutput
 from launch.engines.torch_native.train_step import TrainStep
@@ -53,13 +53,8 @@ class Compiled(GraphedStep):
     def stats(self) -> GraphStats:
         return replace(super().stats(), graphs=self._model.compilations, recompilations=self._model.recompilations)
 
-    @contextmanager
-    def uncaptured(self) -> Iterator[None]:
-        model, self._train_step.model = self._train_step.model, self._uncompiled
-        try:
-            yield
-        finally:
-            self._train_step.model = model
+    def uncaptured(self) -> AbstractContextManager[None]:
+        return replaced(self._train_step, "model", self._uncompiled)
 
     def close(self) -> None:
         torch._dynamo.reset()
