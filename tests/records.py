@@ -15,16 +15,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from launch.common.atomic_files import JsonLines, write_json
+from launch.common.atomic_files import JsonLines, read_json_lines, write_json
 from launch.contract.outcomes import Expectation, Outcome, outcome_to_json
-from launch.contract.paths import SweepPaths
+from launch.contract.paths import AttemptPaths, SweepPaths
 from launch.contract.plan import Cell, Margins, Plan, PlannedBundle, Reason
 from launch.contract.records.clocks import Clocks
 from launch.contract.records.events import Phase, StepPhase
@@ -33,7 +33,7 @@ from launch.contract.records.identity import identity_of
 from launch.contract.records.memory import Memory
 from launch.contract.records.probe import Probe
 from launch.contract.records.step_check import StepCheck
-from launch.contract.records.step_metrics import StepMetrics
+from launch.contract.records.step_metrics import StepMetrics, step_from_json
 from launch.contract.spec import CudaGraph, Device, GraphImpl, Parallelism, Placement, RunSpec, Training, spec_to_json
 
 STARTED = 1_760_000_000.0
@@ -172,6 +172,11 @@ def written_cell(spec: RunSpec, repeats: int, expect: Expectation = Expectation(
 def _extra_cell(item: Extra) -> Cell:
     cell = written_cell(item.spec, repeats=0)
     return dataclasses.replace(cell, state=item.state, reasons=item.reasons)  # type: ignore[arg-type]
+
+
+def read_metrics(attempt: AttemptPaths) -> Iterator[StepMetrics]:
+    for line in read_json_lines(attempt.metrics):
+        yield StepMetrics(**step_from_json(line))
 
 
 def write_attempt(sweep: SweepPaths, record: AttemptRecord) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
 
 
@@ -32,7 +32,7 @@ _REPORT = {
     ExitCode.FAILED: "a verdict failed, an outcome was unexpected, or a pair is INCOMPARABLE",
     ExitCode.INCONCLUSIVE: "nothing failed, but verdicts are inconclusive, or no graphed cell has one (0 with --allow-empty)",
 }
-_OWN: Mapping[str, Mapping[ExitCode, str]] = {
+OWN: Mapping[str, Mapping[ExitCode, str]] = {
     "sweep": _REPORT,
     "wrap": _REPORT,
     "resume": _REPORT,
@@ -76,21 +76,10 @@ _OWN: Mapping[str, Mapping[ExitCode, str]] = {
 
 def exit_codes_of(command: str) -> dict[ExitCode, str]:
     """Return the exit codes of ``command``, a verb or :data:`LOSS`, with their meanings."""
-    meanings = {**OF_EVERY_COMMAND, **_OWN[command]}
+    meanings = {**OF_EVERY_COMMAND, **OWN[command]}
     return {code: meanings[code] for code in ExitCode if code in meanings}
 
 
 def help_lines(command: str) -> str:
     """Return the end of the help text of ``command``."""
     return "exit codes:\n" + "".join(f"  {code}  {meaning}\n" for code, meaning in exit_codes_of(command).items())
-
-
-def document_lines() -> Iterator[str]:
-    """Yield the rows of the table in docs/commands.md."""
-    commands: dict[tuple[tuple[ExitCode, str], ...], list[str]] = {}
-    for command, own in _OWN.items():
-        commands.setdefault(tuple(own.items()), []).append(f"`{command}`")
-    yield from (f"| every command | {code} | {meaning} |" for code, meaning in OF_EVERY_COMMAND.items())
-    for own_codes, names in commands.items():
-        for code, meaning in own_codes:
-            yield f"| {', '.join(names)} | {code} | {meaning} |"

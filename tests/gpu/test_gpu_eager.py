@@ -14,12 +14,12 @@ import torch
 
 from launch.contract.paths import AttemptPaths
 from launch.contract.records.events import PHASES, read_events
-from launch.contract.records.step_metrics import read_metrics
 from launch.contract.spec import Model, Placement, RunSpec, Training
 from launch.engines.protocol import RankPlace
 from launch.engines.torch_native.engine import build
 from launch.train.data_loader import batch, open_source
 from tests.numerics.tiny import make_decoder
+from tests.records import read_metrics
 
 pytestmark = pytest.mark.gpu
 

@@ -14,8 +14,8 @@ import pytest
 
 from launch.common.file_lock import was_killed
 from launch.contract.paths import AttemptPaths
-from launch.contract.records.step_metrics import read_metrics
 from tests.integration.host import LONG, Host, held, rank_pid, recipe, wait_until
+from tests.records import read_metrics
 
 MINUTE = 1.0
 """A limit that a run on a busy machine meets until its first step: on a free one that takes three seconds."""

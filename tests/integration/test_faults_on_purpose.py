@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from launch.contract.records.events import read_events
-from launch.contract.records.step_metrics import read_metrics
 from tests.gallery import CLASS_OF
 from tests.integration.host import Host, recipe
+from tests.records import read_metrics
 
 STEP = 8
 POINTS: list[dict[str, Any]] = [

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from launch.contract.records.step_metrics import read_metrics
 from launch.contract.spec import Model
 from tests.integration.host import MODEL, SECRETS, Host, recipe
+from tests.records import read_metrics
 from tests.unit.launch.checkpoints.test_checkpoint import shapes_of, write_file
 from tests.unit.launch.data.test_indexed_dataset import write_pair
 

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from launch.contract.plan import read_plan
-from launch.contract.records.step_metrics import read_metrics
 from tests.integration.host import ROOT, Host, rank_pid, recipe
+from tests.records import read_metrics
 
 LAYOUTS: list[dict[str, Any]] = [
     {"tp": 1},

@@ -13,8 +13,8 @@ import pytest
 from launch.contract.exit_codes import ExitCode
 from launch.contract.plan import read_plan
 from launch.contract.records.events import read_events
-from launch.contract.records.step_metrics import read_metrics
 from tests.integration.host import ROOT, SECRETS, Finished, Host, cpu_seconds_of_children, recipe
+from tests.records import read_metrics
 
 
 @pytest.fixture

@@ -32,13 +32,13 @@ from launch.contract.records.events import Phase
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.memory import Memory
 from launch.contract.records.step_check import StepCheck, TensorDifference
-from launch.contract.records.step_metrics import StepMetrics, read_metrics
+from launch.contract.records.step_metrics import StepMetrics
 from launch.contract.spec import CudaGraph, RunSpec, spec_to_json
 from launch.track.attempt_content import median_step_time, step_row
 from launch.track.follow import Tail
 from launch.track.settings import TrackSettings, settings_from_json
 from launch.track.weights_and_biases import sweep_token, why_offline
-from tests.records import write_sweep
+from tests.records import read_metrics, write_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = TrackSettings(project="graphs", group="tiny_moe", tags=("cpu", "smoke"))

@@ -9,8 +9,8 @@ import yaml
 
 from launch.common.atomic_files import read_json_lines
 from launch.contract.plan import read_plan
-from launch.contract.records.step_metrics import read_metrics
 from tests.integration.host import ROOT
+from tests.records import read_metrics
 from tests.slurm.site import Site
 
 pytestmark = pytest.mark.slurm

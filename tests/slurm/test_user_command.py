@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launch.contract.plan import read_plan
-from launch.contract.records.step_metrics import read_metrics
+from tests.records import read_metrics
 from tests.slurm.site import Site
 
 pytestmark = pytest.mark.slurm

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launch.common.atomic_files import number, read_json_lines
-from launch.contract.paths import AttemptPaths
+from launch.common.atomic_files import number
 from launch.contract.records.events import StepPhase
 
 
@@ -21,11 +20,6 @@ class StepMetrics:
     step_time_ms: float
     tokens: int
     phase: StepPhase
-
-
-def read_metrics(attempt: AttemptPaths) -> Iterator[StepMetrics]:
-    for line in read_json_lines(attempt.metrics):
-        yield StepMetrics(**step_from_json(line))
 
 
 def step_from_json(line: Mapping[str, Any]) -> dict[str, Any]:

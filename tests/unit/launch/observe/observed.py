@@ -16,11 +16,12 @@ import torch._dynamo.utils  # here, or every child imports it
 from launch.common.atomic_files import write_json
 from launch.contract.paths import OBSERVED, AttemptPaths
 from launch.contract.records.events import read_events
-from launch.contract.records.step_metrics import StepMetrics, read_metrics
+from launch.contract.records.step_metrics import StepMetrics
 from launch.contract.spec import Command, CudaGraph, Device, Placement, RunSpec, Training, spec_to_json
 from launch.failures.diagnose import Diagnosis, diagnose
 from launch.failures.evidence import read_evidence
 from launch.observe import start
+from tests.records import read_metrics
 
 STEPS = 12
 PROGRAM = """
