@@ -17,6 +17,7 @@ from analysis.pairing.first_replay import check_first_replay
 from analysis.pairing.flaky_attempts import contradictions
 from analysis.pairing.parameter_updates import check_updates
 from analysis.pairing.printed_metrics import check_digits, check_sources
+from analysis.pairing.program_settings import check_settings
 from analysis.records.provenance import differences
 from analysis.records.run import Attempt, Run, attempts_of
 from analysis.records.steps import Steps
@@ -137,7 +138,7 @@ def _judge_pair(
     eager: Attempt, graphed: Attempt, replay: Replay, baseline: EagerBaseline, spec: RunSpec, margins: Margins
 ) -> Verdict | None:
     """Judge two attempts by their records and curves; return None if only all repeats together can decide."""
-    if excluded := _exclude(eager, graphed):
+    if excluded := _exclude(eager, graphed, spec, margins):
         return excluded
     exact = _compare_curves(eager.steps, graphed.steps, spec)
     stopped = [
@@ -174,7 +175,7 @@ def _ended_well(attempt: Attempt) -> bool:
     return attempt.outcome.results_intact
 
 
-def _exclude(eager: Attempt, graphed: Attempt) -> Verdict | None:
+def _exclude(eager: Attempt, graphed: Attempt, spec: RunSpec, margins: Margins) -> Verdict | None:
     """Return INCOMPARABLE if the records of a pair rule out a comparison, whatever its curves are."""
     sides = (("eager", eager), ("graphed", graphed))
     for side, attempt in sides:
@@ -193,7 +194,11 @@ def _exclude(eager: Attempt, graphed: Attempt) -> Verdict | None:
         )
     if unequal := _unequal_tokens(eager.steps, graphed.steps):
         return Verdict("INCOMPARABLE", unequal, "run the pair again: both runs must train on the same batches")
-    return _compare_digests(eager, graphed) or check_sources(eager, graphed)
+    if spec.engine == "command":
+        return (
+            _missing_digests(eager, graphed) or check_settings(eager, graphed, margins) or check_sources(eager, graphed)
+        )
+    return _missing_digests(eager, graphed) or _compare_digests(eager, graphed)
 
 
 def _unequal_tokens(eager: Steps, graphed: Steps) -> str:
@@ -213,12 +218,17 @@ def _ended_early(side: str, attempt: Attempt) -> Verdict:
     return Verdict("INCOMPARABLE", f"the {side} run ended {outcome.outcome} in {outcome.phase}", outcome.remedy)
 
 
-def _compare_digests(eager: Attempt, graphed: Attempt) -> Verdict | None:
-    """Return INCOMPARABLE if a required digest is missing, or any digest differs."""
-    before, after = dict(eager.digests), dict(graphed.digests)
-    missing = [name for name in REQUIRED_DIGESTS if name not in before or name not in after]
-    if missing:
+def _missing_digests(eager: Attempt, graphed: Attempt) -> Verdict | None:
+    """Return INCOMPARABLE if a required digest is missing."""
+    both = dict(eager.digests).keys() & dict(graphed.digests).keys()
+    if missing := [name for name in REQUIRED_DIGESTS if name not in both]:
         return Verdict("INCOMPARABLE", f"no digest of {', '.join(missing)} was recorded", "run the pair again")
+    return None
+
+
+def _compare_digests(eager: Attempt, graphed: Attempt) -> Verdict | None:
+    """Return INCOMPARABLE if any digest differs."""
+    before, after = dict(eager.digests), dict(graphed.digests)
     differing = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
     if not differing:
         return None

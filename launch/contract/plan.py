@@ -42,6 +42,8 @@ class Margins:
     loss: Amount = 1e-3
     grad_norm: Amount = 1e-2
     mode: Literal["full", "quick"] = "full"
+    allow_differences: tuple[str, ...] = ()
+    """What the runs of a user's program may differ in beside graph settings: names of the provenance, or of its sections."""
 
     def of(self, metric: Literal["loss", "grad_norm"]) -> float:
         return self.loss if metric == "loss" else self.grad_norm

@@ -25,6 +25,7 @@ class WrappedCommands:
     steps: int
     repeats: int
     ranks: int
+    allow_differences: tuple[str, ...] = ()
 
     @property
     def recipe(self) -> str:
@@ -53,6 +54,8 @@ class WrappedCommands:
             "resources": {"gpus_per_node": self.ranks},
             "wandb": {"mode": "disabled"},
         }
+        if self.allow_differences:
+            content["equivalence"] = {"allow_differences": [*self.allow_differences]}
         return dump(content)
 
 

@@ -49,6 +49,10 @@ def add_arguments(parser: Parser) -> None:
         help="compare so many optimizer steps, which the program must take; on a GPU three more (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="ranks that it starts (default: %(default)s)")
+    parser.add_argument(
+        "--allow-difference", action="append", default=[], metavar="NAME",
+        help="compare runs that differ in NAME of the provenance, such as settings.NCCL_ALGO; may be repeated",
+    )  # fmt: skip
     add_budget(parser)
     add_target(parser)
     add_json(parser)
@@ -64,7 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     workdir = Path.cwd()
     code = describe_code(workdir)["digest"]
     eager, graphed = _only("--eager", arguments.eager), _only("--graphed", arguments.graphed)
-    commands = WrappedCommands(eager, graphed, str(workdir), code, arguments.steps, arguments.repeats, arguments.ranks)
+    counts, allowed = (arguments.steps, arguments.repeats, arguments.ranks), tuple(arguments.allow_difference)
+    commands = WrappedCommands(eager, graphed, str(workdir), code, *counts, allowed)
     text = commands.recipe
     with redirect_messages(arguments):
         print(f"# the same as a recipe (docs/your_own_job.md):\n{text}")

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from analysis.report.write_report import write_report
+from analysis.sweep.judge_sweep import judge_sweep
+from launch.common.atomic_files import write_json
+from launch.contract.plan import Margins, read_plan
 from launch.contract.spec import Command, RunSpec
 from tests import records
 
 
-def test_no_figure_rests_on_a_model_or_a_batch_that_nobody_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have written sweeps run a user's program."""
     of_engine = records.workload_spec
 
     def of_program(*arguments: Any) -> RunSpec:
@@ -24,9 +27,37 @@ def test_no_figure_rests_on_a_model_or_a_batch_that_nobody_named(
         return dataclasses.replace(spec, engine="command", command=Command(run="python train.py"), training=unknown)
 
     monkeypatch.setattr(records, "workload_spec", of_program)
+
+
+def test_no_figure_rests_on_a_model_or_a_batch_that_nobody_named(tmp_path: Path) -> None:
     sweep = records.write_sweep(tmp_path / "mine", impls=("transformer_engine",), device="cuda")
     write_report(sweep)
     text = (sweep.report / "report.md").read_text()
     assert "train.py" in text and "BITWISE" in text
     assert "tokens/s," not in text and "layers of" not in text and "fp32" not in text.partition("## Provenance")[0]
     assert "TFLOP/s)" not in text
+
+
+@pytest.mark.parametrize("allowed", [(), ("settings.NCCL",), ("settings.NCCL_ALGO",), ("settings", "packages")])
+@pytest.mark.parametrize("place", ["settings.NCCL_ALGO", "packages.apex"])
+def test_a_difference_beside_graph_settings_counts_unless_it_is_allowed_by_name(
+    tmp_path: Path, allowed: tuple[str, ...], place: str
+) -> None:
+    section, _, name = place.partition(".")
+
+    def differ(run: records.AttemptRecord) -> None:
+        run.environment.setdefault("program", {})["command"] = f"python train.py {run.spec.cuda_graph.impl}"
+        run.environment.setdefault(section, {})[name] = "1" if run.spec.graphed else "2"
+        if section == "packages":
+            run.environment["digests"]["libraries"] = run.spec.cuda_graph.impl
+
+    sweep = records.write_sweep(tmp_path / "mine", edit=differ)
+    plan = read_plan(sweep)
+    write_json(sweep.plan, dataclasses.replace(plan, margins=Margins(allow_differences=allowed)))
+    (found,) = (cell.verdict for cell in judge_sweep(sweep, lambda *_: None).results if cell.cell.graphed)
+    assert found is not None
+    if allowed and any(place == one or place.startswith(f"{one}.") for one in allowed):
+        assert found.verdict == "BITWISE", found
+    else:
+        assert found.verdict == "INCOMPARABLE" and f"{place}: 2 (eager), 1 (graphed)" in found.reason, found
+        assert f"--allow-difference {place}" in found.fix and "program.command" not in found.reason

@@ -51,3 +51,9 @@ def test_each_side_runs_its_own_words(tmp_path: Path, eager: str, graphed: str, 
 def test_what_cannot_be_compared_is_refused(eager: str, graphed: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         _ = wrapped(eager, graphed).recipe
+
+
+def test_allowed_differences_are_in_the_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "wrap.yaml"
+    path.write_text(WrappedCommands("a b", "a c", "/tmp", "", 110, 2, 1, ("settings.NCCL_ALGO", "packages")).recipe)
+    assert load(path).equivalence.allow_differences == ("settings.NCCL_ALGO", "packages")

@@ -1,0 +1,27 @@
+"""Compare what a user's program ran with: a pair may differ in its graph settings, and in what the recipe allows by name."""
+
+from __future__ import annotations
+
+from analysis.records.provenance import differences
+from analysis.records.run import Attempt
+from analysis.verdict.verdict import Verdict
+from launch.contract.plan import Margins
+
+_DECIDED_ELSEWHERE = ("program.command:", "choices.", "digests.")
+"""The command has the graph settings, analysis.pairing.printed_metrics judges sources, and digests follow from what they digest."""
+
+
+def check_settings(eager: Attempt, graphed: Attempt, margins: Margins) -> Verdict | None:
+    """Return INCOMPARABLE if the runs of a program differ in more than graph settings and ``allow_differences``."""
+    found = (text for text in differences(eager.environment, graphed.environment) if not _is_allowed(text, margins))
+    if not (differing := [text for text in found if not text.startswith(_DECIDED_ELSEWHERE)]):
+        return None
+    name = differing[0].partition(":")[0]
+    fix = f"make both sides equal, or allow it by name: wrap --allow-difference {name}, equivalence.allow_differences in a recipe"
+    return Verdict("INCOMPARABLE", f"the runs differ in more than their graph settings: {'; '.join(differing)}", fix)
+
+
+def _is_allowed(difference: str, margins: Margins) -> bool:
+    """Return whether a name, or the section that it is in, is allowed: ``settings.NCCL_ALGO`` or ``settings``."""
+    name = difference.partition(":")[0]
+    return any(name == allowed or name.startswith(f"{allowed}.") for allowed in margins.allow_differences)
