@@ -62,6 +62,7 @@ OWN: Mapping[str, Mapping[ExitCode, str]] = {
         ExitCode.PASS: "everything that may be deleted is deleted",
         ExitCode.UNFINISHED: "the system failed, or cannot tell whether a sweep still runs, or a folder is no sweep",
     },
+    "doctor": {ExitCode.PASS: "no check fails", ExitCode.FAILED: "a check fails"},
     "init": {ExitCode.PASS: "the recipe is printed"},
     "export": {ExitCode.PASS: "the flags are printed"},
     LOSS: {

@@ -139,14 +139,14 @@ def _executor(job: BatchJob) -> submitit.SlurmExecutor:
         ],
         srun_args=_SUPERVISOR_STEP,
         # Attempts are this program's own: a job that Slurm requeues would find its runs started, and start none.
-        additional_parameters={"no_requeue": True, **_gpus(request, profile), **options},
+        additional_parameters={"no_requeue": True, **gpu_options(request, profile), **options},
     )
     if len(job.array.bundles) > 1:
         executor.parameters["map_count"] = len(job.array.bundles)
     return executor
 
 
-def _gpus(request: JobRequest, profile: Profile) -> dict[str, str]:
+def gpu_options(request: JobRequest, profile: Profile) -> dict[str, str]:
     if not request.gpus_per_node or profile.gpus == "none":
         return {}
     kind = f"{profile.gpu_type}:" if profile.gpu_type else ""

@@ -28,29 +28,29 @@ SETTING_PREFIXES = ("NCCL_", "NVTE_", "TORCH_", "PYTORCH_", "CUDA_", "CUBLAS_", 
 
 def describe(device: torch.device, data_digest: str, weights_digest: str | None) -> dict[str, Any]:
     """Return the content of environment.json. ``weights_digest`` belongs to a checkpoint; None means random weights."""
-    versions = _versions()
+    found = versions()
     code = _code()
     return {
-        "versions": versions,
+        "versions": found,
         "code": code,
-        "hardware": _hardware(device),
+        "hardware": hardware(device),
         "settings": _settings(os.environ),
         "data_digest": data_digest,
-        "digests": {"code": code["digest"], "libraries": digest(versions)}
+        "digests": {"code": code["digest"], "libraries": digest(found)}
         | ({"weights": weights_digest} if weights_digest else {}),
     }
 
 
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            versions[package] = metadata.version(package)
+            found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
     if torch.version.cuda:
-        versions["cuda"] = torch.version.cuda
-    return versions
+        found["cuda"] = torch.version.cuda
+    return found
 
 
 def _code() -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _code() -> dict[str, Any]:
     return {**describe_commit(package.parent, ["launch"]), "digest": content.hexdigest()[:10]}
 
 
-def _hardware(device: torch.device) -> dict[str, Any]:
+def hardware(device: torch.device) -> dict[str, Any]:
     count = torch.cuda.device_count() if device.type == "cuda" else 0
     gpus = [torch.cuda.get_device_properties(i) for i in range(count)]
     return {

@@ -16,6 +16,7 @@ VERBS = {
     "cancel": "cancel the runs of a sweep, or only those you name",
     "resume": "continue a sweep that did not finish",
     "prune": "delete old sweeps, or all of them that their reports do not need",
+    "doctor": "check this host, or with --cluster a Slurm cluster and one of its nodes",
     "init": "print the recipe of a Megatron-LM command line",
     "export": "print the cells of a recipe as flags of Megatron-LM or Megatron Bridge",
 }

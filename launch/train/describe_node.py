@@ -1,0 +1,41 @@
+"""Describe this node for ``doctor``: ``python -m launch.train.describe_node FILE`` prints one JSON object."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from launch.train.telemetry.provenance import hardware, versions
+
+
+def describe_node(file: Path) -> dict[str, Any]:
+    """Return time, software and devices of this node, and whether it sees ``file``, which another host has written."""
+    has_gpu = torch.cuda.is_available()
+    nccl = torch.cuda.nccl.version() if has_gpu and torch.distributed.is_nccl_available() else ()
+    return {
+        "host": socket.gethostname(),
+        "time": time.time(),
+        "sees_file": file.is_file(),
+        "versions": versions(),
+        "hardware": hardware(torch.device("cuda" if has_gpu else "cpu")),
+        "cudnn": torch.backends.cudnn.version() if has_gpu else None,
+        "nccl": ".".join(map(str, nccl)),
+        "other_cudnn": other_cudnn(os.environ.get("LD_LIBRARY_PATH", "")),
+    }
+
+
+def other_cudnn(library_path: str) -> list[str]:
+    """Return the cuDNN libraries in the folders of ``library_path``, which the loader takes before PyTorch's own."""
+    folders = [Path(name) for name in library_path.split(os.pathsep) if name]
+    return sorted({str(file) for folder in folders for file in folder.glob("libcudnn.so*")})
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(describe_node(Path(sys.argv[1]))) + "\n")

@@ -1,0 +1,184 @@
+"""Check what sweeps need of this host, or of a Slurm cluster and one of its nodes. Each check says what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from launch.common.text import count, first_names, one_line
+from launch.contract.spec import Placement, RunSpec
+from launch.track.weights_and_biases import why_offline
+from orchestrator.errors import InputError, SystemFault
+from orchestrator.submit.executor import outage, resolve_executor
+from orchestrator.submit.submitit_adapter import SOURCE, gpu_options
+from orchestrator.targets.host import Host, this_host
+from orchestrator.targets.job_request import placement_request
+from orchestrator.targets.partition import Partition
+from orchestrator.targets.profile import load_profile, sbatch_options
+from orchestrator.targets.slurm_cluster import Cluster, find_cluster
+
+NODE_SECONDS = 300.0
+"""How long the job of a node may wait and run."""
+MOST_SKEW_SECONDS = 5.0
+_PROBE = "launch.train.describe_node"
+
+
+@dataclass(frozen=True)
+class Check:
+    """``found`` is what was seen, ``fix`` what to do; empty where nothing is to be done."""
+
+    name: str
+    state: Literal["pass", "warn", "fail"]
+    found: str
+    fix: str = ""
+
+
+def check_host(store: Path) -> list[Check]:
+    """Check this host: Slurm, compiler, software, GPUs, the store and W&B."""
+    host = this_host()
+    return [
+        _check_slurm(),
+        _check_compiler(host),
+        *_check_node([sys.executable], os.environ, store, bool(host.gpus)),
+        _check_wandb(),
+    ]
+
+
+def check_cluster(name: str, store: Path) -> list[Check]:
+    """Check the cluster of profile ``name``: Slurm, its partitions, and by a job of a minute one of its nodes.
+
+    Raises:
+        InputError: there is no such profile, or with every problem of it.
+    """
+    profile = load_profile(name)
+    try:
+        resolve_executor("slurm")
+        cluster = find_cluster(profile, store)
+    except (InputError, SystemFault) as error:
+        return [Check("Slurm", "fail", one_line(str(error)), "run doctor where sbatch works")]
+    environment = {**os.environ, **profile.environment}
+    node = _check_node(_job_command(cluster), environment, store, cluster.device == "cuda")
+    return [Check("Slurm", "pass", "answers"), *map(_check_partition, cluster.partitions), *node, _check_wandb()]
+
+
+def _check_slurm() -> Check:
+    if reason := outage():
+        return Check("Slurm", "fail", reason, "ask the site, or run with --executor local")
+    if resolve_executor("auto") == "slurm":
+        return Check("Slurm", "pass", "answers; doctor --cluster NAME checks a node")
+    return Check("Slurm", "warn", "none here", "runs start on this host; to use a cluster, log in to a host of it")
+
+
+def _check_compiler(host: Host) -> Check:
+    if host.has_compiler:
+        return Check("C++ compiler", "pass", "found")
+    return Check(
+        "C++ compiler", "warn", "none (CXX, g++ or clang++)", "torch.compile on a CPU needs it: apt-get install g++"
+    )
+
+
+def _check_partition(partition: Partition) -> Check:
+    nodes = sum(equal.count for equal in partition.nodes)
+    gpus = max((equal.count_gpus(None) for equal in partition.nodes), default=0)
+    found = f"{partition.state}, {count('node', nodes)}, {count('GPU', gpus)} on a node, {partition.max_minutes:g} minutes at most"
+    if partition.state == "UP" and nodes:
+        return Check(f"partition {partition.name}", "pass", found)
+    return Check(
+        f"partition {partition.name}", "fail", found, "wait until it is UP, or name another one in the profile"
+    )
+
+
+def _check_wandb() -> Check:
+    base_url = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    if (reason := why_offline(base_url)) is None:
+        return Check("W&B", "pass", f"{base_url} answers, and a key is configured")
+    return Check("W&B", "warn", reason, "run wandb login; without it runs are logged offline, for wandb sync")
+
+
+def _job_command(cluster: Cluster) -> list[str]:
+    """Return the command that describes one node, by a job that starts a task as ranks start."""
+    profile, spec = cluster.profile, RunSpec(placement=Placement(device=cluster.device))
+    options = {**gpu_options(placement_request(vars(spec.placement), 0, profile), profile), **sbatch_options(profile)}
+    words = [f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}") for key, value in options.items()]
+    step = cluster.start_settings(spec).step
+    assert step is not None, "a cluster starts ranks by srun"
+    srun = ["srun", "--job-name=doctor", "--nodes=1", "--ntasks=1", "--time=2", *words, *step.arguments, step.python]
+    return ["bash", "-c", "\n".join([*profile.setup, f'exec {shlex.join(srun)} "$@"']), "bash"]
+
+
+def _check_node(command: Sequence[str], environment: Mapping[str, str], store: Path, wants_gpu: bool) -> list[Check]:
+    """Have ``command``, which starts a Python on a node, describe it, and judge what it finds."""
+    path = os.pathsep.join(filter(None, (str(SOURCE), environment.get("PYTHONPATH"))))
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        file = store.absolute() / f".doctor-{secrets.token_hex(4)}"
+        file.touch()
+    except OSError as error:
+        return [Check("store", "fail", f"{store}: {error.strerror}", "name a folder that you may write to: --store")]
+    try:
+        begun = time.time()
+        done = subprocess.run([*command, "-m", _PROBE, str(file)], env={**environment, "PYTHONPATH": path},
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                              timeout=NODE_SECONDS)  # fmt: skip
+        # Setup lines and the site's prolog may print before.
+        return list(judge_node(json.loads(done.stdout.splitlines()[-1]), wants_gpu, begun, time.time()))
+    except subprocess.TimeoutExpired:
+        return [
+            Check("node", "fail", f"no answer within {NODE_SECONDS:g} s", "squeue --me says what the job waits for")
+        ]
+    except (IndexError, ValueError):
+        said = one_line(done.stderr)[-300:] or "it printed nothing"
+        return [Check("node", "fail", said, f"make this work there: python -m {_PROBE} {shlex.quote(str(store))}")]
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def judge_node(found: Mapping[str, Any], wants_gpu: bool, begun: float, ended: float) -> Iterator[Check]:
+    """Judge what launch.train.describe_node found between ``begun`` and ``ended``, in seconds of this host's clock."""
+    versions, host = found["versions"], found["host"]
+    yield Check("software", "pass", first_names([f"{name} {version}" for name, version in versions.items()], 12))
+    if found["sees_file"]:
+        yield Check("store", "pass", f"{host} sees it")
+    else:
+        yield Check(
+            "store", "fail", f"{host} does not see it", "name a folder that all nodes share: --store, or mount it"
+        )
+    skew = max(begun - found["time"], found["time"] - ended, 0.0)
+    late = skew > MOST_SKEW_SECONDS
+    fix = "have the site synchronize clocks (chrony): times of records are compared" if late else ""
+    yield Check("clock", "warn" if late else "pass", f"{skew:.1f} s from this host's", fix)
+    yield from _judge_gpus(found, wants_gpu)
+
+
+def _judge_gpus(found: Mapping[str, Any], wants_gpu: bool) -> Iterator[Check]:
+    gpus, driver = found["hardware"]["gpus"], found["hardware"]["driver"]
+    if not gpus:
+        seen = "PyTorch finds none; CUDA " + found["versions"].get("cuda", "is not in this PyTorch")
+        fix = "install a PyTorch with CUDA, and see nvidia-smi and the driver" if wants_gpu else ""
+        yield Check("GPUs", "fail" if wants_gpu else "warn", seen, fix or "graphs need one: runs here are on the CPU")
+        return
+    yield Check(
+        "GPUs",
+        "pass",
+        f"{count('GPU', len(gpus))} ({gpus[0]}), driver {driver or 'unknown'}, CUDA {found['versions'].get('cuda')}",
+    )
+    if found["other_cudnn"]:
+        where = first_names(found["other_cudnn"])
+        fix = "take its folder out of LD_LIBRARY_PATH: the loader prefers it to PyTorch's own"
+        yield Check("cuDNN", "warn", f"{found['cudnn']}; a second one: {where}", fix)
+    else:
+        known = found["cudnn"] is not None
+        yield Check(
+            "cuDNN", "pass" if known else "fail", str(found["cudnn"]), "" if known else "install PyTorch with cuDNN"
+        )
+    nccl = found["nccl"]
+    yield Check("NCCL", "pass" if nccl else "fail", nccl or "none", "" if nccl else "install a PyTorch with NCCL")

@@ -1,0 +1,23 @@
+"""``doctor`` on a real cluster."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.slurm.site import Site
+
+pytestmark = pytest.mark.slurm
+
+
+def test_doctor_looks_at_a_node_and_says_what_is_wrong(site: Site) -> None:
+    site.profile("site", environment={"TMPDIR": "/tmp"}, setup=["echo a site prints"])
+    done = site.run("doctor", "--cluster", "site", "--json")
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    states = {name: check["state"] for name, check in checks.items()}
+    assert states["Slurm"] == states["store"] == states["clock"] == states["software"] == "pass", checks
+    assert any(name.startswith("partition ") for name in checks)
+    site.profile("broken", python="/nowhere/python")
+    done = site.run("doctor", "--cluster", "broken")
+    assert done.returncode == 3 and "fail  node" in done.stdout and "/nowhere/python" in done.stdout
