@@ -25,3 +25,5 @@ class Framework:
     """Turn graphs of these implementations on."""
     own_flags: Callable[[RunSpec], Flags] = no_flags
     """What every run gets, eager or not, unless the command says it itself."""
+    untried: str = ""
+    """Where this version never ran it."""

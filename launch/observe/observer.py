@@ -62,6 +62,8 @@ class Observer:
         self._graphs = GraphCounter(self._spec)
         self._optimizers = Optimizers()
         self._clock = Clock(self._cuda)
+        self._stepping: list[int] = []
+        """The optimizers whose steps run now, by id: a container (torchtitan's) steps others."""
         self._moment: Moment | None = None
         """When the last optimizer stepped."""
         self._loss_sum: Any = None
@@ -87,9 +89,12 @@ class Observer:
     @_counted
     def before_optimizer(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         """``closure``: the optimizer computes the gradients itself, in the step."""
+        # It is there already if an exception ended its last step.
+        self._leave_optimizer(optimizer)
+        self._stepping.append(id(optimizer))
         if self._rank.silent:
             self._rank.report_second_process()
-        if self._is_idle():
+        if self._is_idle() or len(self._stepping) > 1:
             return
         self._rank.begin(self._phases.phase)
         self._optimizers.add(optimizer)
@@ -98,7 +103,7 @@ class Observer:
 
     @_counted
     def after_optimizer(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
-        if self._is_idle() or self._says_steps:
+        if not self._leave_optimizer(optimizer) or self._stepping or self._is_idle() or self._says_steps:
             return
         if closure:
             self._say_gradients(optimizer)
@@ -108,6 +113,12 @@ class Observer:
         self._moment = self._clock.now(self._graphs.counts)
         if ends:
             self._end_step(self._moment)
+
+    def _leave_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Forget an optimizer's step, and those within it. Return whether it ran."""
+        if runs := id(optimizer) in self._stepping:
+            del self._stepping[self._stepping.index(id(optimizer)) :]
+        return runs
 
     @_counted
     def say_step(self, loss: Any, grad_norm: Any) -> None:

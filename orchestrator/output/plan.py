@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from analysis.memory.static_memory import state_bytes
 from launch.common.text import count, size
 from launch.contract.plan import Cell, Plan, PlannedBundle, Reason
+from launch.frameworks import FRAMEWORKS
 from launch.frameworks.command_line import command_words
 from launch.support import known_faults, unsupported
 from orchestrator.submit.batch_script import BUNDLES, LANE, RUN, TOKEN, BatchScript
@@ -77,6 +78,8 @@ def _print_commands(wanted: Collection[str], cells: Sequence[Cell]) -> None:
     for cell in cells:
         if cell.cell_id in wanted and (spec := cell.run_spec).engine == "command":
             print(f"  {cell.label}: cd {spec.command.workdir}; {shlex.join(command_words(spec, {}))}")
+            if untried := FRAMEWORKS[spec.command.framework].untried:
+                print(f"    not run: this version never ran framework {spec.command.framework} {untried}")
 
 
 def _place(plan: Plan) -> str:

@@ -15,6 +15,8 @@ OWN = (
     "--no-check-for-nan-in-loss-and-grad"
 )
 
+TITAN = "--training.steps 120 --dump_folder {output} --metrics.log_freq 1 --metrics.enable_tensorboard"
+
 
 @pytest.mark.parametrize(
     ("command", "graph", "words"),
@@ -27,6 +29,11 @@ OWN = (
             Command("megatron_lm", MEGATRON), SCOPES,
             f"torchrun --nproc-per-node 1 pretrain_gpt.py --log-interval 5 {OWN} --cuda-graph-impl transformer_engine "
             "--cuda-graph-modules attn moe_router --cuda-graph-warmup-steps 3",
+        ),
+        (Command("torchtitan", "t --debug.seed 5"), CudaGraph(), f"t --debug.seed 5 {TITAN} --training.disable_cuda_graphs"),
+        (
+            Command("torchtitan", "t"), CudaGraph("full_iteration"),
+            f"t {TITAN} --debug.seed 1234 --training.no_disable_cuda_graphs",
         ),
         (
             Command("huggingface", "python t.py --max_steps=9"), CudaGraph("torch_compile"),

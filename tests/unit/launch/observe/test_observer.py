@@ -26,6 +26,21 @@ TWO = (
     .replace("    optimizer.step()", "    optimizer.step()\n    second.step()")
 )
 
+NESTED = TWO.replace(
+    "data = ",
+    """
+class Container(torch.optim.Optimizer):
+    def __init__(self, *optimizers):
+        self.optimizers = optimizers
+        super().__init__([one for optimizer in optimizers for one in optimizer.param_groups[0]["params"]], {})
+    def step(self):
+        for optimizer in self.optimizers:
+            optimizer.step()
+container = Container(optimizer, second)
+data = """,
+).replace("    optimizer.step()\n    second.step()", "    container.step()")
+"""As torchtitan's container of optimizers: its own hooks run around those of each."""
+
 
 @pytest.mark.parametrize(
     ("program", "loss", "norm"),
@@ -34,8 +49,9 @@ TWO = (
         (CLIP, "printed", "the program's own functions"),
         (SAYS, "launch.observe.step", "launch.observe.step"),
         (TWO, "printed", "computed by the observer"),
+        (NESTED, "printed", "computed by the observer"),
     ],
-    ids=("plain", "clips", "says", "two optimizers"),
+    ids=("plain", "clips", "says", "two optimizers", "a container of optimizers"),
 )
 def test_steps_losses_and_norms_are_seen_whatever_shows_them(
     tmp_path: Path, program: str, loss: str, norm: str

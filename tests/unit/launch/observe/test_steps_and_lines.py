@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launch.observe.steps.metric_log import MetricLog, columns_in_line
+from launch.observe.steps.metric_log import MetricLog, columns_in, columns_in_line
 from launch.observe.steps.phase_tracker import PhaseTracker
 from launch.observe.steps.step_groups import StepGroups
 
@@ -87,6 +87,15 @@ def test_numbers_of_steps_count_from_whatever_the_program_begins_at(first: int, 
         log.say("printed", {"step": first + step, "loss": float(step)}, step if before else step + 1)
     values = [log.at("loss", step) for step in range(5)]
     assert [value and value.read() for value in values] == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_the_tags_of_torchtitan_say_step_loss_and_norm() -> None:
+    tags = {"loss_metrics/global_avg_loss": 2.5, "loss_metrics/global_max_loss": 9.0, "grad_norm": 0.5, "tflops": 1.0}
+    assert columns_in({**tags, "time_metrics/end_to_end(s)": 0.1, "step": 3}) == {
+        "step": 3,
+        "loss": 2.5,
+        "grad_norm": 0.5,
+    }
 
 
 def test_the_best_source_that_speaks_is_used() -> None:

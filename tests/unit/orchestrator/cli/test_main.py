@@ -126,6 +126,18 @@ def test_plan_shows_what_runs_and_why_the_rest_does_not(
     assert list(elsewhere.iterdir()) == []
 
 
+def test_plan_says_which_framework_was_never_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "titan.yaml"
+    command = (
+        "command: {framework: torchtitan, run: torchrun -m torchtitan.train, graphs: {none: [], compiled: [--compile]}}"
+    )
+    path.write_text(f"name: titan\nengine: command\n{command}\nresources: {{device: cpu}}\nwandb: {{mode: disabled}}\n")
+    assert main(["plan", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "--training.disable_cuda_graphs" in said
+    assert "not run: this version never ran framework torchtitan" in said
+
+
 def test_plan_prints_the_first_batch_scripts(capsys: pytest.CaptureFixture[str]) -> None:
     plan = Plan("x", "", "x.yaml", Margins(), (), (), scheduler="slurm")
     scripts = [BatchScript(f"#SBATCH --nodes={n}\n", ("a", "b"), n, f"srun {n}") for n in range(1, 7)]
