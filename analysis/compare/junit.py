@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from analysis.compare.cell_changes import Change, judge_alone
-from analysis.compare.golden import Golden, GoldenCell, GoldenNotRun
+from analysis.compare.golden import Golden, GoldenCell
 from analysis.compare.sweep_changes import CellComparison, Comparison
 
 Ending = Literal["failure", "error", "skipped"]
@@ -41,8 +41,8 @@ def junit_of_report(golden: Golden, *, allow_empty: bool = False) -> bytes:
 
     If no graphed cell has a verdict, one more testcase is in error, unless ``allow_empty``.
     """
-    cases = [replace(_case_of_cell(cell), seconds=cell.seconds) for cell in golden.cells]
-    cases += map(_case_not_run, golden.not_run)
+    cases = [*map(_case_of_cell, golden.cells)]
+    cases += (Case(cell.label, "skipped", cell.state, cell.rules) for cell in golden.not_run)
     if golden.summary.unvalidated and not allow_empty:
         cases.append(Case("graphed cells", "error", "nothing validated", golden.summary.unvalidated))
     properties = {key: ", ".join(value for value, _ in values) for key, values in golden.provenance.items()}
@@ -53,26 +53,21 @@ def junit_of_comparison(comparison: Comparison) -> bytes:
     """A cell passes where nothing of it is worse than before."""
     properties = {unlike.key: f"{unlike.before} -> {unlike.after}" for unlike in comparison.environment}
     name = f"{comparison.after} against {comparison.before}"
-    cases = [replace(_case_of_comparison(cell), seconds=cell.seconds) for cell in comparison.cells]
-    return _as_xml(name, cases, properties)
+    return _as_xml(name, [*map(_case_of_comparison, comparison.cells)], properties)
 
 
 def _case_of_cell(cell: GoldenCell) -> Case:
     found = judge_alone(cell)
-    return Case(cell.label, _ENDINGS.get(found.change), found.kind, found.reason)
-
-
-def _case_not_run(cell: GoldenNotRun) -> Case:
-    return Case(cell.label, "skipped", cell.state, cell.rules)
+    return Case(cell.label, _ENDINGS.get(found.change), found.kind, found.reason, cell.seconds)
 
 
 def _case_of_comparison(cell: CellComparison) -> Case:
     ending = _ENDINGS.get(cell.change) if cell.change else None
     if ending is None:
-        return Case(cell.label)
+        return Case(cell.label, seconds=cell.seconds)
     found = [one for one in cell.differences if _ENDINGS.get(one.change) in (ending, "error")]
     said = "; ".join(f"{one.aspect}: {one.before} -> {one.after}" for one in found)
-    return Case(cell.label, ending, ", ".join(one.aspect for one in found), said)
+    return Case(cell.label, ending, ", ".join(one.aspect for one in found), said, cell.seconds)
 
 
 def _as_xml(name: str, cases: Sequence[Case], properties: Mapping[str, str]) -> bytes:

@@ -63,7 +63,7 @@ class ThrottleEvidence:
     def slowed(self) -> str:
         """What slowed GPUs down, or an empty text if nothing is known to have."""
         counted = [
-            f"{WORDS[reason]} for {_percent(share)} of the measured time on rank {rank}"
+            f"{WORDS[reason]} for {share:.0%} of the measured time on rank {rank}"
             for reason, (share, rank) in self.most.items()
             if reason != "power_cap" and share > SLOWED
         ]
@@ -72,7 +72,7 @@ class ThrottleEvidence:
     @property
     def summary(self) -> str:
         """A summary for a table's column."""
-        said = [f"{WORDS[reason]} {_percent(share)}" for reason, (share, _) in self.most.items() if share > SLOWED]
+        said = [f"{WORDS[reason]} {share:.0%}" for reason, (share, _) in self.most.items() if share > SLOWED]
         said += [f"{WORDS[reason]} seen" for reason in self.seen]
         if self.sm_mhz and self.sm_mhz[0] < self.sm_mhz[1] * (1 - NOTICEABLE):
             said.append(f"{self.sm_mhz[0]} of {self.sm_mhz[1]} MHz at the end")
@@ -207,7 +207,7 @@ def _capped_apart(pairs: Sequence[tuple[Attempt, Attempt]], ranks: int) -> Ratio
     return RatioBounds(
         left if before > after else 1.0,
         1.0 if before > after else (1 / left if left > 0 else math.inf),
-        f"a power cap lowered clocks for {_percent(before)} of the time of eager runs and {_percent(after)} of that of "
+        f"a power cap lowered clocks for {before:.0%} of the time of eager runs and {after:.0%} of that of "
         "graphed ones, and may be the difference: hold clocks below the cap (nvidia-smi --lock-gpu-clocks) to tell",
     )
 
@@ -245,7 +245,3 @@ def _share(clocks: Clocks, reason: ClockReason) -> float | None:
 def _seen(clocks: Clocks) -> list[ClockReason]:
     """Return slowdowns that flags show at the window's ends but counters do not: up to CUDA 12.9 heat is not counted (nvml.h)."""
     return [reason for reason in clocks.active or () if reason != "power_cap" and not clocks.throttled.get(reason)]
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}"

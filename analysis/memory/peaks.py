@@ -68,9 +68,6 @@ class CellMemory:
         before = [p.peak for p in self.phases if p.phase in ("init", "build", "warmup")]
         return max(before, default=None)
 
-    def of(self, phase: Phase) -> PhasePeak | None:
-        return next((found for found in self.phases if found.phase == phase), None)
-
 
 def cell_memory(
     attempts: Sequence[Attempt], pairs: Sequence[tuple[Attempt, Attempt]], device: Device

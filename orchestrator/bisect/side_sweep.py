@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,11 +10,11 @@ from launch.common.atomic_files import write_json, write_text
 from launch.contract.outcomes import Expectation
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan, Reason
-from launch.contract.spec import CudaGraph, RunSpec
+from launch.contract.spec import RunSpec
 from orchestrator.bisect.search import Answer, Search, answer_to_json
 from orchestrator.errors import input_error
 from orchestrator.plan.planner import make_plan
-from orchestrator.recipe.expand import ResolvedCell
+from orchestrator.recipe.expand import ResolvedCell, eager_baseline
 from orchestrator.recipe.fields import Resources, Tracking
 from orchestrator.recipe.recipe import Recipe
 from orchestrator.sweeps.report_process import write_report
@@ -34,7 +33,7 @@ def plan_side_sweep(search: Search, graphed: Sequence[RunSpec], target: Target) 
     """
     cell, plan = search.cell, search.plan
     limits = Resources(minutes_per_run=cell.limits.run_seconds / 60, hang_minutes=cell.limits.hang_seconds / 60)
-    baselines = [_eager_baseline(spec) for spec in graphed] if search.compares else []
+    baselines = [eager_baseline(spec) for spec in graphed] if search.compares else []
     specs = {run.cell_id: run for run in (*baselines, *graphed)}
     own = cell.label.removeprefix(cell.run_spec.cuda_graph.label).removeprefix(", ")
     cells = [ResolvedCell(spec, (own,) if own else (), Expectation(), limits) for spec in specs.values()]
@@ -53,10 +52,6 @@ def plan_side_sweep(search: Search, graphed: Sequence[RunSpec], target: Target) 
         presets={},
     )
     return make_plan(recipe, cells, target)
-
-
-def _eager_baseline(spec: RunSpec) -> RunSpec:
-    return replace(spec, cuda_graph=CudaGraph("none", (), spec.cuda_graph.warmup_steps))
 
 
 def run_search(

@@ -81,13 +81,18 @@ def expand(recipe: Recipe, device: Device) -> tuple[ResolvedCell, ...]:
     return tuple(itertools.chain.from_iterable(_add_baseline(cells) for cells in workloads.values()))
 
 
+def eager_baseline(spec: RunSpec) -> RunSpec:
+    """Return the run with which a graphed one is compared."""
+    return replace(spec, cuda_graph=CudaGraph("none", (), spec.cuda_graph.warmup_steps))
+
+
 def _add_baseline(workload: Mapping[str, ResolvedCell]) -> list[ResolvedCell]:
     """Return the cells of one workload, the eager baseline first. Add it where graphed cells have none."""
     cells = sorted(workload.values(), key=lambda cell: cell.spec.graphed)
     last = cells[-1]
     if not last.spec.graphed:
         return cells
-    spec = replace(last.spec, cuda_graph=CudaGraph("none", (), last.spec.cuda_graph.warmup_steps))
+    spec = eager_baseline(last.spec)
     if spec.cell_id in workload:
         return cells
     expect = next((cell.expect for cell in cells if cell.expect.phase in BEFORE_CAPTURE), Expectation())
