@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,10 +35,6 @@ class Timed:
     """The graphed run's steps from the capture until it settled, shape (steps,)."""
     capture_ms: float
     """The engine's capture time on the slowest rank."""
-    eager_began: float = 0.0
-    graphed_began: float = 0.0
-    """Seconds since the epoch."""
-    allocation: str = ""
     untimed_ms: tuple[float, float] = (0.0, 0.0)
     """The time between measured steps, per step of the eager and of the graphed run, by the host's clock."""
 
@@ -69,6 +65,7 @@ class PairSpeed:
     """None if graphs gain nothing."""
     eager_began: float = 0.0
     graphed_began: float = 0.0
+    """Seconds since the epoch."""
     allocation: str = ""
     reason: str = ""
     timed: Timed | None = None
@@ -91,11 +88,13 @@ def pair_speed(eager: Attempt, graphed: Attempt) -> PairSpeed:
     of_capture = np.isin(graphed.steps.phase, ("capture", "settle"))
     said = [stats.capture_seconds * 1e3 for stats in {**graphed.captures, **graphed.proofs}.values()]
     tokens = float(np.median(graphed.steps.tokens))
-    began = eager.outcome.started, graphed.outcome.started
     capture_steps_ms, capture_ms = graphed.steps.step_time_ms[of_capture], max(said, default=0.0)
     untimed_ms = _untimed_ms(eager), _untimed_ms(graphed)
     return PairSpeed(
-        timed=Timed(window, tokens, capture_steps_ms, capture_ms, *began, eager.outcome.allocation, untimed_ms)
+        eager_began=eager.outcome.started,
+        graphed_began=graphed.outcome.started,
+        allocation=eager.outcome.allocation,
+        timed=Timed(window, tokens, capture_steps_ms, capture_ms, untimed_ms),
     )
 
 
@@ -123,10 +122,10 @@ def _measured_ms(attempt: Attempt) -> Floats:
 def pool_pairs(pairs: Sequence[PairSpeed]) -> tuple[PairSpeed, ...]:
     """Compute the figures of a cell's pairs. All of them together decide whether outliers count."""
     off_counts = behaviour([pair.timed.window for pair in pairs if pair.timed])
-    return tuple(_figures(pair.timed, off_counts) if pair.timed else pair for pair in pairs)
+    return tuple(_figures(pair, pair.timed, off_counts) if pair.timed else pair for pair in pairs)
 
 
-def _figures(timed: Timed, off_counts: str) -> PairSpeed:
+def _figures(pair: PairSpeed, timed: Timed, off_counts: str) -> PairSpeed:
     window = timed.window
     kept = np.ones(len(window), bool) if off_counts else ~window.excluded_steps
     eager_ms, graphed_ms = float(window.eager_ms[kept].mean()), float(window.graphed_ms[kept].mean())
@@ -134,7 +133,8 @@ def _figures(timed: Timed, off_counts: str) -> PairSpeed:
     capture_ms += max(0.0, float((window.settling_ms - eager_ms).sum()))
     gain, ratio = eager_ms - graphed_ms, eager_ms / graphed_ms
     by_clock = (eager_ms + timed.untimed_ms[0]) / (graphed_ms + timed.untimed_ms[1])
-    return PairSpeed(
+    return replace(
+        pair,
         ratio=ratio,
         steps=int(kept.sum()),
         left_out=int((~kept).sum()),
@@ -148,9 +148,7 @@ def _figures(timed: Timed, off_counts: str) -> PairSpeed:
         eager_tokens_per_second=timed.tokens / eager_ms * 1e3,
         graphed_tokens_per_second=timed.tokens / graphed_ms * 1e3,
         break_even_steps=max(1, math.ceil(capture_ms / gain)) if gain > 0 else None,
-        eager_began=timed.eager_began,
-        graphed_began=timed.graphed_began,
-        allocation=timed.allocation,
+        timed=None,
     )
 
 

@@ -52,7 +52,8 @@ def pair_of(
     """A pair of runs. Each side has the mean of its steps in milliseconds, and when it began."""
     window = window_of(run_of(random, eager[0], kind, False), run_of(random, graphed[0], kind, True))
     assert isinstance(window, Window)
-    return PairSpeed(timed=Timed(window, 8.0, np.zeros(0), 0.0, eager[1], graphed[1]))
+    timed = Timed(window, 8.0, np.zeros(0), 0.0)
+    return PairSpeed(eager_began=eager[1], graphed_began=graphed[1], timed=timed)
 
 
 def verdict_of(pairs: Sequence[PairSpeed]) -> str:
