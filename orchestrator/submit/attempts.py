@@ -108,15 +108,6 @@ def _order(
     spec = runs[0].run_spec
     for reason in (*target.check_spec(spec), *target.check_time(runs)):
         raise input_error(f"{runs[0].label} [{reason.rule}]", reason.message, reason.remedy)
-    settings = target.start_settings(spec)
-    return BundleOrder(
-        bundle.bundle_id,
-        bundle.workload_id,
-        schedule,
-        limits_of(runs),
-        settings.slots,
-        settings.slot_names,
-        plan.tracking,
-        settings.step,
-        settings.environment,
-    )
+    settings = vars(target.start_settings(spec))
+    limits = limits_of(runs)
+    return BundleOrder(bundle.bundle_id, bundle.workload_id, schedule, limits, tracking=plan.tracking, **settings)
