@@ -63,7 +63,7 @@ OWN: Mapping[str, Mapping[ExitCode, str]] = {
         ExitCode.UNFINISHED: "the system failed, or cannot tell whether a sweep still runs, or a folder is no sweep",
     },
     "doctor": {ExitCode.PASS: "no check fails", ExitCode.FAILED: "a check fails"},
-    "init": {ExitCode.PASS: "the recipe is printed"},
+    "init": {ExitCode.PASS: "the recipe or profile is printed"},
     "export": {ExitCode.PASS: "the flags are printed"},
     LOSS: {
         ExitCode.PASS: "BITWISE or EQUIVALENT",

@@ -24,6 +24,11 @@ from orchestrator.cli.verbs import VERBS
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Parse the command line. Only the modules of verbs among ``words`` are imported."""
+    completes = "_ARGCOMPLETE" in os.environ
+    if completes:
+        from orchestrator.cli.completion import complete, words_of_line
+
+        words = words_of_line()
     parser = Parser(
         prog=PROGRAM,
         description="Find out which CUDA-graph implementation and scope is correct, fits in memory and is fastest.",
@@ -43,6 +48,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
             verb.set_defaults(run=module.run)
             module.add_arguments(verb)
             add_store(verb)
+    if completes:
+        complete(parser, verbs.choices.values())
     return _parse_overrides_anywhere(parser, words)
 
 

@@ -22,6 +22,7 @@ from orchestrator.recipe.yaml_reader import dump, find_yaml, suggest_yaml
 MOST_RUNS = 100_000
 """A larger sweep is a mistake: its plan alone would take hundreds of megabytes."""
 _SHIPPED = Path(__file__).resolve().parents[2] / "recipes"
+_FOLDERS = (Path("recipes"), _SHIPPED)
 
 QUICK_CHECKS = 5
 """Step checks of a quick sweep whose recipe does not say how many."""
@@ -53,17 +54,21 @@ class Recipe:
     tracking: OtherTrackers = field(default_factory=OtherTrackers)
 
 
+def recipe_names() -> list[str]:
+    """Return the names of recipes in ./recipes and of those that ship."""
+    return sorted({path.stem for folder in _FOLDERS for path in folder.glob("*.yaml")})
+
+
 def find_recipe(written: Path) -> Path:
     """Return the file that ``written`` names: itself, else the recipe of that bare name in ./recipes or that ships.
 
     Raises:
         InputError: there is neither.
     """
-    folders = (Path("recipes"), _SHIPPED)
-    found = written if os.path.lexists(written) else find_yaml(str(written), folders)
+    found = written if os.path.lexists(written) else find_yaml(str(written), _FOLDERS)
     if found is None:
         files = suggestion(written, map(str, written.parent.glob("*.yaml")), otherwise="")
-        raise input_error(str(written), "no such file or directory", files or suggest_yaml(written.stem, folders))
+        raise input_error(str(written), "no such file or directory", files or suggest_yaml(written.stem, _FOLDERS))
     return found
 
 

@@ -187,6 +187,19 @@ _FILE = FileSchema(
 )
 
 
+def find_profile(name: str) -> Path:
+    """Return the file of profile ``name``.
+
+    Raises:
+        InputError: there is no such profile.
+    """
+    folders = _folders()
+    if (path := find_yaml(name, folders)) is None:
+        fix = f"{suggest_yaml(name, folders)}; put your own into the first"
+        raise input_error("cluster", f"no profile {name!r}", fix)
+    return path
+
+
 def load_profile(name: str = "") -> Profile:
     """Load the profile ``name``: the user's own, else one that ships.
 
@@ -195,14 +208,9 @@ def load_profile(name: str = "") -> Profile:
     Raises:
         InputError: there is no such profile, or with every problem of it.
     """
-    folders = _folders()
-    if not name and find_yaml(DEFAULT, folders[:1]) is None:
+    if not name and find_yaml(DEFAULT, _folders()[:1]) is None:
         return Profile()
-    path = find_yaml(name or DEFAULT, folders)
-    if path is None:
-        raise input_error(
-            "cluster", f"no profile {name!r}", f"{suggest_yaml(name, folders)}; put your own into the first"
-        )
+    path = find_profile(name or DEFAULT)
     source = read_fields(path, interpolate=False)
     values = check_fields(source, _FILE)
     _check_combinations(values, source)

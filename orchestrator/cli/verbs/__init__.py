@@ -17,7 +17,7 @@ VERBS = {
     "resume": "continue a sweep that did not finish",
     "prune": "delete old sweeps, or all of them that their reports do not need",
     "doctor": "check this host, or with --cluster a Slurm cluster and one of its nodes",
-    "init": "print the recipe of a Megatron-LM command line",
+    "init": "print a recipe or a cluster profile to begin with, or the recipe of a Megatron-LM command line",
     "export": "print the cells of a recipe as flags of Megatron-LM or Megatron Bridge",
 }
 """Summary of each verb, in the order of ``--help``."""

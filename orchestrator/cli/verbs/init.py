@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from launch.common.command_line import Parser
+from orchestrator.errors import input_error
 from orchestrator.export.read_flags import read_command
+from orchestrator.recipe.recipe import find_recipe
+from orchestrator.targets.profile import find_profile
 
 EXAMPLE = "init --from-megatron-flags 'pretrain_gpt.py --num-layers 8 --hidden-size 1024 ...' > recipe.yaml"
 NOTE = "What a recipe does not express of the flags is listed on standard error, one per line.\n\n"
@@ -14,14 +18,20 @@ NOTE = "What a recipe does not express of the flags is listed on standard error,
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument(
-        "--from-megatron-flags",
-        required=True,
-        metavar="COMMAND",
-        help="a command line of Megatron-LM's pretrain_gpt.py",
+        "skeleton", nargs="?", choices=("recipe", "profile"), help="print one that works, with comments, to be changed"
+    )
+    parser.add_argument(
+        "--from-megatron-flags", metavar="COMMAND", help="a command line of Megatron-LM's pretrain_gpt.py"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if (arguments.skeleton is None) == (arguments.from_megatron_flags is None):
+        raise input_error("init", "takes one of recipe, profile and --from-megatron-flags", "init recipe > mine.yaml")
+    if arguments.skeleton:
+        path = find_recipe(Path("tiny_moe")) if arguments.skeleton == "recipe" else find_profile("example")
+        print(path.read_text(), end="")
+        return 0
     found = read_command(arguments.from_megatron_flags)
     print(found.text, end="")
     for note in found.notes:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from orchestrator.cli.main import main
+from orchestrator.errors import InputError
+from orchestrator.targets.profile import load_profile
 from tests.records import write_sweep
 
+ROOT = Path(__file__).parents[4]
 MEANT = {
     "satus": "did you mean 'status'?",
     "plan tiny_moe --executor slrum": "did you mean 'slurm'?",
@@ -39,9 +45,6 @@ def test_a_wrong_name_is_answered_with_the_right_one(
 def test_a_field_of_another_tool_is_answered_with_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, fix: str
 ) -> None:
-    from orchestrator.errors import InputError
-    from orchestrator.targets.profile import load_profile
-
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     folder = tmp_path / "cuda-graph-orchestrator" / "clusters"
     folder.mkdir(parents=True)
@@ -65,3 +68,45 @@ def test_sweeps_are_listed_with_their_sizes(
     heads, *rows, counts = capsys.readouterr().out.split("next:")[0].splitlines()
     assert heads.split() == ["run", "state", "steps", "cell"]
     assert {row.index("COMPLETED") for row in rows} == {heads.index("state")} and counts == "written: 4 COMPLETED"
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("sta", ["status "]),
+        ("status mi", ["mine "]),
+        ("plan tiny_mo", ["tiny_moe "]),
+        ("sweep tiny_moe --exec", ["--executor "]),
+        ("sweep tiny_moe --executor sl", ["slurm "]),
+    ],
+)
+def test_a_shell_completes_verbs_options_sweeps_and_recipes(tmp_path: Path, line: str, offered: list[str]) -> None:
+    write_sweep(tmp_path / "sweeps" / "mine", steps=2)
+    line, answer = f"cuda-graph-orchestrator {line}", tmp_path / "answer"
+    variables = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+        "PYTHONPATH": str(ROOT),
+    }
+    subprocess.run([sys.executable, "-m", "orchestrator"], cwd=tmp_path, env={**os.environ, **variables}, check=True)
+    assert answer.read_text().splitlines() == offered
+
+
+@pytest.mark.parametrize("kind", ["recipe", "profile"])
+def test_a_skeleton_works_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert main(["init", kind]) == 0
+    file = tmp_path / "cuda-graph-orchestrator" / "clusters" / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(capsys.readouterr().out)
+    if kind == "recipe":
+        assert main(["plan", str(file)]) == 0
+    else:
+        assert load_profile("mine").partition
+    assert main(["init"]) == 1
