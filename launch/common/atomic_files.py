@@ -46,9 +46,9 @@ class RecordError(Exception):
     """A record on disk is not what it should be. The message names the file and the place in it."""
 
 
-def members(record: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by name, as they are."""
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+def members(record: Any, *names: str) -> dict[str, Any]:
+    """Return the fields of a dataclass by name, as they are; with ``names`` those fields and properties."""
+    return {name: getattr(record, name) for name in names or record.__dataclass_fields__}
 
 
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from launch.contract.spec import Model, Parallelism, RunSpec, Training
+from launch.common.atomic_files import members
+from launch.contract.spec import Model, Parallelism, RunSpec
 from launch.megatron_config.graph_config import graph_settings
 
 Layers = Literal["transformer_engine", "local"]
@@ -25,7 +26,7 @@ def transformer_settings(spec: RunSpec, layers: Layers = "transformer_engine") -
     """Return fields of TransformerConfig."""
     model = spec.model
     return {
-        **_same(model, "num_layers", "hidden_size", "ffn_hidden_size"),
+        **members(model, "num_layers", "hidden_size", "ffn_hidden_size"),
         "normalization": "RMSNorm",
         "layernorm_epsilon": model.norm_epsilon,
         "add_bias_linear": model.add_bias_linear,
@@ -83,7 +84,7 @@ def data_parallel_settings(spec: RunSpec) -> dict[str, Any]:
     return {
         "grad_reduce_in_fp32": spec.training.gradient_precision == "fp32",
         "use_distributed_optimizer": layout.distributed_optimizer,
-        **_same(layout, "overlap_grad_reduce", "overlap_param_gather", "delay_wgrad_compute"),
+        **members(layout, "overlap_grad_reduce", "overlap_param_gather", "delay_wgrad_compute"),
         # As Megatron-LM pairs them.
         "align_param_gather": layout.overlap_param_gather and layout.vpp > 1,
         # The training loop checks every loss and norm. A check within a step could not be captured.
@@ -98,7 +99,7 @@ def optimizer_settings(spec: RunSpec) -> dict[str, Any]:
         "optimizer": "adam",
         "lr": training.learning_rate,
         "min_lr": training.min_learning_rate,
-        **_same(training, "weight_decay", "adam_beta1", "adam_beta2"),
+        **members(training, "weight_decay", "adam_beta1", "adam_beta2"),
         "adam_eps": training.adam_epsilon,
         "clip_grad": training.clip_grad,
         "bf16": training.precision == "bf16",
@@ -108,14 +109,9 @@ def optimizer_settings(spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def _same(section: Model | Parallelism | Training, *names: str) -> dict[str, Any]:
-    """Return the fields that Megatron has under the same name."""
-    return {name: getattr(section, name) for name in names}
-
-
 def _attention(model: Model) -> dict[str, Any]:
     return {
-        **_same(model, "num_attention_heads", "num_query_groups", "kv_channels", "qk_layernorm", "add_qkv_bias"),
+        **members(model, "num_attention_heads", "num_query_groups", "kv_channels", "qk_layernorm", "add_qkv_bias"),
         "attention_dropout": 0.0,
         "softmax_type": "learnable" if model.attention_sinks else "vanilla",
         # How many positions before a token and after it are visible.
@@ -133,16 +129,16 @@ def _activation(model: Model) -> dict[str, Any]:
 def _experts(spec: RunSpec) -> dict[str, Any]:
     model = spec.model
     return {
-        **_same(model, "num_moe_experts", "moe_layer_freq", "moe_ffn_hidden_size"),
+        **members(model, "num_moe_experts", "moe_layer_freq", "moe_ffn_hidden_size"),
         "moe_shared_expert_intermediate_size": model.moe_shared_expert_ffn_hidden_size or None,
-        **_same(model, "moe_router_topk", "moe_router_score_function"),
+        **members(model, "moe_router_topk", "moe_router_score_function"),
         "moe_router_pre_softmax": softmax_over_all_experts(model),
         "moe_router_dtype": "fp32",
-        **_same(model, "moe_router_enable_expert_bias", "moe_router_bias_update_rate"),
+        **members(model, "moe_router_enable_expert_bias", "moe_router_bias_update_rate"),
         "moe_router_load_balancing_type": "aux_loss" if model.moe_aux_loss_coeff else "none",
         "moe_aux_loss_coeff": model.moe_aux_loss_coeff,
         "moe_z_loss_coeff": model.moe_z_loss_coeff or None,
-        **_same(model, "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"),
+        **members(model, "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"),
         "moe_token_dispatcher_type": spec.parallelism.dispatcher,
     }
 
@@ -170,7 +166,7 @@ def parallel_sizes(layout: Parallelism) -> dict[str, int | None]:
 def _parallelism(layout: Parallelism) -> dict[str, Any]:
     return {
         **parallel_sizes(layout),
-        **_same(layout, "sequence_parallel", "overlap_moe_expert_parallel_comm", "delay_wgrad_compute"),
+        **members(layout, "sequence_parallel", "overlap_moe_expert_parallel_comm", "delay_wgrad_compute"),
         # As Megatron-LM pairs them. With pp=2 and virtual stages, each rank precedes and follows the other, and batched
         # transfers would be mixed up.
         "overlap_p2p_comm": layout.vpp > 1,

@@ -225,22 +225,15 @@ def advice_to_json(name: str, advice: Sequence[Advice]) -> dict[str, Any]:
 def _to_json(advice: Advice) -> dict[str, Any]:
     step, kernels = advice.step, advice.kernels
     return {
-        "cell_id": advice.cell.cell_id,
-        "label": advice.cell.label,
+        **members(advice.cell, "cell_id", "label"),
         "device": advice.cell.spec["placement"]["device"],
-        "worth": advice.worth,
-        "unmeasured": advice.unmeasured,
+        **members(advice, "worth", "unmeasured"),
         "step": step and {
             **members(step),
-            "launch_bound": step.launch_bound,
-            "not_computing": step.not_computing,
-            "largest_speedup": step.largest_speedup,
-            "largest_speedup_computing": step.largest_speedup_computing,
+            **members(step, "launch_bound", "not_computing", "largest_speedup", "largest_speedup_computing"),
         },
         "kernels": kernels and {**members(kernels), "share_below_50_us": kernels.share_below(SHORT_US)},
-        "findings": advice.findings,
-        "unplaced_waits": advice.unplaced_waits,
-        "recompilations": advice.recompilations,
+        **members(advice, "findings", "unplaced_waits", "recompilations"),
         "points": [recipe_point(graph) for graph in advice.points],
         "rejected": [{**members(reason), "labels": labels} for reason, labels in advice.rejected.items()],
     }  # fmt: skip

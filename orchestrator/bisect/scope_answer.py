@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launch.common.atomic_files import members
 from launch.contract.plan import Reason
 from launch.contract.spec import CudaGraph, RunSpec
 from orchestrator.bisect.failure_status import FailureStatus
@@ -157,8 +158,7 @@ def _labels(sets: Sequence[RunSpec]) -> str:
 
 
 def _graph_to_json(one: RunSpec) -> dict[str, Any]:
-    graph = one.cuda_graph
-    return {"label": graph.label, "impl": graph.impl, "scope": graph.scope, "optimizer": graph.optimizer}
+    return members(one.cuda_graph, "label", "impl", "scope", "optimizer")
 
 
 def _status_to_json(status: FailureStatus | None) -> dict[str, Any]:

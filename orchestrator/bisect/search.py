@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from launch.common.atomic_files import members
 from launch.contract.exit_codes import ExitCode
 from launch.contract.plan import Cell, Plan
 from launch.contract.spec import RunSpec
@@ -72,8 +73,7 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
     return {
         "format": 1,
         "sweep": search.plan.name,
-        "cell_id": search.cell.cell_id,
-        "label": search.cell.label,
+        **members(search.cell, "cell_id", "label"),
         "failure": search.failure,
         "exit_code": answer.exit_code,
         "text": answer.summary,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from launch.common.atomic_files import members
 from launch.common.text import count
 from launch.slurm.job_states import stage_of
 from orchestrator.slurm.job_listing import UNHEARD, Job
@@ -45,8 +46,7 @@ def _expected_start(job: Job) -> str:
 
 
 def job_to_json(job: Job | None) -> dict[str, Any] | None:
-    fields = ("job_id", "state", "reason", "expected_start", "nodes")
-    return None if job is None else {field: getattr(job, field) for field in fields}
+    return None if job is None else members(job, "job_id", "state", "reason", "expected_start", "nodes")
 
 
 def print_job_problems(jobs: Jobs | None, states: Mapping[str, RunState]) -> None:
