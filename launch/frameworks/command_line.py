@@ -46,10 +46,10 @@ def _words(spec: RunSpec) -> tuple[str, ...]:
 
 
 def _flag_words(flags: Flags, said: Iterable[str]) -> Iterator[str]:
-    """Yield the words of ``flags`` without those that are ``said`` already."""
-    names = {word.partition("=")[0] for word in said}
+    """Yield the words of ``flags`` without those that are ``said`` already. Hydra's overrides may begin with plus signs."""
+    names = {word.partition("=")[0].lstrip("+") for word in said}
     for name, words in flags.items():
-        if name not in names:
+        if name.partition("=")[0] not in names:
             yield from (name, *words)
 
 

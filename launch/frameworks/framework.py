@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launch.contract.spec import GraphImpl, RunSpec
 
 Flags = Mapping[str, tuple[str, ...]]
-"""The words of each flag, none for a bare one: {"--max_steps": ("120",)}."""
+"""The words of each flag, none for a bare one: {"--max_steps": ("120",)}. A name may hold its value: {"train.train_iters=120": ()}."""
 
 
 def no_flags(_: object) -> Flags:

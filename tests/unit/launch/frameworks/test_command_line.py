@@ -15,6 +15,10 @@ OWN = (
     "--no-check-for-nan-in-loss-and-grad"
 )
 
+BRIDGE = (
+    "train.train_iters=120 logger.log_interval=1 logger.tensorboard_log_interval=1 logger.tensorboard_dir={output}/tensorboard "
+    "checkpoint.load=null rng.te_rng_tracker=true rerun_state_machine.check_for_nan_in_loss=false ddp.check_for_nan_in_grad=false"
+)
 TITAN = "--training.steps 120 --dump_folder {output} --metrics.log_freq 1 --metrics.enable_tensorboard"
 
 
@@ -29,6 +33,12 @@ TITAN = "--training.steps 120 --dump_folder {output} --metrics.log_freq 1 --metr
             Command("megatron_lm", MEGATRON), SCOPES,
             f"torchrun --nproc-per-node 1 pretrain_gpt.py --log-interval 5 {OWN} --cuda-graph-impl transformer_engine "
             "--cuda-graph-modules attn moe_router --cuda-graph-warmup-steps 3",
+        ),
+        (Command("megatron_bridge", "t ++checkpoint.save=/x"), CudaGraph(), f"t ++checkpoint.save=/x {BRIDGE} model.cuda_graph_impl=none"),
+        (
+            Command("megatron_bridge", "t checkpoint.save=/x"), SCOPES,
+            f"t checkpoint.save=/x {BRIDGE} model.cuda_graph_impl=transformer_engine "
+            "model.cuda_graph_modules=[attn,moe_router] model.cuda_graph_warmup_steps=3",
         ),
         (Command("torchtitan", "t --debug.seed 5"), CudaGraph(), f"t --debug.seed 5 {TITAN} --training.disable_cuda_graphs"),
         (
