@@ -218,8 +218,8 @@ def _group_rejections(candidates: Candidates) -> Mapping[Reason, tuple[str, ...]
 
 
 def advice_to_json(name: str, advice: Sequence[Advice]) -> dict[str, Any]:
-    """Return {"sweep": name, "workloads": [one object per workload]}. Times are milliseconds, shares are of a step."""
-    return {"sweep": name, "workloads": [_to_json(one) for one in advice]}
+    """Return the content of advice.json, with an object for each workload. Times are milliseconds, shares are of a step."""
+    return {"format": 1, "sweep": name, "workloads": [_to_json(one) for one in advice]}
 
 
 def _to_json(advice: Advice) -> dict[str, Any]:

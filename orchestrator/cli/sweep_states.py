@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launch.common.atomic_files import dumps
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
+from orchestrator.output.print_json import print_json
 from orchestrator.output.states import states_to_json
 from orchestrator.sweeps.report_process import read_needed_runs
 from orchestrator.sweeps.run_state import open_submissions, read_states
@@ -27,7 +27,7 @@ def print_states_json(paths: SweepPaths, plan: Plan) -> None:
     jobs = query_jobs(open_submissions(paths))
     states = read_states(paths, plan, jobs)
     needed = read_needed_runs(paths, plan, states)
-    print(dumps(states_to_json(plan, states, jobs, slot_holders(paths, plan, states), needed), indent=1))
+    print_json(states_to_json(plan, states, jobs, slot_holders(paths, plan, states), needed))
 
 
 def query_jobs(submissions: Sequence[Submission]) -> Jobs | None:

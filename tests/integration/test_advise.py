@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from launch.common.atomic_files import read_json
 from tests.integration.host import Host, recipe
+from tests.schemas import validated
 
 MOE = {
     "num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "num_query_groups": 2, "kv_channels": 8,
@@ -37,7 +37,7 @@ def test_a_second_advise_reuses_the_runs_on_disk(host: Host) -> None:
     again = host.run("advise", path, "--executor", "local", "--json")
     assert again.returncode == 0 and "1 on disk" in again.stderr
     assert (sweep.report / "advice.md").read_bytes() == text
-    (workload,) = json.loads(again.stdout)["workloads"]
+    (workload,) = validated("advise", again.stdout)["workloads"]
     assert workload == read_json(sweep.report / "advice.json")["workloads"][0]
     assert (workload["label"], workload["device"], workload["worth"]) == ("eager", "cpu", "unknown")
     assert {finding["kind"] for finding in workload["findings"]} == {"shape"}

@@ -116,10 +116,11 @@ def test_a_store_answers(finished: Finished) -> None:
     status = host.run("status", "pairs").stdout
     assert "pairs: 4 COMPLETED" in status and "120/120" in status
     assert "pairs" in host.run("status").stdout
-    assert json.loads(host.run("status", "--json").stdout) == [{"sweep": "pairs", "runs": {"COMPLETED": 4}}]
+    (listed,) = json.loads(host.run("status", "--json").stdout)["sweeps"]
+    assert listed["bytes"] > 0 and (listed["sweep"], listed["runs"]) == ("pairs", {"COMPLETED": 4})
     assert host.run("status", "pairs", "--watch", seconds=120).returncode == 0
     json.loads(host.run("status", "pairs", "--watch", "--json", seconds=120).stdout)
-    assert json.loads(host.run("cancel", "pairs", "--json").stdout) == {"cancelled": []}
+    assert json.loads(host.run("cancel", "pairs", "--json").stdout) == {"format": 1, "cancelled": []}
     run_id = host.run_ids("pairs")[0]
     assert f"# {run_id}, attempt 1" in host.run("logs", run_id).stdout
     assert f"# {run_id}, attempt 1" in host.run("logs", f"pairs/{run_id}").stdout

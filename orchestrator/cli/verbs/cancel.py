@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from launch.common.command_line import Parser
 from orchestrator.cli.arguments import add_json
+from orchestrator.output.print_json import print_json
 from orchestrator.output.progress import print_cancelled
 from orchestrator.submit.cancel import cancel, choose
 from orchestrator.sweeps.store import Store, read_plan
@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = read_plan(paths)
     cancelled = cancel(paths, plan, choose(plan, arguments.run_ids))
     if arguments.json:
-        print(json.dumps({"cancelled": cancelled}))
+        print_json({"cancelled": cancelled})
     else:
         print_cancelled(plan, len(cancelled), all_runs=not arguments.run_ids)
     return 0

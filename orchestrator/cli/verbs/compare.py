@@ -10,10 +10,11 @@ from analysis.compare.golden import Golden, golden_of, read_golden
 from analysis.compare.junit import junit_of_comparison
 from analysis.compare.render import format_comparison
 from analysis.compare.sweep_changes import compare_sweeps, comparison_to_json
-from launch.common.atomic_files import RecordError, dumps, read_json, write_bytes
+from launch.common.atomic_files import RecordError, read_json, write_bytes
 from launch.common.command_line import Parser
 from orchestrator.cli.arguments import add_json, add_junit, non_negative
 from orchestrator.errors import input_error
+from orchestrator.output.print_json import print_json
 from orchestrator.sweeps.store import Store, read_plan
 
 EXAMPLE = "compare golden/tiny_moe.json tiny_moe --junit compare.xml"
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.junit:
         write_bytes(arguments.junit, junit_of_comparison(comparison))
     if arguments.json:
-        print(dumps(comparison_to_json(comparison), indent=1))
+        print_json(comparison_to_json(comparison))
     else:
         print(format_comparison(comparison, arguments.before, arguments.after))
     return comparison.exit_code

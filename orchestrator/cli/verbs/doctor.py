@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from launch.common.atomic_files import dumps
 from launch.common.command_line import Parser
 from launch.common.text import align
 from launch.contract.exit_codes import ExitCode
 from orchestrator.cli.arguments import add_json
+from orchestrator.output.print_json import print_json
 from orchestrator.sweeps.store import Store
 
 EXAMPLE = "doctor --cluster example"
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     store = Store(arguments.store).root
     checks = check_host(store) if arguments.cluster is None else check_cluster(arguments.cluster, store)
     if arguments.json:
-        print(dumps({"format": 1, "checks": [asdict(check) for check in checks]}, indent=1))
+        print_json({"checks": [asdict(check) for check in checks]})
     else:
         print(*align([(check.state, check.name, check.found) for check in checks]), sep="\n")
         print(*(f"{check.name}: {check.fix}" for check in checks if check.fix), sep="\n")

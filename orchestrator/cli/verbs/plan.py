@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from launch.common.atomic_files import dumps, members
+from launch.common.atomic_files import members
 from launch.common.command_line import Parser
 from orchestrator.cli.arguments import add_planning
 from orchestrator.cli.planning import plan_recipe
 from orchestrator.output.plan import print_plan
+from orchestrator.output.print_json import print_json
 from orchestrator.plan.planner import gpu_hours
 from orchestrator.submit.batch_script import batch_scripts
 from orchestrator.sweeps.store import Store
@@ -27,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     scripts = batch_scripts(paths, plan, target) if isinstance(target, Cluster) else ()
     if arguments.json:
         more = {"gpu_hours": gpu_hours(plan), "batch_scripts": scripts}
-        print(dumps({**members(plan), **more}, indent=1))
+        print_json({**members(plan), **more})
     else:
         print_plan(plan, gpu_hours(plan), scripts)
     return 0

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from launch.common.atomic_files import dumps
 from launch.common.command_line import Parser
 from launch.contract.exit_codes import ExitCode
 from launch.contract.paths import SweepPaths
 from orchestrator.cli.arguments import add_json, non_negative
 from orchestrator.errors import input_error
+from orchestrator.output.print_json import print_json
 from orchestrator.output.progress import print_pruned
 from orchestrator.sweeps.store import Store
 
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         for sweep in sweeps
     ]
     if arguments.json:
-        print(dumps([asdict(each) for each in pruned], indent=1))
+        print_json({"sweeps": [asdict(each) for each in pruned]})
     else:
         for each in pruned:
             print_pruned(each.sweep, each.files, each.bytes, each.kept, dry_run=dry_run)

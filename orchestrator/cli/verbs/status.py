@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-from launch.common.atomic_files import dumps
 from launch.common.command_line import Parser
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
@@ -14,6 +13,7 @@ from orchestrator.cli.sweep_states import print_states_json, query_jobs
 from orchestrator.errors import SystemFault
 from orchestrator.output.jobs import print_job_problems
 from orchestrator.output.next_commands import print_next_commands, suggest_after
+from orchestrator.output.print_json import print_json
 from orchestrator.output.states import (
     count_states,
     describe_slots,
@@ -91,7 +91,7 @@ def _list_sweeps(store: Store, *, as_json: bool) -> int:
     ]
     if as_json:
         listed = [{"sweep": name, "bytes": on_disk, "runs": count_states(states)} for name, on_disk, states in rows]
-        print(dumps(listed, indent=1))
+        print_json({"sweeps": listed})
     else:
         print_sweeps(rows, store.root)
         print_job_problems(jobs, {})

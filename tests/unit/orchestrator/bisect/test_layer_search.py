@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from orchestrator.sweeps.store import write_plan
 from orchestrator.targets.host import Host
 from orchestrator.workflow import run_sweep
 from tests.records import STARTED, AttemptRecord, attempt_record, write_attempt, written_cell
+from tests.schemas import validated
 
 GPUS = Host(("0", "1", "2", "3"), frozenset(), True)
 ORIGIN = "origin"
@@ -287,7 +287,7 @@ def test_the_verb_runs_a_side_sweep_and_prints_the_answer(
     assert own.name == f"{ORIGIN}-layers-{cell.cell_id.split('-')[1]}"
 
     assert main([*command, "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
+    content = validated("bisect", capsys.readouterr().out)
     assert (content["first"]["step"], content["first"]["ranks"]) == (4, [0])
     assert content["first"]["result"] == dataclasses.asdict(result("decoder layer 1", 1))
     assert content["checks"]["steps"] == list(range(4, 13))

@@ -30,6 +30,7 @@ from orchestrator.sweeps.store import write_plan
 from orchestrator.targets.host import Host
 from orchestrator.workflow import run_sweep
 from tests.records import STARTED, AttemptRecord, attempt_record, write_attempt, written_cell
+from tests.schemas import validated
 
 GPUS = Host(("0",), frozenset({"transformer-engine"}), True)
 MOE = Model(num_moe_experts=8, moe_router_topk=2, moe_ffn_hidden_size=64)
@@ -572,7 +573,7 @@ def test_the_verb_runs_a_side_sweep_and_prints_the_answer(
 
     assert main([*command, "--json"]) == 0
     caught = capsys.readouterr()
-    assert json.loads(caught.out)["smallest"]["label"] == "torch.mlp"
+    assert validated("bisect", caught.out)["smallest"]["label"] == "torch.mlp"
     assert len(policies) == 1, "all of it was on disk"
     assert main([*command, "--max-gpu-hours", "0"]) == 0, "nothing is to be run any more"
 

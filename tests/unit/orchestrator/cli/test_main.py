@@ -111,6 +111,7 @@ def test_plan_shows_what_runs_and_why_the_rest_does_not(
     content = json.loads(capsys.readouterr().out)
     hours = content.pop("gpu_hours")
     assert content.pop("batch_scripts") == []
+    assert content.pop("format") == 1
     plan = from_json(Plan, content)
     assert hours >= 0
     assert plan.name == path.stem

@@ -30,7 +30,7 @@ def prune(store: Path, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builtins.print", lambda text, **_: printed.append(text))
         code = main(["prune", *arguments, "--store", str(store), "--json"])
-    return code, json.loads(printed[0]) if printed else []
+    return code, json.loads(printed[0])["sweeps"] if printed else []
 
 
 @pytest.fixture
