@@ -74,6 +74,10 @@ class CurveFiles:
             raise CurveError(f"{name}: step {step[at + 1]} follows step {step[at]}; steps must be evenly spaced")
         return step
 
+    def first_after(self, capture_step: int | None) -> int:
+        """Return the index of the first step after ``capture_step``; 0 without one."""
+        return 0 if capture_step is None else int(np.searchsorted(self.steps, capture_step, side="right"))
+
 
 def read_curves(eager: Sequence[Path], graphed: Sequence[Path], perturbed: Sequence[Path] = ()) -> CurveFiles:
     """

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from analysis.curves.curve_files import CurveFiles, constant_norm
 from analysis.curves.print_precision import (
     differences_below_precision,
@@ -33,7 +31,7 @@ def judge_files(files: CurveFiles, capture_step: int | None, margins: Margins) -
         CurveError: steps are not evenly spaced.
     """
     steps = files.steps
-    first = 0 if capture_step is None else int(np.searchsorted(steps, capture_step, side="right"))
+    first = files.first_after(capture_step)
     verdict = _judge_printed(files, steps, first, margins)
     # A perturbed run with numbers of its own shows the noise that equal eager runs do not.
     if verdict.verdict in ("EQUIVALENT", "DIVERGED") and files.copies and files.perturbed.keys() <= files.copies.keys():

@@ -22,6 +22,8 @@ def read_history(path: Path) -> Iterator[Row]:
     Raises:
         CurveError: the file cannot be read.
     """
+    if not path.is_file():
+        raise CurveError(f"{path}: No such file")
     environment = {**os.environ, "WANDB_ERROR_REPORTING": "false"}
     done = subprocess.run(
         [*_READER, str(path.absolute())], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from analysis.curves.curve import CurveError
 from analysis.curves.curve_files import CurveFiles
 from launch.contract.outcomes import Expectation
 from launch.contract.plan import Cell, Margins, Plan, PlannedBundle
@@ -14,14 +15,20 @@ from orchestrator.recipe.yaml_reader import dump
 
 
 def plan_logs(files: CurveFiles, contents: Sequence[str], capture_step: int | None) -> Plan:
-    """Return the plan of the runs in ``files``. Its name follows from their ``contents``, digests in order."""
+    """Return the plan of the runs in ``files``. Its name follows from their ``contents``, digests in order.
+
+    Raises:
+        CurveError: no step is after ``capture_step``.
+    """
+    first = files.first_after(capture_step)
+    if first == len(files.steps):
+        raise CurveError(f"no step is after {capture_step}, the capture step; the last one is {files.steps[-1]}")
     logs = digest([*contents, capture_step])
-    captured = int(files.steps.searchsorted(capture_step)) if capture_step is not None else 0
     eager, graphed = (
         RunSpec(
             "command",
             training=Training(steps=len(files.steps)),
-            cuda_graph=replace(graph, warmup_steps=captured),
+            cuda_graph=replace(graph, warmup_steps=max(first - 1, 0)),
             command=Command("logs", run="logs", flags=(logs,)),
             placement=Placement("cuda"),
         )

@@ -10,15 +10,18 @@ from launch.common.atomic_files import JsonLines, write_json
 from launch.common.redact import redact
 from launch.contract.outcomes import Outcome, outcome_to_json
 from launch.contract.paths import AttemptPaths, SweepPaths
-from launch.contract.plan import Cell, Plan
+from launch.contract.plan import Plan
 from launch.contract.records.events import Phase
 from launch.contract.records.identity import identity_of
 from launch.contract.records.step_metrics import StepMetrics
 from orchestrator.sweeps.store import order_lock, report_disk_errors, write_plan
 
 
-def write_logged_runs(sweep: SweepPaths, plan: Plan, files: CurveFiles) -> None:
+def write_logged_runs(sweep: SweepPaths, plan: Plan, files: CurveFiles, first: int) -> None:
     """Write ``plan`` and a completed attempt of each of its runs, in the order of ``files``. Keep what is there.
+
+    Args:
+        first: the index of the first compared step.
 
     Raises:
         CurveError: a file has steps that others lack.
@@ -32,10 +35,12 @@ def write_logged_runs(sweep: SweepPaths, plan: Plan, files: CurveFiles) -> None:
             for run_id, (name, curve) in zip(cell.run_ids, side.items(), strict=True):
                 attempt = sweep.run(run_id).attempt(1)
                 if not attempt.has_ended:
-                    _write_attempt(attempt, cell, name, curve, files)
+                    _write_attempt(attempt, cell.graphed, first, name, curve, files)
 
 
-def _write_attempt(attempt: AttemptPaths, cell: Cell, name: str, curve: Curve, files: CurveFiles) -> None:
+def _write_attempt(
+    attempt: AttemptPaths, graphed: bool, first: int, name: str, curve: Curve, files: CurveFiles
+) -> None:
     numbers = np.searchsorted(files.steps, curve.steps.step)
     strange = files.steps.take(numbers, mode="clip") != curve.steps.step
     if strange.any():
@@ -44,7 +49,7 @@ def _write_attempt(attempt: AttemptPaths, cell: Cell, name: str, curve: Curve, f
     attempt.events(0).unlink(missing_ok=True)
     with JsonLines(attempt.metrics) as lines:
         for number, loss, norm in zip(numbers.tolist(), curve.steps.loss, curve.steps.grad_norm, strict=True):
-            lines.write(StepMetrics(number, float(loss), float(norm), 0.0, 0, _phase(number, cell)))
+            lines.write(StepMetrics(number, float(loss), float(norm), 0.0, 0, _phase(number - first, graphed)))
     steps = curve.steps.step
     note = f"read from {redact(name)}: {', '.join(curve.columns)} of steps {steps[0]} to {steps[-1]}, which count from 0 here"
     with JsonLines(attempt.events(0)) as events:
@@ -57,8 +62,8 @@ def _write_attempt(attempt: AttemptPaths, cell: Cell, name: str, curve: Curve, f
     write_json(attempt.outcome, outcome_to_json(attempt, outcome))
 
 
-def _phase(number: int, cell: Cell) -> Phase:
-    captured = cell.run_spec.cuda_graph.warmup_steps
-    if captured and number <= captured:
-        return "capture" if cell.graphed and number == captured else "warmup"
-    return "measure"
+def _phase(since: int, graphed: bool) -> Phase:
+    """Return the phase of the step that is ``since`` steps after the first compared one."""
+    if since >= 0:
+        return "measure"
+    return "capture" if graphed and since == -1 else "warmup"

@@ -102,7 +102,7 @@ def _report_logs(arguments: argparse.Namespace) -> int:
         ]
         plan = plan_logs(files, contents, arguments.capture_step)
         paths = Store(arguments.store).sweep(plan.name)
-        write_logged_runs(paths, plan, files)
+        write_logged_runs(paths, plan, files, files.first_after(arguments.capture_step))
     except CurveError as error:
         raise input_error("--from-logs", str(error), "docs/your_own_job.md says what can be read") from None
     write_report(paths)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis.curves.curve import CurveError
 from analysis.curves.curve_files import read_curves
 from analysis.report.headline import headline
 from analysis.sweep.cell_results import CellResult
@@ -40,8 +41,8 @@ def judged(folder: Path, eager: Sequence[Path], graphed: Sequence[Path], capture
     files = read_curves(eager, graphed)
     plan = plan_logs(files, [str(folder)], capture)
     sweep = SweepPaths(folder / plan.name)
-    write_logged_runs(sweep, plan, files)
-    write_logged_runs(sweep, plan, files)
+    for _ in range(2):
+        write_logged_runs(sweep, plan, files, files.first_after(capture))
     (result,) = (one for one in judge_sweep(sweep, lambda *_: None).results if one.cell.graphed)
     return result
 
@@ -69,6 +70,19 @@ def test_verdicts_rest_on_digits_and_never_on_bits(tmp_path: Path, name: str) ->
     assert found.graphs.replay is not None and not found.graphs.replay.proven
     assert not found.integrity.unsound_records
     assert "replay is unproven" in headline([found])
+
+
+@pytest.mark.parametrize(("capture", "first"), [(None, 0), (0, 0), (1, 1), (7, 7)])
+def test_steps_after_the_capture_are_compared(tmp_path: Path, capture: int | None, first: int) -> None:
+    eager, graphed = (log(tmp_path / f"{seed}.jsonl", seed) for seed in (1, 2))
+    found = judged(tmp_path, [eager], [graphed], capture).verdict
+    assert found and found.evidence and found.evidence.first_step == first
+
+
+def test_a_capture_step_behind_the_last_one_is_refused(tmp_path: Path) -> None:
+    eager, graphed = (log(tmp_path / f"{seed}.jsonl", seed) for seed in (1, 2))
+    with pytest.raises(CurveError, match="no step is after 130"):
+        judged(tmp_path, [eager], [graphed], STEPS)
 
 
 def test_a_report_is_written_and_what_nothing_can_run_is_refused(
