@@ -22,6 +22,7 @@ from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, SweepPaths
 from launch.contract.plan import read_plan
 from launch.contract.records.events import read_events
+from tests.integration.fork_server import SERVER
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRETS = {"WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567", "HF_TOKEN": "hf_not_to_be_written_anywhere"}
@@ -60,7 +61,8 @@ class Host:
 
     executor = "local"
 
-    def __init__(self, folder: Path, cache: Path, slow_ranks: bool = False) -> None:
+    def __init__(self, folder: Path, cache: Path, fork_server: Path | None = None) -> None:
+        """With ``fork_server``, ranks and reports are forks of it, and ranks of one process train slowly at first."""
         self.folder = folder
         self.store = folder / "store"
         for name in ("tmp", "home"):
@@ -71,7 +73,7 @@ class Host:
         (folder / "tmp" / headers.name).symlink_to(headers)
         self.environment = {
             "PATH": os.environ["PATH"],
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{SLOW_RANKS}" if slow_ranks else str(ROOT),
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{SLOW_RANKS}" if fork_server else str(ROOT),
             "HOME": str(folder / "home"),
             "TMPDIR": str(folder / "tmp"),
             "ORCHESTRATOR_SLOTS": str(folder / "tmp"),
@@ -80,6 +82,8 @@ class Host:
             "TORCHINDUCTOR_VEC_ISA_OK": os.environ["TORCHINDUCTOR_VEC_ISA_OK"],
             **SECRETS,
         }
+        if fork_server:
+            self.environment[SERVER] = str(fork_server)
         if "ATEN_CPU_CAPABILITY" in os.environ:
             self.environment["ATEN_CPU_CAPABILITY"] = os.environ["ATEN_CPU_CAPABILITY"]
 
@@ -149,8 +153,9 @@ class Host:
         found = {}
         for folder in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
-                if folder.name.isdigit() and f"TMPDIR={self.folder / 'tmp'}".encode() in (
-                    (folder / "environ").read_bytes().split(b"\0")
+                if folder.name.isdigit() and (
+                    f"TMPDIR={self.folder / 'tmp'}".encode() in (folder / "environ").read_bytes().split(b"\0")
+                    or (folder / "cwd").readlink() == self.folder  # a fork has the environment of its server there
                 ):
                     found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         return {pid: command for pid, command in found.items() if command}  # one that has ended has none

@@ -27,3 +27,8 @@ if "launch.train.worker" in sys.orig_argv and os.environ["WORLD_SIZE"] == "1":
     signal.setitimer(signal.ITIMER_REAL, COMPUTE_SECONDS)
     # A process that ends has no handlers.
     atexit.register(signal.signal, signal.SIGALRM, signal.SIG_IGN)
+
+if "FORK_SERVER" in os.environ and not {"launch.supervise.supervisor", "orchestrator"}.isdisjoint(sys.orig_argv):
+    from tests.integration.fork_server import fork_children
+
+    fork_children()

@@ -1,0 +1,159 @@
+"""Fork the ranks and reports of tests from a server that has imported torch, pandas and matplotlib.
+
+A rank's imports take two CPU seconds, a report's one. Supervisors and commands are processes of their own as ever: in them,
+``fork_children`` lets ``subprocess.Popen`` ask the server for the modules of ``FORKED``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from launch.common.parent_death import PARENT, die_with_parent
+
+SERVER = "FORK_SERVER"
+"""The variable with the path of the server's socket."""
+FORKED = ("launch.train.worker", "analysis.report")
+PRELOADED = (*FORKED, "analysis.report.write_report", "analysis.report.plots", "torch._inductor.compile_fx")
+
+
+class ForkedPopen(subprocess.Popen):
+    """A child that the server forks if its module is one of ``FORKED``, and any other child as ever."""
+
+    _server: socket.socket | None = None
+
+    def _execute_child(self, args: Any, *settings: Any) -> None:
+        _, _, _, _, cwd, environment, _, _, _, *pipes = settings[:15]
+        if not any(module in args for module in FORKED):
+            return super()._execute_child(args, *settings)
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.connect(os.environ[SERVER])
+        request = {
+            "command": list(map(os.fspath, args)), "environment": dict(environment or os.environ),
+            "folder": str(cwd or Path.cwd()), "session": settings[-2],
+        }  # fmt: skip
+        given = (pipes[0], pipes[3], pipes[5])
+        standard = [own if own != -1 else number for number, own in enumerate(given)]
+        socket.send_fds(self._server, [json.dumps(request).encode() + b"\n"], standard)
+        self._close_pipe_fds(*pipes)
+        self._answers = self._server.makefile("rb")
+        self.pid = int(self._answers.readline())
+        self._child_created = True
+
+    def _internal_poll(self, *arguments: Any, **settings: Any) -> int | None:
+        if self._server is None:
+            return super()._internal_poll(*arguments, **settings)
+        return self._answered(0)
+
+    def _wait(self, timeout: float | None) -> int:
+        if self._server is None:
+            return super()._wait(timeout=timeout)
+        if (code := self._answered(timeout)) is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return code
+
+    def _answered(self, seconds: float | None) -> int | None:
+        if self.returncode is None and select.select([self._server], [], [], seconds)[0]:
+            self.returncode = int(self._answers.readline() or -signal.SIGKILL)
+        return self.returncode
+
+
+def fork_children() -> None:
+    """Let this process start the modules of ``FORKED`` as forks of the server."""
+    subprocess.Popen = ForkedPopen
+
+
+def serve(path: str) -> list[str]:
+    """Answer requests. Return in each fork, with the command that it stands for."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(64)
+    for module in PRELOADED:
+        importlib.import_module(module)
+    for module in FORKED:
+        sys.modules.pop(module)  # each fork runs its own
+    gc.freeze()
+    while True:
+        connection, _ = listener.accept()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if os.fork() == 0:
+            listener.close()
+            return _fork(connection)
+        connection.close()
+
+
+def _fork(connection: socket.socket) -> list[str]:
+    """Fork what is asked for, stand for the parent that asks, and end with it. Return in the fork."""
+    content, files, *_ = socket.recv_fds(connection, 1 << 20, 3)
+    while not content.endswith(b"\n"):
+        content += connection.recv(1 << 20)
+    request = json.loads(content)
+    child = os.fork()
+    if child == 0:
+        connection.close()
+        return _become(request, files)
+    connection.sendall(f"{child}\n".encode())
+    ended = os.pidfd_open(child)
+    for file in files:
+        os.close(file)
+    # The kernel ends a rank with its parent, which is this process: it ends with the supervisor.
+    if ended in select.select([connection, ended], [], [])[0]:
+        connection.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n".encode())
+    os._exit(0)
+
+
+def _become(request: dict[str, Any], files: list[int]) -> list[str]:
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    if request["session"]:
+        os.setsid()
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    if PARENT in os.environ:
+        os.environ[PARENT] = str(os.getppid())
+    command: list[str] = request["command"]
+    return command
+
+
+def run(command: list[str]) -> None:
+    """Do as Python does with ``[...] -m module arguments``."""
+    sys.orig_argv[:] = command
+    sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
+    sys.modules.pop("sitecustomize", None)
+    import sitecustomize  # noqa: F401
+
+    place = command.index("-m") + 1
+    sys.argv[:] = command[place:]
+    try:
+        runpy.run_module(command[place], run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if ended.code:
+            raise
+    # Python would free all that the server has imported, which takes as long as an import.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    gc.disable()
+    run(serve(sys.argv[1]))
