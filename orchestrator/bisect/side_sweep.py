@@ -40,16 +40,11 @@ def plan_side_sweep(search: Search, graphed: Sequence[RunSpec], target: Target) 
     recipe = Recipe(
         name=search.name,
         file=Path(plan.recipe_file),
-        base={},
-        axes=(),
         repeats=max(LEAST_REPEATS, len(cell.repeat_ids)) if search.compares else 1,
-        perturbed=False,
-        step_checks=0,
         cluster=plan.cluster,
         equivalence=plan.margins,
         wandb=Tracking(mode="disabled"),
         text=f"# {search.specs} of {cell.cell_id}, of the sweep that this recipe made\n{plan.recipe}",
-        presets={},
     )
     return make_plan(recipe, cells, target)
 

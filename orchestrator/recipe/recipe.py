@@ -28,20 +28,20 @@ QUICK_CHECKS = 5
 """Step checks of a quick sweep whose recipe does not say how many."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A recipe with every field checked. Trees hold plain values, in this project's spelling."""
 
     name: str
     file: Path
-    base: Tree
+    base: Tree = field(default_factory=dict)
     """Every section that can be swept, as written, without defaults."""
-    axes: tuple[tuple[Tree, ...], ...]
+    axes: tuple[tuple[Tree, ...], ...] = ()
     """The axes of the sweep, each a list of patches to ``base``. Cells are their product."""
     repeats: int
-    perturbed: bool
+    perturbed: bool = False
     """Whether each workload has one more eager run, whose first layer's output is moved by one unit in the last place."""
-    step_checks: int
+    step_checks: int = 0
     """How many steps of each graphed run are also computed uncaptured."""
     cluster: str
     """The profile of a Slurm cluster. A plan for this host ignores it."""
@@ -49,7 +49,7 @@ class Recipe:
     wandb: Tracking
     text: str
     """The recipe with its overrides, as YAML, followed by the fields of its presets as comments."""
-    presets: Mapping[str, Tree]
+    presets: Mapping[str, Tree] = field(default_factory=dict)
     """The model presets that it names, by name."""
     tracking: OtherTrackers = field(default_factory=OtherTrackers)
 
