@@ -70,7 +70,7 @@ def judge_pairs(
 
     ``margins`` are those of ``margins_for`` the cell's spec.
     """
-    if pairs and pairs[0].made_elsewhere:
+    if any(pair.made_elsewhere for pair in pairs):
         return judge_logs(pairs, baseline, margins)
     groups: dict[Digests, _Group] = {}
     for digests in dict.fromkeys(pair.attempts[1].digests for pair in pairs if pair.comparable):

@@ -15,7 +15,7 @@ from analysis.pairing.pair import Pair
 from analysis.pairing.printed_metrics import not_of_bits
 from analysis.records.run import Run
 from analysis.verdict.curve_difference import METRICS
-from analysis.verdict.verdict import Verdict
+from analysis.verdict.verdict import Verdict, worst
 from launch.contract.plan import Margins
 
 UNCHECKED = "from logs: replay is unproven, and nothing shows that the runs share workload, data, code and libraries"
@@ -24,7 +24,9 @@ UNCHECKED = "from logs: replay is unproven, and nothing shows that the runs shar
 def judge_logs(
     pairs: Sequence[Pair], baseline: EagerBaseline, margins: Margins
 ) -> tuple[tuple[Verdict, ...], Verdict | None]:
-    """Return the verdict on all runs together, for each pair and for the cell."""
+    """Return the verdict on all runs together, for each pair and for the cell. A damaged record of any decides for all."""
+    if damaged := [pair.exact for pair in pairs if pair.exact]:
+        return tuple(pair.exact or worst(damaged) for pair in pairs), worst(damaged)
     eager, graphed = _curves(baseline.runs, "eager"), _curves([pair.graphed for pair in pairs], "graphed")
     metrics = (
         METRICS if all("grad_norm" in curve.units for curve in (*eager.values(), *graphed.values())) else METRICS[:1]
@@ -32,13 +34,14 @@ def judge_logs(
     captured = max(pair.first_compared for pair in pairs) - 1
     files = CurveFiles(eager, graphed, {}, metrics)
     judged = judge_files(files, captured if captured >= 0 else None, margins)
-    reasons = (not_of_bits(judged).reason, "a copied log looks the same" * (judged.verdict == "BITWISE"), UNCHECKED)
+    copies = [f"{copy} has the numbers of {original}, as a copied log has" for copy, original in files.copies.items()]
+    reasons = (not_of_bits(judged).reason, *copies, UNCHECKED)
     verdict = replace(not_of_bits(judged), reason="; ".join(filter(None, reasons)))
     return tuple(verdict for _ in pairs), verdict
 
 
 def _curves(runs: Iterable[Run], side: str) -> dict[str, Curve]:
-    return {f"{side} repeat {run.repeat}": _curve(run) for run in runs}
+    return {f"{side} repeat {run.repeat}": _curve(run) for run in runs if run.attempt and not run.attempt.problems}
 
 
 def _curve(run: Run) -> Curve:

@@ -78,7 +78,8 @@ def collect_pair(graphed: Run, baseline: EagerBaseline, spec: RunSpec, margins: 
     eager = next((run for run in baseline.runs if run.repeat == graphed.repeat), None)
     if spec.made_elsewhere and eager and eager.attempt and graphed.attempt:
         unproven, untimed = check_replay(graphed.attempt, spec), PairSpeed(reason="made elsewhere")
-        return Pair(graphed.repeat, eager, graphed, None, untimed, unproven, made_elsewhere=True)
+        damaged = _damaged(eager.attempt, graphed.attempt)
+        return Pair(graphed.repeat, eager, graphed, damaged, untimed, unproven, made_elsewhere=True)
     replay = check_replay(graphed.attempt, spec) if graphed.attempt else None
     if eager is None or eager.damaged or graphed.damaged or replay is None or eager.attempt is None:
         flaky = contradictions(graphed, (), margins)
@@ -181,9 +182,8 @@ def _exclude(eager: Attempt, graphed: Attempt, spec: RunSpec, margins: Margins) 
     for side, attempt in sides:
         if not _ended_well(attempt) and attempt.outcome.outcome != "NUMERIC":
             return _ended_early(side, attempt)
-    problems = [f"{side} run: {problem}" for side, attempt in sides for problem in attempt.problems]
-    if problems:
-        return Verdict("INCOMPARABLE", "; ".join(problems), "run the pair again: its records are damaged")
+    if damaged := _damaged(eager, graphed):
+        return damaged
     if "capture" in eager.steps.phase or any(stats.impl != "none" for stats in eager.proofs.values()):
         return Verdict("INCOMPARABLE", "the eager run captured something", "check its settings: it is not an eager run")
     if any(eager.step_checks.values()):
@@ -199,6 +199,13 @@ def _exclude(eager: Attempt, graphed: Attempt, spec: RunSpec, margins: Margins) 
             _missing_digests(eager, graphed) or check_settings(eager, graphed, margins) or check_sources(eager, graphed)
         )
     return _missing_digests(eager, graphed) or _compare_digests(eager, graphed)
+
+
+def _damaged(eager: Attempt, graphed: Attempt) -> Verdict | None:
+    sides = (("eager", eager), ("graphed", graphed))
+    problems = [f"{side} run: {problem}" for side, attempt in sides for problem in attempt.problems]
+    fix = "run the pair again: its records are damaged"
+    return Verdict("INCOMPARABLE", "; ".join(problems), fix) if problems else None
 
 
 def _unequal_tokens(eager: Steps, graphed: Steps) -> str:

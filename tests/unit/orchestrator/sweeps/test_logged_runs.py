@@ -51,7 +51,8 @@ CASES = {
     "noise": ([1, 2], [{"seed": 3}, {"seed": 4}], "EQUIVALENT", ""),
     "an offset": ([1, 2], [{"seed": 3, "offset": 0.01}], "DIVERGED", ""),
     "four digits": ([1, 2], [{"seed": 3, "digits": 3}], "INCONCLUSIVE", "in units of 0.001"),
-    "equal numbers": ([1, 1], [{"seed": 1}], "EQUIVALENT", "every printed digit is equal.*a copied log looks the same"),
+    "equal numbers": ([1, 1], [{"seed": 1}], "EQUIVALENT", "every printed digit is equal.*as a copied log has"),
+    "a copy": ([1, 2], [{"seed": 2}], "EQUIVALENT", "graphed repeat 0 has the numbers of eager repeat 1"),
     "no norms": ([1, 2], [{"seed": 3}], "EQUIVALENT", ""),
 }
 
@@ -77,6 +78,17 @@ def test_steps_after_the_capture_are_compared(tmp_path: Path, capture: int | Non
     eager, graphed = (log(tmp_path / f"{seed}.jsonl", seed) for seed in (1, 2))
     found = judged(tmp_path, [eager], [graphed], capture).verdict
     assert found and found.evidence and found.evidence.first_step == first
+
+
+@pytest.mark.parametrize("record", ["outcome.json", "metrics.jsonl"])
+@pytest.mark.parametrize("side", ["eager-*-r0", "graphed-*-r0", "eager-*-r2"])
+def test_a_damaged_record_passes_nowhere(tmp_path: Path, record: str, side: str) -> None:
+    logs = [log(tmp_path / f"{seed}.jsonl", seed) for seed in range(5)]
+    judged(tmp_path, logs[:3], logs[3:])
+    (path,) = tmp_path.glob(f"wrap_*/runs/{side}/attempts/1/{record}")
+    path.write_text("{broken\n" * 2)
+    found = judged(tmp_path, logs[:3], logs[3:]).verdict
+    assert found and found.verdict == ("EQUIVALENT" if side.endswith("r2") else "INCOMPARABLE"), found
 
 
 def test_a_capture_step_behind_the_last_one_is_refused(tmp_path: Path) -> None:
