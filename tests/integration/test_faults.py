@@ -66,6 +66,7 @@ def test_a_supervisor_that_dies_takes_its_ranks_along_and_the_queue_goes_on(host
     """And its tracker: nothing is left of either."""
     sweep, (killed, later) = host.begin(recipe("mini", repeats=2, wandb={"mode": "offline"}))
     attempt = host.wait_for_step("mini", killed)
+    os.kill(rank_pid(attempt), signal.SIGSTOP)  # so that it does not end by itself
     os.kill(host.supervisor("mini"), signal.SIGKILL)
     wait_until(lambda: rank_pid(attempt) not in host.processes(), 60, "the rank to die with its supervisor")
     out, _ = sweep.communicate(timeout=300)
