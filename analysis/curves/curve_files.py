@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.curves.curve import Curve, CurveError
-from analysis.curves.run_file import read_run
+from analysis.curves.run_file import file_of, read_run
 from analysis.records.steps import Floats, Integers, Metric, Steps
 from analysis.verdict.curve_difference import METRICS
 
@@ -87,8 +87,9 @@ def read_curves(eager: Sequence[Path], graphed: Sequence[Path], perturbed: Seque
     """
     paths = (*eager, *graphed, *perturbed)
     curves = {str(path): read_run(path) for path in paths}
+    files = [file_of(path) for path in paths]
     for place, path in enumerate(paths):
-        if any(path.samefile(earlier) for earlier in paths[:place]):
+        if any(files[place].samefile(earlier) for earlier in files[:place]):
             raise CurveError(f"{path}: given twice; comparing a run with itself proves nothing")
     with_norm = [name for name, curve in curves.items() if "grad_norm" in curve.units]
     without = [name for name in curves if name not in with_norm]

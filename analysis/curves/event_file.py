@@ -12,6 +12,7 @@ from pathlib import Path
 
 from analysis.curves.curve import MOST_BYTES, CurveError, Row
 from launch.common.regular_file import read_regular
+from launch.contract.metric_names import column_of
 
 _FIXED = {1: 8, 5: 4}
 """Bytes of a field, by its wire type."""
@@ -29,7 +30,12 @@ def read_events(path: Path) -> Iterator[Row]:
             fields = list(_fields(event))
             step = next((value for number, value in fields if number == 2 and isinstance(value, int)), 0)
             for summary in (value for number, value in fields if number == 5 and isinstance(value, bytes)):
-                steps.setdefault(step, {}).update(_scalars(summary))
+                scalars, known = _scalars(summary), steps.setdefault(step, {})
+                if again := [tag for tag in scalars if tag in known and column_of(tag)]:
+                    raise CurveError(
+                        f"{path}: {again[0]} appears twice at step {step}; a restarted run needs a file of its own"
+                    )
+                known.update(scalars)
     except OSError as error:
         raise CurveError(f"{path}: {error.strerror}") from error
     except (IndexError, ValueError, struct.error) as error:

@@ -6,6 +6,7 @@ CSV and JSON lines are read strictly (analysis.curves.curve). The others hold mo
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from analysis.curves.wandb_file import read_history
 from launch.contract.metric_names import column_of, texts_in_line
 
 _LOGS = (".log", ".out", ".err", ".txt")
+_RANK = re.compile(r"^[0-9]+(?=: )|\b(?:rank|default)[ _:=]?[0-9]+\b", re.IGNORECASE)
+"""What srun, torchrun and programs write before the lines of a rank."""
 _KNOWN = ("*tfevents*", "*.wandb", "trainer_state.json", "metrics.csv")
 """Files that are looked for in a folder."""
 
@@ -26,12 +29,20 @@ def read_run(path: Path) -> Curve:
     Raises:
         CurveError: it cannot be read, or holds no curve.
     """
-    file = _file_in(path) if path.is_dir() else path
+    file = file_of(path)
     reader = _reader_of(file)
     return curve_of(file, _with_loss(reader(file))) if reader else read_curve(file)
 
 
-def _file_in(folder: Path) -> Path:
+def file_of(path: Path) -> Path:
+    """Return the file that holds the curve of ``path``: a folder has one known file.
+
+    Raises:
+        CurveError: it has none, or several.
+    """
+    if not path.is_dir():
+        return path
+    folder = path
     found = [file for pattern in _KNOWN for file in sorted(folder.rglob(pattern)) if file.is_file()]
     if len(found) != 1:
         names = ", ".join(str(file.relative_to(folder)) for file in found[:4]) or "none"
@@ -54,10 +65,16 @@ def _reader_of(file: Path) -> Callable[[Path], Iterator[Row]] | None:
 def _read_log(path: Path) -> Iterator[Row]:
     """Yield the steps that lines of a log show, counted where it does not number them."""
     rows: list[Row] = []
+    ranks: set[str] = set()
     for number, line in enumerate(read_text(path).replace("\r", "\n").split("\n"), start=1):
         if said := texts_in_line(line):
+            ranks.update(rank[0] for rank in _RANK.finditer(line))
             rows.append((f"{path}, line {number}", {str(name): text for name, text in said.items()}))
     counts = not any("step" in row for _, row in rows)
+    if counts and len(ranks) > 1:
+        raise CurveError(
+            f"{path}: lines of {', '.join(sorted(ranks)[:4])} without step numbers; leave the lines of one rank"
+        )
     for place, (at, row) in enumerate(rows):
         yield at, {"step": place, **row} if counts else row
 

@@ -23,7 +23,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # No percentage, and no digits in groups of three. A name has a bound, or a long line would take seconds.
 _PAIR = re.compile(
     r"([A-Za-z][A-Za-z_ /.-]{0,40}?)['\"]?(?:\s*[:=]\s*|\s+)(?:tensor\()?['\"]?"
-    r"([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|\.\d+|nan|inf)\b)(?!\s*%|,\d{3}\b)",
+    r"([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|\.\d+|nan|inf)(?![\w]|\.\w))(?!\s*%|,\d{3}\b)",
     re.IGNORECASE,
 )
 _OTHER = re.compile(r"\b(?:val|valid|validation|eval|evaluation|test|testing|ema)\b", re.IGNORECASE)

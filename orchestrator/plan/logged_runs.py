@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 
-from analysis.curves.curve import CurveError
+from analysis.curves.curve import Curve, CurveError
 from analysis.curves.curve_files import CurveFiles
+from launch.common.redact import redact
 from launch.contract.outcomes import Expectation
 from launch.contract.plan import Cell, Margins, Plan, PlannedBundle
 from launch.contract.spec import Command, CudaGraph, Placement, RunSpec, Training, spec_to_json
@@ -14,8 +16,8 @@ from launch.contract.spec_ids import digest, run_id
 from orchestrator.recipe.yaml_reader import dump
 
 
-def plan_logs(files: CurveFiles, contents: Sequence[str], capture_step: int | None) -> Plan:
-    """Return the plan of the runs in ``files``. Its name follows from their ``contents``, digests in order.
+def plan_logs(files: CurveFiles, capture_step: int | None) -> Plan:
+    """Return the plan of the runs in ``files``. Its name follows from their numbers, and from what is on which side.
 
     Raises:
         CurveError: no step is after ``capture_step``.
@@ -23,7 +25,7 @@ def plan_logs(files: CurveFiles, contents: Sequence[str], capture_step: int | No
     first = files.first_after(capture_step)
     if first == len(files.steps):
         raise CurveError(f"no step is after {capture_step}, the capture step; the last one is {files.steps[-1]}")
-    logs = digest([*contents, capture_step])
+    logs = digest([_numbers(files.eager), _numbers(files.graphed), capture_step])
     eager, graphed = (
         RunSpec(
             "command",
@@ -37,8 +39,18 @@ def plan_logs(files: CurveFiles, contents: Sequence[str], capture_step: int | No
     cells = (_cell(eager, len(files.eager)), _cell(graphed, len(files.graphed)))
     # Nothing runs, so nothing is interleaved: sides may have unlike numbers of repeats.
     bundles = tuple(PlannedBundle(cell.cell_id, cell.workload_id, cell.run_ids) for cell in cells)
-    said = {"eager": [*files.eager], "graphed": [*files.graphed], "capture_step": capture_step}
+    eager_names, graphed_names = ([redact(name) for name in side] for side in (files.eager, files.graphed))
+    said = {"eager": eager_names, "graphed": graphed_names, "capture_step": capture_step}
     return Plan(f"wrap_{logs}", dump({"wrap --from-logs": said}), "wrap --from-logs", Margins(), cells, bundles)
+
+
+def _numbers(side: Mapping[str, Curve]) -> list[list[str]]:
+    """Return the digests of each curve's columns: its steps, its metrics and their printed units."""
+    arrays = (
+        [curve.steps.step, *(curve.steps.of(name) for name in curve.units), *curve.units.values()]
+        for curve in side.values()
+    )
+    return [[hashlib.sha256(array.tobytes()).hexdigest() for array in each] for each in arrays]
 
 
 def _cell(spec: RunSpec, repeats: int) -> Cell:

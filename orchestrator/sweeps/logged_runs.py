@@ -54,11 +54,11 @@ def _write_attempt(
     note = f"read from {redact(name)}: {', '.join(curve.columns)} of steps {steps[0]} to {steps[-1]}, which count from 0 here"
     with JsonLines(attempt.events(0)) as events:
         at = {"time": 0.0, "phase": "init", "step": None}
-        events.write({**at, "kind": "enter", "pid": name, **identity_of(attempt)})
+        events.write({**at, "kind": "enter", "pid": redact(name), **identity_of(attempt)})
         events.write({**at, "kind": "note", "message": note})
-    write_json(attempt.environment, identity_of(attempt) | {"made": "elsewhere"})
+    write_json(attempt.environment, identity_of(attempt) | {"made": "elsewhere", "metrics": list(curve.units)})
     # Without an allocation that both sides share, no speed is judged.
-    outcome = Outcome("COMPLETED", "teardown", f"log {name}", 0.0, 0.0)
+    outcome = Outcome("COMPLETED", "teardown", f"log {redact(name)}", 0.0, 0.0)
     write_json(attempt.outcome, outcome_to_json(attempt, outcome))
 
 

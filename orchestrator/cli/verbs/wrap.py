@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from analysis.curves.curve import CurveError
@@ -26,6 +25,8 @@ from orchestrator.sweeps.store import Store
 EXAMPLE = "wrap --eager 'python train.py' --graphed 'python train.py --cuda-graphs'"
 LEAST_STEPS = 110
 """Enough for a verdict of EQUIVALENT, which needs 100 after the capture."""
+FOR_COMMANDS: Mapping[str, object] = {"repeats": 2, "steps": LEAST_STEPS, "ranks": 1, "allow_difference": []}
+"""The defaults of options that are for commands alone."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -43,12 +44,20 @@ def add_arguments(parser: Parser) -> None:
         metavar="K",
         help="with --from-logs, compare the steps after K (default: all)",
     )
-    parser.add_argument("--repeats", type=int, default=2, metavar="N", help="runs of each (default: %(default)s)")
     parser.add_argument(
-        "--steps", type=int, default=LEAST_STEPS, metavar="N",
+        "--repeats", type=int, default=FOR_COMMANDS["repeats"], metavar="N", help="runs of each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=FOR_COMMANDS["steps"], metavar="N",
         help="compare so many optimizer steps, which the program must take; on a GPU three more (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="ranks that it starts (default: %(default)s)")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        default=FOR_COMMANDS["ranks"],
+        metavar="N",
+        help="ranks that it starts (default: %(default)s)",
+    )
     parser.add_argument(
         "--allow-difference", action="append", default=[], metavar="NAME",
         help="compare runs that differ in NAME of the provenance, such as settings.NCCL_ALGO; may be repeated",
@@ -91,16 +100,16 @@ def _only(option: str, commands: Sequence[str]) -> str:
 def _report_logs(arguments: argparse.Namespace) -> int:
     """Write the report on runs whose logs are all that is left."""
     eager, graphed = ([Path(name) for name in side] for side in (arguments.eager, arguments.graphed))
+    for option, default in FOR_COMMANDS.items():
+        if getattr(arguments, option) != default:
+            fix = "leave it out: each file is a repeat, and is compared as it is"
+            raise input_error(f"--{option.replace('_', '-')}", "it is for commands, not for logs", fix)
     if len(graphed) > len(eager):
         fix = "name an eager log for each: without one, nothing says what graphs changed"
         raise input_error("--graphed", f"{len(graphed)} logs, but {len(eager)} eager ones", fix)
     try:
         files = read_curves(eager, graphed)
-        contents = [
-            hashlib.sha256(curve.steps.loss.tobytes() + curve.steps.grad_norm.tobytes()).hexdigest()
-            for curve in files.curves.values()
-        ]
-        plan = plan_logs(files, contents, arguments.capture_step)
+        plan = plan_logs(files, arguments.capture_step)
         paths = Store(arguments.store).sweep(plan.name)
         write_logged_runs(paths, plan, files, files.first_after(arguments.capture_step))
     except CurveError as error:

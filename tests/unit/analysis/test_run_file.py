@@ -76,6 +76,19 @@ def test_scalars_of_an_event_file_are_read_to_the_last_whole_record(tmp_path: Pa
     assert shown(path) == STEPS, "a torn record is what a killed program leaves"
 
 
+def test_a_step_that_a_restarted_run_repeats_is_refused(tmp_path: Path) -> None:
+    path = write_events(tmp_path / "x.tfevents.1")
+    path.write_bytes(path.read_bytes() + _event(2, "train/loss", 1.0, tensor=False))
+    with pytest.raises(CurveError, match="train/loss appears twice at step 2"):
+        read_run(path)
+
+
+def test_a_number_with_a_suffix_is_no_other_number(tmp_path: Path) -> None:
+    (tmp_path / "x.log").write_text("".join(f"step {step} loss: 6.1{step}k\n" for step in range(3)))
+    with pytest.raises(CurveError):
+        read_run(tmp_path / "x.log")
+
+
 @pytest.mark.parametrize("damaged", [b"\x1f\x8b" + bytes(30), struct.pack("<Q", 8) + bytes(4) + b"\xff" * 8 + bytes(4)])
 def test_what_is_no_event_file_says_so(tmp_path: Path, damaged: bytes) -> None:
     (tmp_path / "x.tfevents").write_bytes(damaged)

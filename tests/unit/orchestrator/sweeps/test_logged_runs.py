@@ -39,7 +39,7 @@ def log(path: Path, seed: int, *, offset: float = 0.0, digits: int = 9, norms: b
 
 def judged(folder: Path, eager: Sequence[Path], graphed: Sequence[Path], capture: int | None = None) -> CellResult:
     files = read_curves(eager, graphed)
-    plan = plan_logs(files, [str(folder)], capture)
+    plan = plan_logs(files, capture)
     sweep = SweepPaths(folder / plan.name)
     for _ in range(2):
         write_logged_runs(sweep, plan, files, files.first_after(capture))
@@ -117,3 +117,54 @@ def test_a_report_is_written_and_what_nothing_can_run_is_refused(
         assert message in capsys.readouterr().err
     assert main(["wrap", "--eager", "a", "b", "--graphed", "c"]) == ExitCode.WRONG_INPUT
     assert "in quotes" in capsys.readouterr().err
+
+
+def test_a_norm_that_graphs_turn_into_nan_is_judged(tmp_path: Path) -> None:
+    eager = [log(tmp_path / f"{seed}.jsonl", seed) for seed in (1, 2)]
+    broken = tmp_path / "broken.jsonl"
+    rows = [json.loads(line) for line in log(tmp_path / "3.jsonl", 3).read_text().splitlines()]
+    broken.write_text("".join(json.dumps(row | {"grad_norm": math.nan}) + "\n" for row in rows))
+    found = judged(tmp_path, eager, [broken]).verdict
+    assert found and found.verdict == "DIVERGED" and "nan" in found.reason
+
+
+def test_a_sweep_is_named_by_steps_and_sides(tmp_path: Path) -> None:
+    one, two, three = (log(tmp_path / f"{seed}.jsonl", seed) for seed in (1, 2, 3))
+    later = log(tmp_path / "later.jsonl", 3, first=5)
+    sides = [((one, two), (three,)), ((one, two), (later,)), ((one,), (two, three)), ((two, one), (three,))]
+    assert len({plan_logs(read_curves(*each), None).name for each in sides}) == len(sides)
+
+
+def test_no_name_of_a_file_brings_a_secret_into_a_record(tmp_path: Path) -> None:
+    folder = tmp_path / "hf_abcdefghijklmnopqrstuvwxyzABCDEF12"
+    folder.mkdir()
+    judged(tmp_path, [log(folder / "1.jsonl", 1)], [log(folder / "2.jsonl", 2)])
+    records = [file for file in tmp_path.rglob("*.json*") if file.parent != folder]
+    assert records and not any(folder.name in file.read_text() for file in records)
+
+
+def test_a_file_is_given_once_however_it_is_named(tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in log(tmp_path / "1.jsonl", 1).read_text().splitlines()]
+    (tmp_path / "metrics.csv").write_text("step,loss\n" + "".join(f"{row['step']},{row['loss']}\n" for row in rows))
+    with pytest.raises(CurveError, match="given twice"):
+        read_curves([tmp_path], [tmp_path / "metrics.csv"])
+
+
+def test_lines_of_several_ranks_are_no_steps(tmp_path: Path) -> None:
+    file = tmp_path / "all.log"
+    file.write_text("".join(f"[rank{rank}]: loss {2 + step / 7}\n" for step in range(9) for rank in (0, 1)))
+    with pytest.raises(CurveError, match=r"lines of \[?rank0.*rank1.* without step numbers"):
+        read_curves([file], [file])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--repeats", "3"), ("--ranks", "2"), ("--allow-difference", "packages")]
+)
+def test_options_of_commands_are_refused_for_logs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    files = [str(log(tmp_path / f"{seed}.jsonl", seed)) for seed in (1, 2)]
+    arguments = ["wrap", "--from-logs", "--eager", files[0], "--graphed", files[1], option, value]
+    assert main(arguments) == ExitCode.WRONG_INPUT and f"{option}: it is for commands" in " ".join(
+        capsys.readouterr().err.split()
+    )
