@@ -376,7 +376,7 @@ def digest() -> str:
         CAPTURE,
         COMPARED,
         LONG,
-        MARGINS,
+        (MARGINS.loss, MARGINS.grad_norm, MARGINS.mode),
         TRIALS,
         TRIALS_WITHOUT_DEFECT,
         CORRELATIONS,

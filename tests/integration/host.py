@@ -206,11 +206,13 @@ def rank_pid(attempt: AttemptPaths, rank: int = 0) -> int:
 
 @contextlib.contextmanager
 def held(attempt: AttemptPaths) -> Iterator[None]:
-    """Stop the attempt's rank, so that it trains on only after the block, however long the block takes."""
+    """Stop the attempt's rank, so that it trains on only after the block, however long the block takes. The block may
+    end it."""
     rank = rank_pid(attempt)
     os.kill(rank, signal.SIGSTOP)
     yield
-    os.kill(rank, signal.SIGCONT)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(rank, signal.SIGCONT)
 
 
 def wait_until(

@@ -157,8 +157,7 @@ def test_cancel_ends_everything_and_another_sweep_never_ran_beside_it(host: Host
     with held(host.wait_for_step("one", running)):
         assert host.states("one") == {running: "RUNNING", waiting: "QUEUED"}
         assert set(host.states("two").values()) == {"QUEUED"}
-
-    cancelled = json.loads(host.run("cancel", "one", "--json").stdout)
+        cancelled = json.loads(host.run("cancel", "one", "--json").stdout)
     assert set(cancelled["cancelled"]) == {running, waiting}
     assert host.states("one") == {running: "CANCELLED", waiting: "CANCELLED"}
     assert "nothing to cancel: no run of one runs or waits" in host.run("cancel", "one").stdout

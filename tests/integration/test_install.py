@@ -22,7 +22,7 @@ def install(folder: Path) -> tuple[Path, str]:
     source, home = folder / "source", folder / "venv"
     for name in PARTS:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md"):
+    for name in (".gitignore", "pyproject.toml", "setup.py", "README.md"):
         shutil.copy(ROOT / name, source)
     git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=x"]):

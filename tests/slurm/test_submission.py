@@ -245,7 +245,7 @@ def test_cancel_ends_what_runs_what_waits_and_what_is_held(site: Site) -> None:
     # What a user sets for scancel, as typed by hand: ask, and leave all but these alone.
     site.environment |= {"SCANCEL_INTERACTIVE": "true", "SCANCEL_NAME": "another", "SCANCEL_PARTITION": "nowhere"}
     cancelled = json.loads(site.run("cancel", "long", "--json").stdout)
-    assert cancelled == {"cancelled": sorted([first, second, third])}
+    assert cancelled["cancelled"] == sorted([first, second, third])
     assert site.states("long") == dict.fromkeys([first, second, third], "CANCELLED")
     assert site.queue() == {}
     site.wait_for_nobody(0.1)
