@@ -11,7 +11,7 @@ AT_ONCE ?= --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 # Rewriting the asserts of all tests takes ten CPU seconds in each process: keep the byte code, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-exhaustive test-megatron-0-19 test-slurm test-browser slurm-up slurm-down check ci clean requirements
+.PHONY: demo test test-exhaustive test-megatron-0-19 test-slurm test-browser slurm-up slurm-down check docs ci clean requirements
 
 demo: $(VENV)/installed
 	$(BIN)/python -m orchestrator sweep recipes/tiny_moe.yaml
@@ -51,6 +51,10 @@ check: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The documentation site, build/site/index.html. Any warning fails: a link to nothing, a page in no part.
+docs: $(VENV)/installed-dev
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet --jobs 2 --fresh-env docs build/site
+
 clean:
 	rm -rf $(VENV)
 
@@ -71,7 +75,7 @@ $(VENV)/installed: pyproject.toml | requirements
 
 $(VENV)/installed-dev: pyproject.toml | requirements
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --editable '.[dev,docs]'
 	touch $(VENV)/installed $@
 
 # pip installs this release on Python 3.12 or later alone. Its sources run on earlier ones too.
