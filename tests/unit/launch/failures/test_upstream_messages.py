@@ -1,0 +1,89 @@
+"""What Megatron-Core, Megatron-LM, Megatron Bridge, Transformer Engine and CUDA say about graphs has a class and a fix."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+from launch.failures.classes import classify
+from tests.megatron_release import FOLDER_0_19
+
+FOLDERS = {"0.16": Path(str(distribution("megatron-core").locate_file(""))), "0.19": FOLDER_0_19}
+INTERNAL = re.compile(
+    r"1$|Layer is not in the chunk|MTP layer 1 must have|cached metrics must|sample_args and sample_kwargs|"
+    r"Tried graphing a module that returned no tensors"
+)
+"""What a release says of its own code, which no setting changes. "1" is a message without words."""
+
+
+def literal_text(node: ast.AST) -> str:
+    """Return the text of a message, with a number in place of each value that is formatted into it."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(map(literal_text, parts))
+        case ast.BinOp(left=left, right=right):
+            return literal_text(left) + literal_text(right)
+    return "1"
+
+
+def messages_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the type and message of each exception that a module raises with a text of its own."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Assert(msg=ast.AST() as message):
+                yield "AssertionError", literal_text(message)
+            case ast.Raise(exc=ast.Call(func=ast.Name(id=name), args=[message, *_])):
+                yield name, literal_text(message)
+
+
+@pytest.mark.parametrize("release", FOLDERS)
+def test_what_a_release_says_of_graphs_has_a_class(release: str) -> None:
+    folder = FOLDERS[release] / "megatron" / "core"
+    said = {*messages_of(folder / "full_cuda_graph.py"), *messages_of(folder / "transformer" / "cuda_graphs.py")}
+    settings = messages_of(folder / "transformer" / "transformer_config.py")
+    said |= {each for each in settings if re.search(r"cuda.?graph", each[1], re.IGNORECASE)}
+    assert len(said) > 40
+    unknown = [text for name, text in said if classify(name, text, "init") is None and not INTERNAL.match(text)]
+    assert not unknown
+
+
+@pytest.mark.parametrize(
+    ("message", "name"),
+    [
+        ("AssertionError: Setting NCCL_GRAPH_REGISTER=0 to avoid illegal memory access when using CUDA Graph with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.", "GRAPH_REGISTER"),
+        ("AssertionError: check_for_nan_in_loss must be disabled when using full_iteration CUDA graph.", "GRAPH_NAN_CHECK"),
+        ("AssertionError: --no-check-for-nan-in-loss-and-grad should be set with full_iteration CUDA graph", "GRAPH_NAN_CHECK"),
+        ("AssertionError: Transformer engine's RNG tracker is required for cudagraphs, it can be enabled with use_te_rng_tracker=True'.", "GRAPH_RNG"),
+        ("AssertionError: RNG tracker does not support cudagraphs!", "GRAPH_RNG"),
+        ("AssertionError: moe recompute is not supported with moe_router CUDA graph with: ", "GRAPH_RECOMPUTE"),
+        ("ValueError: CUDA graphs not supported with CPU offloading.", "GRAPH_OFFLOAD"),
+        ("RuntimeError: Cudagraphs not supported", "GRAPH_OFFLOAD"),
+        ("AssertionError: CUDA graph scope on moe and mlp is not supported with overlap_moe_expert_parallel_comm", "GRAPH_OVERLAP"),
+        ("AssertionError: CUDA graph with delay_wgrad_compute requires TE >= 2.12", "GRAPH_OVERLAP"),
+        ("AssertionError: CUDA graph compatible cross entropy requires TransformerEngine >= 2.7.0", "TRANSFORMER_ENGINE"),
+        ("NameError: name 'te_general_gemm' is not defined", "TRANSFORMER_ENGINE"),
+        ("AssertionError: cuda_graph_scope must not contain both moe and moe_router.", "GRAPH_SETTINGS"),
+        ('AssertionError: Megatron Bridge supports model.cuda_graph_impl="local" only for full-iteration CUDA graphs', "GRAPH_SETTINGS"),
+        ("ValueError: full_iteration CUDA graph scope cannot be combined with other scopes.", "GRAPH_SETTINGS"),
+        ("ValueError: Available backends = {FlashAttention=False, FusedAttention=False, UnfusedDotProductAttention=False}", "ATTENTION_BACKEND"),
+        ("AssertionError: CUDA graph argument mismatch:\nTensor mismatch at args[0]", "GRAPH_ARGUMENTS"),
+        ("AssertionError: `cudagraph_created` is set to True but no matching cudagraph runners were found.", "GRAPH_ARGUMENTS"),
+        ("AssertionError: order dimension mismatch", "GRAPH_ORDER"),
+        ("AssertionError: Unsupported copy for tuple yet: 1", "GRAPH_BATCH"),
+        ("AssertionError: Tried to cudagraph a module with user registered pre-forward hooks", "HOOKS"),
+        ("RuntimeError: found NaN in local grad norm for bucket #0 in backward pass before data-parallel communication collective.", "NUMERIC"),
+        ("AcceleratorError: CUDA error: the graph update was not performed because it included changes which violated constraints specific to instantiated graph update", "GRAPH_UPDATE"),
+        ("DistBackendError: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)", "COMMUNICATION"),
+    ],
+)  # fmt: skip
+def test_upstream_messages_by_class(message: str, name: str) -> None:
+    type_name, _, text = message.partition(": ")
+    found = classify(type_name, text, "measure")
+    assert found is not None and found.name == name and found.fix
