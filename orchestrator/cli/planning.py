@@ -13,16 +13,23 @@ from orchestrator.plan.input_files import check_inputs
 from orchestrator.plan.planner import check_budget, gpu_hours, make_plan
 from orchestrator.recipe.expand import ResolvedCell, expand, filter_cells
 from orchestrator.recipe.recipe import Recipe, load
-from orchestrator.submit.executor import Executor, outage, resolve_executor
+from orchestrator.submit.executor import Executor, outage, resolve_executor, silence
 from orchestrator.sweeps.store import Store
 from orchestrator.targets.host import this_host
 from orchestrator.targets.profile import load_profile
-from orchestrator.targets.slurm_cluster import Target, find_cluster
+from orchestrator.targets.slurm_cluster import Cluster, Target, find_cluster, read_cluster
 
 
-def plan_recipe(arguments: argparse.Namespace) -> tuple[Plan, Target, Executor]:
-    recipe, cells, target, executor = load_cells(arguments)
+def plan_recipe(arguments: argparse.Namespace, target: Target | None = None) -> tuple[Plan, Target, Executor]:
+    recipe, cells, target, executor = load_cells(arguments, target)
     return plan_cells(arguments, recipe, cells, target), target, executor
+
+
+def read_named_cluster(arguments: argparse.Namespace) -> Cluster | None:
+    """Return the cluster of ``--cluster`` by its profile alone; None where Slurm answers or no cluster is meant."""
+    if arguments.cluster is None or arguments.executor in ("local", "debug") or not silence():
+        return None
+    return read_cluster(load_profile(arguments.cluster), Store(arguments.store).root)
 
 
 def load_recipe(arguments: argparse.Namespace) -> Recipe:
@@ -36,24 +43,27 @@ def load_recipe(arguments: argparse.Namespace) -> Recipe:
         raise input_error(name, "is a sweep, not a recipe", fix) from None
 
 
-def load_cells(arguments: argparse.Namespace) -> tuple[Recipe, Sequence[ResolvedCell], Target, Executor]:
-    """Load the recipe, and those of its cells that ``--only`` keeps."""
-    executor = resolve_executor(arguments.executor)
+def load_cells(
+    arguments: argparse.Namespace, target: Target | None = None
+) -> tuple[Recipe, Sequence[ResolvedCell], Target, Executor]:
+    """Load the recipe, and those of its cells that ``--only`` keeps. The default ``target`` runs them."""
+    executor = "slurm" if target else resolve_executor(arguments.executor)
     recipe = load_recipe(arguments)
-    target = find_target(arguments, executor, recipe.cluster)
+    target = target or find_target(arguments, executor, recipe.cluster)
     return recipe, filter_cells(expand(recipe, target.device), arguments.only), target, executor
 
 
 def plan_cells(arguments: argparse.Namespace, recipe: Recipe, cells: Sequence[ResolvedCell], target: Target) -> Plan:
     plan = replace(make_plan(recipe, cells, target), only=tuple(arguments.only))
-    check_plan(arguments, plan)
+    check_plan(arguments, plan, target)
     return plan
 
 
-def check_plan(arguments: argparse.Namespace, plan: Plan) -> None:
+def check_plan(arguments: argparse.Namespace, plan: Plan, target: Target) -> None:
     """Raise InputError if ``plan`` exceeds ``--max-gpu-hours`` or one of its input files cannot be read."""
     check_budget(gpu_hours(plan), arguments.max_gpu_hours)
-    check_inputs(plan)
+    if not target.not_checked:
+        check_inputs(plan)
 
 
 def find_target(arguments: argparse.Namespace, executor: Executor, profile: str) -> Target:

@@ -68,6 +68,13 @@ def print_plan(plan: Plan, hours: float, scripts: Sequence[BatchScript] = ()) ->
         print(f"\nat most {hours:.2f} GPU hours, if every run takes its time limit")
 
 
+def print_not_checked(matters: Sequence[str], reason: str) -> None:
+    """Print what was not checked, as Slurm did not answer for this ``reason``."""
+    if matters:
+        print(f"\nnot checked, since {reason} (doctor --cluster NAME checks it where Slurm answers):")
+        print(*(f"  {matter}" for matter in matters), sep="\n")
+
+
 def _print_runs(bundle: PlannedBundle, cells: Mapping[str, Cell]) -> None:
     for run_id in bundle.run_ids:
         print(f"  {run_id:44} {cells[run_id].label}")

@@ -26,18 +26,24 @@ def resolve_executor(name: ExecutorName) -> Executor:
     """
     if name in ("local", "debug"):
         return name
-    silence = _check_slurm()
-    if silence is None:
+    reason = silence()
+    if not reason:
         return "slurm"
     if name == "slurm":
-        raise input_error("--executor", f"slurm: {silence}", "--executor local runs the sweep on this host")
+        fix = "--executor local runs the sweep on this host; plan --cluster NAME needs no Slurm"
+        raise input_error("--executor", f"slurm: {reason}", fix)
     return "local"
+
+
+def silence() -> str:
+    """Return why Slurm does not answer; empty where it does."""
+    return str(_check_slurm() or "")
 
 
 def outage() -> str:
     """Return why Slurm does not answer; empty where it answers, or where this host is not set up for Slurm."""
-    silence = _check_slurm()
-    return "" if silence is None or silence.for_good else str(silence)
+    unanswered = _check_slurm()
+    return "" if unanswered is None or unanswered.for_good else str(unanswered)
 
 
 def check_executor(plan: Plan, executor: Executor) -> None:

@@ -12,6 +12,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -86,6 +87,8 @@ def submit_bundles(job: BatchJob) -> str:
     Raises:
         Refused: sbatch failed, or its answer names no job.
     """
+    if shutil.which("srun") is None:
+        raise SystemFault("srun is not on PATH here, and jobs are started by it; load Slurm's commands")
     executor = _executor(job)
     job.folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -110,12 +113,15 @@ def _supervisor_command(job: BatchJob, python: str) -> str:
     return f'{python} -u -m launch.supervise.supervisor {folder}/"${{bundles[${{SLURM_ARRAY_TASK_ID:-0}}]}}"'
 
 
+class _Executor(submitit.SlurmExecutor):
+    @classmethod
+    def affinity(cls) -> int:
+        """Say that Slurm is here: a batch script is also written where it is not."""
+        return 2
+
+
 def _executor(job: BatchJob) -> submitit.SlurmExecutor:
-    try:
-        executor = submitit.SlurmExecutor(job.folder)
-    except RuntimeError as error:
-        # It raises this only where there is no srun.
-        raise SystemFault("srun is not on PATH here, and jobs are started by it; load Slurm's commands") from error
+    executor = _Executor(job.folder)
     request, profile, in_lane = job.array.request, job.profile, job.array.lane is not None
     options = sbatch_options(profile)
     site_exclude = options.pop("exclude", "")

@@ -43,6 +43,7 @@ class Host:
     has_compiler: bool
     scheduler: ClassVar[Literal["host"]] = "host"
     cluster_name: ClassVar[str] = ""
+    not_checked: ClassVar[tuple[str, ...]] = ()
 
     @property
     def device(self) -> Device:

@@ -36,6 +36,8 @@ class Cluster:
     """The packages that ranks find, None where ranks have a Python of their own."""
     folders: tuple[str, ...] = ()
     """Folders that containers mount under the same name."""
+    not_checked: tuple[str, ...] = ()
+    """What only Slurm can answer, where it was not asked. There are no ``partitions`` then."""
     scheduler: ClassVar[Literal["slurm"]] = "slurm"
 
     @property
@@ -44,8 +46,9 @@ class Cluster:
 
     @property
     def device(self) -> Device:
-        """The meaning of ``resources.device: auto``: cuda where Slurm knows of GPUs."""
-        return "cuda" if any(nodes.gpus for partition in self.partitions for nodes in partition.nodes) else "cpu"
+        """The meaning of ``resources.device: auto``: cuda where Slurm knows of GPUs, or was not asked."""
+        has_gpus = any(nodes.gpus for partition in self.partitions for nodes in partition.nodes)
+        return "cuda" if has_gpus or self.not_checked else "cpu"
 
     def check_spec(self, spec: RunSpec) -> tuple[Reason, ...]:
         """Return why this cluster cannot run ``spec``."""
@@ -85,7 +88,7 @@ class Cluster:
             message = f"{needs}, and max_nodes of the profile lets a sweep use {most} at a time"
             return (Reason("cluster.max_nodes", message, f"raise max_nodes to {request.nodes} in the profile"),)
         # Of several partitions, report the one that comes closest.
-        return min((partition.check(request, self.profile) for partition in self.partitions), key=len)
+        return min((partition.check(request, self.profile) for partition in self.partitions), key=len, default=())
 
     def _check_gpu_memory(self, spec: RunSpec) -> Iterator[Reason]:
         most = self.profile.gpu_memory_gib
@@ -119,8 +122,29 @@ def find_cluster(profile: Profile, store: Path) -> Cluster:
         _choose_partitions(profile, query_partitions()),
         query_configuration(),
         None if has_own_python else installed_packages(),
-        (str(Path(__file__).resolve().parents[2]), str(store.absolute())),
+        _shared_folders(store),
     )
+
+
+def read_cluster(profile: Profile, store: Path) -> Cluster:
+    """Return the cluster as ``profile`` alone describes it, for a plan where Slurm does not answer."""
+    partition = f"partition {profile.partition}" if profile.partition else "the default partition"
+    not_checked = (
+        f"{partition}: whether it is there and up, its time limit, and the number, CPUs, GPUs and memory of its nodes",
+        "GPUs: they are assumed where the recipe leaves resources.device out",
+        "software of the nodes: Python, PyTorch, what engines need, the container image",
+        "files that runs read: data and weights",
+        "paths in the scripts: Python, this program and the store are those of this host",
+        f"the longest job array: assumed to be Slurm's default, {_UNASKED.max_array_size:,}",
+    )
+    return Cluster(profile, (), _UNASKED, None, _shared_folders(store), not_checked)
+
+
+_UNASKED = Configuration("", max_array_size=1001)
+
+
+def _shared_folders(store: Path) -> tuple[str, ...]:
+    return str(Path(__file__).resolve().parents[2]), str(store.absolute())
 
 
 def _choose_partitions(profile: Profile, partitions: Sequence[Partition]) -> tuple[Partition, ...]:

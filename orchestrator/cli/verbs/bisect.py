@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         paths = SweepPaths(origin.root.with_name(search.name))
 
         def execute(plan: Plan) -> None:
-            check_plan(arguments, plan)
+            check_plan(arguments, plan, target)
             print_plan_summary(plan)
             run_sweep.carry_out(paths, plan, target, "unfinished", executor, wait=True)
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,8 +27,10 @@ from launch.contract.bundle import BundleOrder
 from launch.contract.exit_codes import exit_codes_of
 from launch.contract.plan import Limits, Margins, Plan, Reason, read_plan
 from orchestrator.cli.main import main
+from orchestrator.cli.verbs import VERBS
 from orchestrator.output import states
 from orchestrator.output.plan import print_plan
+from orchestrator.submit import executor
 from orchestrator.submit.batch_script import BatchScript
 from tests.integration.host import cpu_seconds_of_children
 from tests.records import AttemptRecord, Extra, unchanged, workload_spec, write_sweep
@@ -36,7 +38,6 @@ from tests.records import AttemptRecord, Extra, unchanged, workload_spec, write_
 ROOT = Path(__file__).parents[4]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 TINY = str(ROOT / "recipes" / "tiny_moe.yaml")
-VERBS = ("sweep", "plan", "advise", "status", "report", "compare", "bisect", "logs", "cancel", "resume", "prune")
 HEAVY = ("torch", "pyarrow", "numpy", "omegaconf", "yaml", "submitit", "rich", "matplotlib", "wandb")
 
 
@@ -111,7 +112,7 @@ def test_plan_shows_what_runs_and_why_the_rest_does_not(
     content = json.loads(capsys.readouterr().out)
     hours = content.pop("gpu_hours")
     assert content.pop("batch_scripts") == []
-    assert content.pop("format") == 1
+    assert content.pop("format") == 1 and content.pop("not_checked") == []
     plan = from_json(Plan, content)
     assert hours >= 0
     assert plan.name == path.stem
@@ -147,6 +148,36 @@ def test_plan_prints_the_first_batch_scripts(capsys: pytest.CaptureFixture[str])
     assert [n for n in range(1, 7) if f"--nodes={n}\n" in text and f"srun {n}\n" in text] == [1, 2, 3]
     assert "--- batch script 2 of 6, for 2 bundles by 2 calls of sbatch ---\n#SBATCH" in text
     assert "... and 3 more batch scripts, for 6 bundles" in text
+
+
+@pytest.fixture
+def without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    executor._check_slurm.cache_clear()
+    yield
+    executor._check_slurm.cache_clear()
+
+
+@pytest.mark.usefixtures("without_slurm")
+def test_a_profile_alone_makes_the_plan_of_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    data = ["data.kind=text", "data.path=/on/the/cluster", "data.tokenizer=/on/the/cluster/tokenizer.json"]
+    for words in ([], ["--executor", "slurm"]):
+        assert main(["plan", TINY, "--cluster", "example", *words, *data]) == 0
+        said = capsys.readouterr().out
+        assert "#SBATCH --partition=batch\n" in said and "#SBATCH --gres=gpu:2\n" in said
+        assert "--container-image=nvcr.io" in said and "[scope.moe_and_router]" in said
+        before, _, after = said.partition("\nnot checked, since there is no sbatch on PATH (doctor --cluster NAME")
+        assert "partition batch" not in before and "partition batch: whether it is there and up" in after
+        assert "files that runs read" in after
+
+
+@pytest.mark.usefixtures("without_slurm")
+def test_only_plan_does_without_slurm(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", TINY, "--cluster", "example"]) == 1
+    assert "profiles are for Slurm" in capsys.readouterr().err
+    assert main(["plan", TINY, "--executor", "slurm"]) == 1
+    assert "slurm: there is no sbatch on PATH\n" in (said := capsys.readouterr().err)
+    assert "plan --cluster NAME needs no Slurm" in said
 
 
 def _parts(text: str) -> tuple[str, str, str]:
