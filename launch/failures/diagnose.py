@@ -51,6 +51,8 @@ class RankExit:
     node: str = ""
     oom_killed: bool = False
     """Whether the kernel killed a process for memory where the rank ran, while it ran."""
+    is_recorded: bool = True
+    """Whether somebody saw this end. If not, the rank is gone, and with it the process that records its end."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,13 @@ class Evidence:
 
     @property
     def own_exits(self) -> tuple[RankExit, ...]:
-        """Exits without those that another rank's failure caused: SIGTERM later on, by srun --kill-on-bad-exit."""
+        """Exits without those that another rank's failure caused: SIGTERM later on, by srun --kill-on-bad-exit.
+
+        An end that nobody recorded counts where neither a full disk nor the rank's own exception explains it.
+        """
         first = min((e.time for e in self.exits if e.time is not None), default=0.0)
-        return tuple(e for e in self.exits if e.code != -signal.SIGTERM or e.time is None or e.time <= first)
+        own = (e for e in self.exits if e.code != -signal.SIGTERM or e.time is None or e.time <= first)
+        return tuple(e for e in own if e.is_recorded or not (self.disk_full or e.rank in self.ranks_with_exceptions))
 
 
 @dataclass(frozen=True)
@@ -261,9 +267,11 @@ def _unlikeliness(rank_exit: RankExit, ranks_with_exceptions: Set[int]) -> int:
     """Return how unlikely the exit is the cause: srun ends the ranks that are left by SIGTERM, and a rank whose exception
     did not count raised it because another rank had gone."""
     if rank_exit.code == -signal.SIGTERM:
+        return 3
+    if not rank_exit.is_recorded:
         return 2
     if rank_exit.code >= 0:
-        return 3 if rank_exit.rank in ranks_with_exceptions else 1
+        return 4 if rank_exit.rank in ranks_with_exceptions else 1
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import signal
 import subprocess
@@ -67,9 +68,10 @@ class StepRanks:
         ranks = range(self._step.nodes * self._step.ranks_per_node)
         found = {rank: self._exit_of(rank) for rank in ranks}
         failed = [rank_exit for rank_exit in found.values() if rank_exit is not None and rank_exit.code != 0]
-        if failed and self._srun.poll() is not None and {rank_exit.code for rank_exit in failed} == {-signal.SIGTERM}:
-            # Slurm ended these because of others, which were killed together with the process that records their exit.
-            failed += [RankExit(rank, -signal.SIGKILL) for rank in ranks if found[rank] is None]
+        if failed and self._srun.poll() is not None:
+            # A rank may be killed together with the process that records its end, or while that process waits for a disk.
+            gone = [rank for rank in ranks if found[rank] is None]
+            failed += [RankExit(rank, -signal.SIGKILL, math.inf, is_recorded=False) for rank in gone]
         return tuple(sorted(failed, key=lambda rank_exit: (rank_exit.time or 0.0, rank_exit.rank)))
 
     def print_stacks(self) -> None:

@@ -103,8 +103,13 @@ class Bundle:
         return [outcome and outcome.outcome for outcome in found]
 
     def output(self) -> str:
-        logs = [self.folder / "job.out", *sorted(self.sweep.root.glob("runs/*/attempts/*/logs/*.log"))]
-        return "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in logs if log.exists())
+        attempts = self.sweep.root.glob("runs/*/attempts/*")
+        parts = ("logs/*.log", "events/*", "exits/*", "outcome.json")
+        files = [
+            self.folder / "job.out",
+            *(file for one in attempts for part in parts for file in sorted(one.glob(part))),
+        ]
+        return "\n".join(f"--- {file}\n{file.read_text()[-2000:]}" for file in files if file.exists())
 
     def allocations(self) -> list[dict[str, Any]]:
         return list(read_json_lines(self.paths.allocations))

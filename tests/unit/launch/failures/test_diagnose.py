@@ -225,6 +225,19 @@ def test_a_rank_that_a_signal_ended_comes_before_what_others_said_of_it() -> Non
     assert (found.outcome, found.rank, found.failure_class, found.phase) == ("FAILED", 1, "SIGKILL", "warmup")
 
 
+def test_a_rank_whose_end_nobody_recorded_comes_before_what_others_said_of_it() -> None:
+    """Slurm kills a step that does not end: a rank, and the process that waits for a disk to record how it ended."""
+    lost = RankExit(1, -signal.SIGKILL, is_recorded=False)
+    closed = (said(0, 1.0, "RuntimeError", CLOSED),)
+    found = diagnose(ended(exceptions=closed, exits=(RankExit(0, 1, time=1.0), lost)))
+    assert (found.rank, found.failure_class) == (1, "SIGKILL")
+    # Whoever is known to have ended by itself comes first, and a rank that spoke of others did not cause their end.
+    for known in (RankExit(0, 3, time=1.0), RankExit(0, -signal.SIGSEGV, time=1.0)):
+        assert diagnose(ended(exits=(known, lost))).rank == 0
+    both = (*closed, said(1, 1.1, "RuntimeError", CLOSED))
+    assert diagnose(ended(exceptions=both, exits=(RankExit(0, 1, time=1.0), lost))).failure_class == "COMMUNICATION"
+
+
 def test_an_exception_comes_before_the_signal_that_followed_it() -> None:
     found = diagnose(ended(exceptions=(said(0, 1.0, "KeyError", "x"),), exits=(RankExit(1, -signal.SIGABRT),)))
     assert (found.rank, found.failure_class) == (0, "KeyError")
@@ -409,7 +422,12 @@ evidence = st.builds(
     exceptions=st.lists(exceptions, max_size=4).map(tuple),
     exits=st.lists(
         st.builds(
-            RankExit, st.integers(0, 7), st.integers(-64, 255), st.none() | st.floats(0, 1e9), oom_killed=st.booleans()
+            RankExit,
+            st.integers(0, 7),
+            st.integers(-64, 255),
+            st.none() | st.floats(0, 1e9),
+            oom_killed=st.booleans(),
+            is_recorded=st.booleans(),
         ),
         max_size=4,
     ).map(tuple),

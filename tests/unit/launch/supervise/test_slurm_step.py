@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from pathlib import Path
@@ -18,9 +19,10 @@ from launch.contract.spec import RunSpec
 from launch.slurm.allocation import PORTS, Allocation, free_port, queue_state
 from launch.slurm.step_memory import parse_memory_kill
 from launch.supervise.slurm_rank import rank_place
-from launch.supervise.slurm_step import srun_command, step_name, step_variables
+from launch.supervise.slurm_step import StepRanks, srun_command, step_name, step_variables
 from launch.supervise.supervisor import supervise
 from launch.train.worker import check_devices
+from tests.integration.host import wait_until
 
 ATTEMPT = SweepPaths(Path("/shared/sweep")).run("eager-0123456789-r0").attempt(2)
 LOOPBACK = Allocation("12_3", ("localhost",))
@@ -34,6 +36,21 @@ def test_srun_places_ranks_node_by_node_and_a_profile_has_the_last_word() -> Non
     assert {"--overlap", "--kill-on-bad-exit=1", "--input=none", "--unbuffered", "--export=ALL"} < set(command)
     assert command[-7:-5] == ["--mpi=pmix", "--container-image=nemo"]
     assert command[-5:] == ["python3", "-u", "-m", "launch.supervise.slurm_rank", str(ATTEMPT.root)]
+
+
+def test_a_rank_without_a_record_of_its_end_was_killed_once_the_step_has_ended(tmp_path: Path) -> None:
+    attempt = SweepPaths(tmp_path).run("eager-0123456789-r0").attempt(1)
+    attempt.logs.mkdir(parents=True)
+    (tmp_path / "srun").write_text(f"#!/bin/sh\nread line < {tmp_path}/go\nexit 1\n")
+    (tmp_path / "srun").chmod(0o755)
+    os.mkfifo(tmp_path / "go")
+    step = StepRanks(attempt, Step(2, 1, 1, "python3"), LOOPBACK, {"PATH": str(tmp_path)})
+    write_json(attempt.rank_exit(0), {"rank": 0, "code": 1, "time": 5.0})
+    while_it_runs = step.exits()
+    (tmp_path / "go").write_text("\n")
+    wait_until(lambda: step.poll() == 1, 60, "srun to end")
+    assert [one.rank for one in while_it_runs] == [0]
+    assert [(one.rank, one.code, one.is_recorded) for one in step.exits()] == [(0, 1, True), (1, -9, False)]
 
 
 def test_a_step_is_named_by_its_attempt() -> None:
