@@ -33,8 +33,8 @@ from typing import Any
 
 import torch
 
-from analysis.speed.flops import model_flops, tokens_per_step
 from benchmarks.stacks import STACKS, Step, our_step, stack, their_step
+from launch.contract.model_flops import model_flops, tokens_per_step
 from launch.contract.spec import RunSpec
 
 WARMUP_STEPS = 5

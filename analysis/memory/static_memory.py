@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analysis.speed.flops import GATED_MATRICES
+from launch.contract.model_flops import GATED_MATRICES
 from launch.contract.pipeline_stages import layers_of
 from launch.contract.spec import Model, Parallelism, RunSpec
 

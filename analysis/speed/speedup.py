@@ -27,9 +27,9 @@ from typing import Literal
 import numpy as np
 
 from analysis.speed.confidence_interval import Family, Interval, interval_of
-from analysis.speed.flops import model_flops
 from analysis.speed.pair_speed import PairSpeed
 from analysis.speed.trend import HORIZON, later_ratios
+from launch.contract.model_flops import model_flops
 from launch.contract.spec import RunSpec
 
 SpeedVerdict = Literal["FASTER", "SLOWER", "NEUTRAL", "INCONCLUSIVE"]
@@ -51,7 +51,7 @@ class Speed:
     None with one pair. ``reason`` says why the verdict is INCONCLUSIVE, ``off_counts`` why outliers count, or is empty.
 
     Times are geometric means over pairs, so that their ratio is ``ratio``. Operations are the model's, per GPU
-    (analysis/speed/flops.py).
+    (launch/contract/model_flops.py).
     """
 
     verdict: SpeedVerdict

@@ -18,13 +18,13 @@ from analysis.limits.throttling import least_beside
 from analysis.records.provenance import differing_fields
 from analysis.records.run import attempts_of
 from analysis.speed.confidence_interval import MINIMUM_PAIRS, Family, families, interval_of
-from analysis.speed.flops import model_flops, tokens_per_step
 from analysis.speed.pair_speed import PairSpeed, overlaps
 from analysis.speed.speedup import classify, ratios_of
 from analysis.speed.step_time import StepTime
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.labels import task_words
 from analysis.sweep.loss_trajectory import describe_divergence
+from launch.contract.model_flops import model_flops, tokens_per_step
 from launch.contract.spec import Device, RunSpec
 from launch.contract.spec_ids import LAYOUT_ONLY
 
@@ -56,7 +56,7 @@ class Ranked:
     step: StepTime
     tokens_per_second_per_rank: float
     tflops: float
-    """Model TFLOP/s per rank (analysis/speed/flops.py)."""
+    """Model TFLOP/s per rank (launch/contract/model_flops.py)."""
 
 
 @dataclass(frozen=True)

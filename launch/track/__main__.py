@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from launch.common.redact import redact
+from launch.contract.model_flops import model_flops
 from launch.contract.outcomes import read_outcome
 from launch.contract.paths import AttemptPaths, SweepPaths
 from launch.contract.spec import read_spec
@@ -59,15 +60,17 @@ def track_attempt(attempt: AttemptPaths, settings: TrackSettings, say: Say) -> N
     with Session(sweep, name_of(attempt), settings, say) as session:
         if session.mode != "disabled":
             sinks.append(open_attempt(session, attempt))
-        _deliver(attempt, sinks)
+        deliver(attempt, sinks)
 
 
-def _deliver(attempt: AttemptPaths, sinks: list[Sink]) -> None:
+def deliver(attempt: AttemptPaths, sinks: list[Sink]) -> None:
     spec, measured_ms = read_spec(attempt.spec), []
+    # What a CPU computes says nothing of a GPU.
+    flops = model_flops(spec) if spec.placement.device == "cuda" else 0.0
     for step in follow(attempt):
         if step["phase"] == "measure":
             measured_ms.append(step["step_time_ms"])
-        row = step_row(step, spec.parallelism.world_size)
+        row = step_row(step, spec.parallelism.world_size, flops)
         for sink in sinks:
             sink.log(row)
     outcome, summary = read_outcome(attempt), run_summary(attempt, spec, measured_ms)

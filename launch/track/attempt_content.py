@@ -51,8 +51,8 @@ def usable_tags(*tags: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(tag[:LONGEST_TAG] for tag in tags if tag))
 
 
-def step_row(step: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    """Return the row of a line of metrics.jsonl.
+def step_row(step: Mapping[str, Any], ranks: int, flops: float) -> dict[str, Any]:
+    """Return the row of a line of metrics.jsonl. ``flops`` are the model's operations per step on all GPUs, 0 if unknown.
 
     Only timed steps have ``step_time_ms``: the capture takes a thousand times as long, and would flatten the curve.
     """
@@ -60,8 +60,9 @@ def step_row(step: Mapping[str, Any], ranks: int) -> dict[str, Any]:
     milliseconds = row.pop("step_time_ms")
     if step["phase"] not in TIMED_PHASES:
         return row | {f"{step['phase']}_step_time_ms": milliseconds}
-    rate = step["tokens"] / milliseconds * 1e3 / ranks if milliseconds > 0 else math.nan
-    return row | {"step_time_ms": milliseconds, "tokens_per_second_per_rank": rate}
+    rank_seconds = milliseconds / 1e3 * ranks if milliseconds > 0 else math.nan
+    row |= {"step_time_ms": milliseconds, "tokens_per_second_per_rank": step["tokens"] / rank_seconds}
+    return row | {"model_tflops_per_second_per_gpu": flops / rank_seconds / 1e12} if flops else row
 
 
 def run_summary(attempt: AttemptPaths, spec: RunSpec, measured_ms: Sequence[float]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from analysis.curves.run_file import read_run
 from analysis.report.write_report import write_report
 from launch.common.atomic_files import JsonLines, read_json, write_json
+from launch.contract.model_flops import flops_per_token
 from launch.contract.outcomes import Outcome, OutcomeName, outcome_to_json
 from launch.contract.paths import AttemptPaths, SweepPaths
 from launch.contract.records.events import Phase
@@ -33,7 +35,8 @@ from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.memory import Memory
 from launch.contract.records.step_check import StepCheck, TensorDifference
 from launch.contract.records.step_metrics import StepMetrics
-from launch.contract.spec import CudaGraph, RunSpec, spec_to_json
+from launch.contract.spec import CudaGraph, Device, Parallelism, Placement, RunSpec, spec_to_json
+from launch.track.__main__ import deliver
 from launch.track.attempt_content import median_step_time, step_row
 from launch.track.follow import Tail
 from launch.track.settings import TrackSettings, settings_from_json
@@ -205,9 +208,27 @@ def test_a_failed_eager_run_is_shown_as_failed(tmp_path: Path) -> None:
 def test_only_timed_steps_have_a_step_time() -> None:
     """A capture takes a thousand times as long: on one axis the others would be a flat line."""
     step = {"step": 4, "loss": 1.0, "grad_norm": 1.0, "step_time_ms": 2000.0, "tokens": 64, "phase": "capture"}
-    capture, timed = (step_row(step | {"phase": phase}, ranks=4) for phase in ("capture", "measure"))
+    capture, timed = (step_row(step | {"phase": phase}, ranks=4, flops=0) for phase in ("capture", "measure"))
     assert (capture["capture_step_time_ms"], timed["step_time_ms"]) == (2000.0, 2000.0)
     assert "step_time_ms" not in capture and timed["tokens_per_second_per_rank"] == 8.0
+
+
+@pytest.mark.parametrize(("device", "shown"), [("cuda", True), ("cpu", False)])
+def test_a_gpu_has_model_operations_per_second(tmp_path: Path, device: Device, shown: bool) -> None:
+    attempt = begin(
+        tmp_path, RunSpec(parallelism=Parallelism(dp=2), placement=Placement(device=device, ranks_per_node=2))
+    )
+    write_steps(attempt, range(3))
+    write_outcome(attempt)
+    sink = Mock()
+    deliver(attempt, [sink])
+    rows = [call.args[0] for call in sink.log.call_args_list]
+    name = "model_tflops_per_second_per_gpu"
+    assert [name in row for row in rows] == [False, shown, shown]
+    if shown:
+        tokens = EAGER.training.global_batch_size * EAGER.training.sequence_length
+        operations = flops_per_token(EAGER.model, EAGER.training.sequence_length) * tokens
+        assert rows[1][name] == pytest.approx(operations / 2 / 11e-3 / 1e12), "two ranks share a step of 11 ms"
 
 
 def test_a_resumed_run_continues_its_run(attempt: AttemptPaths) -> None:

@@ -17,13 +17,13 @@ from analysis.records.load import load
 from analysis.report.summary import summarise
 from analysis.report.write_report import write_report
 from analysis.speed.confidence_interval import Family, families, interval_of
-from analysis.speed.flops import model_flops
 from analysis.speed.pair_speed import PairSpeed
 from analysis.speed.speedup import MINIMUM_STEPS, Speed, classify, speed_verdict
 from analysis.statistics.student_t import quantile
 from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_cells import compare_cells
 from analysis.sweep.judge_sweep import judge_sweep
+from launch.contract.model_flops import model_flops
 from tests.records import AttemptRecord, write_sweep
 from tests.report_text import report_text
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.speed.flops import flops_per_token, model_flops
+from launch.contract.model_flops import flops_per_token, model_flops
 from launch.contract.spec import Model, RunSpec, Training
 from tests.presets import parameters, preset
 

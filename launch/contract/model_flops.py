@@ -6,7 +6,11 @@ the shared one) and the output layer. The embedding, the router, norms and eleme
 products (with keys, with values) per key that a token sees: half the sequence on average under a causal mask, less with a window.
 Recomputation and padding of experts do not count: these are operations of the model, not of the hardware.
 
-Sources: Narayanan et al., arXiv:2104.04473, appendix; Megatron-LM, ``num_floating_point_operations`` in
+In short, with L layers, hidden size h, feed-forward width f (of the experts that a token uses), q = heads x head size,
+k = query groups x head size, vocabulary v and sequence s: 6 (L (h (2q + 2k + 3f) + q s) + h v) per token.
+
+Sources: Chowdhery et al. (PaLM), arXiv:2204.02311, appendix B, which counts all keys; Narayanan et al., arXiv:2104.04473,
+appendix; Megatron-LM, ``num_floating_point_operations`` in
 megatron/training/training.py; windows as in ``calculate_swa_context`` of Megatron-Bridge's flop_utils.py. Documents of a
 packed sequence count as one, which overestimates attention.
 """
