@@ -696,29 +696,6 @@ def only_input_errors(folder: Path, text: str) -> None:
 REFERENCE = (ROOT / "docs" / "recipes.md").read_text()
 
 
-def table_rows(section: str) -> dict[str, tuple[str, str]]:
-    """Type and default of each field in the reference's table of ``section``."""
-    _, _, rest = REFERENCE.partition(f"\n## {section}\n")
-    body, _, _ = rest.partition("\n## ")
-    rows = [line.strip("| ").split(" | ") for line in body.splitlines() if line.startswith("| `")]
-    return {row[0].strip("`"): (row[1], row[2].strip("`")) for row in rows if len(row) == 4}
-
-
-@pytest.mark.parametrize("section", ["The top", *SECTIONS])
-def test_the_reference_has_every_field_with_its_type_and_default(section: str) -> None:
-    schema, cls = (RECIPE.top, None) if section == "The top" else (RECIPE.sections[section], SECTIONS[section])
-    defaults = {} if cls is None else {f.name: f.default for f in dataclasses.fields(cls)}
-    rows = table_rows(section)
-    if cls is None:
-        rows = {name: row for name, row in rows.items() if name in RECIPE.top.fields}
-    assert list(rows) == list(schema.fields)
-    for name, (kind, default) in rows.items():
-        assert kind == schema.describe_type(name), name
-        if name in defaults:
-            value = defaults[name]
-            assert default == json.dumps(list(value) if isinstance(value, tuple) else value), name
-
-
 def test_the_references_example_is_a_recipe(tmp_path: Path) -> None:
     example = REFERENCE.partition("```yaml\n")[2].partition("```")[0]
     assert len(expand(read(tmp_path, example), "cpu")) == 8

@@ -1,0 +1,251 @@
+"""Write the tables of the reference that the code knows: `python docs/reference.py`.
+
+Each stands in a page of this folder between two comments, ``<!-- NAME of docs/reference.py -->`` and ``<!-- end -->``. Only the
+meaning of a field is written by hand, in its row, and stays.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS.parent))
+
+from launch.common.command_line import Parser  # noqa: E402
+from launch.contract import bundle, outcomes, paths, plan  # noqa: E402
+from launch.contract.exit_codes import OF_EVERY_COMMAND, OWN, ExitCode  # noqa: E402
+from launch.contract.records import (  # noqa: E402
+    clocks,
+    events,
+    graph_stats,
+    inspection,
+    memory,
+    probe,
+    step_check,
+    step_metrics,
+)
+from launch.failures.classes import EXCEPTION_CLASSES, FAILURE_CLASSES  # noqa: E402
+from orchestrator.cli.arguments import PROGRAM, add_store  # noqa: E402
+from orchestrator.cli.verbs import VERBS  # noqa: E402
+from orchestrator.recipe.field_check import Schema  # noqa: E402
+from orchestrator.recipe.fields import RECIPE, SECTIONS, TopLevel  # noqa: E402
+from orchestrator.targets.profile import SCHEMA as PROFILE  # noqa: E402
+from orchestrator.targets.profile import Profile  # noqa: E402
+
+BLOCK = re.compile(r"(<!-- ([^\n]+) of docs/reference\.py -->\n).*?(<!-- end -->)", re.DOTALL)
+PAGES = ("clusters", "commands", "failures", "recipes", "records")
+MORE_ON_VERBS = {
+    "advise": "advise", "bisect": "bisect", "compare": "compare", "doctor": "clusters", "export": "megatron", "init": "megatron",
+    "wrap": "your_own_job",
+}  # fmt: skip
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+# --- the command line -----------------------------------------------------------------------------------------------
+
+
+def verbs_table() -> str:
+    return table(("verb", "what it does"), ((f"[`{verb}`](#{verb})", summary) for verb, summary in VERBS.items()))
+
+
+def verbs_with_options() -> str:
+    return "\n\n".join(f"### {verb}\n\n{_describe_verb(verb)}" for verb in VERBS)
+
+
+def _describe_verb(verb: str) -> str:
+    module = import_module(f"orchestrator.cli.verbs.{verb}")
+    parser = Parser(add_help=False)
+    module.add_arguments(parser)
+    add_store(parser)
+    page = MORE_ON_VERBS.get(verb)
+    more = f" More: [{page}.md]({page}.md)." if page else ""
+    summary = f"{VERBS[verb][0].upper()}{VERBS[verb][1:]}. {getattr(module, 'NOTE', '').strip()}".strip()
+    # argparse offers its arguments under this name alone.
+    options = table(("argument", "meaning"), map(_describe_argument, parser._actions))
+    return f"{summary}{more}\n\n    {PROGRAM} {module.EXAMPLE}\n\n{options}"
+
+
+def _describe_argument(action: Any) -> tuple[str, str]:
+    value = "\\|".join(action.choices or ()) or action.metavar or action.dest
+    words = f"{value} ..." if action.nargs in ("*", "+") else value
+    if action.option_strings:
+        words = f"{action.option_strings[-1]} {'' if action.nargs == 0 else words}".rstrip()
+    return f"`{words}`", (action.help or "") % vars(action)
+
+
+def exit_codes() -> str:
+    rows = [("every command", int(code), meaning) for code, meaning in OF_EVERY_COMMAND.items()]
+    commands: dict[tuple[tuple[ExitCode, str], ...], list[str]] = {}
+    for command, own in OWN.items():
+        commands.setdefault(tuple(own.items()), []).append(f"`{command}`")
+    rows += [(", ".join(names), int(code), meaning) for own, names in commands.items() for code, meaning in own]
+    return table(("command", "code", "meaning"), rows)
+
+
+# --- fields of recipes and profiles -----------------------------------------------------------------------------------
+
+
+def fields_table(schema: Schema, cls: type, page: str) -> str:
+    """Return the table of a section's fields. Their meanings, and rows of no field, are those of the table on ``page``."""
+    rows = [line.strip("| ").split(" | ", 3) for line in page.splitlines() if line.startswith("| ")][2:]
+    written = {row[0].strip("`"): row for row in rows}
+    defaults = {
+        field.name: field.default_factory() if field.default is dataclasses.MISSING else field.default
+        for field in dataclasses.fields(cls)
+    }
+    names = [name for name in schema.fields if (cls, name) != (Profile, "name")]
+    if missing := [name for name in names if name not in written]:
+        raise SystemExit(
+            f"write rows with the meaning of {', '.join(missing)} into the table: | `name` | | | meaning |"
+        )
+    of_fields = [
+        (f"`{name}`", schema.describe_type(name), f"`{_spell(defaults[name])}`", written[name][3]) for name in names
+    ]
+    others = [row for name, row in written.items() if name not in schema.fields]
+    return table(("field", "takes", "default", "meaning"), [*of_fields, *others])
+
+
+def _spell(default: object) -> str:
+    return json.dumps(list(default) if isinstance(default, tuple) else default)
+
+
+def _fields_of(section: str) -> Callable[[str], str]:
+    return lambda page: fields_table(RECIPE.sections[section], SECTIONS[section], page)
+
+
+def shipped_recipes() -> str:
+    folder = DOCS.parent / "recipes"
+    files = [*sorted(folder.glob("*.yaml")), *sorted((folder / "exhibits").glob("*.yaml"))]
+    return table(("recipe", "question", "engine", "runs on"), map(_describe_recipe, files))
+
+
+def _describe_recipe(file: Path) -> tuple[str, str, str, str]:
+    text = file.read_text()
+    header = " ".join(line.lstrip("# ") for line in text.split("\n\n")[0].splitlines() if line.startswith("#"))
+    question = re.sub(r"^(Exhibit|The demo): ", "", re.split(r"(?<=[.?])\s", header)[0])
+    recipe: Mapping[str, Any] = yaml.safe_load(text)
+    name = file.stem if file.parent.name == "recipes" else f"exhibits/{file.name}"
+    return f"`{name}`", question[0].upper() + question[1:], recipe.get("engine", "torch_native"), _place(recipe)
+
+
+def _place(recipe: Mapping[str, Any]) -> str:
+    resources = recipe.get("resources", {})
+    gpus, nodes = resources.get("gpus_per_node", 0), resources.get("nodes", 1)
+    on_each = f"{gpus} GPU{'s' if gpus > 1 else ''}"
+    return "any machine" if gpus == 0 else on_each if nodes == 1 else f"{nodes} nodes of {on_each}"
+
+
+# --- records --------------------------------------------------------------------------------------------------------
+
+RECORDS: Mapping[str, tuple[type, ...]] = {
+    "outcome.json": (outcomes.Outcome,),
+    "metrics.jsonl": (step_metrics.StepMetrics,),
+    "events/rank<r>.jsonl": (
+        memory.Memory, clocks.Clocks, graph_stats.GraphStats, probe.Probe,
+        step_check.StepCheck, step_check.TensorDifference, step_check.RoutingDifference, step_check.LayerResult,
+        inspection.Inspection, inspection.Finding, inspection.Kernels, inspection.KernelTime,
+    ),
+    "plan.json": (plan.Plan, plan.Cell, plan.PlannedBundle, plan.Reason),
+    "bundle.json": (bundle.BundleOrder, bundle.Step),
+}  # fmt: skip
+EVENTS = (inspect.getdoc(events) or "").partition("\n\n")[2]
+
+
+def files_of_a_sweep() -> str:
+    tree = (inspect.getdoc(paths) or "").partition(":\n\n")[2]
+    return f"```text\n{textwrap.dedent(tree)}\n```"
+
+
+def records() -> str:
+    return "\n\n".join(
+        f"### `{name}`\n\n"
+        + (f"{EVENTS}\n\n" if name.startswith("events") else "")
+        + "\n\n".join(map(_describe_record, classes))
+        for name, classes in RECORDS.items()
+    )
+
+
+def _describe_record(cls: type) -> str:
+    attributes = [(f"`{name}: {kind}`", meaning) for name, kind, meaning in _attributes(cls)]
+    plain = ", ".join(field for field, meaning in attributes if not meaning)
+    lines = [f"- {field}: {meaning}" for field, meaning in attributes if meaning]
+    return "\n".join((f"**{cls.__name__}**. {inspect.getdoc(cls)}\n", *([f"- {plain}"] if plain else []), *lines))
+
+
+def _attributes(cls: type) -> Iterator[tuple[str, str, str]]:
+    """Yield name, type and docstring of each field of a dataclass."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
+    for field, behind in zip(body, [*body[1:], None], strict=True):
+        if isinstance(field, ast.AnnAssign):
+            said = behind.value.value if isinstance(behind, ast.Expr) else ""
+            yield ast.unparse(field.target), ast.unparse(field.annotation), " ".join(said.split())
+
+
+def json_objects() -> str:
+    objects = json.loads((DOCS / "schemas.json").read_text())["$defs"].values()
+    return table(
+        ("printed by", "fields that stay"),
+        ((each["description"], ", ".join(f"`{name}`" for name in each["required"])) for each in objects),
+    )
+
+
+# --- failures -------------------------------------------------------------------------------------------------------
+
+
+def failure_classes() -> str:
+    return table(
+        ("class", "outcome", "evidence", "infrastructure", "fix"),
+        (
+            (f"`{row.name}`", row.outcome, "exception" if row in EXCEPTION_CLASSES else "ending",
+             "yes" if row.infrastructure else "", row.fix)
+            for row in FAILURE_CLASSES
+        ),
+    )  # fmt: skip
+
+
+BLOCKS: Mapping[str, Callable[[str], str]] = {
+    "verbs": lambda _: verbs_table(),
+    "options": lambda _: verbs_with_options(),
+    "exit codes": lambda _: exit_codes(),
+    "shipped recipes": lambda _: shipped_recipes(),
+    "fields at the top": lambda page: fields_table(RECIPE.top, TopLevel, page),
+    **{f"fields of {section}": _fields_of(section) for section in SECTIONS},
+    "fields of a profile": lambda page: fields_table(PROFILE, Profile, page),
+    "failure classes": lambda _: failure_classes(),
+    "files of a sweep": lambda _: files_of_a_sweep(),
+    "records": lambda _: records(),
+    "json objects": lambda _: json_objects(),
+}
+"""What writes the text between two comments, given the text there."""
+
+
+def with_tables(page: str) -> str:
+    """Return the text of a page with the tables that the code says."""
+    return BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]](found[0])}\n\n{found[3]}", page)
+
+
+def main() -> None:
+    for name in PAGES:
+        page = DOCS / f"{name}.md"
+        page.write_text(with_tables(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()
