@@ -19,6 +19,7 @@ from orchestrator.cli.run_logs import (
     read_log,
     read_rank_log,
 )
+from orchestrator.cli.step_lines import StepLines
 from orchestrator.output.jobs import describe_job
 from orchestrator.sweeps.run_state import RunState, read_state
 from orchestrator.sweeps.slurm_jobs import JobMonitor
@@ -44,7 +45,7 @@ def follow_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) 
         yield from read_log(run, plan, number, rank)
         return
     yield heading(attempt, path)
-    yield from follower.read_while_running(attempt, path)
+    yield from follower.read_while_running(attempt, path, shows_steps=rank is None)
     outcome = read_intact_outcome(attempt)
     if outcome is not None:
         yield f"# ended as {outcome.outcome}{f': {outcome.message}' if outcome.message else ''}\n"
@@ -84,19 +85,23 @@ class LogFollower:
             self._state, self._read_at = self._read_state(), time.monotonic()
         return self._state.name == "RUNNING" and self._state.next_attempt == attempt.number + 1
 
-    def read_while_running(self, attempt: AttemptPaths, path: Path) -> Iterator[str]:
+    def read_while_running(self, attempt: AttemptPaths, path: Path, *, shows_steps: bool) -> Iterator[str]:
+        steps = StepLines(attempt)
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         try:
             file = open_regular(path)
         except FileNotFoundError:
             # The attempt has completed meanwhile, and its logs are packed.
+            yield steps.read_new() if shows_steps else ""
             yield read_rank_log(attempt, path)
             return
         with file:
-            while self.is_running(attempt):
-                yield decoder.decode(file.read())
-                time.sleep(POLL_SECONDS)
-            yield decoder.decode(file.read(), final=True)
+            running = True
+            while running:
+                running = self.is_running(attempt)
+                yield steps.read_new() if shows_steps else ""
+                yield decoder.decode(file.read(), final=not running)
+                time.sleep(POLL_SECONDS if running else 0)
 
     def _read_state(self) -> RunState:
         submissions = [s for s in read_submissions(self._bundle.sweep) if self._bundle.root.name in s.bundles]

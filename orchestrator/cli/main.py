@@ -108,7 +108,8 @@ def _run_verb(arguments: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except (OrchestratorError, OSError, RecordError) as error:
-        print(f"error: {explain(error)}", file=sys.stderr)
+        for problem in getattr(error, "problems", (explain(error),)):
+            print(f"error: {problem}", file=sys.stderr)
         return error.exit_code if isinstance(error, OrchestratorError) else OrchestratorError.exit_code
 
 

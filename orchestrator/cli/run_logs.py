@@ -15,6 +15,7 @@ from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPath
 from launch.contract.plan import Plan
 from launch.failures.diagnose import RankExit, diagnose
 from launch.failures.evidence import read_evidence
+from orchestrator.cli.step_lines import StepLines
 from orchestrator.errors import InputError, input_error
 from orchestrator.sweeps.find_run import find_by_run_id
 from orchestrator.sweeps.store import Store, bundles, read_order
@@ -110,7 +111,7 @@ def read_rank_log(attempt: AttemptPaths, path: Path) -> str:
 
 
 def read_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) -> Iterator[str]:
-    """Yield the log of an attempt; if it has not begun or left no log, the log of its Slurm job.
+    """Yield the steps of an attempt, then its log; if it has not begun or left no log, the log of its Slurm job.
 
     Raises:
         InputError: there is no such attempt or no such log.
@@ -124,6 +125,8 @@ def read_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) ->
     path = find_rank_log(attempt, rank) or (launcher if rank is None and launcher.exists() else None)
     if path is not None:
         yield heading(attempt, path)
+        # Before the log, which ends with the traceback of a rank that failed.
+        yield StepLines(attempt).read_new() if rank is None else ""
         yield read_rank_log(attempt, path)
         return
     if rank is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -54,9 +55,14 @@ class SourceFields:
         self.problems.append(Problem(where, self.secrets.hide(message), fix))
 
     def raise_problems(self) -> None:
-        """Raise InputError with all problems, if there are any."""
+        """Raise InputError with all problems, if there are any: those of this file, by line, before others."""
         if self.problems:
-            raise InputError(self.problems)
+            raise InputError(sorted(self.problems, key=self._position))
+
+    def _position(self, problem: Problem) -> tuple[bool, bool, str, int]:
+        file, _, rest = problem.place.partition(":")
+        line = re.match(r"\d+", rest)
+        return file == COMMAND_LINE, file != self.file, file, int(line[0]) if line else 0
 
     def _locate(self, place: str) -> str:
         if any(f"{place}.".startswith((f"{o}.", f"{o}[")) or o.startswith(f"{place}.") for o in self.override_places):

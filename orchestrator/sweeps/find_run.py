@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from orchestrator.errors import input_error
+from orchestrator.errors import input_error, suggestion
 
 MOST_NAMED = 8
 """How many matches an error lists."""
@@ -20,11 +20,17 @@ def find_by_run_id(targets: Iterable[tuple[str, str]], prefix: str, where: str) 
     Raises:
         InputError: no target matches, or several do.
     """
-    found = [(run_id, target) for run_id, target in targets if run_id.startswith(prefix)]
+    known = dict(targets)
+    found = [(run_id, target) for run_id, target in known.items() if run_id.startswith(prefix)]
     exact = [target for run_id, target in found if run_id == prefix]
     matches = list(dict.fromkeys(exact or [target for _, target in found]))
     if not matches:
-        raise input_error("", f"no run of {where} begins with {prefix!r}", "python -m orchestrator status SWEEP lists the runs")  # fmt: skip
+        fix = suggestion(
+            prefix,
+            {run_id[: len(prefix)] for run_id in known},
+            otherwise="python -m orchestrator status SWEEP lists the runs",
+        )
+        raise input_error("", f"no run of {where} begins with {prefix!r}", fix)
     if len(matches) > 1:
         candidates = ", ".join(matches[:MOST_NAMED])
         raise input_error("", f"{prefix!r} matches several runs", f"write more of it: {candidates}")

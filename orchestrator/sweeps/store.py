@@ -7,6 +7,7 @@ cells keeps every run on disk; the report covers the cells of the newest plan.
 from __future__ import annotations
 
 import contextlib
+import glob
 import grp
 import os
 import pwd
@@ -74,6 +75,10 @@ class Store:
         for sweep in (self.sweep(name), SweepPaths(Path(name))):
             if sweep.plan.exists():
                 return sweep
+        for run in self.root.glob(f"[!.]*/runs/{glob.escape(Path(name).name)}*" if name else "nothing"):
+            sweep_name = run.parent.parent.name
+            fix = f"name its sweep, {sweep_name}; python -m orchestrator logs {name} prints the log of a run"
+            raise input_error("", f"{name!r} is a run of sweep {sweep_name}, not a sweep", fix)
         is_file = Path(name).is_file()
         otherwise = (
             "a recipe names its sweep: write the name in it"

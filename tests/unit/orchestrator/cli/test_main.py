@@ -232,7 +232,7 @@ WRONG = {
     "plan nowhere.yaml": "nowhere.yaml: no such file",
     "plan {tiny} repeats=0 training.step=5": "command line: repeats = 0: must be at least 1\n"
     "    write such a number, or leave it out for the default\n"
-    "command line: training.step = 5: no such field\n    did you mean 'steps'?\n",
+    "error: command line: training.step = 5: no such field\n    did you mean 'steps'?\n",
     "plan {tiny} --only cuda_graph.imp=none": "did you mean 'cuda_graph.impl'?",
     "plan {tiny} --only training.seed=7": "no cell has training.seed=7",
     "sweep {tiny} training=": "not a mapping of fields",

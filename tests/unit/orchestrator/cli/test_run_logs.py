@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -122,6 +123,19 @@ def test_read_log_chooses_the_log(run: Run) -> None:
     assert run.shown(1).endswith("one\n")
 
 
+def test_the_steps_go_before_the_log(run: Run) -> None:
+    attempt = run.begin(rank0="traceback\n", rank1="one\n")
+    row = {"step": 7, "loss": 2.5, "grad_norm": "NaN", "step_time_ms": 12.345, "tokens": 8, "phase": "measure"}
+    attempt.metrics.write_text(f'{json.dumps(row)}\n{{"step": 8}}\n{{"step": 9, "lo')
+    expected = ["step 7 loss 2.5 grad norm nan 12.35 ms measure", "# a line of metrics.jsonl that cannot be read"]
+    for shown in (run.shown(), "".join(follow_log(run.paths, run.plan, None, None))):
+        heading, *steps, log = shown.splitlines()
+        assert (
+            heading.startswith("# ") and [" ".join(line.split()) for line in steps] == expected and log == "traceback"
+        )
+    assert "step" not in run.shown(rank=1)
+
+
 def test_the_logs_of_a_completed_attempt_are_packed(run: Run) -> None:
     attempt = run.begin(rank0="", rank1="grün\n", launcher="")
     completes(attempt, 2)
@@ -183,13 +197,16 @@ def test_following_starts_before_the_attempt_and_stops_at_its_end(run: Run, monk
     with open(attempt.log(0), "ab") as log:
         log.write("ö\nlast\n".encode()[1:])
     wait_for("grö\nlast\n")
+    with JsonLines(attempt.metrics) as lines:
+        lines.write({"step": 0, "loss": 1.5, "grad_norm": 2.0, "step_time_ms": 3.0, "phase": "warmup"})
+        wait_for("loss 1.5 ")
     (attempt.logs / "rank1.log").write_text("")
     ends(attempt, rank=1)
     following.join(60)
     assert not following.is_alive()
     text = "".join(printed)
     assert text.endswith(
-        f"last\n# ended as FAILED: exit code 3\n# another rank failed first: logs {run.run_id} prints its log\n"
+        f"warmup\n# ended as FAILED: exit code 3\n# another rank failed first: logs {run.run_id} prints its log\n"
     )
     assert text.count("has not begun") == 1
     lock.release()

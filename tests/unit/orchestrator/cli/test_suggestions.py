@@ -24,6 +24,9 @@ MEANT = {
     "export mine --to bridge": "mine: is a sweep, not a recipe",
     "logs mine": "'mine' is a sweep, not a run\n    python -m orchestrator status mine lists its runs",
     "status mine.yaml": "did you mean 'mine'?",
+    "status eager": "is a run of sweep mine, not a sweep\n    name its sweep, mine; python -m orchestrator logs eager",
+    "logs mine/egaer": "begins with 'egaer'\n    did you mean 'eager'?",
+    "sweep plan tiny_moe": "sweep and plan are two verbs\n    write one of them: python -m orchestrator sweep RECIPE",
 }
 
 

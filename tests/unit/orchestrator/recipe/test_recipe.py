@@ -40,6 +40,14 @@ def said(folder: Path, found: tuple[Problem, ...]) -> list[tuple[str, str, str]]
     return [(p.place.replace(f"{folder}/", ""), p.message, p.fix) for p in found]
 
 
+def test_problems_are_listed_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = (
+        "sweep: {grid: {training.sead: [1]}}\nrepeats: 0\nmodel: {preset: nowhere}\ntraining: {steps: x}\nname: a b\n"
+    )
+    places = [place for place, _, _ in said(tmp_path, problems(tmp_path, text, "training.zeal=1"))]
+    assert [place.split(" ")[0] for place in places] == [*(f"r.yaml:{line}:" for line in (1, 2, 3, 4, 5)), "command"]
+
+
 # What is written after HEAD_LINES, and the problems to be found in it: (place, message, way out), each a fragment.
 WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
     "unknown keys at each level": (
@@ -69,8 +77,8 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("r.yaml:3: training.steps = null", "not a whole number", "leave it out"),
             ("r.yaml:4: parallelism = null", "empty section", "leave it out, or give it fields: tp, pp"),
             ("r.yaml:5: engine = null", "not one of torch_native, megatron", "write one of them"),
-            ("r.yaml:7: environment = null", "not a mapping", "environment: {NAME"),
             ("r.yaml:6: sweep = null", "not a mapping of axes, at least one", "leave it out"),
+            ("r.yaml:7: environment = null", "not a mapping", "environment: {NAME"),
         ],
     ),
     "lists and scalars for sections, lists for scalars": (
@@ -146,24 +154,24 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
     "given twice": (
         "training: {steps: 50, steps: 60}\nrepeats: 1\nrepeats: 2\ntraining.seed: 1\ntraining.seed: 2\n",
         [
+            ("r.yaml:3: training.steps", "given twice (first in line 3)", "keep one"),
             ("r.yaml:5: repeats", "given twice (first in line 4)", "keep one"),
             ("r.yaml:7: training.seed", "given twice (first in line 6)", "keep one"),
-            ("r.yaml:3: training.steps", "given twice (first in line 3)", "keep one"),
         ],
     ),
     "dotted and nested contradict": (
         "training.steps: 50\ntraining: {steps: 60}\ndata: 3\ndata.kind: text\n",
         [
             ("r.yaml:4: training.steps = 60", "training.steps is given twice", "keep one"),
-            ('r.yaml:6: data.kind = "text"', "data.kind is given twice", "keep one"),
             ("r.yaml:5: data = 3", "not a mapping of fields", "give it fields: kind"),
+            ('r.yaml:6: data.kind = "text"', "data.kind is given twice", "keep one"),
         ],
     ),
     "an axis inside a sweep that is none": (
         "sweep: 3\nsweep.grid.training.seed: ['${training.steps}']\n",
         [
-            ("r.yaml:4: sweep.grid.training.seed", "sweep.grid.training.seed is given twice", "keep one"),
             ("r.yaml:3: sweep = 3", "not a mapping of axes", "grid"),
+            ("r.yaml:4: sweep.grid.training.seed", "sweep.grid.training.seed is given twice", "keep one"),
         ],
     ),
     "two spellings contradict": (
@@ -187,8 +195,8 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
         "training: {steps: !!binary aGk=}\nfoo: !!python/object/apply:os.system [echo]\n",
         [
             ("r.yaml:3: training.steps", "the tag", "plain value"),
-            ("r.yaml:4: foo", "the tag", "plain value"),
             ('r.yaml:3: training.steps = "aGk="', "not a whole number", ""),
+            ("r.yaml:4: foo", "the tag", "plain value"),
             ('r.yaml:4: foo = ["echo"]', "no such field", ""),
         ],
     ),

@@ -129,11 +129,11 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
     "lists that are none": (
         "setup: module load x, y\nsrun: --wait=60\nsbatch: [comment]\nenvironment: 3\nsetup.a: b\n",
         [
-            ('site.yaml:5: setup.a = "b"', "setup.a is given twice", "keep one"),
             ('site.yaml:1: setup = "module load x, y"', "not a list", "setup: [first, second]"),
             ('site.yaml:2: srun = "--wait=60"', "not a list", "srun: [first, second]"),
             ('site.yaml:3: sbatch = ["comment"]', "not a mapping", "sbatch: {NAME: 'text'}"),
             ("site.yaml:4: environment = 3", "not a mapping", "environment: {NAME: 'text'}"),
+            ('site.yaml:5: setup.a = "b"', "setup.a is given twice", "keep one"),
         ],
     ),
     "options that a field has, and those that are set here": (
@@ -165,11 +165,11 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
         "environment: {HF_TOKEN: hunter2}\nsetup: [export WANDB_API_KEY=hunter2, 'HF_TOKEN=\"hunter2\" x']\n"
         "container_image: docker://me:hunter2@registry#image\nsrun: [--container-env=HF_TOKEN=hunter2]\n",
         [
+            ('site.yaml:1: environment.HF_TOKEN = "***"', "looks like a secret", "in the shell"),
             ('site.yaml:2: setup[0] = "***"', "looks like a secret", "from a file"),
             ('site.yaml:2: setup[1] = "***"', "looks like a secret", "from a file"),
             ('site.yaml:3: container_image = "***"', "(a password before @)", "in the shell"),
             ('site.yaml:4: srun[0] = "***"', "looks like a secret", "in the shell"),
-            ('site.yaml:1: environment.HF_TOKEN = "***"', "looks like a secret", "in the shell"),
         ],
     ),
     "fields without the one that they are about": (
