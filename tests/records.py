@@ -31,7 +31,7 @@ from launch.contract.records.events import Phase, StepPhase
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.identity import identity_of
 from launch.contract.records.memory import Memory
-from launch.contract.records.probe import Probe
+from launch.contract.records.probe import LastStep, Probe
 from launch.contract.records.step_check import StepCheck
 from launch.contract.records.step_metrics import StepMetrics, step_from_json
 from launch.contract.spec import CudaGraph, Device, GraphImpl, Parallelism, Placement, RunSpec, Training, spec_to_json
@@ -47,6 +47,8 @@ RECIPE = "name: written\nengine: torch_native\n"
 SPEEDUP = 1.25
 EAGER_PROBE = Probe(graph_launches=0.0, kernels=1200.0, busy_ms=16.0, computing_ms=15.5, host_ms=19.0)
 """Of an eager step of about 20 ms, on CUDA."""
+EAGER_STEP = LastStep(milliseconds=21.0, busy=(1.0, 0.6, 0.4, 0.9, 0.8) * 24)
+GRAPHED_STEP = LastStep(milliseconds=16.8, busy=(0.2, 1.0, 1.0, 1.0, 1.0) * 24)
 GRAPHED_PROBE = Probe(graph_launches=8.0, kernels=1200.0, busy_ms=16.5, computing_ms=15.5, host_ms=2.0)
 UNTHROTTLED = Clocks(
     seconds=2.0, throttled={"power_cap": 0.0, "thermal": 0.0, "sync_boost": 0.0}, active=(), power_limits=(700.0,),
@@ -273,8 +275,8 @@ def _events(spec: RunSpec) -> list[dict[str, Any]]:
     if spec.graphed:
         writer.write("proof", "probe", steps, graphs=dataclasses.asdict(_stats(spec, steps - warmup - 1)))
     if spec.placement.device == "cuda":
-        seen = GRAPHED_PROBE if spec.graphed else EAGER_PROBE
-        writer.write("probe", "probe", steps, probe=dataclasses.asdict(seen))
+        seen, last = (GRAPHED_PROBE, GRAPHED_STEP) if spec.graphed else (EAGER_PROBE, EAGER_STEP)
+        writer.write("probe", "probe", steps, probe=dataclasses.asdict(seen), last_step=dataclasses.asdict(last))
     return writer.events
 
 

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from analysis.memory.parts import MemoryParts, memory_parts
 from analysis.records.run import Attempt
 from launch.contract.records.events import PHASES, Phase
 from launch.contract.records.memory import Memory
-from launch.contract.spec import Device
+from launch.contract.spec import RunSpec
 
 Kind = Literal["device", "host"]
 KIND_WORDS: dict[Kind, str] = {
@@ -49,6 +50,8 @@ class CellMemory:
     added: int | None
     device_total: int | None = None
     """The memory of the smallest GPU."""
+    parts: MemoryParts | None = None
+    """What fills the GPU in training; None on a CPU, or before phase "measure"."""
     whole: bool = False
     """Whether all runs ended with complete results."""
 
@@ -70,10 +73,10 @@ class CellMemory:
 
 
 def cell_memory(
-    attempts: Sequence[Attempt], pairs: Sequence[tuple[Attempt, Attempt]], device: Device
+    attempts: Sequence[Attempt], pairs: Sequence[tuple[Attempt, Attempt]], spec: RunSpec
 ) -> CellMemory | None:
     """Return the memory of a cell's ``attempts`` and (eager, graphed) ``pairs``, or None without records."""
-    kind: Kind = "device" if device == "cuda" else "host"
+    kind: Kind = "device" if spec.placement.device == "cuda" else "host"
     samples: dict[Phase, list[Memory]] = {}
     for attempt in attempts:
         for sample in attempt.memory:
@@ -83,7 +86,8 @@ def cell_memory(
     if not phases:
         return None
     whole = all(attempt.outcome.results_intact for attempt in attempts)
-    return CellMemory(kind, phases, _added(pairs, kind), _device_total(attempts) if kind == "device" else None, whole)
+    total = _device_total(attempts) if kind == "device" else None
+    return CellMemory(kind, phases, _added(pairs, kind), total, memory_parts(attempts, spec), whole)
 
 
 def _device_total(attempts: Sequence[Attempt]) -> int | None:

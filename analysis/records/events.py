@@ -17,6 +17,7 @@ from launch.contract.records.events import PHASES, Phase
 from launch.contract.records.events import read_events as read_rank
 from launch.contract.records.identity import without_identity
 from launch.contract.records.memory import Memory
+from launch.contract.records.probe import LastStep
 
 Found = TypeVar("Found")
 Events = Mapping[int, list[dict[str, Any]]]
@@ -128,6 +129,15 @@ def phase_seconds(events: Events) -> dict[Phase, float]:
     return dict(_read_by_rank(events, "durations", read, []).get(0, ()))
 
 
+def last_steps(events: Events) -> dict[int, LastStep]:
+    """Return each rank's last traced step, as far as it can be read: it is for a picture alone."""
+
+    def read(event: Mapping[str, Any]) -> LastStep | None:
+        return from_json(LastStep, event["last_step"]) if event.get("last_step") else None
+
+    return last_of_kind(events, "probe", read, [])
+
+
 def _is_measured(event: Mapping[str, Any]) -> bool:
     return is_of(event, "phase") and event["phase"] == "measure"
 
@@ -155,14 +165,14 @@ def parameter_updates(events: Events) -> dict[int, bool]:
 
 
 def last_of_kind(
-    events: Events, kind: str, read: Callable[[Mapping[str, Any]], Found], problems: list[str]
+    events: Events, kind: str, read: Callable[[Mapping[str, Any]], Found | None], problems: list[str]
 ) -> dict[int, Found]:
-    """Return each rank's last event of ``kind``, read by ``read``."""
+    """Return each rank's last event of ``kind``, read by ``read``, which returns None for an event to leave out."""
     return _last_by_rank(all_of_kind(events, kind, read, problems))
 
 
 def all_of_kind(
-    events: Events, kind: str, read: Callable[[Mapping[str, Any]], Found], problems: list[str]
+    events: Events, kind: str, read: Callable[[Mapping[str, Any]], Found | None], problems: list[str]
 ) -> dict[int, list[Found]]:
     """Return each rank's events of ``kind``, read by ``read``."""
     return _read_by_rank(events, kind, lambda event: read(event) if is_of(event, kind) else None, problems)

@@ -20,6 +20,7 @@ from analysis.records.events import (
     describe_error,
     is_of,
     last_of_kind,
+    last_steps,
     measured_clocks,
     measured_seconds,
     memory_of,
@@ -153,6 +154,7 @@ def _load_attempt(paths: AttemptPaths, outcome: Outcome, run: RunPaths, run_id: 
         captures=last_of_kind(events, "capture", _graph_stats, problems),
         proofs=last_of_kind(events, "proof", _graph_stats, problems),
         probes=last_of_kind(events, "probe", lambda event: from_json(Probe, event["probe"]), problems),
+        last_steps=last_steps(events),
         updates=parameter_updates(events),
         sketches=_by_step(
             all_of_kind(events, "gradients", lambda event: from_json(StepSketch, event["sketch"]), problems)

@@ -15,7 +15,7 @@ from launch.contract.records.events import Phase
 from launch.contract.records.gradient_sketch import GradientSketch
 from launch.contract.records.graph_stats import GraphStats
 from launch.contract.records.inspection import Inspection
-from launch.contract.records.probe import Probe
+from launch.contract.records.probe import LastStep, Probe
 from launch.contract.records.step_check import StepCheck
 
 Digests = tuple[tuple[str, str], ...]
@@ -60,6 +60,8 @@ class Attempt(EndedAttempt):
     captures: Mapping[int, GraphStats]
     proofs: Mapping[int, GraphStats]
     probes: Mapping[int, Probe]
+    last_steps: Mapping[int, LastStep]
+    """Traced steps; ranks without one are left out."""
     inspections: Mapping[int, Inspection]
     step_checks: Mapping[int, Sequence[StepCheck]]
     clocks: Mapping[int, Clocks]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
+from analysis.memory.parts import MemoryParts
 from analysis.memory.peaks import KIND_WORDS
 from analysis.records.run import Digests
 from analysis.records.steps import Floats, Integers, Metric, Steps
@@ -16,7 +18,7 @@ from analysis.sweep.cell_results import CellResult
 from launch.contract.plan import Margins
 from launch.contract.records.events import PHASES
 
-Kind = Literal["loss", "grad_norm", "step_time", "memory"]
+Kind = Literal["loss", "grad_norm", "step_time", "gpu_step", "memory"]
 MAXIMUM_CELLS = 6
 """Graphed cells in one picture; more would hide one another."""
 MAXIMUM_POINTS = 2000
@@ -26,6 +28,7 @@ MAXIMUM_BARS = 40
 SPEED_COLOURS = {"FASTER": 3, "NEUTRAL": 0, "INCONCLUSIVE": 5, "SLOWER": 2}
 FAILING = 7
 """The colour of cells that do not pass."""
+PARTS = ("state", "activations", "graph pool", "outside", "in all")
 EAGER = 0
 """The colour of eager cells; graphed ones have 1 and up."""
 AXES: dict[Metric, tuple[str, str]] = {
@@ -84,18 +87,37 @@ class TimeChart:
 
 @dataclass(frozen=True)
 class Bars:
-    """The peaks of a cell by phase, in GiB; None where it recorded none."""
+    """Memory of a cell by column, in GiB; None where it recorded none. Each bar stands on its floor."""
 
     label: str
     colour: int
     heights: tuple[float | None, ...]
+    floors: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class MemoryChart:
+    """The parts of the memory as a waterfall, or where they are unknown its peaks by phase."""
+
     unit: str
-    phases: tuple[str, ...]
+    columns: tuple[str, ...]
     bars: tuple[Bars, ...]
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The last traced step of a cell's rank 0: the share of each of its equal parts in which the GPU worked."""
+
+    label: str
+    colour: int
+    milliseconds: float
+    busy: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class StripChart:
+    unit: str
+    strips: tuple[Strip, ...]
 
 
 @dataclass(frozen=True)
@@ -120,7 +142,7 @@ class SpeedChart:
     right: float
 
 
-Chart = CurveChart | TimeChart | MemoryChart | SpeedChart
+Chart = CurveChart | TimeChart | MemoryChart | SpeedChart | StripChart
 Colours = dict[str, int]
 """By cell id."""
 
@@ -140,6 +162,7 @@ def charts_of(results: Sequence[CellResult], margins: Margins) -> dict[Kind, Cha
         "loss": None if equal else _curves(cells, colours, "loss", margins.loss),
         "grad_norm": None if equal else _curves(cells, colours, "grad_norm", margins.grad_norm),
         "step_time": _times(cells, colours),
+        "gpu_step": _strips(cells, colours),
         "memory": _memory(cells, colours),
     }
     return {kind: chart for kind, chart in charts.items() if chart is not None}
@@ -228,7 +251,7 @@ def _curves(cells: Sequence[CellResult], colours: Colours, metric: Metric, margi
 
 
 def _line(result: CellResult, colours: Colours, repeat: int, step: Integers, y: Floats) -> Line:
-    return Line(result.cell.label, colours[result.cell.cell_id], repeat, *thin_out(step, y))
+    return Line(result.name, colours[result.cell.cell_id], repeat, *thin_out(step, y))
 
 
 def thin_out(step: Integers, y: Floats) -> tuple[Integers, Floats]:
@@ -275,7 +298,7 @@ def _noise_floor(cells: Sequence[CellResult], metric: Metric) -> Line | None:
     return None
 
 
-# --- step times, memory ---------------------------------------------------------------------------------------------
+# --- step times, traced steps, memory ---------------------------------------------------------------------------------------------
 
 
 def _times(cells: Sequence[CellResult], colours: Colours) -> TimeChart | None:
@@ -286,7 +309,7 @@ def _times(cells: Sequence[CellResult], colours: Colours) -> TimeChart | None:
     on_gpu = timed[0][0].on_gpu
     unit = 1.0 if on_gpu else float(np.median(eager[0]))
     boxes = (
-        Box(result.cell.label, colours[result.cell.cell_id], _percentiles(times / unit), len(times))
+        Box(result.name, colours[result.cell.cell_id], _percentiles(times / unit), len(times))
         for result, times in timed
     )
     return TimeChart("ms" if on_gpu else "CPU time over eager's median", tuple(boxes))
@@ -302,14 +325,39 @@ def _percentiles(times: Floats) -> tuple[float, float, float, float, float]:
     return low, first, middle, third, high
 
 
+def _strips(cells: Sequence[CellResult], colours: Colours) -> StripChart | None:
+    """Return the traced step of each cell's first run that has one, where an eager cell and a graphed one do."""
+    strips = []
+    for result in cells:
+        step = next(
+            (run.attempt.last_steps[0] for run in result.runs if run.attempt and 0 in run.attempt.last_steps), None
+        )
+        if step:
+            strips.append(Strip(result.name, colours[result.cell.cell_id], step.milliseconds, step.busy))
+    both = {strip.colour == EAGER for strip in strips} == {True, False}
+    return StripChart("ms of a traced step on rank 0", tuple(strips)) if both else None
+
+
 def _memory(cells: Sequence[CellResult], colours: Colours) -> MemoryChart | None:
     recorded = [(result, result.memory) for result in cells if result.memory is not None]
     if not recorded:
         return None
+    parts = [(result, memory.parts) for result, memory in recorded if memory.parts]
+    if parts:
+        bars = [_waterfall(result, colours, each) for result, each in parts]
+        return MemoryChart("GPU memory of the fullest rank at its peak in phase measure", PARTS, tuple(bars))
     peaks = [(result, {peak.phase: peak.peak / 2**30 for peak in memory.phases}) for result, memory in recorded]
     phases = tuple(phase for phase in PHASES if any(phase in heights for _, heights in peaks))
-    bars = (
-        Bars(result.cell.label, colours[result.cell.cell_id], tuple(map(heights.get, phases)))
+    bars = [
+        Bars(result.name, colours[result.cell.cell_id], tuple(map(heights.get, phases)), (0.0,) * len(phases))
         for result, heights in peaks
+    ]
+    return MemoryChart(
+        f"{KIND_WORDS[recorded[0][1].kind]}, peak of each phase, the largest of ranks and repeats", phases, tuple(bars)
     )
-    return MemoryChart(KIND_WORDS[recorded[0][1].kind], phases, tuple(bars))
+
+
+def _waterfall(result: CellResult, colours: Colours, parts: MemoryParts) -> Bars:
+    heights = [size / 2**30 for size in (parts.state, parts.activations, parts.graph_pool, parts.outside)]
+    *floors, total = itertools.accumulate(heights, initial=0.0)
+    return Bars(result.name, colours[result.cell.cell_id], (*heights, total), (*floors, 0.0))

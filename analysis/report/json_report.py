@@ -12,7 +12,7 @@
          "unfinished", "seconds": how long the attempts that count ran,
          "verdict": null | VERDICT, "max_loss_difference", "noise_floor": null | FLOOR,
          "memory": null | {"kind": "device" | "host", "peak", "added", "device_total", "headroom", "whole",
-                           "phases": [...]}   (bytes),
+                           "phases": [...], "parts": null | {"state", "activations", "graph_pool", "outside"}}   (bytes),
          "static_memory": bytes of the fullest rank's weights, gradients and optimizer state,
          "straggler": null | {"rank", "what": "computing" | "host", "milliseconds", "others_ms", "throttled"},
          "throttling": null | {"own": THROTTLED, "eager": null | THROTTLED},

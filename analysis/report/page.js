@@ -46,7 +46,7 @@ class Figure {
     root.append(this.legend(), this.drawing, this.values);
     new ResizeObserver(() => this.draw()).observe(root);
   }
-  items() { return this.data.curves || this.data.boxes || this.data.bars; }
+  items() { return this.data.curves || this.data.boxes || this.data.strips || this.data.bars; }
   shown(items) { return items.filter((item) => !this.hidden.has(item.label)); }
   legend() {
     const cells = new Map(this.items().map((item) => [item.label, item.colour]));
@@ -86,7 +86,7 @@ class Figure {
     const x = linear(domain, [52, width - 8]);
     const panels = [], upper = [230, 8], lower = [150, 8];
     const ys = this.shown(lines).flatMap(within);
-    const span = ys.length ? extent(ys) : [0, 1];
+    const span = ys.length ? extent([0, ...ys]) : [0, 1];
     panels.push(this.panel(width, 250, x, domain, linear(span, upper), ticks(...span, 5).map((value) => [value, figureOf(value)]),
       this.shown(lines), false, capture));
     const shown = this.shown(differences), behind = floor ? [{ ...floor, eager: true }] : [];
@@ -210,29 +210,49 @@ class Figure {
     return [svg, make("p", {}, `${this.data.unit}; line: median, box: middle half, whiskers: 5 to 95%`)];
   }
 
+  strips(width) {
+    const strips = this.shown(this.data.strips), height = 30 + 30 * strips.length;
+    const longest = strips.length ? extent(strips.map((strip) => strip.milliseconds))[1] : 1, x = linear([0, longest], [40, width - 12]);
+    const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": "one step on the GPU" });
+    for (const value of ticks(0, longest, width / 110)) svg.append(make("text", { x: x(value), y: height - 6, "text-anchor": "middle" }, figureOf(value)));
+    strips.forEach((strip, row) => {
+      const y = 4 + 30 * row, part = strip.milliseconds / strip.busy.length, colour = series(strip.colour);
+      const group = make("g", { "data-label": strip.label }, make("text", { x: 34, y: y + 16, "text-anchor": "end" }, strip.label),
+        make("rect", { x: x(0), y, width: x(strip.milliseconds) - x(0), height: 22, fill: "transparent", stroke: colour, "stroke-width": 0.6 }));
+      strip.busy.forEach((share, place) => group.append(
+        make("rect", { x: x(place * part), y, width: x(part) - x(0), height: 22, fill: colour, opacity: share })));
+      const busy = strip.busy.reduce((a, b) => a + b, 0) / strip.busy.length;
+      group.addEventListener("pointermove", (event) => this.say(event, strip.label, [[strip.colour,
+        `busy for ${(100 * busy).toFixed(0)}% of ${figureOf(strip.milliseconds)} ms`]]));
+      group.addEventListener("pointerleave", () => this.quiet());
+      svg.append(group);
+    });
+    return [svg, make("p", {}, `${this.data.unit}, coloured where the GPU is busy; tracing lengthens steps`)];
+  }
+
   memory(width) {
-    const bars = this.shown(this.data.bars), phases = this.data.phases, height = 240;
-    const top = Math.max(1e-9, extent(bars.flatMap((bar) => bar.heights))[1]), y = linear([0, top], [height - 24, 10]);
+    const bars = this.shown(this.data.bars), columns = this.data.columns, height = 240;
+    const top = Math.max(1e-9, extent(bars.flatMap((bar) => bar.heights.map((found, place) => found + bar.floors[place])))[1]), y = linear([0, top], [height - 24, 10]);
     const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": "memory by phase" });
     for (const value of ticks(0, top, 5)) {
       svg.append(make("line", { class: "axis", x1: 40, x2: width - 4, y1: y(value), y2: y(value) }),
         make("text", { x: 36, y: y(value) + 4, "text-anchor": "end" }, figureOf(value)));
     }
-    const wide = (width - 44) / phases.length, each = (wide * 0.84) / (bars.length || 1);
-    phases.forEach((phase, place) => {
+    const wide = (width - 44) / columns.length, each = (wide * 0.84) / (bars.length || 1);
+    columns.forEach((column, place) => {
       const group = make("g", {}, make("rect", { x: 40 + wide * place, y: 0, width: wide, height, fill: "transparent" }));
       bars.forEach((bar, index) => {
-        const found = bar.heights[place] ?? 0;
-        group.append(make("rect", { x: 40 + wide * (place + 0.08) + each * index, y: y(found), width: each * 0.92, height: y(0) - y(found),
+        const found = bar.heights[place] ?? 0, floor = bar.floors[place];
+        group.append(make("rect", { x: 40 + wide * (place + 0.08) + each * index, y: y(floor + found), width: each * 0.92, height: y(0) - y(found),
           fill: series(bar.colour), opacity: bar.colour ? 0.9 : 0.6, "data-label": bar.label }));
       });
-      group.append(make("text", { x: 40 + wide * (place + 0.5), y: height - 8, "text-anchor": "middle" }, wide < 44 ? phase.slice(0, 4) : phase));
-      group.addEventListener("pointermove", (event) => this.say(event, phase, bars.map((bar) =>
+      group.append(make("text", { x: 40 + wide * (place + 0.5), y: height - 8, "text-anchor": "middle" }, wide < 6.2 * column.length ? column.slice(0, Math.max(3, wide / 7)) : column));
+      group.addEventListener("pointermove", (event) => this.say(event, column, bars.map((bar) =>
         [bar.colour, `${bar.heights[place] === null ? "none" : figureOf(bar.heights[place]) + " GiB"} ${bar.label}`])));
       group.addEventListener("pointerleave", () => this.quiet());
       svg.append(group);
     });
-    return [svg, make("p", {}, `GiB of ${this.data.unit}, the largest of ranks and repeats`)];
+    return [svg, make("p", {}, `GiB of ${this.data.unit}`)];
   }
 }
 

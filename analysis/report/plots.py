@@ -7,17 +7,17 @@ The colours are Okabe and Ito's (jfly.uni-koeln.de/color), which people with col
 from __future__ import annotations
 
 import io
-import re
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.records.steps import Floats, Metric
-from analysis.report.charts import EAGER, Chart, CurveChart, Line, MemoryChart, SpeedChart, TimeChart
+from analysis.report.charts import EAGER, Chart, CurveChart, Line, MemoryChart, SpeedChart, StripChart, TimeChart
 
 COLOURS = ("#4d4d4d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#b2182b")
 """Eager's, then graphed cells', then that of what is wrong."""
@@ -39,7 +39,7 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 9,
 }
-WIDTH, LEGEND_ROW, LABEL_ROW = 8.5, 0.175, 0.19
+WIDTH, LEGEND_ROW = 8.5, 0.175
 """Inches."""
 
 
@@ -58,6 +58,8 @@ def _figure_of(chart: Chart) -> Figure:
         return _curves(chart)
     if isinstance(chart, SpeedChart):
         return _speeds(chart)
+    if isinstance(chart, StripChart):
+        return _strips(chart)
     return _times(chart) if isinstance(chart, TimeChart) else _memory(chart)
 
 
@@ -65,8 +67,7 @@ def _figure_of(chart: Chart) -> Figure:
 
 
 def _curves(chart: CurveChart) -> Figure:
-    labels = list(dict.fromkeys(line.label for line in chart.curves))
-    figure = _figure(6.2, 0.11, 0.55, len(labels))
+    figure = _figure(6.2, 0.11, 0.55, 1)
     curves, difference = figure.subplots(2, sharex=True, height_ratios=(3, 2), gridspec_kw={"hspace": 0.28})
     cells = len({line.colour for line in chart.curves})
     for line in chart.curves:
@@ -76,7 +77,9 @@ def _curves(chart: CurveChart) -> Figure:
     _draw_margin_and_floor(difference, chart)
     _mark_capture(chart, curves, difference)
     curves.set_ylabel(chart.axes[0])
-    _legend(curves, len(labels), f"{TITLES[chart.metric]}: eager and graphed, repeat by repeat")
+    values = np.concatenate([line.y[np.isfinite(line.y)] for line in chart.curves])
+    curves.set_ylim(bottom=min(0.0, float(values.min(initial=0.0))))
+    _legend(curves, f"{TITLES[chart.metric]}: eager and graphed, repeat by repeat")
     difference.set_ylabel(chart.axes[1])
     difference.set_xlabel("step")
     return figure
@@ -91,14 +94,14 @@ def _figure(height: float, left: float, bottom: float, legend_rows: int = 0) -> 
     return figure
 
 
-def _legend(axes: Axes, rows: int, title: str) -> None:
-    """Place a row per cell between the title and the axes, where a long label hides nothing."""
-    axes.set_title(title, pad=8 + LEGEND_ROW * 72 * rows)
+def _legend(axes: Axes, title: str) -> None:
+    """Place the legend between the title and the axes, where it hides nothing."""
+    axes.set_title(title, pad=8 + LEGEND_ROW * 72)
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     axes.legend(
         list(unique.values()), list(unique), loc="lower left", bbox_to_anchor=(-0.01, 1.0), borderaxespad=0.1,
-        ncols=-(-len(unique) // rows), labelspacing=0.25,
+        ncols=len(unique),
     )  # fmt: skip
 
 
@@ -154,7 +157,7 @@ def _draw_margin_and_floor(axes: Axes, chart: CurveChart) -> None:
     # Powers as mathematical text take a tenth of the drawing.
     axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
-    _legend(axes, 1, "Difference, pair by pair")
+    _legend(axes, "Difference, pair by pair")
 
 
 def _decades(threshold: float, largest: float) -> list[float]:
@@ -183,14 +186,13 @@ def _speeds(chart: SpeedChart) -> Figure:
     axes.set_ylim(-0.6, rows - 0.4)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(chart.unit)
-    _legend(axes, 1, "Speed-up and its interval")
+    _legend(axes, "Speed-up and its interval")
     return figure
 
 
 def _times(chart: TimeChart) -> Figure:
-    rows, labels = len(chart.boxes), [_wrapped(box.label) for box in reversed(chart.boxes)]
-    height = 1.5 + max(0.55, LABEL_ROW * (1 + max(label.count("\n") for label in labels))) * rows
-    figure = _figure(height, 0.3, 0.6)
+    rows, labels = len(chart.boxes), [box.label for box in reversed(chart.boxes)]
+    figure = _figure(1.5 + 0.55 * rows, 0.07, 0.6)
     axes = figure.subplots()
     for place, box in enumerate(reversed(chart.boxes)):
         low, first, middle, third, high = box.percentiles
@@ -208,32 +210,37 @@ def _times(chart: TimeChart) -> Figure:
     return figure
 
 
-def _wrapped(label: str, width: int = 28) -> str:
-    """Break ``label`` into lines of about ``width`` letters: at spaces, after dots, and in long words after underscores."""
-    words = re.split(r"(?<= )|(?<=\.)(?=[a-z])", label)
-    lines = [""]
-    for part in (part for word in words for part in (re.split("(?<=_)", word) if len(word) > width + 1 else [word])):
-        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > width:
-            lines.append(part)
-        else:
-            lines[-1] += part
-    return "\n".join(line.rstrip() for line in lines)
+def _strips(chart: StripChart) -> Figure:
+    rows = len(chart.strips)
+    figure = _figure(1.2 + 0.45 * rows, 0.07, 0.6)
+    axes = figure.subplots()
+    for place, strip in enumerate(reversed(chart.strips)):
+        part = strip.milliseconds / len(strip.busy)
+        shades = [to_rgba(COLOURS[strip.colour], min(share, 1.0)) for share in strip.busy]
+        axes.barh(place, strip.milliseconds, height=0.6, color="none", edgecolor=COLOURS[strip.colour], linewidth=0.6)
+        axes.barh([place] * len(shades), part, left=part * np.arange(len(shades)), height=0.6, color=shades)
+    axes.set_yticks(range(rows), [strip.label for strip in reversed(chart.strips)])
+    axes.set_xlim(left=0)
+    axes.grid(visible=False)
+    axes.set_title("One step on the GPU: coloured where it is busy")
+    axes.set_xlabel(f"{chart.unit}; tracing lengthens steps")
+    return figure
 
 
 def _memory(chart: MemoryChart) -> Figure:
-    rows, cells = len(chart.bars), range(len(chart.phases))
-    figure = _figure(3.6, 0.09, 0.6, rows)
+    rows, cells = len(chart.bars), range(len(chart.columns))
+    figure = _figure(3.6, 0.09, 0.6, 1)
     axes = figure.subplots()
     width = 0.8 / rows
     for index, bars in enumerate(chart.bars):
         places = [place + (index - (rows - 1) / 2) * width for place in cells]
         heights = [found or 0.0 for found in bars.heights]
-        axes.bar(places, heights, width * 0.92, color=COLOURS[bars.colour], alpha=0.55 if bars.colour == EAGER else 0.85,
-                 label=bars.label)  # fmt: skip
-    axes.set_xticks(cells, chart.phases)
+        axes.bar(places, heights, width * 0.92, bottom=bars.floors, color=COLOURS[bars.colour], label=bars.label,
+                 alpha=0.55 if bars.colour == EAGER else 0.85)  # fmt: skip
+    axes.set_xticks(cells, chart.columns)
     axes.grid(axis="x", visible=False)
     axes.set_ylabel("GiB")
     axes.set_xlabel(chart.unit)
     axes.yaxis.set_major_locator(MaxNLocator(6))
-    _legend(axes, rows, "Peak memory by phase: the largest of ranks and repeats")
+    _legend(axes, "Memory")
     return figure

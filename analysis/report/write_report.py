@@ -81,7 +81,7 @@ def _charts(sweep: SweepPaths, data: ReportData) -> dict[str, dict[str, Chart]]:
     charts: dict[str, dict[str, Chart]] = {SWEEP: {"plots/speedups.png": speeds}} if speeds else {}
     for workload, selected in data.selection.drawn.items():
         whole = {result.cell.cell_id: result for result in judge_workload(sweep, plan, workload)}
-        by_kind = charts_of([whole[result.cell.cell_id] for result in selected], plan.margins)
+        by_kind = charts_of([replace(whole[each.cell.cell_id], name=each.name) for each in selected], plan.margins)
         charts[workload] = {f"plots/{workload}-{kind}.png": chart for kind, chart in by_kind.items()}
     return charts
 

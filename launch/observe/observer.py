@@ -264,7 +264,7 @@ class Observer:
         if recorder is None or rank.done or not self._lines.write(self._graphs.replays, at_end=at_end):
             return
         if self._trace is not None:
-            recorder.write("probe", probe=self._trace.end(self._lines.last - self._spec.training.steps))
+            recorder.write("probe", **vars(self._trace.end(self._lines.last - self._spec.training.steps)))
         if fault := self._graphs.fault(self._phases):
             rank.fail(fault)
         else:

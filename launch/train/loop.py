@@ -77,7 +77,7 @@ def train(
     recorder.write("proof", graphs=engine.graph_stats())
     if mesh.device.type == "cuda":
         probed = range(spec.training.steps, spec.training.steps + PROBED_STEPS)
-        recorder.write("probe", probe=probe(engine.step, [tokens_of(step) for step in probed]))
+        recorder.write("probe", **vars(probe(engine.step, [tokens_of(step) for step in probed])))
     if spec.inspect:
         further = range(spec.training.steps, spec.training.steps + INSPECTED_STEPS)
         recorder.write("inspection", inspection=inspect(engine.step, [tokens_of(step) for step in further]))

@@ -20,11 +20,13 @@ NOTE = (
     "leaves out what was given back before."
 )
 NOTE_GPU = (
-    "Static memory is the weights, gradients and optimizer state of the fullest rank, computed from the recipe; all else comes "
-    "on top. The graph pool is the allocator's memory for graphs. Outside the allocator are graph executables, communicators "
-    "and the CUDA context. Both are taken at the end of phase measure. Headroom is the memory of the smallest GPU minus the "
-    "peak of training."
+    "Headroom is the memory of the smallest GPU minus the peak of training. The second table has the parts of the fullest rank's "
+    "peak in phase measure. State is its weights, gradients and optimizer state, computed from the recipe; of a user's program it is "
+    "unknown and counts as activations. The graph pool is the allocator's memory for graphs, activations of captured code included. "
+    "Outside the allocator are graph executables, communicators and the CUDA context. Activations are the rest, with workspaces "
+    "and blocks that the allocator keeps unused."
 )
+PARTS = ("state", "activations", "graph pool", "outside", "peak of measure")
 
 
 def render(report: ReportData) -> list[str]:
@@ -49,23 +51,26 @@ def _peaks(shown: Sequence[CellResult]) -> list[str]:
     if not cells:
         return []
     on_gpu = any(result.on_gpu for result, _ in cells)
-    forecast, own = (["static"], ["graph pool", "outside", "headroom"]) if on_gpu else ([], [])
-    header = ["cell", "ended", *forecast, *PHASES, "held above eager", *own]
+    header = ["cell", "ended", *PHASES, "held above eager", *(["headroom"] if on_gpu else [])]
     note = NOTE.format(kind=" or ".join(sorted({KIND_WORDS[memory.kind] for _, memory in cells})))
     rows = [_row(result, memory, on_gpu) for result, memory in cells]
-    return [table(header, rows), *how_to_read(f"{note} {NOTE_GPU}" if on_gpu else note)]
+    parts = [table(("cell", *PARTS), [_parts(result, memory) for result, memory in cells])] if on_gpu else []
+    return [table(header, rows), *parts, *how_to_read(f"{note} {NOTE_GPU}" if on_gpu else note)]
 
 
 def _row(result: CellResult, memory: CellMemory, on_gpu: bool) -> list[str]:
     phases = {phase.phase: phase for phase in memory.phases}
-    row = [result.name, states_of(result), *([_bytes(state_bytes(result.spec) or None)] if on_gpu else [])]
-    row += [_bytes(phases[phase].peak) if phase in phases else "-" for phase in PHASES]
-    row += [_bytes(memory.added, signed=True)]
-    if not on_gpu:
-        return row
-    measure = phases.get("measure")
-    graphs = (measure.graph_pool, measure.device_outside) if measure else (None, None)
-    return [*row, *map(_bytes, graphs), _headroom(memory.headroom, memory.device_total)]
+    peaks = [_bytes(phases[phase].peak) if phase in phases else "-" for phase in PHASES]
+    row = [result.name, states_of(result), *peaks, _bytes(memory.added, signed=True)]
+    return [*row, _headroom(memory.headroom, memory.device_total)] if on_gpu else row
+
+
+def _parts(result: CellResult, memory: CellMemory) -> list[str]:
+    """Return the parts of the peak. Of a cell that never reached phase measure, only the state is known."""
+    state, parts = _bytes(state_bytes(result.spec) or None), memory.parts
+    if parts is None:
+        return [result.name, state, *["-"] * (len(PARTS) - 1)]
+    return [result.name, state, *map(_bytes, (parts.activations, parts.graph_pool, parts.outside, parts.total))]
 
 
 def _headroom(headroom: int | None, total: int | None) -> str:

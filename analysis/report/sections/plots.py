@@ -15,7 +15,8 @@ TITLES = {
     "loss": "Loss and its difference",
     "grad_norm": "Gradient norm and its difference",
     "step_time": "Step times",
-    "memory": "Memory by phase",
+    "gpu_step": "One step on the GPU: busy and idle",
+    "memory": "Memory",
 }
 
 

@@ -21,3 +21,23 @@ class Probe:
     busy_ms: Amount
     computing_ms: Amount
     host_ms: Amount | None
+
+
+@dataclass(frozen=True)
+class LastStep:
+    """The last traced step on one rank's device, which tracing may have lengthened.
+
+    It begins where the device ended the step before. ``busy`` has the share of each of its equal parts in which the device
+    worked, from 0 to 1.
+    """
+
+    milliseconds: Amount
+    busy: tuple[Amount, ...]
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What a probe found. The last step is None where the traced steps differ in their work."""
+
+    probe: Probe
+    last_step: LastStep | None = None

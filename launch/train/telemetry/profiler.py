@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from launch.contract.records.probe import Probe
+from launch.contract.records.probe import LastStep, Probe, Probed
 
 HOST_STEPS = 3
 """Steps in which the host's time is measured without the profiler."""
 TRACED_STEPS = 3
+PARTS = 120
+"""Of the last traced step, each with the share in which the device worked."""
 PROBED_STEPS = HOST_STEPS + TRACED_STEPS
 COMMUNICATION = "nccl"
 """A part of the names of kernels that move data between ranks."""
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
 
-def probe(step: Callable[[torch.Tensor], object], batches: Sequence[torch.Tensor]) -> Probe:
+def probe(step: Callable[[torch.Tensor], object], batches: Sequence[torch.Tensor]) -> Probed:
     """Run ``step`` on ``PROBED_STEPS`` batches on a CUDA device. All ranks must call this together."""
     host = [_host_milliseconds(step, batch) for batch in batches[:HOST_STEPS]]
     events = trace(lambda: [step(batch) for batch in batches[HOST_STEPS:]])
@@ -50,7 +52,7 @@ class StepsTrace:
         self._profiler = profile(activities=[ProfilerActivity.CUDA])
         self._profiler.start()
 
-    def end(self, steps: int) -> Probe:
+    def end(self, steps: int) -> Probed:
         """Return what ``steps`` steps did. The host's own time is unknown."""
         torch.cuda.synchronize()
         self._profiler.stop()
@@ -89,7 +91,7 @@ def _host_milliseconds(step: Callable[[torch.Tensor], object], batch: torch.Tens
     return taken
 
 
-def _summarise(events: Iterable[Any], steps: int, host_ms: float | None) -> Probe:
+def _summarise(events: Iterable[Any], steps: int, host_ms: float | None) -> Probed:
     launches = kernels = 0
     computing: list[tuple[int, int]] = []
     communicating: list[tuple[int, int]] = []
@@ -101,13 +103,36 @@ def _summarise(events: Iterable[Any], steps: int, host_ms: float | None) -> Prob
             kernels += is_kernel(event)
         elif name.startswith("cudaGraphLaunch"):
             launches += 1
-    return Probe(
+    found = Probe(
         graph_launches=launches / steps,
         kernels=kernels / steps,
         busy_ms=merged_duration(chain(computing, communicating)) / steps / 1e6,
         computing_ms=merged_duration(computing) / steps / 1e6,
         host_ms=host_ms,
     )
+    return Probed(found, last_step([*computing, *communicating], steps))
+
+
+def last_step(work: Iterable[tuple[int, int]], steps: int) -> LastStep | None:
+    """Return the last of ``steps`` steps that did ``work`` (start, end, in nanoseconds) on a device.
+
+    Steps are told apart by the number of their intervals: None where these do not divide, or one step is all there is.
+    """
+    ordered = sorted(work)
+    per_step, rest = divmod(len(ordered), steps)
+    if steps < 2 or per_step == 0 or rest:
+        return None
+    before, last = ordered[:-per_step], ordered[-per_step:]
+    begins, ends = max(end for _, end in before), max(end for _, end in last)
+    if ends <= begins:
+        return None
+    edges = [begins + (ends - begins) * part // PARTS for part in range(PARTS + 1)]
+    return LastStep((ends - begins) / 1e6, tuple(_busy_share(last, *edge) for edge in pairwise(edges)))
+
+
+def _busy_share(work: Iterable[tuple[int, int]], begin: int, end: int) -> float:
+    within = ((max(starts, begin), min(stops, end)) for starts, stops in work if starts < end and stops > begin)
+    return round(merged_duration(within) / (end - begin), 3) if end > begin else 0.0
 
 
 def merged_duration(intervals: Iterable[tuple[int, int]]) -> int:

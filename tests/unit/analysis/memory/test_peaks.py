@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from analysis.memory.parts import MemoryParts, memory_parts
+from analysis.memory.static_memory import state_bytes
+from analysis.records.events import PhaseMemory
 from analysis.records.load import load
 from analysis.report.write_report import write_report
 from analysis.sweep.judge_cells import compare_cells
 from launch.contract.outcomes import Outcome
-from launch.contract.spec import Device
+from launch.contract.records.memory import Memory
+from launch.contract.spec import Device, Model, RunSpec
 from tests.records import GIB, AttemptRecord, write_sweep
 
 
@@ -121,3 +126,28 @@ def test_a_gpu_without_memory_has_no_headroom(tmp_path: Path) -> None:
     _, graphed = compare_cells(load(sweep))
     assert graphed.memory is not None and graphed.memory.headroom is None
     assert write_report(sweep).exit_code == 0
+
+
+def test_the_parts_of_a_gpu_make_up_the_peak_of_its_fullest_rank(tmp_path: Path) -> None:
+    """Rank 1 of the second repeat is the fullest. A graph pool takes what activations took."""
+
+    def full(run: AttemptRecord) -> None:
+        for rank, events in run.events.items():
+            for event in (event for event in events if event["kind"] == "phase" and event["phase"] == "measure"):
+                event["memory"]["peak_reserved"] += GIB * rank * run.spec.repeat
+
+    for result in compare_cells(load(write_sweep(tmp_path, impls=("torch",), ranks=2, device="cuda", edit=full))):
+        assert result.memory is not None and result.memory.parts is not None
+        parts, peaks = result.memory.parts, {peak.phase: peak.peak for peak in result.memory.phases}
+        assert parts.total == peaks["measure"] and parts.outside == GIB // 2
+        assert parts.state == state_bytes(result.spec) > 0
+        assert parts.graph_pool == (GIB // 4 if result.cell.graphed else 0)
+
+
+def test_a_state_beyond_what_the_allocator_holds_beside_its_graphs_is_cut_off() -> None:
+    held = Memory(0, 0, peak_reserved=5 * GIB, graph_pool=4 * GIB, device_outside=GIB)
+    attempt = Mock(memory=[PhaseMemory(0, "measure", held)])
+    spec = RunSpec(model=Model(num_layers=64, hidden_size=4096))
+    assert state_bytes(spec) > GIB
+    assert memory_parts([attempt], spec) == MemoryParts(GIB, 0, 4 * GIB, GIB)
+    assert memory_parts([Mock(memory=[PhaseMemory(0, "measure", Memory(1, 1))])], spec) is None

@@ -45,7 +45,7 @@ import time
 import launch.train.telemetry.event_log as event_log
 import launch.train.telemetry.memory as memory
 from launch.contract.records.memory import Memory
-from launch.contract.records.probe import Probe
+from launch.contract.records.probe import Probe, Probed
 from launch.observe import observer, rank
 
 class Graph:
@@ -69,7 +69,7 @@ class Clocks:
     def turn(self): return None
 
 class Trace:
-    def end(self, steps): return Probe(1.0, 10.0, 1.0, 1.0, None)
+    def end(self, steps): return Probed(Probe(1.0, 10.0, 1.0, 1.0, None))
 
 torch.cuda.graphs.CUDAGraph = torch.cuda.CUDAGraph = Graph
 torch.cuda.Event, torch.cuda.current_device = Event, lambda: 0
