@@ -94,14 +94,19 @@ def _parser() -> Parser:
         metavar="K",
         help="compare the steps after K; by default all steps are compared",
     )
+    add_margins(parser)
+    return parser
+
+
+def add_margins(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--loss-margin", type=_margin, default=Margins.loss, metavar="NATS", help="absolute (default: %(default)s)"
-    )
+        "--loss-margin", type=_margin, default=Margins.loss, metavar="NATS",
+        help="largest difference of the loss that counts as equal (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument(
         "--grad-norm-margin", type=_margin, default=Margins.grad_norm, metavar="SHARE",
-        help="relative to eager (default: %(default)s)",
+        help="the same of the gradient norm, as a share of the eager one (default: %(default)s)",
     )  # fmt: skip
-    return parser
 
 
 def whole_number(text: str) -> int:

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from pathlib import Path
@@ -50,6 +50,8 @@ class Curve:
     units: Mapping[Metric, Floats]
     columns: tuple[str, ...]
     """The names of the columns that were read."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """What the file says of its run (analysis.curves.said_settings)."""
 
     @cached_property
     def resolution(self) -> dict[Metric, Floats]:
@@ -63,12 +65,21 @@ def read_curve(path: Path) -> Curve:
     Raises:
         CurveError: the file cannot be read, or holds no curve.
     """
+    return curve_of(path, read_rows(path))
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of CSV or JSON lines.
+
+    Raises:
+        CurveError: the file cannot be read, or is neither.
+    """
     text = read_text(path)
     if re.match(r"\s*\[\s*[{\[\]]", text):
         raise CurveError(f"{path}: a JSON array; write an object a line (JSON lines)")
     if re.match(r"\s*(\x1b)?\[", text):
         raise CurveError(f"{path}: looks like a log; write its steps, losses and gradient norms as CSV or JSON lines")
-    return curve_of(path, list((_json_rows if text.lstrip().startswith("{") else _csv_rows)(path, text)))
+    return list((_json_rows if text.lstrip().startswith("{") else _csv_rows)(path, text))
 
 
 def curve_of(path: Path, rows: Rows) -> Curve:
@@ -202,7 +213,7 @@ def _check_every_row(rows: Rows, columns: Mapping[Column, str]) -> None:
 def _step(at: str, row: Mapping[str, Any], name: str) -> int:
     number = _value(at, row, name)
     if not number.is_integer() or abs(number) > 1 << 53:
-        raise CurveError(f"{at}: {name} is {row[name]!r}, not a whole number")
+        raise CurveError(f"{at}: {name} is {_shown(row[name])}, not a whole number")
     return int(number)
 
 
@@ -213,14 +224,20 @@ def _value(at: str, row: Mapping[str, Any], name: str) -> float:
             raise ValueError
         return float(value)
     except (ValueError, OverflowError) as error:
-        raise CurveError(f"{at}: {name} is {value!r}, not a number") from error
+        raise CurveError(f"{at}: {name} is {_shown(value)}, not a number") from error
+
+
+def _shown(value: Any) -> str:
+    """Return ``value`` as an error shows it."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:40]}... ({len(text):,} characters)"
 
 
 def _metric(at: str, row: Mapping[str, Any], metric: Metric, name: str) -> float:
     number = _value(at, row, name)
     # Programs write -1 where they computed no norm, the same on both sides.
     if metric == "grad_norm" and -math.inf < number < 0:
-        raise CurveError(f"{at}: {name} is {row[name]!r}, but no norm is negative; leave {name} out of all files")
+        raise CurveError(f"{at}: {name} is {_shown(row[name])}, but no norm is negative; leave {name} out of all files")
     return number
 
 

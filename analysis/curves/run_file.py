@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analysis.curves.curve import Curve, CurveError, Digits, Row, curve_of, read_curve, read_text
+from analysis.curves.curve import Curve, CurveError, Digits, Row, curve_of, read_rows, read_text
 from analysis.curves.event_file import read_events
+from analysis.curves.said_settings import collect_settings, settings_in_line
 from analysis.curves.wandb_file import read_history
-from launch.contract.metric_names import column_of, texts_in_line
+from launch.contract.metric_names import column_of, comma_in_line, texts_in_line
 
 _LOGS = (".log", ".out", ".err", ".txt")
 _RANK = re.compile(r"^[0-9]+(?=: )|\b(?:rank|default)[ _:=]?[0-9]+\b", re.IGNORECASE)
@@ -31,7 +33,8 @@ def read_run(path: Path) -> Curve:
     """
     file = file_of(path)
     reader = _reader_of(file)
-    return curve_of(file, _with_loss(reader(file))) if reader else read_curve(file)
+    rows = list(reader(file)) if reader else read_rows(file)
+    return replace(curve_of(file, _with_loss(rows) if reader else rows), settings=collect_settings(rows))
 
 
 def file_of(path: Path) -> Path:
@@ -67,9 +70,14 @@ def _read_log(path: Path) -> Iterator[Row]:
     rows: list[Row] = []
     ranks: set[str] = set()
     for number, line in enumerate(read_text(path).replace("\r", "\n").split("\n"), start=1):
+        at, settings = f"{path}, line {number}", settings_in_line(line)
+        if comma := comma_in_line(line):
+            raise CurveError(f"{at}: {comma!r} has a comma; write numbers with a decimal point and without groups")
         if said := texts_in_line(line):
             ranks.update(rank[0] for rank in _RANK.finditer(line))
-            rows.append((f"{path}, line {number}", {str(name): text for name, text in said.items()}))
+            rows.append((at, settings | {str(name): text for name, text in said.items()}))
+        elif settings:
+            yield at, settings
     counts = not any("step" in row for _, row in rows)
     if counts and len(ranks) > 1:
         raise CurveError(
@@ -83,18 +91,19 @@ def _read_trainer_state(path: Path) -> Iterator[Row]:
     try:
         content = json.loads(read_text(path), parse_float=Digits)
         rows = [dict(row) for row in content["log_history"]]
+        settings = {name: value for name, value in content.items() if name != "log_history"}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CurveError(f"{path}: not the state of a Trainer, which has a log_history") from error
+    yield str(path), settings
     for number, row in enumerate(rows):
         yield f"{path}, log_history[{number}]", row
 
 
-def _with_loss(rows: Iterator[Row]) -> list[Row]:
+def _with_loss(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of training steps. A Trainer's summary has another name for its mean loss."""
-    kept = list(rows)
-    names = dict.fromkeys(str(name) for _, row in kept for name in row)
+    names = dict.fromkeys(str(name) for _, row in rows for name in row)
     loss = "loss" if "loss" in names else next((name for name in names if column_of(name) == "loss"), "loss")
-    return [(at, _known(row)) for at, row in kept if loss in row]
+    return [(at, _known(row)) for at, row in rows if loss in row]
 
 
 def _known(row: Mapping[str, Any]) -> Mapping[str, Any]:

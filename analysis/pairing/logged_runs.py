@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from analysis.curves.judge_files import judge_files
 from analysis.pairing.eager_baseline import EagerBaseline
 from analysis.pairing.pair import Pair
 from analysis.pairing.printed_metrics import not_of_bits
+from analysis.pairing.program_settings import is_allowed, refuse
+from analysis.records.provenance import flat
 from analysis.records.run import Run
 from analysis.verdict.curve_difference import METRICS
 from analysis.verdict.verdict import Verdict, worst
@@ -27,7 +30,12 @@ def judge_logs(
     """Return the verdict on all runs together, for each pair and for the cell. A damaged record of any decides for all."""
     if damaged := [pair.exact for pair in pairs if pair.exact]:
         return tuple(pair.exact or worst(damaged) for pair in pairs), worst(damaged)
-    eager, graphed = _curves(baseline.runs, "eager"), _curves([pair.graphed for pair in pairs], "graphed")
+    named = _name(baseline.runs, "eager") | _name([pair.graphed for pair in pairs], "graphed")
+    if contradicting := _contradictions(named, margins):
+        return tuple(contradicting for _ in pairs), contradicting
+    eager, graphed = (
+        {name: _curve(run) for name, run in named.items() if name.startswith(side)} for side in ("eager", "graphed")
+    )
     metrics = (
         METRICS if all("grad_norm" in curve.units for curve in (*eager.values(), *graphed.values())) else METRICS[:1]
     )
@@ -40,8 +48,19 @@ def judge_logs(
     return tuple(verdict for _ in pairs), verdict
 
 
-def _curves(runs: Iterable[Run], side: str) -> dict[str, Curve]:
-    return {f"{side} repeat {run.repeat}": _curve(run) for run in runs if run.attempt and not run.attempt.problems}
+def _name(runs: Iterable[Run], side: str) -> dict[str, Run]:
+    return {f"{side} repeat {run.repeat}": run for run in runs if run.attempt and not run.attempt.problems}
+
+
+def _contradictions(runs: Mapping[str, Run], margins: Margins) -> Verdict | None:
+    """Return INCOMPARABLE if two logs contradict each other in a setting that both name."""
+    said = {name: flat(run.attempt.environment["settings"], "settings.") for name, run in runs.items() if run.attempt}
+    for (one, before), (other, after) in combinations(said.items(), 2):
+        both = sorted(before.keys() & after.keys())
+        unlike = [f"{key}: {before[key]} ({one}), {after[key]} ({other})" for key in both if before[key] != after[key]]
+        if unlike := [text for text in unlike if not is_allowed(text, margins)]:
+            return refuse(unlike)
+    return None
 
 
 def _curve(run: Run) -> Curve:

@@ -20,16 +20,19 @@ _COLUMNS = {name: column for column, names in NAMES.items() for name in names}
 
 _DECODER = json.JSONDecoder(parse_float=str)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# No percentage, and no digits in groups of three. A name has a bound, or a long line would take seconds.
+# No percentage, and no number with a comma. A name has a bound, or a long line would take seconds.
 _PAIR = re.compile(
     r"([A-Za-z][A-Za-z_ /.-]{0,40}?)['\"]?(?:\s*[:=]\s*|\s+)(?:tensor\()?['\"]?"
-    r"([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|\.\d+|nan|inf)(?![\w]|\.\w))(?!\s*%|,\d{3}\b)",
+    r"([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|\.\d+|nan|inf)(?![\w]|\.\w))(?!\s*%|,\d)",
     re.IGNORECASE,
 )
 _OTHER = re.compile(r"\b(?:val|valid|validation|eval|evaluation|test|testing|ema)\b", re.IGNORECASE)
 """Words before a loss that is not the trained one."""
 _NUMBER = re.compile(r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|\.\d+|nan|inf|infinity)", re.IGNORECASE)
-_STEP = re.compile(r"\b(?:iteration|step|iter)\s*[:=]?\s*(\d+)\b(?!\s*%)", re.IGNORECASE)
+_STEP = re.compile(r"\b(?:iteration|step|iter)\s*[:=]?\s*(\d+)\b(?!\s*%|,\d)", re.IGNORECASE)
+_COMMA = re.compile(
+    r"([A-Za-z][A-Za-z_ /.-]{0,40}?)['\"]?(?:\s*[:=]\s*|\s+)([-+]?\d[\d.]{0,30},\d[\d.,]{0,30})", re.IGNORECASE
+)
 
 
 def letters(name: str) -> str:
@@ -63,6 +66,14 @@ def texts_in_line(line: str) -> dict[Column, str]:
         if "step" not in found and (step := _STEP.search(text)):
             found["step"] = step[1]
     return found if "loss" in found else {}
+
+
+def comma_in_line(line: str) -> str:
+    """Return a step, loss or gradient norm whose number has a comma, as it stands in ``line``; "" if none has."""
+    if "," not in line or "loss" not in line.lower():
+        return ""
+    pairs = _COMMA.finditer(_COLOUR.sub("", line))
+    return next((pair[0].strip() for pair in pairs if column_of(pair[1])), "")
 
 
 def _words_before_loss(text: str, pairs: Sequence[re.Match[str]]) -> str:

@@ -26,4 +26,6 @@ def _own_flags(spec: RunSpec) -> Flags:
     return flags | ({"--deterministic-mode": ()} if spec.training.deterministic else {})
 
 
-FRAMEWORK = Framework(("command", "transformer_engine", "local", "full_iteration"), _graph_flags, _own_flags)
+FRAMEWORK = Framework(
+    ("command", "transformer_engine", "local", "full_iteration"), _graph_flags, _own_flags, "on any GPU"
+)

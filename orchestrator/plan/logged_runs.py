@@ -16,7 +16,7 @@ from launch.contract.spec_ids import digest, run_id
 from orchestrator.recipe.yaml_reader import dump
 
 
-def plan_logs(files: CurveFiles, capture_step: int | None) -> Plan:
+def plan_logs(files: CurveFiles, capture_step: int | None, margins: Margins | None = None) -> Plan:
     """Return the plan of the runs in ``files``. Its name follows from their numbers, and from what is on which side.
 
     Raises:
@@ -41,16 +41,19 @@ def plan_logs(files: CurveFiles, capture_step: int | None) -> Plan:
     bundles = tuple(PlannedBundle(cell.cell_id, cell.workload_id, cell.run_ids) for cell in cells)
     eager_names, graphed_names = ([redact(name) for name in side] for side in (files.eager, files.graphed))
     said = {"eager": eager_names, "graphed": graphed_names, "capture_step": capture_step}
-    return Plan(f"wrap_{logs}", dump({"wrap --from-logs": said}), "wrap --from-logs", Margins(), cells, bundles)
+    return Plan(
+        f"wrap_{logs}", dump({"wrap --from-logs": said}), "wrap --from-logs", margins or Margins(), cells, bundles
+    )
 
 
 def _numbers(side: Mapping[str, Curve]) -> list[list[str]]:
-    """Return the digests of each curve's columns: its steps, its metrics and their printed units."""
+    """Return the digests of each curve's columns, its steps, its metrics and their printed units, and its settings."""
     arrays = (
         [curve.steps.step, *(curve.steps.of(name) for name in curve.units), *curve.units.values()]
         for curve in side.values()
     )
-    return [[hashlib.sha256(array.tobytes()).hexdigest() for array in each] for each in arrays]
+    digests = [[hashlib.sha256(array.tobytes()).hexdigest() for array in each] for each in arrays]
+    return [[*each, str(curve.settings)] for each, curve in zip(digests, side.values(), strict=True)]
 
 
 def _cell(spec: RunSpec, repeats: int) -> Cell:

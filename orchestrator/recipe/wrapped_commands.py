@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
 
+from launch.contract.plan import Margins
 from launch.contract.spec_ids import digest
 from orchestrator.errors import input_error
 from orchestrator.recipe.yaml_reader import dump
@@ -25,7 +26,7 @@ class WrappedCommands:
     steps: int
     repeats: int
     ranks: int
-    allow_differences: tuple[str, ...] = ()
+    margins: Margins
 
     @property
     def recipe(self) -> str:
@@ -54,8 +55,11 @@ class WrappedCommands:
             "resources": {"gpus_per_node": self.ranks},
             "wandb": {"mode": "disabled"},
         }
-        if self.allow_differences:
-            content["equivalence"] = {"allow_differences": [*self.allow_differences]}
+        usual = asdict(Margins())
+        if chosen := {name: value for name, value in asdict(self.margins).items() if value != usual[name]}:
+            content["equivalence"] = {
+                name: [*value] if isinstance(value, tuple) else value for name, value in chosen.items()
+            }
         return dump(content)
 
 

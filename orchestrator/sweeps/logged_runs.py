@@ -56,7 +56,8 @@ def _write_attempt(
         at = {"time": 0.0, "phase": "init", "step": None}
         events.write({**at, "kind": "enter", "pid": redact(name), **identity_of(attempt)})
         events.write({**at, "kind": "note", "message": note})
-    write_json(attempt.environment, identity_of(attempt) | {"made": "elsewhere", "metrics": list(curve.units)})
+    said = {"made": "elsewhere", "metrics": list(curve.units), "settings": dict(curve.settings)}
+    write_json(attempt.environment, identity_of(attempt) | said)
     # Without an allocation that both sides share, no speed is judged.
     outcome = Outcome("COMPLETED", "teardown", f"log {redact(name)}", 0.0, 0.0)
     write_json(attempt.outcome, outcome_to_json(attempt, outcome))

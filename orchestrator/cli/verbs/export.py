@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from launch.common.atomic_files import read_json
 from launch.common.command_line import Parser
+from launch.common.text import first_names
 from launch.contract.spec import RunSpec
 from orchestrator.cli.arguments import add_recipe
 from orchestrator.cli.planning import load_recipe
@@ -65,6 +68,15 @@ def _best_cells(arguments: argparse.Namespace) -> list[tuple[str, RunSpec]]:
     best = {ids[task["task_id"], task["cells"][0]["label"]] for task in report["rankings"] if task["cells"]}
     found = [(cell.label, cell.run_spec) for cell in plan.cells if cell.cell_id in best]
     if not found:
-        fix = "a task is ranked where a graphed cell passes beside others; the report says what is missing"
-        raise input_error(plan.name, "its report ranks no cell of the plan", fix)
+        missing = first_names([_why_unranked(cell) for cell in report["cells"] if cell["impl"] != "none"])
+        fix = f"python -m orchestrator report {plan.name} says more; a recipe and --only print any cell"
+        raise input_error(plan.name, f"no graphed cell is known to be the fastest: {missing or 'it has none'}", fix)
     return found
+
+
+def _why_unranked(cell: Mapping[str, Any]) -> str:
+    verdict, speed = cell["verdict"], cell["speed"]
+    if verdict is None or verdict["verdict"] not in ("BITWISE", "EQUIVALENT"):
+        return f"{cell['label']} is {verdict['verdict'] if verdict else cell['outcome']}"
+    reason = f", since {speed['reason']}" if speed and speed["reason"] else ""
+    return f"no speed of {cell['label']} was judged{reason}"

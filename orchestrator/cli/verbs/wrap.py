@@ -9,9 +9,10 @@ from pathlib import Path
 
 from analysis.curves.curve import CurveError
 from analysis.curves.curve_files import read_curves
-from analysis.loss import whole_number
+from analysis.loss import add_margins, whole_number
 from launch.common.checkout import describe_code
 from launch.common.command_line import Parser
+from launch.contract.plan import Margins
 from orchestrator.cli.arguments import add_allow_empty, add_budget, add_json, add_no_wait, add_target, redirect_messages
 from orchestrator.cli.verbs import sweep
 from orchestrator.errors import input_error
@@ -25,7 +26,7 @@ from orchestrator.sweeps.store import Store
 EXAMPLE = "wrap --eager 'python train.py' --graphed 'python train.py --cuda-graphs'"
 LEAST_STEPS = 110
 """Enough for a verdict of EQUIVALENT, which needs 100 after the capture."""
-FOR_COMMANDS: Mapping[str, object] = {"repeats": 2, "steps": LEAST_STEPS, "ranks": 1, "allow_difference": []}
+FOR_COMMANDS: Mapping[str, object] = {"repeats": 2, "steps": LEAST_STEPS, "ranks": 1}
 """The defaults of options that are for commands alone."""
 
 
@@ -62,6 +63,7 @@ def add_arguments(parser: Parser) -> None:
         "--allow-difference", action="append", default=[], metavar="NAME",
         help="compare runs that differ in NAME of the provenance, such as settings.NCCL_ALGO; may be repeated",
     )  # fmt: skip
+    add_margins(parser)
     add_budget(parser)
     add_target(parser)
     add_json(parser)
@@ -77,8 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     workdir = Path.cwd()
     code = describe_code(workdir)["digest"]
     eager, graphed = _only("--eager", arguments.eager), _only("--graphed", arguments.graphed)
-    counts, allowed = (arguments.steps, arguments.repeats, arguments.ranks), tuple(arguments.allow_difference)
-    commands = WrappedCommands(eager, graphed, str(workdir), code, *counts, allowed)
+    counts = arguments.steps, arguments.repeats, arguments.ranks
+    commands = WrappedCommands(eager, graphed, str(workdir), code, *counts, _margins(arguments))
     text = commands.recipe
     with redirect_messages(arguments):
         print(f"# the same as a recipe (docs/your_own_job.md):\n{text}")
@@ -87,6 +89,11 @@ def run(arguments: argparse.Namespace) -> int:
         path.write_text(text)
         planned = {"recipe": path, "overrides": [], "only": []}
         return sweep.run(argparse.Namespace(**vars(arguments), **planned))
+
+
+def _margins(arguments: argparse.Namespace) -> Margins:
+    allowed = tuple(arguments.allow_difference)
+    return Margins(arguments.loss_margin, arguments.grad_norm_margin, allow_differences=allowed)
 
 
 def _only(option: str, commands: Sequence[str]) -> str:
@@ -109,7 +116,7 @@ def _report_logs(arguments: argparse.Namespace) -> int:
         raise input_error("--graphed", f"{len(graphed)} logs, but {len(eager)} eager ones", fix)
     try:
         files = read_curves(eager, graphed)
-        plan = plan_logs(files, arguments.capture_step)
+        plan = plan_logs(files, arguments.capture_step, _margins(arguments))
         paths = Store(arguments.store).sweep(plan.name)
         write_logged_runs(paths, plan, files, files.first_after(arguments.capture_step))
     except CurveError as error:

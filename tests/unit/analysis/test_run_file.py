@@ -10,6 +10,8 @@ import pytest
 
 from analysis.curves.curve import CurveError
 from analysis.curves.run_file import read_run
+from analysis.curves.said_settings import settings_in_line
+from launch.contract.metric_names import texts_in_line
 
 LOSSES, NORMS = [2.5, 2.25, 1.125], [1.5, 0.75, 0.5]
 STEPS = list(zip(range(1, 4), LOSSES, NORMS, strict=True))
@@ -81,6 +83,38 @@ def test_a_step_that_a_restarted_run_repeats_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + _event(2, "train/loss", 1.0, tensor=False))
     with pytest.raises(CurveError, match="train/loss appears twice at step 2"):
         read_run(path)
+
+
+@pytest.mark.parametrize(
+    "said", ["loss 2,0123", "loss: 1.234,5 ", "iteration 1,024 | loss: 2.5", "grad norm = 1,5 loss 2"]
+)
+def test_a_number_with_a_comma_is_refused_and_not_cut(tmp_path: Path, said: str) -> None:
+    (tmp_path / "x.log").write_text(f"samples: 1,024\nstep 1 loss 2.5 samples 1,024\n{said}\n")
+    with pytest.raises(CurveError, match=r"x.log, line 3: '.*,.*' has a comma; write"):
+        read_run(tmp_path / "x.log")
+    assert not {"loss", "step"} & texts_in_line("step 2,1 loss 2,0123").keys()
+
+
+def test_a_step_of_thousands_of_digits_is_not_printed(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"step": "' + "9" * 4000 + '", "loss": 2}\n')
+    with pytest.raises(CurveError, match=r"not a whole number") as caught:
+        read_run(tmp_path / "x.jsonl")
+    assert "(4,002 characters)" in str(caught.value) and len(str(caught.value)) < 300 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("  seed ............................................ 1234", {"seed": "1234"}),
+        ("{'seed': 7, 'train_batch_size': 64, \"max_seq_length\": 4096}", {"seed": "7", "batch_size": "64", "sequence_length": "4096"}),
+        ("  Total train batch size (w. parallel, distributed & accumulation) = 64", {"batch_size": "64"}),
+        ("train.py --lr 6.0e-4 --lr-decay-style cosine --lr_warmup 3 --data_seed 9", {"learning_rate": "6.0e-4"}),
+        ("iteration 1/ 3 | learning rate: 3.000000E-04 | global batch size:  32 |", {"learning_rate": "3.000000E-04", "batch_size": "32"}),
+        ("seed: 1,5 seq_len: 10% lr: none batch size: 8x", {}),
+    ],
+)  # fmt: skip
+def test_settings_are_read_by_their_usual_names(line: str, said: dict[str, str]) -> None:
+    assert settings_in_line(line) == said
 
 
 def test_a_number_with_a_suffix_is_no_other_number(tmp_path: Path) -> None:

@@ -138,6 +138,9 @@ def test_plan_says_which_framework_was_never_run(tmp_path: Path, capsys: pytest.
     said = capsys.readouterr().out
     assert "--training.disable_cuda_graphs" in said
     assert "not run: this version never ran framework torchtitan" in said
+    recipe = str(ROOT / "recipes" / "megatron_lm_moe.yaml")
+    assert main(["plan", recipe, "--executor", "local", "--only", "cuda_graph.impl=none", "resources.device=cpu"]) == 0
+    assert "never ran framework megatron_lm on any GPU" in capsys.readouterr().out
 
 
 def test_plan_prints_the_first_batch_scripts(capsys: pytest.CaptureFixture[str]) -> None:

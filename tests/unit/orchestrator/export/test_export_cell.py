@@ -408,3 +408,22 @@ def test_the_best_cell_of_a_sweep_is_the_fastest_that_passes(
     exported = capsys.readouterr().out
     assert exported.startswith("# full_iteration") and exported.count("# ") == 1
     assert main([*words, "training.steps=3"]) == 1 and "leave out" in capsys.readouterr().err
+
+
+def test_without_a_best_cell_it_is_said_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweep = write_sweep(tmp_path / "sweeps" / "mine", impls=("torch", "full_iteration"), device="cuda")
+    main(["report", "mine"])
+    report = json.loads((sweep.report / "report.json").read_text())
+    report["rankings"] = []
+    eager, first, second = report["cells"]
+    first["verdict"] |= {"verdict": "DIVERGED"}
+    second["speed"] = None
+    (sweep.report / "report.json").write_text(json.dumps(report))
+    capsys.readouterr()
+    assert main(["export", "mine", "--best", "--to", "bridge"]) == 1
+    said = capsys.readouterr().err
+    assert f"fastest: {first['label']} is DIVERGED; no speed of {second['label']} was judged\n" in said
+    assert eager["label"] not in said

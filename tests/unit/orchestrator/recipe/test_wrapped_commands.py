@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.contract.plan import Margins
 from launch.frameworks.command_line import command_words
 from orchestrator.errors import InputError
 from orchestrator.recipe.expand import expand
@@ -24,7 +25,7 @@ PAIRS = [
 
 
 def wrapped(eager: str, graphed: str) -> WrappedCommands:
-    return WrappedCommands(eager, graphed, "/tmp", "", steps=110, repeats=2, ranks=2)
+    return WrappedCommands(eager, graphed, "/tmp", "", steps=110, repeats=2, ranks=2, margins=Margins())
 
 
 @pytest.mark.parametrize(("eager", "graphed", "before"), PAIRS)
@@ -55,5 +56,6 @@ def test_what_cannot_be_compared_is_refused(eager: str, graphed: str, message: s
 
 def test_allowed_differences_are_in_the_recipe(tmp_path: Path) -> None:
     path = tmp_path / "wrap.yaml"
-    path.write_text(WrappedCommands("a b", "a c", "/tmp", "", 110, 2, 1, ("settings.NCCL_ALGO", "packages")).recipe)
-    assert load(path).equivalence.allow_differences == ("settings.NCCL_ALGO", "packages")
+    margins = Margins(loss=0.5, allow_differences=("settings.NCCL_ALGO", "packages"))
+    path.write_text(WrappedCommands("a b", "a c", "/tmp", "", 110, 2, 1, margins).recipe)
+    assert load(path).equivalence == margins

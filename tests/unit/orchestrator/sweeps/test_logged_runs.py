@@ -18,6 +18,7 @@ from analysis.sweep.cell_results import CellResult
 from analysis.sweep.judge_sweep import judge_sweep
 from launch.contract.exit_codes import ExitCode
 from launch.contract.paths import SweepPaths
+from launch.contract.plan import Margins
 from orchestrator.cli.main import main
 from orchestrator.cli.verbs import wrap
 from orchestrator.plan.logged_runs import plan_logs
@@ -37,9 +38,15 @@ def log(path: Path, seed: int, *, offset: float = 0.0, digits: int = 9, norms: b
     return path
 
 
-def judged(folder: Path, eager: Sequence[Path], graphed: Sequence[Path], capture: int | None = None) -> CellResult:
+def judged(
+    folder: Path,
+    eager: Sequence[Path],
+    graphed: Sequence[Path],
+    capture: int | None = None,
+    margins: Margins | None = None,
+) -> CellResult:
     files = read_curves(eager, graphed)
-    plan = plan_logs(files, capture)
+    plan = plan_logs(files, capture, margins)
     sweep = SweepPaths(folder / plan.name)
     for _ in range(2):
         write_logged_runs(sweep, plan, files, files.first_after(capture))
@@ -119,6 +126,60 @@ def test_a_report_is_written_and_what_nothing_can_run_is_refused(
     assert "in quotes" in capsys.readouterr().err
 
 
+HEADER = " seed ............................... {seed}\n'global_batch_size': 8, max_seq_length=64 lr 1e-3\n"
+STEP = "step {} | loss: {} | grad norm: {} | learning rate: {:.3e} | batch size: 8\n"
+
+
+def header_log(path: Path, noise: int, seed: int = 1, rate: float = 1e-3) -> Path:
+    """Write a log with a header, whose curve has noise and whose learning rate falls from ``rate``."""
+    rows = (json.loads(line) for line in log(path, noise).read_text().splitlines())
+    lines = (STEP.format(row["step"], row["loss"], row["grad_norm"], rate / row["step"]) for row in rows)
+    path.write_text("loading, seeded\n" + HEADER.format(seed=seed) + "".join(lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("unlike", "allowed", "reason"),
+    [
+        ({}, (), "replay is unproven"),
+        ({"seed": 2}, (), r"settings.seed: 1 \(eager repeat 0\), 2 \(graphed repeat 0\)"),
+        ({"seed": 2}, ("settings.seed",), "replay is unproven"),
+        ({"rate": 2e-3}, (), r"settings.learning_rate.steps: 0.001 to .* \(130 values"),
+        ({"rate": 2e-3}, ("settings",), "replay is unproven"),
+    ],
+)
+def test_logs_that_contradict_each_other_are_incomparable(
+    tmp_path: Path, unlike: dict[str, float], allowed: tuple[str, ...], reason: str
+) -> None:
+    eager = [header_log(tmp_path / f"{seed}.log", seed) for seed in (1, 2)]
+    graphed = header_log(tmp_path / "3.log", 3, **unlike)  # type: ignore[arg-type]
+    margins = Margins(allow_differences=allowed)
+    found = judged(tmp_path, eager, [graphed], margins=margins).verdict
+    assert found and re.search(reason, found.reason), found
+    assert found.verdict == ("EQUIVALENT" if reason == "replay is unproven" else "INCOMPARABLE")
+    silent = log(tmp_path / "silent.jsonl", 3)
+    assert (other := judged(tmp_path, eager, [silent]).verdict) and other.verdict == "EQUIVALENT", (
+        "it says nothing of these"
+    )
+
+
+def test_eager_logs_of_another_seed_are_no_noise(tmp_path: Path) -> None:
+    logs = [header_log(tmp_path / f"{place}.log", place, seed) for place, seed in enumerate((1, 2, 1))]
+    found = judged(tmp_path, logs[:2], logs[2:]).verdict
+    assert found and found.verdict == "INCOMPARABLE" and "1 (eager repeat 0), 2 (eager repeat 1)" in found.reason
+    assert found.fix and "--allow-difference settings.seed" in found.fix
+
+
+def test_margins_of_logs_are_chosen(tmp_path: Path) -> None:
+    eager, graphed = (
+        [log(tmp_path / f"{seed}.jsonl", seed) for seed in (1, 2)],
+        log(tmp_path / "g.jsonl", 3, offset=0.01),
+    )
+    for margin, verdict in ((1e-3, "DIVERGED"), (0.1, "EQUIVALENT")):
+        found = judged(tmp_path, eager, [graphed], margins=Margins(loss=margin, grad_norm=1.0)).verdict
+        assert found and found.verdict == verdict
+
+
 def test_a_norm_that_graphs_turn_into_nan_is_judged(tmp_path: Path) -> None:
     eager = [log(tmp_path / f"{seed}.jsonl", seed) for seed in (1, 2)]
     broken = tmp_path / "broken.jsonl"
@@ -157,9 +218,7 @@ def test_lines_of_several_ranks_are_no_steps(tmp_path: Path) -> None:
         read_curves([file], [file])
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("--repeats", "3"), ("--ranks", "2"), ("--allow-difference", "packages")]
-)
+@pytest.mark.parametrize(("option", "value"), [("--repeats", "3"), ("--ranks", "2")])
 def test_options_of_commands_are_refused_for_logs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
 ) -> None:

@@ -1,0 +1,67 @@
+"""What a log says of its run's settings: seed, batch size, sequence length and learning rate.
+
+Logs of one workload agree in what they say of these. They need not say it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+from launch.contract.metric_names import column_of, letters
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "seed": ("seed", "randomseed"),
+    "batch_size": ("globalbatchsize", "totalbatchsize", "totaltrainbatchsize", "batchsize"),
+    "sequence_length": ("sequencelength", "seqlength", "seqlen", "maxseqlength", "maxsequencelength"),
+    "learning_rate": ("learningrate", "lr"),
+}
+"""The usual names of each setting, as :func:`letters` spells them."""
+_SETTINGS = {name: setting for setting, names in NAMES.items() for name in names}
+_WORDS = r"random[_ -]?seed|seed|(?:(?:global|total|total[_ -]train|train)[_ -])?batch[_ -]size|(?:max[_ -])?seq(?:uence)?[_ -]?len(?:gth)?|learning[_ -]rate|lr"
+_SAID = re.compile(
+    rf"(?<![\w/.])(?:--)?({_WORDS})\b(?:\s*\([^()]{{0,80}}\))?['\"]?(?:\s*[:=]\s*|\s*\.{{2,}}\s*|\s+)['\"]?"
+    r"([-+]?\d{1,30}(?:\.\d{0,30})?(?:e[-+]?\d{1,3})?)(?![\w%]|[.,]\d)",
+    re.IGNORECASE,
+)
+_MOST_LISTED = 4
+
+
+def settings_in_line(line: str) -> dict[str, str]:
+    """Return the settings that a line of a log names, with their numbers: {"seed": "1234"}."""
+    return {_SETTINGS[letters(name)]: number for name, number in _SAID.findall(line) if letters(name) in _SETTINGS}
+
+
+def collect_settings(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
+    """Return what ``rows`` say, once of the run (``seed``) and apart from it of its steps (``seed.steps``)."""
+    said: dict[str, list[float]] = {}
+    for _, row in rows:
+        step = ".steps" if any(column_of(str(name)) == "loss" for name in row) else ""
+        for name, value in row.items():
+            setting = _SETTINGS.get(letters(str(name)))
+            if setting and (number := _number(value)) is not None:
+                said.setdefault(setting + step, []).append(number)
+    # Of the run each rank may say it, in any order.
+    ordered = {
+        name: dict.fromkeys(found) if name.endswith(".steps") else sorted({*found}) for name, found in said.items()
+    }
+    return {name: _describe([*numbers]) for name, numbers in ordered.items()}
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _describe(numbers: Sequence[float]) -> str:
+    """Describe unlike numbers in their order, by a digest where they are many: those of a schedule."""
+    listed = ", ".join(f"{number:.12g}" for number in numbers)
+    if len(numbers) <= _MOST_LISTED:
+        return listed
+    return f"{numbers[0]:.12g} to {numbers[-1]:.12g} ({len(numbers)} values, {sha256(listed.encode()).hexdigest()[:8]})"
