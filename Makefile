@@ -50,6 +50,7 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint docs/Dockerfile
 
 # The documentation site, build/site/index.html. Any warning fails: a link to nothing, a page in no part.
 docs: $(VENV)/installed-dev

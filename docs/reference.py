@@ -37,15 +37,19 @@ from launch.contract.records import (  # noqa: E402
     step_metrics,
 )
 from launch.failures.classes import EXCEPTION_CLASSES, FAILURE_CLASSES  # noqa: E402
+from launch.support import megatron  # noqa: E402
+from launch.support.rule import Rule  # noqa: E402
 from orchestrator.cli.arguments import PROGRAM, add_store  # noqa: E402
 from orchestrator.cli.verbs import VERBS  # noqa: E402
+from orchestrator.recipe.expand import expand  # noqa: E402
 from orchestrator.recipe.field_check import Schema  # noqa: E402
 from orchestrator.recipe.fields import RECIPE, SECTIONS, TopLevel  # noqa: E402
+from orchestrator.recipe.recipe import load  # noqa: E402
 from orchestrator.targets.profile import SCHEMA as PROFILE  # noqa: E402
 from orchestrator.targets.profile import Profile  # noqa: E402
 
 BLOCK = re.compile(r"(<!-- ([^\n]+) of docs/reference\.py -->\n).*?(<!-- end -->)", re.DOTALL)
-PAGES = ("clusters", "commands", "failures", "recipes", "records")
+PAGES = ("choosing_a_scope", "clusters", "commands", "failures", "recipes", "records", "upstream_faults")
 MORE_ON_VERBS = {
     "advise": "advise", "bisect": "bisect", "compare": "compare", "doctor": "clusters", "export": "megatron", "init": "megatron",
     "wrap": "your_own_job",
@@ -206,6 +210,109 @@ def json_objects() -> str:
     )
 
 
+# --- upstream faults ------------------------------------------------------------------------------------------------
+
+SILENT = {
+    "megatron.precision": "observed",
+    "megatron.tp": "seen on a CPU",
+    "megatron.overlap_moe_expert_parallel_comm": "seen on a CPU",
+}
+"""Rules that refuse what an engine of Megatron-Core computes wrongly without an error, and how that is known."""
+
+
+def known_faults() -> str:
+    return "\n\n".join(map(_describe_fault, megatron.KNOWN_FAULTS))
+
+
+def _describe_fault(fault: Rule) -> str:
+    name = fault.id.removeprefix("megatron.")
+    rows = [
+        ("symptom", f"{fault.statement[0].upper()}{fault.statement[1:]}"),
+        ("releases", fault.versions),
+        ("where", fault.source),
+        ("avoid it", fault.fix),
+        *([("mend", f"`cuda_graph: {{mend: [{name}]}}` repairs it in a cell")] if name in megatron.MENDS else []),
+        *(("smallest recipe", f"`recipes/exhibits/{file.name}`{_verdict_of(file)}") for file in _exhibits(fault)),
+    ]
+    return f"### `{fault.id}`\n\n{table(('', ''), rows)}"
+
+
+def _exhibits(fault: Rule) -> Iterator[Path]:
+    """Yield the exhibits of which a cell has the fault."""
+    for file in sorted((DOCS.parent / "recipes" / "exhibits").glob("*.yaml")):
+        if any(fault.judge(cell.spec) for cell in expand(load(file), "cuda")):
+            yield file
+
+
+def _verdict_of(exhibit: Path) -> str:
+    """Return what the report of an exhibit says of the cells that DIVERGED, if it ran."""
+    report = DOCS / "results" / exhibit.stem / "report.json"
+    if not report.exists():
+        return " (not run yet)"
+    cells = [
+        cell for cell in json.loads(report.read_text())["cells"] if (cell["verdict"] or {}).get("verdict") == "DIVERGED"
+    ]
+    said = "; ".join(f"`{cell['label']}` DIVERGED, {cell['verdict']['reason']}" for cell in cells)
+    return f". On an H200: {said} ([report](results/{exhibit.stem}/report.md))"
+
+
+def silent_refusals() -> str:
+    rules = [rule for rule in megatron.RULES if rule.id in SILENT]
+    return table(
+        ("rule", "symptom", "releases", "known", "avoid it", "where"),
+        ((f"`{rule.id}`", rule.statement, rule.versions, SILENT[rule.id], rule.fix, rule.source) for rule in rules),
+    )
+
+
+# --- measurements ---------------------------------------------------------------------------------------------------
+
+MEASURED = (
+    "launch_bound",
+    "qwen3_8l",
+    "qwen3_8l_parallel",
+    "qwen3_8l_megatron",
+    "qwen3_8l_megatron_parallel",
+    "two_nodes",
+)
+SHORTER = {
+    "moe_expert_capacity_factor=2.0, moe_pad_expert_input_to_capacity=True": "padded experts",
+    "schedule=interleaved": "interleaved",
+    ", sequence_parallel=True": "",
+}
+
+
+def measured_scopes() -> str:
+    rows = (row for name in MEASURED for row in _measured(name))
+    return table(("report", "captured", "losses", "step ms, eager to graphed", "speed-up", "memory"), rows)
+
+
+def _measured(name: str) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each graphed cell of a report that completed."""
+    cells = json.loads((DOCS / "results" / name / "report.json").read_text())["cells"]
+    eager = {cell["workload_id"]: cell["memory"]["peak"] for cell in cells if cell["impl"] == "none"}
+    for cell in cells:
+        if speed := cell["speed"]:
+            label = cell["label"]
+            for long, short in SHORTER.items():
+                label = label.replace(long, short)
+            added = (cell["memory"]["peak"] - eager[cell["workload_id"]]) / 2**30
+            times = f"{speed['eager_ms']:.1f} to {speed['graphed_ms']:.1f}"
+            yield (
+                f"[{name}](results/{name}/report.md)",
+                label,
+                cell["verdict"]["verdict"],
+                times,
+                _ratio(speed),
+                f"{added:+.2f} GiB",
+            )
+
+
+def _ratio(speed: Mapping[str, Any]) -> str:
+    if speed["low"] is None:
+        return f"{speed['ratio']:.2f}x"
+    return f"{speed['ratio']:.2f}x ({speed['low']:.2f} to {speed['high']:.2f}) {speed['verdict'] or ''}".rstrip()
+
+
 # --- failures -------------------------------------------------------------------------------------------------------
 
 
@@ -228,6 +335,9 @@ BLOCKS: Mapping[str, Callable[[str], str]] = {
     "fields at the top": lambda page: fields_table(RECIPE.top, TopLevel, page),
     **{f"fields of {section}": _fields_of(section) for section in SECTIONS},
     "fields of a profile": lambda page: fields_table(PROFILE, Profile, page),
+    "known faults": lambda _: known_faults(),
+    "silent refusals": lambda _: silent_refusals(),
+    "measured scopes": lambda _: measured_scopes(),
     "failure classes": lambda _: failure_classes(),
     "files of a sweep": lambda _: files_of_a_sweep(),
     "records": lambda _: records(),
