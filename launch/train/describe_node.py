@@ -7,12 +7,16 @@ import os
 import socket
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from launch.train.telemetry.provenance import hardware, versions
+from launch.train.telemetry.provenance import driver, hardware, versions
+
+_IMPORTED = ("numpy", "safetensors")
+"""What ranks import beside torch. Tokenizers are needed where a recipe names one."""
 
 
 def describe_node(file: Path) -> dict[str, Any]:
@@ -23,12 +27,32 @@ def describe_node(file: Path) -> dict[str, Any]:
         "host": socket.gethostname(),
         "time": time.time(),
         "sees_file": file.is_file(),
+        "write_error": _write(file),
+        "python": sys.executable,
+        "missing": missing_packages(),
+        "driver": driver(),
         "versions": versions(),
         "hardware": hardware(torch.device("cuda" if has_gpu else "cpu")),
         "cudnn": torch.backends.cudnn.version() if has_gpu else None,
         "nccl": ".".join(map(str, nccl)),
         "other_cudnn": other_cudnn(os.environ.get("LD_LIBRARY_PATH", "")),
     }
+
+
+def _write(file: Path) -> str:
+    """Write this node's name into ``file`` if it is there. Return why that fails, "" otherwise."""
+    try:
+        if file.is_file():
+            file.write_text(socket.gethostname())
+    except OSError as error:
+        return str(error.strerror)
+    return ""
+
+
+def missing_packages() -> list[str]:
+    """Return what ranks import and this interpreter does not have."""
+    old = [] if hasattr(torch.nn.functional, "grouped_mm") else ["torch>=2.11"]
+    return [*old, *(name for name in _IMPORTED if find_spec(name) is None)]
 
 
 def other_cudnn(library_path: str) -> list[str]:

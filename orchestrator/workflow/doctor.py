@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from launch.common.text import count, first_names, one_line
+from launch.common.text import count, first_names, one_line, size
 from launch.contract.spec import Placement, RunSpec
 from launch.track.weights_and_biases import why_offline
 from orchestrator.errors import InputError, SystemFault
-from orchestrator.submit.executor import outage, resolve_executor
+from orchestrator.submit.executor import outage, resolve_executor, silence
 from orchestrator.submit.submitit_adapter import SOURCE, gpu_options
 from orchestrator.targets.host import Host, this_host
 from orchestrator.targets.job_request import placement_request
@@ -60,11 +60,14 @@ def check_cluster(name: str, store: Path) -> list[Check]:
         InputError: there is no such profile, or with every problem of it.
     """
     profile = load_profile(name)
+    if reason := silence():
+        return [Check("Slurm", "fail", reason, "run doctor where sbatch works")]
     try:
-        resolve_executor("slurm")
         cluster = find_cluster(profile, store)
-    except (InputError, SystemFault) as error:
-        return [Check("Slurm", "fail", one_line(str(error)), "run doctor where sbatch works")]
+    except InputError as error:
+        return [Check("Slurm", "fail", f"{one.place}: {one.message}", one.fix) for one in error.problems]
+    except SystemFault as error:
+        return [Check("Slurm", "fail", one_line(str(error)), "run doctor again when Slurm answers")]
     environment = {**os.environ, **profile.environment}
     node = _check_node(_job_command(cluster), environment, store, cluster.device == "cuda")
     return [Check("Slurm", "pass", "answers"), *map(_check_partition, cluster.partitions), *node, _check_wandb()]
@@ -130,7 +133,8 @@ def _check_node(command: Sequence[str], environment: Mapping[str, str], store: P
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
                               timeout=NODE_SECONDS)  # fmt: skip
         # Setup lines and the site's prolog may print before.
-        return list(judge_node(json.loads(done.stdout.splitlines()[-1]), wants_gpu, begun, time.time()))
+        found, ended = json.loads(done.stdout.splitlines()[-1]), time.time()
+        return list(judge_node(found | {"came_back": file.read_text() == found["host"]}, wants_gpu, begun, ended))
     except subprocess.TimeoutExpired:
         return [
             Check("node", "fail", f"no answer within {NODE_SECONDS:g} s", "squeue --me says what the job waits for")
@@ -144,14 +148,8 @@ def _check_node(command: Sequence[str], environment: Mapping[str, str], store: P
 
 def judge_node(found: Mapping[str, Any], wants_gpu: bool, begun: float, ended: float) -> Iterator[Check]:
     """Judge what launch.train.describe_node found between ``begun`` and ``ended``, in seconds of this host's clock."""
-    versions, host = found["versions"], found["host"]
-    yield Check("software", "pass", first_names([f"{name} {version}" for name, version in versions.items()], 12))
-    if found["sees_file"]:
-        yield Check("store", "pass", f"{host} sees it")
-    else:
-        yield Check(
-            "store", "fail", f"{host} does not see it", "name a folder that all nodes share: --store, or mount it"
-        )
+    yield _check_software(found, wants_gpu)
+    yield _check_store(found)
     skew = max(begun - found["time"], found["time"] - ended, 0.0)
     late = skew > MOST_SKEW_SECONDS
     fix = "have the site synchronize clocks (chrony): times of records are compared" if late else ""
@@ -159,17 +157,42 @@ def judge_node(found: Mapping[str, Any], wants_gpu: bool, begun: float, ended: f
     yield from _judge_gpus(found, wants_gpu)
 
 
+def _check_software(found: Mapping[str, Any], wants_gpu: bool) -> Check:
+    versions = found["versions"]
+    seen = first_names([f"{name} {version}" for name, version in versions.items()], 12)
+    if missing := found["missing"]:
+        fix = f"install it where ranks run: {found['python']} -m pip install {shlex.join(missing)}"
+        return Check("software", "fail", f"no {', '.join(missing)}; {seen}", fix)
+    if wants_gpu and (missing := [name for name in ("transformer-engine", "megatron-core") if name not in versions]):
+        fix = "engine megatron and cuda_graph.impl=transformer_engine need it: pip install '.[gpu]' in a checkout"
+        return Check("software", "warn", f"no {', '.join(missing)}; {seen}", fix)
+    return Check("software", "pass", seen)
+
+
+def _check_store(found: Mapping[str, Any]) -> Check:
+    host, fix = found["host"], "name a folder that all nodes share: --store, or mount it"
+    if not found["sees_file"]:
+        return Check("store", "fail", f"{host} does not see it", fix)
+    if found["write_error"]:
+        return Check("store", "fail", f"{host} cannot write to it: {found['write_error']}", "mount it for writing")
+    if not found["came_back"]:
+        return Check("store", "fail", f"what {host} writes does not arrive here", fix)
+    return Check("store", "pass", f"{host} reads and writes it")
+
+
 def _judge_gpus(found: Mapping[str, Any], wants_gpu: bool) -> Iterator[Check]:
-    gpus, driver = found["hardware"]["gpus"], found["hardware"]["driver"]
+    gpus, driver = found["hardware"]["gpus"], f"driver {found['driver'] or 'unknown'}"
     if not gpus:
-        seen = "PyTorch finds none; CUDA " + found["versions"].get("cuda", "is not in this PyTorch")
-        fix = "install a PyTorch with CUDA, and see nvidia-smi and the driver" if wants_gpu else ""
+        cuda = found["versions"].get("cuda")
+        seen = f"PyTorch finds none; {driver}, {f'CUDA {cuda}' if cuda else 'no CUDA in this PyTorch'}"
+        fix = "install a PyTorch with a CUDA that the driver supports (nvidia-smi prints it)" if wants_gpu else ""
         yield Check("GPUs", "fail" if wants_gpu else "warn", seen, fix or "graphs need one: runs here are on the CPU")
         return
     yield Check(
         "GPUs",
         "pass",
-        f"{count('GPU', len(gpus))} ({gpus[0]}), driver {driver or 'unknown'}, CUDA {found['versions'].get('cuda')}",
+        f"{count('GPU', len(gpus))} ({gpus[0]}, {size(found['hardware']['gpu_memory_bytes'][0])}), {driver}, "
+        f"CUDA {found['versions'].get('cuda')}",
     )
     if found["other_cudnn"]:
         where = first_names(found["other_cudnn"])

@@ -72,7 +72,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
         "memory_bytes": memory.host_total(),
         "gpus": [gpu.name for gpu in gpus],
         "gpu_memory_bytes": [gpu.total_memory for gpu in gpus],
-        "driver": _driver() if gpus else None,
+        "driver": driver() if gpus else None,
     }
 
 
@@ -83,7 +83,7 @@ def _cpu_name() -> str:
     return platform.machine()
 
 
-def _driver() -> str | None:
+def driver() -> str | None:
     try:
         return Path("/sys/module/nvidia/version").read_text().strip()
     except OSError:

@@ -32,6 +32,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"checks": [asdict(check) for check in checks]})
     else:
-        print(*align([(check.state, check.name, check.found) for check in checks]), sep="\n")
-        print(*(f"{check.name}: {check.fix}" for check in checks if check.fix), sep="\n")
+        fixes = [f"{check.name}: {check.fix}" for check in checks if check.fix]
+        print(*align([(check.state, check.name, check.found) for check in checks]), *fixes, sep="\n")
     return ExitCode.FAILED if any(check.state == "fail" for check in checks) else ExitCode.PASS

@@ -15,13 +15,24 @@ NODE: dict[str, Any] = {
     "host": "node1",
     "time": 100.0,
     "sees_file": True,
-    "versions": {"python": "3.12.1", "torch": "2.11.0", "cuda": "13.0"},
-    "hardware": {"gpus": ["NVIDIA H200"], "driver": "580.1"},
+    "write_error": "",
+    "came_back": True,
+    "python": "/usr/bin/python3",
+    "missing": [],
+    "driver": "580.1",
+    "versions": {
+        "python": "3.12.1",
+        "torch": "2.11.0",
+        "cuda": "13.0",
+        "transformer-engine": "2.11",
+        "megatron-core": "0.16.1",
+    },
+    "hardware": {"gpus": ["NVIDIA H200"], "gpu_memory_bytes": [150 << 30]},
     "cudnn": 91900,
     "nccl": "2.28.3",
     "other_cudnn": [],
 }
-CPU = {"hardware": {"gpus": [], "driver": None}, "cudnn": None, "nccl": ""}
+CPU = {"hardware": {"gpus": []}, "driver": None, "cudnn": None, "nccl": ""}
 
 
 @pytest.mark.parametrize(("wants_gpu", "changes", "wrong"), [
@@ -29,6 +40,10 @@ CPU = {"hardware": {"gpus": [], "driver": None}, "cudnn": None, "nccl": ""}
     (True, {"time": 94.9}, {"clock": "warn"}),
     (True, {"time": 116.0}, {"clock": "warn"}),
     (True, {"sees_file": False}, {"store": "fail"}),
+    (True, {"write_error": "Read-only file system"}, {"store": "fail"}),
+    (True, {"came_back": False}, {"store": "fail"}),
+    (True, {"missing": ["torch>=2.11", "safetensors"]}, {"software": "fail"}),
+    (True, {"versions": {"torch": "2.11.0"}}, {"software": "warn"}),
     (True, {"other_cudnn": ["/opt/libcudnn.so.9"]}, {"cuDNN": "warn"}),
     (True, {"nccl": ""}, {"NCCL": "fail"}),
     (True, CPU, {"GPUs": "fail"}),
