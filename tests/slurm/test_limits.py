@@ -197,7 +197,7 @@ def test_slurm_that_does_not_answer_is_told_from_one_that_is_not_there(site: Sit
     assert done.returncode == 1
     assert done.stderr == (
         "error: --executor: slurm: Slurm does not answer (slurm_load_partitions: Unable to contact slurm controller "
-        "(connect failure))\n    --executor local runs the sweep on this host\n"
+        "(connect failure))\n    --executor local runs the sweep on this host; plan --cluster NAME needs no Slurm\n"
     )
     done = site.run("plan", path)
     assert done.returncode == 0
