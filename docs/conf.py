@@ -15,10 +15,13 @@ exclude_patterns = ["results/*/plots"]
 
 myst_heading_anchors = 4  # links to headings are checked as GitHub spells them
 nitpicky = True
+smartquotes = False  # it makes dashes of the two hyphens of an option
 
 html_theme = "furo"
 html_title = project
 html_copy_source = False
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 
 
 def check_addresses(_: Sphinx, document: nodes.document) -> None:
@@ -30,5 +33,14 @@ def check_addresses(_: Sphinx, document: nodes.document) -> None:
             logging.getLogger(__name__).warning("not an https address: %s", address, location=reference)
 
 
+def name_pages(app: Sphinx, document: nodes.document, _: str) -> None:
+    """Show a page's title where a link shows its file, as GitHub's readers need it."""
+    for reference in document.findall(nodes.reference):
+        name = reference.astext().removeprefix("docs/").removesuffix(".md")
+        if reference.astext().endswith(".md") and name in app.env.titles:
+            reference.children = [nodes.inline("", app.env.titles[name].astext())]
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("doctree-resolved", name_pages)
     app.connect("doctree-read", lambda app, document: check_addresses(app, document))

@@ -266,14 +266,14 @@ def silent_refusals() -> str:
 
 # --- measurements ---------------------------------------------------------------------------------------------------
 
-MEASURED = (
-    "launch_bound",
-    "qwen3_8l",
-    "qwen3_8l_parallel",
-    "qwen3_8l_megatron",
-    "qwen3_8l_megatron_parallel",
-    "two_nodes",
-)
+MEASURED = {
+    "launch_bound": "A dense model whose host is the limit, one H200, torch_native",
+    "qwen3_8l": "Eight layers of Qwen3-30B-A3B, one H200, torch_native",
+    "qwen3_8l_parallel": "The same over four H200s",
+    "qwen3_8l_megatron": "The same on Megatron-Core, one H200",
+    "qwen3_8l_megatron_parallel": "The same on Megatron-Core, over four H200s",
+    "two_nodes": "A small mixture of experts over two nodes, four H200s, torch_native",
+}
 SHORTER = {
     "moe_expert_capacity_factor=2.0, moe_pad_expert_input_to_capacity=True": "padded experts",
     "schedule=interleaved": "interleaved",
@@ -282,29 +282,31 @@ SHORTER = {
 
 
 def measured_scopes() -> str:
-    rows = (row for name in MEASURED for row in _measured(name))
-    return table(("report", "captured", "losses", "step ms, eager to graphed", "speed-up", "memory"), rows)
+    head = ("captured", "settings", "losses", "step ms, eager to graphed", "speed-up", "memory")
+    return "\n\n".join(
+        f"**{title}** ([report](results/{name}/report.md))\n\n{table(head, _measured(name))}"
+        for name, title in MEASURED.items()
+    )
 
 
 def _measured(name: str) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each graphed cell of a report that completed."""
+    """Yield a row for each graphed cell of a report that has a speed-up."""
     cells = json.loads((DOCS / "results" / name / "report.json").read_text())["cells"]
     eager = {cell["workload_id"]: cell["memory"]["peak"] for cell in cells if cell["impl"] == "none"}
     for cell in cells:
         if speed := cell["speed"]:
-            label = cell["label"]
+            settings = cell["label"].partition(", ")[2]
             for long, short in SHORTER.items():
-                label = label.replace(long, short)
+                settings = settings.replace(long, short)
             added = (cell["memory"]["peak"] - eager[cell["workload_id"]]) / 2**30
             times = f"{speed['eager_ms']:.1f} to {speed['graphed_ms']:.1f}"
-            yield (
-                f"[{name}](results/{name}/report.md)",
-                label,
-                cell["verdict"]["verdict"],
-                times,
-                _ratio(speed),
-                f"{added:+.2f} GiB",
-            )
+            yield _captured(cell), settings, cell["verdict"]["verdict"], times, _ratio(speed), f"{added:+.2f} GiB"
+
+
+def _captured(cell: Mapping[str, Any]) -> str:
+    if cell["impl"] == "full_iteration":
+        return "`full_iteration`" + (" with the optimizer" if ".optimizer" in cell["label"] else "")
+    return f"`{cell['impl']}`: {', '.join(cell['scope']) or 'whole layers'}"
 
 
 def _ratio(speed: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ A sweep is a folder. Each file in it has one writer:
     <sweep>/bundles/<bundle>/supervisor.log local_queue       what supervisors on this host printed, for people only
     <sweep>/bundles/<bundle>/track.log      launch.track      what trackers printed, for people only
     <sweep>/bundles/<bundle>/lock           supervisor        who supervises the bundle (host, boot, pid)
-    <sweep>/bundles/<bundle>/allocations.jsonl supervisor        a line for each supervisor that took the bundle
+    <sweep>/bundles/<bundle>/allocations.jsonl supervisor     a line for each supervisor that took the bundle
     <sweep>/bundles/<bundle>/begun.jsonl    supervisor        a line for each attempt, before its folder is there
     <sweep>/submissions/<token>.json        orchestrator      bundles submitted by one sbatch, and the job's id
     <sweep>/order.lock                      orchestrator      held while a command plans or cancels
