@@ -22,11 +22,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        self.exit(1, f"error: {message}{_suggest_choice(message)}\n")
+        self.exit(1, f"error: {message}{_suggest(message)}\n")
 
 
-def _suggest_choice(message: str) -> str:
-    """Return "; did you mean ...?" where argparse says that a word is none of its choices."""
+def _suggest(message: str) -> str:
+    """Return what to do where argparse misses the verb, or "; did you mean ...?" for a word that is none of its choices."""
+    if message.endswith("required: VERB"):
+        return "; --help lists the verbs"
     if not (found := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)):
         return ""
     import difflib

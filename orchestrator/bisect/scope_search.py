@@ -13,6 +13,7 @@ from analysis.sweep.judge_sweep import collect_workload
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Cell, Plan, Reason
 from launch.contract.spec import CudaGraph, RunSpec
+from orchestrator import PROGRAM
 from orchestrator.bisect.failure_status import NO_OUTCOME, FailureStatus, cause_unknown, classify_failure, judge_cell
 from orchestrator.bisect.scope_answer import ScopeFindings, ScopeSearch, scope_answer
 from orchestrator.bisect.scope_candidates import Conclusion, list_candidates, next_scopes
@@ -47,7 +48,7 @@ def start_search(sweep: SweepPaths, plan: Plan, cell: Cell, target: Target) -> S
     if len(candidates) < 2:
         description = status.description if status else NO_OUTCOME
         message = f"there is no smaller set to try: {_explain_no_candidates(whole, left_out)} (its runs: {description})"
-        raise input_error(cell.cell_id, message, "python -m orchestrator advise RECIPE lists implementations that capture parts")  # fmt: skip
+        raise input_error(cell.cell_id, message, f"{PROGRAM} advise RECIPE lists implementations that capture parts")  # fmt: skip
     if status is None or status.status != "fails":
         fix = "name a run that DIVERGED or failed and whose eager baseline did neither"
         raise cause_unknown(plan, cell, status, "cause its failure", fix)

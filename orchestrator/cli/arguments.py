@@ -12,8 +12,7 @@ from typing import TextIO
 
 from launch.common.command_line import Parser
 from launch.contract.exit_codes import help_lines
-
-PROGRAM = "python -m orchestrator"
+from orchestrator import PROGRAM
 
 
 def epilog(verb: str, example: str, note: str = "") -> str:

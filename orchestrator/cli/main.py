@@ -17,8 +17,8 @@ from typing import NoReturn
 
 from launch.common.command_line import Parser
 from launch.contract.exit_codes import ExitCode
-from orchestrator import __version__
-from orchestrator.cli.arguments import PROGRAM, add_store, epilog
+from orchestrator import PROGRAM, __version__
+from orchestrator.cli.arguments import add_store, epilog
 from orchestrator.cli.verbs import VERBS
 
 

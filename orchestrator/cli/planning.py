@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from launch.contract.plan import Plan
+from orchestrator import PROGRAM
 from orchestrator.cli.verbs import VERBS
 from orchestrator.errors import InputError, input_error
 from orchestrator.output.plan import warn_outage, warn_unused_cluster
@@ -39,11 +40,11 @@ def load_recipe(arguments: argparse.Namespace) -> Recipe:
     except InputError:
         name = str(arguments.recipe)
         if name in VERBS and not arguments.recipe.exists():
-            fix = f"write one of them: python -m orchestrator {arguments.verb} RECIPE"
+            fix = f"write one of them: {PROGRAM} {arguments.verb} RECIPE"
             raise input_error("", f"{arguments.verb} and {name} are two verbs", fix) from None
         if arguments.recipe.exists() or not Store(arguments.store).sweep(name).plan.exists():
             raise
-        fix = f"name a recipe; python -m orchestrator status {name} shows the sweep"
+        fix = f"name a recipe; {PROGRAM} status {name} shows the sweep"
         raise input_error(name, "is a sweep, not a recipe", fix) from None
 
 

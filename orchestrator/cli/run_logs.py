@@ -15,6 +15,7 @@ from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPath
 from launch.contract.plan import Plan
 from launch.failures.diagnose import RankExit, diagnose
 from launch.failures.evidence import read_evidence
+from orchestrator import PROGRAM
 from orchestrator.cli.step_lines import StepLines
 from orchestrator.errors import InputError, input_error
 from orchestrator.sweeps.find_run import find_by_run_id
@@ -29,11 +30,17 @@ def find_run(store: Store, name: str) -> RunPaths:
         InputError: no run of the store, or more than one, has that prefix.
     """
     sweep, _, prefix = name.rpartition("/")
+    if sweep:
+        store.find(sweep)
     folders = [store.sweep(name).root / "runs" for name in ([sweep] if sweep else store.names())]
     paths = {f"{folder.parent.name}/{path.name}": path for folder in folders for path in sorted(folder.glob("*"))}
     if store.sweep(name).plan.exists() and not any(path.name.startswith(name) for path in paths.values()):
-        raise input_error("", f"{name!r} is a sweep, not a run", f"python -m orchestrator status {name} lists its runs")
-    found = find_by_run_id(((path.name, name) for name, path in paths.items()), prefix, sweep or str(store.root))
+        raise input_error("", f"{name!r} is a sweep, not a run", f"{PROGRAM} status {name} lists its runs")
+    found = find_by_run_id(
+        ((path.name, name) for name, path in paths.items()),
+        prefix,
+        sweep or f"the sweeps in folder {store.root.absolute()}",
+    )
     return RunPaths(paths[found])
 
 

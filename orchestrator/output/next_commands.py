@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
+from orchestrator import PROGRAM
 from orchestrator.sweeps.report_process import read_needed_runs
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.store import default_store
@@ -54,11 +55,17 @@ def cancel_command(sweep: SweepPaths, plan: Plan) -> str:
 
 def format_command(verb: str, sweep: SweepPaths) -> str:
     """Return a whole command line, with --store if the sweep is not in the default store."""
-    words = [_python(), "-m", "orchestrator", verb]
+    words = [*_program(), verb]
     store = sweep.root.parent
     if store != default_store():
         words += ["--store", shlex.quote(str(store))]
     return " ".join(words)
+
+
+def _program() -> list[str]:
+    """Return the words that start this program: the installed command by its name where a shell finds this one."""
+    found = shutil.which(PROGRAM)
+    return [PROGRAM] if found and Path(found).samefile(sys.argv[0]) else [_python(), "-m", "orchestrator"]
 
 
 def _python() -> str:

@@ -15,6 +15,7 @@ from launch.contract.outcomes import DAMAGED_OUTCOME_REMEDY
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Cell, Plan
 from launch.supervise.attempt import ROOM_SECONDS
+from orchestrator import PROGRAM
 from orchestrator.output.jobs import describe_job, job_to_json
 from orchestrator.sweeps.run_state import RunState
 from orchestrator.sweeps.slot_holders import SlotHolder
@@ -135,7 +136,7 @@ def describe_slots(holders: Sequence[SlotHolder]) -> list[str]:
 def print_sweeps(sweeps: Sequence[tuple[str, int, Mapping[str, RunState]]], root: Path) -> None:
     """Print a line for each sweep of the store at ``root``, with its bytes on disk."""
     if not sweeps:
-        print(f"no sweeps in {root}; start one with: python -m orchestrator sweep tiny_moe")
+        print(f"no sweeps in folder {root.absolute()}; start one with: {PROGRAM} sweep tiny_moe")
         return
     rows = [(name, str(len(states)), size(on_disk), format_counts(states)) for name, on_disk, states in sweeps]
     print(*align([("sweep", "runs", "on disk", "states"), *rows]), sep="\n")

@@ -140,7 +140,8 @@ def parse_setting(text: str, place: str = "--only") -> tuple[str, Any]:
     if not equals:
         raise input_error(place, f"{text!r} is not of the form key=value", "--only cuda_graph.impl=torch_compile")
     if name not in _CELL_FIELDS:
-        fix = suggestion(name, _CELL_FIELDS, "docs/recipes.md lists them")
+        same = [field for field in _CELL_FIELDS if field.rpartition(".")[2] == name]
+        fix = f"did you mean {same[0]!r}?" if same else suggestion(name, _CELL_FIELDS, "docs/recipes.md lists them")
         raise input_error(place, f"{written!r} is not a field of a cell", fix)
     schema, key = _CELL_FIELDS[name]
     plain = value.strip().removeprefix("[").removesuffix("]") if schema.is_list(key) else value.strip()

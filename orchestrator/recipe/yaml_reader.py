@@ -15,11 +15,12 @@ from typing import Any
 import yaml
 
 from launch.common.regular_file import read_regular
+from orchestrator import PROGRAM
 from orchestrator.errors import InputError, Problem, input_error, suggestion
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """The name of a folder or a file."""
-EXAMPLES = "recipes/, recipes/models/ and clusters/ hold examples"
+EXAMPLES = f"{PROGRAM} init recipe prints a recipe that works, init profile a profile"
 MOST_BYTES = 16 << 20
 MOST_NESTED = 50
 MOST_VALUES = 1_000_000

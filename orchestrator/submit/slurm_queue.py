@@ -22,6 +22,7 @@ from launch.contract.errors import OrchestratorError
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Plan
 from launch.contract.spec_ids import digest
+from orchestrator import PROGRAM
 from orchestrator.errors import SystemFault, input_error
 from orchestrator.submit.job_arrays import Array, count_lanes, form_arrays
 from orchestrator.submit.submitit_adapter import BatchJob, Refused, submit_bundles
@@ -255,4 +256,4 @@ def _refusal(refused: Refused, array: Array, profile: Profile, before: int) -> O
         )
     asked = f"{len(array.bundles)} x {array.request.nodes} nodes for {array.request.minutes} min"
     return input_error(f"profile {profile.name}" if profile.name else "", f"sbatch rejects {asked}: {refused}{kept}",
-                 "python -m orchestrator plan RECIPE prints the script; correct the profile, then run the command again")  # fmt: skip
+                 f"{PROGRAM} plan RECIPE prints the script; correct the profile, then run the command again")  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from orchestrator import PROGRAM
 from orchestrator.errors import input_error, suggestion
 
 MOST_NAMED = 8
@@ -28,7 +29,7 @@ def find_by_run_id(targets: Iterable[tuple[str, str]], prefix: str, where: str) 
         fix = suggestion(
             prefix,
             {run_id[: len(prefix)] for run_id in known},
-            otherwise="python -m orchestrator status SWEEP lists the runs",
+            otherwise=f"{PROGRAM} status SWEEP lists the runs",
         )
         raise input_error("", f"no run of {where} begins with {prefix!r}", fix)
     if len(matches) > 1:

@@ -35,6 +35,7 @@ from launch.contract.cancellation import read_cancellation
 from launch.contract.paths import BundlePaths, SweepPaths
 from launch.contract.plan import Plan
 from launch.contract.plan import read_plan as read_record
+from orchestrator import PROGRAM
 from orchestrator.errors import SystemFault, input_error, suggestion
 
 VARIABLE = "ORCHESTRATOR_STORE"
@@ -77,15 +78,15 @@ class Store:
                 return sweep
         for run in self.root.glob(f"[!.]*/runs/{glob.escape(Path(name).name)}*" if name else "nothing"):
             sweep_name = run.parent.parent.name
-            fix = f"name its sweep, {sweep_name}; python -m orchestrator logs {name} prints the log of a run"
+            fix = f"name its sweep, {sweep_name}; {PROGRAM} logs {name} prints the log of a run"
             raise input_error("", f"{name!r} is a run of sweep {sweep_name}, not a sweep", fix)
         is_file = Path(name).is_file()
-        otherwise = (
-            "a recipe names its sweep: write the name in it"
-            if is_file
-            else "python -m orchestrator sweep RECIPE makes one"
+        otherwise = "a recipe names its sweep: write the name in it" if is_file else f"{PROGRAM} sweep RECIPE makes one"
+        raise input_error(
+            "",
+            f"no sweep {name!r} in folder {self.root.absolute()}",
+            suggestion(Path(name).stem, self.names(), otherwise),
         )
-        raise input_error("", f"no sweep {name!r} in {self.root}", suggestion(Path(name).stem, self.names(), otherwise))
 
 
 def file_sizes(path: Path) -> Iterator[int]:

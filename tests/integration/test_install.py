@@ -52,6 +52,7 @@ def test_an_installed_copy_needs_no_checkout_and_knows_its_commit(tmp_path: Path
 
     assert call("--version") == f"cuda-graph-orchestrator {__version__}, commit {commit}\n"
     assert "looked in recipes and " in (said := call("plan", "tiny_mo", code=1)) and "did you mean 'tiny_moe'?" in said
+    assert f"in folder {elsewhere}/sweeps; start one with: cuda-graph-orchestrator sweep tiny_moe" in call("status")
     assert f"looked in {command.parents[1]}/lib" in call("plan", "tiny_dense", "model.preset=nope", code=1)
     eager = ["tiny_dense", "sweep=null", "training.steps=10", "repeats=1", "wandb.mode=disabled", "--executor=debug"]
     call("sweep", *eager, "--allow-empty")

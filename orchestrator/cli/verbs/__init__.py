@@ -15,7 +15,7 @@ VERBS = {
     "logs": "print the steps of a run, and the log of the first failing rank, else of rank 0",
     "cancel": "cancel the runs of a sweep, or only those you name",
     "resume": "continue a sweep that did not finish",
-    "prune": "delete old sweeps, or all of them that their reports do not need",
+    "prune": "delete old sweeps, or with --keep reports what their reports do not need",
     "doctor": "check this host, or with --cluster a Slurm cluster and one of its nodes",
     "init": "print a recipe or a cluster profile to begin with, or the recipe of a Megatron-LM command line",
     "export": "print the cells of a recipe as flags of Megatron-LM or Megatron Bridge",

@@ -16,7 +16,9 @@ EXAMPLE = "cancel tiny_moe eager-1a2b3c4d5e-r0"
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("sweep", help="name of a sweep")
-    parser.add_argument("run_ids", nargs="*", metavar="run", help="id, or unique prefix, of a run (default: all runs)")
+    parser.add_argument(
+        "run_ids", nargs="*", default=[], metavar="run", help="id, or unique prefix, of a run (default: all runs)"
+    )
     add_json(parser)
 
 

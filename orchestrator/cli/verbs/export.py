@@ -11,6 +11,7 @@ from launch.common.atomic_files import read_json
 from launch.common.command_line import Parser
 from launch.common.text import first_names
 from launch.contract.spec import RunSpec
+from orchestrator import PROGRAM
 from orchestrator.cli.arguments import add_recipe
 from orchestrator.cli.planning import load_recipe
 from orchestrator.errors import input_error
@@ -60,7 +61,7 @@ def _best_cells(arguments: argparse.Namespace) -> list[tuple[str, RunSpec]]:
         raise input_error("--best", "takes the cells of a sweep as they ran", "leave out --only and key=value")
     paths = Store(arguments.store).find(str(arguments.recipe))
     plan, file = read_plan(paths), paths.report / "report.json"
-    again = f"write it: python -m orchestrator report {plan.name}"
+    again = f"write it: {PROGRAM} report {plan.name}"
     if not file.is_file():
         raise input_error(str(file), "there is no report", again)
     report = read_json(file)
@@ -69,7 +70,7 @@ def _best_cells(arguments: argparse.Namespace) -> list[tuple[str, RunSpec]]:
     found = [(cell.label, cell.run_spec) for cell in plan.cells if cell.cell_id in best]
     if not found:
         missing = first_names([_why_unranked(cell) for cell in report["cells"] if cell["impl"] != "none"])
-        fix = f"python -m orchestrator report {plan.name} says more; a recipe and --only print any cell"
+        fix = f"{PROGRAM} report {plan.name} says more; a recipe and --only print any cell"
         raise input_error(plan.name, f"no graphed cell is known to be the fastest: {missing or 'it has none'}", fix)
     return found
 

@@ -18,7 +18,9 @@ EXAMPLE = "prune --older-than 30 --keep reports --dry-run"
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("sweeps", nargs="*", metavar="sweep", help="name of a sweep (default: all, with --older-than)")
+    parser.add_argument(
+        "sweeps", nargs="*", default=[], metavar="sweep", help="name of a sweep (default: all, with --older-than)"
+    )
     parser.add_argument(
         "--older-than",
         type=non_negative("number of days"),

@@ -237,6 +237,7 @@ WRONG = {
     "    write such a number, or leave it out for the default\n"
     "error: command line: training.step = 5: no such field\n    did you mean 'steps'?\n",
     "plan {tiny} --only cuda_graph.imp=none": "did you mean 'cuda_graph.impl'?",
+    "plan {tiny} --only impl=none": "did you mean 'cuda_graph.impl'?",
     "plan {tiny} --only training.seed=7": "no cell has training.seed=7",
     "sweep {tiny} training=": "not a mapping of fields",
     "plan {tiny} --executor local --cluster x": "--cluster: x: profiles are for Slurm",
@@ -247,6 +248,8 @@ WRONG = {
     "cancel nowhere": "no sweep 'nowhere'",
     "resume nowhere": "no sweep 'nowhere'",
     "logs nowhere": "begins with 'nowhere'",
+    "logs nowhere/eager": "no sweep 'nowhere' in folder /",
+    "compare nowhere.json {tiny}": "nowhere.json: no such file\n    report SWEEP --golden FILE writes a golden file",
     "compare nowhere {tiny}": "no sweep 'nowhere'",
     "compare {tiny} {tiny}": "tiny_moe.yaml: not JSON",
     "bisect nowhere torch": "no sweep 'nowhere'",
@@ -329,7 +332,8 @@ def test_bytes_that_are_no_text_are_one_message(capsys: pytest.CaptureFixture[st
 
 
 MISUSED = {
-    "": "the following arguments are required: VERB",
+    "": "the following arguments are required: VERB; --help lists the verbs",
+    "cancel": "the following arguments are required: sweep\n",
     "plann": "invalid choice: 'plann'",
     "plan": "the following arguments are required: recipe\n",
     "plan {tiny} --onyl x": "unrecognized arguments: --onyl x (see python -m orchestrator plan --help)",
