@@ -162,7 +162,7 @@ RECORDS: Mapping[str, tuple[type, ...]] = {
     "outcome.json": (outcomes.Outcome,),
     "metrics.jsonl": (step_metrics.StepMetrics,),
     "events/rank<r>.jsonl": (
-        memory.Memory, clocks.Clocks, graph_stats.GraphStats, probe.Probe,
+        memory.Memory, clocks.Clocks, graph_stats.GraphStats, probe.Probe, probe.LastStep,
         step_check.StepCheck, step_check.TensorDifference, step_check.RoutingDifference, step_check.LayerResult,
         inspection.Inspection, inspection.Finding, inspection.Kernels, inspection.KernelTime,
     ),

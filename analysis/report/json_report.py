@@ -48,6 +48,7 @@
      "memory_risks": [{"graphs", "fitting", "out_of_memory": [label]}],
      "failure_modes": [{"name", "ending", "message", "fix", "graphed": [label], "eager": [label]}],
      "plots": {"drawn": {workload, or "sweep": [files]}, "undrawn": {file: reason}, "left_out_workloads": [...], "left_out_cells": [...]},
+     "wandb": {"urls": {run id, or "analysis": url}, "offline": [run id]},
      "notes": {message: runs}, "provenance": {key: [[value, runs], ...]}, "recipe": YAML}
 
 VERDICT is {"verdict", "reason", "fix", "evidence": null | {...}, "deviation": null | {"step", "metric", "size"}, "noisy", "needed_run"} with the
@@ -111,6 +112,7 @@ def report_to_json(report: ReportData) -> dict[str, Any]:
             "left_out_workloads": report.selection.left_out_workloads,
             "left_out_cells": report.selection.left_out_cells,
         },
+        "wandb": to_json(report.wandb),
         "notes": dict(sorted(Counter(note for a in attempts for note in sorted(set(a.notes))).items())),
         "provenance": provenance([attempt.environment for attempt in attempts]),
         "recipe": plan.recipe,

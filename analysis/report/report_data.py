@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from analysis.records.wandb_runs import WandbRuns
 from analysis.report.selection import Selection, select
 from analysis.report.summary import Summary, summarise
 from analysis.sweep.cell_results import CellResult
@@ -24,6 +25,7 @@ class ReportData:
     """Files by workload, or by :data:`SWEEP`, relative to the report."""
     undrawn: Mapping[str, str] = field(default_factory=dict)
     """Why a plot cannot be drawn, by its file."""
+    wandb: WandbRuns = field(default_factory=WandbRuns)
 
     @property
     def ran(self) -> list[CellResult]:

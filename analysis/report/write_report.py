@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from analysis.records.wandb_runs import wandb_runs
 from analysis.report.charts import Chart, charts_of, speed_chart
 from analysis.report.html import page
 from analysis.report.json_report import report_to_json, summary_to_json
@@ -63,7 +64,8 @@ def _write_files(sweep: SweepPaths) -> Report:
     charts = _charts(sweep, data)
     undrawn = _write_plots(folder, {file: chart for files in charts.values() for file, chart in files.items()})
     plots = {workload: [file for file in files if file not in undrawn] for workload, files in charts.items()}
-    data = replace(data, plots=plots, undrawn=undrawn)
+    run_ids = [run.run_id for result in data.ran for run in result.runs if run.begun]
+    data = replace(data, plots=plots, undrawn=undrawn, wandb=wandb_runs(sweep, run_ids))
     drawn = {file: charts[workload][file] for workload, files in plots.items() for file in files}
     text = render_markdown(data)
     write_text(folder / "report.md", text)

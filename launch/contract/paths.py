@@ -17,7 +17,8 @@ A sweep is a folder. Each file in it has one writer:
     <sweep>/queue.log, submitit/            orchestrator      for people only
     <sweep>/report/                         write_report      derived from the rest at any time: report.md, report.html,
                                                               report.json, summary.json, steps.parquet, plots/
-    <sweep>/tracking/                       launch.track      what a later upload to W&B needs
+    <sweep>/tracking/                       launch.track      what a later upload to W&B needs; id, which ends the W&B ids of
+                                                              its runs; project_url, where those that are online are
     <sweep>/runs/<run>/spec.json            orchestrator      the RunSpec
     <sweep>/runs/<run>/attempts/<k>/        supervisor        a folder that exists is a started attempt
         events/rank<r>.jsonl                that rank         phases with memory, captures, replays, exceptions
@@ -49,6 +50,8 @@ OBSERVED = "LAUNCH_OBSERVED_ATTEMPT"
 """The variable that gives the attempt's folder to the processes of the user's program (engine command)."""
 
 
+PROJECT_URL = "project_url"
+"""Of <sweep>/tracking."""
 _ATTEMPT = re.compile(r"[1-9][0-9]{0,8}")
 """The name of an attempt's folder. After a larger number none could be ordered."""
 

@@ -11,6 +11,7 @@ import netrc
 import os
 import secrets
 import shutil
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -19,8 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from launch.common.atomic_files import write_text
 from launch.common.redact import Secrets, is_secret_name
-from launch.contract.paths import AttemptPaths, SweepPaths
+from launch.contract.paths import PROJECT_URL, AttemptPaths, SweepPaths
 from launch.contract.spec import read_spec
 from launch.track.attempt_content import GIB, gpu_tags, run_config, run_tags, usable_tags
 from launch.track.settings import TrackSettings
@@ -102,6 +104,7 @@ class Session:
         )
         if self.mode == "online":
             self._say(f"online at {run.url}")
+            write_text(self.folder / PROJECT_URL, run.project_url or "")
         return run
 
 
@@ -176,6 +179,8 @@ def _import_wandb(data: Path, cache: Path) -> Any:
     """Import wandb with its artifacts and its cache in the sweep's folder and without its own error reports."""
     os.environ.setdefault("WANDB_DATA_DIR", str(data))
     os.environ.setdefault("WANDB_CACHE_DIR", str(cache))
+    # Its API makes a folder for each run that it looks at.
+    os.environ.setdefault("WANDB_DIR", str(cache))
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
@@ -227,6 +232,8 @@ def _remove_superseded(run: wandb.Run) -> None:
 COLUMNS = ("cell", "label", "outcome", "verdict", "speedup", "speedup_low", "speedup_high", "peak_memory_gib")
 
 
+VERDICT_SECONDS = 15.0
+"""How long the summaries of runs may take: with the upload before, less than orchestrator.sweeps.report_process waits."""
 MOST_SUMMARISED = 100
 """Cells in the summary of a report's run. The table has all."""
 
@@ -251,6 +258,39 @@ def publish_report(sweep: SweepPaths, settings: TrackSettings, say: Callable[[st
         run.log_artifact(artifact)
         run.finish()
         _remove_superseded(run)
+        if session.mode == "offline":
+            say("offline, so runs get no verdict in their summaries; the run analysis has all")
+        else:
+            add_verdicts(f"{run.entity}/{run.project}", sweep_token(sweep.tracking), content, say)
+
+
+def add_verdicts(project: str, token: str, content: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """Add what report.json says of a cell to the W&B summary of each of its runs, as far as :data:`VERDICT_SECONDS` allow."""
+    import wandb
+
+    summaries, done, deadline = run_summaries(content), 0, time.monotonic() + VERDICT_SECONDS
+    missing = f"within {VERDICT_SECONDS:g} s"
+    api: Any = wandb.Api(timeout=round(VERDICT_SECONDS))
+    for run_id, summary in summaries.items():
+        if time.monotonic() > deadline:
+            break
+        try:
+            api.run(f"{project}/{run_id}-{token}").summary.update(summary)
+            done += 1
+        except (wandb.errors.Error, ValueError) as error:
+            # A run that was never uploaded is not there.
+            missing = next(iter(str(error).splitlines()), type(error).__name__)
+    if done < len(summaries):
+        say(f"{done} of {len(summaries)} runs have their verdict in W&B ({missing}); the run analysis has all")
+
+
+def run_summaries(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what report.json says of a cell, as report/COLUMN, for each of its runs by id. What is unknown is left out."""
+    summaries: dict[str, dict[str, Any]] = {}
+    for cell, row in zip(content["cells"], verdict_rows(content), strict=True):
+        known = {f"report/{name}": value for name, value in zip(COLUMNS, row, strict=True) if value is not None}
+        summaries |= {run["run_id"]: known for run in cell["runs"]}
+    return summaries
 
 
 def verdict_rows(content: Mapping[str, Any]) -> list[Sequence[Any]]:

@@ -9,6 +9,8 @@ from typing import Any
 from launch.common.atomic_files import number, read_json
 from launch.common.text import align, count
 from launch.contract.paths import SweepPaths
+from launch.contract.plan import Plan
+from orchestrator.sweeps.report_process import TRACK_SECONDS, is_tracked
 
 MOST_ROWS = 40
 """Cells that are printed; the report has all."""
@@ -28,6 +30,12 @@ def print_report(paths: SweepPaths, tracked: str = "") -> None:
     print(f"\nreport: {paths.report / 'report.md'}")
     if tracked:
         print(tracked)
+
+
+def print_tracking(plan: Plan) -> None:
+    """Print what the command waits for before it prints the report."""
+    if is_tracked(plan):
+        print(f"sending the report to Weights & Biases, for at most {TRACK_SECONDS:g} s", flush=True)
 
 
 def _report_row(cell: Mapping[str, Any]) -> tuple[str, ...]:

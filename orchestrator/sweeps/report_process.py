@@ -15,6 +15,7 @@ from orchestrator.errors import SystemFault
 from orchestrator.sweeps.run_state import RunState
 
 TRACK_SECONDS = 60.0
+"""How long a command waits for Weights & Biases after it wrote a report."""
 
 
 def write_report(sweep: SweepPaths) -> None:
@@ -37,17 +38,22 @@ def write_report(sweep: SweepPaths) -> None:
         raise SystemFault(f"{sweep.report}: cannot be written ({errors[-1]}); to see more: {' '.join(command)}")
 
 
+def is_tracked(plan: Plan) -> bool:
+    """Return whether reports of ``plan`` go to Weights & Biases."""
+    return plan.tracking is not None and plan.tracking["mode"] != "disabled"
+
+
 def track_report(sweep: SweepPaths, plan: Plan) -> str:
     """Send the report on disk to the plan's trackers. Return what they said: where it is, or how to upload it."""
-    if plan.tracking is None or plan.tracking["mode"] == "disabled":
+    if not is_tracked(plan):
         return ""
-    command = [sys.executable, "-m", "launch.track", str(sweep.root), "--settings", json.dumps(dict(plan.tracking))]
+    command = [sys.executable, "-m", "launch.track", str(sweep.root), "--settings", json.dumps(plan.tracking)]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=TRACK_SECONDS
         )
     except subprocess.TimeoutExpired:
-        return f"tracking {plan.name}: not delivered within {TRACK_SECONDS:g} s; report {plan.name} tries again"
+        return f"tracking {plan.name}: not delivered to Weights & Biases within {TRACK_SECONDS:g} s; report {plan.name} tries again"
     return done.stdout.strip()
 
 

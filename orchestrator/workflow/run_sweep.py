@@ -17,7 +17,7 @@ from orchestrator.errors import SystemFault, input_error
 from orchestrator.output.next_commands import cancel_command, print_left_running, print_next_commands, suggest_after
 from orchestrator.output.progress import print_excluded_nodes, print_orders, warn_shared_store, warn_unshared_store
 from orchestrator.output.progress_view import open_view
-from orchestrator.output.report import print_report
+from orchestrator.output.report import print_report, print_tracking
 from orchestrator.output.states import print_needed_runs
 from orchestrator.submit.attempts import Policy, attempts_to_begin
 from orchestrator.submit.executor import Executor
@@ -255,4 +255,5 @@ def _update_report(paths: SweepPaths, plan: Plan) -> str:
     if read_records_digest(paths) == digest_records(paths, plan.cell_of_run()):
         return ""
     write_report(paths)
+    print_tracking(plan)
     return track_report(paths, plan)

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import Mock
 
 import pytest
@@ -250,7 +250,7 @@ def test_the_report_becomes_a_run_of_its_own(tmp_path: Path) -> None:
     write_report(sweep)
     for _ in range(2):
         said = finish(start_on(sweep.root, tmp_path))
-        assert len(said) == 1 and "wandb sync" in said[0]
+        assert len(said) == 2 and "wandb sync" in said[0] and "no verdict" in said[1]
     [file] = sweep.tracking.glob("wandb/offline-run-*/run-analysis-*.wandb")
     records = wandb_records(file)
     assert next(record["run"] for record in records if record["type"] == "run")["job_type"] == "analysis"
@@ -270,6 +270,66 @@ def test_the_report_becomes_a_run_of_its_own(tmp_path: Path) -> None:
     contents = {item["path"]: Path(item["local_path"]) for found in artifacts for item in found["manifest"]["contents"]}
     assert contents["report.html"].read_bytes() == (sweep.report / "report.html").read_bytes()
     assert all(path.is_relative_to(sweep.tracking) for path in contents.values()), "an upload finds them there"
+
+
+class Graphql(http.server.BaseHTTPRequestHandler):
+    """Answers wandb's API: it knows every run but those with "gone" in their name, and each has a loss in its summary."""
+
+    summaries: ClassVar[dict[str, Any]] = {}
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        query, variables = asked["query"], asked.get("variables") or {}
+        answer: dict[str, Any] = {"viewer": {"id": "me", "entity": "me", "username": "me", "flags": "{}"}}
+        if "upsertBucket" in query:
+            self.summaries[variables["id"]] = json.loads(variables["summaryMetrics"])
+            answer = {"upsertBucket": {"bucket": {"id": variables["id"]}}}
+        elif "query Run(" in query:
+            name = variables["name"]
+            run = {"projectId": 1, "id": name, "name": name, "state": "finished", "tags": [], "config": "{}"}
+            run |= {"systemMetrics": "{}", "summaryMetrics": '{"loss": 1.5}'}
+            answer = {"project": {"run": None if "gone" in name else run}}
+        content = json.dumps({"data": answer}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+ADD_VERDICTS = """
+import json, sys
+from launch.track.weights_and_biases import add_verdicts
+add_verdicts("me/graphs", "token", json.load(sys.stdin), print)
+"""
+
+
+@pytest.mark.parametrize("server", [Graphql], indirect=True)
+def test_what_the_report_says_of_a_cell_joins_the_summary_of_its_runs(server: str, tmp_path: Path) -> None:
+    verdict, speed = {"verdict": "BITWISE"}, {"ratio": 1.25, "low": 1.2, "high": 1.3}
+    cell = {"name": "A1", "label": "torch", "outcome": "COMPLETED", "verdict": verdict, "speed": speed}
+    runs = {"memory": {"peak": 3 << 30}, "runs": [{"run_id": "one"}, {"run_id": "gone"}]}
+    names = {"WANDB_BASE_URL": server, "WANDB_API_KEY": KEY, "HOME": str(tmp_path), "WANDB_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", ADD_VERDICTS],
+        input=json.dumps({"cells": [cell | runs]}),
+        env=os.environ | names | {"WANDB_ERROR_REPORTING": "false"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    said = "1 of 2 runs have their verdict in W&B (Could not find run"
+    assert done.stdout.startswith(said) and "the run analysis has all" in done.stdout, done.stderr
+    assert Graphql.summaries == {
+        "one-token": {
+            "loss": 1.5, "report/cell": "A1", "report/label": "torch", "report/outcome": "COMPLETED",
+            "report/verdict": "BITWISE", "report/speedup": 1.25, "report/speedup_low": 1.2, "report/speedup_high": 1.3,
+            "report/peak_memory_gib": 3.0,
+        }
+    }  # fmt: skip
 
 
 def test_event_files_of_tensorboard_hold_every_step(attempt: AttemptPaths) -> None:
@@ -371,9 +431,10 @@ def test_importing_the_tracker_imports_neither_wandb_nor_torch() -> None:
 
 
 @pytest.fixture
-def server() -> Iterator[str]:
-    """Start a server that answers every request with an error: any answer means that it can be reached."""
-    listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+def server(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Start a server that answers every request with an error, unless a handler is given: any answer means that it can be reached."""
+    handler = getattr(request, "param", http.server.BaseHTTPRequestHandler)
+    listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     yield f"http://127.0.0.1:{listening.server_port}"

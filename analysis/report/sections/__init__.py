@@ -22,6 +22,7 @@ from analysis.report.sections import (
     speedup_bound,
     step_checks,
     summary,
+    wandb_runs,
 )
 
 Section = Callable[[ReportData], list[str]]
@@ -43,6 +44,7 @@ SECTIONS: tuple[Section, ...] = (
     failures.render,
     evidence.render,
     cost.render,
+    wandb_runs.render,
     provenance.render,
 )
 

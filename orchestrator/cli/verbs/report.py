@@ -14,7 +14,7 @@ from launch.common.command_line import Parser
 from launch.contract.paths import SweepPaths
 from orchestrator.cli.arguments import add_allow_empty, add_json, add_junit, redirect_messages
 from orchestrator.output.jobs import print_job_problems
-from orchestrator.output.report import print_report
+from orchestrator.output.report import print_report, print_tracking
 from orchestrator.sweeps.close_attempts import close_dead_attempts
 from orchestrator.sweeps.report_process import read_exit_code, track_report, write_report
 from orchestrator.sweeps.run_state import open_submissions, read_states
@@ -41,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
             print_job_problems(scheduler.look(submissions), {})
         close_dead_attempts(paths, read_states(paths, plan, scheduler.settled(submissions)))
     write_report(paths)
+    with redirect_messages(arguments):
+        print_tracking(plan)
     said = track_report(paths, plan)
     if arguments.junit or arguments.golden:
         _write_exports(paths, arguments.junit, arguments.golden, allow_empty=arguments.allow_empty)

@@ -1,0 +1,27 @@
+"""Links to the runs in Weights & Biases, or how to upload them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from analysis.report.report_data import ReportData
+from analysis.report.sections.tables import table
+from analysis.sweep.cell_results import CellResult
+from launch.common.text import count
+
+
+def render(report: ReportData) -> list[str]:
+    urls, offline = report.wandb.urls, report.wandb.offline
+    cells = [(result.name, links) for result in report.shown if (links := _links(result, urls))]
+    blocks = [f"[Report and verdicts]({urls['analysis']}).", table(("cell", "runs by repeat"), cells)] if cells else []
+    if offline:
+        blocks.append(
+            f"On disk alone: {count('run', len(offline))}, in `tracking/wandb` of the sweep's folder. Upload from there with "
+            "`wandb sync tracking/wandb/offline-run-*`."
+        )
+    return ["## Runs in Weights & Biases", *blocks] if blocks else []
+
+
+def _links(result: CellResult, urls: Mapping[str, str]) -> str:
+    runs = [run for run in result.runs if run.run_id in urls]
+    return ", ".join(f"[{'perturbed' if run.perturbed else run.repeat}]({urls[run.run_id]})" for run in runs)
