@@ -1,12 +1,13 @@
-"""What the sweep cost: the time of its runs on all ranks, and in which phases it went."""
+"""What the sweep cost: the time of its runs on all ranks, and where it went."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import table
 from analysis.sweep.cell_results import CellResult
+from launch.contract.outcomes import Outcome
 from launch.contract.records.events import PHASES
 
 
@@ -18,10 +19,13 @@ def render(report: ReportData) -> list[str]:
     eager, graphed = (f"{_hours(side):.3g}" for side in sides)
     found = [phase for phase in PHASES if any(phase in result.phase_seconds for result in report.ran)]
     rows = [[phase, *(f"{_seconds(side, phase):.1f} s" for side in sides)] for phase in found]
+    rows += [["start and end", *(f"{_outside_phases(side):.1f} s" for side in sides)]]
     return [
         "## What this cost",
-        f"{total:.3g} {unit} in the attempts that count: {eager} eager, {graphed} graphed. The table has the seconds of rank 0.",
-        *([table(("phase", "eager runs", "graphed runs"), rows)] if rows else []),
+        f"{total:.3g} {unit} in the attempts that count: {eager} eager, {graphed} graphed.{_lost(report.ran, unit)}",
+        f"The table has the seconds of rank 0. Start and end are those of its processes, outside all phases. Between the "
+        f"attempts of a bundle {_between_attempts(report.ran):.1f} s passed in all.",
+        table(("phase", "eager runs", "graphed runs"), rows),
     ]
 
 
@@ -31,3 +35,33 @@ def _hours(results: Sequence[CellResult]) -> float:
 
 def _seconds(results: Sequence[CellResult], phase: str) -> float:
     return sum(seconds for result in results for name, seconds in result.phase_seconds.items() if name == phase)
+
+
+def _outside_phases(results: Sequence[CellResult]) -> float:
+    return max(0.0, sum(result.seconds - sum(result.phase_seconds.values()) for result in results))
+
+
+def _lost(results: Sequence[CellResult], unit: str) -> str:
+    hours = sum(_length(_other_outcomes(result)) * result.spec.parallelism.world_size for result in results) / 3600
+    return f" {hours:.3g} {unit} more went in other attempts." if hours else ""
+
+
+def _between_attempts(results: Sequence[CellResult]) -> float:
+    """Return how long the allocations of all bundles ran no attempt, from the first attempt of each to its last."""
+    allocations: dict[str, list[Outcome]] = {}
+    for result in results:
+        counted = [run.attempt.outcome for run in result.runs if run.attempt]
+        for outcome in (*counted, *_other_outcomes(result)):
+            allocations.setdefault(outcome.allocation, []).append(outcome)
+    spans = (
+        (max(one.ended for one in found) - min(one.started for one in found), found) for found in allocations.values()
+    )
+    return sum(max(0.0, span - _length(found)) for span, found in spans)
+
+
+def _other_outcomes(result: CellResult) -> list[Outcome]:
+    return [one.outcome for run in result.runs for one in run.partial if one.outcome]
+
+
+def _length(outcomes: Iterable[Outcome]) -> float:
+    return sum(max(0.0, outcome.ended - outcome.started) for outcome in outcomes)

@@ -84,7 +84,7 @@ def _reasons(shown: Sequence[CellResult]) -> list[str]:
             for reason in _pair_reasons(pair, result):
                 repeats.setdefault(reason, []).append(str(pair.repeat))
         for (verdict, text), numbers in repeats.items():
-            name = f"`{result.cell.label}`, repeat{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+            name = f"{result.name}, repeat{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
             lines.append(escape(f"- {verdict}{name}: {text}"))
     return ["\n".join(lines)] if lines else []
 

@@ -24,7 +24,7 @@ def render(report: ReportData) -> list[str]:
 def _failure(result: CellResult, run: Run) -> str:
     if run.attempt is not None:
         return _outcome(result, run, run.attempt.number, run.attempt.outcome)
-    status = f"- **{run.status}** `{result.cell.label}`, repeat {run.repeat}"
+    status = f"- **{run.status}** {result.name}, repeat {run.repeat}"
     if run.damaged:
         return escape(f"{status}: {'; '.join(run.damaged)}.")
     reason = "no attempt has an outcome; it was interrupted or is still running" if run.begun else "it has not started"
@@ -40,6 +40,6 @@ def _outcome(result: CellResult, run: Run, attempt: int, outcome: Outcome) -> st
         message = message[:LONGEST_MESSAGE] + "... (all of it is in report.json)"
     fix = f"Fix: {outcome.remedy}" if outcome.remedy else ""
     return escape(
-        f"- **{outcome.outcome}**{expected} in phase {outcome.phase}{rank}{failure_class}; `{result.cell.label}`, "
+        f"- **{outcome.outcome}**{expected} in phase {outcome.phase}{rank}{failure_class}; {result.name}, "
         f"repeat {run.repeat}, attempt {attempt}: {'. '.join(text.rstrip('.') for text in (message, fix) if text)}."
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from analysis.memory.peaks import KIND_WORDS, CellMemory
 from analysis.memory.static_memory import state_bytes
@@ -13,6 +13,8 @@ from analysis.sweep.fit_matrix import OutcomeMatrix, outcome_matrix, states_of
 from launch.common.text import first_names, size
 from launch.contract.records.events import Phase
 
+MOST_NAMES = 20
+"""Cells in a field of the first table."""
 PHASES: tuple[Phase, ...] = ("build", "warmup", "capture", "settle", "measure")
 NOTE = (
     "Figures are the largest of ranks and repeats, in {kind}, at the peak of each phase. Held above eager is what a "
@@ -30,20 +32,24 @@ PARTS = ("state", "activations", "graph pool", "outside", "peak of measure")
 
 
 def render(report: ReportData) -> list[str]:
-    blocks = [*_matrix(outcome_matrix(report.sweep.results)), *_peaks(report.shown)]
+    names = {result.cell.label: result.name for result in report.ran}
+    blocks = [*_matrix(outcome_matrix(report.sweep.results), names), *_peaks(report.shown)]
     return ["## Memory", *blocks] if blocks else []
 
 
-def _matrix(matrix: OutcomeMatrix) -> list[str]:
+def _matrix(matrix: OutcomeMatrix, names: Mapping[str, str]) -> list[str]:
     rows = [
-        [before, *(_labels(matrix.labels.get((before, after), ())) for after in matrix.graphed)]
+        [
+            before,
+            *(_cells([names[each] for each in matrix.labels.get((before, after), ())]) for after in matrix.graphed),
+        ]
         for before in matrix.eager
     ]
     return [table(["eager baseline / graphed cell", *matrix.graphed], rows)] if matrix.labels else []
 
 
-def _labels(labels: Sequence[str]) -> str:
-    return f"{len(labels)}: {first_names([f'`{label}`' for label in labels])}" if labels else "-"
+def _cells(names: Sequence[str]) -> str:
+    return f"{len(names)}: {first_names(names, MOST_NAMES)}" if names else "-"
 
 
 def _peaks(shown: Sequence[CellResult]) -> list[str]:

@@ -37,11 +37,11 @@ def _ranking(ranking: Ranking, names: Mapping[str, str]) -> list[str]:
     header = ["place", "cell", "settings", *(["GPUs", "step time", "tokens/s/GPU", "model TFLOP/s/GPU"] if on_gpu else
               ["ranks", "step time, first = 1"]), "memory per rank", "Pareto front", "runs"]  # fmt: skip
     rows = [_row(place, cell, ranking, names) for place, cell in enumerate(ranking.cells[:MAXIMUM_CELLS], 1)]
-    blocks = [f"### {ranking.name} (task {ranking.task_id})", _best(ranking), table(header, rows)]
+    blocks = [f"### {ranking.name} (task {ranking.task_id})", _best(ranking, names), table(header, rows)]
     if len(ranking.cells) > MAXIMUM_CELLS:
         blocks.append(f"report.json lists {count('slower cell', len(ranking.cells) - MAXIMUM_CELLS)}.")
     if ranking.not_ranked:
-        not_ranked = ", ".join(f"`{label}` ({reason})" for label, reason in ranking.not_ranked[:MAXIMUM_CELLS])
+        not_ranked = ", ".join(f"{names[label]} ({reason})" for label, reason in ranking.not_ranked[:MAXIMUM_CELLS])
         more = len(ranking.not_ranked) - MAXIMUM_CELLS
         blocks.append(f"Not ranked: {not_ranked}{f' and {more} more' if more > 0 else ''}.")
     if ranking.machines:
@@ -49,16 +49,16 @@ def _ranking(ranking: Ranking, names: Mapping[str, str]) -> list[str]:
     return blocks
 
 
-def _best(ranking: Ranking) -> str:
+def _best(ranking: Ranking, names: Mapping[str, str]) -> str:
     best, on_gpu = ranking.best, ranking.device == "cuda"
-    text = f"Fastest: `{best.label}`"
+    text = f"Fastest: {names[best.label]}"
     if on_gpu:
         nodes = f" on {best.nodes} nodes" if best.nodes > 1 else ""
         text += f", {best.step.milliseconds:.2f} ms per step on {count('GPU', best.ranks)}{nodes}"
     if ranking.tied:
         text += f", statistically tied with {count('other', ranking.tied)}"
     if ranking.most_of_a_rank is not best:
-        text += f". Most tokens/s/{'GPU' if on_gpu else 'rank'}: `{ranking.most_of_a_rank.label}`"
+        text += f". Most tokens/s/{'GPU' if on_gpu else 'rank'}: {names[ranking.most_of_a_rank.label]}"
     return f"{text}. The runs used {count('allocation', ranking.allocations)}."
 
 

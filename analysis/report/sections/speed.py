@@ -126,7 +126,7 @@ def _pair_by_pair(result: CellResult) -> str:
     pairs = [pair.speed for pair in _timed_pairs(result)]
     ratios = ", ".join(f"{speed.ratio:.2f}x" for speed in pairs)
     times = f" (graphed {', '.join(f'{speed.graphed_ms:.2f}' for speed in pairs)} ms)" if result.on_gpu else ""
-    return f"`{result.cell.label}` {ratios}{times}"
+    return f"{result.name} {ratios}{times}"
 
 
 def _contention(neighbours: HostContention) -> str:
@@ -138,7 +138,7 @@ def _contention(neighbours: HostContention) -> str:
 
 
 def _remarks(result: CellResult) -> Iterator[str]:
-    name, speed = f"- `{result.cell.label}`", result.speed.speedup
+    name, speed = f"- {result.name}", result.speed.speedup
     untimed = next((pair.speed.reason for pair in result.pairs if pair.speed.reason), "")
     if result.passes and not speed and untimed:
         yield f"{name}: no speed-up, because {untimed}."

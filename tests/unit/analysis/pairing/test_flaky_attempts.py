@@ -229,7 +229,7 @@ def test_the_row_of_the_cell_names_the_attempt_before(tmp_path: Path) -> None:
     report = report_text(SweepPaths(tmp_path))
     row = next(line for line in report.splitlines() if line.startswith("| A0 | `eager, lr 0.001` | - | eager |"))
     assert "COMPLETED (repeat 0: attempt 1 ended NUMERIC in measure, attempt 2 COMPLETED)" in row
-    assert "`eager, lr 0.001`, repeat 0, attempt 1: NumericError: loss is nan at step 89." in report
+    assert "; A0, repeat 0, attempt 1: NumericError: loss is nan at step 89." in report
 
 
 def test_who_looks_for_a_failure_does_not_take_one_that_comes_and_goes_for_a_pass(tmp_path: Path) -> None:

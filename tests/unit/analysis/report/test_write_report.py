@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -18,7 +19,7 @@ from launch.contract.outcomes import Expectation, Outcome
 from launch.contract.paths import SweepPaths
 from launch.contract.plan import Reason
 from launch.contract.spec import Device
-from tests.records import AttemptRecord, Extra, workload_spec, write_sweep
+from tests.records import AttemptRecord, Extra, workload_spec, write_attempt, write_sweep
 from tests.report_text import report_text
 
 RULE = Reason("scope.moe_router", "moe with moe_router", "drop one of the two", "Megatron-Core 0.16")
@@ -103,6 +104,31 @@ def test_a_report_says_what_it_cost_and_where_the_seconds_went(tmp_path: Path) -
         "four runs of 60 s on two GPUs"
     )
     assert "| capture | 0.0 s | 0.0 s |" in cost and "| build | 2.0 s | 2.0 s |" in cost
+
+
+def test_a_cost_counts_other_attempts_and_the_time_between_them(tmp_path: Path) -> None:
+    """The last run, a graphed one, was preempted after 30 s, and began again 10 s later."""
+    sweep = SweepPaths(tmp_path)
+
+    def again(run: AttemptRecord) -> None:
+        if run.spec.graphed and run.spec.repeat == 0:
+            assert run.outcome is not None
+            began = run.outcome.started
+            run.outcome = dataclasses.replace(run.outcome, outcome="PREEMPTED", ended=began + 30)
+            write_attempt(sweep, run)
+            run.number, run.outcome = (
+                2,
+                dataclasses.replace(run.outcome, outcome="COMPLETED", started=began + 40, ended=began + 100),
+            )
+
+    cost = report_text(write_sweep(tmp_path, repeats=1, device="cuda", edit=again)).split("## What this cost")[1]
+    assert (
+        "0.0333 GPU-hours in the attempts that count" in cost
+        and "0.00833 GPU-hours more went in other attempts." in cost
+    )
+    assert "Between the attempts of a bundle 10.0 s passed" in cost
+    rows = re.findall(r"\| [a-z ]+ \| (\d+\.\d) s \| (\d+\.\d) s \|", cost)
+    assert [sum(map(float, column)) for column in zip(*rows, strict=True)] == pytest.approx([60.0, 60.0], abs=0.5)
 
 
 def test_reasons_and_failures_are_said_with_their_way_out(tmp_path: Path) -> None:
@@ -191,7 +217,7 @@ def test_repeats_of_unlike_machines_are_told_pair_by_pair(tmp_path: Path) -> Non
         line for line in text.read_text().splitlines() if line.startswith("**Repeats differ in machine or software")
     )
     assert "digests.code: " in said and " or newer. " in said
-    assert "Pair by pair: `torch, lr 0.001` 1.25x, 1.25x, 1.25x (graphed 12.00, 14.00, 16.00 ms); " in said
+    assert "Pair by pair: A1 1.25x, 1.25x, 1.25x (graphed 12.00, 14.00, 16.00 ms); " in said
     assert "The plots leave out repeat 2, of other code, libraries or data than repeat 0." in text.read_text()
     page = (text.parent / "report.html").read_text()
     _, loss, *_ = (json.loads(data) for data in re.findall(r'<script type="application/json">(.*?)</script>', page))

@@ -248,7 +248,7 @@ def test_runs_that_overlap_give_no_figure(tmp_path: Path) -> None:
     result = compare_cells(load(sweep))[1]
     assert result.speed.speedup is None
     assert result.pairs[0].speed.reason == "the eager and the graphed run overlapped in time"
-    said = "`torch_compile, lr 0.001`: no speed-up, because the eager and the graphed run overlapped in time."
+    said = "A1: no speed-up, because the eager and the graphed run overlapped in time."
     assert said in report_text(sweep)
 
 

@@ -246,7 +246,7 @@ def test_fewer_ranks_may_do_more_each() -> None:
 def test_the_report_names_the_fastest_and_what_it_rests_on(tmp_path: Path) -> None:
     report = write_report(write_sweep(tmp_path, device="cuda", impls=("torch", "full_iteration"), edit=same_task_times))
     text = report.markdown.read_text().split("## Ranking")[1].split("\n## ")[0]
-    assert "Fastest: `full_iteration, lr 0.001`, 12.00 ms per step on 1 GPU. The runs used 1 allocation." in text
+    assert "Fastest: A2, 12.00 ms per step on 1 GPU. The runs used 1 allocation." in text
     assert "| 3 | A0 | graphs=eager | 1 | 20.00 ms (20.00-20.00) |" in text
     assert "Turn graphs on: `full_iteration, lr 0.001` (A2) is 1.67x faster (" in report.summary
     (ranking,) = json.loads(report.json.read_text())["rankings"]
