@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.integration.fork_server import CAN_FORK
+
 # Inductor trusts the processor's flags for vector instructions. Otherwise each process that compiles loads a library for
 # each set of them, and the first process compiles these. AMX is still tried: some virtual machines advertise and forbid it.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
@@ -33,6 +35,11 @@ OF_A_FOLDER = ("slurm", "browser")
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the marks in its own
+def pytest_report_header() -> list[str]:
+    why = "no rank is forked: tests/integration/fork_server.py does not fit this Python's subprocess"
+    return [] if CAN_FORK else [why]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a module together, because they share imports and compiled code; so too those of one sweep."""
     for item in items:

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import inspect
 import json
 import os
 import runpy
@@ -28,6 +29,15 @@ SERVER = "FORK_SERVER"
 """The variable with the path of the server's socket."""
 FORKED = ("launch.train.worker", "analysis.report")
 PRELOADED = (*FORKED, "analysis.report.write_report", "analysis.report.plots", "torch._inductor.compile_fx")
+
+
+_KNOWN = (
+    "self args executable preexec_fn close_fds pass_fds cwd env startupinfo creationflags shell p2cread p2cwrite c2pread "
+    "c2pwrite errread errwrite restore_signals gid gids uid umask start_new_session process_group"
+)
+"""The parameters of Popen._execute_child, in Python 3.11 to 3.13."""
+CAN_FORK = " ".join(inspect.signature(subprocess.Popen._execute_child).parameters) == _KNOWN
+"""Whether ``ForkedPopen`` fits this Python. If not, tests start ranks as ever, which takes longer, and pytest says so."""
 
 
 class ForkedPopen(subprocess.Popen):
@@ -73,7 +83,8 @@ class ForkedPopen(subprocess.Popen):
 
 def fork_children() -> None:
     """Let this process start the modules of ``FORKED`` as forks of the server."""
-    subprocess.Popen = ForkedPopen
+    if CAN_FORK:
+        subprocess.Popen = ForkedPopen
 
 
 def serve(path: str) -> list[str]:
