@@ -78,8 +78,9 @@ def print_states(plan: Plan, states: Mapping[str, RunState]) -> None:
     """Print a row for each run, then the counts."""
     cells = plan.cell_of_run()
     rows = [_row(state, cells[run_id]) for run_id, state in states.items()]
+    heads = ("run", "state", "steps", "cell", "note" if any(row[-1] for row in rows) else "")
     # One text: thousands of small ones take as long to print as the records to read.
-    print("\n".join([*align([("run", "state", "steps", "cell", ""), *rows]), f"{plan.name}: {format_counts(states)}"]))
+    print("\n".join([*align([heads, *rows]), f"{plan.name}: {format_counts(states)}"]))
 
 
 def _row(state: RunState, cell: Cell) -> tuple[str, ...]:

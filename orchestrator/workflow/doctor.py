@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import shlex
@@ -92,7 +93,8 @@ def _check_compiler(host: Host) -> Check:
 def _check_partition(partition: Partition) -> Check:
     nodes = sum(equal.count for equal in partition.nodes)
     gpus = max((equal.count_gpus(None) for equal in partition.nodes), default=0)
-    found = f"{partition.state}, {count('node', nodes)}, {count('GPU', gpus)} on a node, {partition.max_minutes:g} minutes at most"
+    limit = f"{partition.max_minutes:g} minutes at most" if partition.max_minutes < math.inf else "no time limit"
+    found = f"{partition.state}, {count('node', nodes)}, {count('GPU', gpus)} on a node, {limit}"
     if partition.state == "UP" and nodes:
         return Check(f"partition {partition.name}", "pass", found)
     return Check(

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from launch.contract.outcomes import Outcome
 from orchestrator.cli.main import main
 from orchestrator.errors import InputError
 from orchestrator.targets.profile import load_profile
-from tests.records import write_sweep
+from tests.records import AttemptRecord, write_sweep
 
 ROOT = Path(__file__).parents[4]
 MEANT = {
@@ -71,6 +72,19 @@ def test_sweeps_are_listed_with_their_sizes(
     heads, *rows, counts = capsys.readouterr().out.split("next:")[0].splitlines()
     assert heads.split() == ["run", "state", "steps", "cell"]
     assert {row.index("COMPLETED") for row in rows} == {heads.index("state")} and counts == "written: 4 COMPLETED"
+
+
+def test_a_note_on_a_run_has_a_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(run: AttemptRecord) -> None:
+        run.outcome = Outcome("FAILED", "measure", "a", 1.0, 2.0, None, "EXIT", "exit code 3")
+
+    monkeypatch.chdir(tmp_path)
+    write_sweep(tmp_path / "sweeps" / "mine", steps=2, edit=fail)
+    assert main(["status", "mine"]) == 0
+    heads, row, *_ = capsys.readouterr().out.splitlines()
+    assert heads.index("note") == row.index("EXIT: exit code 3")
 
 
 @pytest.mark.parametrize(
