@@ -97,9 +97,11 @@ def main() -> None:
     options = parser.parse_args()
     # The supervisor handles an interrupt from the keyboard or from the stop button of the W&B page.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(10)
     folder = options.folder.resolve()
     is_sweep = (folder / "plan.json").is_file()
+    if not is_sweep:
+        # Runs come first. For a report somebody waits.
+        os.nice(10)
     name = folder.name if is_sweep else name_of(AttemptPaths(folder))
 
     def say(message: str) -> None:
