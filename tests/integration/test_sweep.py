@@ -84,9 +84,12 @@ def test_records_are_whole(finished: Finished) -> None:
 
 
 def test_every_run_is_ready_for_an_upload(finished: Finished) -> None:
-    runs = list((finished.host.sweep("pairs").tracking / "wandb").glob("offline-run-*"))
+    sweep = finished.host.sweep("pairs")
+    runs = list((sweep.tracking / "wandb").glob("offline-run-*"))
     assert len(runs) == 5, "four runs, and the report"
     assert all(len(list(run.glob("run-*.wandb"))) == 1 for run in runs)
+    assert "On disk alone: 4 runs, in `tracking/wandb`" in (sweep.report / "report.md").read_text()
+    assert "sending the report to Weights & Biases, for at most" in finished.out
 
 
 def test_a_second_sweep_does_nothing(finished: Finished) -> None:
