@@ -180,7 +180,7 @@ WRONG: Mapping[str, tuple[str, list[tuple[str, str, str]]]] = {
         ],
     ),
     "given twice": ("qos: a\nqos: b\n", [("site.yaml:2: qos", "given twice (first in line 1)", "keep one")]),
-    "empty": ("", [("site.yaml", "the file is empty", "clusters/")]),
+    "empty": ("", [("site.yaml", "the file is empty", "init profile a profile")]),
 }  # fmt: skip
 
 
