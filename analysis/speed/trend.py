@@ -19,12 +19,14 @@ import numpy as np
 from analysis.records.steps import Floats
 from analysis.statistics.student_t import quantile
 
-BLOCKS = 10
+BLOCKS = 20
 """Parts of a window. Their means average out what neighbouring steps share."""
 HORIZON = 3
 """How many windows ahead a verdict must hold."""
-ALPHA = 0.05
+MISTAKEN = 0.1
 """The probability that noise looks like a change: equal shares for a line, the stretches of all pairs, and those of one."""
+ALPHA = 0.05
+"""The probability that a level, or what the ratio becomes, lies outside its interval."""
 STRETCHES: Floats = np.array(
     [[first <= block < last for block in range(BLOCKS)] for first, last in itertools.combinations(range(BLOCKS), 2)],
     float,
@@ -62,7 +64,7 @@ def _stands_out(blocks: Floats, shapes: Floats, looks: int = 1) -> bool:
     """Return whether one of ``shapes`` is in the ``blocks`` of pairs, shape (pairs, blocks), as one of ``looks`` such tests."""
     size, left, degrees = _fit(blocks, shapes)
     found = np.abs(size.mean(axis=0)) * math.sqrt(len(blocks))
-    return bool((found > quantile(1 - ALPHA / 6 / len(shapes) / looks, degrees) * left).any())
+    return bool((found > quantile(1 - MISTAKEN / 6 / len(shapes) / looks, degrees) * left).any())
 
 
 def _fit(blocks: Floats, shapes: Floats) -> tuple[Floats, Floats, int]:

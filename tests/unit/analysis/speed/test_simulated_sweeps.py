@@ -25,7 +25,7 @@ RUN_SPREAD = 0.005
 
 def run_of(random: np.random.Generator, mean_ms: float, kind: str, graphed: bool) -> Steps:
     level = np.exp(random.normal(0, RUN_SPREAD))
-    times: Floats = mean_ms * level * (1 + random.normal(0, 0.002, STEPS))
+    times: Floats = mean_ms * level * (1 + random.normal(0, 0.05 if "uneven" in kind else 0.002, STEPS))
     if kind == "hiccups":
         hit = random.random(STEPS) < 0.01
         times[hit] *= random.uniform(1.5, 10, int(hit.sum()))
@@ -37,9 +37,11 @@ def run_of(random: np.random.Generator, mean_ms: float, kind: str, graphed: bool
         times *= 1 + 0.3 * np.exp(-np.arange(STEPS) / int(kind.rsplit(" ", 1)[1]))
     elif kind == "settling" and not graphed:
         times[:15] *= 1.3
-    elif kind.startswith("slow ") and not graphed:
+    elif kind.startswith("slow ") and " half" in kind and not graphed:
         share = {"first": 0, "middle": 0.25, "last": 0.5, "any": random.uniform(0, 0.5)}[kind.split(" ")[1]]
         times[int(share * STEPS) : int((share + 0.5) * STEPS)] *= 1.1
+    elif kind == "slow but for the last tenth, uneven" and not graphed:
+        times[: -STEPS // 10] *= 1.1
     elif kind == "stalls" and graphed:
         times[24::25] *= 3
     zeros = np.zeros(STEPS)
@@ -110,6 +112,8 @@ def verdicts(true: float, repeats: int, kind: str) -> Counter[str]:
         ("slow middle half", 3),
         ("slow last half", 5),
         ("slow any half", 2),
+        ("slow any half, uneven", 3),
+        ("slow but for the last tenth, uneven", 2),
     ],
 )
 def test_a_step_that_is_not_faster_is_called_faster_as_rarely_as_the_interval_promises(kind: str, repeats: int) -> None:
