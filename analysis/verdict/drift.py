@@ -11,12 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.records.steps import Floats
+from analysis.statistics.along_steps import along_steps
 from analysis.verdict.curve_difference import Estimate, Sample
-from analysis.verdict.equivalence_test import along_steps
-from analysis.verdict.growth import ABOVE_NOISE, LONGEST, Growth, explained_by_chaos
+from analysis.verdict.growth import ABOVE_NOISE, LONGEST, SURE, Growth, explained_by_chaos
 
-SURE = 3.5
-"""The line of a single run rises by so many standard errors: there are many runs, and noise of eager ones is a rough measure."""
 PEAK = 2.0
 """The largest size at the end counts up to so many times the line. In a sine it is 1.6 times it, in a burst far more."""
 
@@ -60,8 +58,9 @@ def _drift(sample: Sample, margin: float, *, of_sizes: bool = False) -> Growth |
             peaks = np.minimum(runs[:, -(steps // LONGEST) :].max(axis=1), PEAK * ends)
             forecasts = np.where(rises > 0, peaks * (forecasts / ends), 0.0)
     for run in np.flatnonzero(~(np.abs(forecasts) <= margin) & (np.abs(rises) > least)):
-        # Sizes far from 0 have the noise of differences, so its error counts for both.
-        errors = [along_steps(runs[run], weights, white=True), *(along_steps(one, weights) for one in noise)]
+        # The size of a difference has its noise, times its sign: an oscillation averages out noise that changes slowly.
+        signs = np.where(sample.graphed[run] < 0, -1.0, 1.0) if of_sizes else 1.0
+        errors = [along_steps(runs[run], weights, white=True), *(along_steps(one * signs, weights) for one in noise)]
         if abs(rises[run]) > SURE * max(error.size for error in errors):
             return Growth(int(run), steps, float(ends[run] - rises[run]), float(ends[run]))
     return None

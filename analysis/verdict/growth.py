@@ -19,6 +19,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from analysis.records.steps import Floats
+from analysis.statistics.along_steps import along_steps
 
 QUARTERS = 4
 """A block begins at any of its four quarters; one of less than four steps begins at any step."""
@@ -34,6 +35,8 @@ SHORT_RISE = 0.1
 """Their last rise exceeds this share of the margin as well: chaos of eager runs may be hidden in noise."""
 ABOVE_SPREAD = 2.0
 """The last rise exceeds the median distance of a size from the level of its block by this factor."""
+SURE = 3.0
+"""The last rise of a long block, or a run's line, exceeds so many standard errors: there are many runs, and eager noise is a rough measure."""
 CHAOTIC = 2.0
 """Eager differences grow if their mean in the last block is so many times that in the first third of the window."""
 LEAST = 8
@@ -58,8 +61,8 @@ def late_growth(graphed: Floats, eager: Floats, margin: float) -> Growth | None:
     ``graphed`` has shape (graphed runs, steps), ``eager`` has shape (eager runs, steps): differences from the mean of the
     eager runs, and of each eager run from the others. All must be finite.
     """
-    sizes, noise = np.abs(graphed), np.abs(eager)
-    found = (_growth(sizes, noise, length, stride, margin) for length, stride in _blocks(sizes.shape[1]))
+    sizes = np.abs(graphed)
+    found = (_growth(sizes, eager, length, stride, margin) for length, stride in _blocks(sizes.shape[1]))
     return next(filter(None, found), None)
 
 
@@ -72,11 +75,11 @@ def _blocks(steps: int) -> Iterator[tuple[int, int]]:
     yield from ((2, 1), (1, 1))
 
 
-def _growth(sizes: Floats, noise: Floats, length: int, stride: int, margin: float) -> Growth | None:
+def _growth(sizes: Floats, eager: Floats, length: int, stride: int, margin: float) -> Growth | None:
     """Return the growth of the last block."""
     levels, rises = _levels(sizes, length, stride)
     last, earlier = rises[:, -1], rises[:, : -(length // stride)].max().clip(0)
-    explained = np.maximum(_explained(noise, length, stride, margin), ABOVE_SPREAD * _spread(sizes, length))
+    explained = np.maximum(_explained(eager, length, stride, margin), ABOVE_SPREAD * _spread(sizes, length))
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         factor = np.where(last > explained, last / earlier, 0.0)
         # The last level is that of the middle of its block.
@@ -108,13 +111,17 @@ def _spread(sizes: Floats, length: int) -> Floats:
     return largest
 
 
-def _explained(noise: Floats, length: int, stride: int, margin: float) -> float:
+def _explained(eager: Floats, length: int, stride: int, margin: float) -> float:
     """Return the largest rise of a block that eager differences explain."""
+    noise = np.abs(eager)
     rises = np.abs(_levels(noise, length, stride)[1]).max(axis=0)
     if length <= SHORT:
         chaos = rises[-1] >= rises.max()
         return (ABOVE_CHAOS if chaos else ACCELERATION) * float(rises.max()) + SHORT_RISE * margin
-    return max(explained_by_chaos(noise, length), ABOVE_NOISE * float(rises.max()))
+    # Few blocks of noise that changes slowly may rise little by chance.
+    rise = np.repeat([0.0, -1 / length, 1 / length], [eager.shape[1] - 2 * length, length, length])
+    error = max(along_steps(one, rise).size for one in eager)
+    return max(explained_by_chaos(noise, length), ABOVE_NOISE * float(rises.max()), SURE * error)
 
 
 def explained_by_chaos(noise: Floats, length: int) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.records.steps import Floats
+from analysis.statistics.along_steps import variance_factor
 from analysis.statistics.standard_error import StandardError, Variance, welch
 from analysis.verdict.curve_difference import Sample
 
@@ -77,7 +78,7 @@ def _graphed_variance(sample: Sample, eager: Variance) -> Variance | None:
 def _variance(residuals: Floats, runs: int) -> Variance:
     """Return the variance of one step from ``residuals``, shape (any, steps), which are worth so many independent ``runs``.
 
-    With lag-one autocorrelation r, the squares of n steps are worth n (1 - r^2) / (1 + r^2) independent ones.
+    With lag-one autocorrelation r, the squares of steps k apart have correlation r^(2 k).
     """
     steps = residuals.shape[1]
     largest = float(np.abs(residuals).max())
@@ -87,5 +88,5 @@ def _variance(residuals: Floats, runs: int) -> Variance:
     relative = residuals / largest
     squares = float(np.square(relative).sum())
     r = max(float((relative[:, 1:] * relative[:, :-1]).sum()) / squares, 0.0)
-    degrees = runs * max(1.0, steps * (1 - r**2) / (1 + r**2))
+    degrees = runs / variance_factor(np.full(steps, 1 / steps), r**2)
     return Variance(largest * largest * squares / (runs * steps), degrees)
