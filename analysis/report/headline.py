@@ -93,6 +93,8 @@ def _none_is_faster(sound: Sequence[CellResult], decided: bool, ran: Sequence[Ce
         best = f"the best is {_name(result)}, {speed.ratio:.2f}x ({interval(speed)}) and {_agreement(result)}"
         return "Leave graphs off", f"no configuration that passes is faster than eager; {best}"
     lead = "No speed-up confirmed yet"
+    if not timed and sound[0].spec.made_elsewhere:
+        return "No speed was judged", f"{_name(sound[0])} is {_agreement(sound[0])}"
     if not timed:
         return lead, f"{_name(sound[0])} is {_agreement(sound[0])}, but its speed is not known"
     result, speed = max(timed, key=lambda item: item[1].ratio)

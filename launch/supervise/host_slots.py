@@ -105,10 +105,13 @@ def slot_folders() -> list[Path]:
     folders = [Path(place) / f"orchestrator-slots-{os.getuid()}" for place in places if place and Path(place).is_dir()]
     private = [folder for folder in folders if _is_private(folder)]
     if not private:
-        found = f"{folders[-1]} is a link, or belongs to another user" if folders else f"{places[-1]} is no folder"
+        found = (
+            f"{folders[-1]} is a link, or belongs to another user: remove it"
+            if folders
+            else f"{places[-1]} is no folder: create it"
+        )
         raise EnvironmentFault(
-            f"{found}, and this host's slots need a folder of your own: remove what is there, or set {VARIABLE} in every "
-            "shell to a folder of yours"
+            f"this host's slots need a folder of your own; {found}, or set {VARIABLE} in every shell to a folder of yours"
         )
     return private
 

@@ -13,7 +13,8 @@ def test_a_real_sweep_is_kept_as_a_golden_file_and_held_against_it(finished: Fin
     golden, junit = host.folder / "golden.json", host.folder / "compare.xml"
     written = host.run("report", name, "--golden", str(golden), "--junit", str(junit))
     assert written.returncode == finished.code
-    assert all("cannot detect a speed loss of 20%" in line for line in written.stderr.splitlines()), "of a busy host"
+    expected = ("cannot detect a speed loss of 20%", *(() if finished.code == 0 else (": INCONCLUSIVE; ",)))
+    assert all(any(said in line for said in expected) for line in written.stderr.splitlines()), "of a busy host"
     assert len(golden.read_text()) < len((host.sweep(name).report / "report.json").read_text()) / 2
     suite = ElementTree.parse(junit).getroot()
     assert (suite.attrib["tests"], suite.attrib["failures"]) == ("2", "0")

@@ -49,7 +49,7 @@ def _rules(margins: Margins) -> str:
         "own noise are within the margins, a test shows that the mean is too, and no difference grows. The margins are "
         f"{margins.loss:g} nats for the loss and {margins.grad_norm:.2%} of eager's gradient norm. EQUIVALENT (step-checked): noise hides "
         "whether the curves agree, but single steps by replay and uncaptured do. A cell with missing, "
-        "non-finite or unproven data does not pass. For an eager cell, the difference is that between its own repeats."
+        "non-finite or unproven data does not pass; logs of runs made elsewhere may, and then replay is unproven. For an eager cell, the difference is that between its own repeats."
     )
 
 

@@ -6,13 +6,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from analysis.compare.cell_changes import SPEED_LOSS, unsure_speeds
+from analysis.compare.cell_changes import SPEED_LOSS, judge_alone, unsure_speeds
 from analysis.compare.golden import golden_to_json, read_golden
 from analysis.compare.junit import junit_of_report
 from launch.common.atomic_files import read_json, write_bytes, write_json
 from launch.common.command_line import Parser
 from launch.contract.paths import SweepPaths
 from orchestrator.cli.arguments import add_allow_empty, add_json, add_junit, redirect_messages
+from orchestrator.errors import input_error
 from orchestrator.output.jobs import print_job_problems
 from orchestrator.output.report import print_report, print_tracking
 from orchestrator.sweeps.close_attempts import close_dead_attempts
@@ -58,6 +59,14 @@ def _write_exports(paths: SweepPaths, junit: Path | None, golden_file: Path | No
     if junit:
         write_bytes(junit, junit_of_report(golden, allow_empty=allow_empty))
     if golden_file:
+        if not golden.cells:
+            raise input_error(
+                "--golden", f"{golden_file}: no cell of the sweep ran", "take it from a sweep whose cells passed"
+            )
         write_json(golden_file, golden_to_json(golden))
+        for cell in golden.cells:
+            if (found := judge_alone(cell)).change != "changed":
+                said = f"{cell.label}: {found.kind}; a comparison does not call the same worse"
+                print(f"{golden_file}: {said}", file=sys.stderr)
         for speed in unsure_speeds(golden.cells):
             print(f"{golden_file}: cannot detect a speed loss of {SPEED_LOSS:.0%} for {speed}", file=sys.stderr)

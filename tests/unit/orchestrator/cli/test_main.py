@@ -694,14 +694,24 @@ def _compares(
     assert content["exit_code"] == code and len(content["cells"]) == 2
 
 
-def test_report_names_the_speeds_of_a_golden_file_that_are_too_unsure(
+def test_report_names_what_a_comparison_with_a_golden_file_cannot_find(
     capsys: pytest.CaptureFixture[str], elsewhere: Path
 ) -> None:
-    write_sweep(elsewhere / "sweeps" / "then", steps=30, repeats=1)
+    write_sweep(elsewhere / "sweeps" / "then", steps=30, repeats=1, edit=nan_late)
     main(["report", "then", "--golden", "golden.json"])
-    said = capsys.readouterr().err
-    assert said.startswith("golden.json: cannot detect a speed loss of 20% for torch_compile, lr 0.001, ")
-    assert said.endswith("x (1 pair); add repeats to narrow it\n")
+    verdict, *_ = capsys.readouterr().err.splitlines()
+    assert verdict == "golden.json: torch_compile, lr 0.001: unsound records; a comparison does not call the same worse"
+
+    write_sweep(elsewhere / "sweeps" / "now", steps=30, repeats=1)
+    main(["report", "now", "--golden", "golden.json"])
+    *_, speed = capsys.readouterr().err.splitlines()
+    assert speed.startswith("golden.json: cannot detect a speed loss of 20% for torch_compile, lr 0.001, ")
+    assert speed.endswith("x (1 pair); add repeats to narrow it")
+
+
+def nan_late(run: AttemptRecord) -> None:
+    if run.spec.graphed:
+        run.metrics[20]["loss"] = math.nan
 
 
 def test_compare_rejects_an_earlier_sweep_in_which_no_cell_ran(
@@ -711,6 +721,9 @@ def test_compare_rejects_an_earlier_sweep_in_which_no_cell_ran(
     write_sweep(elsewhere / "sweeps" / "then", workloads=0, extra=extra)
     assert main(["compare", "then", "then"]) == 1
     assert "no cell of it ran" in capsys.readouterr().err
+    assert main(["report", "then", "--golden", "golden.json"]) == 1
+    assert "--golden: golden.json: no cell of the sweep ran" in capsys.readouterr().err
+    assert not (elsewhere / "golden.json").exists()
 
 
 def test_compare_prints_every_difference(capsys: pytest.CaptureFixture[str]) -> None:
