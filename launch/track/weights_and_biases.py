@@ -135,7 +135,7 @@ def _has_key(host: str) -> bool:
 def choose_mode(settings: TrackSettings, base_url: str) -> tuple[Literal["online", "offline", "disabled"], str]:
     """Return the recipe's mode, and what to say of it. For auto: WANDB_MODE where it is offline or disabled, else online where possible."""
     if settings.mode != "auto":
-        return settings.mode, ""
+        return settings.mode, f"offline; {UPLOAD}" if settings.mode == "offline" else ""
     variable = os.environ.get("WANDB_MODE")
     if variable == "disabled":
         return "disabled", "disabled; metrics stay in metrics.jsonl"

@@ -90,6 +90,7 @@ def test_every_run_is_ready_for_an_upload(finished: Finished) -> None:
     assert all(len(list(run.glob("run-*.wandb"))) == 1 for run in runs)
     assert "On disk alone: 4 runs, in `tracking/wandb`" in (sweep.report / "report.md").read_text()
     assert "sending the report to Weights & Biases, for at most" in finished.out
+    assert "tracking pairs: offline; upload later with: wandb sync" in finished.out
 
 
 def test_a_second_sweep_does_nothing(finished: Finished) -> None:
