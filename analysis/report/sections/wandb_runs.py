@@ -7,18 +7,16 @@ from collections.abc import Mapping
 from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import table
 from analysis.sweep.cell_results import CellResult
-from launch.common.text import count
+
+ON_DISK = "Some runs are on disk alone, in `tracking/wandb`. Upload them from the sweep's folder: `wandb sync tracking/wandb/offline-run-*`."
 
 
 def render(report: ReportData) -> list[str]:
-    urls, offline = report.wandb.urls, report.wandb.offline
+    urls = report.wandb.urls
     cells = [(result.name, links) for result in report.shown if (links := _links(result, urls))]
     blocks = [f"[Report and verdicts]({urls['analysis']}).", table(("cell", "runs by repeat"), cells)] if cells else []
-    if offline:
-        blocks.append(
-            f"On disk alone: {count('run', len(offline))}, in `tracking/wandb` of the sweep's folder. Upload from there with "
-            "`wandb sync tracking/wandb/offline-run-*`."
-        )
+    # No number: the last tracker may not have made its folder yet.
+    blocks += [ON_DISK] if report.wandb.offline else []
     return ["## Runs in Weights & Biases", *blocks] if blocks else []
 
 

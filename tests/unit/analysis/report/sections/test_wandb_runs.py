@@ -7,7 +7,7 @@ from pathlib import Path
 
 from analysis.records.wandb_runs import WandbRuns, wandb_runs
 from analysis.report.report_data import report_data
-from analysis.report.sections.wandb_runs import render
+from analysis.report.sections.wandb_runs import ON_DISK, render
 from analysis.sweep.judge_sweep import judge_sweep
 from tests.records import write_sweep
 
@@ -25,7 +25,7 @@ def test_runs_are_linked_where_online_and_uploaded_where_on_disk(tmp_path: Path)
     (sweep.tracking / "id").write_text("0123abcd")
     found = wandb_runs(sweep, run_ids)
     assert found == WandbRuns({}, tuple(run_ids[:1]))
-    assert "1 run, in `tracking/wandb`" in "".join(render(replace(data, wandb=found)))
+    assert render(replace(data, wandb=found))[1:] == [ON_DISK]
 
     (sweep.tracking / uploaded).mkdir()
     (sweep.tracking / uploaded / "run-1.wandb.synced").touch()
