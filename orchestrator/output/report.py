@@ -16,8 +16,8 @@ MOST_ROWS = 40
 """Cells that are printed; the report has all."""
 
 
-def print_report(paths: SweepPaths, tracked: str = "") -> None:
-    """Print the summary, a row for each cell, the path of the report, and what trackers said of it."""
+def print_report(paths: SweepPaths) -> None:
+    """Print the summary, a row for each cell, and the path of the report."""
     content = read_json(paths.report / "summary.json")
     print(f"\n{content['summary']['text']}\n".replace("`", ""))
     rows: list[tuple[str, ...]] = [
@@ -28,14 +28,18 @@ def print_report(paths: SweepPaths, tracked: str = "") -> None:
     if content["total_cells"] > MOST_ROWS:
         print(f"... and {content['total_cells'] - MOST_ROWS} more cells in the report")
     print(f"\nreport: {paths.report / 'report.md'}")
-    if tracked:
-        print(tracked)
 
 
 def print_tracking(plan: Plan) -> None:
     """Print what the command waits for before it prints the report."""
     if is_tracked(plan):
         print(f"sending the report to Weights & Biases, for at most {TRACK_SECONDS:g} s", flush=True)
+
+
+def print_delivered(said: str) -> None:
+    """Print what trackers said: where the runs are, or how to upload them."""
+    if said:
+        print(said)
 
 
 def _report_row(cell: Mapping[str, Any]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from orchestrator.errors import SystemFault, input_error
 from orchestrator.output.next_commands import cancel_command, print_left_running, print_next_commands, suggest_after
 from orchestrator.output.progress import print_excluded_nodes, print_orders, warn_shared_store, warn_unshared_store
 from orchestrator.output.progress_view import open_view
-from orchestrator.output.report import print_report, print_tracking
+from orchestrator.output.report import print_delivered, print_report, print_tracking
 from orchestrator.output.states import print_needed_runs
 from orchestrator.submit.attempts import Policy, attempts_to_begin
 from orchestrator.submit.executor import Executor
@@ -246,14 +246,14 @@ def _delete_stale_orders(paths: SweepPaths, plan: Plan, jobs: Jobs) -> None:
 
 def _report(paths: SweepPaths, plan: Plan, *, allow_empty: bool) -> int:
     """Print the report of the records on disk. Return its exit code."""
-    print_report(paths, _update_report(paths, plan))
+    _update_report(paths, plan)
+    print_report(paths)
     return read_exit_code(paths, allow_empty=allow_empty)
 
 
-def _update_report(paths: SweepPaths, plan: Plan) -> str:
-    """Write and track the report again unless it is of the records on disk. Return what trackers said."""
-    if read_records_digest(paths) == digest_records(paths, plan.cell_of_run()):
-        return ""
-    write_report(paths)
-    print_tracking(plan)
-    return track_report(paths, plan)
+def _update_report(paths: SweepPaths, plan: Plan) -> None:
+    """Write and track the report again unless it is of the records on disk. Print what trackers say."""
+    if read_records_digest(paths) != digest_records(paths, plan.cell_of_run()):
+        write_report(paths)
+        print_tracking(plan)
+        print_delivered(track_report(paths, plan))

@@ -15,7 +15,7 @@ from launch.contract.paths import SweepPaths
 from orchestrator.cli.arguments import add_allow_empty, add_json, add_junit, redirect_messages
 from orchestrator.errors import input_error
 from orchestrator.output.jobs import print_job_problems
-from orchestrator.output.report import print_report, print_tracking
+from orchestrator.output.report import print_delivered, print_report, print_tracking
 from orchestrator.sweeps.close_attempts import close_dead_attempts
 from orchestrator.sweeps.report_process import read_exit_code, track_report, write_report
 from orchestrator.sweeps.run_state import open_submissions, read_states
@@ -50,7 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print((paths.report / "report.json").read_text(), end="")
     else:
-        print_report(paths, said)
+        print_report(paths)
+        print_delivered(said)
     return read_exit_code(paths, allow_empty=arguments.allow_empty)
 
 
