@@ -23,7 +23,8 @@ INDUCTOR = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
 CAPABILITY = os.environ.get("ATEN_CPU_CAPABILITY", "native")
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(INDUCTOR / f"tests-{CAPABILITY}"))
 
-# Tests write, sync and delete some 100,000 small files, of 0.3 GB at most: in memory where it has room, and runs programs.
+# Tests write, sync and delete tens of thousands of small files, of some hundred MB: in memory where that has room for many
+# times as much, and where programs run from it.
 IN_MEMORY = Path("/dev/shm")
 if IN_MEMORY.is_dir():
     room = os.statvfs(IN_MEMORY)
