@@ -52,7 +52,8 @@ def test_two_nodes_of_two_ranks_train_one_model_however_they_start(site: Site) -
     }
     done = site.run("sweep", site.write(content), seconds=600)
     sweep = site.sweep("mine")
-    logs = [file.read_text() for file in sorted(sweep.root.glob("runs/*/attempts/*/logs/*")) if file.is_file()]
-    assert done.returncode == 0, "\n".join((done.stdout, done.stderr, *logs))
+    told = (file for part in ("logs", "events", "exits") for file in sweep.root.glob(f"runs/*/attempts/*/{part}/*"))
+    texts = [f"--- {file}\n{file.read_text()[-4000:]}" for file in sorted(told) if file.is_file()]
+    assert done.returncode == 0, "\n".join((done.stdout, done.stderr, *texts))
     by_node, by_rank = (list(read_metrics(sweep.run(cell.run_ids[0]).attempt(1))) for cell in read_plan(sweep).cells)
     assert len(by_node) == STEPS and [one.loss for one in by_node] == [one.loss for one in by_rank]
