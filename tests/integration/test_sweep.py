@@ -13,7 +13,7 @@ import pytest
 from launch.contract.exit_codes import ExitCode
 from launch.contract.plan import read_plan
 from launch.contract.records.events import read_events
-from tests.integration.host import ROOT, SECRETS, Finished, Host, cpu_seconds_of_children, recipe
+from tests.integration.host import ROOT, SECRETS, Finished, Host, cpu_seconds_of_children, recipe, wait_until
 from tests.records import read_metrics
 
 
@@ -95,6 +95,7 @@ def test_every_run_is_ready_for_an_upload(finished: Finished) -> None:
 
 def test_a_second_sweep_does_nothing(finished: Finished) -> None:
     host, sweep = finished.host, finished.host.sweep("pairs")
+    wait_until(lambda: not host.processes(), 60, "the end of the first sweep's trackers, which run at a lower priority")
     written = {path: path.stat().st_mtime_ns for path in sweep.root.rglob("*") if path != sweep.order_lock}
     before = cpu_seconds_of_children()
     again = host.run("sweep", str(host.folder / "pairs.yaml"))
