@@ -81,6 +81,11 @@ def test_an_oscillation_that_grows_is_found_in_one_run_of_two(period: float) -> 
     assert share(one[:, ::-1], correlated(0.05, 0.0)) <= 0.05, "what fades does not leave"
 
 
+def test_an_oscillation_that_grows_averages_out_noise_that_changes_slowly() -> None:
+    one = (np.arange(10) == 7)[:, None] * 0.85 * np.sin(2 * np.pi * STEPS / 7.3) * STEPS / COMPARED
+    assert share(one, correlated(0.1, 0.9, graphed=10)) >= 0.8
+
+
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 def test_a_drift_of_one_run_of_ten_is_found_and_named(correlation: float) -> None:
     one = (np.arange(10) == 7)[:, None] * np.linspace(0, 0.75, COMPARED)
