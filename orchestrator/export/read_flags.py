@@ -53,6 +53,14 @@ NEEDED = {
     "attention_dropout": "0.1", "lr_decay_style": "linear",
 }  # fmt: skip
 """What the engine has one value of, and Megatron-LM's default, which is another."""
+ASSUMED = {
+    "model.vocab_size": ("vocab_size", "padded_vocab_size"), "data.kind": ("data_path", "mock_data"),
+    "training.steps": ("train_iters",), "training.learning_rate": ("lr",),
+    "training.global_batch_size": ("global_batch_size",),
+}  # fmt: skip
+"""What a recipe has a value of where none of these flags is given."""
+ENOUGH_STEPS = 120
+"""Steps of a recipe without ``--train-iters``: a verdict of EQUIVALENT takes 100 after the capture."""
 DROPS = "moe_expert_rank_capacity_factor"
 NODES = {"nnodes": "nodes", "nproc_per_node": "gpus_per_node"}
 """Flags of torchrun."""
@@ -81,8 +89,7 @@ def read_command(command: str) -> ReadFlags:
     _check(own, flags)
     if frequency := _frequency(flags.get("moe_layer_freq", ())):
         flags = {**flags, "moe_layer_freq": [str(frequency)]}
-    settings = DEFAULTS | _settings(flags)
-    spec = _spec(settings)
+    spec = _spec(DEFAULTS | _settings(flags))
     sizes = {NODES[name]: int(words[0]) for name, words in launcher.items() if name in NODES and _is_number(words)}
     return ReadFlags(_recipe(spec, sizes), (*_notes_on_words(launcher, own), *_notes(flags, spec)))
 
@@ -248,16 +255,26 @@ def _derived(flags: Flags, settings: Mapping[str, Any]) -> dict[str, Any]:
         multiple = _number(flags, "make_vocab_size_divisible_by", 128) * _number(flags, "tensor_model_parallel_size", 1)
         tokens = _number(flags, "vocab_size") + (flags.get("tokenizer_type") == ["NullTokenizer"])
         derived["model.vocab_size"] = -(-tokens // multiple) * multiple
-    if "num_layers_per_virtual_pipeline_stage" in flags:
-        derived["parallelism.vpp"] = _virtual_stages(flags)
-    if derived.get("parallelism.vpp", settings.get("parallelism.vpp", 1)) > 1:
-        derived["parallelism.schedule"] = "interleaved"
     if flags.get("fp8_recipe") == ["tensorwise"]:
         derived["training.fp8"] = "current"
     if "num_experts" not in flags:
         derived["model.moe_router_topk"] = 0
+    if "train_iters" not in flags:
+        derived["training.steps"] = ENOUGH_STEPS
     later = "cuda_graph_modules" in flags or flags.get("cuda_graph_impl") == ["full_iteration"]
-    return derived | {"megatron_core": "0.19" if later else "0.16"}
+    return derived | _derived_layout(flags, settings) | {"megatron_core": "0.19" if later else "0.16"}
+
+
+def _derived_layout(flags: Flags, settings: Mapping[str, Any]) -> dict[str, Any]:
+    derived: dict[str, Any] = {}
+    if "num_experts" in flags and "expert_tensor_parallel_size" not in flags:
+        # megatron/core/parallel_state.py, initialize_model_parallel
+        derived["parallelism.etp"] = _number(flags, "tensor_model_parallel_size", 1)
+    if "num_layers_per_virtual_pipeline_stage" in flags:
+        derived["parallelism.vpp"] = _virtual_stages(flags)
+    if derived.get("parallelism.vpp", settings.get("parallelism.vpp", 1)) > 1:
+        derived["parallelism.schedule"] = "interleaved"
+    return derived
 
 
 def _virtual_stages(flags: Flags) -> int:
@@ -303,6 +320,8 @@ def _notes_on_words(launcher: Flags, own: Iterable[str]) -> Iterator[str]:
     for name, words in launcher.items():
         if name in NODES and not _is_number(words):
             yield f"{_flag(name, words[:1])} is no number: set resources.{NODES[name]} in the recipe"
+    if not launcher.keys() & NODES.keys():
+        yield "the number of GPUs is not given: set resources.nodes and resources.gpus_per_node in the recipe"
     given = _each_flag(own)
     for name, count in Counter(name for name, _ in given).items():
         if count > 1:
@@ -324,8 +343,10 @@ def _notes(flags: Flags, spec: RunSpec) -> Iterator[str]:
             yield f"--{name.replace('_', '-')} is not given, so it is {default}; the recipe's is {' '.join(exported[name])}"
     if not {"swiglu", "quick_geglu"} & set(flags):
         yield "--swiglu is not given; the recipe's activation is swiglu"
-    if "global_batch_size" not in flags:
-        yield f"--global-batch-size is not given; the recipe has {spec.training.global_batch_size}"
+    for field, (name, *others) in ASSUMED.items():
+        if flags.keys().isdisjoint((name, *others)):
+            section, _, key = field.partition(".")
+            yield f"{_flag(name, ())} is not given; the recipe has {field}={getattr(getattr(spec, section), key)}"
     if DROPS in flags and "moe_paged_stash" not in flags:
         yield f"--{DROPS.replace('_', '-')} without --moe-paged-stash: Megatron-Core 0.19.2 drops tokens above it and says nothing"
     if unknown:

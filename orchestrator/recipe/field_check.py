@@ -174,9 +174,12 @@ class FileSchema:
     def _suggest_name(self, name: str, first: str) -> str:
         mappings = (name for name in self.mappings if "." not in name)
         names = (*self.top.fields, *self.sections, *mappings, *self.other_names)
-        known = (
-            self.sections[first].fields if first in self.sections else [n for n in names if n not in self.rejections]
-        )
+        known = [other for other in names if other not in self.rejections]
+        if first in self.sections:
+            inner = (one.rpartition(".")[2] for one in self.mappings if one.startswith(f"{first}."))
+            known = [*self.sections[first].fields, *inner]
+            if (key := name.split(".")[1]) not in known and name.count(".") > 1:
+                return suggestion(key, known)
         last = canonical_place(name).rpartition(".")[2]
         if last in DEPRECATED:
             return f"write {' = '.join(DEPRECATED[last])}"

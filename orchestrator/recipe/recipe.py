@@ -67,7 +67,7 @@ def find_recipe(written: Path) -> Path:
     """
     found = written if os.path.lexists(written) else find_yaml(str(written), _FOLDERS)
     if found is None:
-        files = suggestion(written, map(str, written.parent.glob("*.yaml")), otherwise="")
+        files = suggestion(written, map(str, written.parent.glob("*.yaml")), otherwise="", cutoff=0.8)
         raise input_error(str(written), "no such file or directory", files or suggest_yaml(written.stem, _FOLDERS))
     return found
 

@@ -28,7 +28,9 @@ def render(report: ReportData) -> list[str]:
 def _row(result: CellResult, eager: CellResult | None, on_gpu: bool) -> list[str]:
     speed, replay = result.speed.speedup, result.graphs.replay
     times = f"{speed.eager_ms:.4g} to {speed.graphed_ms:.4g}" if speed and result.on_gpu else "-"
-    proof = ("proven" if replay.proven else "**not proven**") if replay else "-"
+    # A CPU replays nothing: compiled code is called.
+    proven = "proven" if result.on_gpu else "not applicable"
+    proof = (proven if replay.proven else "**not proven**") if replay else "-"
     own_times = [times] if on_gpu else []
     return [result.name, _verdict(result), _speedup(result), *own_times, _peaks(result, eager), proof]
 

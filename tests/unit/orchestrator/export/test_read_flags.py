@@ -59,6 +59,16 @@ def test_a_command_line_is_read_with_megatrons_defaults(tmp_path: Path) -> None:
     assert spec.model.vocab_size == 32256, "32,001 tokens, padded to 128 * tp"
     assert spec.model.add_bias_linear and spec.model.tie_embeddings and spec.parallelism.dispatcher == "allgather"
     assert (spec.training.adam_beta2, spec.training.gradient_accumulation_fusion) == (0.999, True)
+    assert spec.parallelism.etp == spec.parallelism.tp == 2, "Megatron-Core's default"
+
+
+def test_what_the_recipe_has_a_value_of_and_the_command_has_not_is_said(tmp_path: Path) -> None:
+    read = read_command(f"x.py {MODEL}")
+    notes = "\n".join(read.notes)
+    for field in ("model.vocab_size=256", "training.steps=120", "training.learning_rate=", "data.kind="):
+        assert f"is not given; the recipe has {field}" in notes
+    assert "set resources.nodes and resources.gpus_per_node" in notes
+    assert spec_of(read.text, tmp_path).training.steps >= 110, "a verdict of EQUIVALENT takes 100 after the capture"
 
 
 def test_what_a_recipe_does_not_express_is_said() -> None:
