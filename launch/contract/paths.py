@@ -24,7 +24,9 @@ A sweep is a folder. Each file in it has one writer:
         events/rank<r>.jsonl                that rank         phases with memory, captures, replays, exceptions
         metrics.jsonl                       rank 0            one object per step
         environment.json                    rank 0            versions, code, hardware, digests
-        exits/rank<r>.json                  slurm_rank        how that rank's process ended (under Slurm)
+        exits/rank<r>.json                  slurm_rank        how that rank's process ended (under Slurm). Ranks that one
+                                                              torchrun started share this file and logs/rank<r>.log: r is
+                                                              the first of them
         outcome.json                        supervisor        how it ended; without one it has not ended. Where Slurm
                                                               ended the supervisor, the orchestrator writes it
         logs/                               launcher and ranks, for people only

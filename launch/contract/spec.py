@@ -289,6 +289,11 @@ class Placement:
     threads_per_rank: int = 1
 
 
+def first_of_task(rank: int, ranks_per_task: int) -> int:
+    """Return the first of the ranks that one process started, ``rank`` among them. Its log and its exit bear that number."""
+    return rank - rank % ranks_per_task
+
+
 @dataclass(frozen=True)
 class Command:
     """The user's own program, which engine command runs. launch/frameworks/command_line.py fills its placeholders in.
@@ -363,6 +368,12 @@ class RunSpec:
     @property
     def graphed(self) -> bool:
         return self.cuda_graph.impl != "none"
+
+    @property
+    def ranks_per_task(self) -> int:
+        """Ranks that each process of srun, or of the supervisor of a host, starts: a torchrun starts all of its node."""
+        by_torchrun = self.engine == "command" and self.command.launcher == "torchrun"
+        return self.placement.ranks_per_node if by_torchrun else 1
 
     @property
     def made_elsewhere(self) -> bool:

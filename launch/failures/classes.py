@@ -100,7 +100,7 @@ SPEC = FailureClass(
 )
 KERNEL_OOM = FailureClass("KERNEL_OOM", "HOST_OOM", "give the job more host memory, or run fewer ranks per node")
 EXIT = FailureClass("EXIT", "FAILED", "see logs/launcher.log and the ranks' logs")
-PROGRAM = FailureClass("PROGRAM", "FAILED", "logs/rank0.log holds what it printed; where it did train, its Python did not load the observer: start it as python -m launch.observe PROGRAM, with the checkout on PYTHONPATH")  # fmt: skip
+PROGRAM = FailureClass("PROGRAM", "FAILED", "its rank's log holds what it printed; where it did train, its Python did not load the observer: start it as python -m launch.observe PROGRAM, with the checkout on PYTHONPATH")  # fmt: skip
 SIGNALS: tuple[FailureClass, ...] = (
     FailureClass("SIGKILL", "FAILED", "somebody killed it, or the kernel did when memory ran out: give the job more host memory, or ask who ended it"),
     FailureClass("SIGSEGV", "FAILED", "an error in native code: the rank's log holds the Python stack"),

@@ -14,6 +14,7 @@ from typing import Literal
 
 from launch.contract.outcomes import OutcomeName
 from launch.contract.records.events import Phase
+from launch.contract.spec import first_of_task
 from launch.failures import classes
 from launch.failures.classes import CLASS_OF_JOB_STATE, FailureClass, classify
 
@@ -45,6 +46,7 @@ class RankExit:
     """How a rank's process ended: an exit code, or minus the signal that ended it."""
 
     rank: int
+    """The first of its ranks, where the process started several."""
     code: int
     time: float | None = None
     """In seconds since the epoch, None where nobody recorded it."""
@@ -74,6 +76,8 @@ class Evidence:
     """The memory of the attempt's step, in words, where Slurm ended it for that."""
     is_command: bool = False
     """Whether the ranks are those of the user's own program, which nothing shows before its first step."""
+    ranks_per_task: int = 1
+    """How many ranks each process that ``exits`` tells of has started."""
     disk_full: str = ""
     """Why the supervisor could not write the outcome, in words; then ranks could not write either."""
 
@@ -88,7 +92,15 @@ class Evidence:
 
     @property
     def ranks_with_exceptions(self) -> Set[int]:
-        return {exception.rank for exception in self.exceptions}
+        """The ranks of ``exits`` whose end exceptions explain: every rank that the process started has recorded one."""
+        found = {exception.rank for exception in self.exceptions}
+        silent = {rank for first in found for rank in self._ranks_beside(first)} - found
+        return found - {beside for rank in silent for beside in self._ranks_beside(rank)}
+
+    def _ranks_beside(self, rank: int) -> range:
+        """Return the ranks that the process started that started ``rank``."""
+        first = first_of_task(rank, self.ranks_per_task)
+        return range(first, first + self.ranks_per_task)
 
     @property
     def own_exits(self) -> tuple[RankExit, ...]:

@@ -55,6 +55,7 @@ def run_attempt(
     end_request: Callable[[], EndedBy | None],
     *,
     is_command: bool = False,
+    ranks_per_task: int = 1,
 ) -> None:
     """Wait for ``ranks`` and write the outcome. End them at a limit, or when ``end_request`` returns who wants them to end.
 
@@ -69,6 +70,7 @@ def run_attempt(
             exit_code=ranks.poll() or 0,
             exits=ranks.exits(),
             is_command=is_command,
+            ranks_per_task=ranks_per_task,
             limit_seconds=limits.hang_seconds if ended_by == "hang" else limits.run_seconds,
         )
     )

@@ -103,10 +103,8 @@ class LocalRanks:
 
 def rank_program(spec: RunSpec) -> tuple[str, int]:
     """Return the module that starts ranks on a node, and how often it starts there."""
-    if spec.engine != "command":
-        return "launch.train.worker", spec.placement.ranks_per_node
-    once = spec.command.launcher == "torchrun"
-    return "launch.supervise.user_command", 1 if once else spec.placement.ranks_per_node
+    module = "launch.supervise.user_command" if spec.engine == "command" else "launch.train.worker"
+    return module, spec.placement.ranks_per_node // spec.ranks_per_task
 
 
 def observed_processes(attempt: AttemptPaths) -> set[int]:

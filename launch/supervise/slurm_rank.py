@@ -1,7 +1,7 @@
-"""One task of a step: ``python -m launch.supervise.slurm_rank ATTEMPT_FOLDER``, started by srun once per rank.
+"""One task of a step: ``python -m launch.supervise.slurm_rank ATTEMPT_FOLDER``, started by srun.
 
-It passes the rank's place to launch.train.worker, and records how the worker ended. It outlives the worker: Slurm
-signals all processes of a step, and this one stays to record the end.
+There is one for each rank, or for each torchrun. It passes the rank's place to the program (``rank_program``), and records
+how that ended. It outlives the program: Slurm signals all processes of a step, and this one stays to record the end.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def main(arguments: list[str]) -> int:
     # The request for stacks is for the rank.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     attempt = AttemptPaths(Path(arguments[0]))
-    place = rank_place(os.environ)
+    spec = read_spec(attempt.spec)
+    place = rank_place(os.environ, spec.ranks_per_task)
     killed_before = oom_kills()
-    module, _ = rank_program(read_spec(attempt.spec))
+    module, _ = rank_program(spec)
     worker = subprocess.Popen(
         [sys.executable, "-u", "-m", module, str(attempt.root)],
         env={**os.environ, **place, PARENT: str(os.getpid())},
@@ -45,13 +46,16 @@ def main(arguments: list[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def rank_place(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return torch.distributed's variables from those of an srun task (srun(1), OUTPUT ENVIRONMENT VARIABLES)."""
+def rank_place(environment: Mapping[str, str], ranks_per_task: int) -> dict[str, str]:
+    """Return torch.distributed's variables from those of an srun task (srun(1), OUTPUT ENVIRONMENT VARIABLES).
+
+    ``RANK`` is the first rank of a task that starts several; the other variables count tasks.
+    """
     here = environment.get("SLURM_NTASKS_PER_NODE") or _tasks_on(
         int(environment["SLURM_NODEID"]), environment["SLURM_STEP_TASKS_PER_NODE"]
     )
     return {
-        "RANK": environment["SLURM_PROCID"],
+        "RANK": str(int(environment["SLURM_PROCID"]) * ranks_per_task),
         "WORLD_SIZE": environment["SLURM_NTASKS"],
         "LOCAL_RANK": environment["SLURM_LOCALID"],
         "LOCAL_WORLD_SIZE": str(here),

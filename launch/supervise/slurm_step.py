@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from launch.common.atomic_files import RecordError, read_json
 from launch.contract.bundle import Step
 from launch.contract.paths import AttemptPaths
-from launch.contract.spec import RunSpec
+from launch.contract.spec import RunSpec, first_of_task
 from launch.failures.diagnose import Diagnosis, EndedBy, Evidence, RankExit, diagnose, is_explained
 from launch.slurm.allocation import Allocation, free_port, job_state
 from launch.slurm.command import try_run
@@ -35,12 +35,20 @@ OF_DEVICES = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICE
 
 
 class StepRanks:
-    """Ranks in one step of ``allocation``."""
+    """Ranks in one step of ``allocation``, of which each task starts ``ranks_per_task``."""
 
-    def __init__(self, attempt: AttemptPaths, step: Step, allocation: Allocation, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        attempt: AttemptPaths,
+        step: Step,
+        allocation: Allocation,
+        variables: Mapping[str, str],
+        ranks_per_task: int,
+    ) -> None:
         self._attempt = attempt
         self._step = step
         self._allocation = allocation
+        self._ranks_per_task = ranks_per_task
         self._name = step_name(attempt)
         self._exits_read: set[int] = set()
         self._failed_at: float | None = None
@@ -63,9 +71,9 @@ class StepRanks:
         return code if code is None or not 128 < code <= 128 + signal.SIGRTMAX else 128 - code
 
     def exits(self) -> tuple[RankExit, ...]:
-        """Return the ranks that failed, the first one first."""
+        """Return the ranks that failed, the first one first; of a task with several ranks its first rank."""
         # By name: on a shared file system a listing may be older than the files of other nodes.
-        ranks = range(self._step.nodes * self._step.ranks_per_node)
+        ranks = range(0, self._step.nodes * self._ranks_per_node, self._ranks_per_task)
         found = {rank: self._exit_of(rank) for rank in ranks}
         failed = [rank_exit for rank_exit in found.values() if rank_exit is not None and rank_exit.code != 0]
         if failed and self._srun.poll() is not None:
@@ -125,8 +133,14 @@ class StepRanks:
             return ",".join(nodes if len(nodes) == 1 else self._allocation.failed_nodes())
         if diagnosis.rank is None:
             return ""
-        rank_exit = self._exit_of(diagnosis.rank)
-        return rank_exit.node if rank_exit else self._allocation.nodes[diagnosis.rank // self._step.ranks_per_node]
+        rank_exit = self._exit_of(first_of_task(diagnosis.rank, self._ranks_per_task))
+        # A user's program may start more ranks than the spec says.
+        there = dict(enumerate(self._allocation.nodes))
+        return rank_exit.node if rank_exit else there.get(diagnosis.rank // self._ranks_per_node, "")
+
+    @property
+    def _ranks_per_node(self) -> int:
+        return self._step.ranks_per_node * self._ranks_per_task
 
     def _exit_of(self, rank: int) -> RankExit | None:
         try:

@@ -115,7 +115,7 @@ class Supervisor:
             self._trackers.append(Tracker(attempt, self._order.tracking, variables, self._bundle.track_log))
         run_attempt(
             attempt, ranks, self._order.limits, allocation, lambda: self._end_request(run_id),
-            is_command=spec.engine == "command",
+            is_command=spec.engine == "command", ranks_per_task=spec.ranks_per_task,
         )  # fmt: skip
         pack_if_completed(attempt, spec.parallelism.world_size)
 
@@ -125,7 +125,7 @@ class Supervisor:
         order = self._order
         if order.step is not None and self._job is not None:
             variables = step_variables(spec, order.environment, self._job)
-            return StepRanks(attempt, order.step, self._job, variables), variables
+            return StepRanks(attempt, order.step, self._job, variables, spec.ranks_per_task), variables
         variables = local_variables(spec, order.environment, slot_names)
         return LocalRanks(attempt, spec, variables), variables
 

@@ -22,7 +22,7 @@ _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 def main(arguments: list[str]) -> None:
-    """Replace this process by the program, which prints to its rank's log; a launcher of ranks to that of its node's number."""
+    """Replace this process by the program, which prints to its rank's log; a launcher of ranks to that of its first."""
     attempt = AttemptPaths(Path(arguments[0]).absolute())
     log = os.open(attempt.log(int(os.environ["RANK"])), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)

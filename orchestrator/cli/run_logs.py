@@ -13,6 +13,7 @@ from launch.common.regular_file import read_regular
 from launch.contract.outcomes import Outcome, read_outcome
 from launch.contract.paths import AttemptPaths, BundlePaths, RunPaths, SweepPaths
 from launch.contract.plan import Plan
+from launch.contract.spec import first_of_task, read_spec
 from launch.failures.diagnose import RankExit, diagnose
 from launch.failures.evidence import read_evidence
 from orchestrator import PROGRAM
@@ -74,7 +75,10 @@ def first_failing_rank(attempt: AttemptPaths) -> int | None:
     outcome = read_intact_outcome(attempt)
     if outcome is not None:
         return outcome.rank
-    evidence = replace(read_evidence(attempt, "itself"), exit_code=1, exits=_read_failed_exits(attempt))
+    evidence = replace(
+        read_evidence(attempt, "itself"),
+        exit_code=1, exits=_read_failed_exits(attempt), ranks_per_task=_ranks_per_task(attempt),
+    )  # fmt: skip
     return diagnose(evidence).rank if evidence.exceptions or evidence.exits else None
 
 
@@ -83,6 +87,13 @@ def read_intact_outcome(attempt: AttemptPaths) -> Outcome | None:
     with contextlib.suppress(RecordError):
         return read_outcome(attempt)
     return None
+
+
+def _ranks_per_task(attempt: AttemptPaths) -> int:
+    """Return how many ranks share a log; 1 where the spec is damaged, and started none."""
+    with contextlib.suppress(OSError, RecordError, KeyError, TypeError, ValueError):
+        return read_spec(attempt.spec).ranks_per_task
+    return 1
 
 
 def _read_failed_exits(attempt: AttemptPaths) -> tuple[RankExit, ...]:
@@ -97,9 +108,11 @@ def _read_failed_exits(attempt: AttemptPaths) -> tuple[RankExit, ...]:
 def find_rank_log(attempt: AttemptPaths, rank: int | None) -> Path | None:
     """Return the log of ``rank``, else of the first failing rank, else of rank 0; None if it left none.
 
+    Ranks that one process started share a log, which bears the number of the first.
     That of a completed attempt may be packed (:func:`read_rank_log`).
     """
-    path = attempt.log(first_failing_rank(attempt) or 0 if rank is None else rank)
+    shown = first_failing_rank(attempt) or 0 if rank is None else rank
+    path = attempt.log(first_of_task(shown, _ranks_per_task(attempt)))
     return path if path.exists() or path.stem in _packed_ranks(attempt) else None
 
 
@@ -145,7 +158,11 @@ def read_log(run: RunPaths, plan: Plan, number: int | None, rank: int | None) ->
 
 
 def heading(attempt: AttemptPaths, path: Path) -> str:
-    return f"# {attempt.root.parent.parent.name}, attempt {attempt.number}, {path.name}\n"
+    ranks, shared = _ranks_per_task(attempt), ""
+    if ranks > 1 and path.stem.startswith("rank"):
+        first = int(path.stem.removeprefix("rank"))
+        shared = f", of the torchrun that started ranks {first} to {first + ranks - 1}"
+    return f"# {attempt.run_id}, attempt {attempt.number}, {path.name}{shared}\n"
 
 
 def _read_job_logs(run: RunPaths, plan: Plan, missing: InputError) -> Iterator[str]:

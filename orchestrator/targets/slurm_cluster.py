@@ -74,10 +74,7 @@ class Cluster:
         profile, request = self.profile, placement_request(vars(spec.placement), 0, self.profile)
         python = profile.python or ("python3" if profile.container_image else sys.executable)
         arguments = tuple(_srun_arguments(profile, self.folders))
-        tasks, cpus = request.ranks_per_node, request.cpus_per_rank
-        if spec.engine == "command" and spec.command.launcher == "torchrun":
-            # It starts the ranks of its node itself.
-            tasks, cpus = 1, cpus * tasks
+        tasks, cpus = request.ranks_per_node // spec.ranks_per_task, request.cpus_per_rank * spec.ranks_per_task
         step = Step(request.nodes, tasks, cpus, python, arguments)
         return StartSettings(0, (), step, profile.environment)
 

@@ -56,4 +56,10 @@ def test_two_nodes_of_two_ranks_train_one_model_however_they_start(site: Site) -
     texts = [f"--- {file}\n{file.read_text()[-4000:]}" for file in sorted(told) if file.is_file()]
     assert done.returncode == 0, "\n".join((done.stdout, done.stderr, *texts))
     by_node, by_rank = (list(read_metrics(sweep.run(cell.run_ids[0]).attempt(1))) for cell in read_plan(sweep).cells)
+    by_torchrun = next(
+        cell.run_ids[0] for cell in read_plan(sweep).cells if cell.spec["command"]["launcher"] == "torchrun"
+    )
+    log = site.run("logs", by_torchrun, "--rank", "3").stdout
+    assert log.startswith(f"# {by_torchrun}, attempt 1, rank2.log, of the torchrun that started ranks 2 to 3\n")
+    assert f"'step': {STEPS}," in log, "what rank 3 printed"
     assert len(by_node) == STEPS and [one.loss for one in by_node] == [one.loss for one in by_rank]

@@ -238,6 +238,23 @@ def test_a_rank_whose_end_nobody_recorded_comes_before_what_others_said_of_it() 
     assert diagnose(ended(exceptions=both, exits=(RankExit(0, 1, time=1.0), lost))).failure_class == "COMMUNICATION"
 
 
+def test_a_launchers_exit_is_that_of_all_ranks_that_it_started_and_of_no_rank_of_its_own_number() -> None:
+    """Two torchruns of two ranks: rank 1 is on the first node, and the second torchrun counts as rank 2."""
+    closed = tuple(said(rank, 1.0, "RuntimeError", CLOSED) for rank in range(4))
+    first, second = RankExit(0, 1, time=2.0, node="a"), RankExit(2, 1, time=3.0, node="b")
+
+    def found(*exceptions: RankException) -> tuple[str, int | None]:
+        seen = ended(exceptions=exceptions, exits=(first, second))
+        diagnosis = diagnose(dataclasses.replace(seen, ranks_per_task=2, is_command=True))
+        return diagnosis.failure_class, diagnosis.rank
+
+    assert found(*closed) == ("COMMUNICATION", 0)
+    assert found(*closed[:3]) == ("PROGRAM", 2), "rank 3 has gone, and all others speak of it"
+    assert found(*closed[:2]) == ("PROGRAM", 2)
+    assert found(*closed[1:]) == found(*closed[2:]) == ("PROGRAM", 0)
+    assert found(*closed[:3], said(3, 4.0, "KeyError", "x")) == ("KeyError", 3)
+
+
 def test_an_exception_comes_before_the_signal_that_followed_it() -> None:
     found = diagnose(ended(exceptions=(said(0, 1.0, "KeyError", "x"),), exits=(RankExit(1, -signal.SIGABRT),)))
     assert (found.rank, found.failure_class) == (0, "KeyError")

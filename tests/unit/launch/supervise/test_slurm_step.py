@@ -15,7 +15,8 @@ from launch.contract.cancellation import read_cancellation
 from launch.contract.errors import EnvironmentFault
 from launch.contract.paths import AttemptPaths, BundlePaths, SweepPaths
 from launch.contract.plan import Limits
-from launch.contract.spec import RunSpec
+from launch.contract.spec import Command, Placement, RunSpec
+from launch.failures.diagnose import Diagnosis
 from launch.slurm.allocation import PORTS, Allocation, free_port, queue_state
 from launch.slurm.step_memory import parse_memory_kill
 from launch.supervise.slurm_rank import rank_place
@@ -44,13 +45,37 @@ def test_a_rank_without_a_record_of_its_end_was_killed_once_the_step_has_ended(t
     (tmp_path / "srun").write_text(f"#!/bin/sh\nread line < {tmp_path}/go\nexit 1\n")
     (tmp_path / "srun").chmod(0o755)
     os.mkfifo(tmp_path / "go")
-    step = StepRanks(attempt, Step(2, 1, 1, "python3"), LOOPBACK, {"PATH": str(tmp_path)})
+    step = StepRanks(attempt, Step(2, 1, 1, "python3"), LOOPBACK, {"PATH": str(tmp_path)}, 1)
     write_json(attempt.rank_exit(0), {"rank": 0, "code": 1, "time": 5.0})
     while_it_runs = step.exits()
     (tmp_path / "go").write_text("\n")
     wait_until(lambda: step.poll() == 1, 60, "srun to end")
     assert [one.rank for one in while_it_runs] == [0]
     assert [(one.rank, one.code, one.is_recorded) for one in step.exits()] == [(0, 1, True), (1, -9, False)]
+
+
+def test_the_node_is_that_of_the_torchrun_that_started_the_rank(tmp_path: Path) -> None:
+    spec = RunSpec("command", placement=Placement(nodes=2, ranks_per_node=2), command=Command(launcher="torchrun"))
+    attempt = SweepPaths(tmp_path).run("eager-0123456789-r0").attempt(1)
+    attempt.logs.mkdir(parents=True)
+    (tmp_path / "srun").symlink_to("/bin/false")
+    nodes = Allocation("12_3", ("node1", "node2"))
+    step = StepRanks(attempt, Step(2, 1, 2, "python3"), nodes, {"PATH": str(tmp_path)}, spec.ranks_per_task)
+    wait_until(lambda: step.poll() == 1, 60, "srun to end")
+
+    def found() -> list[str]:
+        return [step.where(Diagnosis("FAILED", "measure", rank)) for rank in (0, 1, 2, 3, 4)]
+
+    assert found() == ["node1", "node1", "node2", "node2", ""], "no exit is recorded, and rank 4 is none of the spec"
+    for task in (0, 1):
+        place = rank_place(
+            {"SLURM_PROCID": str(task), "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_NTASKS_PER_NODE": "1"},
+            spec.ranks_per_task,
+        )
+        rank = int(place["RANK"])
+        write_json(attempt.rank_exit(rank), {"rank": rank, "code": 1, "time": 5.0 - task, "node": f"other{task}"})
+    assert found() == ["other0", "other0", "other1", "other1", ""]
+    assert [(one.rank, one.node) for one in step.exits()] == [(2, "other1"), (0, "other0")]
 
 
 def test_a_step_is_named_by_its_attempt() -> None:
@@ -105,9 +130,9 @@ def test_a_free_port_is_free_and_not_one_of_the_kernels_own() -> None:
 )
 def test_tasks_of_a_node_are_counted_where_slurm_does_not_say_them(counts: str, node: int, here: int) -> None:
     said = {"SLURM_PROCID": "5", "SLURM_NTASKS": "11", "SLURM_LOCALID": "1", "SLURM_NODEID": str(node)}
-    place = rank_place(said | {"SLURM_STEP_TASKS_PER_NODE": counts})
+    place = rank_place(said | {"SLURM_STEP_TASKS_PER_NODE": counts}, 1)
     assert place == {"RANK": "5", "WORLD_SIZE": "11", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": str(here)}
-    assert rank_place(said | {"SLURM_NTASKS_PER_NODE": "4"})["LOCAL_WORLD_SIZE"] == "4"
+    assert rank_place(said | {"SLURM_NTASKS_PER_NODE": "4"}, 1)["LOCAL_WORLD_SIZE"] == "4"
 
 
 @pytest.mark.parametrize(

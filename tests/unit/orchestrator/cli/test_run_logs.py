@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.common.atomic_files import JsonLines, write_json
+from launch.common.atomic_files import JsonLines, read_json, write_json
 from launch.common.file_lock import Lock
 from launch.contract.bundle import BundleOrder
 from launch.contract.outcomes import Outcome, outcome_to_json
@@ -121,6 +121,33 @@ def test_read_log_chooses_the_log(run: Run) -> None:
     run.begin(2, launcher="nothing of it began\n")
     assert run.shown() == f"# {run.run_id}, attempt 2, launcher.log\nnothing of it began\n"
     assert run.shown(1).endswith("one\n")
+
+
+def test_ranks_of_one_torchrun_share_its_log(run: Run) -> None:
+    launched = {
+        "engine": "command",
+        "command": {"launcher": "torchrun"},
+        "placement": {"nodes": 2, "ranks_per_node": 2},
+    }
+    write_json(run.paths.spec, read_json(run.paths.spec) | launched)
+    attempt = run.begin(rank0="node1\n", rank2="node2\n", launcher="srun\n")
+    first, second = (
+        f"# {run.run_id}, attempt 1, rank{ranks[0]}.log, of the torchrun that started ranks {ranks}\n{node}\n"
+        for ranks, node in (("0 to 1", "node1"), ("2 to 3", "node2"))
+    )
+    assert [run.shown(rank=rank) for rank in range(4)] == [first, first, second, second]
+    exits(attempt, 0, 2.0, 1)
+    exits(attempt, 2, 3.0, 1)
+    fails(attempt, 1, 1.0)
+    assert first_failing_rank(attempt) == 1 and run.shown() == first
+    attempt.events(1).unlink()
+    for rank in range(3):
+        fails(attempt, rank, 1.0, "RuntimeError", "Connection closed by peer")
+    assert first_failing_rank(attempt) == 2 and run.shown() == second, "rank 3 has gone, and all others speak of it"
+    ends(attempt, rank=3)
+    assert run.shown() == second
+    with pytest.raises(InputError, match="rank 4 left no log\n    logs: rank0, rank2"):
+        run.shown(rank=4)
 
 
 def test_the_steps_go_before_the_log(run: Run) -> None:
