@@ -147,6 +147,10 @@ def _memory(eager: CellResult | None, graphed: CellResult) -> str:
 
 
 def _ties(result: CellResult, ran: Sequence[CellResult]) -> str:
-    """Return how many cells of its task are tied with a cell that is the fastest of it."""
-    tied = sum(ranking.tied for ranking in rank(ran) if ranking.best.label == result.cell.label)
-    return f"it is statistically tied with {count('other cell', tied)}" if tied else ""
+    """Return which cells of its task are tied with a cell that is the fastest of it."""
+    rankings = [ranking for ranking in rank(ran) if ranking.best.label == result.cell.label]
+    tied = {cell.label for ranking in rankings for cell in ranking.cells if cell.statistically_tied}
+    eager = tied & {each.cell.label for each in ran if not each.cell.graphed}
+    others = count("other cell", len(tied - eager)) if tied - eager else ""
+    words = " and ".join(filter(None, ("eager" if eager else "", others)))
+    return f"it is statistically tied with {words}" if words else ""

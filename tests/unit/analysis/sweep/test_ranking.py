@@ -166,7 +166,7 @@ def test_a_single_run_tells_nothing_apart(tmp_path: Path) -> None:
     report = write_report(sweep)
     assert (
         "`torch, lr 0.001` (A1) measured " in report.summary
-        and "it is statistically tied with 2 other cells." in report.summary
+        and "it is statistically tied with eager and 1 other cell." in report.summary
     )
     markdown = report.markdown.read_text()
     assert "| place | cell |" in markdown and "| 3 (statistically tied) | A0 |" in markdown
