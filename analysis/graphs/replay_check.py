@@ -41,10 +41,11 @@ class Replay:
             return f"not proven: {self.reason}"
         if self.compiled_only:
             return f"not applicable on a CPU: {count('compiled function', self.stats.graphs)}"
-        graphs = count("graph", self.stats.graphs)
-        said = f"proven: {graphs}, {self.stats.replays} of {self.stats.expected_replays} replays"
-        if self.launches_seen is not None:
-            said += f", {count('graph launch', self.launches_seen)} per step seen"
+        calls = f"{self.stats.replays} of {self.stats.expected_replays}"
+        if self.launches_seen is None:
+            return f"not applicable on a CPU: {count('compiled function', self.stats.graphs)}, called {calls} times"
+        launches = count("graph launch", self.launches_seen)
+        said = f"proven: {count('graph', self.stats.graphs)}, {calls} replays, {launches} per step seen"
         if self.bare_ranks:
             others = f"the other {self.bare_ranks} hold" if self.bare_ranks > 1 else "the other holds"
             return f"{said} on {self.ranks - self.bare_ranks} of {self.ranks} ranks; {others} no layer of the scope"
