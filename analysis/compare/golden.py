@@ -124,6 +124,16 @@ class GoldenSummary:
 
 
 @dataclass(frozen=True)
+class GoldenFailure:
+    """One kind of failure (analysis.sweep.failure_modes), with the labels of its cells."""
+
+    message: str
+    fix: str
+    graphed: tuple[str, ...]
+    eager: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Golden:
     """A sweep as its report tells it. ``provenance`` has for each key of the environment the values that runs had, and
     how many runs had each."""
@@ -134,6 +144,7 @@ class Golden:
     provenance: Mapping[str, tuple[tuple[str, int], ...]]
     recipe: str
     summary: GoldenSummary = GoldenSummary()
+    failure_modes: tuple[GoldenFailure, ...] = ()
 
 
 def golden_of(sweep: SweepPaths) -> Golden:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from analysis.compare.cell_changes import Change, judge_alone
-from analysis.compare.golden import Golden, GoldenCell
+from analysis.compare.golden import Golden, GoldenCell, GoldenFailure
 from analysis.compare.sweep_changes import CellComparison, Comparison
 
 Ending = Literal["failure", "error", "skipped"]
@@ -41,7 +41,7 @@ def junit_of_report(golden: Golden, *, allow_empty: bool = False) -> bytes:
 
     If no graphed cell has a verdict, one more testcase is in error, unless ``allow_empty``.
     """
-    cases = [*map(_case_of_cell, golden.cells)]
+    cases = [_case_of_cell(cell, golden.failure_modes) for cell in golden.cells]
     cases += (Case(cell.label, "skipped", cell.state, cell.rules) for cell in golden.not_run)
     if golden.summary.unvalidated and not allow_empty:
         cases.append(Case("graphed cells", "error", "nothing validated", golden.summary.unvalidated))
@@ -56,9 +56,11 @@ def junit_of_comparison(comparison: Comparison) -> bytes:
     return _as_xml(name, [*map(_case_of_comparison, comparison.cells)], properties)
 
 
-def _case_of_cell(cell: GoldenCell) -> Case:
+def _case_of_cell(cell: GoldenCell, failures: Sequence[GoldenFailure]) -> Case:
     found = judge_alone(cell)
-    return Case(cell.label, _ENDINGS.get(found.change), found.kind, found.reason, cell.seconds)
+    own = (each for each in failures if cell.unexpected and cell.label in (*each.graphed, *each.eager))
+    said = "; ".join([found.reason, *(f"{each.message} (fix: {each.fix})" for each in own)])
+    return Case(cell.label, _ENDINGS.get(found.change), found.kind, said, cell.seconds)
 
 
 def _case_of_comparison(cell: CellComparison) -> Case:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.compare.cell_changes import Change, FigureChange
-from analysis.compare.golden import Golden, GoldenCell, GoldenVerdict, golden_of
+from analysis.compare.golden import Golden, GoldenCell, GoldenFailure, GoldenVerdict, golden_of
 from analysis.compare.junit import junit_of_comparison, junit_of_report
 from analysis.compare.sweep_changes import CellComparison, Comparison, compare_sweeps
 from analysis.verdict.verdict import PASSES, VERDICTS, VerdictName
@@ -130,6 +130,15 @@ def test_what_is_worse_is_said(change: Change, ending: str) -> None:
     suite = suite_of(junit_of_comparison(Comparison("a", "b", (CellComparison("c", "c", "id", found),), (), (), 0.05)))
     (case,) = suite.findall("testcase")
     assert (case[0].tag, case[0].attrib["type"], case[0].attrib["message"]) == (ending, "speed", "speed: 2.0x -> 1.0x")
+
+
+def test_a_failed_cell_says_why_and_what_to_do() -> None:
+    failure = GoldenFailure("rank 0: boom", "mend it", ("graphed",), ())
+    cells = tuple(cell(None, True, (), False, label) for label in ("graphed", "other"))
+    suite = suite_of(junit_of_report(Golden("s", cells, (), {}, "", failure_modes=(failure,))))
+    failed, other = (case[0].attrib["message"] for case in suite.findall("testcase")[:2])
+    assert failed == "ended COMPLETED, expected COMPLETED; rank 0: boom (fix: mend it)"
+    assert other == "ended COMPLETED, expected COMPLETED"
 
 
 def test_what_xml_cannot_hold_is_shown_and_nothing_ends_an_attribute() -> None:
