@@ -1,4 +1,4 @@
-"""Write the tables of the reference that the code knows: `python docs/reference.py`.
+"""Write the tables of the reference that the code knows: `python -m docs.reference`.
 
 Each stands in a page of this folder between two comments, ``<!-- NAME of docs/reference.py -->`` and ``<!-- end -->``. Only the
 meaning of a field is written by hand, in its row, and stays.
@@ -11,7 +11,6 @@ import dataclasses
 import inspect
 import json
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -20,13 +19,10 @@ from typing import Any
 
 import yaml
 
-DOCS = Path(__file__).resolve().parent
-sys.path.insert(0, str(DOCS.parent))
-
-from launch.common.command_line import Parser  # noqa: E402
-from launch.contract import bundle, outcomes, paths, plan  # noqa: E402
-from launch.contract.exit_codes import OF_EVERY_COMMAND, OWN, ExitCode  # noqa: E402
-from launch.contract.records import (  # noqa: E402
+from launch.common.command_line import Parser
+from launch.contract import bundle, outcomes, paths, plan
+from launch.contract.exit_codes import OF_EVERY_COMMAND, OWN, ExitCode
+from launch.contract.records import (
     clocks,
     events,
     graph_stats,
@@ -36,18 +32,19 @@ from launch.contract.records import (  # noqa: E402
     step_check,
     step_metrics,
 )
-from launch.failures.classes import EXCEPTION_CLASSES, FAILURE_CLASSES  # noqa: E402
-from launch.support import megatron  # noqa: E402
-from launch.support.rule import Rule  # noqa: E402
-from orchestrator.cli.arguments import PROGRAM, add_store  # noqa: E402
-from orchestrator.cli.verbs import VERBS  # noqa: E402
-from orchestrator.recipe.expand import expand  # noqa: E402
-from orchestrator.recipe.field_check import Schema  # noqa: E402
-from orchestrator.recipe.fields import RECIPE, SECTIONS, TopLevel  # noqa: E402
-from orchestrator.recipe.recipe import load  # noqa: E402
-from orchestrator.targets.profile import SCHEMA as PROFILE  # noqa: E402
-from orchestrator.targets.profile import Profile  # noqa: E402
+from launch.failures.classes import EXCEPTION_CLASSES, FAILURE_CLASSES
+from launch.support import megatron
+from launch.support.rule import Rule
+from orchestrator.cli.arguments import PROGRAM, add_store
+from orchestrator.cli.verbs import VERBS
+from orchestrator.recipe.expand import expand
+from orchestrator.recipe.field_check import Schema
+from orchestrator.recipe.fields import RECIPE, SECTIONS, TopLevel
+from orchestrator.recipe.recipe import load
+from orchestrator.targets.profile import SCHEMA as PROFILE
+from orchestrator.targets.profile import Profile
 
+DOCS = Path(__file__).resolve().parent
 BLOCK = re.compile(r"(<!-- ([^\n]+) of docs/reference\.py -->\n).*?(<!-- end -->)", re.DOTALL)
 PAGES = ("choosing_a_scope", "clusters", "commands", "failures", "recipes", "records", "upstream_faults")
 MORE_ON_VERBS = {

@@ -51,21 +51,12 @@ class Curve:
     columns: tuple[str, ...]
     """The names of the columns that were read."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """What the file says of its run (analysis.curves.said_settings)."""
+    """What the file says of its run (analysis.curves.log_settings)."""
 
     @cached_property
     def resolution(self) -> dict[Metric, Floats]:
         """How finely each metric is recorded, as numbers or in print (analysis.curves.resolution): shape (steps,)."""
         return {metric: resolution(self.steps.of(metric), units) for metric, units in self.units.items()}
-
-
-def read_curve(path: Path) -> Curve:
-    """Return the curve in ``path``, in the order of its lines. A metric that any line has, all lines have.
-
-    Raises:
-        CurveError: the file cannot be read, or holds no curve.
-    """
-    return curve_of(path, read_rows(path))
 
 
 def read_rows(path: Path) -> list[Row]:

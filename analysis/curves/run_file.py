@@ -14,7 +14,7 @@ from typing import Any
 
 from analysis.curves.curve import Curve, CurveError, Digits, Row, curve_of, read_rows, read_text
 from analysis.curves.event_file import read_events
-from analysis.curves.said_settings import collect_settings, settings_in_line
+from analysis.curves.log_settings import collect_settings, settings_in_line
 from analysis.curves.wandb_file import read_history
 from launch.contract.metric_names import column_of, comma_in_line, texts_in_line
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.curves.curve import CurveError, read_curve
+from analysis.curves.curve import Curve, CurveError, curve_of, read_rows
 from analysis.curves.curve_files import read_curves
 from analysis.curves.resolution import resolution
 from analysis.loss import main
@@ -26,6 +26,10 @@ ROOT = Path(__file__).parents[3]
 STEPS = 120
 FALLING = 1.5 + 4 * np.exp(-np.arange(STEPS) / 40)
 NORMS = 1 + np.exp(-np.arange(STEPS) / 30)
+
+
+def read_curve(path: Path) -> Curve:
+    return curve_of(path, read_rows(path))
 
 
 def csv(path: Path, loss: Floats = FALLING, norm: Floats | None = NORMS, first: int = 0) -> Path:

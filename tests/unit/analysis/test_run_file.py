@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from analysis.curves.curve import CurveError
+from analysis.curves.log_settings import settings_in_line
 from analysis.curves.run_file import read_run
-from analysis.curves.said_settings import settings_in_line
 from launch.contract.metric_names import texts_in_line
 
 LOSSES, NORMS = [2.5, 2.25, 1.125], [1.5, 0.75, 0.5]

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
+from docs import reference
 from launch.contract.exit_codes import LOSS, exit_codes_of
 from orchestrator.cli.verbs import VERBS
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
-_SPEC = importlib.util.spec_from_file_location("reference", DOCS / "reference.py")
-assert _SPEC and _SPEC.loader
-reference = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(reference)
 
 
 @pytest.mark.parametrize("name", reference.PAGES)
 def test_a_page_has_the_tables_that_the_code_says(name: str) -> None:
     page = (DOCS / f"{name}.md").read_text()
-    assert page == reference.with_tables(page), "run: python docs/reference.py"
+    assert page == reference.with_tables(page), "run: python -m docs.reference"
 
 
 def test_every_table_stands_in_one_page() -> None:
