@@ -29,8 +29,6 @@ SECRETS = {"WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567", "HF_TOKE
 
 STEPS = 60
 """Two seconds of steps where ranks are slow: long enough to be caught in, short enough to be waited for."""
-LONG = 180
-"""Steps of a run that a test holds: a busy machine may look seconds after the first step."""
 SLOW_RANKS = Path(__file__).parent / "slow_ranks"
 MODEL = {
     "num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "num_query_groups": 2, "kv_channels": 8,
@@ -176,6 +174,15 @@ class Host:
         wait_until(lambda: paths.metrics.exists() and paths.metrics.read_bytes().count(b"\n") > 5, 600, "a step")
         return paths
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold every rank of this host after six steps, so that it trains on only after the block, however long the block
+        takes. The block may end it. Ranks of runs of several ranks are not held."""
+        hold = Path(self.environment["HOME"], "hold")
+        hold.touch()
+        yield
+        hold.unlink()
+
     def wait_for_nobody(self, seconds: float = 120) -> None:
         wait_until(lambda: not self.processes(), seconds, "every process to end", self.processes)
 
@@ -202,17 +209,6 @@ def cpu_seconds_of_children() -> float:
 
 def rank_pid(attempt: AttemptPaths, rank: int = 0) -> int:
     return int(next(read_events(attempt, rank))["pid"])
-
-
-@contextlib.contextmanager
-def held(attempt: AttemptPaths) -> Iterator[None]:
-    """Stop the attempt's rank, so that it trains on only after the block, however long the block takes. The block may
-    end it."""
-    rank = rank_pid(attempt)
-    os.kill(rank, signal.SIGSTOP)
-    yield
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(rank, signal.SIGCONT)
 
 
 def wait_until(

@@ -14,7 +14,7 @@ import pytest
 
 from launch.common.file_lock import was_killed
 from launch.contract.paths import AttemptPaths
-from tests.integration.host import LONG, Host, held, rank_pid, recipe, wait_until
+from tests.integration.host import Host, rank_pid, recipe, wait_until
 from tests.records import read_metrics
 
 MINUTE = 1.0
@@ -23,9 +23,9 @@ MINUTE = 1.0
 
 def test_a_command_that_goes_away_leaves_its_sweep_to_the_next_one(host: Host) -> None:
     """Ctrl-C, then kill -9 of the command and of the queue, while the first of two runs goes on."""
-    first, run_ids = host.begin(recipe("mini", repeats=2, steps=LONG))
-    path, attempt = str(host.folder / "mini.yaml"), host.wait_for_step("mini", run_ids[0])
-    with held(attempt):
+    with host.held():
+        first, run_ids = host.begin(recipe("mini", repeats=2))
+        path, attempt = str(host.folder / "mini.yaml"), host.wait_for_step("mini", run_ids[0])
         first.send_signal(signal.SIGINT)
         out, err = first.communicate(timeout=120)
         assert first.returncode == 130
@@ -64,11 +64,11 @@ def test_a_queued_run_says_who_holds_its_slot(host: Host) -> None:
 
 def test_a_supervisor_that_dies_takes_its_ranks_along_and_the_queue_goes_on(host: Host) -> None:
     """And its tracker: nothing is left of either."""
-    sweep, (killed, later) = host.begin(recipe("mini", repeats=2, wandb={"mode": "offline"}))
-    attempt = host.wait_for_step("mini", killed)
-    os.kill(rank_pid(attempt), signal.SIGSTOP)  # so that it does not end by itself
-    os.kill(host.supervisor("mini"), signal.SIGKILL)
-    wait_until(lambda: rank_pid(attempt) not in host.processes(), 60, "the rank to die with its supervisor")
+    with host.held():
+        sweep, (killed, later) = host.begin(recipe("mini", repeats=2, wandb={"mode": "offline"}))
+        attempt = host.wait_for_step("mini", killed)
+        os.kill(host.supervisor("mini"), signal.SIGKILL)
+        wait_until(lambda: rank_pid(attempt) not in host.processes(), 60, "the rank to die with its supervisor")
     out, _ = sweep.communicate(timeout=300)
     assert host.states("mini") == {killed: "INTERRUPTED", later: "COMPLETED"}, out
     assert host.attempts("mini") == {killed: [1], later: [1]}
@@ -77,10 +77,11 @@ def test_a_supervisor_that_dies_takes_its_ranks_along_and_the_queue_goes_on(host
 
 
 def test_one_resume_is_enough_while_another_supervisor_goes_on_with_the_bundle(host: Host) -> None:
-    killed, later = host.begin_unwatched(recipe("mini", repeats=2, steps=LONG))
-    host.wait_for_step("mini", killed)
-    os.kill(host.supervisor("mini"), signal.SIGKILL)
-    with held(host.wait_for_step("mini", later)):
+    with host.held():
+        killed, later = host.begin_unwatched(recipe("mini", repeats=2))
+        host.wait_for_step("mini", killed)
+        os.kill(host.supervisor("mini"), signal.SIGKILL)
+        host.wait_for_step("mini", later)
         assert host.states("mini") == {killed: "INTERRUPTED", later: "RUNNING"}
         resumed = host.start("resume", "mini")
         assert resumed.stdout is not None
@@ -95,9 +96,10 @@ def test_one_resume_is_enough_while_another_supervisor_goes_on_with_the_bundle(h
 
 
 def test_a_dead_rank_ends_its_run_and_no_other(host: Host) -> None:
-    sweep, (faulted, whole) = host.begin(recipe("mini", repeats=2))
-    crashed = host.wait_for_step("mini", faulted)
-    os.kill(rank_pid(crashed), signal.SIGSEGV)
+    with host.held():
+        sweep, (faulted, whole) = host.begin(recipe("mini", repeats=2))
+        crashed = host.wait_for_step("mini", faulted)
+        os.kill(rank_pid(crashed), signal.SIGSEGV)
     out, _ = sweep.communicate(timeout=300)
 
     outcome = host.outcome("mini", faulted)
@@ -129,9 +131,10 @@ def test_a_run_that_hangs_and_one_that_takes_too_long_are_ended(host: Host, anot
 
 def _begin_and_stop(host: Host, content: dict[str, Any]) -> tuple[subprocess.Popen[str], AttemptPaths]:
     """Start a sweep of one run, and stop its rank once it trains."""
-    sweep, (run_id,) = host.begin(content)
-    attempt = host.wait_for_step(content["name"], run_id)
-    os.kill(rank_pid(attempt), signal.SIGSTOP)
+    with host.held():
+        sweep, (run_id,) = host.begin(content)
+        attempt = host.wait_for_step(content["name"], run_id)
+        os.kill(rank_pid(attempt), signal.SIGSTOP)
     return sweep, attempt
 
 
@@ -152,9 +155,10 @@ def test_numbers_that_are_not_finite_end_a_run_and_may_be_expected(host: Host) -
 
 def test_cancel_ends_everything_and_another_sweep_never_ran_beside_it(host: Host) -> None:
     """Two sweeps on one host, started without waiting: the second has the slot when the first is cancelled."""
-    running, waiting = host.begin_unwatched(recipe("one", repeats=2, steps=LONG))
-    (other,) = host.begin_unwatched(recipe("two"))
-    with held(host.wait_for_step("one", running)):
+    with host.held():
+        running, waiting = host.begin_unwatched(recipe("one", repeats=2))
+        (other,) = host.begin_unwatched(recipe("two"))
+        host.wait_for_step("one", running)
         assert host.states("one") == {running: "RUNNING", waiting: "QUEUED"}
         assert set(host.states("two").values()) == {"QUEUED"}
         cancelled = json.loads(host.run("cancel", "one", "--json").stdout)
@@ -205,9 +209,9 @@ def test_a_supervisor_that_cannot_begin_is_not_started_for_ever(host: Host) -> N
 
 
 def test_a_damaged_spec_costs_one_run(host: Host) -> None:
-    whole, damaged = host.begin_unwatched(recipe("mini", repeats=2))
-    host.wait_for_step("mini", whole)
-    host.sweep("mini").run(damaged).spec.write_text('{"model":')
+    with host.held():
+        whole, damaged = host.begin_unwatched(recipe("mini", repeats=2))
+        host.sweep("mini").run(damaged).spec.write_text('{"model":')
     host.wait_for_nobody()
     assert host.states("mini") == {whole: "COMPLETED", damaged: "CONFIG"}
     outcome = host.outcome("mini", damaged)
@@ -221,10 +225,12 @@ def test_a_damaged_spec_costs_one_run(host: Host) -> None:
 
 @pytest.mark.usefixtures("finished")  # whose compiled code it finds
 def test_resume_makes_an_interrupted_run_again_beside_its_eager_twin(host: Host) -> None:
-    eager, graphed = host.begin_unwatched(recipe("pair", steps=400, graphed=True))
-    attempt = host.wait_for_step("pair", graphed)
-    kept = host.sweep("pair").run(eager).attempt(1).metrics.read_bytes()
-    os.kill(host.supervisor("pair"), signal.SIGKILL)
+    eager, graphed = host.begin_unwatched(recipe("pair", graphed=True))
+    wait_until(host.sweep("pair").run(eager).attempt(1).outcome.exists, 300, "the eager run to end")
+    with host.held():
+        attempt = host.wait_for_step("pair", graphed)
+        kept = host.sweep("pair").run(eager).attempt(1).metrics.read_bytes()
+        os.kill(host.supervisor("pair"), signal.SIGKILL)
     host.wait_for_nobody()
     assert not attempt.outcome.exists()
     assert host.states("pair") == {eager: "COMPLETED", graphed: "INTERRUPTED"}

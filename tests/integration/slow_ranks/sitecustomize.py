@@ -1,4 +1,5 @@
-"""Slow a rank down while it trains its first steps, so that a test catches it there. It sleeps, which costs others no time.
+"""Slow a rank down while it trains its first steps, so that a test catches it there, and hold it while a test asks for that.
+It sleeps, which costs others no time.
 
 Python imports a module of this name at its start (docs.python.org/3/library/site.html).
 """
@@ -8,18 +9,31 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 PAUSES = iter(range(50))
 COMPUTE_SECONDS, PAUSE_SECONDS = 0.005, 0.04
 
 
+HOLD = Path(os.environ.get("HOME", "/"), "hold")
+"""While this file exists, a rank that has trained some steps trains no more."""
+STEPS_BEFORE_HOLD = 6
+
+
 def pause(*_: object) -> None:
     """Sleep if the engine is built, and call this again soon. A compilation takes up the pauses."""
     if "launch.engines.torch_native.engine" in sys.modules:
-        if next(PAUSES, None) is None:
+        if next(PAUSES, None) is None and not HOLD.exists():
             return
         time.sleep(PAUSE_SECONDS)
+        while HOLD.exists() and steps_on_disk() >= STEPS_BEFORE_HOLD:
+            time.sleep(PAUSE_SECONDS)
     signal.setitimer(signal.ITIMER_REAL, COMPUTE_SECONDS)
+
+
+def steps_on_disk() -> int:
+    metrics = Path(sys.orig_argv[-1], "metrics.jsonl")
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
 if "launch.train.worker" in sys.orig_argv and os.environ["WORLD_SIZE"] == "1":
