@@ -53,7 +53,7 @@ RULES: tuple[Rule, ...] = (
     CommandRule(
         "command.steps", ("training.steps", "cuda_graph.warmup_steps"),
         "warm-up, a capture and two steps to settle come before the measured ones",
-        lambda spec: spec.training.steps <= max(spec.cuda_graph.warmup_steps, 0) + 1 + SETTLE_STEPS,
+        lambda spec: spec.training.steps <= spec.cuda_graph.warmup_steps + 1 + SETTLE_STEPS,
         fix="Raise training.steps; a verdict of EQUIVALENT needs 100 steps after the capture.",
     ),
     CommandRule(

@@ -206,7 +206,7 @@ class _Builder:
         layout = self._section(Parallelism, values)
         ranks = resources.nodes * resources.gpus_per_node
         others = layout.tp * layout.cp * layout.pp
-        if "dp" in values or ranks == 0 or others < 1:
+        if "dp" in values or ranks == 0:
             return layout
         return self._section(Parallelism, {**values, "dp": max(1, ranks // others)})
 

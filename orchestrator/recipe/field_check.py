@@ -21,8 +21,8 @@ from launch.common.redact import is_secret_name
 from launch.megatron_config.field_names import DEPRECATED, FIELDS
 from orchestrator.errors import suggestion
 from orchestrator.recipe.aliases import canonical_place
+from orchestrator.recipe.ranges import Interval
 from orchestrator.recipe.source_fields import SECRET_FIX, SourceFields, Tree
-from orchestrator.rules.ranges import Interval
 
 WIDEST = 2**63
 """Whole numbers below it, and above its negative, fit into a signed 64-bit integer."""

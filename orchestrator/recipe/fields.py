@@ -22,9 +22,9 @@ from launch.contract.spec import (
     Training,
 )
 from orchestrator.recipe.field_check import FileSchema, Flaw, Schema, check_variable, checked_field, interval_check
+from orchestrator.recipe.ranges import ABOVE_ZERO, COUNT, POSITIVE, ranges_of
 from orchestrator.recipe.source_fields import SECRET_FIX
 from orchestrator.recipe.yaml_reader import NAME
-from orchestrator.rules.ranges import ABOVE_ZERO, COUNT, POSITIVE
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,17 @@ SECTIONS: Mapping[str, type] = {
     "wandb": Tracking,
     "tracking": OtherTrackers,
 }
+
+
+def _section(name: str) -> Schema:
+    checks = {field: interval_check(interval) for field, interval in ranges_of(name).items()}
+    # Megatron's flag separates scopes by blanks.
+    return Schema(SECTIONS[name], checks, separator=r"[,\s]+" if name == "cuda_graph" else ",")
+
+
 RECIPE = FileSchema(
     Schema(TopLevel),
-    # Rules check the other sections. Margins are in no cell.
-    {name: Schema(cls) for name, cls in SECTIONS.items()}
-    | {"equivalence": Schema(Margins, dict.fromkeys(("loss", "grad_norm"), interval_check(COUNT)))}
-    # Megatron's flag separates scopes by blanks.
-    | {"cuda_graph": Schema(CudaGraph, separator=r"[,\s]+")},
+    {name: _section(name) for name in SECTIONS},
     {"environment": check_variable, "command.flags": _check_flag, "command.graphs": _check_graph},
     {"rng": Flaw("Megatron's te_rng_tracker is always on here", "leave it out; the seed is training.seed")},
     other_names=("sweep",),

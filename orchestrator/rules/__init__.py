@@ -15,14 +15,12 @@ from orchestrator.rules import (
     model,
     overlap,
     parallelism,
-    ranges,
     training,
 )
 
 TABLES: Mapping[str, tuple[Rule, ...]] = {
     "Implementation and scope": graph_scope.RULES,
     "What a capture requires": graph_capture.RULES,
-    "Ranges": ranges.RULES,
     "Model": model.RULES,
     "Parallelism": parallelism.RULES,
     "What must divide": layout.RULES,

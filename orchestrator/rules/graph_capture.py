@@ -160,7 +160,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "capture.warmup", ("cuda_graph.warmup_steps", "cuda_graph.impl"),
-        "warm-up takes at least 0 steps, and at least 1 for full_iteration and transformer_engine, so that communicators exist",
+        "full_iteration and transformer_engine need a step of warm-up or more, so that communicators exist",
         lambda spec: spec.cuda_graph.warmup_steps < spec.cuda_graph.implementation.least_warmup_steps,
         fix="Set cuda_graph.warmup_steps to 1 or more; 3 is Megatron's default.",
         source="NCCL user guide, Using NCCL with CUDA Graphs: a communicator's first use must come before a capture",

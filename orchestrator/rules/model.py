@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from launch.contract.spec import RunSpec
 from launch.support.rule import ARITHMETIC, CONFIG, MCORE, Rule, divides
-from orchestrator.rules.ranges import ABOVE_ZERO
 
 
-def _capacity_out_of_range(spec: RunSpec) -> bool:
-    factor = spec.model.moe_expert_capacity_factor
-    return factor is not None and factor not in ABOVE_ZERO
+def _missing_sizes(spec: RunSpec) -> list[str]:
+    dense = ("ffn_hidden_size",) if spec.model.has_dense_layers else ()
+    experts = ("moe_ffn_hidden_size", "moe_router_topk") if spec.model.is_moe else ()
+    return [f"model.{name}" for name in (*dense, *experts) if getattr(spec.model, name) < 1]
 
 
 def _empty_rope_range(spec: RunSpec) -> list[str]:
@@ -34,6 +34,12 @@ def _router_without_gradient(spec: RunSpec) -> bool:
 
 RULES: tuple[Rule, ...] = (
     Rule(
+        "model.sizes", (), "dense layers need their width, and layers with experts the experts' width and how many a token chooses",
+        _missing_sizes,
+        fix="Set the fields named to 1 or more.",
+        source=ARITHMETIC,
+    ),
+    Rule(
         "model.query_groups", ("model.num_attention_heads", "model.num_query_groups"),
         "num_query_groups must divide num_attention_heads",
         lambda spec: not divides(spec.model.num_query_groups, spec.model.num_attention_heads),
@@ -45,13 +51,6 @@ RULES: tuple[Rule, ...] = (
         lambda spec: spec.model.is_moe and spec.model.moe_router_topk > spec.model.num_moe_experts,
         fix="Set moe_router_topk to num_moe_experts or fewer.",
         source=ARITHMETIC,
-    ),
-    Rule(
-        "model.capacity_factor", ("model.moe_expert_capacity_factor",), "a capacity factor must be finite and above 0",
-        _capacity_out_of_range,
-        fix="Set moe_expert_capacity_factor above 0 (1.0 gives each expert its even share), or leave it out for "
-        "dropless experts.",
-        source=f"{CONFIG}:1109 (a negative factor is silently taken for none)",
     ),
     Rule(
         "model.padding", ("model.moe_pad_expert_input_to_capacity", "model.moe_expert_capacity_factor"),

@@ -12,7 +12,7 @@ CAPTURE_STEPS, SETTLE_STEPS, LEAST_MEASURED_STEPS = 1, 2, 1
 def _rises(spec: RunSpec) -> bool:
     training = spec.training
     falls = training.min_learning_rate <= training.learning_rate
-    return not falls or training.learning_rate_warmup_steps > max(training.steps, 0)
+    return not falls or training.learning_rate_warmup_steps > training.steps
 
 
 def _misaligned_fp8_sizes(spec: RunSpec) -> list[str]:

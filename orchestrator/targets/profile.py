@@ -26,9 +26,9 @@ from orchestrator.recipe.field_check import (
     checked_field,
     interval_check,
 )
+from orchestrator.recipe.ranges import ABOVE_ZERO, COUNT, POSITIVE
 from orchestrator.recipe.source_fields import SourceFields, Tree, read_fields
 from orchestrator.recipe.yaml_reader import find_yaml, suggest_yaml
-from orchestrator.rules.ranges import ABOVE_ZERO, COUNT, POSITIVE
 from orchestrator.targets.reserved_options import DEVICES, RESERVED, Command
 
 

@@ -38,6 +38,7 @@ from tests.records import AttemptRecord, Extra, unchanged, workload_spec, write_
 ROOT = Path(__file__).parents[4]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 TINY = str(ROOT / "recipes" / "tiny_moe.yaml")
+SCRIPT = str(ROOT / "recipes" / "user_script.yaml")
 HEAVY = ("torch", "pyarrow", "numpy", "omegaconf", "yaml", "submitit", "rich", "matplotlib", "wandb")
 
 
@@ -236,6 +237,10 @@ WRONG = {
     "plan {tiny} repeats=0 training.step=5": "command line: repeats = 0: must be at least 1\n"
     "    write such a number, or leave it out for the default\n"
     "error: command line: training.step = 5: no such field\n    did you mean 'steps'?\n",
+    "plan {tiny} training.steps=-5": "error: command line: training.steps = -5: must be at least 1\n"
+    "    write such a number, or leave it out for the default\n",
+    "plan {script} training.steps=-5": "command line: training.steps = -5: must be at least 1",
+    "plan {tiny} sweep.grid.training.adam_beta1=[0.9,1]": "adam_beta1[1] = 1: must be at least 0 and below 1",
     "plan {tiny} --only cuda_graph.imp=none": "did you mean 'cuda_graph.impl'?",
     "plan {tiny} --only impl=none": "did you mean 'cuda_graph.impl'?",
     "plan {tiny} --only training.seed=7": "no cell has training.seed=7",
@@ -260,7 +265,7 @@ WRONG = {
 def test_wrong_input_is_exit_code_1_and_changes_nothing(
     capsys: pytest.CaptureFixture[str], elsewhere: Path, command: str
 ) -> None:
-    assert main(command.format(tiny=TINY).split()) == 1
+    assert main(command.format(tiny=TINY, script=SCRIPT).split()) == 1
     caught = capsys.readouterr()
     assert WRONG[command] in caught.err
     assert caught.err.startswith("error: ")

@@ -209,7 +209,6 @@ LAYOUTS: list[tuple[dict[str, int], dict[str, int], int, int]] = [
     ({"tp": 2, "dp": 1}, {"gpus_per_node": 2}, 1, 2),
     ({"dp": 4}, {"nodes": 2}, 4, 2),
     ({"tp": 16}, {"gpus_per_node": 8}, 1, 8),  # more than there are: for the rules to say
-    ({"tp": 0}, {"gpus_per_node": 8}, 1, 8),
 ]
 
 

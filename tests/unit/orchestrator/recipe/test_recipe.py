@@ -610,7 +610,7 @@ def test_problems_of_overrides_and_of_the_file_come_together(tmp_path: Path) -> 
 
 
 def test_a_sweep_beyond_all_measure_is_refused_with_its_numbers(tmp_path: Path) -> None:
-    seeds = ", ".join(map(str, range(400)))
+    seeds = ", ".join(map(str, range(1, 401)))
     text = HEAD_LINES + f"repeats: 3\nsweep: {{grid: {{training.seed: [{seeds}], training.steps: [{seeds}]}}}}\n"
     (problem,) = problems(tmp_path, text)
     assert problem.message == (
