@@ -143,6 +143,8 @@ class Parallelism:
     overlap_param_gather: bool = False
     overlap_moe_expert_parallel_comm: bool = False
     delay_wgrad_compute: bool = False
+    batch_p2p_sync: bool = True
+    """Whether stages that are not interleaved wait for the whole device after each transfer (Megatron-Core's default)."""
 
     @property
     def world_size(self) -> int:

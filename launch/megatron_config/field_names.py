@@ -77,6 +77,7 @@ FIELDS: Mapping[str, str] = {
     "overlap_param_gather": "parallelism.overlap_param_gather",
     "overlap_moe_expert_parallel_comm": "parallelism.overlap_moe_expert_parallel_comm",
     "delay_wgrad_compute": "parallelism.delay_wgrad_compute",
+    "batch_p2p_sync": "parallelism.batch_p2p_sync",
     "cuda_graph_impl": "cuda_graph.impl",
     "cuda_graph_scope": "cuda_graph.scope",
     "cuda_graph_modules": "cuda_graph.scope",

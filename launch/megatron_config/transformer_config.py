@@ -171,6 +171,7 @@ def _parallelism(layout: Parallelism) -> dict[str, Any]:
         # transfers would be mixed up.
         "overlap_p2p_comm": layout.vpp > 1,
         "batch_p2p_comm": layout.vpp == 1,
+        "batch_p2p_sync": layout.batch_p2p_sync,
     }
 
 

@@ -239,14 +239,15 @@ RULES: tuple[Rule, ...] = (
         source=f"{MCORE}transformer/module.py:247",
     ),
     MegatronRule(
-        "megatron.pp", ("parallelism.pp", "parallelism.vpp", "cuda_graph.impl"),
-        "without interleaved stages each transfer waits for the whole device, which no capture allows",
-        lambda spec: spec.parallelism.pp != 1
+        "megatron.batch_p2p_sync", ("parallelism.pp", "parallelism.vpp", "parallelism.batch_p2p_sync", "cuda_graph.impl"),
+        "each transfer between stages that are not interleaved then waits for the whole device, which no capture allows",
+        lambda spec: spec.parallelism.batch_p2p_sync
+        and spec.parallelism.pp != 1
         and spec.parallelism.vpp <= 1
         and spec.cuda_graph.implementation.extent == "step",
-        fix="Set parallelism.pp=1, or parallelism.vpp=2 and parallelism.schedule=interleaved, or "
+        fix="Set parallelism.batch_p2p_sync=false, or parallelism.pp=1, or parallelism.vpp=2 and parallelism.schedule=interleaved, or "
         "cuda_graph.impl=transformer_engine, or cuda_graph.impl=transformer_engine and "
         "cuda_graph.scope=[moe_router, moe_preprocess].",
-        source=f"{MCORE}pipeline_parallel/p2p_communication.py:398",
+        source=f"{MCORE}pipeline_parallel/p2p_communication.py:395",
     ),
 )  # fmt: skip

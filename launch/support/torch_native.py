@@ -66,6 +66,7 @@ RULES: tuple[Rule, ...] = (
     fixed("torch_native", "parallelism.overlap_param_gather", False, ON_MEGATRON),
     fixed("torch_native", "parallelism.overlap_moe_expert_parallel_comm", False, ON_MEGATRON),
     fixed("torch_native", "parallelism.delay_wgrad_compute", False, ON_MEGATRON),
+    fixed("torch_native", "parallelism.batch_p2p_sync", True, "Set it to true, or engine=megatron: torch_native never waits there."),
     fixed("torch_native", "training.fp8", "none", "Set training.fp8=none, or engine=megatron."),
     fixed("torch_native", "training.gradient_accumulation_fusion", False, ON_MEGATRON),
     fixed("torch_native", "training.moe_router_fusion", False, ON_MEGATRON),

@@ -75,7 +75,7 @@ def _not_expressed(spec: RunSpec) -> Iterator[str]:
 LIBRARY_LIMITS = {
     f"megatron.{name}"
     for name in (
-        "rope_scaling", "moe_router_normalize_topk", "moe_shared_expert_ffn_hidden_size", "tp", "pp", "schedule",
+        "rope_scaling", "moe_router_normalize_topk", "moe_shared_expert_ffn_hidden_size", "tp", "batch_p2p_sync", "schedule",
         "overlap_moe_expert_parallel_comm", "recompute", "gradient_accumulation_fusion",
     )
 }  # fmt: skip

@@ -33,7 +33,7 @@ SWITCHED_OFF = {
 """Fields that are on by default, and the flags that turn them off."""
 WITHOUT_FLAG = {
     "num_query_groups", "gated_linear_unit", "activation_func", "params_dtype", "pipeline_dtype", "overlap_p2p_comm",
-    "batch_p2p_comm", "bias_activation_fusion", "masked_softmax_fusion",
+    "batch_p2p_comm", "batch_p2p_sync", "bias_activation_fusion", "masked_softmax_fusion",
 }  # fmt: skip
 """Fields that follow from other flags, or are Megatron-LM's defaults."""
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -102,6 +102,8 @@ def _notes(spec: RunSpec) -> Iterator[str]:
             f"parallelism.tp={layout.tp}, cp={layout.cp}: set {CONNECTIONS}=1 in the job, or Megatron-LM does not start on GPUs "
             "before Blackwell"
         )
+    if not layout.batch_p2p_sync:
+        yield "parallelism.batch_p2p_sync=false: Megatron-LM has no flag for it; set batch_p2p_sync=False in its TransformerConfig"
     if model.rope_scaling == "yarn":
         yield "model.rope_scaling=yarn: Megatron-LM 0.16 has no flag for it; printed as unscaled"
     if model.rotary_base != int(model.rotary_base):

@@ -61,6 +61,10 @@ OF_CUDA = {
 }
 
 
+def refuse_to_wait() -> None:
+    raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+
 def repeating(forward_backward: Callable[..., list[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
     """Let the graph that captures ``forward_backward`` compute it again, on the static batch and into the static losses."""
 
@@ -70,9 +74,11 @@ def repeating(forward_backward: Callable[..., list[torch.Tensor]]) -> Callable[.
         def compute() -> list[torch.Tensor]:
             return forward_backward(data_iterator=[iter(given) for given in static], **named)
 
-        graph, losses = Graph.capturing, compute()
+        graph = Graph.capturing
         if graph is None:
-            return losses
+            return compute()
+        with mock.patch.object(torch.cuda, "synchronize", refuse_to_wait):
+            losses = compute()
         computed = [True]
 
         def work() -> None:

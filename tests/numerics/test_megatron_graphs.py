@@ -16,7 +16,7 @@ from launch.contract.records.graph_stats import GraphStats
 from launch.contract.spec import CudaGraph, Model, Parallelism, RunSpec
 from launch.megatron_config.determinism import settle_determinism
 from launch.support import megatron
-from tests.distributed import workers
+from tests.distributed import RankError, workers
 from tests.megatron_release import RELEASE
 from tests.numerics.megatron_graphs_on_cpu import train_graphed
 from tests.numerics.megatron_on_cpu import cpu_as_cuda, train_megatron
@@ -134,6 +134,19 @@ def test_graphs_on_ranks_that_exchange_more_than_gradients(settings: CudaGraph, 
         torch.testing.assert_close(found["loss"], expected["loss"], rtol=5e-6, atol=0)
         torch.testing.assert_close(found["grad_norm"], expected["grad_norm"], rtol=2e-5, atol=0)
         assert found["left"] == 0
+
+
+def test_a_whole_step_over_stages_is_captured_where_no_transfer_waits_for_the_device() -> None:
+    spec = spec_of(replace(DENSE, vocab_size=32), graph("full_iteration"), Parallelism(pp=2, batch_p2p_sync=False))
+    expected = train_megatron(eager(replace(spec, parallelism=Parallelism())))
+    ranks = workers(2)
+    for found in ranks.run(train_graphed, spec):
+        assert found["kind"] == kinds(WARMUP)
+        torch.testing.assert_close(found["loss"], expected["loss"], rtol=5e-6, atol=0)
+        torch.testing.assert_close(found["grad_norm"], expected["grad_norm"], rtol=2e-5, atol=0)
+        assert GraphStats(**found["graph_stats"]).proven and found["left"] == 0
+    with pytest.raises(RankError, match="not permitted when stream is capturing"):
+        ranks.run(train_graphed, replace(spec, parallelism=Parallelism(pp=2)))
 
 
 @pytest.mark.parametrize("scope", [("attn",), ("moe_router", "moe_preprocess"), ROUTED], ids=str)

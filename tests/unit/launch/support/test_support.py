@@ -10,6 +10,7 @@ import pytest
 from launch.contract.spec import (
     CudaGraph,
     Data,
+    MegatronCore,
     Model,
     Parallelism,
     Placement,
@@ -19,7 +20,7 @@ from launch.contract.spec import (
     spec_to_json,
 )
 from launch.support import SUPPORT, known_faults, megatron, unsupported
-from launch.support.rule import spell
+from launch.support.rule import RELEASES, spell
 
 MOE = Model(num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=16)
 SINKS = dataclasses.replace(MOE, attention_sinks=True, window_size=8)
@@ -33,6 +34,7 @@ REFUSED = {
     "parallelism.overlap_param_gather": True,
     "parallelism.overlap_moe_expert_parallel_comm": True,
     "parallelism.delay_wgrad_compute": True,
+    "parallelism.batch_p2p_sync": False,
     "training.attention_backend": "flex",
     "training.fp8": "delayed",
     "training.gradient_accumulation_fusion": True,
@@ -198,7 +200,7 @@ MEGATRON_REFUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "local_inputs": ({}, {"cuda_graph": CudaGraph("local")}),
     "precision": ({}, {"training": Training(), "cuda_graph": CudaGraph("transformer_engine", ("attn",))}),
     "yarn_positions": ({"rope_scaling": "yarn"}, {"cuda_graph": CudaGraph("transformer_engine", ("attn",))}),
-    "pp": ({}, {"parallelism": Parallelism(pp=2), "cuda_graph": CudaGraph("full_iteration")}),
+    "batch_p2p_sync": ({}, {"parallelism": Parallelism(pp=2), "cuda_graph": CudaGraph("full_iteration")}),
     "recompute": ({}, {"training": dataclasses.replace(BF16, recompute="selective"), "cuda_graph": CudaGraph("transformer_engine")}),
     "device": ({}, {"placement": Placement(device="cpu")}),
     "mend": ({}, {"cuda_graph": CudaGraph("transformer_engine", ("attn",), mend=("yarn_positions",))}),
@@ -268,6 +270,26 @@ def test_local_graphs_cannot_hold_recomputed_attention_either() -> None:
     recomputed = Training(precision="bf16", recompute="selective", deterministic=True)
     spec = dataclasses.replace(ON_GPU, training=recomputed, cuda_graph=CudaGraph("local"))
     assert rules_of(spec) == {"megatron.recompute"}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_whole_step_over_stages_needs_transfers_that_do_not_wait(release: MegatronCore) -> None:
+    whole = dataclasses.replace(ON_GPU, megatron_core=release, cuda_graph=CudaGraph("full_iteration"))
+    interleaved = Parallelism(pp=2, vpp=2, schedule="interleaved")
+    taken = {
+        Parallelism(pp=2): False,
+        Parallelism(pp=2, batch_p2p_sync=False): True,
+        interleaved: True,
+        Parallelism(): True,
+    }
+    for layout, is_taken in taken.items():
+        reasons = unsupported(dataclasses.replace(whole, parallelism=layout))
+        assert (not reasons) is is_taken, layout
+        assert all("parallelism.batch_p2p_sync=false" in reason.remedy for reason in reasons)
+    attention = dataclasses.replace(
+        whole, parallelism=Parallelism(pp=2), cuda_graph=CudaGraph("transformer_engine", ("attn",))
+    )
+    assert unsupported(attention) == ()
 
 
 def test_fused_gradients_are_refused_where_one_graph_serves_all_micro_batches() -> None:

@@ -42,7 +42,7 @@ CHANGES: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"sequence_parallel": True}, {"pp": 2}, {"dispatcher": "allgather"},
         {"pp": 2, "vpp": 2, "schedule": "interleaved"}, {"vpp": 2}, {"cp": 2}, {"dp": 2, "ep": 2}, {"ep": 2}, {"etp": 2},
         {"dp": 2, "ep": 2, "overlap_moe_expert_parallel_comm": True}, {"overlap_moe_expert_parallel_comm": True},
-        {"delay_wgrad_compute": True},
+        {"delay_wgrad_compute": True}, {"pp": 2, "batch_p2p_sync": False},
     ],
     "training": [
         {"precision": "fp32"}, {"recompute": "selective"}, {"recompute": "full"}, {"fp8": "delayed"}, {"deterministic": True},
@@ -97,7 +97,7 @@ STRICTER = {
     "megatron.moe_shared_expert_ffn_hidden_size": f"{DOOMED}: asserted where the expert is built",
     "megatron.num_query_groups": OURS,
     "megatron.overlap_moe_expert_parallel_comm": f"{DOOMED}: the final norm, or tokens that were freed",
-    "megatron.pp": f"{DOOMED}: a transfer waits for the device in the capture",
+    "megatron.batch_p2p_sync": f"{DOOMED}: a transfer waits for the device in the capture",
     "megatron.precision": f"{DOOMED}: inputs of a capture are bfloat16",
     "megatron.recompute": f"{DOOMED}: a checkpoint refuses torch.autograd.grad",
     "megatron.tp": f"{DOOMED}: experts drift apart (0.16)",
