@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import dropwhile
+from pathlib import PurePath
 
 from launch.contract.spec import RunSpec
 from launch.frameworks import FRAMEWORKS
@@ -16,6 +18,8 @@ PLACES = ("output", "python", "node_rank", "master_addr", "master_port")
 """Placeholders that a run fills when it starts: a folder of its own, the supervisor's Python, and where ranks meet."""
 _FIELDS = ("training", "parallelism", "placement")
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+_LAUNCHER = re.compile(r"(ba)?sh|torchrun|accelerate|deepspeed|(python|\{python\})[\d.]*")
+_NO_SCRIPT = re.compile(r"-[a-zA-Z]*c|-m(?! (torch\.distributed\.|accelerate\.))")
 
 
 def command_words(spec: RunSpec, places: Mapping[str, str]) -> tuple[str, ...]:
@@ -29,6 +33,21 @@ def unknown_placeholders(spec: RunSpec) -> tuple[str, ...]:
     known = _values(spec).keys() | set(PLACES)
     found = (match for word in _words(spec) for match in _PLACEHOLDER.finditer(word))
     return tuple(dict.fromkeys(match[0] for match in found if match[1] not in known))
+
+
+def script_of(words: Sequence[str]) -> str:
+    """Return the script that an interpreter or a launcher of ranks is given, else the program if it is a path; "" if neither."""
+    program = words[0] if words else ""
+    if PurePath(program).name == "env":
+        return script_of([*dropwhile(lambda word: "=" in word or word.startswith("-"), words[1:])])
+    if not _LAUNCHER.fullmatch(PurePath(program).name):
+        return program if "/" in program else ""
+    for word, following in zip(words[1:], (*words[2:], ""), strict=True):
+        if _NO_SCRIPT.match(f"{word} {following}"):
+            return ""
+        if word.endswith((".py", ".sh")) and " " not in word:
+            return word
+    return ""
 
 
 def observed_steps(spec: RunSpec) -> int:

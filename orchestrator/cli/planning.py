@@ -10,8 +10,8 @@ from launch.contract.plan import Plan
 from orchestrator import PROGRAM
 from orchestrator.cli.verbs import VERBS
 from orchestrator.errors import InputError, input_error
-from orchestrator.output.plan import warn_outage, warn_unused_cluster
-from orchestrator.plan.input_files import check_inputs
+from orchestrator.output.plan import warn_missing_programs, warn_outage, warn_unused_cluster
+from orchestrator.plan.input_files import check_inputs, missing_programs
 from orchestrator.plan.planner import check_budget, gpu_hours, make_plan
 from orchestrator.recipe.expand import ResolvedCell, expand, filter_cells
 from orchestrator.recipe.recipe import Recipe, load
@@ -65,10 +65,17 @@ def plan_cells(arguments: argparse.Namespace, recipe: Recipe, cells: Sequence[Re
 
 
 def check_plan(arguments: argparse.Namespace, plan: Plan, target: Target) -> None:
-    """Raise InputError if ``plan`` exceeds ``--max-gpu-hours`` or one of its input files cannot be read."""
+    """Raise InputError if ``plan`` exceeds ``--max-gpu-hours``, or a file that its runs need cannot be read.
+
+    A user's program that this host lacks is a warning where other hosts run it: they may have what this one has not.
+    """
     check_budget(gpu_hours(plan), arguments.max_gpu_hours)
     if not target.not_checked:
         check_inputs(plan)
+    missing = missing_programs(plan)
+    if missing and target.scheduler == "host":
+        raise InputError(missing)
+    warn_missing_programs(missing)
 
 
 def find_target(arguments: argparse.Namespace, executor: Executor, profile: str) -> Target:

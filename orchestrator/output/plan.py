@@ -13,6 +13,7 @@ from launch.contract.plan import Cell, Plan, PlannedBundle, Reason
 from launch.frameworks import FRAMEWORKS
 from launch.frameworks.command_line import command_words
 from launch.support import known_faults, unsupported
+from orchestrator.errors import Problem
 from orchestrator.submit.batch_script import BUNDLES, LANE, RUN, TOKEN, BatchScript
 
 MOST_SCRIPTS = 3
@@ -25,6 +26,21 @@ def warn_unused_cluster(profile: str) -> None:
 
 def warn_outage(reason: str) -> None:
     sys.stderr.write(f"{reason}: the runs start on this host\n")
+
+
+def warn_missing_programs(problems: Sequence[Problem]) -> None:
+    for problem in problems:
+        sys.stderr.write(
+            f"{problem.place}: {problem.message}; the nodes must have it, or every run fails\n    {problem.fix}\n"
+        )
+
+
+def warn_two_scripts(eager: str, graphed: str) -> None:
+    if eager != graphed:
+        sys.stderr.write(
+            f"--eager runs {eager or 'no script'} and --graphed {graphed or 'no script'}: whatever else differs between these "
+            "programs counts as an effect of the graphs\n    let one script turn its graphs on by a flag or a variable\n"
+        )
 
 
 def print_plan_summary(plan: Plan) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 
 from launch.checkpoints.checkpoint import open_checkpoint
 from launch.contract.errors import OrchestratorError
@@ -13,6 +14,7 @@ from launch.data.fields import check_length
 from launch.data.indexed_dataset import open_pair
 from launch.data.text_files import text_files
 from launch.data.tokenizer import load_tokenizer
+from launch.frameworks.command_line import command_words, script_of
 from orchestrator.errors import InputError, Problem
 
 
@@ -30,6 +32,23 @@ def check_inputs(plan: Plan) -> None:
     messages = dict.fromkeys(message for check in checks if (message := _error_message(check)))
     if messages:
         raise InputError([Problem("", message) for message in messages])
+
+
+def missing_programs(plan: Plan) -> list[Problem]:
+    """Return what this host lacks of the programs of engine command: folders in which they start, and scripts."""
+    specs = [cell.run_spec for cell in plan.cells if cell.state == "run" and cell.spec["engine"] == "command"]
+    return list(dict.fromkeys(problem for spec in specs for problem in _missing_program(spec)))
+
+
+def _missing_program(spec: RunSpec) -> Iterator[Problem]:
+    folder, script = Path(spec.command.workdir), script_of(command_words(spec, {}))
+    if not folder.is_dir():
+        yield Problem(
+            f"command.workdir = {folder}", "no such folder on this host", "name the folder in which command.run starts"
+        )
+    elif "{" not in script and not (folder / script).exists():
+        fix = "correct the path of the script in command.run, or command.workdir, from which it counts"
+        yield Problem(f"command.workdir = {folder}", f"no file {script} in it on this host", fix)
 
 
 def _open_data(spec: RunSpec) -> None:

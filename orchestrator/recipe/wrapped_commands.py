@@ -10,6 +10,7 @@ from typing import Any
 
 from launch.contract.plan import Margins
 from launch.contract.spec_ids import digest
+from launch.frameworks.command_line import script_of
 from orchestrator.errors import input_error
 from orchestrator.recipe.yaml_reader import dump
 
@@ -27,6 +28,11 @@ class WrappedCommands:
     repeats: int
     ranks: int
     margins: Margins
+
+    @property
+    def scripts(self) -> tuple[str, str]:
+        """The script that each command runs; "" where none can be seen."""
+        return script_of(_words("--eager", self.eager)), script_of(_words("--graphed", self.graphed))
 
     @property
     def recipe(self) -> str:

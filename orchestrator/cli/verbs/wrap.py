@@ -16,6 +16,7 @@ from launch.contract.plan import Margins
 from orchestrator.cli.arguments import add_allow_empty, add_budget, add_json, add_no_wait, add_target, redirect_messages
 from orchestrator.cli.verbs import sweep
 from orchestrator.errors import input_error
+from orchestrator.output.plan import warn_two_scripts
 from orchestrator.output.report import print_report
 from orchestrator.plan.logged_runs import plan_logs
 from orchestrator.recipe.wrapped_commands import WrappedCommands
@@ -84,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     text = commands.recipe
     with redirect_messages(arguments):
         print(f"# the same as a recipe (docs/your_own_job.md):\n{text}")
+        warn_two_scripts(*commands.scripts)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "wrap.yaml"
         path.write_text(text)

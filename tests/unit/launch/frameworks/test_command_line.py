@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from launch.contract.spec import Command, CudaGraph, Placement, RunSpec, Training
-from launch.frameworks.command_line import command_words, unknown_placeholders
+from launch.frameworks.command_line import command_words, script_of, unknown_placeholders
 from launch.support import unsupported
 
 SCOPES = CudaGraph("transformer_engine", ("attn", "moe_router"))
@@ -78,6 +80,23 @@ def test_what_cannot_run_is_refused(command: Command, graph: CudaGraph, rule: st
     assert [reason.rule for reason in found] == ([rule] if rule else [])
     if rule == "command.placeholders":
         assert unknown_placeholders(RunSpec(command=command)) == ("{stesp}",)
+
+
+SCRIPTS = {
+    "{python} a.py --also b.py": "a.py",
+    "torchrun --standalone --nproc-per-node 2 a.py": "a.py",
+    "python3.11 -m torch.distributed.run a.py": "a.py",
+    "/usr/bin/env X=1 bash run.sh": "run.sh",
+    "./own --out b.py": "./own",
+    "python -m package --config c.py": "",
+    "bash -lc 'cd there && python a.py'": "",
+    "env X=1 own --out b.py": "",
+}
+
+
+@pytest.mark.parametrize("line", SCRIPTS)
+def test_a_script_is_what_a_launcher_is_given(line: str) -> None:
+    assert script_of(shlex.split(line)) == SCRIPTS[line]
 
 
 def test_a_release_of_megatron_has_its_own_spelling() -> None:

@@ -140,7 +140,9 @@ def test_plan_says_which_framework_was_never_run(tmp_path: Path, capsys: pytest.
     assert "--training.disable_cuda_graphs" in said
     assert "not run: this version never ran framework torchtitan" in said
     recipe = str(ROOT / "recipes" / "megatron_lm_moe.yaml")
-    assert main(["plan", recipe, "--executor", "local", "--only", "cuda_graph.impl=none", "resources.device=cpu"]) == 0
+    (tmp_path / "pretrain_gpt.py").touch()
+    on_cpu = ["--executor", "local", "--only", "cuda_graph.impl=none", "resources.device=cpu"]
+    assert main(["plan", recipe, *on_cpu, f"command.workdir={tmp_path}"]) == 0
     assert "never ran framework megatron_lm on any GPU" in capsys.readouterr().out
 
 
@@ -173,6 +175,12 @@ def test_a_profile_alone_makes_the_plan_of_a_cluster(capsys: pytest.CaptureFixtu
         before, _, after = said.partition("\nnot checked, since there is no sbatch on PATH (doctor --cluster NAME")
         assert "partition batch" not in before and "partition batch: whether it is there and up" in after
         assert "files that runs read" in after
+
+
+@pytest.mark.usefixtures("without_slurm")
+def test_a_program_that_the_nodes_may_have_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", SCRIPT, "--cluster", "example", "command.workdir=/nowhere"]) == 0
+    assert "command.workdir = /nowhere: no such folder on this host; the nodes must" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("without_slurm")
@@ -240,6 +248,8 @@ WRONG = {
     "plan {tiny} training.steps=-5": "error: command line: training.steps = -5: must be at least 1\n"
     "    write such a number, or leave it out for the default\n",
     "plan {script} training.steps=-5": "command line: training.steps = -5: must be at least 1",
+    "plan {script} command.workdir=/nowhere": "error: command.workdir = /nowhere: no such folder on this host\n",
+    "plan {script} command.run=./none": "/recipes: no file ./none in it on this host\n    correct the path of the script in command.run",
     "plan {tiny} sweep.grid.training.adam_beta1=[0.9,1]": "adam_beta1[1] = 1: must be at least 0 and below 1",
     "plan {tiny} --only cuda_graph.imp=none": "did you mean 'cuda_graph.impl'?",
     "plan {tiny} --only impl=none": "did you mean 'cuda_graph.impl'?",
@@ -271,6 +281,13 @@ def test_wrong_input_is_exit_code_1_and_changes_nothing(
     assert caught.err.startswith("error: ")
     assert caught.out == ""
     assert list(elsewhere.iterdir()) == []
+
+
+def test_commands_that_run_two_scripts_are_told_apart(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
+    for graphed, said in (("b.sh", True), ("a.sh --graphs", False)):
+        assert main(["wrap", "--eager", "sh a.sh", "--graphed", f"sh {graphed}"]) == 1
+        assert ("--eager runs a.sh and --graphed b.sh: " in (caught := capsys.readouterr().err)) is said
+        assert f"{elsewhere}: no file a.sh in it on this host" in caught
 
 
 def special_file(kind: str) -> str:
