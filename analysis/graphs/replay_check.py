@@ -118,7 +118,7 @@ def _unseen(stats: GraphStats, probe: Probe | None) -> str:
 def _bare_ranks(attempt: Attempt, spec: RunSpec) -> Collection[int]:
     """Return the ranks of pipeline stages that captured nothing, where the layers of the scope may lie in other stages.
 
-    All ranks of the stage must agree, and the scope must be one that a stage can lack.
+    All ranks of the stage must have captured nothing, and the layout must allow a stage without layers of the scope.
     """
     if not _stages_may_be_bare(spec):
         return ()

@@ -67,7 +67,7 @@ def _curve(run: Run) -> Curve:
     """Return the curve of a run. Its numbers have their shortest digits, without trailing zeros."""
     assert run.attempt is not None, "a log is read before its run exists"
     steps = run.attempt.steps
-    # Without a column its numbers are NaN, as they are where a program computed NaN.
+    # A missing column is read as NaN, like a NaN that the program computed.
     known = [metric for metric in METRICS if metric in run.attempt.environment["metrics"]]
     units = {metric: np.array([unit_of(repr(float(value))) for value in steps.of(metric)]) for metric in known}
     return Curve(steps, units, ("step", *known))

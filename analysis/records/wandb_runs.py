@@ -16,7 +16,7 @@ _URL = re.compile(r"https?://[\w.:/~%+-]+")
 
 @dataclass(frozen=True)
 class WandbRuns:
-    """``urls`` are by run id, and "analysis" is the report's; empty if no run went online. ``offline`` are the runs on disk alone."""
+    """``urls`` are by run id, and "analysis" is the report's; empty if no run went online. ``offline`` are the runs that were not uploaded."""
 
     urls: Mapping[str, str] = field(default_factory=dict)
     offline: tuple[str, ...] = ()

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from analysis.limits.speedup_bound import NEAR, Bound
 from analysis.report.headline import headline
-from analysis.sweep.cell_results import CellResult, exit_code
+from analysis.sweep.cell_results import CellResult
+from analysis.sweep.exit_code import exit_code
 from analysis.sweep.ranking import diverging_cells, rank
 from analysis.verdict.verdict import VERDICTS, VerdictName
 from launch.common.text import count, first_names, one_line

@@ -330,5 +330,5 @@ def speed_verdict(interval: Interval, steps: int) -> tuple[SpeedVerdict, str]:
         return "SLOWER", ""
     return (
         "INCONCLUSIVE",
-        f"the interval, {low:.3f} to {high:.3f}, includes 1 and more than 1% around it: more repeats narrow it",
+        f"the interval {low:.3f} to {high:.3f} includes 1 and extends beyond 1% around it: more repeats narrow it",
     )

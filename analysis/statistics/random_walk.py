@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from analysis.statistics.standard_error import Variance, welch
 
 BLOCKS = ((8, 1), (10, 2), (20, 2))
-"""Numbers of blocks, each with the order of its differences. Few blocks suit noise, many suit a trend that ends early."""
+"""For each estimate, the number of blocks and the order of differencing. Few blocks suit noise, many suit a trend that ends early."""
 SHORTEST = 5
 """The steps of the shortest blocks."""
 ALPHA = 0.022

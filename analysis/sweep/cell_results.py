@@ -1,9 +1,9 @@
-"""The result of a cell, grouped by subject, and the exit code of a sweep."""
+"""The result of a cell, grouped by subject."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from analysis.graphs.capture_cost import CaptureCost
@@ -19,8 +19,7 @@ from analysis.speed.speedup import Speed
 from analysis.speed.step_time import StepTime
 from analysis.sweep.loss_trajectory import LossTrajectory
 from analysis.verdict.curve_difference import NoiseFloor
-from analysis.verdict.verdict import PASSES, Verdict
-from launch.contract.exit_codes import ExitCode
+from analysis.verdict.verdict import Verdict
 from launch.contract.plan import Cell
 from launch.contract.records.events import Phase
 from launch.contract.spec import RunSpec
@@ -151,18 +150,3 @@ class CellResult:
         """Return the largest loss difference of any repeat from the mean of its eager runs, in nats; None if unknown."""
         verdicts = [*([self.verdict] if self.verdict else []), *(pair.verdict for pair in self.pairs)]
         return max((v.evidence.max_loss_difference for v in verdicts if v.evidence), default=None)
-
-
-def exit_code(results: Sequence[CellResult]) -> ExitCode:
-    """Return 0 for a pass, 3 for a failure that more runs cannot change, 2 for runs without an outcome, 4 for inconclusive.
-
-    Cells that are rejected, or cannot run on this host, do not count as failures.
-    """
-    verdicts = {result.verdict.verdict for result in results if result.verdict}
-    if verdicts & {"DIVERGED", "INCOMPARABLE"} or any(
-        result.unexpected or result.integrity.unsound_records for result in results
-    ):
-        return ExitCode.FAILED
-    if "UNFINISHED" in verdicts or any(result.unfinished for result in results):
-        return ExitCode.UNFINISHED
-    return ExitCode.INCONCLUSIVE if verdicts - set(PASSES) else ExitCode.PASS

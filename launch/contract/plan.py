@@ -75,7 +75,7 @@ class Cell:
     run_ids: tuple[str, ...]
     limits: Limits = Limits()
     perturbed: bool = False
-    """Whether the last run is the perturbed one of an eager cell, and not a repeat (RunSpec.perturbed)."""
+    """Whether the last of ``run_ids`` is the perturbed run of an eager cell, and not a repeat (RunSpec.perturbed)."""
 
     @property
     def repeat_ids(self) -> tuple[str, ...]:

@@ -134,7 +134,7 @@ def _size(name: str, path: Path) -> int:
 def _read_header(file: BinaryIO, name: str, idx_bytes: int) -> _Index:
     header = file.read(HEADER.size)
     if len(header) < HEADER.size:
-        raise DataError(f"{name} is truncated: its header takes {HEADER.size} bytes, it has {idx_bytes}; {FIX}")
+        raise DataError(f"{name} is truncated: its header takes {HEADER.size} bytes, but the file has {idx_bytes}; {FIX}")
     magic, version, code, sequences, borders = HEADER.unpack(header)
     if magic != MAGIC:
         raise DataError(
@@ -160,7 +160,7 @@ def _check_size(index: _Index, idx_bytes: int) -> None:
     if surplus:
         raise DataError(
             f"{index.name} is {'truncated' if surplus < 0 else 'too long'}: {index.sequences} sequences and "
-            f"{index.borders} document borders take {index.expected_bytes} bytes, it has {idx_bytes}; {FIX}"
+            f"{index.borders} document borders take {index.expected_bytes} bytes, but the file has {idx_bytes}; {FIX}"
         )
 
 

@@ -201,7 +201,7 @@ def _fusions(spec: RunSpec, layers: Layers) -> dict[str, Any]:
     model, training, on = spec.model, spec.training, layers == "transformer_engine"
     experts = {"moe_grouped_gemm": on, "moe_permute_fusion": on, "moe_router_fusion": on and training.moe_router_fusion}
     return {
-        # The fusion of the other activation copies a number from the host in each call, which no capture can hold.
+        # The fused clamped_quick_gelu_glu copies a scalar from the host in each call, and that cannot be captured.
         "bias_activation_fusion": on and model.activation == "swiglu",
         "bias_dropout_fusion": on and not model.add_bias_linear,
         "masked_softmax_fusion": on,

@@ -102,7 +102,7 @@ def divides(divisor: int, value: int) -> bool:
 
 
 def fixed(engine: EngineName, field: str, value: object, fix: str = "") -> Rule:
-    """Return the rule that an engine supports one value of ``field`` only."""
+    """Return a rule that refuses every value of ``field`` but ``value``."""
     name, setting = field.rpartition(".")[2], f"{field}={spell(value)}"
     return ONE_ENGINE[engine](
         f"{engine}.{name}", (field,), f"engine {engine} supports {setting} only",

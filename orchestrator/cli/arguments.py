@@ -79,7 +79,9 @@ def add_no_wait(parser: Parser) -> None:
 
 def add_allow_empty(parser: Parser) -> None:
     parser.add_argument(
-        "--allow-empty", action="store_true", help="exit with 0 where no graphed cell has a verdict and nothing failed"
+        "--allow-empty",
+        action="store_true",
+        help="exit with 0 if nothing failed, even if no graphed cell has a verdict",
     )
 
 

@@ -89,7 +89,8 @@ def _check_flag(name: str, value: Any) -> Flaw | None:
         return Flaw("looks like a secret, and the orchestrator records this value", SECRET_FIX)
     if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value)):
         return Flaw(
-            "not the value of a flag", "write a text, a number, a list of them, true for a bare flag, or null for none"
+            "not the value of a flag",
+            "write text, a number or a list of these; true for a bare flag, null to leave it out",
         )
     return None
 

@@ -104,7 +104,9 @@ class Resolver:
             return "\\" * escapes + found[0].lstrip("\\")
         if not found["end"]:
             message = "an interpolation has no end, or holds a brace or another interpolation"
-            raise InterpolationError(message, "close ${ with }, write inner values out, or \\${ for the characters")
+            raise InterpolationError(
+                message, "close ${ with }, replace an inner interpolation by its value, or write \\${ for a literal ${"
+            )
         value = self._look_up(found["inner"])
         self._spend(value)
         return "\\" * escapes + str(value) if escapes else value

@@ -70,7 +70,7 @@ RULES: tuple[Rule, ...] = (
         "scope.moe_and_router", ("cuda_graph.scope",),
         "moe (router, dispatch and experts) contains moe_router, so they exclude each other",
         lambda spec: {"moe", "moe_router"} <= set(spec.cuda_graph.scope),
-        fix="Keep moe, or moe_router (with moe_preprocess for more).",
+        fix="Keep moe, or moe_router; add moe_preprocess to moe_router to capture preprocessing too.",
         source=f"{CONFIG}:1743",
     ),
     Rule(

@@ -93,7 +93,7 @@ RULES: tuple[Rule, ...] = (
         "sigmoid scores need an order that scores before it chooses",
         lambda spec: spec.model.moe_router_score_function == "sigmoid"
         and spec.model.moe_router_order != "softmax_then_topk",
-        fix="Set moe_router_order to softmax_then_topk, which is sigmoid_then_topk here.",
+        fix="Set moe_router_order to softmax_then_topk. With sigmoid scores it means sigmoid, then top-k.",
         source=f"{MCORE}transformer/moe/moe_utils.py topk_routing_with_score_function",
     ),
 )  # fmt: skip

@@ -131,7 +131,7 @@ def _state_of_attempt(owner: BundleOwner, run: RunPaths, number: int, expect: Ex
     if outcome is None:
         return _state_without_outcome(owner, run_id, attempt, expect)
     if owner.submissions is not None and outcome.is_infrastructure and owner.cancelled(run_id):
-        # Without the cancellation a watching command would have retried it.
+        # A watching command would retry it, if it had not been cancelled.
         return RunState(run_id, "CANCELLED", number + 1)
     # The plan knows how many steps a complete run has.
     steps = 0 if outcome.results_intact else _steps_done(attempt)

@@ -55,7 +55,7 @@ def check_host(store: Path) -> list[Check]:
 
 
 def check_cluster(name: str, store: Path) -> list[Check]:
-    """Check the cluster of profile ``name``: Slurm, its partitions, and by a job of a minute one of its nodes.
+    """Check the cluster of profile ``name``: Slurm, its partitions and, with a one-minute job, one node.
 
     Raises:
         InputError: there is no such profile, or with every problem of it.

@@ -167,7 +167,7 @@ def _delete_sweep(folder: Path) -> None:
 
 def _delete(paths: Iterable[Path]) -> None:
     for path in paths:
-        # Another prune may be at the same leftovers.
+        # Another prune may be deleting the same files.
         with contextlib.suppress(FileNotFoundError):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

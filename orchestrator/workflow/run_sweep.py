@@ -124,7 +124,7 @@ def _start_runs(
     Raises:
         InputError: the sweep is running by another plan, or has results of another recipe.
     """
-    # With any executor: an earlier plan of this name may have jobs.
+    # Ask Slurm with any executor, because an earlier plan of this name may have jobs.
     jobs = poll_jobs(paths, scheduler)
     live = sum(len(run_ids) for _, run_ids in live_runs(paths, jobs))
     if live and not is_planned(paths, plan):

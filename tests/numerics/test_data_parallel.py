@@ -116,7 +116,7 @@ def test_last_gradients_come_once_a_step() -> None:
         main.finish()
     with main.accumulate_gradients(1.0, last=True):
         torch.autograd.grad(chain(x), main.parameters)
-        with pytest.raises(RuntimeError, match=r"layers\.4\.(weight|bias) had its last gradient of this step before"):
+        with pytest.raises(RuntimeError, match=r"layers\.4\.(weight|bias) already had its last gradient of this step"):
             torch.autograd.grad(chain(x), main.parameters)
 
 

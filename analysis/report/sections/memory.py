@@ -17,9 +17,9 @@ MOST_NAMES = 20
 """Cells in a field of the first table."""
 PHASES: tuple[Phase, ...] = ("build", "warmup", "capture", "settle", "measure")
 NOTE = (
-    "Figures are the largest of ranks and repeats, in {kind}, at the peak of each phase. Held above eager is what a "
-    "graphed run holds more than its eager run at the end of phase measure, the most of any rank and repeat: unlike a peak, it "
-    "leaves out what was given back before."
+    "Figures are the largest of ranks and repeats, in {kind}, at the peak of each phase. Held above eager is the "
+    "memory that a run holds at the end of phase measure, graphed minus eager, the largest of ranks and repeats. Unlike a peak, it "
+    "excludes memory that was freed before."
 )
 NOTE_GPU = (
     "Headroom is the memory of the smallest GPU minus the peak of training. The second table has the parts of the fullest rank's "

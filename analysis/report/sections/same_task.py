@@ -31,6 +31,6 @@ def _row(cell: Trained) -> list[str]:
         f"`{cell.label}`",
         f"{cell.first_loss:.6f}",
         f"{cell.last_loss:.6f}",
-        f"{figure(cell.loss_difference)} at step {cell.loss_step}, of {cell.steps} steps",
+        f"{figure(cell.loss_difference)} at step {cell.loss_step} ({cell.steps} steps compared)",
         f"{cell.grad_norm_difference:.2g}" if math.isfinite(cell.grad_norm_difference) else "not finite",
     ]

@@ -21,11 +21,11 @@ NOTE = (
     "The speed-up of a pair is the ratio of the mean steps of its steady window. In brackets is its interval over the pairs, by "
     "Student's t on logarithms. All cells with a verdict count as one family: the chance that any of them is wrongly FASTER or "
     f"SLOWER is {ALPHA:.0%}, and the intervals are as wide as that needs. NEUTRAL: the interval is within {BAND:.0%} of 1. FASTER, "
-    "SLOWER: the interval excludes 1. All else is INCONCLUSIVE, and so are fewer than two pairs or "
+    "SLOWER: the interval excludes 1. All else is INCONCLUSIVE, as is a cell with fewer than two pairs or "
     f"{MINIMUM_STEPS} steady steps. The window holds the steps that both runs measured, without those that settle. Outliers are "
     f"further from their run's median than {FENCE:g} robust standard deviations and {NOTICEABLE:.0%}. Both sides leave them out, "
     f"unless they are more than {RARE:.0%} of a run or on one side only: then they are how the run behaves, and all steps count. "
-    "A verdict must also hold with the outliers, for drift between repeats, for either order of runs and for changes within the window. "
+    "A verdict must also survive four checks: outliers kept, drift between repeats, the order of runs, changes within the window. "
     "Graphs and seconds of a capture are the largest of ranks and repeats; with torch_compile they include the compilation."
 )
 NOTE_GPU = (
@@ -145,7 +145,7 @@ def _remarks(result: CellResult) -> Iterator[str]:
     if result.passes and speed and speed.reason:
         yield f"{name}: INCONCLUSIVE, because {speed.reason}."
     if speed and speed.off_counts:
-        yield f"{name}: no step is left out as an outlier, because {speed.off_counts}."
+        yield f"{name}: outliers stay in, because {speed.off_counts}."
     throttling, straggler = result.speed.throttling, result.speed.straggler
     if throttling and throttling.own.slowed and not speed:
         yield f"{name}: its GPUs were slowed down by {throttling.own.slowed}."

@@ -8,7 +8,7 @@ from analysis.report.report_data import ReportData
 from analysis.report.sections.tables import table
 from analysis.sweep.cell_results import CellResult
 
-ON_DISK = "Some runs are on disk alone, in `tracking/wandb`. Upload them from the sweep's folder: `wandb sync tracking/wandb/offline-run-*`."
+ON_DISK = "Some runs have not been uploaded; they are in `tracking/wandb`. Upload them from the sweep's folder: `wandb sync tracking/wandb/offline-run-*`."
 
 
 def render(report: ReportData) -> list[str]:

@@ -132,8 +132,8 @@ def draw_weights(chunk: nn.Module, model: Model, seed: int, tp: Group, ep: Group
 
 def _set_parallel_attributes(parameter: Any, origin: Origin) -> None:
     """Set the attributes that megatron-core 0.16.1 omits or sets wrongly."""
-    # Omitted without its own initialization, and for sinks and some biases of experts. Then the gradient norm would miss
-    # this parameter on all tensor-parallel ranks but the first.
+    # Megatron-Core omits it if it does not initialize the parameter itself, and for sinks and some expert biases. The
+    # gradient norm would then miss this parameter on all tensor-parallel ranks but the first.
     parameter.tensor_model_parallel = origin.layout != "whole"
     if origin.expert is not None:
         # Set for second biases of its own experts. Then it would sum their gradients over ranks with different experts.

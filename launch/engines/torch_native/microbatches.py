@@ -120,7 +120,7 @@ class Microbatches:
         if activation is None:
             return None
         # Copy graph memory: the next replay overwrites it while the previous stage may still receive it. Activations need no
-        # copy, since their callables run again only after the backward pass, which follows their receipt.
+        # copy: their callable replays only after this micro-batch's backward pass, when the next stage has received them.
         return input_gradients[-1].clone() if from_graphs else input_gradients[-1]
 
     def _repeat_choices(self, chunk: int, number: int) -> None:

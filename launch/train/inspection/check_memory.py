@@ -34,7 +34,7 @@ def missing_bytes(needed: int, device: torch.device) -> int:
 
 
 def pinned_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Return what copies of ``tensors`` take on the host: PyTorch rounds pinned memory up to powers of two."""
+    """Return the bytes of pinned copies of ``tensors``. PyTorch rounds each up to a power of two."""
     return sum(1 << (tensor.nbytes - 1).bit_length() for tensor in tensors if tensor.nbytes)
 
 

@@ -49,7 +49,7 @@ def current_user_line() -> Line:
 
 @lru_cache(maxsize=1024)
 def _is_ours(file: str) -> bool:
-    # site-packages below the checkout hold others' code; the checkout itself may be installed into some.
+    # site-packages below the checkout hold others' code; the checkout itself may lie inside a site-packages folder.
     path = Path(file)
     ours = path.is_relative_to(_CHECKOUT) and "site-packages" not in path.relative_to(_CHECKOUT).parts
     return ours and file not in _LOOKING

@@ -27,7 +27,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--layers",
         action="store_true",
-        help="find the first layer that differs, of a run that DIVERGED or ended NUMERIC",
+        help="for a run that DIVERGED or ended NUMERIC, find the first layer that differs",
     )
     add_budget(parser)
     add_target(parser)

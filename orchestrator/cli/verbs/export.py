@@ -26,12 +26,12 @@ NOTE = "Settings of a cell that the target cannot express are listed on standard
 def add_arguments(parser: Parser) -> None:
     add_recipe(parser)
     parser.add_argument(
-        "--to", required=True, choices=("megatron-lm", "bridge"), help="print the flags of this program"
+        "--to", required=True, choices=("megatron-lm", "bridge"), help="print the flags of a cell for this program"
     )
     parser.add_argument(
         "--best",
         action="store_true",
-        help="name a sweep instead of a recipe: print the fastest cell of each task that passes",
+        help="take a sweep, not a recipe, and print the fastest passing cell of each task",
     )
 
 
@@ -71,7 +71,7 @@ def _best_cells(arguments: argparse.Namespace) -> list[tuple[str, RunSpec]]:
     if not found:
         missing = first_names([_why_unranked(cell) for cell in report["cells"] if cell["impl"] != "none"])
         fix = f"{PROGRAM} report {plan.name} says more; a recipe and --only print any cell"
-        raise input_error(plan.name, f"no graphed cell is known to be the fastest: {missing or 'it has none'}", fix)
+        raise input_error(plan.name, f"no graphed cell is ranked fastest: {missing or 'the sweep has none'}", fix)
     return found
 
 

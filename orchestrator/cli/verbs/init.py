@@ -18,10 +18,15 @@ NOTE = "What a recipe does not express of the flags is listed on standard error,
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument(
-        "skeleton", nargs="?", choices=("recipe", "profile"), help="print one that works, with comments, to be changed"
+        "skeleton",
+        nargs="?",
+        choices=("recipe", "profile"),
+        help="print a working, commented recipe or profile to edit",
     )
     parser.add_argument(
-        "--from-megatron-flags", metavar="COMMAND", help="a command line of Megatron-LM's pretrain_gpt.py"
+        "--from-megatron-flags",
+        metavar="COMMAND",
+        help="print the recipe of this command line of Megatron-LM's pretrain_gpt.py",
     )
 
 

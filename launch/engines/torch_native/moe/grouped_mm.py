@@ -20,7 +20,7 @@ def grouped_mm(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> 
         offsets: int32 (experts,), where each expert's rows end; the last is ``rows``.
     """
     # PyTorch's function keeps the offsets on the device in bfloat16 on CUDA alone. In other precisions it reads them on the
-    # host. On a CPU it takes no float64, nor, once compiled, float32 (PyTorch 2.13).
+    # host. PyTorch 2.13 rejects float64 on a CPU, and under torch.compile float32 too.
     if x.device.type == "cuda" and x.dtype == torch.bfloat16:
         return nn.functional.grouped_mm(x, weight, offs=offsets)
     product: torch.Tensor = _rows(x, weight, offsets)

@@ -20,7 +20,7 @@ class RoutingStats(NamedTuple):
     """What a step keeps of the routing."""
 
     loss: torch.Tensor
-    """Auxiliary losses of the router over this rank's tokens, shape (). Their sum over the tensor-parallel group is the loss."""
+    """The router's auxiliary loss over this rank's tokens, shape (). Sum it over the tensor-parallel group."""
     tokens_per_expert: torch.Tensor
     """int64 (experts,): how many of this rank's tokens chose each expert."""
     experts: torch.Tensor

@@ -54,7 +54,7 @@ class GradientReduction:
         if parameter not in awaited:
             name = self._names[parameter]
             raise RuntimeError(
-                f"{name} had its last gradient of this step before: accumulate with last=True once a step"
+                f"{name} already had its last gradient of this step: accumulate with last=True only once a step"
             )
         awaited.remove(parameter)
         while self._begun < len(self._buckets) and not self._awaited[self._begun]:

@@ -22,10 +22,10 @@ from launch.engines.torch_native.parallel.process_groups import ParallelMesh
 
 Pass = Callable[[int, int, torch.Tensor | None], torch.Tensor | None]
 """A forward pass: (chunk, microbatch, activation) -> activation for the next virtual stage. The argument is None in the first
-virtual stage, the result in the last. The argument is a new tensor outside of any autograd graph.
+virtual stage; the result is None in the last. The argument is a new tensor outside of any autograd graph.
 
 A backward pass: (chunk, microbatch, gradient of the output) -> gradient of the input activation. The argument is None in the
-last virtual stage, the result in the first."""
+last virtual stage; the result is None in the first."""
 
 
 @dataclass(frozen=True)

@@ -55,4 +55,4 @@ def test_the_step_of_a_difference_is_no_count_of_steps(tmp_path: Path) -> None:
     plan = read_json(sweep.plan)
     write_json(sweep.plan, plan | {"cells": [cell | {"task_id": "same"} for cell in plan["cells"]]})
     text = report_text(sweep)
-    assert "| 5.000000 | 3.810000 | 2.50e-01 at step 40, of 120 steps | 0.5 |" in text
+    assert "| 5.000000 | 3.810000 | 2.50e-01 at step 40 (120 steps compared) | 0.5 |" in text
