@@ -134,7 +134,9 @@ def _size(name: str, path: Path) -> int:
 def _read_header(file: BinaryIO, name: str, idx_bytes: int) -> _Index:
     header = file.read(HEADER.size)
     if len(header) < HEADER.size:
-        raise DataError(f"{name} is truncated: its header takes {HEADER.size} bytes, but the file has {idx_bytes}; {FIX}")
+        raise DataError(
+            f"{name} is truncated: its header takes {HEADER.size} bytes, but the file has {idx_bytes}; {FIX}"
+        )
     magic, version, code, sequences, borders = HEADER.unpack(header)
     if magic != MAGIC:
         raise DataError(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import filecmp
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 
 from analysis.curves.curve import CurveError
@@ -15,7 +17,7 @@ from launch.common.command_line import Parser
 from launch.contract.plan import Margins
 from orchestrator.cli.arguments import add_allow_empty, add_budget, add_json, add_no_wait, add_target, redirect_messages
 from orchestrator.cli.verbs import sweep
-from orchestrator.errors import input_error
+from orchestrator.errors import InputError, Problem, input_error
 from orchestrator.output.plan import warn_two_scripts
 from orchestrator.output.report import print_report
 from orchestrator.plan.logged_runs import plan_logs
@@ -116,6 +118,8 @@ def _report_logs(arguments: argparse.Namespace) -> int:
     if len(graphed) > len(eager):
         fix = "name an eager log for each: without one, nothing says what graphs changed"
         raise input_error("--graphed", f"{len(graphed)} logs, but {len(eager)} eager ones", fix)
+    if copies := _find_copies([*eager, *graphed]):
+        raise InputError(copies)
     try:
         files = read_curves(eager, graphed)
         plan = plan_logs(files, arguments.capture_step, _margins(arguments))
@@ -129,3 +133,16 @@ def _report_logs(arguments: argparse.Namespace) -> int:
     else:
         print_report(paths)
     return read_exit_code(paths, allow_empty=arguments.allow_empty)
+
+
+def _find_copies(logs: Sequence[Path]) -> list[Problem]:
+    """Return a problem for each pair of equal files: two runs hardly print the same bytes, times included."""
+    return [
+        Problem(
+            str(copy),
+            f"it is {log} byte for byte: one is a copy",
+            "name a log of another run, with the time of each step",
+        )
+        for log, copy in combinations(logs, 2)
+        if log.is_file() and copy.is_file() and filecmp.cmp(log, copy, shallow=False)
+    ]

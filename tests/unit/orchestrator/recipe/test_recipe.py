@@ -502,7 +502,10 @@ def test_a_field_is_resolved_once_however_often_it_is_named(tmp_path: Path) -> N
 )
 def test_no_interpolation_is_inside_another(tmp_path: Path, inner: str) -> None:
     (problem,) = problems(tmp_path, HEAD_LINES + f"repeats: 1\nenvironment: {{A: '{inner}'}}\n")
-    assert "holds a brace or another interpolation" in problem.message and "replace an inner interpolation by its value" in problem.fix
+    assert (
+        "holds a brace or another interpolation" in problem.message
+        and "replace an inner interpolation by its value" in problem.fix
+    )
 
 
 @pytest.mark.parametrize(

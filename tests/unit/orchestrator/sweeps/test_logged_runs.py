@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -116,7 +117,9 @@ def test_a_report_is_written_and_what_nothing_can_run_is_refused(
     assert main(["wrap", "--from-logs", "--eager", "0.jsonl", "1.jsonl", "--graphed", "2.jsonl"]) == 0
     sweep = capsys.readouterr().out.strip()
     assert main(["resume", Path(sweep).name]) == 0, "there is nothing to run"
+    shutil.copy("0.jsonl", "copy.jsonl")
     for words, message in (
+        (["--eager", "0.jsonl", "--graphed", "copy.jsonl"], "copy.jsonl: it is 0.jsonl byte for byte"),
         (["--eager", "0.jsonl", "--graphed", "1.jsonl", "2.jsonl"], "name an eager log for each"),
         (["--eager", "none.jsonl", "--graphed", "1.jsonl"], "none.jsonl: No such file"),
     ):
