@@ -67,7 +67,7 @@ def summarise(results: Sequence[CellResult]) -> Summary:
 def _notes(results: Sequence[CellResult], decision: str) -> Iterator[str]:
     ran = [result for result in results if result.cell.state == "run"]
     if not ran:
-        yield f"No cell ran: {count('cell', len(results))} rejected or not runnable on this host."
+        yield f"No cell ran: {_count_not_run(results)}."
         return
     yield from (_bad_news(ran, *problem) for problem in PROBLEMS)
     yield _expected_failures(ran)
@@ -76,7 +76,7 @@ def _notes(results: Sequence[CellResult], decision: str) -> Iterator[str]:
     yield _not_ranked(ran)
     yield _fastest(ran, decision)
     yield _nearest(ran)
-    yield _not_run(results)
+    yield f"Not run: {left}." if (left := _count_not_run(results)) else ""
 
 
 def _describe_unvalidated(results: Sequence[CellResult]) -> str:
@@ -193,8 +193,12 @@ def _either_slowed(result: CellResult) -> bool:
     return any(side and side.slowed for side in sides)
 
 
-def _not_run(results: Sequence[CellResult]) -> str:
+def _count_not_run(results: Sequence[CellResult]) -> str:
     counts = Counter(result.cell.state for result in results)
     parts = [f"{count('cell', counts['rejected'])} rejected by a rule"] if counts["rejected"] else []
-    parts += [f"{count('cell', counts['not_runnable'])} not runnable on this host"] if counts["not_runnable"] else []
-    return f"Not run: {' and '.join(parts)}." if parts else ""
+    parts += (
+        [f"{count('cell', counts['not_runnable'])} not runnable on this host or cluster"]
+        if counts["not_runnable"]
+        else []
+    )
+    return " and ".join(parts)

@@ -51,6 +51,11 @@ RULES: tuple[Rule, ...] = (
         fix="Write what turns the graphs on under command.graphs: {none: [], my_graphs: [--flag]}.",
     ),
     CommandRule(
+        "command.device", ("cuda_graph.impl", "placement.device"), "CUDA graphs need a GPU",
+        lambda spec: spec.cuda_graph.implementation.needs_cuda and spec.placement.device != "cuda",
+        fix="Set resources.device=cuda, or run eager cells alone.",
+    ),
+    CommandRule(
         "command.steps", ("training.steps", "cuda_graph.warmup_steps"),
         "warm-up, a capture and two steps to settle come before the measured ones",
         lambda spec: spec.training.steps <= spec.cuda_graph.warmup_steps + 1 + SETTLE_STEPS,

@@ -20,7 +20,7 @@ from orchestrator.bisect.scope_candidates import Conclusion, list_candidates, ne
 from orchestrator.bisect.search import Answer
 from orchestrator.bisect.side_sweep import plan_side_sweep, raise_if_rejected
 from orchestrator.errors import input_error
-from orchestrator.rules import violations
+from orchestrator.rules import refusals
 from orchestrator.sweeps.find_run import find_by_run_id
 from orchestrator.targets.slurm_cluster import Target
 
@@ -60,7 +60,7 @@ def _try_on_target(whole: RunSpec, target: Target) -> tuple[tuple[RunSpec, ...],
     """Return the sets that ``target`` can run, always with the whole set, and the reasons against each rejected set."""
     candidates = list_candidates(whole)
     rejected = {
-        spec.cuda_graph: reasons for spec in candidates if (reasons := violations(spec) or target.check_spec(spec))
+        spec.cuda_graph: reasons for spec in candidates if (reasons := refusals(spec) or target.check_spec(spec))
     }
     return tuple(one for one in candidates if one.cuda_graph not in rejected or one == whole), rejected
 

@@ -12,7 +12,7 @@ from launch.common.text import count, size
 from launch.contract.plan import Cell, Plan, PlannedBundle, Reason
 from launch.frameworks import FRAMEWORKS
 from launch.frameworks.command_line import command_words
-from launch.support import known_faults, unsupported
+from launch.support import known_faults
 from orchestrator.errors import Problem
 from orchestrator.submit.batch_script import BUNDLES, LANE, RUN, TOKEN, BatchScript
 
@@ -73,12 +73,12 @@ def print_plan(plan: Plan, hours: float, scripts: Sequence[BatchScript] = ()) ->
         _print_runs(bundle, cells)
     _print_batch_scripts(scripts)
     for heading, state in (
-        ("rejected by a rule (cannot work anywhere)", "rejected"),
+        ("rejected by a rule (no host can run them)", "rejected"),
         (f"not runnable on this {_place(plan)}", "not_runnable"),
     ):
         _print_reasons(heading, [(cell.label, cell.reasons) for cell in plan.cells if cell.state == state])
     specs = [(cell.label, cell.run_spec) for cell in plan.cells if cell.state != "rejected"]
-    faults = [(label, found) for label, spec in specs if (found := known_faults(spec)) and not unsupported(spec)]
+    faults = [(label, found) for label, spec in specs if (found := known_faults(spec))]
     _print_reasons("known to compute wrong results, which a verdict is expected to show", faults)
     if hours:
         print(f"\nat most {hours:.2f} GPU hours, if every run takes its time limit")

@@ -6,15 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, replace
 from typing import Any
 
-from launch.contract.plan import Cell, CellState, Limits, Plan, PlannedBundle
+from launch.contract.plan import Cell, CellState, Limits, Plan, PlannedBundle, Reason
 from launch.contract.spec import RunSpec, spec_to_json
 from launch.contract.spec_ids import digest, run_id
-from launch.support import unsupported
 from orchestrator.errors import input_error
 from orchestrator.plan.sound_fixes import keep_sound_fixes
 from orchestrator.recipe.expand import ResolvedCell
 from orchestrator.recipe.recipe import Recipe
-from orchestrator.rules import violations
+from orchestrator.rules import refusals
 from orchestrator.targets.slurm_cluster import Target
 
 
@@ -39,13 +38,7 @@ def make_plan(recipe: Recipe, cells: Sequence[ResolvedCell], target: Target) -> 
 
 
 def _judge(cell: ResolvedCell, recipe: Recipe, target: Target) -> Cell:
-    state: CellState = "rejected"
-    if reasons := violations(cell.spec):
-        reasons = (*reasons, *unsupported(cell.spec))
-    else:
-        reasons = target.check_spec(cell.spec)
-        state = "not_runnable" if reasons else "run"
-    reasons = keep_sound_fixes(cell.spec, reasons)
+    state, reasons = _check(cell, target)
     repeats = range(recipe.repeats if state == "run" else 0)
     run_ids = tuple(run_id(cell.spec.cell_id, repeat) for repeat in repeats)
     judged = Cell(
@@ -62,6 +55,17 @@ def _judge(cell: ResolvedCell, recipe: Recipe, target: Target) -> Cell:
     )
     perturbed = recipe.perturbed and state == "run" and _can_be_perturbed(cell.spec)
     return _add_perturbed(judged, _perturbed_id(judged)) if perturbed else judged
+
+
+def _check(cell: ResolvedCell, target: Target) -> tuple[CellState, tuple[Reason, ...]]:
+    """Return whether a rule rejects ``cell`` wherever the recipe lets it run, or ``target`` alone cannot run it, and why."""
+    spec, here = cell.spec, refusals(cell.spec)
+    if here and cell.resources.device == "auto":
+        spec = replace(spec, placement=replace(spec.placement, device="cuda"))
+    if here and (reasons := refusals(spec)):
+        return "rejected", keep_sound_fixes(spec, reasons)
+    reasons = target.check_spec(spec) or here
+    return "not_runnable" if reasons else "run", reasons
 
 
 def _can_be_perturbed(spec: RunSpec) -> bool:

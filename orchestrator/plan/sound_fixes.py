@@ -14,10 +14,9 @@ from typing import Any
 
 from launch.contract.plan import Reason
 from launch.contract.spec import RunSpec
-from launch.support import unsupported
 from orchestrator.recipe.aliases import canonical_values
 from orchestrator.recipe.expand import parse_setting
-from orchestrator.rules import violations
+from orchestrator.rules import refusals
 
 _BETWEEN = re.compile(r"(?:, or|\. Or) ")
 _SETTING = re.compile(r"\b[a-z_]+(?:\.[a-z_]+)*=(?:\[[^\]]*\]|[\w.]*\w)")
@@ -46,7 +45,7 @@ def _keep_sound(spec: RunSpec, reason: Reason, others: set[str]) -> str:
 
 
 def _refusals(spec: RunSpec) -> set[str]:
-    return {reason.rule for reason in (*violations(spec), *unsupported(spec))}
+    return {reason.rule for reason in refusals(spec)}
 
 
 @lru_cache(maxsize=1024)

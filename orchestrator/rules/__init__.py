@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from launch.contract.plan import Reason
 from launch.contract.spec import RunSpec
-from launch.support import SUPPORT, data_fields, layout
+from launch.support import SUPPORT, data_fields, layout, unsupported
 from launch.support.rule import Rule, judge
 from orchestrator.rules import (
     fault_injection,
@@ -49,14 +49,19 @@ allowed: Megatron Bridge's guide names that combination as a solution, and a run
 SUPPORT_PREAMBLE = """\
 ## What each engine supports
 
-A cell that passes the rules above and violates one of these is not runnable in this version: its engine refuses it by name.
-The job checks these again, and what must divide.
+`plan` rejects a cell that violates one of these as well: its engine refuses it by name, on every host. The job checks these
+again, and what must divide.
 """
 
 
 def violations(spec: RunSpec) -> tuple[Reason, ...]:
     """Return a reason for each rule that ``spec`` violates, in the order of the tables."""
     return judge(RULES, spec)
+
+
+def refusals(spec: RunSpec) -> tuple[Reason, ...]:
+    """Return why no host runs ``spec``: the rules that it violates, and what its engine does not support."""
+    return (*violations(spec), *unsupported(spec))
 
 
 def as_markdown() -> str:

@@ -17,7 +17,6 @@ from launch.contract.bundle import Step
 from launch.contract.plan import Cell, Reason
 from launch.contract.spec import Device, MegatronCore, RunSpec
 from launch.megatron_config.graph_config import is_release
-from launch.support import unsupported
 
 _OPTIONAL_PACKAGES = ("megatron-core", "transformer-engine")
 _RELEASES = {f"megatron-core {release}": release for release in get_args(MegatronCore)}
@@ -78,9 +77,6 @@ class Host:
 
 def check_software(spec: RunSpec, packages: frozenset[str] | None) -> Iterator[Reason]:
     """Yield why ``spec`` cannot run with ``packages`` on any device. None are unknown packages."""
-    if spec.placement.device == "cpu" and spec.cuda_graph.implementation.needs_cuda:
-        message = f"cuda_graph.impl={spec.cuda_graph.impl} captures CUDA graphs, and this run is on a CPU"
-        yield Reason("host.cuda", message, "run it on a host with a GPU")
     missing = [] if packages is None else sorted(_needed_packages(spec) - packages)
     if missing:
         backend = spec.training.attention_backend
@@ -89,7 +85,6 @@ def check_software(spec: RunSpec, packages: frozenset[str] | None) -> Iterator[R
         fix = f"set megatron_core='{found[0]}', which is installed, or " if found and missing[0] in _RELEASES else ""
         install = "pip install '.[gpu]' in a checkout, on a GPU host"
         yield Reason("host.packages", f"{needs}, not installed here", f"{fix}{install}")
-    yield from unsupported(spec)
 
 
 def _needed_packages(spec: RunSpec) -> frozenset[str]:

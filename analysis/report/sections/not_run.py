@@ -7,7 +7,10 @@ from analysis.report.sections.tables import table
 from analysis.report.selection import MAXIMUM_ROWS
 from launch.contract.plan import CellState
 
-TITLES: dict[CellState, str] = {"not_runnable": "Cells that this host cannot run", "rejected": "Rejected cells"}
+TITLES: dict[CellState, str] = {
+    "not_runnable": "Cells that this host or cluster cannot run",
+    "rejected": "Cells that no host can run",
+}
 
 
 def render(report: ReportData) -> list[str]:

@@ -77,7 +77,7 @@ def test_parts_stand_in_order_with_the_worst_news_first(tmp_path: Path) -> None:
     headings = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
     assert headings == [
         "Cells", "Plots", "Ranking", "Speed", "Memory", "Expected metric changes",
-        "Cells that this host cannot run", "Rejected cells", "Failure modes", "Failures", "Evidence", "What this cost", "Provenance",
+        "Cells that this host or cluster cannot run", "Cells that no host can run", "Failure modes", "Failures", "Evidence", "What this cost", "Provenance",
     ]  # fmt: skip
     assert (
         text.index("DIVERGED")
@@ -262,12 +262,14 @@ def test_a_cell_has_one_step_time_and_one_peak(tmp_path: Path) -> None:
 
 
 def test_nothing_run_is_said_first_and_does_not_pass(tmp_path: Path) -> None:
-    report = write_report(write_sweep(tmp_path, workloads=0, extra=[Extra(workload_spec(0, "torch", 120), (HOST,))]))
+    never, not_here = (workload_spec(0, impl, 120) for impl in ("torch", "local"))
+    extra = [Extra(never, (HOST,)), Extra(not_here, (HOST,), "not_runnable")]
+    report = write_report(write_sweep(tmp_path, workloads=0, extra=extra))
     assert report.exit_code == 4
     assert report.summary.startswith(
-        f"**Nothing was validated**: no graphed cell could run. Not validated: `torch, lr 0.001` ({HOST.rule}: {HOST.message})."
+        f"**Nothing was validated**: no graphed cell could run. Not validated: `torch, lr 0.001` ({HOST.rule}: {HOST.message}); "
     )
-    assert "No cell ran: 1 cell rejected or not runnable on this host." in report.summary
+    assert "No cell ran: 1 cell rejected by a rule and 1 cell not runnable on this host or cluster." in report.summary
     assert "## Plots" not in report.markdown.read_text()
 
 

@@ -194,7 +194,7 @@ def test_only_plan_does_without_slurm(capsys: pytest.CaptureFixture[str]) -> Non
 
 def _parts(text: str) -> tuple[str, str, str]:
     before, _, lacking = text.partition("\nnot runnable on this host:\n")
-    ran, _, rejected = before.partition("\nrejected by a rule (cannot work anywhere):\n")
+    ran, _, rejected = before.partition("\nrejected by a rule (no host can run them):\n")
     return ran, rejected, lacking
 
 

@@ -39,16 +39,44 @@ def names(plan: Plan) -> list[list[str]]:
 
 def test_each_cell_is_run_rejected_or_not_runnable_and_says_why(tmp_path: Path) -> None:
     impls = ["torch_compile", "full_iteration", "local"]
-    found = plan(tmp_path, sweep={"grid": {"cuda_graph.impl": impls}})
+    found = plan(tmp_path, sweep={"grid": {"cuda_graph.impl": impls}}, training={"precision": "bf16"})
     assert [(cell.label, cell.state, [reason.rule for reason in cell.reasons][:1]) for cell in found.cells] == [
         ("eager", "run", []),
         ("torch_compile", "run", []),
-        ("full_iteration", "not_runnable", ["host.cuda"]),
+        ("full_iteration", "not_runnable", ["host.gpus"]),
         ("local", "rejected", ["scope.impl_engine"]),
     ]
     for cell in found.cells:
         assert bool(cell.run_ids) == (cell.state == "run")
         assert all(reason.message and reason.remedy for reason in cell.reasons)
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "rules"),
+    [
+        (
+            {"engine": "megatron", "training": {"precision": "bf16", "compile": "whole"}},
+            "rejected",
+            ["megatron.compile"],
+        ),
+        ({"resources": {"device": "cpu"}}, "rejected", ["torch_native.impl"]),
+        ({}, "not_runnable", ["host.gpus"]),
+        ({"engine": "megatron"}, "not_runnable", ["host.gpus", "host.packages"]),
+        ({"model.hidden_size": 60}, "rejected", ["torch_native.hidden_size"]),
+        ({"fault": {"kind": "oom_capture"}}, "not_runnable", ["host.gpus"]),
+    ],
+)
+def test_what_no_host_runs_is_rejected_and_what_this_host_lacks_is_not_runnable(
+    tmp_path: Path, fields: Mapping[str, Any], state: str, rules: list[str]
+) -> None:
+    graph = {"impl": "transformer_engine", "scope": ["attn"]}
+    (cell,) = plan(tmp_path, **{"cuda_graph": graph, "training": {"precision": "bf16"}, **fields}).cells
+    assert (cell.state, [reason.rule for reason in cell.reasons]) == (state, rules)
+
+
+def test_a_cell_that_a_gpu_alone_refuses_runs_on_a_cpu(tmp_path: Path) -> None:
+    (cell,) = plan(tmp_path, **{"model.hidden_size": 60, "training": {"precision": "bf16"}}).cells
+    assert cell.state == "run"
 
 
 def test_a_twin_that_serves_nobody_is_left_out_unless_it_was_asked_for(tmp_path: Path) -> None:
